@@ -2,36 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from autotune.launchers.runners.cluster.metrics import ClusterMetrics
-from autotune.orchestrator.verdicts import shown
-from autotune.policies.values.events import (
-    Accepted,
-    Decided,
-    Edited,
-    Ended,
-    Event,
-    Finished,
-    GoalReached,
-    Progressed,
-    Started,
-)
-
-
-class State(StrEnum):
-    """Where a run stands."""
-
-    STARTING = "starting"  # until the first step of the training; a rehearsal is before it
-    RUNNING = "running"
-    RECOVERING = "recovering"  # between attempts, or in one that has completed no step
-    STABLE = "stable"
-    SEARCHING = "searching"
-    COMPLETED = "completed"
-    GAVE_UP = "gave_up"
-    FAILED = "failed"
-    LOST = "lost"
-    STOPPED = "stopped"
+from autotune.orchestrator.run_states import DISPLAYS, METRIC_STATES
+from autotune.policies.values.events import Accepted, Event, Progressed, Started
+from autotune.policies.values.run.view import RunView
 
 
 class Metrics:
@@ -39,11 +13,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self._cluster: ClusterMetrics | None = None
-        self._attempts = self._launches = 0  # launches: of the training itself
-        self._rehearses = False
-        self._step: int | None = None
+        self._run = RunView()
         self._headroom: dict[str, float] = {}  # phase -> share of its memory that was free at its peak
-        self._state = State.STARTING
+        self._step: int | None = None  # the last of the training or of a trial
         self._pending = False  # a row changed figures that are not exported yet
 
     def take(self, event: Event) -> None:
@@ -60,34 +32,22 @@ class Metrics:
     def note(self, event: Event) -> None:
         """Take in a row of the journal."""
         self._pending = True
+        self._run.take(event)
         match event:
             case Accepted(cluster=cluster, run=run, job=job):
                 tags = {"run": run, "job": job.name, "framework": job.framework}
                 self._cluster = None if cluster.address == "local" else ClusterMetrics(common=tags)
-            case Started(trial=trial, rehearsal=part):
-                self._attempts += 1
-                self._launches += event.trains
-                self._rehearses = part is not None
+            case Started():
                 self._headroom = {}
-                if trial is not None:
-                    self._state = State.SEARCHING
             case Progressed(step=step, peaks=peaks):
                 self._headroom |= {
                     phase: 1.0 - peak.used_bytes / peak.capacity_bytes
                     for phase, peak in peaks.items()
                     if peak.capacity_bytes
                 }
-                if self._rehearses:
-                    return
-                self._step = step
-                if self._state in (State.STARTING, State.RECOVERING):
-                    self._state = State.RUNNING
-            case GoalReached() if self._state is not State.SEARCHING:
-                self._state = State.STABLE
-            case Ended() | Decided() | Edited() if self._state is not State.SEARCHING:
-                self._state = State.STARTING if self._rehearses else State.RECOVERING
-            case Finished(verdict=verdict):
-                self._state = State(shown(verdict).state)
+                latest = self._run.latest
+                if latest is None or latest.started.rehearsal is None:
+                    self._step = step
             case _:
                 pass
 
@@ -98,12 +58,12 @@ class Metrics:
             return
         cluster.export(
             "autotune_attempts",
-            self._attempts,
+            len(self._run.attempts),
             description="Attempts begun, trials and rehearsals included.",
         )
         cluster.export(
             "autotune_relaunches",
-            max(0, self._launches - 1),
+            max(0, len(self._run.training) - 1),
             description="Attempts at the training after the first.",
         )
         if self._step is not None:
@@ -115,10 +75,11 @@ class Metrics:
                 description="Share of a phase's memory that was free at its last peak.",
                 phase=phase,
             )
-        for state in State:
+        current = DISPLAYS[self._run.state].metric
+        for state in METRIC_STATES:
             cluster.export(
                 "autotune_state",
-                state is self._state,
+                state == current,
                 description="1 for the state that the run is in, 0 for the others.",
-                state=state.value,
+                state=state,
             )

@@ -21,11 +21,11 @@ from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import owner
 from autotune.orchestrator.run.memory_record import MemorySpan, so_far
+from autotune.orchestrator.run_states import DISPLAYS
 from autotune.orchestrator.terminal import widgets
 from autotune.orchestrator.terminal.standard_streams import was_left
 from autotune.orchestrator.terminal.widgets import rendered
 from autotune.orchestrator.units import show_duration, show_gib
-from autotune.orchestrator.verdicts import shown
 from autotune.policies.forecast.time_left import TimeLeft
 from autotune.policies.values.events import (
     Accepted,
@@ -36,7 +36,6 @@ from autotune.policies.values.events import (
     Event,
     Finished,
     Foreseen,
-    GoalReached,
     History,
     Progressed,
     Started,
@@ -45,6 +44,7 @@ from autotune.policies.values.events import (
 from autotune.policies.values.history import accepted_of, settled
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.run.state import RunState, attended, state_of
 from autotune.policies.values.value import Value
 
 _CODES = """\b
@@ -107,14 +107,16 @@ def standing(run: directory.RunFolder, *, now: float, memory: bool = False) -> R
     try:
         history = run.history()
     except Failure as failure:
-        return RunStatus(run=run.id, status="DAMAGED", running=driven, problem=failure.message)
+        return RunStatus(
+            run=run.id, status=DISPLAYS[RunState.UNREADABLE].word, running=driven, problem=failure.message
+        )
     if not history or not isinstance(history[0], Accepted):
         job = _job_of(run)
         return RunStatus(
             run=run.id,
             name=job.name if job is not None else "",
             framework=job.framework if job is not None else "",
-            status="STARTING" if driven else "NOT STARTED",
+            status=DISPLAYS[attended(RunState.NOT_STARTED, driven=driven)].word,
             running=driven,
         )
     first, accepted = history[0].profile.knobs, accepted_of(history)
@@ -134,7 +136,7 @@ def standing(run: directory.RunFolder, *, now: float, memory: bool = False) -> R
         submitted=accepted.at,
         total_s=max(0.0, end - seconds_of(accepted.at)),
         running_s=sum(a.seconds for a in (*attempts, *trial_attempts)),
-        status=_status(history, driven=driven),
+        status=DISPLAYS[state_of(history, driven=driven)].word,
         running=driven and not over,
         attempts=attempts,
         trials=_trials(history, trial_attempts, accepted.profile.knobs),
@@ -328,25 +330,6 @@ def _attempt_status(rows: tuple[Event, ...], ended: Ended | None, *, rehearsal: 
         return messages.outcome(ended.outcome, rehearsal=rehearsal)
     step = next((e for e in reversed(rows) if isinstance(e, Progressed)), None)
     return "RUNNING" if step is None else f"RUNNING step {messages.step_of(step.step, step.of)}"
-
-
-def _status(history: History, *, driven: bool) -> str:
-    last = history[-1]
-    if isinstance(last, Finished):
-        return shown(last.verdict).word
-    if not driven:
-        return "INTERRUPTED"
-    started = [e for e in history if isinstance(e, Started)]
-    if started and started[-1].rehearsal is not None:
-        return "REHEARSING"
-    started = [e for e in started if e.rehearsal is None]
-    if any(e.trial is not None for e in started):
-        return "SEARCHING"
-    if any(isinstance(e, GoalReached) and e.attempt == started[-1].attempt for e in history if started):
-        return "STABLE"
-    training = {e.attempt for e in started}
-    ended = any(isinstance(e, Ended) and e.attempt in training for e in history)
-    return "RECOVERING" if len(started) > 1 or ended else "RUNNING"
 
 
 def _short_place(accepted: Accepted) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.orchestrator.notify.document import Due
-from autotune.orchestrator.verdicts import shown
+from autotune.orchestrator.run_states import display_of
 from autotune.policies.values.events import Finished, GoalReached, History, Notified, Started
 from autotune.policies.values.history import settled
 from autotune.policies.values.job import Occasion
@@ -28,7 +28,7 @@ def due(history: History, notified: Sequence[Notified]) -> tuple[Due, ...]:
     ]
     last = history[-1] if history else None
     if isinstance(last, Finished) and last.at not in known:
-        occasion = shown(last.verdict).occasion
+        occasion = display_of(last.verdict).occasion
         if occasion is not None:
             news.append(Due(occasion=occasion, about=last))
     return tuple(news)

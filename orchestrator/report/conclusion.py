@@ -14,8 +14,8 @@ from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.report.document import Change, Conclusion, Fact, Spent
 from autotune.orchestrator.report.evidence import path_text
 from autotune.orchestrator.run import directory, export
+from autotune.orchestrator.run_states import display_of
 from autotune.orchestrator.units import show_setting
-from autotune.orchestrator.verdicts import shown
 from autotune.policies.search import trials
 from autotune.policies.values.events import (
     Accepted,
@@ -52,7 +52,8 @@ def conclusion_of(run: directory.RunFolder, history: History, framework: Framewo
         status, tone = "unfinished", "warn"
         headline = f"Not finished: {attempts} attempt{'' if attempts == 1 else 's'} on record"
     else:
-        status, tone = str(verdict.__struct_config__.tag), shown(verdict).tone
+        display = display_of(verdict)
+        status, tone = display.report, display.tone
         text = messages.verdict(verdict, attempts=attempts, seconds=seconds)
         headline = text[:1].upper() + text[1:]
     knobs, changes_of = _knobs(history)

@@ -20,6 +20,7 @@ from autotune.orchestrator.calls import call
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver.context import Observer
 from autotune.orchestrator.driver.monitor import Progress
+from autotune.orchestrator.run_states import display_of
 from autotune.orchestrator.terminal.live_region import goal_style, terminal
 from autotune.orchestrator.terminal.live_view import LiveView
 from autotune.orchestrator.terminal.widgets import (
@@ -33,7 +34,6 @@ from autotune.orchestrator.terminal.widgets import (
     wants_color,
 )
 from autotune.orchestrator.units import show_duration, show_gpu_time
-from autotune.orchestrator.verdicts import shown
 from autotune.policies.recovery.worst_case import cautions
 from autotune.policies.values.events import (
     Accepted,
@@ -307,7 +307,7 @@ class Console(Observer):
         seconds = max(0.0, seconds_of(event.at) - self._accepted_at)
         text = messages.verdict(event.verdict, attempts=self._number, seconds=seconds)
         self._line(Text(""))
-        mark, style = _TONES[shown(event.verdict).tone]
+        mark, style = _TONES[display_of(event.verdict).tone]
         match event.verdict:
             case TrainingCompleted() | Stable():
                 spent = f" ({show_gpu_time(self._gpus * seconds / 3600)})" if self._gpus else ""

@@ -33,9 +33,9 @@ from autotune.orchestrator.run import calibration_cache, certificate, directory,
 from autotune.orchestrator.run.driver_log import DriverLog
 from autotune.orchestrator.run.full_disk import PATIENCE_S
 from autotune.orchestrator.run.journal import Journal
+from autotune.orchestrator.run_states import display_of, exit_code
 from autotune.orchestrator.terminal.console import Console
 from autotune.orchestrator.terminal.views import Views
-from autotune.orchestrator.verdicts import exit_code, shown
 from autotune.policies.estimate.belief.calibration import learned
 from autotune.policies.values.events import (
     Finished,
@@ -166,9 +166,9 @@ def _drive(
     history = journal.history()
     finished = history[-1] if history else None
     if isinstance(finished, Finished) and edit is None:
-        if shown(finished.verdict).exit_code is ExitCode.OK:
+        if display_of(finished.verdict).exit_code is ExitCode.OK:
             return finished.verdict
-        if shown(finished.verdict).exit_code is ExitCode.NO and not fixed:
+        if display_of(finished.verdict).exit_code is ExitCode.NO and not fixed:
             views.show_end(finished, hint=how_to_go_on(run))
             return finished.verdict
     require(f"run {run.id}", *NEEDED[run.request.mode])
@@ -342,7 +342,7 @@ def _certify(run: directory.RunFolder) -> None:
 
 def _summarise(run: directory.RunFolder, job: Job, verdict: Verdict, views: Views) -> None:
     """Write the stable configuration of a run that succeeded, and say what changed."""
-    if shown(verdict).exit_code is not ExitCode.OK:
+    if display_of(verdict).exit_code is not ExitCode.OK:
         return
     views.export()
     history = run.history()

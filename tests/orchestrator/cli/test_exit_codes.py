@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 
 from autotune.orchestrator.run import directory
-from autotune.orchestrator.verdicts import exit_code
+from autotune.orchestrator.run_states import exit_code
 from autotune.policies.values.events import Finished, Interrupted, Started, TrainingCompleted
 from autotune.policies.values.knobs import Knobs
 from tests.orchestrator.cli.terminal import ROOT, run

@@ -1,0 +1,221 @@
+"""A run for display: its state and its attempts, built in one pass and extended event by event.
+
+`history.fold` gives the attempts as decisions need them. This view keeps them as they were launched: a cure
+in place does not split an attempt, and rehearsals and trials stay among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from autotune.policies.values.events import (
+    Accepted,
+    CuredInPlace,
+    Decided,
+    Diagnosed,
+    Edited,
+    Ended,
+    Event,
+    FailureSeen,
+    Finished,
+    Foreseen,
+    GoalReached,
+    Progressed,
+    Started,
+    StopRequested,
+    Tried,
+    Verdict,
+)
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Cancelled, Completed
+from autotune.policies.values.run.state import RunState, StateMachine, attended
+
+
+@dataclass
+class AttemptView:
+    """One launch and what became of it."""
+
+    started: Started
+    place: int  # of that row in the history
+    before: Knobs  # with which the attempt before it ended; of a trial: the job's own
+    knobs: Knobs  # with which it continues after its cures in place
+    decided: Decided | None = None  # that led to it
+    steps: list[Progressed] = field(default_factory=list)
+    failures: list[FailureSeen] = field(default_factory=list)
+    forecasts: dict[str, Foreseen] = field(default_factory=dict)  # the latest of each memory
+    cures: list[CuredInPlace] = field(default_factory=list)
+    goal: GoalReached | None = None  # the latest
+    stop: StopRequested | None = None  # the first
+    ended: Ended | None = None
+    diagnosed: Diagnosed | None = None  # the first
+    diagnosed_place: int = 0  # of that row in the history
+    next: Decided | None = None  # the latest decision after it
+
+    @property
+    def number(self) -> int:
+        """The number of the attempt, from 1."""
+        return self.started.attempt
+
+    @property
+    def last(self) -> Progressed | None:
+        """The latest completed step."""
+        return self.steps[-1] if self.steps else None
+
+    @property
+    def step(self) -> int | None:
+        """The number of the latest completed step."""
+        return self.steps[-1].step if self.steps else None
+
+    @property
+    def saved(self) -> int | None:
+        """The furthest step of which it wrote a checkpoint."""
+        found = [row.saved for row in (*self.steps, self.ended) if row is not None]
+        return max((step for step in found if step is not None), default=None)
+
+    @property
+    def proven(self) -> bool:
+        """Whether it reached the goal or completed the training."""
+        if self.goal is not None:
+            return True
+        outcome = self.ended.outcome if self.ended is not None else None
+        return isinstance(outcome, Completed) or outcome == Cancelled(by="goal")
+
+
+class RunView:
+    """A run as its history shows it so far."""
+
+    def __init__(self, history: Iterable[Event] = ()) -> None:
+        """Build the view of `history`; `take` extends it."""
+        self.first: Accepted | None = None
+        self.accepted: Accepted | None = None  # with the user's edits of the job
+        self.attempts: dict[int, AttemptView] = {}  # by number, in the order of their starts
+        self.tried: list[Tried] = []
+        self.edits: list[Edited] = []
+        self.goals: list[GoalReached] = []
+        self.last: Event | None = None
+        self.count = 0  # events
+        self.step: Progressed | None = None  # the latest of any attempt
+        self._machine = StateMachine()
+        self._decided: Decided | None = None  # since the last attempt started or ended
+        self._knobs = Knobs()  # with which the last attempt ended that is no trial
+        for event in history:
+            self.take(event)
+
+    # ------------------------------------------------------------------ what it shows
+
+    @property
+    def state(self) -> RunState:
+        """The state of the run, its driver taken to be at work."""
+        return self._machine.state
+
+    def state_with(self, *, driven: bool) -> RunState:
+        """Return the state of the run with or without a driver at work."""
+        return attended(self.state, driven=driven)
+
+    @property
+    def finished(self) -> Finished | None:
+        """The end of the run, unless it was resumed since."""
+        return self.last if isinstance(self.last, Finished) else None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """How the run ended, unless it was resumed since."""
+        return self.last.verdict if isinstance(self.last, Finished) else None
+
+    @property
+    def launched(self) -> tuple[AttemptView, ...]:
+        """The attempts that are no trials of a search."""
+        return tuple(each for each in self.attempts.values() if each.started.trial is None)
+
+    @property
+    def trials(self) -> tuple[AttemptView, ...]:
+        """The attempts that are trials of a search."""
+        return tuple(each for each in self.attempts.values() if each.started.trial is not None)
+
+    @property
+    def training(self) -> tuple[AttemptView, ...]:
+        """The attempts at the training itself: no trials, no rehearsals."""
+        return tuple(each for each in self.attempts.values() if each.started.trains)
+
+    @property
+    def latest(self) -> AttemptView | None:
+        """The attempt that started last."""
+        return next(reversed(self.attempts.values()), None)
+
+    # ------------------------------------------------------------------ how it grows
+
+    def take(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
+        """Extend the view by the next event of the history."""
+        self._machine.take(event)
+        place, self.last = self.count, event
+        self.count += 1
+        attempt = self.attempts.get(event.attempt)
+        match event:
+            case Accepted():
+                self.first = self.accepted = event
+                self._knobs = event.profile.knobs
+            case Started():
+                self._start(event, place)
+            case Edited():
+                self.edits.append(event)
+                if self.accepted is not None:
+                    self.accepted = msgspec.structs.replace(
+                        self.accepted, job=event.job, profile=event.profile, cluster=event.cluster
+                    )
+            case Decided():
+                self._decided = event
+                if attempt is not None:
+                    attempt.next = event
+            case Tried():
+                self.tried.append(event)
+            case Progressed():
+                self.step = event
+                if attempt is not None:
+                    attempt.steps.append(event)
+            case GoalReached():
+                self.goals.append(event)
+                if attempt is not None:
+                    attempt.goal = event
+            case Ended():
+                self._decided = None
+                if attempt is not None and attempt.ended is None:
+                    attempt.ended = event
+            case Diagnosed():
+                if attempt is not None and attempt.diagnosed is None:
+                    attempt.diagnosed, attempt.diagnosed_place = event, place
+            case FailureSeen():
+                if attempt is not None:
+                    attempt.failures.append(event)
+            case Foreseen():
+                if attempt is not None:
+                    attempt.forecasts[event.memory] = event
+            case CuredInPlace():
+                if attempt is not None:
+                    self._cure(attempt, event)
+            case StopRequested():
+                if attempt is not None:
+                    attempt.stop = attempt.stop or event
+            case Finished():
+                pass
+
+    def _start(self, event: Started, place: int) -> None:
+        own = self.first.profile.knobs if self.first is not None else event.knobs
+        self.attempts[event.attempt] = AttemptView(
+            started=event,
+            place=place,
+            before=own if event.trial is not None else self._knobs,
+            knobs=event.knobs,
+            decided=self._decided,
+        )
+        self._decided = None
+        if event.trial is None:
+            self._knobs = event.knobs
+
+    def _cure(self, attempt: AttemptView, event: CuredInPlace) -> None:
+        attempt.cures.append(event)
+        attempt.knobs = event.apply(attempt.knobs)
+        if attempt.started.trial is None:
+            self._knobs = attempt.knobs
