@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from autotune.policies.diagnosis.message_figures import filled, fragmented
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
 from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, NEVER
 from autotune.policies.values.diagnosis import Diagnosis, Evidence, Finding, Line
-from autotune.policies.values.failure import HOST_LIMIT, Cause, Component, Phase
+from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.observation import Completed, Crashed, Hung, Lost
 
 _SHOWN = 5  # lines of evidence
 _NEAR = 60  # lines within which two messages may be of one failure
+# Lines of one remote call in a traceback: verl 0.9.1 prints 60 from its worker's header to the message.
+_REMOTE_CALL = 200
 _SIGKILL = 9
 _KILLED_CODES = (137, -9)
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Return why a run died, as far as its evidence goes; `unknown` is an honest answer."""
-    causes = [f for f in evidence.findings if f.cause is not None and not _survived(f)]
+    causes = [f for f in _announced(evidence.findings) if f.cause is not None and not _survived(f)]
     first = _first(causes)
     if first is not None and not BY_NAME[first.line.rule].weak:
         return _from_finding(evidence, first)
@@ -26,6 +30,46 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if first is not None:
         return _from_finding(evidence, first)
     return _unknown(evidence)
+
+
+def _announced(findings: tuple[Finding, ...]) -> list[Finding]:
+    """Return the failures in the order in which the log first mentions them.
+
+    A header (`RayTaskError(OutOfMemoryError)`) mentions the failure that ends its traceback.
+    """
+    order: dict[Line, Finding] = {}
+    for at, finding in enumerate(findings):
+        failure = _passed_on(findings[at:]) if _is_header(finding) else finding
+        if failure is not None:
+            order.setdefault(failure.line, failure)
+    return list(order.values())
+
+
+def _is_header(finding: Finding) -> bool:
+    return BY_NAME[finding.line.rule].header
+
+
+def _passed_on(findings: tuple[Finding, ...]) -> Finding | None:
+    """Return the failure that ends the traceback which begins with a header; None if the log lacks it.
+
+    Where it was raised from another exception, the phase is that of the other one.
+    """
+    header, *below = findings
+    end = header.line.line + _REMOTE_CALL
+    origin: Finding | None = None
+    for finding in below:
+        if finding.line.line > end or finding.source != header.source:
+            return None
+        if _is_header(finding):
+            end = finding.line.line + _REMOTE_CALL
+        elif finding.cause is not None and finding.cause.is_memory:
+            if "OutOfMemoryError: " not in finding.line.text:
+                origin = origin or finding
+            elif origin is None or not origin.phase_shown:
+                return finding
+            else:
+                return msgspec.structs.replace(finding, phase=origin.phase, phase_shown=True)
+    return None
 
 
 def _first(causes: list[Finding]) -> Finding | None:
@@ -62,18 +106,14 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
     facts, phase, component, shown = first.facts, first.phase, first.component, first.phase_shown
     lines = [first.line]
     others = 0
-    headed = BY_NAME[first.line.rule].header
     for other in evidence.findings:
-        if other is first or (other.line.line < first.line.line and other.cause is None):
+        if other.line == first.line or (other.line.line < first.line.line and other.cause is None):
             continue
         if other.line.text == first.line.text:
             continue  # the same message again, from another stream
         same = other.cause is cause and abs(other.line.line - first.line.line) <= _NEAR
         if same and first.line.rule != BUILTIN_FAILURE:
             facts = filled(facts, other.facts) if other.source == first.source else facts
-            if headed and not BY_NAME[other.line.rule].header and other.phase is not Phase.NONE:
-                phase, component, headed = other.phase, _known(other.component, component), False
-                shown = other.phase_shown
             if phase is Phase.NONE:
                 phase, shown = other.phase, other.phase_shown
             component = other.component if component.value == "unknown" else component
@@ -101,10 +141,6 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
 def _other_ranks(evidence: Evidence, first: Finding) -> tuple[int, ...]:
     """Return the other ranks that failed; limited because the findings are."""
     return tuple(sorted({f.rank for f in evidence.findings if f.rank is not None} - {first.rank}))
-
-
-def _known(component: Component, otherwise: Component) -> Component:
-    return otherwise if component is Component.UNKNOWN else component
 
 
 def _from_outcome(evidence: Evidence) -> Diagnosis | None:

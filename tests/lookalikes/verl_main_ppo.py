@@ -13,7 +13,9 @@ from tests.lookalikes.core import Setup, Shortage, main, number, say, write
 _TASK, _WORKER = "(TaskRunnerV1 pid=4128)", "(WorkerDict pid=4139)"
 _SERVER = "(vLLMHttpServer pid=4151) (EngineCore_DP0 pid=4153) ERROR 09-03 10:02:11 [core.py:842]"
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-_FRAMES = {
+# A traceback as verl prints it: its frames stand between the worker's header and the message, 60 lines below.
+_REAL = Path(__file__).parents[1] / "policies" / "logs" / "ray-task-oom" / "run.log"
+_FRAMES: dict[str, tuple[Any, ...]] = {
     "log_prob": (
         "actor_rollout_ref_compute_log_prob",
         ("engine_workers.py", 703, "compute_log_prob"),
@@ -21,13 +23,7 @@ _FRAMES = {
         ("engine/fsdp/transformer_impl.py", 761, "forward_backward_batch"),
         ("engine/fsdp/transformer_impl.py", 1405, "prepare_model_outputs"),
     ),
-    "backward": (
-        "actor_rollout_ref_update_actor",
-        ("engine_workers.py", 713, "update_actor"),
-        ("engine_workers.py", 304, "train_mini_batch"),
-        ("engine/base.py", 129, "train_batch"),
-        ("engine/fsdp/transformer_impl.py", 767, "forward_backward_batch"),
-    ),
+    "backward": ("actor_rollout_update_actor",),
     "load": (
         "actor_rollout_ref_load_checkpoint",
         ("engine_workers.py", 740, "load_checkpoint"),
@@ -140,17 +136,8 @@ class Verl:
 
     def _dies(self, method: str, frames: Any, kind: str, text: str) -> int:
         say(f"Error executing job with overrides: {self._words}")
-        say("Traceback (most recent call last):")
-        say('  File "/opt/verl/verl/trainer/main_ppo.py", line 184, in main')
-        where = "pid=4128, ip=10.0.0.7, actor_id=a0569ffa9ff5d0ed3ed2157601000000"
-        error = f"ray.exceptions.RayTaskError({kind})"
-        say(f"{error}: ray::TaskRunnerV1.run() ({where}, repr=<main_ppo.TaskRunnerV1 object at 0x7f7d>)")
-        say('  File "/opt/verl/verl/trainer/ppo/v1/trainer_base.py", line 474, in fit')
-        say(f"{error}: ray::{method}() ({where}, repr=<verl.single_controller.ray.base.WorkerDict object>)")
-        for file, line, name in frames:
-            say(f'  File "/opt/verl/verl/workers/{file}", line {line}, in {name}')
-        if method.endswith("update_actor"):
-            say('  File "/opt/verl/torch/autograd/graph.py", line 829, in _engine_run_backward')
+        for line in _traceback(method, frames):
+            say(line.replace("(OutOfMemoryError)", f"({kind})"))
         if method.endswith("load_checkpoint"):
             manager = "/opt/verl/verl/utils/checkpoint/fsdp_checkpoint_manager.py"
             say(f'  File "{manager}", line 181, in load_checkpoint')
@@ -158,6 +145,20 @@ class Verl:
         say(f"{'torch.' if kind == 'OutOfMemoryError' else ''}{kind}: {text}")
         say("Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.")
         return 1
+
+
+def _traceback(method: str, frames: Any) -> list[str]:
+    """Return what verl 0.9.1 prints above the message; of another method than an update, with its frames."""
+    lines = _REAL.read_text().splitlines()
+    lines = lines[lines.index("Traceback (most recent call last):") : -3]
+    if method.endswith("update_actor"):
+        return lines
+    at = [number for number, line in enumerate(lines) if "RayTaskError(" in line]
+    fit = next(number for number, line in enumerate(lines) if line.endswith("in fit"))
+    call = next(number for number, line in enumerate(lines) if "engine_workers.py" in line)
+    worker = lines[at[1]].replace("WorkerDict.actor_rollout_update_actor", method)
+    own = [f'  File "/opt/verl/verl/workers/{file}", line {line}, in {name}' for file, line, name in frames]
+    return [*lines[: fit + 2], worker, *lines[at[1] + 1 : call], *own]
 
 
 def setup_of(config: dict[str, Any]) -> Setup:

@@ -88,8 +88,8 @@ DEVICE: tuple[Rule, ...] = (
         component=Component.ROLLOUT,
     ),
     row(
-        "ray-task-oom",
-        Cause.GPU_OOM,
+        "ray-task-oom",  # torch's OutOfMemoryError or Ray's: the last line of the traceback says which
+        None,
         r"RayTaskError\(OutOfMemoryError\)",
         UNLESS_PROGRESS,
         "ray.exceptions.RayTaskError(OutOfMemoryError): "

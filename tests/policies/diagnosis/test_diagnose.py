@@ -128,7 +128,46 @@ def test_the_failure_below_a_passed_on_one_says_the_phase():
         OOM,
     )
     assert found.phase is Phase.BACKWARD
-    assert found.evidence[0].line == 1
+    assert found.evidence[0].line == 4
+
+
+REMOTE = "ray.exceptions.RayTaskError(OutOfMemoryError): ray::Runner.run() (pid=7)"
+WAITS = ['  File "verl/trainer/ppo/ray_trainer.py", line 5, in fit', "    batch = self.step()"]
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        (OOM, Cause.GPU_OOM),
+        (
+            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+            Cause.HOST_OOM,
+        ),
+        ("", Cause.UNKNOWN),
+    ],
+)
+def test_the_end_of_a_remote_traceback_says_which_memory_ran_out(end, cause):
+    found = of(
+        REMOTE, *WAITS * 30, REMOTE, *WAITS * 45, end, "Set HYDRA_FULL_ERROR=1 for a complete stack trace."
+    )
+    assert found.cause is cause
+    assert found.facts.requested_bytes == (2 << 30 if cause is Cause.GPU_OOM else None)
+
+
+def test_an_exception_raised_from_another_has_its_phase_and_its_own_cause():
+    found = of(
+        REMOTE,
+        '  File "torch/_tensor.py", line 623, in backward',
+        "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
+        "",
+        "The above exception was the direct cause of the following exception:",
+        "",
+        "ray::WorkerDict.actor_rollout_update_actor() (pid=7)",
+        *WAITS * 20,
+        OOM,
+    )
+    assert (found.cause, found.phase) == (Cause.GPU_OOM, Phase.BACKWARD)
+    assert found.evidence[0].text == OOM
 
 
 def test_page_locked_host_memory_is_not_the_cards():

@@ -77,19 +77,22 @@ def test_a_supervisors_word_is_about_whichever_process_is_at_work(rule):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_log_is_diagnosed(name):
     for log in sorted((LOGS / name).glob("*.log")):
-        expected = json.loads((LOGS / name / "expected.json").read_text())
+        own = log.with_suffix(".json")  # of a log that the folder's expected.json does not describe
+        expected = json.loads((own if own.exists() else log.with_name("expected.json")).read_text())
         evidence = scan([log.read_bytes()])
         found = diagnose(evidence)
         assert found.cause.value == expected["cause"]
         assert found.phase.value == expected["phase"]
         assert found.component.value == expected["component"]
+        if "requested_bytes" in expected:
+            assert found.facts.requested_bytes == expected["requested_bytes"]
         assert sorted({f.line.rule for f in evidence.findings}) == expected["rules"]
         assert all(text.splitlines()[0] == text for text in [line.text for line in found.evidence])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_answer_does_not_hang_on_pids_ports_or_hosts(name):
-    log = next((LOGS / name).glob("*.log")).read_text()
+    log = (LOGS / name / "run.log").read_text()
     other = re.sub(r"pid=\d+", "pid=31337", log)
     other = re.sub(r"10\.0\.0\.\d", "172.16.4.9", other)
     other = re.sub(r", line \d+,", ", line 7,", other)
