@@ -25,7 +25,11 @@ _CALLS = ("add_argument", "reset_arg")
 
 def flags_of(source: str) -> dict[str, Fact]:
     """Return the flags that a module declares, by their names without dashes: in calls and in dataclasses."""
-    found = {name: fact for names, fact in added(source) for name in names}
+    found = {
+        name: {key: value for key, value in fact.items() if key != "dest"}
+        for names, fact in added(source)
+        for name in names
+    }
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
             found = dict(_fields(node)) | found
@@ -76,6 +80,8 @@ def _fact(given: dict[str, ast.expr]) -> Fact:
     kind = ast.unparse(given["type"]) if "type" in given else "str"
     if kind != "str":
         fact["type"] = kind
+    if isinstance(target := given.get("dest"), ast.Constant):
+        fact["dest"] = target.value
     if isinstance(given.get("choices"), ast.List | ast.Tuple):
         fact["choices"] = ast.literal_eval(given["choices"])
     return fact

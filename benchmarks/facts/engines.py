@@ -20,7 +20,8 @@ _FLAG = re.compile(r"--[\w-]+")
 def sglang(root: Path) -> dict[str, Any]:
     """Return types and defaults of `ServerArgs`; later releases assemble it of namespaces.
 
-    `command_line`: types of the names that it takes beside them; `internal`: fields that it does not take.
+    `command_line`: types of the names that it takes beside them; `internal`: fields that it does not take;
+    `aliases`: names of the command line that set a field of another name.
     """
     source = root / "sglang" / "srt"
     folder = source / "arg_groups" / "fields"
@@ -40,17 +41,27 @@ def sglang(root: Path) -> dict[str, Any]:
         for name, field in found.items()
     }
     flags: dict[str, str] = {}
+    targets: dict[str, str] = {}
     for names, fact in (each for text in texts for each in added(text)):
+        if "Const" not in _how(fact):  # a switch that sets a field to one word is no other name of it
+            plain = [*map(_plain, names), str(fact.get("dest"))]
+            targets |= dict.fromkeys(plain, next((name for name in reversed(plain) if name in found), ""))
         own = next((kinds[name] for name in map(_plain, names) if name in kinds), _KINDS.get(_how(fact), ""))
         flags |= {_plain(name): own or "any" for name in names}
     for name, note in notes.items():
         for aliases in _ALIASES.findall(note):
             flags |= {_plain(alias): kinds[name] or "any" for alias in _FLAG.findall(aliases)}
+            targets |= {_plain(alias): name for alias in _FLAG.findall(aliases)}
     hidden = {name for name, note in notes.items() if "no_cli=True" in note}
     return {
         **_facts({name: field._replace(kind=kinds[name]) for name, field in found.items()}),
         "command_line": {name: kind for name, kind in sorted(flags.items()) if name not in found},
         "internal": sorted(hidden - flags.keys()),
+        "aliases": {
+            name: target
+            for name, target in sorted(targets.items())
+            if target and name in flags.keys() - found.keys()
+        },
     }
 
 

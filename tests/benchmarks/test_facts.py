@@ -273,6 +273,8 @@ class ServerArgs:
     def add_cli_args(parser):
         parser.add_argument("--tensor-parallel-size", "--tp-size", type=int, default=1)
         parser.add_argument("--cuda-graph-max-bs", type=int)
+        parser.add_argument("--graph-max-bs", action=OldName, dest="cuda_graph_max_bs")
+        parser.add_argument("--own-on", action=StoreConstAction, dest="own")
         parser.add_argument("--stream-output", action="store_true")
 """
 
@@ -290,8 +292,19 @@ def test_what_the_command_line_of_sglang_takes_beside_its_fields_is_told(tmp_pat
             "tp_size": "int",
         },
         "defaults": {"own": False, "tp_size": 1},
-        "command_line": {"model": "str", "stream_output": "bool", "tensor_parallel_size": "int"},
+        "command_line": {
+            "graph_max_bs": "any",
+            "model": "str",
+            "own_on": "any",
+            "stream_output": "bool",
+            "tensor_parallel_size": "int",
+        },
         "internal": ["own"],
+        "aliases": {
+            "graph_max_bs": "cuda_graph_max_bs",
+            "model": "model_path",
+            "tensor_parallel_size": "tp_size",
+        },
     }
 
 

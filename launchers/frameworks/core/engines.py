@@ -40,6 +40,12 @@ def tier(gpu_memory_bytes: int) -> Tier:
     return next(each for each in _TIERS if gpu_memory_bytes / _MIB < each.below_mib)
 
 
+def default_graph(gpu_memory_bytes: int, *, tensor_parallel: int) -> int:
+    """Return the largest batch that an engine captures by itself."""
+    own = tier(gpu_memory_bytes)
+    return own.graph_tp4 if tensor_parallel >= 4 else own.graph
+
+
 def auto_fraction(
     gpu_memory_bytes: int, *, tensor_parallel: int, chunk: int, graph: int | None = None
 ) -> float:
@@ -47,8 +53,7 @@ def auto_fraction(
     if gpu_memory_bytes <= 0:
         return _UNKNOWN_FRACTION
     card = gpu_memory_bytes / _MIB
-    own = tier(gpu_memory_bytes)
-    captured = (own.graph_tp4 if tensor_parallel >= 4 else own.graph) if graph is None else graph
+    captured = default_graph(gpu_memory_bytes, tensor_parallel=tensor_parallel) if graph is None else graph
     reserved = 512 + 1.5 * max(chunk, 2048) + 2 * captured + tensor_parallel / 8 * 1024
     if card > _LARGE_MIB:
         reserved = max(reserved, 10 * 1024)

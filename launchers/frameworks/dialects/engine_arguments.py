@@ -27,6 +27,7 @@ class EngineFacts(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     defaults: dict[str, Any]
     command_line: dict[str, str] = {}  # types of the names that only the command line has
     internal: frozenset[str] = frozenset()  # arguments that the command line does not have
+    aliases: dict[str, str] = {}  # names of the command line -> the argument that they set
 
     @property
     def flags(self) -> dict[str, str]:

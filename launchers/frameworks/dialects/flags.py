@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 _DUMPED = re.compile(r"^.*?\s\s(?P<name>[a-z]\w*) \.{2,} (?P<value>.*)$")
@@ -38,18 +39,26 @@ def is_on(value: Any) -> bool:
 
 
 def spelled(
-    settings: Mapping[str, Any], changes: Mapping[str, Any], *, negatable: frozenset[str]
+    settings: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    *,
+    negatable: frozenset[str],
+    aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return changes of bare names under the names that the job uses, with its kind of dashes.
 
-    The removal of a flag that the job does not give is nothing to say, unless it has a no- form.
+    A change goes to every alias (alias -> name) under which the job sets the flag. The removal of a flag
+    that the job does not give is nothing to say, unless it has a no- form.
     """
-    own = {bare(key): key for key in settings}
+    own: dict[str, list[str]] = {}
+    for key in settings:
+        own.setdefault(aliases.get(bare(key), bare(key)), []).append(key)
     dashes = "--" if any(key.startswith("--") for key in settings) else ""
     return {
-        own.get(name, dashes + name): value
+        key: value
         for name, value in changes.items()
         if name in own or not (value is None or (value is False and name not in negatable))
+        for key in own.get(name, [dashes + name])
     }
 
 

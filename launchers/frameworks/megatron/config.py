@@ -25,7 +25,7 @@ class Config(ListedFlagSettings):
 
     def __init__(self, job: Job, package: str) -> None:
         self.dialect = dialect_of(package)
-        super().__init__(job, facts_of(package), negatable=self.dialect.negatable)
+        super().__init__(job, facts_of(package), self.dialect)
         self._find_devices()
         self._find_batch()
         self._find_checkpoints()

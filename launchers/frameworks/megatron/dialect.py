@@ -53,12 +53,23 @@ def dialect_of(package: str) -> Dialect:
     """Return the dialect of a framework's folder."""
     own = document(package, "dialect.yaml", Dialect)
     common = table(__package__, "flags.yaml", Words)
+    engine = arguments_of("sglang", own.engine_version)
+    aliases = {
+        _flag(prefix, alias): _flag(prefix, name)
+        for alias, name in engine.aliases.items()
+        for prefix in (ENGINE, *own.prefixes)
+    }
     return msgspec.structs.replace(
         own,
         names=Words(own.names.union(*common.values())),
-        engine_types=arguments_of("sglang", own.engine_version).flags,
+        engine_types=engine.flags,
+        aliases=aliases,
         set_by_itself=table(__package__, "sglang_flags.yaml", Words)["set_by_the_framework"],
     )
+
+
+def _flag(prefix: str, argument: str) -> str:
+    return prefix + argument.replace("_", "-")
 
 
 @cache

@@ -6,13 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune.launchers.frameworks.core import host_allocators
-from autotune.launchers.frameworks.core.engines import LARGEST_LIMITED_BATCH, auto_fraction, tier
+from autotune.launchers.frameworks.core.engines import (
+    LARGEST_LIMITED_BATCH,
+    auto_fraction,
+    default_graph,
+    tier,
+)
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.tabular.rows import Reader, Writer
 from autotune.policies.values.knobs import Knobs
 
 _ENVIRONMENT = "train-env-vars"
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_GRAPHS, _BACKEND = "sglang-cuda-graph-config", "sglang-cuda-graph-backend-decode"
 _NO_ENGINES = ("debug-train-only", "load-debug-rollout-data", "rollout-external-engine-addrs")
 
 # The predicates that the shared rows name; those of one framework stand in its adapter.
@@ -60,7 +66,7 @@ def _fraction(config: Config) -> float:
         config.job.cluster.gpu_memory_bytes or 0,
         tensor_parallel=config.engine_size,
         chunk=_chunk(config),
-        graph=config.count(config.dialect.graph_limit) or None,
+        graph=_largest_graph(config) or None,
     )
 
 
@@ -69,15 +75,39 @@ def _requests(config: Config) -> int:
     return max(1, min(config.most_requests, *map(config.count, limits)))
 
 
-def _graphs(config: Config) -> str:
-    if config.flag("sglang-disable-cuda-graph"):
+def _graphs(config: Config) -> str | None:
+    if config.has(_GRAPHS):
+        return None  # the document overrides every flag of graphs
+    backend = config.text(_BACKEND)
+    if backend == "disabled" or (config.flag("sglang-disable-cuda-graph") and not backend):
         return "off"
-    return "limited" if _small_graphs(config) else "full"
+    return (
+        "limited"
+        if 0 < (_largest_graph(config) or _default_graph(config)) <= LARGEST_LIMITED_BATCH
+        else "full"
+    )
 
 
-def _small_graphs(config: Config) -> int:
-    limit = config.count(config.dialect.graph_limit)
-    return limit if 0 < limit <= LARGEST_LIMITED_BATCH else 0
+def _largest_graph(config: Config) -> int:
+    """Return the largest batch that the job's flags let the engine capture; 0 if they do not say."""
+    return max(_captured(config), default=config.count(config.dialect.graph_limit))
+
+
+def _captured(config: Config) -> list[int]:
+    """Return the batch sizes to capture, where the job lists them: SGLang does not read a limit then."""
+    sizes = config.get(_listed(config))
+    words = sizes if isinstance(sizes, list) else [] if sizes is None else [sizes]
+    return [int(word) for word in words if str(word).isdecimal()]
+
+
+def _listed(config: Config) -> str:
+    return config.dialect.graph_limit.replace("-max-bs", "-bs")
+
+
+def _default_graph(config: Config) -> int:
+    """Return the largest batch that SGLang captures by itself; 0 if the card is unknown."""
+    memory = config.job.cluster.gpu_memory_bytes
+    return default_graph(memory, tensor_parallel=config.engine_size) if memory else 0
 
 
 def _recompute(config: Config) -> str:
@@ -129,11 +159,22 @@ def _write_requests(config: Config, _: Knobs, after: Knobs) -> Found:
 
 
 def _write_graphs(config: Config, _: Knobs, after: Knobs) -> Found:
-    off, limit, small = "sglang-disable-cuda-graph", config.dialect.graph_limit, _small_graphs(config)
+    off, listed, limit = "sglang-disable-cuda-graph", _listed(config), config.dialect.graph_limit
+    chosen = {_BACKEND: None if config.text(_BACKEND) == "disabled" else config.get(_BACKEND)}
+    if after.cuda_graphs == "off":
+        return {off: True, **({_BACKEND: "disabled"} if config.has(_BACKEND) else {})}
+    sizes, largest = _captured(config), _largest_graph(config)
     if after.cuda_graphs == "full":
-        return {off: False, **({limit: None} if small else {})}
-    limited = {off: False, limit: small or LARGEST_LIMITED_BATCH}
-    return limited if after.cuda_graphs == "limited" else {off: True}
+        small = 0 < largest <= LARGEST_LIMITED_BATCH
+        return {off: False, **chosen, **({listed: None, limit: None} if small else {})}
+    if sizes:
+        kept = [size for size in sizes if size <= LARGEST_LIMITED_BATCH] or [min(sizes)]
+        return {off: False, **chosen, listed: kept}
+    return {
+        off: False,
+        **chosen,
+        limit: min(largest or _default_graph(config) or LARGEST_LIMITED_BATCH, LARGEST_LIMITED_BATCH),
+    }
 
 
 def _write_tokens(config: Config, _: Knobs, after: Knobs) -> Found:

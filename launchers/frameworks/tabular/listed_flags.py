@@ -33,6 +33,7 @@ class FlagNames(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     negatable: frozenset[str] = frozenset()  # with a --no- form
     strict: bool = True  # it refuses a flag that it does not know; else it ignores it without a word
     removed: dict[str, str] = {}  # flags of guides and other versions -> what became of them
+    aliases: dict[str, str] = {}  # second names of flags -> the flag: the last one that is given counts
 
     def knows(self, flag: str) -> bool:
         """Return whether the framework takes a flag, or took it once."""
@@ -53,14 +54,15 @@ class ListedFlagSettings(FlagSettings):
     A default tells the type of its flag: what is written for a switch or a number is read as one.
     """
 
-    def __init__(self, job: Job, facts: Facts, *, negatable: frozenset[str]) -> None:
+    def __init__(self, job: Job, facts: Facts, names: FlagNames) -> None:
         self.job = job
-        self.flags = flags_of(job.settings, negatable=negatable)
+        self.flags = flags_of(job.settings, negatable=names.negatable)
         self.release, self.facts = Release("", exact=True), facts
         self.given = dict(job.settings)
         self.is_own = True
         self.keys = frozenset(facts.types)
-        Settings.__init__(self, self.flags, facts.defaults)
+        values = {names.aliases.get(flag, flag): value for flag, value in self.flags.items()}
+        Settings.__init__(self, values, facts.defaults)
 
     def has(self, key: str) -> bool:
         """Return whether the job gives the flag, be it a switch turned off."""
@@ -221,7 +223,8 @@ class ListedFlagFramework(FlagFramework[F]):
         return self._spelled(job, {**additions, self.save_key: f"{folder}/checkpoints"})
 
     def _spelled(self, job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
-        return spelled(job.settings, changes, negatable=self.negatable)
+        aliases = self.dialect.aliases
+        return spelled(job.settings, changes, negatable=self.negatable, aliases=aliases)
 
 
 @cache

@@ -439,3 +439,46 @@ def test_a_value_that_sglang_would_refuse_is_refused_at_once(
     assert [each.message for each in found] == (
         [f"--{name.lstrip('-')} {wrong}, not {value!r}"] if wrong else []
     )
+
+
+OLD, NEW = "sglang-cuda-graph-max-bs", "sglang-cuda-graph-max-bs-decode"
+SMALL_CARD = msgspec.structs.replace(job(SLIME).cluster, gpu_memory_bytes=24 << 30)
+
+
+@pytest.mark.parametrize("framework", [SLIME, MILES], ids=lambda each: each.name)
+@pytest.mark.parametrize("dashes", ["", "--"])
+def test_a_flag_is_read_and_written_under_each_name_that_the_engine_gives_it(framework, dashes):
+    small = job(framework, {f"{dashes}{OLD}": 16})
+    assert framework.profile(small, CLUSTER).knobs.cuda_graphs == "limited"
+    large = job(framework, {f"{dashes}{OLD}": 256})
+    assert framework.profile(large, CLUSTER).knobs.cuda_graphs == "full"
+    assert framework.settings(large, Knobs(cuda_graphs="limited")) == {f"{dashes}{OLD}": 32}
+    both = job(framework, {OLD: 256, NEW: 8})
+    assert framework.profile(both, CLUSTER).knobs.cuda_graphs == "limited"  # the last one counts
+    command = framework.command(large, Knobs(cuda_graphs="limited"), run="r", attempt=1, resume=False).argv
+    assert f"--{NEW}" not in command and command[command.index(f"--{OLD}") + 1] == "32"
+
+
+@pytest.mark.parametrize(
+    ("framework", "settings", "state", "limited"),
+    [
+        (SLIME, {"sglang-cuda-graph-bs": [1, 2, 64]}, "full", {"sglang-cuda-graph-bs": [1, 2]}),
+        (SLIME, {"sglang-cuda-graph-bs-decode": [1, 2]}, "limited", {}),
+        (RELAX, {"sglang-cuda-graph-bs": [48, 64]}, "full", {"sglang-cuda-graph-bs": [48]}),
+        (SLIME, {"sglang-cuda-graph-backend-decode": "disabled"}, "off",
+         {"sglang-cuda-graph-backend-decode": None, NEW: 32}),
+        (SLIME, {"sglang-cuda-graph-config": '{"decode": {"max_bs": 16}}'}, None, None),
+    ],
+)  # fmt: skip
+def test_limited_graphs_are_never_more_than_before(framework, settings, state, limited):
+    written = job(framework, settings)
+    assert framework.profile(written, CLUSTER).knobs.cuda_graphs == state
+    if limited is not None:
+        assert framework.settings(written, Knobs(cuda_graphs="limited")) == limited
+
+
+def test_a_small_card_has_limited_graphs_by_itself():
+    written = msgspec.structs.replace(job(SLIME), cluster=SMALL_CARD)
+    assert SLIME.profile(written, CLUSTER).knobs.cuda_graphs == "limited"
+    off = msgspec.structs.replace(job(SLIME, {"sglang-disable-cuda-graph": True}), cluster=SMALL_CARD)
+    assert SLIME.settings(off, Knobs(cuda_graphs="limited"))[NEW] == 24

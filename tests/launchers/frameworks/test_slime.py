@@ -216,7 +216,7 @@ def test_samples_on_their_way_to_the_card_are_of_the_data_phase() -> None:
 
 def test_nothing_of_the_engines_cures_a_checkpoint_while_it_sleeps() -> None:
     shown = read(SLIME, "checkpoint")
-    assert shown.evidence.findings[0].phase is Phase.CHECKPOINT
+    assert diagnose(shown.evidence).phase is Phase.CHECKPOINT
     with pytest.raises(AssertionError, match="a new run with optimizer_offload"):
         cure(SLIME, job(SLIME, FAILING["slime"]), "checkpoint")
 
