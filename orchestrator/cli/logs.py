@@ -15,12 +15,13 @@ from autotune.orchestrator.cli.shared.options import Options, given, global_opti
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.run import directory
+from autotune.orchestrator.run.journal import Tail
 from autotune.orchestrator.run.lock import owner
 from autotune.orchestrator.run.log_parts import Line, read
 from autotune.orchestrator.run.log_reader import LogReader
 from autotune.orchestrator.terminal.standard_streams import was_left
 from autotune.policies.explain.secrets import masked
-from autotune.policies.values.events import Ended, Finished, History, Started
+from autotune.policies.values.run.view import RunView
 from autotune.policies.values.value import Value
 
 _CODES = """\b
@@ -49,39 +50,28 @@ def print_log(
 
     `tail` is the number of lines from the end, None prints all.
     """
-    number = _chosen(run, run.history(), attempt)
+    number = _chosen(run, RunView(run.history()), attempt)
     if number is None:
         raise _none_begun(run)
     _Printer(number, options, tail=tail).show(read(run.attempt(number).log))
 
 
 class _Watch:
-    """A run as another process drives it; its journal is read again only once it has grown."""
+    """A run as another process drives it."""
 
     def __init__(self, run: directory.RunFolder) -> None:
         self._run = run
-        self._journal = run.path / "events.jsonl"
-        self._seen: tuple[int, int] | None = None
-        self._history: History = ()
+        self._tail = Tail(run.path / "events.jsonl")
         self._looked_at = -math.inf
         self._driven = False
 
-    def look(self) -> tuple[bool, History]:
-        """Return whether the run has a driver, as of a few seconds ago, and its events."""
+    def look(self) -> tuple[bool, RunView]:
+        """Return whether the run has a driver, as of a few seconds ago, and its view."""
         now = time.monotonic()
         if now - self._looked_at >= _OWNER_S:
             self._looked_at, self._driven = now, owner(self._run.path) is not None
-        seen = self._stamp()
-        if seen is None or seen != self._seen:
-            self._seen, self._history = seen, self._run.history()
-        return self._driven, self._history
-
-    def _stamp(self) -> tuple[int, int] | None:
-        try:
-            status = self._journal.stat()
-        except OSError:
-            return None
-        return status.st_size, status.st_mtime_ns
+        self._tail.update()
+        return self._driven, self._tail.view
 
 
 def follow(
@@ -95,18 +85,19 @@ def follow(
     watch = _Watch(run)
     number, reader, printer = attempt, None, None
     while True:
-        driven, history = watch.look()
-        finished = bool(history) and isinstance(history[-1], Finished)
+        driven, view = watch.look()
+        finished = view.finished is not None
         if reader is None or printer is None:
-            number = _chosen(run, history, number)
+            number = _chosen(run, view, number)
             if number is not None:
                 reader = LogReader(run.attempt(number).log)
                 printer = _Printer(number, options, tail=tail)
                 tail = None  # of the attempts after it every line is new
         if reader is not None and printer is not None:
             printer.show(reader.new())
-        ended = any(isinstance(event, Ended) and event.attempt == number for event in history)
-        following = _after(history, number) if ended and attempt is None else None
+        current = None if number is None else view.attempts[number]
+        ended = current is not None and current.ended is not None
+        following = _after(view, number) if ended and attempt is None else None
         if reader is not None and following is not None:
             reader.close()
             number, reader = following, None
@@ -130,20 +121,19 @@ def _none_begun(run: directory.RunFolder) -> Failure:
     )
 
 
-def _chosen(run: directory.RunFolder, history: History, attempt: int | None) -> int | None:
+def _chosen(run: directory.RunFolder, view: RunView, attempt: int | None) -> int | None:
     """Return the attempt that is asked for, the last one if None; raises Failure for one that never began."""
-    begun = [event.attempt for event in history if isinstance(event, Started)]
     if attempt is None:
-        return begun[-1] if begun else None
-    if attempt not in begun:
-        known = f"it has 1{f' to {max(begun)}' if max(begun) > 1 else ''}" if begun else "none has begun"
+        return view.latest.number if view.latest is not None else None
+    if attempt not in view.attempts:
+        last = max(view.attempts, default=0)
+        known = f"it has 1{f' to {last}' if last > 1 else ''}" if last else "none has begun"
         raise Failure(f"run {run.id} has no attempt {attempt}: {known}", code=ExitCode.USAGE)
     return attempt
 
 
-def _after(history: History, number: int | None) -> int | None:
-    later = [e.attempt for e in history if isinstance(e, Started) and e.attempt > (number or 0)]
-    return min(later, default=None)
+def _after(view: RunView, number: int | None) -> int | None:
+    return min((later for later in view.attempts if later > (number or 0)), default=None)
 
 
 class _Printer:

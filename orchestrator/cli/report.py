@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import webbrowser
 from pathlib import Path
 
@@ -34,12 +35,14 @@ def command(context: click.Context, run: str | None, opened: bool, force: bool) 
     Example:
       autotune report 7c1e --open
     """  # noqa: D301 - click reads the backspace
+    from autotune.orchestrator.cli.status import RunReader
     from autotune.orchestrator.report.page import NAME, write_new
 
     options = given(context)
     found = directory.find(options.runs_dir, run)
     report = write_new(found, force=force)
     path = found.path / NAME
+    RunReader(found).look(now=time.time())  # keeps the summary of a finished run, for the next `status`
     click.echo(msgspec.json.encode(report) if options.json else str(path))
     if opened and not opens(path):
         click.echo(f"hint: no browser was found; open {path.resolve()} in one", err=True)

@@ -6,7 +6,9 @@ import os
 import re
 import sys
 import time
+from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -16,9 +18,9 @@ from autotune.orchestrator import messages
 from autotune.orchestrator.calls import option_of
 from autotune.orchestrator.cli.shared.options import Options, given, global_options, option, run_ids
 from autotune.orchestrator.clock import seconds_of
-from autotune.orchestrator.config.loader import written
 from autotune.orchestrator.errors import Failure
-from autotune.orchestrator.run import directory
+from autotune.orchestrator.run import directory, summary
+from autotune.orchestrator.run.journal import Tail
 from autotune.orchestrator.run.lock import owner
 from autotune.orchestrator.run.memory_record import MemorySpan, so_far
 from autotune.orchestrator.run_states import DISPLAYS
@@ -27,25 +29,15 @@ from autotune.orchestrator.terminal.standard_streams import was_left
 from autotune.orchestrator.terminal.widgets import rendered
 from autotune.orchestrator.units import show_duration, show_gib
 from autotune.policies.forecast.time_left import TimeLeft
-from autotune.policies.values.events import (
-    Accepted,
-    CuredInPlace,
-    Diagnosed,
-    Edited,
-    Ended,
-    Event,
-    Finished,
-    Foreseen,
-    History,
-    Progressed,
-    Started,
-    Tried,
-)
-from autotune.policies.values.history import accepted_of, settled
+from autotune.policies.values.events import Accepted, CuredInPlace, Event, Foreseen, Started, Tried
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.run.state import RunState, attended, state_of
+from autotune.policies.values.run.state import RunState, attended
+from autotune.policies.values.run.view import AttemptView, RunView
 from autotune.policies.values.value import Value
+
+if TYPE_CHECKING:
+    from autotune.orchestrator.terminal.live_view import LiveView
 
 _CODES = """\b
 Exit codes:
@@ -98,36 +90,93 @@ class RunStatus(Value, frozen=True, kw_only=True):
     step_s: tuple[float, ...] = ()  # latest step times of the only attempt that runs, without its first
 
 
-def standing(run: directory.RunFolder, *, now: float, memory: bool = False) -> RunStatus:
-    """Return the status of a run; with `memory` that of its attempts is read too.
+class RunReader:
+    """Follows one run: a finished run is read once, of others only what is new."""
 
-    One whose journal cannot be read has a problem instead.
-    """
-    driven = owner(run.path) is not None
-    try:
-        history = run.history()
-    except Failure as failure:
-        return RunStatus(
-            run=run.id, status=DISPLAYS[RunState.UNREADABLE].word, running=driven, problem=failure.message
-        )
-    if not history or not isinstance(history[0], Accepted):
-        job = _job_of(run)
-        return RunStatus(
-            run=run.id,
-            name=job.name if job is not None else "",
-            framework=job.framework if job is not None else "",
-            status=DISPLAYS[attended(RunState.NOT_STARTED, driven=driven)].word,
-            running=driven,
-        )
-    first, accepted = history[0].profile.knobs, accepted_of(history)
-    over = isinstance(history[-1], Finished)
-    end = seconds_of(history[-1].at) if over or not driven else now
-    started = [e for e in history if isinstance(e, Started)]
-    attempts = _attempts(history, [e for e in started if e.trial is None], first, now=end)
-    trial_attempts = _attempts(history, [e for e in started if e.trial is not None], first, now=end)
-    if memory:
-        attempts = tuple(replace(a, memory=so_far(run.attempt(a.attempt).path)) for a in attempts)
-    left, step_s = _time_left(history, now=now) if driven and not over else (None, ())
+    def __init__(self, run: directory.RunFolder, *, keeps: bool = True) -> None:
+        """Follow `run`; `keeps` allows a summary beside the journal of a finished run."""
+        self.run, self._keeps = run, keeps
+        self._tail = Tail(run.path / "events.jsonl")
+        self._stamp: summary.Stamp | None = None
+        self._over: RunStatus | None = None  # as of `_stamp`
+        self._live: LiveView | None = None  # only of a run that is driven
+        self._unseen: list[Event] = []  # by the live view
+
+    def look(self, *, now: float, memory: bool = False) -> RunStatus:
+        """Return the status of the run; with `memory` that of its attempts is read too.
+
+        A run whose journal cannot be read has a problem instead.
+        """
+        stamp = summary.stamp_of(self.run.path)
+        if stamp is not None and stamp == self._stamp and self._over is not None:
+            status = self._over
+        else:
+            kept = (
+                None
+                if stamp is None or not self._keeps
+                else summary.read(self.run.path, RunStatus, stamp=stamp)
+            )
+            status = self._read(now=now) if kept is None else kept
+            over = kept is not None or (self._tail.view.state.is_terminal and not status.problem)
+            self._stamp, self._over = (stamp, status) if over else (None, None)
+            if over and kept is None and self._keeps and stamp is not None:
+                summary.keep(self.run.path, status, stamp=stamp)
+        if memory:
+            folders = {a.attempt: self.run.attempt(a.attempt).path for a in status.attempts}
+            attempts = tuple(replace(a, memory=so_far(folders[a.attempt])) for a in status.attempts)
+            status = replace(status, attempts=attempts)
+        return status
+
+    def _read(self, *, now: float) -> RunStatus:
+        driven = owner(self.run.path) is not None
+        try:
+            events, again = self._tail.update()
+        except Failure as failure:
+            damaged = DISPLAYS[RunState.UNREADABLE].word
+            return RunStatus(run=self.run.id, status=damaged, running=driven, problem=failure.message)
+        if again:
+            self._live = None
+            self._unseen.clear()
+        self._unseen += events
+        view = self._tail.view
+        if view.accepted is None:
+            return _not_accepted(self.run, driven=driven)
+        status = _status_of(self.run, view, driven=driven, now=now)
+        if not status.running:
+            return status
+        if self._live is None:
+            from autotune.orchestrator.terminal.live_view import LiveView
+
+            self._live = LiveView()
+        for event in self._unseen:
+            self._live.take(event)
+        self._unseen.clear()
+        return replace(status, left=self._live.time_left(now=now), step_s=self._live.step_seconds())
+
+
+def standing(run: directory.RunFolder, *, now: float, memory: bool = False) -> RunStatus:
+    """Return the status of a run as its journal shows it now; see `RunReader.look`."""
+    return RunReader(run, keeps=False).look(now=now, memory=memory)
+
+
+def _not_accepted(run: directory.RunFolder, *, driven: bool) -> RunStatus:
+    job = _job_of(run)
+    return RunStatus(
+        run=run.id,
+        name=job.name if job is not None else "",
+        framework=job.framework if job is not None else "",
+        status=DISPLAYS[attended(RunState.NOT_STARTED, driven=driven)].word,
+        running=driven,
+    )
+
+
+def _status_of(run: directory.RunFolder, view: RunView, *, driven: bool, now: float) -> RunStatus:
+    """Return the status of an accepted run, without what only the live view knows."""
+    accepted, last = view.accepted, view.last
+    assert view.first is not None and accepted is not None and last is not None
+    over = view.state.is_terminal
+    end = seconds_of(last.at) if over or not driven else now
+    first = view.first.profile.knobs
     return RunStatus(
         run=run.id,
         name=accepted.job.name,
@@ -135,25 +184,31 @@ def standing(run: directory.RunFolder, *, now: float, memory: bool = False) -> R
         cluster=_short_place(accepted),
         submitted=accepted.at,
         total_s=max(0.0, end - seconds_of(accepted.at)),
-        running_s=sum(a.seconds for a in (*attempts, *trial_attempts)),
-        status=DISPLAYS[state_of(history, driven=driven)].word,
+        running_s=sum(_seconds(attempt, now=end) for attempt in view.attempts.values()),
+        status=DISPLAYS[view.state_with(driven=driven)].word,
         running=driven and not over,
-        attempts=attempts,
-        trials=_trials(history, trial_attempts, accepted.profile.knobs),
-        edits=tuple(messages.edits(e) for e in history if isinstance(e, Edited)),
-        left=left,
-        step_s=step_s,
+        attempts=tuple(
+            AttemptStatus(
+                attempt=attempt.number,
+                change=messages.attempt(attempt.started, before=attempt.before, first=first),
+                seconds=_seconds(attempt, now=end),
+                status=_attempt_status(attempt),
+                foreseen=_expected(attempt),
+                cured=tuple(attempt.cures),
+            )
+            for attempt in view.launched
+        ),
+        trials=tuple(
+            _trial(view, view.trial_rows[trial], first=accepted.profile.knobs, now=end)
+            for trial in sorted(view.trial_rows)
+        ),
+        edits=tuple(messages.edits(edit) for edit in view.edits),
     )
 
 
-def _time_left(history: History, *, now: float) -> tuple[TimeLeft | None, tuple[float, ...]]:
-    from autotune.orchestrator.terminal.live_view import view_of
-
-    view = view_of(history)
-    return view.time_left(now=now), view.step_seconds()
-
-
 def _job_of(run: directory.RunFolder) -> Job | None:
+    from autotune.orchestrator.config.loader import written  # slow, and rarely needed
+
     try:
         return written(run.job_text)
     except (OSError, UnicodeDecodeError):
@@ -168,12 +223,14 @@ def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
     """
     redrawn = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     before, printed_at = "", 0.0
+    readers: dict[Path, RunReader] = {}
     while True:
         now = time.time()
         chosen = (
             (directory.find(options.runs_dir, prefix),) if prefix else directory.runs(options.runs_dir)[::-1]
         )
-        standings = [standing(run, now=now, memory=bool(prefix)) for run in chosen]
+        readers = {run.path: readers.get(run.path) or RunReader(run) for run in chosen}
+        standings = [reader.look(now=now, memory=bool(prefix)) for reader in readers.values()]
         if options.json:
             click.echo(msgspec.json.encode(standings[0] if prefix else standings))
         elif (
@@ -264,72 +321,41 @@ def _below(rows: list[tuple[str, str, float, str]], width: int | None) -> str:
     return rendered(widgets.table(cells, right=(2,), wrap={1: 32, 3: 20}), width=width)
 
 
-def _attempts(
-    history: History, started: list[Started], first: Knobs, *, now: float
-) -> tuple[AttemptStatus, ...]:
-    attempts = []
-    before = first
-    went_on = {e.attempt: e.knobs for e in settled(history) if isinstance(e, Started)}
-    for start in started:
-        rows = tuple(e for e in history if e.attempt == start.attempt)
-        ended = next((e for e in rows if isinstance(e, Ended)), None)
-        change = messages.attempt(start, before=before, first=first)
-        seconds = ended.seconds if ended is not None else max(0.0, now - seconds_of(start.at))
-        attempts.append(
-            AttemptStatus(
-                attempt=start.attempt,
-                change=change,
-                seconds=seconds,
-                status=_attempt_status(rows, ended, rehearsal=start.rehearsal is not None),
-                foreseen=_foreseen(rows) if ended is None else (),
-                cured=tuple(e for e in rows if isinstance(e, CuredInPlace)),
-            )
-        )
-        before = went_on[start.attempt]
-    return tuple(attempts)
+def _seconds(attempt: AttemptView, *, now: float) -> float:
+    """Return how long an attempt took, or has run until `now`."""
+    ended = attempt.ended
+    return ended.seconds if ended is not None else max(0.0, now - seconds_of(attempt.started.at))
 
 
-def _foreseen(rows: tuple[Event, ...]) -> tuple[Foreseen, ...]:
-    """Return what was said last of each memory that is expected to run out."""
-    last = {e.memory: e for e in rows if isinstance(e, Foreseen)}
-    return tuple(event for event in last.values() if event.holds)
+def _expected(attempt: AttemptView) -> tuple[Foreseen, ...]:
+    """Return the memories that are expected to run out in a running attempt."""
+    if attempt.ended is not None:
+        return ()
+    return tuple(forecast for forecast in attempt.forecasts.values() if forecast.holds)
 
 
-def _trials(history: History, attempts: tuple[AttemptStatus, ...], first: Knobs) -> tuple[TrialStatus, ...]:
-    """Return the trials of a search with their last results; those under way by their running attempts."""
-    by_attempt = {a.attempt: a for a in attempts}
-    found: dict[int, TrialStatus] = {}
-    for event in history:
-        if isinstance(event, Started) and event.trial is not None:
-            running = by_attempt[event.attempt]
-            found[event.trial] = TrialStatus(
-                trial=event.trial,
-                change=_change(first, event.knobs),
-                seconds=running.seconds,
-                status=running.status,
-            )
-        elif isinstance(event, Tried):
-            found[event.trial] = TrialStatus(
-                trial=event.trial,
-                change=_change(first, event.knobs),
-                seconds=event.seconds,
-                status=messages.trial_result(event),
-            )
-    return tuple(found[number] for number in sorted(found))
+def _trial(view: RunView, row: Started | Tried, *, first: Knobs, now: float) -> TrialStatus:
+    """Return a trial with its result, or with the attempt that is under way for it."""
+    assert row.trial is not None
+    if isinstance(row, Tried):
+        seconds, status = row.seconds, messages.trial_result(row)
+    else:
+        attempt = view.attempts[row.attempt]
+        seconds, status = _seconds(attempt, now=now), _attempt_status(attempt)
+    return TrialStatus(trial=row.trial, change=_change(first, row.knobs), seconds=seconds, status=status)
 
 
 def _change(first: Knobs, knobs: Knobs) -> str:
     return messages.setting_changes(first, knobs) or "as written"
 
 
-def _attempt_status(rows: tuple[Event, ...], ended: Ended | None, *, rehearsal: bool) -> str:
-    diagnosed = next((e for e in rows if isinstance(e, Diagnosed)), None)
-    if diagnosed is not None:
-        return f"✗ {messages.diagnosis(diagnosed)}"
-    if ended is not None:
-        return messages.outcome(ended.outcome, rehearsal=rehearsal)
-    step = next((e for e in reversed(rows) if isinstance(e, Progressed)), None)
-    return "RUNNING" if step is None else f"RUNNING step {messages.step_of(step.step, step.of)}"
+def _attempt_status(attempt: AttemptView) -> str:
+    if attempt.diagnosed is not None:
+        return f"✗ {messages.diagnosis(attempt.diagnosed)}"
+    if attempt.ended is not None:
+        return messages.outcome(attempt.ended.outcome, rehearsal=attempt.started.rehearsal is not None)
+    last = attempt.last
+    return "RUNNING" if last is None else f"RUNNING step {messages.step_of(last.step, last.of)}"
 
 
 def _short_place(accepted: Accepted) -> str:

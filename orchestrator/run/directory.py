@@ -17,7 +17,6 @@ from autotune.orchestrator import calls
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.run import journal
-from autotune.orchestrator.run.script import script
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import Accepted, History, Policy
 from autotune.policies.values.job import Job
@@ -63,6 +62,8 @@ class AttemptFolder:
 
     def write_command(self, command: Command, job: Job) -> None:
         """Write `command.sh`, which runs the attempt by hand."""
+        from autotune.orchestrator.run.script import script  # slow to import; only a driver needs it
+
         write_private(self.path / "command.sh", script(command, job).encode(), executable=True)
 
     def write_view(self, name: str, value: Any) -> None:

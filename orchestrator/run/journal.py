@@ -15,6 +15,7 @@ from autotune.orchestrator.errors import ExitCode, Failure, reason_of, writing
 from autotune.orchestrator.run import full_disk
 from autotune.orchestrator.run.lock import Lock
 from autotune.policies.values.events import Event, History, Notified, Row
+from autotune.policies.values.run.view import RunView
 
 _DECODER: msgspec.json.Decoder[Row] = msgspec.json.Decoder(Row)
 
@@ -43,6 +44,55 @@ def read(path: Path) -> History:
     except OSError as error:
         raise Failure(f"cannot read `{path}`: {reason_of(error)}") from None
     return _rows(data, path)[0]
+
+
+class Tail:
+    """Reads a journal that another process may be writing, each row once, and keeps the view of its run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.view = RunView()
+        self._stamp: tuple[int, int, int] | None = None  # inode, bytes, modification time
+        self._offset = self._line = 0  # of what has been read
+
+    def update(self) -> tuple[History, bool]:
+        """Return the events since the last call, and whether they are all: the file is another one now.
+
+        A torn last line waits for the next call. Raises Failure as `read` does; the next call starts anew.
+        """
+        try:
+            events, again = self._new()
+        except Failure:
+            self._stamp, self.view = None, RunView()
+            raise
+        if again:
+            self.view = RunView()
+        for event in events:
+            self.view.take(event)
+        return events, again
+
+    def _new(self) -> tuple[History, bool]:
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                stamp = status.st_ino, status.st_size, status.st_mtime_ns
+                before, self._stamp = self._stamp, stamp
+                if stamp == before:
+                    return (), False
+                again = before is None or stamp[0] != before[0] or stamp[1] <= before[1]
+                if again:
+                    self._offset = self._line = 0
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            again, self._stamp = self._stamp is not None, None
+            return (), again
+        except OSError as error:
+            raise Failure(f"cannot read `{self.path}`: {reason_of(error)}") from None
+        events, notified, whole = _rows(data, self.path, before=self._line)
+        self._offset += whole
+        self._line += len(events) + len(notified)
+        return events, again
 
 
 class Journal:
@@ -151,8 +201,11 @@ class Journal:
         self.close()
 
 
-def _rows(data: bytes, path: Path) -> tuple[History, tuple[Notified, ...], int]:
-    """Return events, notifications and how many bytes are whole; only the last line may be torn."""
+def _rows(data: bytes, path: Path, *, before: int = 0) -> tuple[History, tuple[Notified, ...], int]:
+    """Return events, notifications and how many bytes are whole; only the last line may be torn.
+
+    `before` is the number of lines that precede `data` in the file.
+    """
     events: list[Event] = []
     notified: list[Notified] = []
     whole = 0
@@ -170,7 +223,7 @@ def _rows(data: bytes, path: Path) -> tuple[History, tuple[Notified, ...], int]:
                 events.append(row)
         except msgspec.ValidationError as error:
             raise Failure(
-                f"`{path}` line {number} is not an event of this version: {error}",
+                f"`{path}` line {before + number} is not an event of this version: {error}",
                 hint="use the newer autotune that wrote it",
                 code=ExitCode.USAGE,
             ) from None
@@ -178,7 +231,7 @@ def _rows(data: bytes, path: Path) -> tuple[History, tuple[Notified, ...], int]:
             if number == len(lines):
                 break
             raise Failure(
-                f"`{path}` line {number} is damaged",
+                f"`{path}` line {before + number} is damaged",
                 hint="the lines before it are whole; cut the file there to go on",
                 code=ExitCode.USAGE,
             ) from None

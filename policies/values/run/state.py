@@ -81,14 +81,15 @@ class StateMachine:
     def take(self, event: Event) -> None:
         """Update the state with the next event of the history."""
         match event:
+            case Progressed():  # first: most rows are steps
+                if self.state is RunState.STARTING:
+                    self.state = RunState.RUNNING
+                elif self.state is RunState.RECOVERING:
+                    self.state = RunState.RELAUNCHED
             case Accepted():
                 self.state = RunState.STARTING
             case Started():
                 self._start(event)
-            case Progressed() if self.state is RunState.STARTING:
-                self.state = RunState.RUNNING
-            case Progressed() if self.state is RunState.RECOVERING:
-                self.state = RunState.RELAUNCHED
             case GoalReached() if self.state is not RunState.SEARCHING:
                 self.state = RunState.STABLE
             case Ended() | Decided() | Edited() if self.state is not RunState.SEARCHING:

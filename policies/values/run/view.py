@@ -93,6 +93,7 @@ class RunView:
         self.accepted: Accepted | None = None  # with the user's edits of the job
         self.attempts: dict[int, AttemptView] = {}  # by number, in the order of their starts
         self.tried: list[Tried] = []
+        self.trial_rows: dict[int, Started | Tried] = {}  # trial -> the latest row that is about it
         self.edits: list[Edited] = []
         self.goals: list[GoalReached] = []
         self.last: Event | None = None
@@ -154,6 +155,10 @@ class RunView:
         self.count += 1
         attempt = self.attempts.get(event.attempt)
         match event:
+            case Progressed():  # first: most rows are steps
+                self.step = event
+                if attempt is not None:
+                    attempt.steps.append(event)
             case Accepted():
                 self.first = self.accepted = event
                 self._knobs = event.profile.knobs
@@ -171,10 +176,7 @@ class RunView:
                     attempt.next = event
             case Tried():
                 self.tried.append(event)
-            case Progressed():
-                self.step = event
-                if attempt is not None:
-                    attempt.steps.append(event)
+                self.trial_rows[event.trial] = event
             case GoalReached():
                 self.goals.append(event)
                 if attempt is not None:
@@ -213,6 +215,8 @@ class RunView:
         self._decided = None
         if event.trial is None:
             self._knobs = event.knobs
+        else:
+            self.trial_rows[event.trial] = event
 
     def _cure(self, attempt: AttemptView, event: CuredInPlace) -> None:
         attempt.cures.append(event)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.orchestrator.cli import logs
-from autotune.orchestrator.run import directory
+from autotune.orchestrator.run import directory, journal
 from tests.orchestrator.cli.terminal import call, run
 from tests.orchestrator.cli.test_cli import wait_for
 from tests.orchestrator.scripted import JOB
@@ -88,17 +88,16 @@ def test_a_terminal_and_json_get_no_secret(home: Path, monkeypatch: pytest.Monke
     assert call("logs").out == "login with ***\ntitle\n"
 
 
-def test_a_follower_reads_the_journal_only_once_it_has_grown(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_follower_reads_each_row_of_the_journal_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("launch", "job.yaml", cwd=home, play="tight_memory")
     found = directory.find(home / "runs", None)
-    reads: list[int] = []
-    history = directory.RunFolder.history
-    monkeypatch.setattr(directory.RunFolder, "history", lambda self: (reads.append(1), history(self))[1])
+    decoded: list[bytes] = []
+    decode = journal.decode
+    monkeypatch.setattr(journal, "decode", lambda line: (decoded.append(line), decode(line))[1])
     watch = logs._Watch(found)
-    assert [watch.look() for _ in range(3)] == [(False, history(found))] * 3 and len(reads) == 1
-    with (found.path / "events.jsonl").open("a") as file:
-        file.write("\n")
-    watch.look()
-    assert len(reads) == 2
+    rows = (found.path / "events.jsonl").read_bytes().splitlines()
+    assert [watch.look()[1].count for _ in range(3)] == [len(rows)] * 3 and len(decoded) == len(rows)
+    with (found.path / "events.jsonl").open("ab") as file:
+        file.write(rows[-1] + b"\n")
+    driven, view = watch.look()
+    assert (driven, view.count, len(decoded)) == (False, len(rows) + 1, len(rows) + 1)

@@ -11,8 +11,22 @@ from msgspec.structs import replace
 
 from autotune.orchestrator.cli import status
 from autotune.orchestrator.cli.shared.options import Options
-from autotune.orchestrator.cli.status import AttemptStatus, RunStatus, TrialStatus, table
+from autotune.orchestrator.cli.status import (
+    AttemptStatus,
+    RunReader,
+    RunStatus,
+    TrialStatus,
+    standing,
+    table,
+)
+from autotune.orchestrator.run import summary
+from autotune.orchestrator.run.directory import RunFolder
+from autotune.orchestrator.run.journal import Tail, encode
 from autotune.policies.forecast.time_left import TimeLeft, Until
+from autotune.policies.values.events import Decided, Started
+from autotune.policies.values.history import RESUMED
+from autotune.policies.values.knobs import Knobs
+from benchmarks.status import write_run
 
 ATTEMPT = AttemptStatus(attempt=1, change="as written", seconds=62.0, status="RUNNING step 3/20")
 RUN = RunStatus(run="7c1e", name="story", status="RUNNING", running=True, attempts=(ATTEMPT,))
@@ -43,10 +57,64 @@ def test_a_watched_table_in_a_file_is_printed_when_there_is_news_and_once_a_minu
     ]
     looks: Iterator[RunStatus] = iter(seen)
     times = iter([0.0, 2.0, 4.0, 70.0, 72.0])
-    monkeypatch.setattr(status.directory, "find", lambda *_: SimpleNamespace())
-    monkeypatch.setattr(status, "standing", lambda *_, **__: next(looks))
+    monkeypatch.setattr(status.directory, "find", lambda *_: RunFolder(Path("runs/7c1e")))
+    monkeypatch.setattr(status.RunReader, "look", lambda *_, **__: next(looks))
     monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: next(times), sleep=lambda _: None))
     status.print_status(Options(runs_dir=Path("runs")), prefix="7c1e", watch=True)
     printed = capsys.readouterr().out
     assert printed.count("#ATTEMPTS") == 4 and "step 4/20" not in printed
     assert next(looks, None) is None and "\x1b" not in printed
+
+
+def finished_run(path: Path) -> RunFolder:
+    write_run(path, steps=30)
+    return RunFolder(path)
+
+
+def reads_of(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Count how often a journal is decoded."""
+    reads: list[Path] = []
+    new = Tail.update
+    monkeypatch.setattr(Tail, "update", lambda self: (reads.append(self.path), new(self))[1])
+    return reads
+
+
+def test_a_finished_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished_run(tmp_path / "7c1e")
+    reads = reads_of(monkeypatch)
+    first = RunReader(run).look(now=0.0)
+    assert (first.status, first.attempts[0].status, first.total_s) == ("COMPLETED", "training complete", 30.0)
+    reader = RunReader(run)  # as another command
+    assert reader.look(now=9.0) == first == reader.look(now=99.0) and len(reads) == 1
+    assert standing(run, now=0.0) == first, "what is kept is what the journal says"
+
+
+def test_a_run_that_goes_on_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished_run(tmp_path / "7c1e")
+    reader = RunReader(run)
+    reader.look(now=0.0)
+    rows = (Decided(attempt=1, reason=RESUMED), Started(attempt=2, knobs=Knobs(), at="2027-01-16T00:00:00Z"))
+    with (run.path / "events.jsonl").open("ab") as file:
+        file.writelines(encode(row) + b"\n" for row in rows)
+    seen = reader.look(now=0.0)
+    assert (seen.status, len(seen.attempts)) == ("INTERRUPTED", 2)
+    assert seen == RunReader(run).look(now=0.0) == standing(run, now=0.0)
+
+
+def test_a_summary_of_another_run_is_not_believed(tmp_path: Path) -> None:
+    run, other = finished_run(tmp_path / "7c1e"), RunFolder(tmp_path / "beef")
+    write_run(other.path, steps=20)
+    RunReader(other).look(now=0.0)
+    (other.path / summary.NAME).rename(run.path / summary.NAME)
+    seen = RunReader(run).look(now=0.0)
+    assert (seen.run, seen.total_s) == ("7c1e", 30.0)
+
+
+def test_damage_behind_a_summary_is_reported_and_nothing_is_kept_of_it(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "7c1e")
+    RunReader(run).look(now=0.0)
+    path = run.path / "events.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"step", b"st\x00p", 1))
+    (run.path / summary.NAME).unlink()
+    assert [RunReader(run).look(now=0.0).status for _ in range(2)] == ["DAMAGED", "DAMAGED"]
+    assert not (run.path / summary.NAME).exists()

@@ -15,7 +15,7 @@ import pytest
 
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import journal
-from autotune.orchestrator.run.journal import Journal
+from autotune.orchestrator.run.journal import Journal, Tail, encode
 from autotune.orchestrator.run.lock import STALE_S, Driven, Owner, boot_id, owner, pid_namespace
 from autotune.policies.values.events import Diagnosed, Event, Progressed, Started, StopRequested
 from autotune.policies.values.failure import Cause
@@ -188,3 +188,34 @@ def test_a_full_disk_leaves_the_journal_whole(folder: Path, monkeypatch: pytest.
 def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="cannot write"):
         Journal(tmp_path / "missing")
+
+
+def test_a_tail_gives_each_row_once_and_all_of_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    tail = Tail(path)
+    assert tail.update() == ((), False)
+    first, second, third = (encode(event) + b"\n" for event in EVENTS)
+    path.write_bytes(first)
+    assert tail.update() == (EVENTS[:1], True)
+    assert tail.update() == ((), False)
+    for cut in range(1, len(second)):
+        path.write_bytes(first + second[:cut])
+        assert tail.update() == ((), False), "a torn line waits"
+    path.write_bytes(first + second + third)
+    assert tail.update() == (EVENTS[1:], False)
+    path.write_bytes(second)
+    assert tail.update() == (EVENTS[1:2], True)
+    path.unlink()
+    assert tail.update() == ((), True) and tail.update() == ((), False)
+
+
+def test_a_tail_names_the_line_of_the_file_that_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    tail = Tail(path)
+    line = encode(EVENTS[0]) + b"\n"
+    path.write_bytes(line * 2)
+    tail.update()
+    with path.open("ab") as file:
+        file.write(b"{broken}\n" + line)
+    with pytest.raises(Failure, match="line 3 is damaged"):
+        tail.update()
