@@ -293,6 +293,12 @@ class Runner(Protocol):
     def sweep(self, *, run: str) -> tuple[str, ...]:
         """End what is left of a run without a living supervisor; return what was ended."""
 
+    def end_all(self, *, run: str) -> tuple[str, ...]:
+        """End every process of a run on every node; return those that even SIGKILL left.
+
+        Raises Unreachable, which names them, where nodes do not answer.
+        """
+
     def close(self) -> None:
         """Leave the place; our own local cluster ends with it."""
 

@@ -92,6 +92,10 @@ class Scripted:
         """Return that nothing was left."""
         return ()
 
+    def end_all(self, *, run: str) -> tuple[str, ...]:
+        """Return that nothing is left."""
+        return ()
+
     def close(self) -> None:
         """Leave."""
 

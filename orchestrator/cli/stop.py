@@ -4,60 +4,98 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 
 import click
 
 from autotune.orchestrator.cli.shared import drive
 from autotune.orchestrator.cli.shared.options import Options, given, global_options, run_ids
+from autotune.orchestrator.driver.attempt import doubtful
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory
-from autotune.orchestrator.run.lock import Owner, owner
-from autotune.policies.values.events import Finished, Interrupted
+from autotune.orchestrator.run.directory import REQUEST
+from autotune.orchestrator.run.lock import Owner, last_owner, owner
+from autotune.policies.values.events import Finished, History, Interrupted
+from autotune.policies.values.history import accepted_of
 
 _CODES = """\b
 Exit codes:
-  0    no process of the run is left
+  0    the run is over, and no process of it is left on any node
   2    there is no such run, or an option is wrong
-  3    the run's driver or its cluster does not respond"""
+  3    the driver, the cluster or a node does not respond, or a process could not be ended"""
 _STOP_S = 120.0  # the grace period, the last log lines and the drain gate
 _POLL_S = 0.2
 
 
 def stop(run: directory.RunFolder, *, options: Options) -> None:
-    """Stop a run and everything it started; raises Failure where the driver does not respond."""
+    """Stop a run and everything it started, whoever drove it and however its driver ended.
+
+    Raises Failure where that could not be done, or could not be observed.
+    """
     driver = owner(run.path)
     if driver is not None:
         _ask(run, driver)
-    else:
-        history = run.history()
-        if not history or isinstance(history[-1], Finished):
-            what = "has already finished" if history else "has not started"
-            click.echo(f"run {run.id} {what}", err=True)
-            return
-        drive.end(run, options=options)
-    last = run.history()[-1:]
-    if last and isinstance(last[0], Finished) and not isinstance(last[0].verdict, Interrupted):
-        click.echo(f"run {run.id} finished before it could be stopped", err=True)
+    history = run.history()
+    if not history:
+        _request(run)
+        click.echo(f"run {run.id} has not started; a driver that is starting now stops at once", err=True)
         return
-    click.echo(f"run {run.id} is stopped; `{run.call('resume')}` continues it", err=True)
+    was_over = driver is None and isinstance(history[-1], Finished)
+    if not _is_gone(history):
+        _require_reachable(run, history, driver or last_owner(run.path))
+        drive.end(run, options=options)
+        history = run.history()
+    if not isinstance(history[-1], Finished):
+        raise Failure(f"run {run.id} is not stopped", hint=f"`{run.call('status')}` shows it")
+    (run.path / REQUEST).unlink(missing_ok=True)
+    if was_over:
+        click.echo(f"run {run.id} has already finished; no process of it is left", err=True)
+    elif not isinstance(history[-1].verdict, Interrupted):
+        click.echo(f"run {run.id} finished before it could be stopped", err=True)
+    else:
+        click.echo(f"run {run.id} is stopped; `{run.call('resume')}` continues it", err=True)
+
+
+def _is_gone(history: History) -> bool:
+    """Return whether the record shows that the run is over and nothing of it is left."""
+    last = history[-1]
+    return isinstance(last, Finished) and (last.gone or not doubtful(history))
+
+
+def _require_reachable(run: directory.RunFolder, history: History, driver: Owner | None) -> None:
+    """Raise Failure where the processes of a run with a Ray of its own cannot be seen from here."""
+    if accepted_of(history).cluster.address != "local" or driver is None or driver.can_be_signalled:
+        return
+    if driver.host == socket.gethostname() and not driver.is_here:
+        return  # this machine was restarted since
+    container = "in its container " if driver.is_here else ""
+    raise Failure(
+        f"the driver of run {run.id} ended {container}on {driver.host}, where its processes may be left",
+        hint=f"run `{run.call_anywhere('stop')}` {container}on {driver.host}",
+    )
+
+
+def _request(run: directory.RunFolder) -> None:
+    directory.write_private(run.path / REQUEST, b"")
 
 
 def _ask(run: directory.RunFolder, driver: Owner) -> None:
-    """Ask a driver to stop and wait until it has; raises Failure after two minutes.
+    """Ask a driver to stop and wait until it has ended; raises Failure after two minutes.
 
-    It reads the request in the run's folder; the signal only makes that quicker.
+    It reads the request in the run's folder, which is repeated where a driver that starts has removed it as
+    an old one; the signal only makes that quicker.
     """
-    directory.write_private(run.path / "stop", b"")
+    _request(run)
     if driver.can_be_signalled:
         try:
             os.kill(driver.pid, signal.SIGTERM)
         except ProcessLookupError:
-            return
+            pass  # its lock is free in a moment
         except PermissionError:
             click.echo(
                 f"pid {driver.pid} belongs to another user and was not signalled; "
-                f"the request is in `{run.path / 'stop'}`, waiting for the driver to read it",
+                f"the request is in `{run.path / REQUEST}`, waiting for the driver to read it",
                 err=True,
             )
     container = driver.is_here and not driver.can_be_signalled
@@ -69,6 +107,8 @@ def _ask(run: directory.RunFolder, driver: Owner) -> None:
                 f"the driver of run {run.id} (pid {driver.pid} on {driver.host}) does not stop",
                 hint=f"{place} run `kill -9 {driver.pid}`, then `{run.call('stop')}` again",
             )
+        if not (run.path / REQUEST).exists():
+            _request(run)
         time.sleep(_POLL_S)
 
 

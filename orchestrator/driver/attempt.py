@@ -25,6 +25,7 @@ from autotune.policies.values.events import (
     Ended,
     Event,
     GoalReached,
+    History,
     Progressed,
     Started,
     StopRequested,
@@ -101,6 +102,30 @@ def end_survivors(context: RunContext) -> None:
                 context.observer.say(f"attempt #{number} was over and still ran; it is ended")
             handle.stop(grace_s=0.0)
             handle.release()
+
+
+def doubtful(history: History) -> tuple[int, ...]:
+    """Return the attempts of which processes may be left, as far as the record tells."""
+    gone = {
+        e.attempt
+        for e in history
+        if isinstance(e, Ended) and e.drain_s is not None and not (e.held or e.unreached)
+    }
+    return tuple(e.attempt for e in history if isinstance(e, Started) and e.attempt not in gone)
+
+
+def end_doubtful(context: RunContext) -> None:
+    """End what drivers before could not end of a run that is over, without recording anything.
+
+    Raises Unreachable where it cannot be reached now either.
+    """
+    for number in doubtful(context.journal.history()):
+        handle = context.runner.attach(run=context.folder.id, attempt=number)
+        if handle is not None:
+            context.observer.say(f"attempt #{number} still ran; it is ended")
+            handle.stop(grace_s=STOP_GRACE_S)
+            handle.release()
+    context.runner.sweep(run=context.folder.id)
 
 
 def kill(context: RunContext, running: Mapping[int, Handle | None], *, by: str) -> tuple[int, ...]:
@@ -241,9 +266,9 @@ class RunningAttempt:
             if isinstance(event, (Progressed, GoalReached)):
                 self._record(event)
         try:
-            held, drain_s = yield from invoke(self._drain)
+            held, drain_s, unreached = yield from invoke(self._drain)
         except Unreachable as unreachable:
-            held, drain_s = "", None
+            held, drain_s, unreached = "", None, unreachable.message
             self.seen = msgspec.structs.replace(self.seen, lost=self.seen.lost or unreachable.message)
         outcome = self.watch.outcome(self.seen.exit, lost=self.seen.lost, stopped_by=stopped_by)
         evidence = self.watch.evidence(outcome, self.seen.exit)
@@ -256,6 +281,7 @@ class RunningAttempt:
             stop_s=None if stop_s is None else round(stop_s, 3),
             drain_s=None if drain_s is None else round(drain_s, 3),
             held=held,
+            unreached=unreached,
             peaks=self.watch.peaks_since_step,
         )
         self._record(ended)
@@ -282,8 +308,10 @@ class RunningAttempt:
         except ForcedExit:
             return self.handle.stop(grace_s=0.0)
 
-    def _drain(self) -> tuple[str, float | None]:
-        """Await the attempt's memory; returns who holds some and the seconds, None if it was cut short.
+    def _drain(self) -> tuple[str, float | None, str]:
+        """Await the attempt's memory; returns who holds some, the seconds, and what did not answer.
+
+        The seconds are None if it was cut short.
 
         A request to end that comes meanwhile cuts it short: nothing else runs any more.
         """
@@ -296,11 +324,11 @@ class RunningAttempt:
                     if drain.unknown:  # no reason to end the run: the next start waits for the nodes it needs
                         self._say(f"whether all memory came back is unknown: {drain.unknown}")
                     clear = drain.clear or drain.unknown
-                    return drain.held or ("" if clear else "unknown"), drain.seconds
+                    return drain.held or ("" if clear else "unknown"), drain.seconds, drain.unknown
         except ForcedExit:
             pass
         self._observer.warn(f"the memory of attempt #{self.number} was not awaited")
-        return "", None
+        return "", None, ""
 
     def _last_words(self) -> Generator[None, None, None]:
         """Poll until the stopped attempt's exit and the end of its logs have arrived."""

@@ -10,9 +10,10 @@ from autotune.launchers.base import Framework, Runner
 from autotune.orchestrator.clock import Clock, timestamp
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.driver.signals import Interrupts
+from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run.directory import RunFolder
 from autotune.orchestrator.run.journal import Journal
-from autotune.policies.values.events import Event
+from autotune.policies.values.events import Event, Finished
 from autotune.policies.values.job import Job
 
 
@@ -54,3 +55,23 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
         with self.interrupts.shielded():
             at, worked_s = timestamp(self.clock.now()), self.journal.worked_s(self.clock.monotonic())
             self.journal.append(msgspec.structs.replace(event, at=at, after_s=round(worked_s, 3)))
+
+
+class EndingContext(RunContext, frozen=True, kw_only=True):
+    """What ending a run takes: that it is over is recorded once no process of it is left on any node."""
+
+    def record(self, event: Event) -> None:
+        """Append an event; raises Failure or Unreachable where a process may be left."""
+        if isinstance(event, Finished):
+            require_gone(self.folder, self.runner.end_all(run=self.folder.id))
+            event = msgspec.structs.replace(event, gone=True)
+        super().record(event)
+
+
+def require_gone(run: RunFolder, left: tuple[str, ...]) -> None:
+    """Raise Failure where processes of a run were not ended."""
+    if left:
+        raise Failure(
+            f"run {run.id} is not stopped; its processes could not be ended: {', '.join(left)}",
+            hint=f"end them there, then `{run.call('stop')}` again",
+        )

@@ -22,6 +22,7 @@ from autotune.policies.values.events import Accepted, History, Policy
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
+REQUEST = "stop"  # the file in a run's folder that asks its driver to end
 _ID_BYTES = 4
 _TRIES = 16
 
@@ -250,7 +251,7 @@ def owner_note(run: RunFolder) -> str:
 
 def _checked(run: RunFolder) -> RunFolder:
     """Return a run that nobody else can have written; raises Failure, also for a record that cannot be."""
-    refuse_unsafe(run.path, files=("job.yaml", "asked.json", "events.jsonl", "attempts", "lock", "stop"))
+    refuse_unsafe(run.path, files=("job.yaml", "asked.json", "events.jsonl", "attempts", "lock", REQUEST))
     history = run.history()
     path = run.path / "events.jsonl"
     if history and not isinstance(history[0], Accepted):

@@ -84,6 +84,14 @@ def owner(folder: Path) -> Owner | None:
         return None
 
 
+def last_owner(folder: Path) -> Owner | None:
+    """Return who holds the run's lock, or held it when its process died; None after an orderly end."""
+    try:
+        return _decoded((folder / "lock").read_bytes())
+    except OSError:
+        return None
+
+
 class Lock:
     """The held lock of a run. Its file's time is the heartbeat, which a thread renews."""
 

@@ -162,14 +162,13 @@ class Foreseen(EventBase, frozen=True, kw_only=True, tag="foreseen", tag_field="
 
     @property
     def memory(self) -> str:
-        """Which memory it is about: a phase's, or the host's, in whichever phase that was fullest."""
+        """The memory it is about: a phase's, or the host's in whichever phase that was fullest."""
         return HOST if self.cause is Cause.HOST_OOM else self.phase.value
 
     @property
     def diagnosis(self) -> Diagnosis:
         """The failure that is expected, as if it had happened."""
         text = f"expected to run out of memory at step {self.step}, as seen after step {self.seen_at}"
-        on_device = self.cause is Cause.GPU_OOM
         return Diagnosis(
             cause=self.cause,
             phase=self.phase,
@@ -181,7 +180,7 @@ class Foreseen(EventBase, frozen=True, kw_only=True, tag="foreseen", tag_field="
                 free_bytes=max(0, self.limit_bytes - self.used_bytes),
                 capacity_bytes=self.limit_bytes,
             )
-            if on_device
+            if self.cause is Cause.GPU_OOM
             else Facts(),
             confidence=round(self.chance, 3),
         )
@@ -248,6 +247,7 @@ class Ended(EventBase, frozen=True, kw_only=True, tag="ended", tag_field="type")
     drain_s: float | None = None  # processes gone -> memory back
     held: str = ""  # who holds memory that did not come back
     peaks: dict[str, Peak] = {}  # of phases that it passed after its last completed step
+    unreached: str = ""  # what did not answer, so that processes or memory of the attempt may be left there
     unwatched: bool = False  # no driver was there when it ended: when that was is not known
 
 
@@ -284,6 +284,7 @@ class Finished(EventBase, frozen=True, kw_only=True, tag="finished", tag_field="
     """The run is over."""
 
     verdict: Verdict
+    gone: bool = False  # every node was asked: no process of the run was left
 
 
 class Purpose(StrEnum):
@@ -364,9 +365,6 @@ class Notified(EventBase, frozen=True, kw_only=True, tag="notified", tag_field="
 
 
 Row: TypeAlias = Event | Notified  # a line of events.jsonl
-
-
-# --------------------------------------------------------------------------- actions
 
 
 class Launch(Value, frozen=True, kw_only=True, tag="launch", tag_field="action"):

@@ -157,15 +157,17 @@ def test_a_killed_driver_resumes_the_attempt_that_still_runs(head: Head) -> None
     until(lambda: not marked(run), "processes are left", 20)
 
 
-def test_a_killed_drivers_run_can_be_stopped(head: Head) -> None:
+def test_a_run_is_stopped_whose_driver_dies_as_it_is_asked(head: Head) -> None:
     driver = head.start("launch", "job.yaml")
     until(lambda: len(head.steps()) > 1, "no steps")
+    run = next((head.folder / "runs").iterdir())
+    driver.send_signal(signal.SIGSTOP)
+    stopping = head.start("stop", run.name)
+    until((run / "stop").exists, "no request")
     driver.kill()
     driver.wait()
-    run = next((head.folder / "runs").iterdir()).name
-    stopped = head.autotune("stop", run)
-    assert stopped.returncode == 0, stopped.stderr
-    until(lambda: not marked(run), "processes are left", 20)
+    assert stopping.wait(timeout=120) == 0
+    assert not marked(run.name), "processes are left"
     assert head.events()[-1]["type"] == "finished"
 
 

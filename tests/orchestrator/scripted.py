@@ -118,6 +118,8 @@ class World:
     gpus: int = 0
     card_bytes: int = 0
     unreachable: str = ""
+    silent: str = ""  # the node that does not answer who asks every node
+    undead: tuple[str, ...] = ()  # processes that even SIGKILL leaves
     deaf: bool = False  # nothing of it can be asked to end
     address: str = "local"
     at_once: int = 1  # attempts that may run at the same time
@@ -177,6 +179,13 @@ class Place:
             if not life.supervised:
                 life.running = False
         return ()
+
+    def end_all(self, *, run: str) -> tuple[str, ...]:
+        if self.world.silent:
+            raise Unreachable(f"{self.world.silent} did not answer within 120 s")
+        for life in self.world.lives.values():
+            life.running = False
+        return self.world.undead
 
     def close(self) -> None:
         self.closed = True

@@ -27,7 +27,7 @@ from autotune.launchers.runners.cluster.jobs import (
 )
 from autotune.launchers.runners.cluster.readers import NodeReader, Places, answers_of, has_died
 from autotune.launchers.runners.cluster.waits import WAITS, Waits
-from autotune.launchers.runners.node.agent import SWEEP_GRACE_S, sweep_machine
+from autotune.launchers.runners.node.agent import SWEEP_GRACE_S, end_run, sweep_machine
 from autotune.launchers.runners.node.host import Machine, measure
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster
@@ -215,6 +215,16 @@ class RayRunner:
             task.options(**on_node(node)).remote(run, spared=spared, grace_s=SWEEP_GRACE_S) for node in nodes
         ]
         return (*ended, *(what for found in self._answers(nodes, asked) for what in found))
+
+    def end_all(self, *, run: str) -> tuple[str, ...]:
+        """End every process of a run on all nodes; return those that even SIGKILL left."""
+        import ray
+
+        self._reach()
+        task = ray.remote(num_cpus=0, max_retries=0)(end_run)
+        nodes = living_nodes()
+        asked = [task.options(**on_node(node)).remote(run, grace_s=SWEEP_GRACE_S) for node in nodes]
+        return tuple(dict.fromkeys(what for left in self._answers(nodes, asked) for what in left))
 
     def close(self) -> None:
         """Leave the cluster; our own ends."""

@@ -254,6 +254,14 @@ def sweep_machine(run: str, *, spared: set[str], grace_s: float) -> tuple[str, .
     return (*ended.values(), *(f"files of attempt {attempt}" for attempt in folders))
 
 
+def end_run(run: str, *, grace_s: float) -> tuple[str, ...]:
+    """End every process of a run on this machine; return those that even SIGKILL left."""
+    left = end(lambda: marked(lambda name: name.startswith(f"{run}/")), grace_s=grace_s)
+    return tuple(
+        f"pid {stat.pid} ({stat.name}) of {user_of(stat.pid)} on {os.uname().nodename}" for stat in left
+    )
+
+
 def end_attempt(attempt: str, *, grace_s: float) -> tuple[str, ...]:
     """End every process of an attempt on this machine without its actor; return those that SIGKILL left."""
     left = end(lambda: marked(lambda name: name == attempt), grace_s=grace_s)

@@ -15,6 +15,7 @@ import msgspec
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Runner, Unreachable
 from autotune.launchers.packages import DISTRIBUTION, NEEDED, version_of
+from autotune.launchers.runners.node.agent import SWEEP_GRACE_S, end_run
 from autotune.orchestrator.annotate.annotator import Annotator
 from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.cli.shared.edit import EditedJob, changed_job, check, how_to_go_on, known_to
@@ -24,7 +25,8 @@ from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver import reconcile, rehearsal
-from autotune.orchestrator.driver.context import RunContext
+from autotune.orchestrator.driver.attempt import doubtful, end_doubtful
+from autotune.orchestrator.driver.context import EndingContext, RunContext, require_gone
 from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, hangups_ignored, listening
 from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.notify.courier import Courier
@@ -141,12 +143,18 @@ def resume(
 
 
 def end(run: directory.RunFolder, *, options: Options) -> None:
-    """Stop what a dead driver left running, and record that the run was stopped; raises Failure."""
+    """End every process of a run, and record that it was stopped if it is not over.
+
+    Raises Failure where a process is left or a node does not answer.
+    """
     console = Console(sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=True)
     views = Views(console, DriverLog(run.path))
     with Journal(run.path) as journal, listening() as interrupts:
         interrupts.note(signal.SIGTERM)
         history = journal.history()
+        if isinstance(history[-1], Finished) and accepted_of(history).cluster.address == "local":
+            require_gone(run, end_run(run.id, grace_s=SWEEP_GRACE_S))  # its Ray ended with its driver
+            return
         job = _job(run, history)
         with _insisted(run, journal, views, interrupts):
             _drive(run, job, journal, views, interrupts, ends=True)
@@ -165,7 +173,7 @@ def _drive(
 ) -> Verdict:
     history = journal.history()
     finished = history[-1] if history else None
-    if isinstance(finished, Finished) and edit is None:
+    if isinstance(finished, Finished) and edit is None and not ends:
         if display_of(finished.verdict).exit_code is ExitCode.OK:
             return finished.verdict
         if display_of(finished.verdict).exit_code is ExitCode.NO and not fixed:
@@ -187,7 +195,7 @@ def _drive(
                 _accept(run, journal, runner, framework, job)
         ours = accepted_of(journal.history()).cluster.address == "local"
         journal.patience_s = math.inf if ours else PATIENCE_S  # our own Ray ends with this process
-        context = RunContext(
+        context = (EndingContext if ends else RunContext)(
             journal=journal,
             framework=framework,
             runner=runner,
@@ -198,11 +206,16 @@ def _drive(
             observer=views,
         )
         context = taken_up(context, edit=edit, fixed=fixed)
-        verdict = _conduct(context, views)
+        if ends and isinstance(finished, Finished):
+            end_doubtful(context)
+            require_gone(run, runner.end_all(run=run.id))
+            verdict = finished.verdict
+        else:
+            verdict = _conduct(context, views)
     except ForcedExit:
         return _not_started(run, journal, views, interrupts)
     except Unreachable as unreachable:
-        if runner is None and interrupts.by and not (ends and unended(history)):
+        if runner is None and interrupts.by and not (ends and doubtful(history)):
             return _not_started(run, journal, views, interrupts)
         raise _unreachable(unreachable, run, then="stop" if ends else "resume") from None
     finally:
@@ -245,8 +258,12 @@ def _insisted(
 
 def _tell_bug(error: Exception, run: directory.RunFolder, journal: Journal, log: DriverLog) -> None:
     """Say in driver.log, and in the traceback that the user sees, what became of the run."""
-    left = unended(journal.history())
-    fate = f"attempt #{left[-1]} continues under its supervisor" if left else "nothing of it is left running"
+    left, unsure = unended(journal.history()), doubtful(journal.history())
+    fate = "nothing of it is left running"
+    if left:
+        fate = f"attempt #{left[-1]} continues under its supervisor"
+    elif unsure:
+        fate = f"whether attempt #{unsure[-1]} is gone is not known; `{run.call('stop')}` makes sure"
     error.add_note(f"run {run.id}: {fate}; `{run.call('resume')}` continues the run")
     log.note("".join(traceback.format_exception(error)).rstrip())
 

@@ -13,10 +13,11 @@ from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.job_changes import concerns_training
 from autotune.orchestrator.config.loader import written
 from autotune.orchestrator.driver import reconcile
+from autotune.orchestrator.driver.attempt import doubtful
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.errors import Failure
 from autotune.policies.values.events import Edited, Finished, Started
-from autotune.policies.values.history import accepted_of, unended
+from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Cluster, Job
 
 
@@ -27,7 +28,7 @@ def taken_up(context: RunContext, *, edit: EditedJob | None, fixed: bool) -> Run
     """
     history = context.journal.history()
     left = connect.left(context.runner, before=accepted_of(history).cluster)
-    if left is not None and context.interrupts.by and unended(history):
+    if left is not None and context.interrupts.by and doubtful(history):
         raise Failure(
             f"the Ray cluster of the run, {left.address}, was not reached; what may run there was not ended",
             hint=f"start it again; `{context.folder.call('resume')}` goes on with the one that was reached",

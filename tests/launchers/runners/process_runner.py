@@ -12,6 +12,7 @@ from autotune.launchers.runners.node.agent import (
     SWEEP_GRACE_S,
     Baseline,
     Node,
+    end_run,
     sweep_machine,
 )
 from autotune.launchers.runners.node.drain import ENOUGH_SHARE, drain
@@ -137,6 +138,10 @@ class ProcessRunner:
     def sweep(self, *, run: str) -> tuple[str, ...]:
         """End what is left of a run here without a living supervisor."""
         return sweep_machine(run, spared=set(), grace_s=SWEEP_GRACE_S)
+
+    def end_all(self, *, run: str) -> tuple[str, ...]:
+        """End every process of a run here."""
+        return end_run(run, grace_s=SWEEP_GRACE_S)
 
     def close(self) -> None:
         """End the attempts that were not released."""

@@ -1,6 +1,7 @@
 """`autotune` over a scripted place to run: `python -m tests.orchestrator.cli.scripted_main PLAY ARGS…`.
 
-`PLAY@HOST:PORT+80` plays on a cluster at that address, with a card of 80 GiB.
+`PLAY@HOST:PORT+80` plays on a cluster at that address, with a card of 80 GiB; `PLAY:silent@…` has a node that
+does not answer, `PLAY:undead@…` a process that cannot be ended.
 """
 
 from __future__ import annotations
@@ -142,10 +143,13 @@ def open_runner(*_: object, **__: object) -> Place:
     if play == "elsewhere":
         return Place(World(tight_memory, address="10.0.0.1:6379"), Fast())  # type: ignore[arg-type]
     name, _, where = play.partition("@")
+    name, _, trouble = name.partition(":")
     address, _, gib = where.partition("+")
     world = World(
         PLAYS[name], address=address or "local", gpus=int(bool(gib)), card_bytes=int(gib or 0) << 30
     )
+    world.silent = "gpu-03" if trouble == "silent" else ""
+    world.undead = ("pid 7 (python) of mia on gpu-02",) if trouble == "undead" else ()
     return Place(world, Fast())  # type: ignore[arg-type]
 
 

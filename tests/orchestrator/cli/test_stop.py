@@ -1,0 +1,155 @@
+"""`stop` says that a run is stopped once that was observed, whoever drove it and however its driver ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from autotune.launchers.runners.node.processes import MARKER, attempt_of
+from autotune.orchestrator.cli import stop
+from autotune.orchestrator.driver.attempt import doubtful
+from autotune.orchestrator.run import directory
+from autotune.orchestrator.run.journal import Journal
+from autotune.orchestrator.run.lock import Owner, boot_id
+from autotune.policies.values.events import Ended, Event, Finished, Interrupted, Started
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import Cancelled, Lost
+from tests.orchestrator.cli.terminal import Seen, call, run
+from tests.orchestrator.cli.test_troubles import the_run, until
+from tests.orchestrator.scripted import JOB
+
+CLUSTER = "@10.0.0.1:6379"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def killed(home: Path, play: str) -> directory.RunFolder:
+    """Launch a job, and kill its driver while it trains."""
+
+    def kill(child: subprocess.Popen[bytes]) -> None:
+        until(home, "progressed")
+        child.kill()
+
+    run("launch", "job.yaml", cwd=home, play=play, meanwhile=kill)
+    return the_run(home)
+
+
+def test_a_run_whose_driver_dies_as_it_is_asked_is_stopped_all_the_same(home: Path) -> None:
+    def die_when_asked(child: subprocess.Popen[bytes]) -> None:
+        until(home, "progressed")
+        child.send_signal(signal.SIGSTOP)  # whatever it is asked, it does nothing
+
+        def kill(_: subprocess.Popen[bytes]) -> None:
+            end = time.monotonic() + 20
+            while not (the_run(home).path / "stop").exists():
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            child.kill()
+            child.wait()
+
+        seen.append(run("stop", cwd=home, play="forever", meanwhile=kill))
+
+    seen: list[Seen] = []
+    run("launch", "job.yaml", cwd=home, play="forever", meanwhile=die_when_asked)
+    (stopped,) = seen
+    assert (stopped.code, "is stopped" in stopped.err) == (0, True), stopped.err
+    assert isinstance(the_run(home).history()[-1], Finished)
+    assert not (the_run(home).path / "stop").exists()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (":undead", "its processes could not be ended: pid 7 (python) of mia on gpu-02"),
+        (":silent", "gpu-03 did not answer"),
+    ],
+)
+def test_what_could_not_be_ended_or_reached_is_named_each_time(trouble: str, words: str, home: Path) -> None:
+    killed(home, "forever" + CLUSTER)
+    for _ in range(2):
+        seen = run("stop", cwd=home, play=f"forever{trouble}{CLUSTER}")
+        assert seen.code == 3 and words in seen.err and "is stopped" not in seen.err
+        assert not isinstance(the_run(home).history()[-1], Finished)
+    seen = run("stop", cwd=home, play="forever" + CLUSTER)
+    assert seen.code == 0 and "is stopped" in seen.err
+    assert run("stop", cwd=home, play="unreachable").code == 0  # the record shows that nothing is left
+
+
+def test_what_a_driver_could_not_reach_is_looked_for_although_the_run_has_finished(home: Path) -> None:
+    made = killed(home, "forever" + CLUSTER)
+    unreached = Ended(attempt=1, outcome=Cancelled(by="user"), drain_s=0.2, unreached="gpu-03")
+    with Journal(made.path) as journal:
+        for event in (unreached, OVER):
+            journal.append(msgspec.structs.replace(event, at=journal.history()[-1].at))
+    for play in ("unreachable", "forever:silent" + CLUSTER, "forever:undead" + CLUSTER):
+        assert run("stop", cwd=home, play=play).code == 3
+    seen = run("stop", cwd=home, play="forever" + CLUSTER)
+    assert seen.code == 0 and "has already finished; no process of it is left" in seen.err
+
+
+def test_a_finished_run_is_rid_of_what_its_driver_could_not_end(home: Path) -> None:
+    made = killed(home, "forever")
+    with Journal(made.path) as journal:
+        for event in (Ended(attempt=1, outcome=Lost(reason="its node was silent")), OVER):
+            journal.append(msgspec.structs.replace(event, at=journal.history()[-1].at))
+    name = f"{made.id}/1"
+    left = subprocess.Popen([sys.executable, "-c", "input()"], env={MARKER: name}, stdin=subprocess.PIPE)
+    try:
+        end = time.monotonic() + 20
+        while attempt_of(left.pid) != name:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert run("stop", cwd=home).code == 0
+        assert left.wait(timeout=20) == -signal.SIGTERM
+    finally:
+        left.kill()
+
+
+def test_processes_on_another_host_are_not_said_to_be_gone(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = killed(home, "forever")
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(stop, "last_owner", lambda _: Owner(host="gpu-07", pid=1, boot_id="another"))
+    seen = call("stop")
+    assert seen.code == 3 and "ended on gpu-07, where its processes may be left" in seen.err
+    assert not isinstance(made.history()[-1], Finished)
+
+
+def test_a_host_that_was_restarted_since_has_no_processes_of_the_run(home: Path) -> None:
+    made = killed(home, "forever")
+    here = os.uname().nodename
+    stop._require_reachable(made, made.history(), Owner(host=here, pid=1, boot_id="before"))
+    with pytest.raises(stop.Failure, match="in its container"):
+        stop._require_reachable(made, made.history(), Owner(host=here, pid=1, boot_id=boot_id(), pids=1))
+
+
+STARTED = Started(attempt=1, knobs=Knobs())
+OVER = Finished(attempt=1, verdict=Interrupted(by="SIGTERM"))
+
+
+@pytest.mark.parametrize(
+    ("end", "is_doubtful"),
+    [
+        ([Ended(attempt=1, outcome=Cancelled(by="user"), drain_s=0.2)], False),
+        ([Ended(attempt=1, outcome=Cancelled(by="user"), drain_s=0.2, held="pid 7")], True),
+        ([Ended(attempt=1, outcome=Cancelled(by="user"), drain_s=0.2, unreached="gpu-03")], True),
+        ([Ended(attempt=1, outcome=Cancelled(by="user"))], True),
+        ([], True),
+    ],
+)
+def test_an_attempt_is_gone_where_its_end_was_observed_everywhere(
+    end: list[Event], is_doubtful: bool
+) -> None:
+    assert bool(doubtful((STARTED, *end, OVER))) is is_doubtful
