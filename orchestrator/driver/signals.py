@@ -187,12 +187,11 @@ def outlive_terminal() -> None:
 def listening(
     request: Path | None = None, *, hung_up: Callable[[], None] = lambda: None
 ) -> Iterator[Interrupts]:
-    """Return the interrupts of this process while the block runs; an old request is forgotten.
+    """Return the interrupts of this process, and of the file `request`, while the block runs.
 
-    `hung_up` is called when the terminal goes away, unless the user started the driver with `nohup`.
+    A driver listens before others can see it: whoever finds it can rely on being heard. `hung_up` is called
+    when the terminal goes away, unless the user started the driver with `nohup`.
     """
-    if request is not None:
-        request.unlink(missing_ok=True)
     arrivals, theirs = os.pipe()
     os.set_blocking(arrivals, False)
     os.set_blocking(theirs, False)
@@ -212,8 +211,6 @@ def listening(
         signal.set_wakeup_fd(wakeup)
         os.close(arrivals)
         os.close(theirs)
-        if request is not None:
-            request.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -15,8 +15,9 @@ import msgspec
 
 from autotune.orchestrator import calls
 from autotune.orchestrator.clock import seconds_of
-from autotune.orchestrator.errors import ExitCode, Failure, reason_of
+from autotune.orchestrator.errors import ExitCode, Failure, reason_of, writing
 from autotune.orchestrator.run import journal
+from autotune.orchestrator.run.lock import owner
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import Accepted, History, Policy
 from autotune.policies.values.job import Job
@@ -131,6 +132,16 @@ class RunFolder:
             raise Failure(
                 f"`{path}` is damaged: {error}", hint="launch the job again", code=ExitCode.USAGE
             ) from None
+
+    def forget_request(self) -> None:
+        """Remove a request to end that was meant for an earlier driver; raises Failure where it cannot be.
+
+        One that was made before the first driver began is meant for that one.
+        """
+        with writing(self.path / REQUEST):
+            begun = (self.path / "events.jsonl").exists()
+            if begun and owner(self.path) is None:
+                (self.path / REQUEST).unlink(missing_ok=True)
 
     def change(self, job_text: str, request: RunRequest) -> None:
         """Keep a job that the user changed, and where it came from."""

@@ -84,9 +84,10 @@ def drive(
         return job
 
     try:
+        run.forget_request()
         with (
+            listening(run.path / directory.REQUEST, hung_up=views.hang_up) as interrupts,
             Journal(run.path, tell=annotator.after(courier.after(views.tell)), say=views.say) as journal,
-            listening(run.path / "stop", hung_up=views.hang_up) as interrupts,
             annotator.at_work(journal, interrupts),
             courier.at_work(journal, interrupts),
         ):
@@ -149,7 +150,7 @@ def end(run: directory.RunFolder, *, options: Options) -> None:
     """
     console = Console(sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=True)
     views = Views(console, DriverLog(run.path))
-    with Journal(run.path) as journal, listening() as interrupts:
+    with listening() as interrupts, Journal(run.path) as journal:
         interrupts.note(signal.SIGTERM)
         history = journal.history()
         if isinstance(history[-1], Finished) and accepted_of(history).cluster.address == "local":

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from autotune.launchers.base import Exit, Unreachable
 from autotune.orchestrator.cli import main
@@ -21,6 +22,7 @@ from autotune.orchestrator.cli.shared import connect, drive
 from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.driver import reconcile, signals
 from autotune.orchestrator.run import certificate, export
+from autotune.orchestrator.run.journal import Journal
 from autotune.policies.values.command import Command
 from tests.orchestrator.scripted import Place, Script, World, forever, phase, reported, silent, tight_memory
 
@@ -108,6 +110,20 @@ def shut_down(_: World, __: Command) -> tuple[Script, Exit | None]:
     raise BrokenPipeError(errno.ESHUTDOWN, "Cannot send after transport endpoint shutdown")
 
 
+def asked_while_opening(how: str) -> type[Journal]:
+    """Return a journal whose driver is asked to end while it opens it, when others can see the driver."""
+
+    class Asked(Journal):
+        def __init__(self, folder: Path, **options: Any) -> None:
+            super().__init__(folder, **options)
+            if how == "signal":
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                (folder / "stop").touch()
+
+    return Asked
+
+
 PLAYS = {
     f.__name__: f
     for f in (
@@ -155,6 +171,8 @@ def open_runner(*_: object, **__: object) -> Place:
 
 if __name__ == "__main__":
     play = sys.argv.pop(1)
+    if ":asked-by-" in play:
+        drive.Journal = asked_while_opening(play.partition(":asked-by-")[2])  # type: ignore[misc]
     connect.open_runner = open_runner  # type: ignore[assignment]
     drive.Clock = Fast  # type: ignore[misc]
     reconcile.LAST_WORDS_S = 0.5

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from autotune.orchestrator.cli import stop
 from autotune.orchestrator.driver.attempt import doubtful
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.journal import Journal
-from autotune.orchestrator.run.lock import Owner, boot_id
+from autotune.orchestrator.run.lock import Lock, Owner, boot_id
 from autotune.policies.values.events import Ended, Event, Finished, Interrupted, Started
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Lost
@@ -133,6 +134,41 @@ def test_a_host_that_was_restarted_since_has_no_processes_of_the_run(home: Path)
     stop._require_reachable(made, made.history(), Owner(host=here, pid=1, boot_id="before"))
     with pytest.raises(stop.Failure, match="in its container"):
         stop._require_reachable(made, made.history(), Owner(host=here, pid=1, boot_id=boot_id(), pids=1))
+
+
+@pytest.mark.parametrize("how", ["signal", "request"])
+def test_a_driver_hears_a_request_from_the_moment_that_others_see_it(how: str, home: Path) -> None:
+    assert run("launch", "job.yaml", cwd=home, play=f"forever:asked-by-{how}").code == 143
+    history = the_run(home).history()
+    assert isinstance(history[-1], Finished) and not any(isinstance(e, Started) for e in history)
+
+
+def test_a_request_for_an_earlier_driver_is_forgotten_and_one_for_the_first_is_not(home: Path) -> None:
+    made = directory.create(home / "runs", job_text=JOB)
+    seen = run("stop", cwd=home, play="tight_memory")
+    assert seen.code == 0 and "has not started; a driver that is starting now stops at once" in seen.err
+    assert run("resume", cwd=home, play="tight_memory").code == 143
+    assert (made.path / "stop").exists()
+    assert run("resume", cwd=home, play="tight_memory").code == 0
+
+
+def test_a_request_is_repeated_until_the_driver_is_gone(tmp_path: Path) -> None:
+    made = directory.create(tmp_path, job_text=JOB)
+    lock, request = Lock(made.path), made.path / "stop"
+
+    def start_as_a_driver_does() -> None:
+        for _ in range(2):
+            end = time.monotonic() + 20
+            while not request.exists():
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            request.unlink()
+        lock.release()
+
+    driver = threading.Thread(target=start_as_a_driver_does)
+    driver.start()
+    stop._ask(made, Owner(host="another", pid=1, boot_id="another"))
+    driver.join()
 
 
 STARTED = Started(attempt=1, knobs=Knobs())
