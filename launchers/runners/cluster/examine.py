@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.cluster.actors import living_nodes, name_of, on_node
+from autotune.launchers.runners.cluster.readers import import_failure
 from autotune.launchers.runners.cluster.survey import first_line
 from autotune.launchers.runners.cluster.waits import WAITS
 from autotune.launchers.runners.node.examination import Examination, NodeFacts, examine
@@ -69,8 +70,7 @@ def _examined(wanted: Examination, *, timeout_s: float) -> tuple[Answer, ...]:
 
 def _reason(error: Exception) -> str:
     """Return in one line why a node could not be examined."""
+    if why := import_failure(error):
+        return f"its Ray cannot import autotune: {why}"
     cause = getattr(error, "cause", None)
-    text = str(cause or error)
-    if "No module named 'autotune" in text:
-        return "its Ray has no autotune, or another version of it"
     return first_line(cause if isinstance(cause, Exception) else error)

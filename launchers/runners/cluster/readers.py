@@ -7,11 +7,18 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from autotune.launchers.base import Chunk, Unreachable
+from autotune.launchers.packages import DISTRIBUTION, version_of
 from autotune.launchers.runners.cluster.jobs import Claim
 from autotune.launchers.runners.cluster.waits import Waits
 from autotune.launchers.runners.node.agent import Report, Start
 from autotune.policies.values.observation import Sample
 
+# Of a task, of an actor and of arguments that a worker could not unpickle.
+_NOT_IMPORTED = (
+    "No module named 'autotune",
+    "failed to import on the worker",
+    "System error: No module named",
+)
 _DOUBLED = 16  # times at most: what a pause comes to stays a number however often an actor dies
 
 
@@ -195,10 +202,28 @@ def has_died(answer: object) -> bool:
     return dead and not isinstance(answer, errors.ActorUnavailableError)
 
 
+def import_failure(error: BaseException) -> str:
+    """Return why a worker could not import what it was asked to run; empty for any other failure.
+
+    So it is where the environment of the cluster's Ray lacks autotune, or has another version of it.
+    """
+    text = str(getattr(error, "cause", None) or error)
+    if not any(words in text for words in _NOT_IMPORTED):
+        return ""
+    return next((line.strip() for line in reversed(text.splitlines()) if "Error: " in line), "ImportError")
+
+
+def install_hint() -> str:
+    """Return what to do where workers cannot import autotune."""
+    autotune = f"{DISTRIBUTION} {version_of(DISTRIBUTION)}".strip()
+    return f"install {autotune} into the environment of the cluster's Ray, on every node"
+
+
 def answers_of(asked: list[tuple[str, Any]], *, timeout_s: float) -> list[Any]:
     """Return the answers by the name of the actor that was asked.
 
-    Raises Unreachable, which names those that did not answer in time, or what one of them raised.
+    Raises Unreachable, which names those that did not answer in time or cannot import autotune, or what one
+    of them raised.
     """
     import ray
 
@@ -207,4 +232,14 @@ def answers_of(asked: list[tuple[str, Any]], *, timeout_s: float) -> list[Any]:
     silent = [name for name, reference in asked if reference in pending]
     if silent:
         raise Unreachable(f"{', '.join(dict.fromkeys(silent))} did not answer within {timeout_s:.0f} s")
-    return list(ray.get(references))
+    answers = []
+    for name, reference in asked:
+        try:
+            answers.append(ray.get(reference))
+        except ray.exceptions.RayError as error:
+            if not (reason := import_failure(error)):
+                raise
+            raise Unreachable(
+                f"the environment of Ray on {name} cannot import autotune: {reason}", hint=install_hint()
+            ) from error
+    return answers

@@ -1,7 +1,7 @@
 """What is known of a cluster without one: its size, its workers' variables, the lines about its silence."""
 
 from autotune.launchers.runners.cluster.actor import workers_variables
-from autotune.launchers.runners.cluster.readers import NodeReader, Places
+from autotune.launchers.runners.cluster.readers import NodeReader, Places, import_failure
 from autotune.launchers.runners.cluster.runner import summarize
 from autotune.launchers.runners.cluster.silence import Silence, Silences, State
 from autotune.launchers.runners.cluster.waits import Waits
@@ -90,3 +90,13 @@ def test_without_the_head_nothing_is_known_of_the_nodes():
         "node gpu-03 answers again after 31 s",
         "the Ray cluster's head answers again after 30 s",
     )
+
+
+def test_what_a_worker_could_not_import_is_told_from_its_other_failures():
+    lacks = "System error: No module named 'msgspec'\ntraceback: Traceback (most recent call last):\n"
+    lacks += "ModuleNotFoundError: No module named 'msgspec'\n"
+    assert import_failure(RuntimeError(lacks)) == "ModuleNotFoundError: No module named 'msgspec'"
+    other = "The remote function failed to import on the worker. This may be because ...\n\n"
+    other += "ImportError: cannot import name 'measure' from 'autotune.launchers.runners.node.host'\n"
+    assert import_failure(RuntimeError(other)).startswith("ImportError: cannot import name 'measure'")
+    assert import_failure(RuntimeError("no module named numpy in the job's own script")) == ""
