@@ -22,7 +22,6 @@ import click
 
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
-from autotune.launchers.frameworks.tabular.rows import knob_rows
 from benchmarks.facts import areal, argparse_flags, engines, ms_swift, skyrl, trl, verl
 from benchmarks.facts.pins import required
 
@@ -126,8 +125,8 @@ def knobs_of(subject: str) -> dict[str, str]:
     assert isinstance(framework, TabularFramework)
     return {
         name.removeprefix(node): row.knob
-        for row in knob_rows(*framework.tables)
-        for names in row.settings
+        for row in framework.table.rows
+        for names in row.keys
         for name in names.split(", ")
         if name and name.startswith(node)
     }

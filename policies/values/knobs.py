@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import msgspec
 
@@ -62,7 +62,48 @@ class Knobs(Value, frozen=True, kw_only=True):
 
 Setting: TypeAlias = int | float | bool | str | None
 
-KNOBS: tuple[str, ...] = tuple(Knobs.__struct_fields__)
+# The name of a knob, as mypy checks it; a test holds it to the fields of `Knobs`.
+KnobName: TypeAlias = Literal[
+    "concurrency",
+    "memory_fraction",
+    "rollout_tensor_parallel",
+    "cuda_graphs",
+    "max_batched_tokens",
+    "max_model_len",
+    "tokens_per_microbatch",
+    "microbatch_size",
+    "dynamic_batching",
+    "recompute",
+    "activation_offload",
+    "param_offload",
+    "grad_offload",
+    "optimizer_offload",
+    "optimizer_offload_fraction",
+    "optimizer_offload_overlap",
+    "sequence_parallel",
+    "context_parallel",
+    "tensor_parallel",
+    "sharding",
+    "fused_kernels",
+    "loss_recompute",
+    "memory_efficient_load",
+    "logprob_tokens",
+    "logprob_chunk",
+    "entropy_chunking",
+    "entropy_recompute",
+    "sync_mode",
+    "sync_buffer",
+    "host_allocator",
+    "weights_backup",
+    "dataloader_workers",
+    "allocator",
+    "memory_margin",
+    "restart_every",
+    "memory_snapshot",
+    "nccl_memory_check",
+    "memory_profile",
+]
+KNOBS: tuple[KnobName, ...] = cast("tuple[KnobName, ...]", Knobs.__struct_fields__)
 
 
 def changed(before: Knobs, after: Knobs) -> dict[str, tuple[Setting, Setting]]:

@@ -103,7 +103,7 @@ class Areal(TabularFramework[Config]):
         """Return the knobs that a job does not offer; an older release may lack a setting."""
         refused, release = super().declined(config), config.release.version
         for row in self.known(config):
-            names = [name for name in _NAMES.findall(row.setting) if name in known()]
+            names = [name for name in _NAMES.findall(row.key) if name in known()]
             if absent := [name for name in names if name not in config.facts]:
                 refused.setdefault(row.knob, f"AReaL {release} has no setting {absent[0]}")
         return refused
@@ -172,7 +172,7 @@ class Areal(TabularFramework[Config]):
         result: dict[str, Any] = {}
         for _ in range(_ROUNDS):
             config = Config(changed(job, result))
-            wanted = rows.settings_for(offered, config, own, READERS, WRITERS)
+            wanted = rows.settings_for(offered, config, own)
             more = {
                 name: value
                 for name, value in wanted.items()

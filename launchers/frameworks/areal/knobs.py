@@ -9,7 +9,7 @@ from autotune.launchers.frameworks.areal.backend import Backend
 from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.core import host_allocators
 from autotune.launchers.frameworks.core.engines import LARGEST_LIMITED_BATCH
-from autotune.launchers.frameworks.tabular.rows import Reader, Writer
+from autotune.launchers.frameworks.tabular.legacy import Reader, Writer
 from autotune.policies.values.knobs import Knobs, Setting
 
 _GRAPH_SIZES = ("sglang.cuda_graph_max_bs", "sglang.cuda_graph_bs")

@@ -11,9 +11,9 @@ from autotune.launchers.base import Framework, Problem
 from autotune.launchers.builtin.config.placement import colocated, half_precision
 from autotune.launchers.builtin.config.settings import Settings, SettingsError, parse_settings
 from autotune.launchers.builtin.config.sizes import mini_batch, nominal
+from autotune.launchers.frameworks.builtin.rows import TABLE, Case
 from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.checkpoints import absolute
-from autotune.launchers.frameworks.core.data import unsupported_always
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects.own_lines import own_marker, own_marks
 from autotune.launchers.frameworks.tabular import rows
@@ -24,7 +24,7 @@ from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
-from autotune.policies.values.profile import AtMost, Placement, Profile
+from autotune.policies.values.profile import Placement, Profile
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 _PROGRAM = "autotune.launchers.builtin"
@@ -83,31 +83,24 @@ class Builtin(Framework):
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with the defaults filled in, and what limits them."""
         settings = parse_settings(self._document(job, run="profile"))
-        sequence = settings.prompt_tokens + settings.response_tokens
-        own = {row.knob: getattr(settings, row.setting) for row in rows.knob_rows(__package__)}
+        own = {row.knob: getattr(settings, row.key) for row in TABLE.rows}
         limit = settings.tokens_per_microbatch
         own["tokens_per_microbatch"] = limit or nominal(settings, "tokens_per_microbatch")
         own["logprob_tokens"] = settings.logprob_tokens or limit or nominal(settings, "logprob_tokens")
         own["concurrency"] = min(settings.concurrency, settings.prompts * settings.samples)
         gpus = cluster.gpus_per_node > 0
         shared = colocated(settings, cards=cluster.nodes * cluster.gpus_per_node)
-        offered = {
-            "": True,
-            "limits_prefill": settings.max_batched_tokens is not None,
-            "counts_sequences": settings.microbatch_size is not None,
-            "has_cards_apart": gpus and not shared,
-        }
-        present = rows.known(rows.knob_rows(__package__), lambda row: offered[row.when])
-        most = AtMost(knob="sync_buffer", value=settings.sync_buffer, why="a larger bucket frees nothing")
+        case = Case(settings, has_gpus_apart=gpus and not shared)
+        present = rows.known(TABLE, case, {})
         return Profile(
             framework=self.name,
             knobs=Knobs(**own),
             supported=rows.supports(present, {}),
-            unsupported=unsupported_always(__package__),
-            constraints=(*rows.bounds(present, {"sequence": sequence}.__getitem__), most),
+            unsupported={str(knob): why for knob, why in TABLE.absent.items()},
+            constraints=tuple(rows.bounds(present, case)),
             placement=Placement.COLOCATED if shared else Placement.SEPARATE,
             engine=settings.engine,
-            longest_sequence=sequence,
+            longest_sequence=case.sequence,
             trainer_budget_bytes=min((b for b in settings.trainer_budget if b), default=None),
             engine_budget_bytes=settings.engine_budget,
             resumable=settings.save_every > 0,
@@ -168,16 +161,16 @@ class Builtin(Framework):
             written = self.profile(
                 msgspec.structs.replace(job, settings={**job.settings, **changed}), _NOWHERE
             ).knobs
-            more = {
+            more: dict[str, Any] = {
                 name: getattr(knobs, name)
-                for name in (row.knob for row in rows.knob_rows(__package__))
+                for name in (row.knob for row in TABLE.rows)
                 if name not in changed
                 and getattr(knobs, name) is not None
                 and getattr(knobs, name) != getattr(written, name)
             }
             if not more:
                 return changed
-            changed |= more
+            changed.update(more)
 
     def can_force_longest(self, job: Job) -> bool:
         """Return True: prompts have one length, and `ignore_eos` makes every answer as long as allowed."""

@@ -20,16 +20,18 @@ from autotune.launchers.frameworks.command.placeholders import (
     environment,
     placeholders,
 )
+from autotune.launchers.frameworks.command.rows import Case, row_of
 from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.tabular import rows
+from autotune.launchers.frameworks.tabular.table import Row
 from autotune.launchers.likeness import nearest, suggestion
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
-from autotune.policies.values.knobs import KNOBS, Knobs, Setting
+from autotune.policies.values.knobs import KNOBS, KnobName, Knobs, Setting
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Grid, Placement, Profile
 from autotune.policies.values.rehearsing import LateEvent, Met
@@ -59,17 +61,19 @@ class AnyCommand(Framework):
         """Return the knobs that the command offers, with grids below their starting values."""
         own = _own(job)
         longest = job.settings.get("longest_sequence")
-        present = [_row(name) for name in own]
-        grids = {row.knob: _grid(job, row, own[row.knob], cluster) for row in present}
+        present = [row_of(name) for name in own]
+        grids: dict[str, tuple[int, ...] | Grid] = {
+            row.knob: _grid(job, row, own[row.knob], cluster) for row in present
+        }
         supported = rows.supports(present, grids)
         heads = job.shape.heads if job.shape is not None else 0
-        sizes = {"longest": longest if isinstance(longest, int) else 0, "heads": heads}
+        case = Case(longest if isinstance(longest, int) else 0, heads)
         return Profile(
             framework=self.name,
             knobs=Knobs(**own),
             supported=supported,
             unsupported={name: f"the command has no `{{{name}}}`" for name in KNOBS if name not in supported},
-            constraints=(*rows.bounds(present, sizes.__getitem__), *rows.fixed(present)),
+            constraints=(*rows.bounds(present, case), *rows.fixed(present)),
             placement=_placement(job),
             engine=str(job.settings.get("engine", "none")),
             longest_sequence=longest if isinstance(longest, int) else None,
@@ -140,19 +144,20 @@ def _all(job: Job) -> tuple[Placeholder, ...]:
     return tuple(placeholder for text in texts for placeholder in placeholders(text))
 
 
-def _own(job: Job) -> dict[str, Any]:
+def _own(job: Job) -> dict[KnobName, Any]:
     """Return the values of the knobs that the command names, as far as they can be read."""
-    named = dict.fromkeys(p.name for p in _all(job) if p.is_knob)
-    values = {name: _value(name, job.settings.get(name)) for name in named}
+    named = dict.fromkeys(placeholder.name for placeholder in _all(job))
+    knobs = [knob for name in named for knob in KNOBS if knob == name]
+    values = {knob: _value(knob, job.settings.get(knob)) for knob in knobs}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _value(name: str, written: Any) -> Setting:
+def _value(name: KnobName, written: Any) -> Setting:
     """Return a knob's value in its own type, None where the text does not fit it."""
     if name in _SIZES and isinstance(written, str):
         size = _SIZE.fullmatch(written.strip())
         written = round(float(size[1]) * UNITS[size[2]]) if size else written
-    if _row(name).grid.minimum is not None and isinstance(written, int) and not isinstance(written, bool):
+    if row_of(name).grid.minimum is not None and isinstance(written, int) and not isinstance(written, bool):
         written = float(written)
     try:
         value: Setting = msgspec.convert(written, type=_TYPES[name])
@@ -182,13 +187,7 @@ def _layout(job: Job) -> Layout:
 # --------------------------------------------------------------------------- what may change
 
 
-def _row(name: str) -> rows.Row:
-    """Return what is known of a knob beyond its value."""
-    every = {row.knob: row for row in rows.knob_rows(__package__)}
-    return every.get(name) or rows.Row(knob=name, setting=name)
-
-
-def _grid(job: Job, row: rows.Row, value: Any, cluster: Cluster) -> Grid:
+def _grid(job: Job, row: Row[Case], value: Any, cluster: Cluster) -> Grid:
     if row.grid.minimum is not None:  # a share: its ends are typed with a point too
         ends = {"minimum": float(row.grid.minimum), "maximum": float(row.grid.maximum or 1)}
         return msgspec.structs.replace(row.grid, **ends)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,16 +60,6 @@ def table(package: str, file: str, value: type[T]) -> dict[str, T]:
             raise DataError(f"{place}: named twice")
         entries[key.value] = _decoded(node, value, place)
     return entries
-
-
-@cache
-def _unsupported(package: str) -> dict[str, str]:
-    return table(package, "unsupported.yaml", str)
-
-
-def unsupported_always(package: str) -> dict[str, str]:
-    """Return the knobs that no job of a framework offers, each with the reason."""
-    return dict(_unsupported(package))
 
 
 def document(package: str, file: str, kind: type[T]) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from packaging.version import InvalidVersion, Version
@@ -29,3 +29,20 @@ def choose(wanted: str | None, known: Iterable[str]) -> Release:
     older = [release for release in releases if release <= own]
     nearest = older[-1] if older else releases[0]
     return Release(str(nearest), exact=nearest == own)
+
+
+def within(versions: Mapping[str, str], since: Mapping[str, str], until: Mapping[str, str]) -> bool:
+    """Return whether releases are from `since` on and before `until`, each by the name of what is released.
+
+    One that is not known is taken to be newer than any.
+    """
+    return all(_at_least(versions.get(name, ""), first) for name, first in since.items()) and not any(
+        _at_least(versions.get(name, ""), first) for name, first in until.items()
+    )
+
+
+def _at_least(written: str, first: str) -> bool:
+    try:
+        return Version(Version(written).public) >= Version(first)
+    except InvalidVersion:
+        return True

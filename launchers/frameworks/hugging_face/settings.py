@@ -16,7 +16,7 @@ from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, facts
-from autotune.launchers.frameworks.tabular.rows import knob_rows
+from autotune.launchers.frameworks.tabular.legacy import knob_rows
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
 

@@ -19,7 +19,7 @@ from autotune.launchers.frameworks.megatron.dialect import ENGINE, Dialect, dial
 from autotune.launchers.frameworks.megatron.knobs import READERS, WHEN, WRITERS
 from autotune.launchers.frameworks.megatron.layout import layout, resident
 from autotune.launchers.frameworks.megatron.model import model_of
-from autotune.launchers.frameworks.tabular import rows
+from autotune.launchers.frameworks.tabular import legacy
 from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.listed_flags import ListedFlagFramework
 from autotune.policies.certificate.contents import Training
@@ -41,8 +41,8 @@ class MegatronRl(ListedFlagFramework[Config]):
     saves_by_time = False
     async_entry: ClassVar[tuple[str, ...]] = ()  # with --fully-async, where that is another program
     when: ClassVar[Mapping[str, Callable[[Config], bool]]] = WHEN
-    readers: ClassVar[Mapping[str, rows.Reader]] = READERS
-    writers: ClassVar[Mapping[str, rows.Writer]] = WRITERS
+    readers: ClassVar[Mapping[str, legacy.Reader]] = READERS
+    writers: ClassVar[Mapping[str, legacy.Writer]] = WRITERS
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     model_key = "hf-checkpoint"

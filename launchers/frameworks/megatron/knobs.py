@@ -13,7 +13,7 @@ from autotune.launchers.frameworks.core.engines import (
     tier,
 )
 from autotune.launchers.frameworks.megatron.config import Config
-from autotune.launchers.frameworks.tabular.rows import Reader, Writer
+from autotune.launchers.frameworks.tabular.legacy import Reader, Writer
 from autotune.policies.values.knobs import Knobs
 
 _ENVIRONMENT = "train-env-vars"

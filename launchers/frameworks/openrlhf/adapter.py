@@ -11,7 +11,7 @@ from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.openrlhf.config import RELEASES, Config
 from autotune.launchers.frameworks.openrlhf.layout import layout, resident
-from autotune.launchers.frameworks.tabular import rows
+from autotune.launchers.frameworks.tabular import legacy
 from autotune.launchers.frameworks.tabular.argparse_flags import ArgparseFramework
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
@@ -76,7 +76,7 @@ class OpenRlhf(ArgparseFramework[Config]):
     model_key = "actor.model_name_or_path"
     steps_key = ""  # the number of prompts decides
     prompt_keys = PromptKeys(files="data.prompt_dataset", field="input", field_key="data.input_key")
-    readers: ClassVar[Mapping[str, rows.Reader]] = {
+    readers: ClassVar[Mapping[str, legacy.Reader]] = {
         "training_tokens": lambda config: (
             config.count("train.max_tokens_per_gpu") if config.dynamic else None
         ),
@@ -85,7 +85,7 @@ class OpenRlhf(ArgparseFramework[Config]):
         ),
         "microbatch_size": lambda config: None if config.dynamic else config.count("train.micro_batch_size"),
     }
-    writers: ClassVar[Mapping[str, rows.Writer]] = {
+    writers: ClassVar[Mapping[str, legacy.Writer]] = {
         "engine_size": _write_engine_size,
         "microbatch_size": _write_microbatch_size,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
@@ -13,31 +13,16 @@ from autotune.launchers.frameworks.skyrl.config import (
     CPU_ADAM,
     ENGINE,
     POLICY,
-    RECOMPUTE,
     RELEASES,
     SCORE_SIZE,
-    TOKENS,
     TRAIN_SIZE,
     Config,
 )
 from autotune.launchers.frameworks.skyrl.layout import layout, resident
+from autotune.launchers.frameworks.skyrl.rows import TABLE
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
-
-# The predicates that the data files name.
-WHEN: dict[str, Callable[[Config], bool]] = {
-    "packs_by_tokens": lambda config: config.count(TOKENS) > 0,
-    "is_another_trainer": lambda config: config.text("trainer.strategy") not in ("fsdp", "fsdp2", "megatron"),
-    "saves_below_a_tilde": lambda config: config.text("trainer.ckpt_path").startswith("~"),
-    "splits_unevenly": lambda config: config.world % config.split > 0,
-    "has_other_engines_than_gpus": lambda config: config.engine_world != config.world,
-    "leaves_a_rest": lambda config: (
-        config.count(TRAIN_SIZE) < 1 or config.mini_batch % config.count(TRAIN_SIZE) > 0
-    ),
-    "passes_below_a_sequence": lambda config: 0 < config.count(TOKENS) < config.longest,
-    "chooses_what_to_recompute": lambda config: config.megatron and config.has(RECOMPUTE),
-}
 
 
 class SkyRL(TabularFramework[Config]):
@@ -51,7 +36,7 @@ class SkyRL(TabularFramework[Config]):
     distribution = "skyrl"
     releases = RELEASES
     modules = ("skyrl",)
-    when = WHEN
+    table = TABLE
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     entry = ("{python}", "-m", "skyrl.train.entrypoints.main_base")

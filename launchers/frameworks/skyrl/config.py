@@ -42,6 +42,11 @@ class Config(DeclaredSettings):
         return self.text("trainer.strategy") == "megatron"
 
     @property
+    def packs_by_tokens(self) -> bool:
+        """Whether micro-batches are filled up to a number of tokens."""
+        return self.count(TOKENS) > 0
+
+    @property
     def colocated(self) -> bool:
         """Whether trainer and engines share their GPUs."""
         return self.flag(f"{PLACEMENT}.colocate_all")

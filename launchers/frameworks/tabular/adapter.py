@@ -1,4 +1,4 @@
-"""A framework of data files: what is left to its own adapter is what depends on the job."""
+"""A framework of rows and data files: what is left to its own adapter is what depends on the job."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from autotune.launchers.frameworks.dialects.hydra import (
 )
 from autotune.launchers.frameworks.dialects.printed_config import Program, printed
 from autotune.launchers.frameworks.dialects.settings import with_settings
-from autotune.launchers.frameworks.tabular import rows
+from autotune.launchers.frameworks.tabular import legacy, rows
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts
 from autotune.launchers.frameworks.tabular.lines import marker_of, marks_of
+from autotune.launchers.frameworks.tabular.table import Row, Table, text
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.failure import Phase
@@ -38,21 +39,17 @@ from autotune.policies.values.profile import Constraint, Grid, Profile
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 C = TypeVar("C", bound=DeclaredSettings)
-R = TypeVar("R", bound=rows.Conditional)
 
 
 class TabularFramework(GuidedFramework, Generic[C]):
-    """Its folder holds `facts/RELEASE.json` and, as `.yaml`, knobs, unsupported, lines, trial and rehearsal.
-
-    And refused, warnings and unread, unless its adapter tells them.
-    """
+    """Its folder holds `rows.py`, `facts/RELEASE.json` and, as `.yaml`, lines, trial and rehearsal."""
 
     settings_class: Callable[[Job], C]  # what a job's settings come to
     layout: Callable[[Any], Layout]  # every size of an estimate
     resident: Callable[[Any], dict[str, tuple[str, ...]]] = staticmethod(
         lambda _: {}
     )  # who holds a card, by phase
-    when: ClassVar[Mapping[str, Callable[[Any], bool]]]  # the predicates that the data files name
+    when: ClassVar[Mapping[str, Callable[[Any], bool]]] = {}  # the predicates that the data files name
     entry: ClassVar[tuple[str, ...]]  # the program, where the job names none
     env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}  # of an attempt; the job's own stands over it
     model_key: ClassVar[str]
@@ -66,14 +63,23 @@ class TabularFramework(GuidedFramework, Generic[C]):
     program: ClassVar[Program | None] = None  # what its printed configuration is told by, if it prints one
     top: ClassVar[tuple[str, ...]] = ()  # keys of overrides without a section
     forces_longest: ClassVar[Mapping[str, Any]] = {}  # settings with which answers are as long as allowed
-    readers: ClassVar[Mapping[str, rows.Reader]] = {}  # the functions that knobs.yaml names
-    writers: ClassVar[Mapping[str, rows.Writer]] = {}
+    readers: ClassVar[Mapping[str, legacy.Reader]] = {}  # the functions that knobs.yaml names
+    writers: ClassVar[Mapping[str, legacy.Writer]] = {}
     reads_declined: ClassVar[bool] = False  # whether the estimate needs knobs too that the job does not offer
 
     @property
     def tables(self) -> tuple[str, ...]:
         """The folders of its data files: its own, and last that which it shares with its dialects."""
         return (package_of(self),)
+
+    @cached_property
+    def table(self) -> Table[Any]:
+        """Its knobs, what it refuses and what it warns of."""
+        return legacy.of_files(self.tables, self.when, self.readers, self.writers)
+
+    @cached_property
+    def _numbers(self) -> frozenset[str]:
+        return rows.numbers(self.table)
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -87,11 +93,11 @@ class TabularFramework(GuidedFramework, Generic[C]):
         return self.settings_class(job)
 
     def refused(self, config: C) -> Iterator[Problem]:
-        """Yield what the framework refuses at its start: the rows of `refused.yaml`."""
-        for row in self._rows(config, "refused.yaml", rows.Refusal):
-            value = config.get(row.setting)
-            message, hint = (text.format(value=value, config=config) for text in (row.message, row.hint))
-            yield Problem(path=config.place(row.setting), message=message, hint=hint)
+        """Yield what the framework refuses at its start."""
+        for row in self.table.refused:
+            if row.when(config):
+                message, hint = text(row.message, config), text(row.hint, config)
+                yield Problem(path=config.place(row.key), message=message, hint=hint)
 
     @abstractmethod
     def sizes(self, config: C, shape: Model | None) -> Mapping[str, tuple[int, ...] | Grid]:
@@ -106,14 +112,14 @@ class TabularFramework(GuidedFramework, Generic[C]):
         return iter(())
 
     def warnings(self, config: C) -> Iterator[str]:
-        """Yield what the user should know before the launch: `warnings.yaml` and `unread.yaml`."""
+        """Yield what the user should know before the launch."""
         version = config.release.version
-        unread = rows.unread(self.tables[-1]) if self.unread_in and version == self.unread_in else {}
-        for key, row in unread.items():
-            if config.has(key) and self._holds(config)(row):
-                yield f"{key} has no effect in {self.name} {version}: {row.why}"
-        for warned in self._rows(config, "warnings.yaml", rows.Warned):
-            yield warned.says.format(longest=config.longest, config=config)
+        for unread in self.table.unread if version == self.unread_in else ():
+            if config.has(unread.key) and unread.when(config):
+                yield f"{unread.key} has no effect in {self.name} {version}: {unread.why}"
+        for warned in self.table.warned:
+            if warned.when(config):
+                yield text(warned.says, config)
 
     def warnings_on(self, config: C, cluster: Cluster) -> Iterator[str]:
         """Yield what the user should know of the job on this cluster."""
@@ -123,21 +129,22 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def run_settings(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return the settings that an attempt needs beside the job's own, its checkpoints above all."""
 
-    def present(self, config: C) -> tuple[rows.Row, ...]:
+    def present(self, config: C) -> tuple[Row[C], ...]:
         """Return the rows of the knobs that a job offers."""
         refused = self.declined(config)
         return tuple(row for row in self.known(config) if row.knob not in refused)
 
-    def known(self, config: C) -> tuple[rows.Row, ...]:
+    def known(self, config: C) -> tuple[Row[C], ...]:
         """Return the rows of the knobs that mean something for a job, offered or not."""
-        return rows.known(rows.knob_rows(*self.tables), self._holds(config))
+        return rows.known(self.table, config, self._versions(config))
 
     def declined(self, config: C) -> dict[str, str]:
         """Return the knobs that a job does not offer, each with the first reason that holds."""
-        found: dict[str, str] = {}
-        for row in self._rows(config, "unsupported.yaml", rows.Declined):
-            found.setdefault(row.knob, row.why)
-        return found
+        return rows.declined(self.table, config, self._versions(config))
+
+    def _versions(self, config: C) -> dict[str, str]:
+        """Return the releases that a job runs, by the name of the framework and of its engines."""
+        return {self.name: config.release.version, **config.facts.engines, **config.engine_versions}
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings."""
@@ -148,7 +155,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
         if not config.is_own:
             return ()
         unknown = tuple(problem for problem in self.unknown(config) if self.is_certain(config, problem))
-        misfits = tuple(config.misfits(rows.numbers(*self.tables)))
+        misfits = tuple(config.misfits(self._numbers))
         for engine, arguments in self._handed_on(job, config):
             misfits += tuple(engine_arguments.problems(engine, arguments))
         return unknown + (misfits or tuple(self.refused(config)))
@@ -156,7 +163,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
     def unknown(self, config: C) -> Iterator[Problem]:
         """Yield the settings that the release does not have."""
         if self.adds:
-            known = {row.setting for row in rows.knob_rows(*self.tables)}
+            known = {row.key for row in self.table.rows}
             return config.absent(known, adds=self.adds)
         return config.facts.unknown(config.given)
 
@@ -174,11 +181,11 @@ class TabularFramework(GuidedFramework, Generic[C]):
         knobs = {row.knob for row in present}
         phases, grids = self.phases(config), self.sizes(config, job.shape)
         supported = rows.supports(present, grids, phases, spell=config.key)
-        sizes = rows.bounds(present, config.size, config, supported)
+        sizes = rows.bounds(present, config, supported)
         bounds = (*sizes, *self.constraints(config), *rows.fixed(present))
         return Profile(
             framework=self.name,
-            knobs=rows.read(self._read(config), config, self.readers),
+            knobs=rows.read(self._read(config), config),
             supported=supported,
             unsupported=self.declined(config) | rows.reasons_to_stay(present),
             constraints=tuple(bound for bound in bounds if bound.knob in knobs),
@@ -346,19 +353,12 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def knob_settings(self, config: C, knobs: Knobs) -> dict[str, Any]:
         """Return the settings of the rows in which a job does not use `knobs` already."""
-        return rows.settings_for(self._read(config), config, knobs, self.readers, self.writers)
+        return rows.settings_for(self._read(config), config, knobs)
 
-    def _read(self, config: C) -> tuple[rows.Row, ...]:
+    def _read(self, config: C) -> tuple[Row[C], ...]:
         if self.reads_declined:
             return self.known(config)
         return self.present(config)
-
-    def _rows(self, config: C, file: str, kind: type[R]) -> Iterator[R]:
-        """Return the rows of a data file that are true of a job."""
-        return filter(self._holds(config), rows.shared_rows(self.tables, file, kind))
-
-    def _holds(self, config: C) -> rows.Holds:
-        return lambda row: rows.holds(row, config, self.when)
 
     def _passed_on(self, job: Job, config: C) -> Iterator[str]:
         release = config.release

@@ -93,6 +93,8 @@ def _similar(key: str, known: tuple[str, ...]) -> str:
 class DeclaredSettings(Settings, ABC):
     """A job's settings beside those that the release which stands for its own declares."""
 
+    engine_versions: Mapping[str, str] = {}  # that the job names, by the name of the engine
+
     def __init__(
         self,
         job: Job,
@@ -112,6 +114,7 @@ class DeclaredSettings(Settings, ABC):
         own settings, where the framework reads them in a way of its own.
         """
         self.release = choose(job.framework_version, releases)
+        self.engine_versions = job.engine_versions
         self.facts = facts(package, self.release.version) if declared is None else declared
         self.given = {**overrides_in(job.command), **flat(job.settings)} if given is None else dict(given)
         self.is_own = not job.command or any(entry in word for word in job.command)

@@ -20,6 +20,7 @@ from autotune.launchers.frameworks.dialects.settings import Settings, with_setti
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.flags import FlagFramework, FlagSettings
+from autotune.launchers.frameworks.tabular.table import Row
 from autotune.launchers.likeness import MISSPELT, nearest
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
@@ -199,11 +200,11 @@ class ListedFlagFramework(FlagFramework[F]):
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the flags that differ from the job as written, as the job writes them."""
 
-        def again(found: Mapping[str, Any]) -> tuple[tuple[rows.Row, ...], F]:
+        def again(found: Mapping[str, Any]) -> tuple[tuple[Row[F], ...], F]:
             config = self.config(with_settings(job, self._spelled(job, found)))
             return self.known(config), config
 
-        return self._spelled(job, rows.settings_in_turn(again, knobs, self.readers, self.writers))
+        return self._spelled(job, rows.settings_in_turn(again, knobs))
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps and the flags of `trial.yaml`: no checkpoints and no trackers."""

@@ -19,7 +19,7 @@ from autotune.launchers.frameworks.hugging_face.settings import (
     WHOLE,
     arguments,
 )
-from autotune.launchers.frameworks.tabular.rows import Reader
+from autotune.launchers.frameworks.tabular.legacy import Reader
 from autotune.launchers.frameworks.trl.config import (
     RELEASES,
     Config,

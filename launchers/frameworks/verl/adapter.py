@@ -14,7 +14,7 @@ from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.dialects.hydra import bare, override
 from autotune.launchers.frameworks.dialects.printed_config import Program
-from autotune.launchers.frameworks.tabular import rows
+from autotune.launchers.frameworks.tabular import legacy
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.verl import checks, keys
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, TOP, Config
@@ -56,8 +56,8 @@ class Verl(TabularFramework[Config]):
     modules = ("verl",)
     releases = keys.RELEASES
     when = WHEN
-    readers: ClassVar[Mapping[str, rows.Reader]] = READERS
-    writers: ClassVar[Mapping[str, rows.Writer]] = WRITERS
+    readers: ClassVar[Mapping[str, legacy.Reader]] = READERS
+    writers: ClassVar[Mapping[str, legacy.Writer]] = WRITERS
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     reads_declined = True

@@ -9,7 +9,7 @@ from autotune.launchers.frameworks.core import host_allocators
 from autotune.launchers.frameworks.core.engines import LARGEST_LIMITED_BATCH, LIMITED_BATCHES
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.core.splits import divisors
-from autotune.launchers.frameworks.tabular.rows import Reader, Writer
+from autotune.launchers.frameworks.tabular.legacy import Reader, Writer
 from autotune.launchers.frameworks.verl.config import ACTOR, CRITIC_UPDATE, REF, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.keys import ENGINES
 from autotune.policies.values.knobs import Knobs

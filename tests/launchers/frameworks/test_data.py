@@ -16,7 +16,7 @@ from autotune.launchers.frameworks.areal import config as areal
 from autotune.launchers.frameworks.core import data
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.tabular.declared import facts
-from autotune.launchers.frameworks.tabular.rows import unread
+from autotune.launchers.frameworks.tabular.legacy import unread
 from autotune.launchers.frameworks.verl import checks, keys
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.failure import Phase

@@ -1,12 +1,12 @@
 """What the data files of tabular frameworks may say, and the dialects in which settings are written."""
 
-from importlib import resources
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.frameworks.core.versions import within
 from autotune.launchers.frameworks.dialects.hydra import (
     literal_text,
     override,
@@ -20,28 +20,22 @@ from autotune.launchers.frameworks.hugging_face.settings import ENVIRONMENT
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.flags import FlagFramework
+from autotune.launchers.frameworks.tabular.legacy import Conditional, holds
 from autotune.launchers.frameworks.tabular.lines import lines, marker_of
 from autotune.launchers.frameworks.tabular.rows import (
-    Conditional,
-    Declined,
-    Needs,
-    Refusal,
-    Row,
-    Warned,
     bounds,
-    holds,
-    knob_rows,
+    declined,
+    known,
+    numbers,
     read,
     settings_for,
     settings_in_turn,
-    shared_rows,
     supports,
-    terms,
-    unread,
 )
+from autotune.launchers.frameworks.tabular.table import NO_SETTING, Needs, Reason, Row, Table, always
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Job
-from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.knobs import KNOBS, KnobName, Knobs
 from autotune.policies.values.observation import PhaseEnded, StepDone, UpdateDone
 from autotune.policies.values.profile import AtLeast, AtMost, Divides, Grid, Requires, Support
 
@@ -57,10 +51,10 @@ of_flags = pytest.mark.parametrize(
 )
 every_with_lines = pytest.mark.parametrize("framework", WITH_LINES, ids=lambda framework: framework.name)
 ROWS = (
-    Row(knob="cuda_graphs", setting="engine.eager", modes={"full": False, "off": True}),
-    Row(knob="sync_buffer", setting="engine.buffer_gb", unit=1 << 30),
-    Row(knob="sequence_parallel", setting="actor.split"),
-    Row(knob="sequence_parallel", setting="ref.split"),
+    Row(knob="cuda_graphs", key="engine.eager", modes={"full": False, "off": True}),
+    Row(knob="sync_buffer", key="engine.buffer_gb", unit=1 << 30),
+    Row(knob="sequence_parallel", key="actor.split"),
+    Row(knob="sequence_parallel", key="ref.split"),
 )
 SETTINGS = Settings({"engine.eager": False, "engine.buffer_gb": 2, "actor.split": 1}, {"ref.split": 2})
 
@@ -69,11 +63,12 @@ SETTINGS = Settings({"engine.eager": False, "engine.buffer_gb": 2, "actor.split"
 def test_every_row_names_a_knob_and_a_setting_of_the_release(framework: TabularFramework[Any]) -> None:
     types = framework.declared(framework.releases[-1] if framework.releases else "").types
     free = tuple(f"{key}." for key, kind in types.items() if kind == "any")
-    for row in knob_rows(*framework.tables):
+    for row in framework.table.rows:
         assert row.knob in KNOBS
-        assert not row.setting or row.always is None
-        assert row.setting or row.always is not None or (row.read and row.stays)
-        for setting in (name for names in row.settings if names for name in names.split(", ")):
+        assert not row.key or row.always is None
+        assert row.key or row.always is not None or (row.read and row.stays)
+        assert all(need.other in KNOBS for need in row.needs)
+        for setting in (name for names in row.keys if names for name in names.split(", ")):
             name = setting.partition("[]")[0]  # of a list, what stands in each of its items
             if name in ENVIRONMENT:
                 continue
@@ -85,8 +80,8 @@ def test_every_row_names_a_knob_and_a_setting_of_the_release(framework: TabularF
 @every
 def test_a_text_is_no_number_of_any_knob(framework: TabularFramework[Any]) -> None:
     release = framework.releases[-1] if framework.releases else None
-    for row in knob_rows(*framework.tables):
-        names = {name for names in row.settings for name in names.split(", ") if "[]" not in name}
+    for row in framework.table.rows:
+        names = {name for names in row.keys for name in names.split(", ") if "[]" not in name}
         sized = row.grid.minimum is not None or row.grid.multiple is not None
         for name in names if sized and not row.modes and not row.states else ():
             job = Job(name="j", framework=framework.name, framework_version=release, settings={name: "16k"})
@@ -94,30 +89,8 @@ def test_a_text_is_no_number_of_any_knob(framework: TabularFramework[Any]) -> No
 
 
 @every
-def test_every_name_in_the_rows_is_that_of_a_function_and_every_function_is_named(
-    framework: TabularFramework[Any],
-) -> None:
-    rows = knob_rows(*framework.tables)
-    refused = shared_rows(framework.tables, "unsupported.yaml", Declined)
-    named = {row.when for row in (*rows, *refused)} | {name for row in rows for name in row.also}
-    folder = resources.files(framework.tables[-1])
-    for file, kind in (("refused.yaml", Refusal), ("warnings.yaml", Warned)):
-        if folder.joinpath(file).is_file():
-            named |= {row.when for row in shared_rows(framework.tables, file, kind)}
-    if framework.unread_in:
-        named |= {setting.when for setting in unread(framework.tables[-1]).values()}
-    names = {name for condition in named for name, _ in terms(condition)}
-    assert set(framework.when) <= names
-    config = framework.config(Job(name="q", framework=framework.name))
-    for name in names - set(framework.when):
-        assert hasattr(config, name) and not callable(getattr(config, name)), name
-    assert {row.read for row in rows} - {""} == set(framework.readers)
-    assert {row.write for row in rows} - {""} == set(framework.writers)
-
-
-@every
 def test_counts_of_bytes_and_tokens_are_integers(framework: TabularFramework[Any]) -> None:
-    grids = [row.grid for row in knob_rows(*framework.tables)]
+    grids = [row.grid for row in framework.table.rows]
     counts = [grid for grid in grids if (grid.minimum or 0) >= 64]
     assert all(isinstance(end, int) for grid in counts for end in (grid.minimum, grid.multiple))
 
@@ -150,14 +123,14 @@ def test_a_step_has_the_metrics_of_its_line() -> None:
 
 
 def test_a_switch_or_mode_of_several_models_is_what_each_of_them_saves() -> None:
-    switch = Row(knob="param_offload", setting="actor.offload", also={"critic": "critic.offload"})
+    switch = Row(knob="param_offload", key="actor.offload", also={"critic.offload": always})
     mode = Row(
         knob="recompute",
-        setting="actor.recompute",
-        also={"critic": "critic.recompute"},
+        key="actor.recompute",
+        also={"critic.recompute": always},
         modes={"off": None, "selective": "selective", "full": "full"},
     )
-    size = Row(knob="tensor_parallel", setting="actor.tensor", also={"critic": "critic.tensor"})
+    size = Row(knob="tensor_parallel", key="actor.tensor", also={"critic.tensor": always})
     settings = Settings(
         {
             "actor.offload": True,
@@ -181,25 +154,27 @@ def test_a_switch_or_mode_of_several_models_is_what_each_of_them_saves() -> None
 
 
 def test_functions_read_and_write_what_a_setting_alone_does_not_tell() -> None:
-    row = Row(knob="tokens_per_microbatch", setting="tokens", read="doubled", write="halved")
+    row = Row[Settings](
+        knob="tokens_per_microbatch",
+        key="tokens",
+        read=lambda of: of.count("tokens") * 2,
+        write=lambda _, before, after: {"tokens": (after.tokens_per_microbatch or 0) // 2, "was": before},
+    )
     settings = Settings({"tokens": 8}, {})
-    readers = {"doubled": lambda of: of.count("tokens") * 2}
-    writers = {"halved": lambda _, before, after: {"tokens": after.tokens_per_microbatch // 2, "was": before}}
-    assert read((row,), settings, readers) == Knobs(tokens_per_microbatch=16)
-    assert settings_for((row,), settings, Knobs(tokens_per_microbatch=16), readers, writers) == {}
-    changed = settings_for((row,), settings, Knobs(tokens_per_microbatch=4), readers, writers)
+    assert read((row,), settings) == Knobs(tokens_per_microbatch=16)
+    assert settings_for((row,), settings, Knobs(tokens_per_microbatch=16)) == {}
+    changed = settings_for((row,), settings, Knobs(tokens_per_microbatch=4))
     assert changed == {"tokens": 2, "was": Knobs(tokens_per_microbatch=16)}
 
 
 def test_a_row_writes_every_setting_that_makes_a_value_so_and_fills_what_a_job_lacks() -> None:
-    row = Row(
+    row = Row[Settings](
         knob="optimizer_offload",
-        setting="offload",
-        writes={"true": {"offload": True, "precise": True}, "false": {"offload": False}},
-        fills={"folder": "{config.root}/states"},
+        key="offload",
+        writes={True: {"offload": True, "precise": True}, False: {"offload": False}},
+        fills={"folder": lambda of: f"{of.text('root')}/states"},
     )
-    settings = Settings({"offload": False}, {})
-    settings.root = "/ck"
+    settings = Settings({"offload": False, "root": "/ck"}, {})
     assert settings_for((row,), settings, Knobs(optimizer_offload=True)) == {
         "offload": True,
         "precise": True,
@@ -213,7 +188,7 @@ def test_a_row_writes_every_setting_that_makes_a_value_so_and_fills_what_a_job_l
 
 
 def test_what_follows_another_setting_is_written_after_it() -> None:
-    rows = (Row(knob="tokens_per_microbatch", setting="train"), Row(knob="logprob_tokens", setting="score"))
+    rows = (Row(knob="tokens_per_microbatch", key="train"), Row(knob="logprob_tokens", key="score"))
     job = {"train": 16}
 
     def again(found: Any) -> Any:
@@ -242,36 +217,11 @@ def test_rows_hold_by_predicates_and_by_the_values_of_settings() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("condition", "is_true"),
-    [
-        ("dynamic", True),
-        ("not dynamic", False),
-        ("not budget", True),
-        ("dynamic and not budget", True),
-        ("dynamic and budget", False),
-        ("not dynamic and not budget", False),
-        ("small and dynamic", True),
-        ("not small and dynamic", False),
-    ],
-)
-def test_a_condition_joins_predicates_and_properties_of_the_settings(condition: str, is_true: bool) -> None:
-    class Sized(Settings):
-        dynamic, budget = True, 0
-
-    when = {"small": lambda of: of.count("size") < 8}
-    assert holds(Conditional(when=condition), Sized({"size": 4}, {}), when) is is_true
-
-
-def test_rows_of_a_dialect_come_before_those_that_it_shares() -> None:
-    folder = "autotune.launchers.frameworks"
-    shared = shared_rows((f"{folder}.megatron",), "unsupported.yaml", Declined)
-    every = shared_rows((f"{folder}.relax", f"{folder}.megatron"), "unsupported.yaml", Declined)
-    assert every[-len(shared) :] == shared and len(every) > len(shared)
-    own = (f"{folder}.relax", f"{folder}.megatron")
-    assert shared_rows(own, "warnings.yaml", Warned) == shared_rows(
-        own[1:], "warnings.yaml", Warned
-    )  # none of its own
+def test_the_rows_of_a_dialect_stand_over_those_that_it_shares() -> None:
+    own = Table[Settings](rows=(Row(knob="concurrency", key="own"),), absent={"sharding": "own"})
+    both = own.over(WITH_REASONS)
+    assert [row.key for row in both.rows] == ["own", "requests", "of_the_critic", "new_allocator"]
+    assert both.absent == {"sharding": "own", "max_model_len": "it is part of what is trained"}
 
 
 def test_a_printed_dict_has_the_metrics_of_a_step_or_of_a_phase() -> None:
@@ -290,8 +240,8 @@ def test_a_printed_dict_has_the_metrics_of_a_step_or_of_a_phase() -> None:
 
 def test_a_knob_that_would_follow_another_one_is_written_beside_it() -> None:
     rows = (
-        Row(knob="tokens_per_microbatch", setting="training"),
-        Row(knob="logprob_tokens", setting="scoring"),
+        Row(knob="tokens_per_microbatch", key="training"),
+        Row(knob="logprob_tokens", key="scoring"),
     )
     settings = Settings({"training": 8}, {"scoring": "${training}"})
     alone = settings_for(rows, settings, Knobs(tokens_per_microbatch=4))
@@ -301,18 +251,21 @@ def test_a_knob_that_would_follow_another_one_is_written_beside_it() -> None:
 
 
 def test_a_row_binds_its_knob_to_the_jobs_sizes() -> None:
-    row = Row(
+    row = Row[Settings](
         knob="microbatch_size",
-        setting="a.b",
-        at_least={"longest": "{value} tokens", "unknown": "a size of 0"},
-        at_most={"batch": "{config.name} has {value}"},
-        divides={"batch": "it divides {value}"},
+        key="a.b",
+        at_least={
+            "{value} tokens": lambda c: c.count("longest"),
+            "a size of 0": lambda c: c.count("unknown"),
+        },
+        at_most={
+            (lambda c: f"{c.text('name')} has {c.count('batch')}"): lambda c: c.count("batch"),
+        },
+        divides={"it divides {value}": lambda c: c.count("batch")},
         needs=(Needs(value=1, other="dynamic_batching", values=(False,), why="alone"),),
     )
-    sizes = {"longest": 64, "unknown": 0, "batch": 12}
-    settings = Settings({}, {})
-    settings.name = "x"
-    assert list(bounds((row,), sizes.__getitem__, settings)) == [
+    settings = Settings({"longest": 64, "batch": 12, "name": "x"}, {})
+    assert list(bounds((row,), settings)) == [
         AtLeast(knob="microbatch_size", value=64, why="64 tokens"),
         AtMost(knob="microbatch_size", value=12, why="x has 12"),
         Divides(knob="microbatch_size", of=12, why="it divides 12"),
@@ -321,7 +274,7 @@ def test_a_row_binds_its_knob_to_the_jobs_sizes() -> None:
 
 
 def test_grids_and_phases_of_a_job_stand_over_those_of_a_row() -> None:
-    row = Row(knob="concurrency", setting="a.b", grid=Grid(minimum=8), phases=(Phase.ROLLOUT,))
+    row = Row(knob="concurrency", key="a.b", grid=Grid(minimum=8), phases=(Phase.ROLLOUT,))
     assert supports((row,), {})["concurrency"] == Support(
         setting="a.b", grid=Grid(minimum=8), phases=(Phase.ROLLOUT,)
     )
@@ -431,13 +384,95 @@ def test_a_framework_of_flags_takes_each_once_and_no_file(framework: FlagFramewo
 
 
 def test_a_knob_may_have_to_fit_the_devices_together_with_tensor_parallelism() -> None:
-    row = Row(knob="context_parallel", setting="c", divides_with_tensor={"devices": "{value} GPUs"})
+    row = Row[Settings](
+        knob="context_parallel",
+        key="c",
+        divides_with_tensor={"{value} GPUs": lambda c: c.count("devices")},
+    )
     sizes = Grid(values=(1, 2, 4))
     both = {knob: Support(setting=knob, grid=sizes) for knob in ("context_parallel", "tensor_parallel")}
-    found = tuple(bounds((row,), {"devices": 4}.__getitem__, supported=both))
-    assert found == (
+    four = Settings({"devices": 4}, {})
+    assert tuple(bounds((row,), four, supported=both)) == (
         Requires(knob="context_parallel", value=2, other="tensor_parallel", values=(1, 2), why="4 GPUs"),
         Requires(knob="context_parallel", value=4, other="tensor_parallel", values=(1,), why="4 GPUs"),
     )
-    assert not tuple(bounds((row,), {"devices": 0}.__getitem__, supported=both))
-    assert not tuple(bounds((row,), {"devices": 4}.__getitem__))
+    assert not tuple(bounds((row,), Settings({}, {}), supported=both))
+    assert not tuple(bounds((row,), four))
+
+
+def who_refuses(settings: Settings) -> str:
+    return f"{settings.text('who')} refuses it"
+
+
+WITH_REASONS = Table[Settings](
+    rows=(
+        Row(
+            knob="concurrency",
+            key="requests",
+            when=lambda c: c.flag("engine"),
+            otherwise="it has no engine",
+            unless={
+                "it is alone": lambda c: c.flag("alone"),
+                "the old pool needs it": Reason(until={"vllm": "0.20.1"}),
+                lambda c: f"{c.text('who')} refuses it": Reason(
+                    lambda c: c.has("who"), since={"vllm": "0.25"}
+                ),
+            },
+        ),
+        Row(knob="concurrency", key="of_the_critic", when=lambda c: c.flag("critic")),
+        Row(knob="allocator", key="new_allocator", since={"fw": "2.0"}),
+    ),
+    absent={"max_model_len": "it is part of what is trained"},
+)
+
+
+def reasons(versions: dict[str, str], **settings: Any) -> dict[str, str]:
+    return declined(WITH_REASONS, Settings(settings, {}), versions)
+
+
+def test_a_knob_without_a_row_that_holds_is_not_offered_for_one_reason() -> None:
+    found = reasons({"vllm": "0.24.0", "fw": "1.0"})
+    assert found["concurrency"] == "it has no engine"
+    assert found["max_model_len"] == "it is part of what is trained"
+    assert found["cuda_graphs"] == found["allocator"] == NO_SETTING
+    assert set(found) == set(KNOBS)
+    assert "allocator" not in reasons({"fw": "2.0.1+local"})
+
+
+def test_a_reason_counts_in_the_releases_of_which_it_is_true() -> None:
+    def reason(vllm: str, **settings: Any) -> str | None:
+        return reasons({"vllm": vllm}, engine=True, **settings).get("concurrency")
+
+    assert reason("0.24.0", alone=True) == reason("0.19.0", alone=True) == "it is alone"
+    assert reason("0.19.0") == "the old pool needs it"
+    assert reason("0.20.1") is reason("0.24.0", who="x") is None
+    assert reason("0.25.0", who="x") == reason("unknown", who="x") == "x refuses it"  # newer than any
+    assert [row.key for row in known(WITH_REASONS, Settings({"critic": True}, {}), {"fw": "1"})] == [
+        "of_the_critic"
+    ]
+
+
+def test_numbers_are_the_settings_whose_value_is_that_of_their_knob() -> None:
+    assert numbers(WITH_REASONS) == {"requests", "of_the_critic"}
+
+
+@every
+def test_what_is_said_of_a_release_can_be_true_of_a_supported_one(framework: TabularFramework[Any]) -> None:
+    releases = [framework.declared(release) for release in framework.releases or ("",)]
+    pins = [
+        {framework.name: release, **declared.engines}
+        for release, declared in zip(framework.releases or ("",), releases, strict=True)
+    ]
+    said = [(row.key, row.since, row.until) for row in framework.table.rows]
+    said += [
+        (str(why), reason.since, reason.until)
+        for row in framework.table.rows
+        for why, reason in row.unless.items()
+        if isinstance(reason, Reason)
+    ]
+    for what, since, until in said:
+        assert any(within(each, since, until) for each in pins), what
+
+
+def test_mypy_knows_the_names_of_all_knobs() -> None:
+    assert get_args(KnobName) == KNOBS == Knobs.__struct_fields__

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autotune.launchers.frameworks.tabular.rows import knob_rows
 from autotune.launchers.frameworks.verl.keys import ENGINES, RELEASES, keys_of
 from autotune.policies.values.job import Job
 
@@ -28,7 +27,7 @@ def changes(job: Job, **knobs: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("release", RELEASES)
 def test_each_release_has_the_setting_of_every_knob(release: str) -> None:
     known = [keys_of(release, engine) for engine in ENGINES]
-    names = {name for row in knob_rows("autotune.launchers.frameworks.verl") for name in row.settings}
+    names = {name for row in VERL.table.rows for name in row.keys}
     assert not {name for name in names if not any(keys.older.get(name, name) in keys for keys in known)}
 
 

@@ -1,0 +1,55 @@
+"""The knobs of a command of which more is known than the value that it starts with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from autotune.launchers.frameworks.tabular.table import Row
+from autotune.policies.values.knobs import KnobName
+from autotune.policies.values.profile import Grid
+from autotune.policies.values.remedy import Effect
+
+
+class Case(NamedTuple):
+    """Sizes of a job, 0 where they are not known."""
+
+    longest: int
+    heads: int
+
+
+_LONGEST = "settings.longest_sequence is {value}"
+_HEADS = "the model has {value} heads"  # its knob is a number of ranks, which grows
+_CHECKPOINT = "nothing is known of the script's checkpoints; most depend on it"
+
+# Values of words and switches stand from more memory to less.
+# fmt: off
+ROWS: tuple[Row[Case], ...] = (
+    Row(knob="memory_fraction", grid=Grid(minimum=0.05, maximum=0.95, multiple=0.01)),
+    Row(knob="rollout_tensor_parallel", divides={_HEADS: lambda c: c.heads}),
+    Row(knob="cuda_graphs", grid=Grid(values=("full", "off"))),
+    Row(knob="max_batched_tokens", at_least={_LONGEST: lambda c: c.longest}),
+    Row(knob="max_model_len", at_least={_LONGEST: lambda c: c.longest}),
+    Row(knob="tokens_per_microbatch", at_least={_LONGEST: lambda c: c.longest}),
+    Row(knob="recompute", grid=Grid(values=("off", "full"))),
+    Row(knob="optimizer_offload", effect=Effect.NUMERIC),
+    Row(knob="optimizer_offload_fraction", grid=Grid(minimum=0.0, maximum=1.0, multiple=0.05),
+        effect=Effect.NUMERIC),
+    Row(knob="sequence_parallel", divides={_HEADS: lambda c: c.heads}),
+    Row(knob="context_parallel", divides={_HEADS: lambda c: c.heads}, fixed=_CHECKPOINT),
+    Row(knob="tensor_parallel", divides={_HEADS: lambda c: c.heads}, fixed=_CHECKPOINT),
+    Row(knob="sharding", fixed=_CHECKPOINT),
+    Row(knob="fused_kernels", effect=Effect.NUMERIC),
+    Row(knob="logprob_tokens", at_least={_LONGEST: lambda c: c.longest}),
+    Row(knob="sync_mode", grid=Grid(values=("memory", "disk"))),
+    Row(knob="weights_backup", grid=Grid(values=(True, False))),
+    Row(knob="allocator", grid=Grid(values=("default", "expandable"))),
+)
+# fmt: on
+_KNOWN = {row.knob: row for row in ROWS}
+
+
+def row_of(knob: KnobName) -> Row[Case]:
+    """Return what is known of a knob beyond its value; its setting has the same name."""
+    return msgspec.structs.replace(_KNOWN.get(knob) or Row[Case](knob=knob), key=knob)

@@ -1,0 +1,171 @@
+"""SkyRL 0.4.0: its knobs, what it refuses at its start and what its users should know."""
+
+from __future__ import annotations
+
+from autotune.launchers.frameworks.skyrl.config import RECOMPUTE, TRAIN_SIZE, Config
+from autotune.launchers.frameworks.tabular.table import (
+    COUNT,
+    EAGER,
+    PASS,
+    SHARE,
+    SWITCH,
+    Needs,
+    Refusal,
+    Row,
+    Table,
+    Warned,
+)
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.knobs import KnobName
+from autotune.policies.values.profile import Grid
+from autotune.policies.values.remedy import Effect
+
+_ENTROPY = "trainer.algorithm.use_entropy_loss averages the entropy over the tokens of each pass: other passes are another loss"
+_STATE = "Megatron's checkpoint holds the optimizer's state in this layout"
+_OF_MEGATRON = "it is Megatron's"
+
+
+def _leaves_a_rest(c: Config) -> bool:
+    return c.count(TRAIN_SIZE) < 1 or c.mini_batch % c.count(TRAIN_SIZE) > 0
+
+
+def _divides_both(c: Config) -> str:
+    return f"it divides {c.shared}"
+
+
+# fmt: off
+ROWS: tuple[Row[Config], ...] = (
+    Row(knob="memory_fraction", key="generator.inference_engine.gpu_memory_utilization", grid=SHARE,
+        read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:196"),
+    Row(knob="concurrency", key="generator.inference_engine.max_num_seqs", grid=COUNT,
+        read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:201"),
+    Row(knob="max_batched_tokens", key="generator.inference_engine.max_num_batched_tokens",
+        grid=Grid(minimum=256, multiple=64),
+        at_least={"vLLM takes at least one token of each of its max_num_seqs requests": lambda c: c.count("generator.inference_engine.max_num_seqs")},
+        read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:199"),
+    Row(knob="cuda_graphs", key="generator.inference_engine.enforce_eager", modes=EAGER,
+        unless={"SkyRL switches graphs on by itself where adapters are trained": lambda c: c.lora_rank},
+        read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:198"),
+    Row(knob="rollout_tensor_parallel", key="generator.inference_engine.tensor_parallel_size",
+        divides={"it divides the engines' GPUs": lambda c: c.engine_world},
+        read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:191"),
+    Row(knob="tokens_per_microbatch", key="trainer.max_tokens_per_microbatch", grid=PASS,
+        unless={
+            "micro-batches are counted in sequences while trainer.max_tokens_per_microbatch is not positive": lambda c: not c.packs_by_tokens,
+            _ENTROPY: lambda c: c.flag("trainer.algorithm.use_entropy_loss"),
+            "with Megatron trainer.algorithm.use_kl_loss is averaged over passes of unlike sizes: other passes are another loss": lambda c: c.megatron and c.packs_by_tokens and c.flag("trainer.algorithm.use_kl_loss"),
+        },
+        at_least={"{value} tokens are the longest sequence, and none is split over passes": lambda c: c.longest},
+        read_at="skyrl/backends/skyrl_train/workers/worker.py:1055"),
+    Row(knob="microbatch_size", key="trainer.micro_train_batch_size_per_gpu",
+        unless={
+            "trainer.max_tokens_per_microbatch fills micro-batches up to a number of tokens": lambda c: c.packs_by_tokens,
+            "the mini-batch does not divide evenly over the trainer's ranks": lambda c: not c.mini_batch,
+            _ENTROPY: lambda c: c.flag("trainer.algorithm.use_entropy_loss"),
+        }, divides={_divides_both: lambda c: c.mini_batch},
+        read_at="skyrl/backends/skyrl_train/workers/worker.py:1013"),
+    Row(knob="recompute", key="trainer.gradient_checkpointing", modes={"off": False, "full": True},
+        unless={"the job names its own recompute_granularity in transformer_config_kwargs": lambda c: c.megatron and c.has(RECOMPUTE)},
+        read_at="skyrl/backends/skyrl_train/workers/fsdp/fsdp_worker.py:90"),
+    Row(knob="param_offload", key="trainer.policy.fsdp_config.cpu_offload", grid=SWITCH, effect=Effect.NUMERIC,
+        unless={"with Megatron colocated weights are offloaded outside their phases by themselves": lambda c: c.megatron},
+        read_at="skyrl/backends/skyrl_train/distributed/fsdp_strategy.py:215"),
+    Row(knob="optimizer_offload", key="trainer.policy.optimizer_config.offload_after_step", grid=SWITCH,
+        phases=(Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.WEIGHT_SYNC, Phase.NONE),
+        unless={
+            "the optimizer's state is offloaded only where trainer and engines share their GPUs": lambda c: not c.colocated,
+            "fsdp_config.cpu_offload keeps everything in host memory already": lambda c: c.flag("trainer.policy.fsdp_config.cpu_offload"),
+        }, read_at="skyrl/backends/skyrl_train/distributed/fsdp_strategy.py:89"),
+    Row(knob="optimizer_offload_fraction",
+        key="trainer.policy.megatron_config.optimizer_config_kwargs.optimizer_offload_fraction",
+        grid=Grid(values=(0.0, 0.25, 0.5, 0.75, 1.0)), effect=Effect.NUMERIC, fixed=_STATE,
+        unless={_OF_MEGATRON: lambda c: not c.megatron},
+        read_at="skyrl/backends/skyrl_train/workers/megatron/megatron_worker.py:913"),
+    Row(knob="optimizer_offload_overlap",
+        key="trainer.policy.megatron_config.optimizer_config_kwargs.overlap_cpu_optimizer_d2h_h2d", grid=SWITCH,
+        effect=Effect.NUMERIC, unless={_OF_MEGATRON: lambda c: not c.megatron},
+        needs=(Needs(value=True, other="optimizer_offload_fraction", values=(1.0, 0.75, 0.5, 0.25), why="its copies overlap only where a part of the optimizer is on the CPU"),),
+        read_at="skyrl/backends/skyrl_train/workers/megatron/megatron_worker.py:913"),
+    Row(knob="sequence_parallel", key="trainer.policy.sequence_parallel_size",
+        unless={
+            "Ulysses is FSDP's: context_parallel": lambda c: c.megatron,
+            "Ulysses needs trainer.remove_microbatch_padding": lambda c: not c.flag("trainer.remove_microbatch_padding"),
+        }, divides={"it divides the trainer's GPUs": lambda c: c.world},
+        read_at="skyrl/backends/skyrl_train/workers/fsdp/fsdp_worker.py:80"),
+    Row(knob="sequence_parallel", key="trainer.ref.sequence_parallel_size", when=lambda c: c.reference,
+        read_at="skyrl/backends/skyrl_train/workers/fsdp/fsdp_worker.py:345"),
+    Row(knob="tensor_parallel", key="trainer.policy.megatron_config.tensor_model_parallel_size", fixed=_STATE,
+        unless={"FSDP shards parameters; tensor parallelism is Megatron's": lambda c: not c.megatron},
+        read_at="skyrl/backends/skyrl_train/workers/megatron/megatron_worker.py:307"),
+    Row(knob="tensor_parallel", key="trainer.ref.megatron_config.tensor_model_parallel_size",
+        when=lambda c: c.reference,
+        read_at="skyrl/backends/skyrl_train/workers/megatron/megatron_worker.py:307"),
+    Row(knob="context_parallel", key="trainer.policy.megatron_config.context_parallel_size", fixed=_STATE,
+        unless={
+            "with FSDP Ulysses splits the sequence: sequence_parallel": lambda c: not c.megatron,
+            "context parallelism needs trainer.remove_microbatch_padding": lambda c: not c.flag("trainer.remove_microbatch_padding"),
+        }, read_at="skyrl/backends/skyrl_train/distributed/megatron/megatron_strategy.py:239"),
+    Row(knob="context_parallel", key="trainer.ref.megatron_config.context_parallel_size",
+        when=lambda c: c.reference,
+        read_at="skyrl/backends/skyrl_train/distributed/megatron/megatron_strategy.py:239"),
+    Row(knob="fused_kernels", key="trainer.fused_lm_head_logprob", grid=SWITCH, effect=Effect.NUMERIC,
+        unless={"trainer.fused_lm_head_logprob is Megatron's": lambda c: not c.megatron},
+        read_at="skyrl/backends/skyrl_train/workers/megatron/megatron_model_wrapper.py:221"),
+    Row(knob="logprob_chunk", key="trainer.logprobs_chunk_size", grid=PASS,
+        read_at="skyrl/backends/skyrl_train/workers/fsdp/fsdp_worker.py:86"),
+    Row(knob="sync_buffer", key="generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB",
+        unit=1 << 30, grid=Grid(minimum=64 << 20, multiple=64 << 20),
+        read_at="skyrl/backends/skyrl_train/weight_sync/weight_senders.py:309"),
+    Row(knob="allocator", key="trainer.use_expandable_segments", modes={"default": False, "expandable": True},
+        read_at="skyrl/backends/skyrl_train/workers/worker.py:324"),
+    Row(knob="dataloader_workers", key="data.dataloader.num_workers", grid=Grid(minimum=0, multiple=1),
+        fixed="the data loader's saved state is of its number of workers",
+        read_at="skyrl/train/utils/trainer_utils.py:911"),
+)
+
+ABSENT: dict[KnobName, str] = {
+    "max_model_len": "the context is passed by generator.inference_engine.engine_init_kwargs, which is the job's own",
+    "dynamic_batching": "trainer.max_tokens_per_microbatch is switch and limit at once",
+    "logprob_tokens": "trainer.max_tokens_per_microbatch packs scoring passes too: tokens_per_microbatch",
+    "activation_offload": "SkyRL keeps activations on the device or recomputes them",
+    "grad_offload": "gradients follow the weights: param_offload moves both",
+    "sharding": "the trainer is FSDP2 or Megatron and part of every checkpoint",
+    "loss_recompute": "there is no setting for it; the loss is computed in chunks of logprobs_chunk_size",
+    "memory_efficient_load": "rank 0 loads on the host and sends each device its part",
+    "entropy_chunking": "the entropy is always computed in chunks",
+    "sync_mode": "trainer and engines share weights by NCCL or CUDA IPC; the way through files is another installation's",
+    "host_allocator": "SkyRL hands its workers no LD_PRELOAD",
+    "weights_backup": "it keeps none: sleeping engines drop their weights and get them from the trainer",
+    "restart_every": "SkyRL ends early only through trainer.max_training_steps",
+    "memory_snapshot": "policy.record_memory writes after a pass that succeeded, so a failing one leaves none",
+    "nccl_memory_check": "there is no such check; NCCL_DEBUG in `env:` prints NCCL's own allocations",
+    "memory_profile": "torch_profiler_config profiles time, and is refused with colocated FSDP",
+}
+
+REFUSED: tuple[Refusal[Config], ...] = (
+    Refusal("trainer.strategy", lambda c: c.text("trainer.strategy") not in ("fsdp", "fsdp2", "megatron"),
+        lambda c: f"there is no trainer {c.get('trainer.strategy')}", "fsdp or megatron"),
+    Refusal("trainer.resume_mode", lambda c: c.get("trainer.resume_mode") == "from_path",
+        "an attempt continues the checkpoints of its own run",
+        "name the folder of the others in trainer.ckpt_path and write `resume: true`"),
+    Refusal("trainer.ckpt_path", lambda c: c.text("trainer.ckpt_path").startswith("~"),
+        "SkyRL does not expand `~`", "write the whole path"),
+    Refusal("trainer.placement.policy_num_gpus_per_node", lambda c: c.world % c.split > 0,
+        lambda c: f"{c.world} GPUs cannot be split by {c.split}"),
+    Refusal("generator.inference_engine.num_engines", lambda c: c.colocated and c.engine_world != c.world,
+        lambda c: f"the engines take {c.engine_world} GPUs, the trainer {c.world}",
+        "trainer.placement.colocate_all: num_engines x tensor_parallel_size = the trainer's GPUs"),
+    Refusal("trainer.micro_train_batch_size_per_gpu",
+        lambda c: c.mini_batch and (not c.packs_by_tokens) and _leaves_a_rest(c),
+        lambda c: f"{c.get('trainer.micro_train_batch_size_per_gpu')} does not divide {c.mini_batch}: {c.shared}"),
+)
+
+WARNED: tuple[Warned[Config], ...] = (
+    Warned(lambda c: not c.resumes,
+        "every relaunch begins at step 0: trainer.resume_mode is from_path or trainer.ckpt_interval not positive; SkyRL's own default is latest, and 10"),
+    Warned(lambda c: 0 < c.count("trainer.max_tokens_per_microbatch") < c.longest,
+        lambda c: f"trainer.max_tokens_per_microbatch is below the longest sequence of {c.longest} tokens, which is then a pass of its own and needs more memory"),
+)
+# fmt: on
+
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED)
