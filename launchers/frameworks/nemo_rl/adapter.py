@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -17,44 +16,13 @@ from autotune.launchers.frameworks.dialects.settings import flat
 from autotune.launchers.frameworks.nemo_rl import config as key
 from autotune.launchers.frameworks.nemo_rl.config import Config
 from autotune.launchers.frameworks.nemo_rl.layout import layout, resident
+from autotune.launchers.frameworks.nemo_rl.rows import TABLE
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 
 _FOLDER, _EVERY = "checkpointing.checkpoint_dir", "checkpointing.save_period"
-_ALLOCATORS = ("", "expandable_segments:True")  # those that knobs.yaml knows
 _PRINTED = re.compile(r"\b(policy|cluster)=\{")  # in what NeMo-RL prints as its final configuration
-
-# The predicates that the data files name.
-WHEN: dict[str, Callable[[Config], bool]] = {
-    "is_vllm": lambda config: config.engine == "vllm",
-    "is_sglang": lambda config: config.engine == "sglang",
-    "packs": lambda config: config.packed.endswith("packing"),
-    "batches_dynamically": lambda config: config.packed.endswith("batching"),
-    "balances_experts": lambda config: (
-        config.megatron and config.text(f"{key.MEGATRON}.moe_router_load_balancing_type") not in ("", "none")
-    ),
-    "leaves_requests_to_vllm": lambda config: config.leaves(key.VLLM_KWARGS, "max_num_seqs"),
-    "leaves_requests_to_sglang": lambda config: config.leaves(key.SGLANG, "max_running_requests"),
-    "leaves_prefill_to_vllm": lambda config: config.leaves(key.VLLM_KWARGS, "max_num_batched_tokens"),
-    "chooses_what_to_recompute": lambda config: (
-        config.megatron and (config.text(f"{key.MEGATRON}.recompute_granularity") or "full") != "full"
-    ),
-    "has_one_trainer": lambda config: config.flag(f"{key.DTENSOR}.enabled") != config.megatron,
-    "splits_unevenly": lambda config: config.world % config.split > 0,
-    "splits_engines_unevenly": lambda config: (
-        config.engine_world % max(1, config.count(f"{key.VLLM}.tensor_parallel_size")) > 0
-    ),
-    "leaves_a_rest": lambda config: (
-        config.count(key.TRAIN_SIZE) < 1 or config.mini_batch % config.count(key.TRAIN_SIZE) > 0
-    ),
-    "trains_below_a_sequence": lambda config: config.cuts("train_mb_tokens"),
-    "scores_below_a_sequence": lambda config: config.cuts("logprob_mb_tokens"),
-    "must_save_by": lambda config: bool(config.text("checkpointing.checkpoint_must_save_by")),
-    "names_an_allocator": lambda config: (
-        config.text(f"{key.MEGATRON if config.megatron else key.DTENSOR}.{key.ALLOCATOR}") not in _ALLOCATORS
-    ),
-}
 
 
 class NemoRL(TabularFramework[Config]):
@@ -70,7 +38,7 @@ class NemoRL(TabularFramework[Config]):
     adds = "++"
     releases = key.RELEASES
     modules = ("nemo_rl",)
-    when = WHEN
+    table = TABLE
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     entry = ("uv", "run", "examples/run_grpo.py")

@@ -41,9 +41,11 @@ class Config(DeclaredSettings):
         """The inference engine."""
         return self.text(f"{GENERATION}.backend") or "vllm"
 
-    def leaves(self, section: str, key: str) -> bool:
-        """Return whether the job leaves a number of a section to the engine that it belongs to."""
-        return section.startswith(f"{GENERATION}.{self.engine}") and not self.count(f"{section}.{key}")
+    @property
+    def balances_experts(self) -> bool:
+        """Whether the experts of each pass are balanced by a loss of their own."""
+        balancing = self.text(f"{MEGATRON}.moe_router_load_balancing_type")
+        return self.megatron and balancing not in ("", "none")
 
     @property
     def colocated(self) -> bool:

@@ -1,0 +1,197 @@
+"""NeMo-RL 0.7.0: its knobs, what it refuses at its start and what its users should know.
+
+Losses are sums over the tokens or sequences of the whole global batch (algorithms/loss/loss_functions.py), so that
+the sizes of passes are exact.
+"""
+
+from __future__ import annotations
+
+from autotune.launchers.frameworks.nemo_rl import config as key
+from autotune.launchers.frameworks.nemo_rl.config import Config
+from autotune.launchers.frameworks.tabular.table import (
+    COUNT,
+    EAGER,
+    PASS,
+    SHARE,
+    SWITCH,
+    Refusal,
+    Row,
+    Table,
+    Warned,
+)
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.knobs import KnobName
+from autotune.policies.values.profile import Grid
+from autotune.policies.values.remedy import Effect
+
+_STAYS = "NeMo-RL's plans, paddings and conversions of weights are made for the job's parallel sizes"
+_EXPERTS = "moe_router_load_balancing_type balances the experts of each pass: other passes are another loss"
+_ALLOCATORS = {"default": "", "expandable": "expandable_segments:True"}
+_ALLOCATOR = "the job names a PYTORCH_CUDA_ALLOC_CONF of its own"
+_WHOLE = "a pass holds whole sequences, and {value} tokens are the longest"
+
+
+def _leaves_a_rest(c: Config) -> bool:
+    return c.count(key.TRAIN_SIZE) < 1 or c.mini_batch % c.count(key.TRAIN_SIZE) > 0
+
+
+def _has_one_trainer(c: Config) -> bool:
+    return c.flag(f"{key.DTENSOR}.enabled") != c.megatron
+
+
+# fmt: off
+ROWS: tuple[Row[Config], ...] = (
+    Row(knob="memory_fraction", key="policy.generation.vllm_cfg.gpu_memory_utilization",
+        when=lambda c: c.engine == "vllm",
+        otherwise="policy.generation.backend has sizes of its own, which stay the job's", grid=SHARE,
+        read_at="nemo_rl/models/generation/vllm/vllm_worker.py:223"),
+    Row(knob="memory_fraction", key="policy.generation.sglang_cfg.mem_fraction_static",
+        when=lambda c: c.engine == "sglang", grid=SHARE,
+        read_at="nemo_rl/models/generation/sglang/sglang_worker.py:414"),
+    Row(knob="concurrency", key="policy.generation.vllm_kwargs.max_num_seqs", when=lambda c: c.engine == "vllm",
+        otherwise="policy.generation.backend has sizes of its own, which stay the job's", grid=COUNT,
+        unless={"vLLM chooses by the card while policy.generation.vllm_kwargs.max_num_seqs is not set": lambda c: not c.count("policy.generation.vllm_kwargs.max_num_seqs")}, read_at="nemo_rl/models/generation/vllm/vllm_worker.py:271"),
+    Row(knob="concurrency", key="policy.generation.sglang_cfg.max_running_requests",
+        when=lambda c: c.engine == "sglang", grid=COUNT,
+        unless={"SGLang chooses by its pool while policy.generation.sglang_cfg.max_running_requests is not set": lambda c: not c.count("policy.generation.sglang_cfg.max_running_requests")}, read_at="nemo_rl/models/generation/sglang/sglang_worker.py:407"),
+    Row(knob="max_batched_tokens", key="policy.generation.vllm_kwargs.max_num_batched_tokens",
+        when=lambda c: c.engine == "vllm", otherwise="it is vLLM's", grid=Grid(minimum=256, multiple=64),
+        unless={"vLLM chooses while policy.generation.vllm_kwargs.max_num_batched_tokens is not set": lambda c: not c.count("policy.generation.vllm_kwargs.max_num_batched_tokens")},
+        read_at="nemo_rl/models/generation/vllm/vllm_worker.py:271"),
+    Row(knob="cuda_graphs", key="policy.generation.vllm_cfg.enforce_eager", when=lambda c: c.engine == "vllm",
+        otherwise="policy.generation.backend has settings of its own, which stay the job's", modes=EAGER,
+        read_at="nemo_rl/models/generation/vllm/vllm_worker.py:448"),
+    Row(knob="cuda_graphs", key="policy.generation.sglang_cfg.disable_cuda_graph",
+        when=lambda c: c.engine == "sglang", modes=EAGER,
+        read_at="nemo_rl/models/generation/sglang/sglang_worker.py:417"),
+    Row(knob="rollout_tensor_parallel", key="policy.generation.vllm_cfg.tensor_parallel_size",
+        when=lambda c: c.engine == "vllm",
+        otherwise="with other engines than vLLM several settings have to agree with it",
+        read_at="nemo_rl/models/generation/vllm/vllm_worker.py:219"),
+    Row(knob="tokens_per_microbatch", key="policy.sequence_packing.train_mb_tokens",
+        when=lambda c: c.packed == key.PACKING, grid=PASS,
+        otherwise="micro-batches are counted in sequences while neither sequence_packing nor dynamic_batching is enabled",
+        unless={_EXPERTS: lambda c: c.balances_experts}, at_least={_WHOLE: lambda c: c.longest}, read_at="nemo_rl/models/policy/lm_policy.py:485"),
+    Row(knob="tokens_per_microbatch", key="policy.dynamic_batching.train_mb_tokens",
+        when=lambda c: c.packed == key.DYNAMIC, grid=PASS,
+        unless={_EXPERTS: lambda c: c.balances_experts}, at_least={_WHOLE: lambda c: c.longest}, read_at="nemo_rl/models/policy/lm_policy.py:476"),
+    Row(knob="logprob_tokens", key="policy.sequence_packing.logprob_mb_tokens",
+        when=lambda c: c.packed == key.PACKING, grid=PASS,
+        otherwise="scoring passes are counted in sequences: policy.logprob_batch_size follows microbatch_size",
+        at_least={_WHOLE: lambda c: c.longest}, read_at="nemo_rl/models/policy/lm_policy.py:444"),
+    Row(knob="logprob_tokens", key="policy.dynamic_batching.logprob_mb_tokens",
+        when=lambda c: c.packed == key.DYNAMIC, grid=PASS,
+        at_least={_WHOLE: lambda c: c.longest}, read_at="nemo_rl/models/policy/lm_policy.py:435"),
+    Row(knob="microbatch_size", key="policy.train_micro_batch_size",
+        unless={
+            "sequence_packing or dynamic_batching fills micro-batches up to a number of tokens": lambda c: c.packed,
+            "policy.train_global_batch_size does not divide evenly over the trainer's ranks": lambda c: not c.mini_batch,
+            _EXPERTS: lambda c: c.balances_experts,
+        }, divides={"it divides a rank's sequences of policy.train_global_batch_size": lambda c: c.mini_batch},
+        read_at="nemo_rl/models/policy/workers/dtensor_policy_worker_v2.py:402"),
+    Row(knob="recompute", key="policy.dtensor_cfg.activation_checkpointing", when=lambda c: not c.megatron,
+        modes={"off": False, "full": True},
+        read_at="nemo_rl/models/automodel/setup.py:716"),
+    Row(knob="recompute", key="policy.megatron_cfg.activation_checkpointing", when=lambda c: c.megatron,
+        modes={"off": False, "full": True},
+        unless={"the job names its own policy.megatron_cfg.recompute_granularity": lambda c: c.text("policy.megatron_cfg.recompute_granularity") not in ("", "full")},
+        read_at="nemo_rl/models/megatron/setup.py:793"),
+    Row(knob="param_offload", key="policy.dtensor_cfg.cpu_offload", grid=SWITCH, effect=Effect.NUMERIC,
+        unless={"with Megatron colocated weights are offloaded outside their phases by themselves": lambda c: c.megatron},
+        read_at="nemo_rl/models/automodel/setup.py:452"),
+    Row(knob="optimizer_offload", key="policy.generation.colocated.enabled", when=lambda c: c.colocated,
+        stays="where trainer and engines share their GPUs the optimizer's state is offloaded by itself",
+        read_at="nemo_rl/algorithms/grpo.py:454"),
+    Row(knob="optimizer_offload", key="policy.offload_optimizer_for_logprob", when=lambda c: not c.colocated,
+        grid=SWITCH, phases=(Phase.LOG_PROB,), read_at="nemo_rl/models/automodel/setup.py:293"),
+    Row(knob="optimizer_offload_fraction", key="policy.megatron_cfg.optimizer.optimizer_offload_fraction",
+        grid=Grid(values=(0.0, 1.0)), effect=Effect.NUMERIC,
+        fixed="Megatron's checkpoint holds the optimizer's state in this layout",
+        unless={"it is Megatron's": lambda c: not c.megatron}, read_at="nemo_rl/models/megatron/setup.py:884"),
+    Row(knob="tensor_parallel", key="policy.dtensor_cfg.tensor_parallel_size", when=lambda c: not c.megatron,
+        stays=_STAYS, read_at="nemo_rl/models/automodel/setup.py:379"),
+    Row(knob="tensor_parallel", key="policy.megatron_cfg.tensor_model_parallel_size", when=lambda c: c.megatron,
+        stays=_STAYS, read_at="nemo_rl/models/megatron/setup.py:615"),
+    Row(knob="context_parallel", key="policy.dtensor_cfg.context_parallel_size", when=lambda c: not c.megatron,
+        stays=_STAYS, read_at="nemo_rl/models/automodel/setup.py:380"),
+    Row(knob="context_parallel", key="policy.megatron_cfg.context_parallel_size", when=lambda c: c.megatron,
+        stays=_STAYS, read_at="nemo_rl/models/megatron/setup.py:627"),
+    Row(knob="logprob_chunk", key="policy.logprob_chunk_size", grid=PASS, phases=(Phase.LOG_PROB,),
+        unless={"Megatron takes policy.logprob_chunk_size only with defer_fp32_logits": lambda c: c.megatron and not c.flag("policy.megatron_cfg.defer_fp32_logits")},
+        read_at="nemo_rl/models/automodel/train.py:808"),
+    Row(knob="sync_buffer", key="policy.refit_buffer_size_gb", unit=1 << 30,
+        grid=Grid(minimum=1 << 30, multiple=1 << 30),
+        unless={"the buffer is of CUDA IPC, between trainer and engines on the same GPUs": lambda c: not c.colocated},
+        read_at="nemo_rl/algorithms/grpo.py:2187"),
+    Row(knob="allocator", key="policy.dtensor_cfg.env_vars.PYTORCH_CUDA_ALLOC_CONF",
+        when=lambda c: not c.megatron, modes=_ALLOCATORS,
+        unless={_ALLOCATOR: lambda c: c.text("policy.dtensor_cfg.env_vars.PYTORCH_CUDA_ALLOC_CONF") not in _ALLOCATORS.values()},
+        read_at="nemo_rl/models/policy/lm_policy.py:165"),
+    Row(knob="allocator", key="policy.megatron_cfg.env_vars.PYTORCH_CUDA_ALLOC_CONF", when=lambda c: c.megatron,
+        modes=_ALLOCATORS,
+        unless={_ALLOCATOR: lambda c: c.text("policy.megatron_cfg.env_vars.PYTORCH_CUDA_ALLOC_CONF") not in _ALLOCATORS.values()},
+        read_at="nemo_rl/models/policy/lm_policy.py:119"),
+    Row(knob="dataloader_workers", key="data.num_workers", grid=Grid(minimum=0, multiple=1),
+        fixed="the data loader's saved state is of its number of workers",
+        read_at="nemo_rl/algorithms/grpo.py:364"),
+)
+
+ABSENT: dict[KnobName, str] = {
+    "max_model_len": "it is policy.max_total_sequence_length, which is part of what is trained",
+    "dynamic_batching": "policy.sequence_packing and policy.dynamic_batching need other attention kernels and are the job's own",
+    "activation_offload": "fine_grained_activation_offloading is newer than 0.7.0",
+    "grad_offload": "gradients follow the weights: param_offload moves both",
+    "optimizer_offload_overlap": "overlap_cpu_optimizer_d2h_h2d is newer than 0.7.0",
+    "sequence_parallel": "policy.*.sequence_parallel is a switch that goes with tensor parallelism, not a size",
+    "sharding": "the trainer is DTensor or Megatron and part of every checkpoint",
+    "fused_kernels": "use_linear_ce_fusion_loss is for supervised training in 0.7.0",
+    "memory_efficient_load": "rank 0 loads on the host and the others get their shards",
+    "entropy_chunking": "the loss has no entropy of all logits",
+    "entropy_recompute": "the loss has no entropy of all logits",
+    "sync_mode": "trainer and engines share weights by CUDA IPC or NCCL",
+    "host_allocator": "NeMo-RL hands its workers no LD_PRELOAD",
+    "weights_backup": "sleeping engines drop their weights and get them from the trainer",
+    "restart_every": "NeMo-RL ends early only through grpo.max_num_steps",
+    "nccl_memory_check": "there is no such check; NCCL_DEBUG in `env:` prints NCCL's own allocations",
+    "memory_profile": "NRL_NSYS_PROFILE_STEP_RANGE profiles time, not memory",
+}
+
+REFUSED: tuple[Refusal[Config], ...] = (
+    Refusal("policy.megatron_cfg.enabled",
+        lambda c: c.megatron and c.flag("policy.dtensor_cfg.enabled"),
+        "DTensor or Megatron trains the policy; both are enabled"),
+    Refusal("policy.megatron_cfg.enabled",
+        lambda c: not c.megatron and not c.flag("policy.dtensor_cfg.enabled"),
+        "DTensor or Megatron trains the policy; none is enabled"),
+    Refusal("policy.dynamic_batching.enabled",
+        lambda c: _has_one_trainer(c) and c.flag("policy.sequence_packing.enabled") and c.flag("policy.dynamic_batching.enabled"),
+        "dynamic batching excludes sequence packing"),
+    Refusal("policy.megatron_cfg.tensor_model_parallel_size",
+        lambda c: _has_one_trainer(c) and c.megatron and (c.world % c.split > 0),
+        lambda c: f"{c.world} GPUs cannot be split by {c.split}"),
+    Refusal("policy.dtensor_cfg.tensor_parallel_size",
+        lambda c: _has_one_trainer(c) and (not c.megatron) and (c.world % c.split > 0),
+        lambda c: f"{c.world} GPUs cannot be split by {c.split}"),
+    Refusal("policy.generation.vllm_cfg.tensor_parallel_size",
+        lambda c: _has_one_trainer(c) and c.engine == "vllm" and (c.engine_world % max(1, c.count("policy.generation.vllm_cfg.tensor_parallel_size")) > 0),
+        lambda c: f"{c.engine_world} GPUs of engines cannot be split by {c.get('policy.generation.vllm_cfg.tensor_parallel_size')}"),
+    Refusal("policy.train_micro_batch_size",
+        lambda c: _has_one_trainer(c) and c.mini_batch and (not c.packed) and _leaves_a_rest(c),
+        lambda c: f"{c.get('policy.train_micro_batch_size')} does not divide {c.mini_batch}: a rank's sequences of policy.train_global_batch_size"),
+)
+
+WARNED: tuple[Warned[Config], ...] = (
+    Warned(lambda c: not c.resumes,
+        "every relaunch begins at step 0: checkpointing.enabled is false or checkpointing.save_period not positive"),
+    Warned(lambda c: c.cuts("train_mb_tokens"),
+        lambda c: f"{c.packed}.train_mb_tokens cannot hold the longest sequence of {c.longest} tokens: NeMo-RL stops there"),
+    Warned(lambda c: c.cuts("logprob_mb_tokens"),
+        lambda c: f"{c.packed}.logprob_mb_tokens cannot hold the longest sequence of {c.longest} tokens: NeMo-RL stops there"),
+    Warned(lambda c: c.text("checkpointing.checkpoint_must_save_by"),
+        "an end by checkpointing.checkpoint_must_save_by is taken for the end of the training"),
+    Warned(lambda c: c.flag("env.should_use_nemo_gym"),
+        "with NeMo Gym the log has no line that numbers a step, so none is counted"),
+)
+# fmt: on
+
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED)
