@@ -26,6 +26,7 @@ from autotune.orchestrator.run.journal import Journal
 from autotune.policies.explain.secrets import is_secret_variable, one_line
 from autotune.policies.values.events import Decided, Event, Finished, History, Interrupted, Started
 from autotune.policies.values.job import Job, Tracker
+from autotune.policies.values.run.view import RunView
 
 LIMIT_S = 30.0  # that the end of a driver waits
 HURRIED_S = 3.0  # the same after SIGTERM: Slurm and Kubernetes kill 30 s after they asked
@@ -102,10 +103,9 @@ class Annotator:
         if job.annotate == "none" or self._journal is None:
             return
         self._job = job
-        history = self._journal.history()
-        over = ended(history)
-        last = history[-1] if history else None
-        whole = isinstance(last, Finished) and not isinstance(last.verdict, Interrupted)
+        view = self._journal.view
+        over = [attempt.number for attempt in ended(view)]
+        whole = view.verdict is not None and not isinstance(view.verdict, Interrupted)
         self._begun = set(over if whole else over[:-1])
         if job.annotate != "auto":
             self._give(partial(self._check, job))
@@ -121,11 +121,11 @@ class Annotator:
         assert self._journal is not None
         assert self._job is not None
         history = self._journal.history()
-        for number in ended(history):
-            if number not in self._begun:
-                self._begun.add(number)
+        for attempt in ended(self._journal.view):
+            if attempt.number not in self._begun:
+                self._begun.add(attempt.number)
                 self._sought = True
-                self._give(partial(self._write, _Attempt(number, self._job, history)))
+                self._give(partial(self._write, _Attempt(attempt.number, self._job, history)))
 
     def _give(self, task: Callable[[], None]) -> None:
         self._given += 1
@@ -196,8 +196,10 @@ class Annotator:
     def _write(self, attempt: _Attempt) -> None:
         """Write an attempt, and those before it, into every tracker that has its run."""
         number, job, history = attempt
-        start = next(e for e in history if isinstance(e, Started) and e.attempt == number)
-        documents = [annotation(self._run, history, each) for each in ended(history) if each <= number]
+        view = RunView(history)  # as of now; the journal's own grows in the driver's thread
+        start = view.attempts[number].started
+        over = [attempt.number for attempt in ended(view) if attempt.number <= number]
+        documents = [annotation(self._run, view, each) for each in over]
         framework = frameworks.find(job.framework)
         command = command_of(
             framework,

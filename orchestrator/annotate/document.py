@@ -11,22 +11,12 @@ import msgspec
 from autotune.orchestrator import messages
 from autotune.orchestrator.run import directory
 from autotune.policies.explain.secrets import one_line
-from autotune.policies.values.events import (
-    CuredInPlace,
-    Decided,
-    Diagnosed,
-    Ended,
-    Event,
-    Finished,
-    GoalReached,
-    History,
-    Started,
-)
 from autotune.policies.values.failure import Cause, Phase
-from autotune.policies.values.history import accepted_of, plain, settled
+from autotune.policies.values.history import plain
 from autotune.policies.values.knobs import Knobs, Setting, changed
 from autotune.policies.values.observation import Cancelled, Completed
 from autotune.policies.values.remedy import Remedy
+from autotune.policies.values.run.view import AttemptView, RunView
 from autotune.policies.values.value import Value
 
 _LONGEST = 450  # characters of a line: MLflow's oldest servers take 500
@@ -58,28 +48,24 @@ class Annotation(Value, frozen=True, kw_only=True):
     folder: str  # of the run, on that host
 
 
-def ended(history: History) -> tuple[int, ...]:
+def ended(view: RunView) -> tuple[AttemptView, ...]:
     """Return the attempts at the training that are over; no trial and no rehearsal has a run of its own."""
-    trains = {e.attempt for e in history if isinstance(e, Started) and e.trains}
-    return tuple(e.attempt for e in history if isinstance(e, Ended) and e.attempt in trains)
+    return tuple(attempt for attempt in view.training if attempt.ended is not None)
 
 
-def annotation(run: directory.RunFolder, history: History, number: int) -> Annotation:
+def annotation(run: directory.RunFolder, view: RunView, number: int) -> Annotation:
     """Return the document of an attempt that is over."""
-    accepted = accepted_of(history)
-    begun = [e for e in history if isinstance(e, Started) and e.trains]
-    place = next(index for index, each in enumerate(begun) if each.attempt == number)
-    own = [e for e in history if e.attempt == number]
-    end = next(e for e in own if isinstance(e, Ended))
-    found = next((e for e in own if isinstance(e, Diagnosed)), None)
-    goal = next((e for e in reversed(own) if isinstance(e, GoalReached)), None)
-    knobs = {e.attempt: e.knobs for e in settled(history) if isinstance(e, Started)}
-    before = knobs[begun[place - 1].attempt] if place else accepted.profile.knobs
-    changes = changed(before, begun[place].knobs)
-    reason, remedy = _follows(own, history)
-    after = changed(knobs[number], remedy.apply(knobs[number])) if remedy is not None else {}
+    training, accepted = view.training, view.accepted
+    place = next(index for index, each in enumerate(training) if each.number == number)
+    attempt = training[place]
+    end, found, goal, knobs = attempt.ended, attempt.diagnosed, attempt.goal, attempt.knobs
+    assert accepted is not None and end is not None
+    before = training[place - 1].knobs if place else accepted.profile.knobs
+    changes = changed(before, attempt.started.knobs)
+    reason, remedy = _follows(attempt, view)
+    after = changed(knobs, remedy.apply(knobs)) if remedy is not None else {}
     follows = ": ".join(filter(None, (_arrows(after), reason)))
-    cured = tuple(_line(messages.cured(e)) for e in own if isinstance(e, CuredInPlace))
+    cured = tuple(_line(messages.cured(cure)) for cure in attempt.cures)
     outcome = messages.diagnosis(plain(found)) if found is not None else messages.outcome(end.outcome)
     failed = found is not None or not isinstance(end.outcome, Completed | Cancelled)
     stable = f"; stable at step {goal.step}" if goal is not None else ""
@@ -91,7 +77,7 @@ def annotation(run: directory.RunFolder, history: History, number: int) -> Annot
         job=accepted.job.name,
         framework=accepted.job.framework,
         attempt=number,
-        begun=begun[place].at,
+        begun=attempt.started.at,
         ended=end.at,
         outcome=_line(outcome),
         failed=failed,
@@ -99,7 +85,7 @@ def annotation(run: directory.RunFolder, history: History, number: int) -> Annot
         phase=None if found is None else found.phase,
         step=end.step,
         stable_at=None if goal is None else goal.step,
-        knobs=_set(knobs[number]),
+        knobs=_set(knobs),
         changes=changes,
         cured=cured,
         next=_line(follows),
@@ -126,14 +112,13 @@ def markdown(document: Annotation) -> str:
     return "\n".join(["| autotune | |", "|---|---|", *lines])
 
 
-def _follows(own: list[Event], history: History) -> tuple[str, Remedy | None]:
+def _follows(attempt: AttemptView, view: RunView) -> tuple[str, Remedy | None]:
     """Return what follows an attempt in words, and the change that is made for it."""
-    decided = next((e for e in reversed(own) if isinstance(e, Decided)), None)
-    if decided is not None:
-        return decided.reason, decided.remedy
-    last = history[-1]
-    reason = getattr(last.verdict, "reason", "") if isinstance(last, Finished) and last in own else ""
-    return reason, None
+    if attempt.next is not None:
+        return attempt.next.reason, attempt.next.remedy
+    last = view.finished
+    own = last is not None and last.attempt == attempt.number
+    return getattr(view.verdict, "reason", "") if own else "", None
 
 
 def _arrows(changes: Mapping[str, tuple[Setting, Setting]]) -> str:

@@ -24,6 +24,7 @@ from autotune.policies.certificate.contents import Certificate, Change, Replayed
 from autotune.policies.values.events import History
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Job
+from autotune.policies.values.run.view import RunView
 from autotune.policies.values.value import Value
 
 # What code that expects a checked job raises for values that no job has.
@@ -154,7 +155,7 @@ def _against_journal(certificate: Certificate, framework: Framework, history: Hi
     if last is None:
         return (f"`at` is {certificate.at}, when nothing happened according to events.jsonl",)
     history = history[: last + 1]
-    knobs = stable_knobs(history)
+    knobs = stable_knobs(RunView(history))
     if knobs is None or accepted_of(history).job.framework != framework.name:
         return ("events.jsonl shows no stable configuration at that time",)
     return deviations(certificate, composing.compose(history, framework, knobs), source="events.jsonl")

@@ -137,7 +137,7 @@ class Courier:
 
     def _send_due(self) -> None:
         if self._journal is not None and self._ways:
-            for each in due(self._journal.history(), self._journal.notified()):
+            for each in due(self._journal.view, self._journal.notified()):
                 self._send(each)
 
     def _ended_by(self, reason: str) -> None:
@@ -157,7 +157,7 @@ class Courier:
         if not self._ways or news.occasion not in self._on or key in self._begun:
             return
         self._begun.add(key)
-        document = notification(self._run, self._journal.history(), news, at=timestamp(Clock().now()))
+        document = notification(self._run, self._journal.view, news, at=timestamp(Clock().now()))
         before = self._under_way[-1] if self._under_way else None
         self._under_way.append(_Delivery(news, document, self._ways, before))
 

@@ -14,18 +14,15 @@ from autotune.policies.values.events import (
     Finished,
     GaveUp,
     GoalReached,
-    History,
     Infrastructure,
     NeedsHuman,
-    Progressed,
     Rehearsed,
-    Started,
     Verdict,
 )
 from autotune.policies.values.failure import Cause, Phase
-from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Occasion
 from autotune.policies.values.knobs import Setting, changed
+from autotune.policies.values.run.view import RunView
 from autotune.policies.values.value import Value
 
 _LONGEST = 500  # characters of a text; a document has to fit into a pipe and into a chat
@@ -74,14 +71,14 @@ class Notification(Value, frozen=True, kw_only=True):
     next: str  # the command that goes on
 
 
-def notification(run: directory.RunFolder, history: History, due: Due, *, at: str) -> Notification:
+def notification(run: directory.RunFolder, view: RunView, due: Due, *, at: str) -> Notification:
     """Return the document of what happened, `at` being the time where no row has one."""
-    accepted = accepted_of(history)
+    accepted, latest, step = view.accepted, view.latest, view.step
+    assert accepted is not None
     verdict = due.about.verdict if isinstance(due.about, Finished) else None
-    goal = next((e for e in reversed(history) if isinstance(e, GoalReached)), None)
-    started = [e for e in history if isinstance(e, Started)]
-    step = next((e for e in reversed(history) if isinstance(e, Progressed)), None)
-    knobs = export.stable_knobs(history) or (started[-1].knobs if started else accepted.profile.knobs)
+    goal = view.goals[-1] if view.goals else None
+    present = accepted.profile.knobs if latest is None else latest.started.knobs
+    knobs = export.stable_knobs(view) or present
     at = due.of or at
     seconds = max(0.0, seconds_of(at) - seconds_of(accepted.at))
     found = verdict.diagnosis if isinstance(verdict, NeedsHuman) else None
@@ -89,7 +86,7 @@ def notification(run: directory.RunFolder, history: History, due: Due, *, at: st
     reason = _text(_reason(verdict) or due.reason)
     return Notification(
         occasion=due.occasion,
-        text=_text(f"{accepted.job.name}: {_sentence(due, attempts=len(started), seconds=seconds)}"),
+        text=_text(f"{accepted.job.name}: {_sentence(due, attempts=len(view.attempts), seconds=seconds)}"),
         job=accepted.job.name,
         framework=accepted.job.framework,
         run=run.id,
@@ -98,8 +95,8 @@ def notification(run: directory.RunFolder, history: History, due: Due, *, at: st
         folder=_text(os.fsdecode(run.path.absolute())),
         at=at,
         seconds=round(seconds, 3),
-        attempt=started[-1].attempt if started else 0,
-        attempts=len(started),
+        attempt=0 if latest is None else latest.number,
+        attempts=len(view.attempts),
         step=None if step is None else step.step,
         steps=None if step is None else step.of,
         cause=None if found is None else found.cause,

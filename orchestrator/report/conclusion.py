@@ -14,61 +14,54 @@ from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.report.document import Change, Conclusion, Fact, Spent
 from autotune.orchestrator.report.evidence import path_text
 from autotune.orchestrator.run import directory, export
-from autotune.orchestrator.run_states import display_of
+from autotune.orchestrator.run_states import DISPLAYS, display_of
 from autotune.orchestrator.units import show_setting
 from autotune.policies.search import trials
 from autotune.policies.values.events import (
     Accepted,
-    Decided,
-    Ended,
-    Finished,
     GaveUp,
-    GoalReached,
-    History,
     Infrastructure,
     Interrupted,
     NeedsHuman,
     Stable,
-    Started,
     TrainingCompleted,
     Verdict,
 )
-from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.observation import Cancelled, Completed
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.run.view import RunView
 
 _DIGITS = 16  # of the digest: enough to compare two files by
 
 
-def conclusion_of(run: directory.RunFolder, history: History, framework: Framework) -> Conclusion:
+def conclusion_of(run: directory.RunFolder, view: RunView, framework: Framework) -> Conclusion:
     """Return how a run ended, or how far it has come."""
-    accepted = accepted_of(history)
-    verdict = history[-1].verdict if isinstance(history[-1], Finished) else None
-    attempts = sum(isinstance(e, Started) for e in history)
-    seconds = max(0.0, seconds_of(history[-1].at) - seconds_of(accepted.at))
+    accepted, last, verdict = view.accepted, view.last, view.verdict
+    assert accepted is not None and last is not None
+    attempts = len(view.attempts)
+    seconds = max(0.0, seconds_of(last.at) - seconds_of(accepted.at))
     if verdict is None:
-        status, tone = "unfinished", "warn"
+        display = DISPLAYS[view.state]
         headline = f"Not finished: {attempts} attempt{'' if attempts == 1 else 's'} on record"
     else:
         display = display_of(verdict)
-        status, tone = display.report, display.tone
         text = messages.verdict(verdict, attempts=attempts, seconds=seconds)
         headline = text[:1].upper() + text[1:]
-    knobs, changes_of = _knobs(history)
+    knobs, changes_of = _knobs(view, accepted)
     return Conclusion(
-        status=status,
-        tone=tone,
+        status=display.report,
+        tone=display.tone,
         headline=headline,
         details=_details(verdict),
         would_help=verdict.would_help if isinstance(verdict, GaveUp) else (),
         faster=_faster(verdict),
-        changes=_changes(history, framework, accepted, knobs),
+        changes=_changes(view, framework, accepted, knobs),
         changes_of=changes_of,
         commands=_commands(run, verdict),
         facts=_facts(run, accepted),
-        spent=spent(history),
+        spent=_spent(view, accepted),
         gpus=accepted.cluster.nodes * accepted.cluster.gpus_per_node,
     )
 
@@ -89,23 +82,22 @@ def _faster(verdict: Verdict | None) -> str:
     return verdict.faster.reason
 
 
-def _knobs(history: History) -> tuple[Knobs, str]:
+def _knobs(view: RunView, accepted: Accepted) -> tuple[Knobs, str]:
     """Return the configuration that the run has to show, and what it is."""
-    proven = export.stable_knobs(history)
+    proven = export.stable_knobs(view)
     if proven is not None:
         return proven, "the proven configuration"
-    started = [e for e in history if isinstance(e, Started)]
-    if started:
-        return started[-1].knobs, "the last configuration that was tried, which is not proven"
-    return accepted_of(history).profile.knobs, "the job as written"
+    if view.latest is not None:
+        return view.latest.started.knobs, "the last configuration that was tried, which is not proven"
+    return accepted.profile.knobs, "the job as written"
 
 
-def _changes(history: History, framework: Framework, accepted: Accepted, knobs: Knobs) -> tuple[Change, ...]:
+def _changes(view: RunView, framework: Framework, accepted: Accepted, knobs: Knobs) -> tuple[Change, ...]:
     """Return what differs from the job as written, as the framework's users type it."""
     job, profile = accepted.job, accepted.profile
     settings = framework.settings(job, knobs) if knobs != profile.knobs else {}
     settings = export.with_units(settings, framework, job)
-    reasons = _reasons(history, profile)
+    reasons = _reasons(view, profile)
     rows = []
     for name, value in settings.items():
         before = framework.words({name: job.settings[name]}) if name in job.settings else ()
@@ -129,14 +121,14 @@ def _changes(history: History, framework: Framework, accepted: Accepted, knobs: 
     return tuple(rows)
 
 
-def _reasons(history: History, profile: Profile) -> dict[str, str]:
-    """Return why each setting has its last value."""
+def _reasons(view: RunView, profile: Profile) -> dict[str, str]:
+    """Return the remedy that gave each setting its last value."""
     reasons: dict[str, str] = {}
-    for event in history:
-        if isinstance(event, Decided) and event.remedy is not None:
-            for knob in event.remedy.changes:
-                support = profile.supported.get(knob)
-                reasons[knob if support is None else support.setting] = event.remedy.name
+    for attempt in view.attempts.values():
+        remedy = attempt.decided.remedy if attempt.decided is not None else None
+        for knob in remedy.changes if remedy is not None else ():
+            support = profile.supported.get(knob)
+            reasons[knob if support is None else support.setting] = remedy.name if remedy is not None else ""
     return reasons
 
 
@@ -176,12 +168,11 @@ def _facts(run: directory.RunFolder, accepted: Accepted) -> tuple[Fact, ...]:
     return tuple(Fact(name=name, value=value) for name, value in rows if value)
 
 
-def spent(history: History) -> tuple[Spent, ...]:
-    """Return where the time of the attempts went, with the hours of the cards that were held."""
-    accepted = accepted_of(history)
+def _spent(view: RunView, accepted: Accepted) -> tuple[Spent, ...]:
+    """Return where the time of the attempts went, with the hours of the GPUs that were held."""
     gpus = accepted.cluster.nodes * accepted.cluster.gpus_per_node
-    searching = any(isinstance(e, Started) and e.trial is not None for e in history)
-    seconds = trials.spent(history) if searching else _of_attempts(history)
+    searching = bool(view.trials)
+    seconds = trials.spent(view) if searching else _of_attempts(view)
     of_trials = gpus / max(1, accepted.job.search.parallel)
     return tuple(
         Spent(
@@ -195,22 +186,21 @@ def spent(history: History) -> tuple[Spent, ...]:
     )
 
 
-def _of_attempts(history: History) -> dict[str, float]:
-    goals = {e.attempt for e in history if isinstance(e, GoalReached)}
+def _of_attempts(view: RunView) -> dict[str, float]:
     seconds: dict[str, float] = {}
-    for event in history:
-        if isinstance(event, Ended):
-            by = event.outcome.by if isinstance(event.outcome, Cancelled) else ""
-            if event.attempt in goals or isinstance(event.outcome, Completed):
-                what = "attempts that held"
-            elif by == "user":
-                what = "attempts that were stopped"
-            else:
-                what = "attempts that failed"
-            seconds[what] = seconds.get(what, 0.0) + event.seconds
-            waited = (event.stop_s or 0.0) + (event.drain_s or 0.0)
-            if waited:
-                seconds["freeing memory"] = seconds.get("freeing memory", 0.0) + waited
+    for attempt in view.attempts.values():
+        if (ended := attempt.ended) is None:
+            continue
+        if attempt.goal is not None or isinstance(ended.outcome, Completed):
+            what = "attempts that held"
+        elif ended.outcome == Cancelled(by="user"):
+            what = "attempts that were stopped"
+        else:
+            what = "attempts that failed"
+        seconds[what] = seconds.get(what, 0.0) + ended.seconds
+        waited = (ended.stop_s or 0.0) + (ended.drain_s or 0.0)
+        if waited:
+            seconds["freeing memory"] = seconds.get("freeing memory", 0.0) + waited
     return seconds
 
 

@@ -14,16 +14,17 @@ from autotune.orchestrator.report.document import AttemptEvidence, Evidence, Fac
 from autotune.orchestrator.run import directory
 from autotune.policies.values.events import History, Started
 from autotune.policies.values.history import accepted_of
+from autotune.policies.values.run.view import RunView
 
 _FIRST, _LAST = 10, 50  # attempts that are listed
 _PAGE = "report.html"
 _LONGEST = 16 << 10  # characters of a command
 
 
-def evidence_of(run: directory.RunFolder, history: History) -> Evidence:
+def evidence_of(run: directory.RunFolder, history: History, view: RunView) -> Evidence:
     """Return what the run's folder holds; the report itself and locks left out."""
     accepted = accepted_of(history)
-    started = [e for e in history if isinstance(e, Started)]
+    started = [attempt.started for attempt in view.attempts.values()]
     shown = started if len(started) <= _FIRST + _LAST else [*started[:_FIRST], *started[-_LAST:]]
     environment = [Fact(name=name, value=plain(value)) for name, value in sorted(accepted.job.env.items())]
     environment.append(Fact(name="working directory", value=accepted.job.workdir))

@@ -20,42 +20,28 @@ from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.outlook import Outlook
 from autotune.policies.remedies.step_size import needed_bytes
 from autotune.policies.search.trials import highest
-from autotune.policies.values.events import (
-    Diagnosed,
-    Ended,
-    Event,
-    GoalReached,
-    History,
-    Policy,
-    Progressed,
-    Started,
-)
+from autotune.policies.values.events import Policy
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.history import Run, accepted_of
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.observation import Peak
+from autotune.policies.values.run.view import AttemptView, RunView
 
 _FIRST, _LAST = 2, 10  # attempts that are shown
 _LADDER = "The estimate is shown for comparison: this run climbed the ladder without it."
 _UNKNOWN = "No estimate: the model's shape, or the size of a device, is not known."
 
 
-def memory_of(past: Past) -> Memory:
+def memory_of(past: Past, view: RunView) -> Memory:
     """Return the peaks of the attempts of a launch, of at most twelve of them."""
-    history = past.history
-    started = [(place, e) for place, e in enumerate(history) if isinstance(e, Started) and e.trial is None]
-    if len(started) > _FIRST + _LAST:
-        started = [*started[:_FIRST], *started[-_LAST:]]
-    rows: dict[int, list[Event]] = {event.attempt: [] for _, event in started}
-    for event in history:
-        if event.attempt in rows:
-            rows[event.attempt].append(event)
-    accepted = accepted_of(history)
+    launched = view.launched
+    if len(launched) > _FIRST + _LAST:
+        launched = (*launched[:_FIRST], *launched[-_LAST:])
+    accepted = accepted_of(past.history)
     known = past.is_modelled()
     attempts, previous = [], accepted.profile.knobs
-    for place, event in started:
-        attempts.append(_attempt(past.view(place), event, previous, rows[event.attempt]))
-        previous = event.knobs
+    for attempt in launched:
+        attempts.append(_attempt(past.view(attempt.place), attempt, previous))
+        previous = attempt.started.knobs
     present = {phase for a in attempts for phase in (*a.predicted, *a.measured, *a.needed)}
     order = [phase.value for phase in PHASES]
     return Memory(
@@ -63,23 +49,24 @@ def memory_of(past: Past) -> Memory:
         phases=(*(p for p in order if p in present), *sorted(present - set(order))),
         parts=PARTS if known else (),
         attempts=tuple(attempts),
-        chosen=chosen_attempt(history),
+        chosen=_chosen(view),
         comparisons=tuple(_comparisons(attempts)),
         factors=_factors(past.whole()),
         calibrated_by=accepted.learned.runs if accepted.learned is not None else 0,
     )
 
 
-def chosen_attempt(history: History) -> int:
+def _chosen(view: RunView) -> int:
     """Return the last attempt that reached the goal, else the last that was started; 0 for none."""
-    own = [e.attempt for e in history if isinstance(e, Started) and e.trial is None]
-    reached = [e.attempt for e in history if isinstance(e, GoalReached) and e.attempt in set(own)]
-    return reached[-1] if reached else own[-1] if own else 0
+    launched = view.launched
+    reached = [attempt for attempt in launched if attempt.goal is not None]
+    return (reached or launched)[-1].number if launched else 0
 
 
-def _attempt(view: Outlook | None, started: Started, previous: Knobs, rows: list[Event]) -> AttemptMemory:
-    peaks = highest(*_peaks(rows))
-    diagnosed = next((e for e in rows if isinstance(e, Diagnosed)), None)
+def _attempt(outlook: Outlook | None, attempt: AttemptView, previous: Knobs) -> AttemptMemory:
+    started, diagnosed = attempt.started, attempt.diagnosed
+    ends = [row.peaks for row in (attempt.goal, attempt.ended) if row is not None]
+    peaks = highest(*(done.peaks for done in attempt.steps), *ends)
     needed = {}
     if diagnosed is not None and diagnosed.cause is Cause.GPU_OOM:
         size = needed_bytes(diagnosed.facts)
@@ -88,7 +75,7 @@ def _attempt(view: Outlook | None, started: Started, previous: Knobs, rows: list
     return AttemptMemory(
         number=started.attempt,
         change=messages.setting_changes(previous, started.knobs) or "as before",
-        predicted=_forecasts(view, started.knobs),
+        predicted=_forecasts(outlook, started.knobs),
         measured={
             str(phase): Reading(
                 bytes=peak.used_bytes,
@@ -100,10 +87,6 @@ def _attempt(view: Outlook | None, started: Started, previous: Knobs, rows: list
         },
         needed=needed,
     )
-
-
-def _peaks(rows: list[Event]) -> list[dict[str, Peak]]:
-    return [e.peaks for e in rows if isinstance(e, (Progressed, Ended, GoalReached))]
 
 
 def _forecasts(view: Outlook | None, knobs: Knobs) -> dict[str, Forecast]:

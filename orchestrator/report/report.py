@@ -19,6 +19,7 @@ from autotune.orchestrator.report.training import training_of
 from autotune.orchestrator.run import directory
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.history import accepted_of
+from autotune.policies.values.run.view import RunView
 
 
 def report_of(run: directory.RunFolder) -> Report:
@@ -34,15 +35,15 @@ def report_of(run: directory.RunFolder) -> Report:
     framework = frameworks.FRAMEWORKS.get(accepted.job.framework)
     if framework is None:
         raise Failure(
-            f"run {run.id} is of framework `{accepted.job.framework}`, which this autotune does not know",
+            f"run {run.id} uses framework `{accepted.job.framework}`, which this autotune does not support",
             hint="use the version that drove the run",
             code=ExitCode.USAGE,
         )
-    logs, past = LogReading(framework), Past(history)
-    memory = memory_of(past)
+    logs, past, view = LogReading(framework), Past(history), RunView(history)
+    memory = memory_of(past, view)
     # The share of logs that is read goes to what the page shows first.
     markers = logs.markers(run.attempt(memory.chosen)) if memory.chosen else ()
-    story, left_out = story_of(run, past, logs)
+    story, left_out = story_of(run, past, view, logs)
     return Report(
         run=run.id,
         name=accepted.job.name,
@@ -50,12 +51,12 @@ def report_of(run: directory.RunFolder) -> Report:
         cluster=messages.cluster(accepted.cluster),
         mode=accepted.mode,
         submitted=accepted.at,
-        conclusion=conclusion_of(run, history, framework),
+        conclusion=conclusion_of(run, view, framework),
         story=story,
         story_left_out=left_out,
         memory=memory,
-        timeline=timeline_of(run, history, memory.chosen, markers) if memory.chosen else None,
-        search=search_of(history),
-        training=training_of(run, history, logs),
-        evidence=evidence_of(run, history),
+        timeline=timeline_of(run, view.attempts[memory.chosen], markers) if memory.chosen else None,
+        search=search_of(view),
+        training=training_of(run, view, logs),
+        evidence=evidence_of(run, history, view),
     )

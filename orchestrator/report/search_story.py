@@ -10,17 +10,17 @@ from autotune.orchestrator.report.document import SearchStory, TrialRow
 from autotune.orchestrator.units import show_rate
 from autotune.policies.search import trials
 from autotune.policies.search.space import Dimension, space
-from autotune.policies.values.events import GoalReached, History, Result, Started, Tried
-from autotune.policies.values.history import accepted_of
+from autotune.policies.values.events import Accepted, Result, Tried
 from autotune.policies.values.knobs import KNOBS, Knobs
+from autotune.policies.values.run.view import RunView
 
 
-def search_of(history: History) -> SearchStory | None:
+def search_of(view: RunView) -> SearchStory | None:
     """Return the search of a run; None if no trial has a result."""
-    results = trials.tried(history)
-    if not results:
+    results, accepted = tuple(view.tried), view.accepted
+    if not results or accepted is None:
         return None
-    accepted, start = accepted_of(history), _start(history)
+    start = _start(view, accepted)
     front = {result.trial for result in trials.front(results)}
     best = trials.winner(results, start=start)
     varied = tuple(k for k in KNOBS if len({getattr(r.knobs, k) for r in results}) > 1)
@@ -63,11 +63,10 @@ def _importance(dimensions: Sequence[Dimension], results: tuple[Tried, ...]) -> 
     return importance_of(dimensions, results)
 
 
-def _start(history: History) -> Knobs:
+def _start(view: RunView, accepted: Accepted) -> Knobs:
     """Return the configuration from which the search set out."""
-    goals = {e.attempt for e in history if isinstance(e, GoalReached)}
-    own = [e for e in history if isinstance(e, Started) and e.trains and e.attempt in goals]
-    return own[-1].knobs if own else accepted_of(history).profile.knobs
+    own = [attempt for attempt in view.training if attempt.goal is not None]
+    return own[-1].started.knobs if own else accepted.profile.knobs
 
 
 def _left_out() -> Iterator[str]:
@@ -78,7 +77,7 @@ def _left_out() -> Iterator[str]:
 
 def _summary(results: tuple[Tried, ...], best: Tried | None, start: Knobs) -> str:
     if best is None:
-        return "No measured configuration keeps the headroom of the goal: the stable start remains the best."
+        return "No measured configuration keeps the headroom of the goal: the starting configuration is kept."
     compared = trials.gain(results, start=start)
     if compared is None:
         return f"Fastest: trial {best.trial}, {show_rate(best.rate, best.unit)}."

@@ -8,8 +8,8 @@ from __future__ import annotations
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.report.document import PhaseSpan, Series, Timeline
 from autotune.orchestrator.run import directory, memory_record
-from autotune.policies.values.events import Ended, History, Progressed, Started
 from autotune.policies.values.observation import Marker, PhaseEnded, PhaseStarted, StepDone
+from autotune.policies.values.run.view import AttemptView
 
 _POINTS = 1500  # of one series
 _DEVICES, _HOSTS, _PROCESSES = 8, 2, 4  # series that are shown
@@ -19,24 +19,20 @@ _Points = dict[float, int]  # seconds since the attempt began -> bytes
 
 
 def timeline_of(
-    run: directory.RunFolder, history: History, number: int, markers: tuple[Marker, ...]
+    run: directory.RunFolder, attempt: AttemptView, markers: tuple[Marker, ...]
 ) -> Timeline | None:
     """Return the timeline of an attempt; None if no memory was recorded."""
-    rows = [e for e in history if e.attempt == number]
-    started = next((e for e in rows if isinstance(e, Started)), None)
-    if started is None:
-        return None
-    begin = seconds_of(started.at)
-    devices, hosts = _series(run.attempt(number), begin)
+    begin = seconds_of(attempt.started.at)
+    devices, hosts = _series(run.attempt(attempt.number), begin)
     if not devices and not hosts:
         return None
     devices.sort(key=lambda s: (-max(s.bytes), s.name))
     hosts.sort(key=lambda s: (-max(s.bytes), s.name))
     shown = [*sorted(devices[:_DEVICES], key=lambda s: s.name), *hosts[:_HOSTS]]
-    ends = {e.step: seconds_of(e.at) - begin for e in rows if isinstance(e, Progressed)}
-    last = next((seconds_of(e.at) - begin for e in rows if isinstance(e, Ended)), None)
+    ends = {done.step: seconds_of(done.at) - begin for done in attempt.steps}
+    last = None if attempt.ended is None else seconds_of(attempt.ended.at) - begin
     return Timeline(
-        attempt=number,
+        attempt=attempt.number,
         series=tuple(shown),
         left_out=len(devices) + len(hosts) - len(shown),
         phases=tuple(_spans(markers, ends, last)[-_SPANS:]),

@@ -9,10 +9,10 @@ from autotune.orchestrator.report.document import Fact, Losses, TrainingProof
 from autotune.orchestrator.report.log_reading import LogReading, loss_of
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.units import show_setting
-from autotune.policies.values.events import Edited, History, Started
-from autotune.policies.values.history import accepted_of
 from autotune.policies.values.knobs import KNOBS
 from autotune.policies.values.observation import StepDone
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.run.view import RunView
 
 # Names of settings that decide what is trained, in any framework's spelling.
 _TRAINED = re.compile(
@@ -23,9 +23,10 @@ _CURVES = 12
 _POINTS = 1000
 
 
-def training_of(run: directory.RunFolder, history: History, logs: LogReading) -> TrainingProof:
+def training_of(run: directory.RunFolder, view: RunView, logs: LogReading) -> TrainingProof:
     """Return what is known of the training of a run's attempts."""
-    accepted = accepted_of(history)
+    accepted = view.accepted
+    assert accepted is not None
     knob_settings = {support.setting for support in accepted.profile.supported.values()}
     values = {
         name: setting_text(value)
@@ -34,40 +35,39 @@ def training_of(run: directory.RunFolder, history: History, logs: LogReading) ->
     }
     return TrainingProof(
         settings=tuple(Fact(name=name, value=value) for name, value in sorted(values.items())),
-        turned=_turned(history),
-        losses=tuple(_losses(run, history, logs)),
+        turned=_turned(view, accepted.profile),
+        losses=tuple(_losses(run, view, logs)),
     )
 
 
-def _turned(history: History) -> tuple[Fact, ...]:
+def _turned(view: RunView, profile: Profile) -> tuple[Fact, ...]:
     """Return the knobs that attempts changed with their values, and how far that may alter the numbers."""
-    profile = accepted_of(history).profile
-    started = [e for e in history if isinstance(e, Started)]
+    tried = [attempt.started.knobs for attempt in view.attempts.values()]
     rows = []
     for knob in KNOBS:
-        values = dict.fromkeys(show_setting(knob, getattr(e.knobs, knob)) for e in started)
+        values = dict.fromkeys(show_setting(knob, getattr(knobs, knob)) for knobs in tried)
         if len(values) > 1:
             support = profile.supported.get(knob)
             effect = "" if support is None else f" ({support.effect.value})"
             rows.append(Fact(name=f"{knob}{effect}", value=", ".join(values)))
-    edits = [e for e in history if isinstance(e, Edited) and e.file]
-    rows += [Fact(name="edited by the user", value=", ".join(e.changes)) for e in edits]
+    edits = [", ".join(edit.changes) for edit in view.edits if edit.file]
+    rows += [Fact(name="edited by the user", value=changes) for changes in edits]
     return tuple(rows)
 
 
-def _losses(run: directory.RunFolder, history: History, logs: LogReading) -> list[Losses]:
+def _losses(run: directory.RunFolder, view: RunView, logs: LogReading) -> list[Losses]:
     curves: list[Losses] = []
-    for event in history:
-        if not isinstance(event, Started) or event.rehearsal is not None:
+    for attempt in view.attempts.values():
+        if attempt.started.rehearsal is not None:
             continue
-        steps = [m for m in logs.markers(run.attempt(event.attempt)) if isinstance(m, StepDone)]
+        steps = [m for m in logs.markers(run.attempt(attempt.number)) if isinstance(m, StepDone)]
         found = [(step.step, loss) for step in steps if (loss := loss_of(step)) is not None]
         if found:
             thin = found[:: -(-len(found) // _POINTS)]
             curves.append(
                 Losses(
-                    attempt=event.attempt,
-                    trial=event.trial,
+                    attempt=attempt.number,
+                    trial=attempt.started.trial,
                     metric=found[0][1][0],
                     steps=tuple(step for step, _ in thin),
                     values=tuple(value for _, (_, value) in thin),

@@ -18,38 +18,27 @@ from autotune.orchestrator.run.script import script
 from autotune.orchestrator.units import typed_size
 from autotune.policies.recovery.rehearsal import passed
 from autotune.policies.search import trials
-from autotune.policies.values.events import CuredInPlace, Decided, Ended, GoalReached, History, Started
-from autotune.policies.values.history import accepted_of, fold, settled
+from autotune.policies.values.events import CuredInPlace, Decided, History
+from autotune.policies.values.history import accepted_of, fold
 from autotune.policies.values.job import Job
 from autotune.policies.values.knob_table import KNOB_TABLE, Unit
 from autotune.policies.values.knobs import Knobs, changed
-from autotune.policies.values.observation import Cancelled, Completed
+from autotune.policies.values.run.view import RunView
 
 STABLE = "stable.yaml"
 REHEARSED = "rehearsed.yaml"  # a rehearsal is no proof of a training
 
 
-def stable_knobs(history: History) -> Knobs | None:
+def stable_knobs(view: RunView) -> Knobs | None:
     """Return the knobs of the last attempt that completed or reached the goal, or of a search's best."""
-    own = {e.attempt: e.knobs for e in settled(history) if isinstance(e, Started) and e.trains}
-    good = [
-        own[e.attempt]
-        for e in history
-        if e.attempt in own
-        and (
-            isinstance(e, GoalReached)
-            or (isinstance(e, Ended) and isinstance(e.outcome, Completed))
-            or (isinstance(e, Ended) and e.outcome == Cancelled(by="goal"))
-        )
-    ]
-    start = good[-1] if good else None
-    best = trials.winner(trials.tried(history), start=start)
+    start = next((attempt.knobs for attempt in reversed(view.training) if attempt.proven), None)
+    best = trials.winner(tuple(view.tried), start=start)
     return start if best is None else best.knobs
 
 
 def proven(history: History) -> tuple[str, Knobs] | None:
     """Return the file of the configuration that a run has proven, and its knobs."""
-    stable = stable_knobs(history)
+    stable = stable_knobs(RunView(history))
     if stable is not None:
         return STABLE, stable
     rehearsed = passed(fold(history)) if accepted_of(history).mode == directory.Mode.REHEARSE else None

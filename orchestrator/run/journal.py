@@ -126,6 +126,7 @@ class Journal:
             self._lock.release()
             raise
         self._size = whole
+        self.view = RunView(self._history)
         # The driver before worked on from its last row to its last heartbeat.
         last = self._history[-1].at if self._history else ""
         self._worked_s = max(0.0, self._lock.last_beat - seconds_of(last)) if last else 0.0
@@ -167,6 +168,7 @@ class Journal:
             )
         self._size += len(line)
         self._history = (*self._history, event)
+        self.view.take(event)
         if self._tell is not None:
             self._tell(event)
 

@@ -31,6 +31,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.history import accepted_of, unended
 from autotune.policies.values.job import Job
+from autotune.policies.values.run.view import RunView
 
 _STEADY = 1.25  # between runs of one configuration; beyond, a comparison needs a word of warning
 _FIRST = "base"  # the name of the attempts that make the job stable
@@ -160,7 +161,7 @@ def summary(history: History, importance: dict[str, float], *, say: Callable[[st
     cluster, job = accepted.cluster, accepted.job
     gpus = cluster.nodes * cluster.gpus_per_node
     parts = {}
-    for what, seconds in trials.spent(history).items():
+    for what, seconds in trials.spent(RunView(history)).items():
         share = gpus if what == "becoming stable" else gpus / max(1, job.search.parallel)
         parts[what] = share * seconds / 3600 if gpus else seconds
     if parts and gpus:

@@ -223,7 +223,7 @@ class Console(Observer):
         # Trials do not build on each other: each is compared with the job as written.
         before = (self._knobs if event.trial is None else self._first) or event.knobs
         title = messages.attempt(event, before=before, first=self._first)
-        self._view.attempt(event.attempt).title = title
+        self._view.name(event.attempt, title)
         self._knobs = event.knobs
         # A job that resumes has a checkpoint from the start; any other only after a step.
         resumes = event.resume and event.trains and (self._has_steps or event.attempt == 1)
@@ -247,13 +247,13 @@ class Console(Observer):
         if not self._is_live:
             self._dated(f"{outcome}{last} ({show_duration(event.seconds)})")
         else:
-            shown = self._view.attempt(event.attempt)
-            title = f"#{event.attempt}  {shown.title}"
+            title = f"#{event.attempt}  {self._view.title(event.attempt)}"
+            goal, step = self._view.goal(event.attempt), self._view.last(event.attempt)
             self._line(two_ends(title, show_duration(event.seconds), width=self._terminal.width))
-            if shown.goal is not None:
-                self._line(Text(f"    {messages.goal(shown.goal)}", style=goal_style(shown.goal)))
+            if goal is not None:
+                self._line(Text(f"    {messages.goal(goal)}", style=goal_style(goal)))
             if isinstance(event.outcome, Completed):
-                self._line(Text(f"    ✓ {outcome}{last}{messages.speed(shown.last)}", style="green"))
+                self._line(Text(f"    ✓ {outcome}{last}{messages.speed(step)}", style="green"))
             elif isinstance(event.outcome, Lost):
                 self._line(Text(f"    ! {outcome}{last}", style="yellow"))
             elif isinstance(event.outcome, Cancelled) and event.outcome.by == "user":

@@ -13,18 +13,17 @@ from autotune.policies.remedies.step_size import missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
     Diagnosed,
-    Ended,
     History,
     Progressed,
     Purpose,
     Result,
-    Started,
     Tried,
 )
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs, Setting, changed
 from autotune.policies.values.observation import Peak, Speed, Unit
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.run.view import RunView
 from autotune.policies.values.value import Value
 
 _WARM_UP_STEPS = 1  # compiles kernels, fills caches
@@ -284,13 +283,14 @@ def front(results: Iterable[Tried]) -> tuple[Tried, ...]:
     return tuple(kept)
 
 
-def spent(history: History) -> dict[str, float]:
+def spent(view: RunView) -> dict[str, float]:
     """Return the seconds of attempts by what they were spent on: first of all making the job stable."""
     seconds: dict[str, float] = {}
-    results = tried(history)
-    trials = {e.attempt for e in history if isinstance(e, Started) and e.trial is not None}
-    every = sum(e.seconds for e in history if isinstance(e, Ended))
-    own = sum(e.seconds for e in history if isinstance(e, Ended) and e.attempt not in trials)
+    results = view.tried
+    every, own = (
+        sum(attempt.ended.seconds for attempt in group if attempt.ended is not None)
+        for group in (view.attempts.values(), view.launched)
+    )
     if own:
         seconds["becoming stable"] = own
     for result in results:

@@ -50,6 +50,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.history import accepted_of, fold, unended
 from autotune.policies.values.job import Job
+from autotune.policies.values.run.view import RunView
 
 
 def drive(
@@ -353,7 +354,7 @@ def _export(run: directory.RunFolder, job: Job) -> None:
 def _certify(run: directory.RunFolder) -> None:
     """Write the certificate of the stable configuration."""
     history = run.history()
-    knobs = export.stable_knobs(history)
+    knobs = export.stable_knobs(RunView(history))
     if knobs is not None:
         certificate.write(run, history, frameworks.find(accepted_of(history).job.framework), knobs)
 

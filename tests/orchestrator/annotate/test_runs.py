@@ -26,6 +26,7 @@ from autotune.orchestrator.run.journal import Journal
 from autotune.policies.values.events import Decided, Finished, History, Interrupted, TrainingCompleted
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Annotate, Job, Tracker
+from autotune.policies.values.run.view import RunView
 from tests.orchestrator.cli.terminal import ROOT, Seen, run
 from tests.orchestrator.scripted import JOB
 
@@ -74,17 +75,22 @@ def kept(home: Path) -> list[Any]:
     return [json.loads(line) for line in (home / "kept").read_text().splitlines()]
 
 
+def over(history: History) -> list[int]:
+    """Return the numbers of the attempts that are annotated."""
+    return [attempt.number for attempt in ended(RunView(history))]
+
+
 def test_every_attempt_is_annotated_with_what_follows_it(tmp_path: Path) -> None:
     seen = launch(tmp_path, "auto", play="tight_memory", path=install(tmp_path))
     assert seen.code == 0 and "warning: annotate" not in seen.err, seen.err
     (folder,) = directory.runs(tmp_path / "runs")
     history = folder.history()
-    for number in ended(history):
+    for number in over(history):
         assert f"annotated attempt #{number} in mlflow: {ID}" in seen.err
     tags = {words[1]: words[2] for words in kept(tmp_path) if isinstance(words[1], str)}
-    assert tags["autotune.run"] == folder.id and tags["autotune.attempts"] == str(ended(history)[-1])
+    assert tags["autotune.run"] == folder.id and tags["autotune.attempts"] == str(over(history)[-1])
     assert set(tags) == {"autotune.run", "autotune.attempts"} | {
-        f"autotune.attempt.{number}" for number in ended(history)
+        f"autotune.attempt.{number}" for number in over(history)
     }
     first = tags["autotune.attempt.1"]
     assert first.startswith("attempt 1: gpu-oom in backward")
@@ -105,7 +111,7 @@ def test_a_search_annotates_no_trial(tmp_path: Path) -> None:
     assert seen.code == 0 and "trial 1" in seen.err, seen.err
     (folder,) = directory.runs(tmp_path / "runs")
     numbers = {words[1]["attempt"] for words in kept(tmp_path) if isinstance(words[1], dict)}
-    assert numbers == set(ended(folder.history()))
+    assert numbers == set(over(folder.history()))
 
 
 # ---------------------------------------------------------------------------- one driver
@@ -160,7 +166,7 @@ def test_the_next_driver_writes_what_one_that_died_may_have_left(
     watched.drive()
     watched.drive()
     assert watched.warnings == []
-    last = ended(past)[-1]
+    last = over(past)[-1]
     assert [words[2] for words in kept(tmp_path)].count(f"autotune/attempt-{last}.json") == 2
     assert [words[2] for words in kept(tmp_path)].count("autotune/attempt-1.json") == 2
 
@@ -183,7 +189,7 @@ def test_a_tracker_that_fails_is_one_warning(
     watched = Watched(tmp_path, past[:-1])
     again = Finished(at=past[-1].at, verdict=TrainingCompleted())
     watched.drive(lambda record: record.append(again))
-    number = ended(past)[-1]
+    number = over(past)[-1]
     assert watched.warnings == [
         f"annotate.mlflow: attempt #{number} was not annotated: {said}; the run is unaffected"
     ]
@@ -243,7 +249,7 @@ def test_a_document_is_a_line_and_a_table_without_secrets(past: History, tmp_pat
         msgspec.structs.replace(e, reason=f"for a|<b> token=hf_{'a' * 34}\n") if isinstance(e, Decided) else e
         for e in past
     )
-    document = annotation(folder, rows, 1)
+    document = annotation(folder, RunView(rows), 1)
     assert "hf_a" not in str(document) and "\n" not in document.text
     table = markdown(document)
     assert "a\\|&lt;b>" in table and all(line.startswith("|") for line in table.split("\n"))

@@ -34,6 +34,7 @@ from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Completed
+from autotune.policies.values.run.view import RunView
 from tests.orchestrator.driver.test_reconcile import Case
 from tests.orchestrator.scripted import JOB, Script, World, failure, reported, settings, step
 
@@ -98,7 +99,7 @@ def test_a_step_that_was_read_before_the_record_is_the_cured_ones(case: Case) ->
 
 
 def test_the_stable_job_and_its_certificate_have_the_smaller_value(case: Case) -> None:
-    knobs = export.stable_knobs(case.history)
+    knobs = export.stable_knobs(RunView(case.history))
     assert knobs is not None and knobs.tokens_per_microbatch == 2048
     text = export.stable_text(case.run.job_text, case.history, BUILTIN, case.job, knobs)
     assert yaml.safe_load(text)["settings"]["tokens_per_microbatch"] == 2048

@@ -43,6 +43,7 @@ from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import RESUMED, accepted_of
 from autotune.policies.values.job import Notify, Occasion
 from autotune.policies.values.rehearsing import Part
+from autotune.policies.values.run.view import RunView
 from tests.orchestrator.cli.terminal import ROOT, Seen, run
 from tests.orchestrator.notify.receiver import Receiver, receiver
 from tests.orchestrator.notify.test_channels import DOCUMENT
@@ -206,7 +207,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> tuple[Event, ...]:
 
 
 def occasions(history: tuple[Event, ...], *told: Notified) -> list[Occasion]:
-    return [each.occasion for each in due(history, told)]
+    return [each.occasion for each in due(RunView(history), told)]
 
 
 def row(event: Event, occasion: Occasion) -> Notified:

@@ -25,6 +25,7 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Completed, Crashed
 from autotune.policies.values.remedy import Remedy
+from autotune.policies.values.run.view import RunView
 from tests.launchers.frameworks import megatron_jobs
 from tests.launchers.frameworks.megatron_jobs import MILES, RELAX, SLIME
 
@@ -132,7 +133,7 @@ def attempts(*rows: tuple[int, Event]) -> Knobs | None:
     for number, row in rows:
         knobs = Knobs(tokens_per_microbatch=100 * number)
         history += [Started(attempt=number, knobs=knobs), msgspec.structs.replace(row, attempt=number)]
-    return export.stable_knobs(tuple(history))
+    return export.stable_knobs(RunView(history))
 
 
 GOAL = GoalReached(step=20, marginal=False, headroom=0.2)

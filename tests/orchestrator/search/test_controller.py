@@ -38,6 +38,7 @@ from autotune.policies.values.events import (
 from autotune.policies.values.history import accepted_of, elapsed_s
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.rehearsing import Part
+from autotune.policies.values.run.view import RunView
 from tests.orchestrator.scripted import Killed, Script, World, phase, reported, settings
 from tests.orchestrator.search.test_scheduler import JOB, Night, formula, ran
 
@@ -101,7 +102,7 @@ def test_where_nothing_leaves_enough_free_the_start_remains(tmp_path: Path) -> N
     night = Night(tmp_path, World(formula), JOB.replace("{steps: 4}", "{steps: 4, headroom: 80%}"))
     assert night.drive() == Stable(marginal=True)
     assert night.winner is None
-    assert export.stable_knobs(night.history) == night.start
+    assert export.stable_knobs(RunView(night.history)) == night.start
     assert any("the stable start remains" in text for text in night.told)
 
 
@@ -174,7 +175,7 @@ def test_what_time_cut_short_is_counted(tmp_path: Path) -> None:
     night.drive()
     every = sum(e.seconds for e in night.history if isinstance(e, Ended))
     assert every > 290
-    assert sum(trials.spent(night.history).values()) == pytest.approx(every, abs=1.0)
+    assert sum(trials.spent(RunView(night.history)).values()) == pytest.approx(every, abs=1.0)
 
 
 def test_nothing_is_chosen_anew_until_something_is_known(tmp_path: Path) -> None:
@@ -300,7 +301,7 @@ def test_gpu_hours_are_those_of_the_cards_that_a_trial_had(tmp_path: Path, count
     for result in ran(night.results):
         assert result.gpu_hours == pytest.approx(8 / count * result.seconds / 3600, abs=1e-4)
     assert sum(result.gpu_hours for result in night.results) > 0
-    spent = trials.spent(night.history)
+    spent = trials.spent(RunView(night.history))
     stable_s = spent.pop("becoming stable", 0.0)
     hours = 8 * (stable_s + sum(spent.values()) / count) / 3600
     unit, per_hour = ("GPU-hours", 1) if hours >= 1 else ("GPU-minutes", 60)
