@@ -11,7 +11,7 @@ from statistics import median
 import msgspec
 
 from autotune.orchestrator.run import journal
-from autotune.orchestrator.search.optuna_study import Study, TpeProposals
+from autotune.orchestrator.search.optuna_study import TpeProposals
 from autotune.orchestrator.search.results import TrialResults
 from autotune.policies.search.next_trial import SearchSpace, forecast_of, next_trial
 from autotune.policies.search.space import neighbours
@@ -60,7 +60,6 @@ def _decisions(folder: Path, count: int) -> Costs:
     _write(folder, start, count)
     begun = time.process_time()
     history = journal.read(folder / "events.jsonl")
-    study = Study(folder / "study.journal", name="s", dimensions=start.dimensions)
     book = Book(history)
     ledger = TrialResults(book)
     space = SearchSpace(
@@ -70,20 +69,18 @@ def _decisions(folder: Path, count: int) -> Costs:
     reload_s = time.process_time() - begun
     decided, recorded = [], []
     number = max(e.attempt for e in history)
-    for _ in range(_DECISIONS):
+    for trial in range(count, count + _DECISIONS):
         begun = time.process_time()  # other programs of the machine do not count
         past = ledger.trials
         proposed = next_trial(past, space=space, forecast=forecast_of(past, space), sampler=TpeProposals)
         if proposed is None:
             break
-        trial = study.begin(proposed.knobs, why=proposed.by)
         decided.append(time.process_time() - begun)
         number += 1
         rows = attempt(start.world, proposed.knobs, number, steps=5, trial=trial)
         result = tried(start.world, proposed.knobs, rows, trial=trial)
         begun = time.process_time()
         book.add([*rows, result])
-        study.tell(result)
         recorded.append(time.process_time() - begun)
     return Costs(
         middle_ms=1e3 * median(decided),
@@ -106,11 +103,7 @@ def _start() -> Start:
 
 def _write(folder: Path, start: Start, count: int) -> None:
     """Write the files of a search that made so many trials."""
-    rows, results = _past(start, count)
-    study = Study(folder / "study.journal", name="s", dimensions=start.dimensions)
-    for result in results:
-        study.begin(result.knobs, why="sampler")
-        study.tell(result)
+    rows, _ = _past(start, count)
     (folder / "events.jsonl").write_bytes(b"".join(journal.encode(row) + b"\n" for row in rows))
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from autotune.orchestrator.cli.shared.options import given, global_options, option, run_ids
 from autotune.orchestrator.run import directory
+from autotune.policies.values.run.view import RunView
 
 _CODES = """\b
 Exit codes:
@@ -28,8 +29,8 @@ Exit codes:
 def command(context: click.Context, run: str | None, opened: bool, force: bool) -> None:
     """Write a run's report as one HTML file: verdict, story, memory, search, evidence.
 
-    Every launch and search writes it at its end, as report.html in the run's folder. RUN is an id or the
-    start of one; the latest by default.
+    Every launch and search writes it at its end, as report.html in the run's folder; for a search,
+    study.journal is written too. RUN is an id or the start of one; the latest by default.
 
     \b
     Example:
@@ -37,10 +38,12 @@ def command(context: click.Context, run: str | None, opened: bool, force: bool) 
     """  # noqa: D301 - click reads the backspace
     from autotune.orchestrator.cli.status import RunReader
     from autotune.orchestrator.report.page import NAME, write_new
+    from autotune.orchestrator.report.search_story import write_study
 
     options = given(context)
     found = directory.find(options.runs_dir, run)
     report = write_new(found, force=force)
+    write_study(found, RunView(found.history()))
     path = found.path / NAME
     RunReader(found).look(now=time.time())  # keeps the summary of a finished run, for the next `status`
     click.echo(msgspec.json.encode(report) if options.json else str(path))

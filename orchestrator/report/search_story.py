@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from autotune.launchers.packages import absence, how_to_install, missing
 from autotune.orchestrator import messages
 from autotune.orchestrator.report.document import SearchStory, TrialRow
+from autotune.orchestrator.run import directory
 from autotune.orchestrator.units import show_rate
 from autotune.policies.search import trials
 from autotune.policies.search.space import Dimension, space
@@ -53,6 +54,17 @@ def search_of(view: RunView) -> SearchStory | None:
         goal_headroom=accepted.job.goal.headroom,
         summary=" ".join((_summary(results, best, start), *_left_out())),
     )
+
+
+def write_study(run: directory.RunFolder, view: RunView) -> None:
+    """Write study.journal of a search; does nothing for other runs and where Optuna is not installed."""
+    accepted = view.accepted
+    if accepted is None or not view.trial_rows or missing(["optuna"]):
+        return
+    from autotune.orchestrator.search import optuna_study  # imports optuna
+
+    dimensions = space(accepted.job, accepted.profile, _start(view, accepted))
+    optuna_study.write_study(run.path / optuna_study.STUDY, view, dimensions, name=run.id)
 
 
 def _importance(dimensions: Sequence[Dimension], results: tuple[Tried, ...]) -> dict[str, float]:

@@ -9,6 +9,7 @@ import msgspec
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.search.optuna_study import STUDY, importance_of, write_study
 from autotune.orchestrator.search.presets import presets
 from autotune.orchestrator.search.scheduler import TrialScheduler
 from autotune.orchestrator.search.trial import TrialContext
@@ -85,13 +86,15 @@ def search(
         observer.say(f"no more trials: {reason}")
         scheduler.confirm()
     exported()
+    study = context.folder.path / STUDY
+    observer.write_view(STUDY, lambda: write_study(study, journal.view, dimensions, name=context.folder.id))
     results = bench.ledger.trials.results
     if context.interrupts.by:
         return _finish(context, Interrupted(by=context.interrupts.by))
     left_s = max(0.0, job.search.duration_s - scheduler.elapsed_s)
     left = max(0, job.search.trials - schedule.count(results))
     observer.say(f"budget left: {left} of {job.search.trials} trials, {show_duration(left_s)}")
-    summary(journal.history(), scheduler.importance(), say=observer.say)
+    summary(journal.history(), importance_of(dimensions, results), say=observer.say)
     return _finish(context, schedule.verdict_of(results, start=base))
 
 
@@ -134,7 +137,7 @@ def summary(history: History, importance: dict[str, float], *, say: Callable[[st
     start = stable_start(history).knobs
     best, compared = trials.winner(results, start=start), trials.gain(results, start=start)
     if best is None:
-        say("no measured configuration leaves `goal.headroom` free: the stable start remains the best")
+        say("no trial met `goal.headroom`; the starting configuration is kept")
     elif compared is None:
         say(f"fastest: trial {best.trial}, {show_rate(best.rate, best.unit)}")
     else:
@@ -147,7 +150,7 @@ def summary(history: History, importance: dict[str, float], *, say: Callable[[st
         if compared.apart > _STEADY:
             say(
                 f"  runs of the same configuration differed by up to {compared.apart:.1f}x: "
-                "the machine was busy; rely on the order, not on the figures"
+                "the machine was busy: trust the ranking, not the absolute figures"
             )
     for result in trials.front(results):
         say(

@@ -1,11 +1,12 @@
-"""Optuna's part of a search: proposes values and keeps the record (the only importer of optuna)."""
+"""Optuna's part of a search: proposes values, and writes study.journal (the only importer of optuna)."""
 
 from __future__ import annotations
 
-import os
+import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -20,122 +21,141 @@ from optuna.distributions import (
     IntDistribution,
 )
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from autotune.orchestrator.errors import writing
+from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.run.directory import write_private
 from autotune.policies.search.space import Dimension
 from autotune.policies.search.trials import unit_of
-from autotune.policies.values.events import Result, Tried
+from autotune.policies.values.events import Result, Started, Tried
 from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.run.view import AttemptView, RunView
 
 _STARTUP_TRIALS = 4  # before the model of good and bad values is used; the start configurations count
 # What the sampler sees: its cost grows with the trials, its choice hardly changes after so many.
 _BEST_SEEN, _LATEST_SEEN = 60, 40
 _MOVED = (1, 1, 2, 3, 64)  # knobs that a proposal moves away from the best: in many dimensions few at a time
 _KNOBS = "knobs"
+STUDY = "study.journal"
 
 
-class Study:
-    """The study of one search in `study.journal`; its caller holds the run's lock."""
+class _Records(BaseJournalBackend):  # type: ignore[misc]
+    """The records of a study in memory, as Optuna's JournalFileBackend keeps them in a file."""
 
-    def __init__(self, path: Path, *, name: str, dimensions: Sequence[Dimension]) -> None:
-        # A killed driver leaves its lock; the run's own lock says that nobody else writes.
-        path.with_name(path.name + ".lock").unlink(missing_ok=True)
-        self._path, self._distributions = path, distributions(dimensions)
-        with writing(self._path), _quietly():
-            _cut_torn(path)
-            self._study = optuna.create_study(
-                storage=JournalStorage(JournalFileBackend(str(path))),
-                study_name=name,
-                direction="maximize",
-                sampler=optuna.samplers.RandomSampler(seed=0),  # what is tried is chosen elsewhere
-                load_if_exists=True,
-            )
+    def __init__(self) -> None:
+        self.logs: list[dict[str, Any]] = []
 
-    def begin(self, knobs: Knobs, *, why: str) -> int:
-        """Record that a trial of a configuration starts; returns its number."""
-        written = {name: value for name, value in msgspec.to_builtins(knobs).items() if value is not None}
-        asked = create_trial(
-            state=TrialState.RUNNING,
-            params=parameters(self._distributions, knobs),
-            distributions=self._distributions,
-            user_attrs={_KNOBS: written, "proposed by": why},
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        return self.logs[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        self.logs += logs
+
+
+def write_study(path: Path, view: RunView, dimensions: Sequence[Dimension], *, name: str) -> None:
+    """Write the trials of a search as a study that Optuna and its dashboard open; raises Failure.
+
+    The file follows from the run's history alone and is replaced as a whole.
+    """
+    records, offered = _Records(), distributions(dimensions)
+    with _quietly():
+        study = optuna.create_study(
+            storage=JournalStorage(records),
+            study_name=name,
+            direction="maximize",
+            sampler=optuna.samplers.RandomSampler(seed=0),
         )
-        with writing(self._path):
-            self._study.add_trial(asked)
-        return len(self._study.get_trials(deepcopy=False)) - 1
+        for trial in _recorded(view, offered):
+            study.add_trial(trial)
+    write_private(
+        path, b"".join(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in records.logs)
+    )
 
-    def tell(self, result: Tried) -> None:
-        """Record what a proposal led to; out of memory is a result, a lost cluster is none."""
-        with writing(self._path):
-            self._tell(result)
 
-    def _tell(self, result: Tried) -> None:
-        trials = self._study.get_trials(deepcopy=False)
-        if result.trial >= len(trials) or trials[result.trial].state.is_finished():
-            return
-        trial = optuna.trial.Trial(self._study, trials[result.trial]._trial_id)
-        trial.set_user_attr("result", result.result.value)
-        trial.set_user_attr("reason", result.reason)
-        trial.set_user_attr("attempt", result.attempt)
+def _recorded(view: RunView, offered: Mapping[str, BaseDistribution]) -> Iterator[FrozenTrial]:
+    """Yield the trials of a search by their numbers, each with its first result."""
+    results: dict[int, Tried] = {}
+    attempts: dict[int, AttemptView] = {}
+    for result in view.tried:
+        results.setdefault(result.trial, result)
+    for attempt in view.trials:
+        attempts.setdefault(attempt.started.trial or 0, attempt)
+    for number in range(1 + max((*results, *attempts), default=-1)):
+        first = results.get(number)
+        of = attempts.get(number) if first is None else view.attempts.get(first.attempt)
+        yield _trial(first, of, offered)
+
+
+def _trial(
+    result: Tried | None, attempt: AttemptView | None, offered: Mapping[str, BaseDistribution]
+) -> FrozenTrial:
+    """Return a trial; out of memory is a result, a lost cluster is none."""
+    row = result or (attempt.started if attempt is not None else None)
+    if row is None:  # an earlier version left its number out
+        return create_trial(state=TrialState.FAIL)
+    state = _state(result, is_running=attempt is not None and attempt.ended is None)
+    known = state in (TrialState.COMPLETE, TrialState.PRUNED)
+    rate = result.rate if result is not None and known and _is_measured(result, state) else None
+    trial = create_trial(
+        state=state,
+        value=rate,
+        params=parameters(offered, row.knobs),
+        distributions=dict(offered),
+        user_attrs=_attributes(row, result),
+        intermediate_values={1: rate} if state is TrialState.PRUNED and rate is not None else None,
+        constraints=result.constraints if result is not None and known else None,
+    )
+    trial.datetime_start = _local(attempt.started.at if attempt is not None else row.at)
+    if state.is_finished():
+        trial.datetime_complete = _local(row.at)
+    return trial
+
+
+def _state(result: Tried | None, *, is_running: bool) -> TrialState:
+    if result is None:
+        return TrialState.RUNNING if is_running else TrialState.FAIL
+    if result.result is Result.LOST:
+        return TrialState.FAIL
+    return TrialState.PRUNED if result.result in (Result.GATED, Result.SLOW) else TrialState.COMPLETE
+
+
+def _is_measured(result: Tried, state: TrialState) -> bool:
+    """Return whether a trial has a value: one that ran out of memory has the value 0."""
+    return state is TrialState.COMPLETE or result.unit is not None
+
+
+def _attributes(row: Started | Tried, result: Tried | None) -> dict[str, Any]:
+    knobs = {name: value for name, value in msgspec.to_builtins(row.knobs).items() if value is not None}
+    attributes: dict[str, Any] = {_KNOBS: knobs, "attempt": row.attempt}
+    if result is not None:
+        attributes |= {
+            "proposed by": result.proposed_by,
+            "result": result.result.value,
+            "reason": result.reason,
+        }
         if result.headroom is not None:
-            trial.set_user_attr("headroom", result.headroom)
-        if result.result is Result.LOST:
-            self._study.tell(result.trial, state=TrialState.FAIL)
-            return
-        for phase, value in result.constraints.items():
-            trial.set_constraint(phase, value)
-        if result.result in (Result.GATED, Result.SLOW):
-            if result.unit is not None:
-                trial.report(result.rate, step=1)
-            self._study.tell(result.trial, state=TrialState.PRUNED)
-            return
-        self._study.tell(result.trial, result.rate)
+            attributes["headroom"] = result.headroom
+    return attributes
 
-    def close_zombies(self, results: Sequence[Tried]) -> None:
-        """Finish the trials that a killed driver left running: with their result, or as if never asked."""
-        told = {result.trial: result for result in results}
-        with writing(self._path):
-            for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                if trial.number in told:
-                    self._tell(told[trial.number])
-                else:
-                    self._study.tell(trial.number, state=TrialState.FAIL)
 
-    def importance(self) -> dict[str, float]:
-        """Return the share of each knob in what throughput varied by; empty while too little is known."""
-        return _importance(self._study)
+def _local(at: str) -> datetime:
+    """Return a time as Optuna keeps it: of this machine's zone, without it."""
+    return datetime.fromtimestamp(seconds_of(at))
 
 
 def importance_of(dimensions: Sequence[Dimension], results: Sequence[Tried]) -> dict[str, float]:
-    """Return the share of each knob in what throughput varied by, from results alone, as a study tells it."""
+    """Return the share of each knob in what throughput varied by; empty while too little is known."""
     measured = [r for r in results if r.result not in (Result.LOST, Result.GATED, Result.SLOW)]
-    if not dimensions or not measured:
+    if not dimensions or len({result.rate for result in measured}) < 3:
         return {}
     with _quietly():
         study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
         for result in measured:
             study.add_trial(_frozen(distributions(dimensions), result))
-    return _importance(study)
-
-
-def _importance(study: optuna.Study) -> dict[str, float]:
-    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    if len({trial.value for trial in finished}) < 3:
-        return {}
-    with _quietly():
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         importances: Mapping[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
     return {name: share for name, share in importances.items() if share > 0}
-
-
-def _cut_torn(path: Path) -> None:
-    """Truncate an incomplete last line, left by a crash or a full disk: the next record would follow it."""
-    data = path.read_bytes() if path.exists() else b""
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
 
 
 class TpeProposals:

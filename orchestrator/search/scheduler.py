@@ -13,14 +13,14 @@ from autotune.orchestrator.driver.executor import Invoke, ThreadedInvoke, here
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.driver.signals import ForcedExit
 from autotune.orchestrator.errors import Failure
-from autotune.orchestrator.search.optuna_study import Study, TpeProposals
+from autotune.orchestrator.search.optuna_study import TpeProposals
 from autotune.orchestrator.search.trial import Trial, TrialContext
 from autotune.orchestrator.units import show_duration
 from autotune.policies.search import schedule, trials
 from autotune.policies.search.feasibility import Forecast
 from autotune.policies.search.next_trial import SearchSpace, next_trial
 from autotune.policies.search.trial_history import TrialHistory
-from autotune.policies.values.events import Ended, Purpose, Result, Started, Tried
+from autotune.policies.values.events import Ended, Purpose, Result, Tried
 from autotune.policies.values.history import elapsed_s, unended
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Lost
@@ -47,8 +47,7 @@ class TrialScheduler:
         self._exported, self._shown = exported, shown
         self._begun_at = self._rig.clock.monotonic() - elapsed_s(self._rig.journal.history())
         self._settings, self._space, self._ledger = bench.job.search, space, bench.ledger
-        folder = self._rig.folder
-        self._study = Study(folder.path / "study.journal", name=folder.id, dimensions=space.dimensions)
+        self._proposers: dict[int, str] = {}  # of the trials that this driver began
         self._known = known
         self._forecasts = forecasts
         self._forecast = forecasts(self._ledger.trials)
@@ -99,10 +98,6 @@ class TrialScheduler:
                 self._prove(knobs)
         return trials.fastest(self._results, confirmed=True)
 
-    def importance(self) -> dict[str, float]:
-        """Return the importance of each knob: its share in the variance of throughput."""
-        return self._study.importance()
-
     @property
     def _results(self) -> tuple[Tried, ...]:
         return self._ledger.trials.results
@@ -120,7 +115,7 @@ class TrialScheduler:
     def _why_end(self) -> str:
         """Return why no further trial starts; those under way count as run."""
         if self._exhausted:
-            return "no configuration is left that is worth a run"
+            return "no remaining configuration is expected to be faster"
         return schedule.why_end(
             self._results,
             self._settings,
@@ -154,7 +149,6 @@ class TrialScheduler:
             self._turn()
         for trial in stopped:
             self._leave((trial.attempt,) if trial.unreached else (), why=f": {trial.unreached}")
-        self._study.close_zombies(self._results)
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -192,19 +186,13 @@ class TrialScheduler:
         """End what a dead driver left running and close its trials."""
         context = self._rig
         end_survivors(context)
-        history = context.journal.history()
-        ended = {e.attempt for e in history if isinstance(e, Ended)}
-        for event in history:
-            if not isinstance(event, Started) or event.trial is None or event.attempt in ended:
-                continue
-            handle = context.runner.attach(run=context.folder.id, attempt=event.attempt)
+        left = [attempt.number for attempt in context.journal.view.trials if attempt.ended is None]
+        for number in left:
+            handle = context.runner.attach(run=context.folder.id, attempt=number)
             if handle is not None and abandon(handle, grace_s=0.0) is None:
-                raise Unreachable(f"attempt #{event.attempt} cannot be asked to end")
-            context.record(
-                Ended(attempt=event.attempt, outcome=Lost(reason="the driver ended"), unwatched=True)
-            )
+                raise Unreachable(f"attempt #{number} cannot be asked to end")
+            context.record(Ended(attempt=number, outcome=Lost(reason="the driver ended"), unwatched=True))
         context.runner.sweep(run=context.folder.id)
-        self._study.close_zombies(self._results)
         self._learn()
 
     # ------------------------------------------------------------------ what to try
@@ -225,7 +213,8 @@ class TrialScheduler:
                 # What runs may still teach that something else is worth a run.
                 self._exhausted, self._fruitless = not self._running, len(self._results)
                 return False
-            number = self._study.begin(proposed.knobs, why=proposed.by)
+            number = self._next_number()
+            self._proposers[number] = proposed.by
             if self._known is not None and proposed.knobs == self._space.base:
                 self._take(msgspec.structs.replace(self._known, trial=number))
                 continue
@@ -243,6 +232,11 @@ class TrialScheduler:
                 )
             )
 
+    def _next_number(self) -> int:
+        """Return the number of the next trial: the first that is neither on record nor running."""
+        numbers = (*self._rig.journal.view.trial_rows, *(trial.number for trial in self._running))
+        return 1 + max(numbers, default=-1)
+
     def _add(self, number: int, knobs: Knobs, purpose: Purpose) -> None:
         """Begin a trial; after a loss its calls run in this thread, the only one that may reconnect."""
         results = self._results
@@ -255,7 +249,7 @@ class TrialScheduler:
     # ------------------------------------------------------------------ what came of it
 
     def _take(self, result: Tried) -> None:
-        """Record a result, tell the study, and keep the best so far in its files."""
+        """Record a result, and keep the best so far in its files."""
         if result.result is Result.FITS and (result.extrapolated or not result.constraints):
             # What the probe could not force, or no reading tells, the calibrated estimate does.
             self._learn()
@@ -264,8 +258,8 @@ class TrialScheduler:
         losses = self._losses(result) if result.result is Result.LOST else None
         if losses is not None and not losses.too_many:
             result = msgspec.structs.replace(result, wait_s=losses.wait_s)
+        result = msgspec.structs.replace(result, proposed_by=self._proposers.get(result.trial, ""))
         self._rig.record(result)
-        self._study.tell(result)
         if losses is not None:
             self._after_loss(result, losses)
         elif result.result is not Result.GATED:
@@ -287,7 +281,9 @@ class TrialScheduler:
             )
         self._again_at = max(self._again_at, self._rig.clock.monotonic() + losses.wait_s)
         wait = show_duration(losses.wait_s)
-        self._rig.observer.say(f"trial {result.trial} was lost; no trial begins for {wait}")
+        self._rig.observer.say(
+            f"trial {result.trial} was lost (infrastructure failure); next trial in {wait}"
+        )
 
     def _learn(self) -> None:
         """Update the forecast from everything on record."""

@@ -308,7 +308,7 @@ class Result(StrEnum):
 class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type"):
     """What a search learned about one configuration."""
 
-    trial: int  # number in study.journal
+    trial: int  # its number in the search, from 0
     knobs: Knobs
     purpose: Purpose
     result: Result
@@ -322,6 +322,7 @@ class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type")
     seconds: float = 0.0
     gpu_hours: float = 0.0
     wait_s: float = 0.0  # after a loss: seconds until the next trial begins
+    proposed_by: str = ""  # start | estimate | sampler
 
     @property
     def unit(self) -> Unit | None:

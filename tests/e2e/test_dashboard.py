@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from autotune.orchestrator.search.optuna_study import Study
+from autotune.orchestrator.search.optuna_study import write_study
 from autotune.policies.search.space import Dimension
-from autotune.policies.values.events import Purpose, Result, Tried
+from autotune.policies.values.events import Purpose, Result, Started, Tried
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.run.view import RunView
 from tests.contracts.environments import cache, environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -29,7 +30,6 @@ DIMENSIONS = (
 
 
 def written(path: Path) -> None:
-    study = Study(path, name="7c1e", dimensions=DIMENSIONS)
     outcomes = (
         (512, "full", Result.FITS, 900.0, {"backward": -0.5}),
         (2048, "full", Result.FITS, 1400.0, {"backward": -0.2}),
@@ -37,20 +37,23 @@ def written(path: Path) -> None:
         (1024, "off", Result.LOST, None, {}),
         (2048, "off", Result.FITS, 1700.0, {"backward": -0.04}),
     )
-    for tokens, recompute, result, rate, constraints in outcomes:
-        knobs = Knobs(tokens_per_microbatch=tokens, recompute=recompute)
-        number = study.begin(knobs, why="sampler")
-        study.tell(
+    view = RunView()
+    for number, (tokens, recompute, result, rate, constraints) in enumerate(outcomes):
+        view.take(
             Tried(
+                at=f"2026-11-26T22:0{number}:00Z",
                 trial=number,
-                knobs=knobs,
+                knobs=Knobs(tokens_per_microbatch=tokens, recompute=recompute),
                 purpose=Purpose.PROBE,
                 result=result,
                 tokens_per_second=rate,
                 constraints=constraints,
+                proposed_by="sampler",
             )
         )
-    study.begin(Knobs(tokens_per_microbatch=1024, recompute="full"), why="estimate")
+    running = Knobs(tokens_per_microbatch=1024, recompute="full")
+    view.take(Started(at="2026-11-26T22:09:00Z", attempt=9, trial=len(outcomes), knobs=running))
+    write_study(path, view, DIMENSIONS, name="7c1e")
 
 
 @pytest.fixture

@@ -257,7 +257,7 @@ def test_a_framework_of_a_newer_autotune_is_a_wrong_use(tmp_path: Path) -> None:
     journal = run.path / "events.jsonl"
     name = run.history()[0].job.framework  # type: ignore[attr-defined]
     journal.write_text(journal.read_text().replace(f'"framework":"{name}"', '"framework":"newer"'))
-    with pytest.raises(Failure, match="`newer`, which this autotune does not know") as failed:
+    with pytest.raises(Failure, match="`newer`, which this autotune does not support") as failed:
         report_of(run)
     assert failed.value.code == 2
 

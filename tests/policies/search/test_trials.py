@@ -13,6 +13,7 @@ from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.job import Search
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Completed, Peak, Speed, Unit
+from autotune.policies.values.run.view import RunView
 from tests.policies.jobs import accepted, profile
 
 
@@ -199,7 +200,7 @@ def test_time_is_counted_by_what_it_was_spent_on() -> None:
         result(1, 100.0),
         result(2, None, of=Result.FAILS),
     )
-    assert trials.spent(history) == {"becoming stable": 100.0, "probe": 60.0, "fails": 60.0}
+    assert trials.spent(RunView(history)) == {"becoming stable": 100.0, "probe": 60.0, "fails": 60.0}
 
 
 def test_what_exceeded_a_limit_in_its_proof_does_not_count() -> None:
@@ -237,5 +238,5 @@ def test_time_of_trials_without_a_result_is_counted() -> None:
         Started(attempt=2, knobs=Knobs(), trial=2),
         Ended(attempt=2, outcome=Completed(), seconds=40.0),
     )
-    assert trials.spent(history[:4]) == {"probe": 60.0}
-    assert trials.spent(history) == {"probe": 60.0, "stopped": pytest.approx(40.03)}
+    assert trials.spent(RunView(history[:4])) == {"probe": 60.0}
+    assert trials.spent(RunView(history)) == {"probe": 60.0, "stopped": pytest.approx(40.03)}
