@@ -88,8 +88,10 @@ class RunRequest(Value, frozen=True, kw_only=True):
     policy: Policy = Policy.ESTIMATE
     job_file: str = ""  # absolute; by its name alone where a Ray job brought it
     job_digest: str = ""  # of its text when it was last read
+    identity: str = ""  # of the job that it then stated; empty: the run began before there was one
     edited_file: str = ""  # absolute; where the job was last edited, if elsewhere
     edited_digest: str = ""
+    edited_identity: str = ""
     rehearse: bool = False  # before the training
     overrides: tuple[str, ...] = ()  # --set, and the other options that change the job
     relaunches: int | None = None

@@ -10,6 +10,7 @@ import traceback
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import click
 import msgspec
 
 from autotune.launchers import frameworks
@@ -18,7 +19,14 @@ from autotune.launchers.packages import DISTRIBUTION, NEEDED, version_of
 from autotune.launchers.runners.node.agent import SWEEP_GRACE_S, end_run
 from autotune.orchestrator.annotate.annotator import Annotator
 from autotune.orchestrator.cli.shared import connect
-from autotune.orchestrator.cli.shared.edit import EditedJob, changed_job, check, how_to_go_on, known_to
+from autotune.orchestrator.cli.shared.edit import (
+    EditedJob,
+    changed_file,
+    changed_job,
+    check,
+    how_to_go_on,
+    known_to,
+)
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.cli.shared.taken_up import taken_up
 from autotune.orchestrator.clock import Clock
@@ -138,6 +146,12 @@ def resume(
     """Drive a run on; with `edited` also one that failed, with what the user changed or fixed elsewhere."""
     history = run.history()
     if not edited or not history:
+        if file := changed_file(run):
+            click.echo(
+                f"warning: `{file}` has changed since; run {run.id} continues as it was recorded\n"
+                f"hint: `{run.call('resume', '--edit')}` continues it with the change",
+                err=True,
+            )
         return drive(run, options=options)
     edit = changed_job(run, job_file=job_file)
     check(edit, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from autotune.orchestrator.config.loader import parse, parse_elsewhere, read_tex
 from autotune.orchestrator.config.overrides import override, with_edits
 from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, edited
+from autotune.orchestrator.config.yaml_nodes import Document
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import directory
 from autotune.policies.search.trial_history import has_trials
@@ -39,6 +41,22 @@ class EditedJob(Value, frozen=True, kw_only=True):
 def digest(text: str) -> str:
     """Return what tells two job files apart."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def identity(text: str, job: Job) -> str:
+    """Return what tells two jobs apart: a digest of the file and of the files of its `config:`.
+
+    `text` is that of the file with the options of the command line in place, `job` what it says. Comments,
+    the order of keys, secrets and the values of variables do not count.
+    """
+    stated = Document(secrets.masked_job_text(text, job), "", literal=LITERAL).value
+    return digest(json.dumps(_sorted([stated, job.document]), default=str))
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return sorted(([str(key), _sorted(each)] for key, each in value.items()), key=lambda item: item[0])
+    return [_sorted(each) for each in value] if isinstance(value, list) else value
 
 
 def with_options(
@@ -155,6 +173,29 @@ def _digest_of(name: str, default: str) -> str:
     return digest(read_text(path)) if name and path.is_file() else default
 
 
+def _identity_of(name: str, request: directory.RunRequest, *, lookup: secrets.Lookup = os.environ.get) -> str:
+    """Return the identity of the job that a file states now; empty where that is not known."""
+    if not name:
+        return ""
+    try:
+        return identity(*with_options(read_text(name), file=name, request=request, lookup=lookup))
+    except Failure:
+        return ""
+
+
+def changed_file(run: directory.RunFolder) -> str:
+    """Return the job file of a run that states another job than when it was last read; empty if none does."""
+    request = run.request
+    name, seen, stated = request.job_file, request.job_digest, request.identity
+    if request.edited_file:
+        name, seen, stated = request.edited_file, request.edited_digest, request.edited_identity
+    if not Path(name).is_absolute():  # as a Ray job brought it: here that may be another one
+        return ""
+    states = _identity_of(name, request, lookup=known_to(run)) if stated else ""
+    is_same = states == stated if states else _digest_of(name, seen) == seen
+    return "" if is_same else name
+
+
 def _edit_from(
     run: directory.RunFolder, history: History, path: Path, *, request: directory.RunRequest
 ) -> EditedJob | None:
@@ -174,12 +215,19 @@ def _edit(
     request: directory.RunRequest,
     options: bool,
 ) -> EditedJob | None:
-    before = accepted_of(history).job
     lookup = known_to(run)
     if options:
         given, job = with_options(text, file=file, request=request, lookup=lookup)
     else:
         given, job = text, parse(text, file=file, lookup=lookup)
+    return edit_of(history, given, job, file=file, request=request)
+
+
+def edit_of(
+    history: History, given: str, job: Job, *, file: str, request: directory.RunRequest
+) -> EditedJob | None:
+    """Return how a job differs from that of a run; None: it does not. `given`: its text, options in place."""
+    before = accepted_of(history).job
     base = written(given)
     if base is not None and base.workdir == ".":  # where the command stands: no change of the job
         job = msgspec.structs.replace(job, workdir=before.workdir)
@@ -189,6 +237,8 @@ def _edit(
     request = msgspec.structs.replace(
         request,
         job_digest=_digest_of(request.job_file, request.job_digest),
+        identity=_identity_of(request.job_file, request) or request.identity,
         edited_digest=_digest_of(request.edited_file, ""),
+        edited_identity=_identity_of(request.edited_file, request),
     )
     return EditedJob(text=given, job=job, file=file, request=request, changes=changes)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -17,7 +18,14 @@ import msgspec
 from autotune.launchers import frameworks
 from autotune.launchers.packages import DISTRIBUTION, EXTRAS, NEEDED
 from autotune.orchestrator.calls import option_of
-from autotune.orchestrator.cli.shared.edit import changed_job, check, digest, with_options
+from autotune.orchestrator.cli.shared.edit import (
+    EditedJob,
+    check,
+    digest,
+    edit_of,
+    identity,
+    with_options,
+)
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.config import secrets
@@ -29,6 +37,7 @@ from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import BEAT_S, Driven, owner
 from autotune.orchestrator.run.script import script
+from autotune.orchestrator.run_states import display_of
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import Finished, GaveUp, NeedsHuman
 from autotune.policies.values.job import Job
@@ -71,6 +80,7 @@ def prepare(launch_options: LaunchOptions) -> Prepared:
     text, job = with_options(
         text, file=str(path), request=request, lookup=lookup, elsewhere=launch_options.dry_run
     )
+    request = msgspec.structs.replace(request, identity=identity(text, job))
     return Prepared(text=text, job=job, request=request)
 
 
@@ -152,22 +162,9 @@ def proceed(prepared: Prepared, *, options: Options) -> ExitCode:
             hint="pass --runs-dir /shared/runs",
             code=ExitCode.USAGE,
         )
-    run = newest_of(prepared, root=options.runs_dir)
+    run, edit = _continued(prepared, root=options.runs_dir)
     if run is None:
         return launch(prepared, options=options)
-    history = run.history()
-    edit = None
-    if history and run.request.job_digest != prepared.request.job_digest:
-        verdict = history[-1].verdict if isinstance(history[-1], Finished) else None
-        if isinstance(verdict, (GaveUp, NeedsHuman)):
-            edit = changed_job(run, job_file=Path(prepared.request.job_file), ask=False)
-            check(edit, run)
-        else:
-            click.echo(
-                f"warning: run {run.id} continues with the job as recorded; "
-                f"`{prepared.request.job_file}` has changed since",
-                err=True,
-            )
     try:
         return drive.drive(run, options=options, edit=edit)
     except Driven as busy:
@@ -188,11 +185,52 @@ def _require(prepared: Prepared) -> None:
         require("the built-in job", *(m for m in frameworks.find("builtin").modules if m in EXTRAS), *engine)
 
 
-def newest_of(prepared: Prepared, *, root: Path) -> directory.RunFolder | None:
-    """Return the newest run of a job: of the same name, and begun by the same command from the same file.
+def _continued(
+    prepared: Prepared, *, root: Path
+) -> tuple[directory.RunFolder, EditedJob | None] | tuple[None, None]:
+    """Return the run that a job continues, with what its file changes in it; none where a new run begins.
 
-    Raises Failure where its record is damaged or others could have written it.
+    Raises Failure where an incomplete run has begun with another job, where its record is damaged, or where
+    others could have written it.
     """
+    asked, latest = prepared.request, None
+    for run in _runs_of(prepared, root=root):
+        latest = latest or run
+        request = run.request
+        if asked.identity in (request.identity, request.edited_identity):
+            return run, None
+        if not request.identity and asked.job_digest == request.job_digest:
+            return run, None  # it began before there were identities
+    history = () if latest is None else latest.history()
+    if latest is None or not history:
+        return None, None
+    request = msgspec.structs.replace(
+        latest.request,
+        **{
+            name: getattr(asked, name)
+            for name in ("job_digest", "identity", "overrides", "relaunches", "trials", "duration")
+        },
+        edited_file="",
+    )
+    edit = edit_of(history, prepared.text, prepared.job, file=asked.job_file, request=request)
+    if edit is None:
+        return latest, None  # it states the same in other words
+    verdict = history[-1].verdict if isinstance(history[-1], Finished) else None
+    if verdict is not None and display_of(verdict).exit_code is ExitCode.OK:
+        return None, None
+    if not isinstance(verdict, GaveUp | NeedsHuman):
+        raise Failure(
+            f"run {latest.id} of this job is not complete, and `{asked.job_file}` has changed since it began",
+            hint=f"`{latest.call('resume', '--edit')}` continues it with the change, "
+            f"`{latest.call('resume')}` without; without --continue a new run starts",
+            code=ExitCode.USAGE,
+        )
+    check(edit, latest)
+    return latest, edit
+
+
+def _runs_of(prepared: Prepared, *, root: Path) -> Iterator[directory.RunFolder]:
+    """Yield the runs of a job's name, begun by the same command from the same file, the newest first."""
     asked = prepared.request
     for run in reversed(directory.runs(root)):
         try:
@@ -203,8 +241,7 @@ def newest_of(prepared: Prepared, *, root: Path) -> directory.RunFolder | None:
             continue
         request = run.request
         if (request.job_file, request.mode) == (asked.job_file, asked.mode):
-            return directory.find(root, run.id)
-    return None
+            yield directory.find(root, run.id)
 
 
 def under_ray_job() -> bool:

@@ -11,10 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from autotune.orchestrator.cli.shared.edit import known_to
+from autotune.orchestrator.cli.shared.edit import identity, known_to
+from autotune.orchestrator.config.includes import with_document
+from autotune.orchestrator.config.loader import written
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import STALE_S, Owner
-from autotune.policies.values.events import Decided, Edited, Started
+from autotune.policies.values.events import Decided, Edited, Finished, Started
 from autotune.policies.values.history import RESUMED
 from tests.orchestrator.cli.terminal import Seen, run
 from tests.orchestrator.cli.test_troubles import the_run, until
@@ -111,6 +113,109 @@ def test_a_repeated_run_that_gave_up_begins_again_once_its_job_changed(home: Pat
     (home / "job.yaml").write_text(JOB.replace("prompt_tokens: 8", "prompt_tokens: 4"))
     assert requeued(home, "tight_memory").code == 0
     assert len(edits(home)) == len(directory.runs(home / "runs")) == 1
+
+
+LONGER = JOB.replace("steps: 4", "steps: 400")
+
+
+def trained(home: Path) -> list[str]:
+    """Return what each run was asked to train and whether it did, the oldest first."""
+    found = []
+    for each in directory.runs(home / "runs"):
+        (steps,) = [line.strip() for line in each.job_text.splitlines() if line.startswith("  steps:")]
+        verdicts = [type(e.verdict).__name__ for e in each.history() if isinstance(e, Finished)]
+        found.append(f"{steps} {' '.join(verdicts)}")
+    return found
+
+
+def test_a_changed_job_after_a_complete_run_is_a_run_of_its_own(home: Path) -> None:
+    assert requeued(home, "tight_memory").code == 0
+    (home / "job.yaml").write_text("# another comment\n" + JOB.replace("samples: 8", "samples: 0x8"))
+    assert requeued(home, "never_fits").code == 0  # the same job in other words is complete
+    (home / "job.yaml").write_text(LONGER)
+    assert requeued(home, "own_failure").code == 1
+    assert requeued(home, "own_failure", "--set", "tokens_per_microbatch=2048").code == 1
+    assert trained(home) == ["steps: 4 TrainingCompleted", "steps: 400 NeedsHuman NeedsHuman"]
+
+
+def test_a_changed_job_of_an_incomplete_run_needs_a_decision(home: Path) -> None:
+    def lose(child: subprocess.Popen[bytes]) -> None:
+        until(home, "progressed")
+        child.kill()
+
+    arguments = ("launch", "job.yaml", "--continue", "--runs-dir", str(home / "runs"))
+    run(*arguments, cwd=home, play="forever", meanwhile=lose)
+    before = the_run(home).history()
+    (home / "job.yaml").write_text(LONGER)
+    seen = requeued(home, "tight_memory")
+    assert seen.code == 2 and f"`{home / 'job.yaml'}` has changed since it began" in seen.err
+    assert f"resume {the_run(home).id} --edit" in seen.err and the_run(home).history() == before
+    (home / "job.yaml").write_text(JOB)
+    changed = requeued(home, "tight_memory", "--set", "tokens_per_microbatch=2048")
+    assert changed.code == 2 and the_run(home).history() == before
+    assert requeued(home, "tight_memory").code == 0
+
+
+def test_a_run_that_never_began_does_not_keep_a_changed_job_from_its_start(home: Path) -> None:
+    assert requeued(home, "unreachable").code == 3
+    (home / "job.yaml").write_text(LONGER)
+    assert requeued(home, "own_failure").code == 1
+    assert trained(home) == ["steps: 4 ", "steps: 400 NeedsHuman"]
+
+
+def test_two_jobs_of_one_name_that_ray_jobs_bring_are_two_runs(home: Path) -> None:
+    for team, text in (("a", JOB), ("b", LONGER.replace("prompts: 16", "prompts: 32"))):
+        (home / team).mkdir()
+        (home / team / "job.yaml").write_text(text)
+        arguments = ("launch", "job.yaml", "--continue", "--runs-dir", str(home / "runs"))
+        seen = run(
+            *arguments, cwd=home / team, play="own_failure" if team == "b" else "tight_memory",
+            env={"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"},
+        )  # fmt: skip
+        assert seen.code == (1 if team == "b" else 0), seen.err
+    assert trained(home) == ["steps: 4 TrainingCompleted", "steps: 400 NeedsHuman"]
+
+
+def test_a_run_from_before_identities_is_found_by_its_file(home: Path) -> None:
+    assert requeued(home, "tight_memory").code == 0
+    record = the_run(home).path / "asked.json"
+    asked = json.loads(record.read_text())
+    assert asked.pop("identity")
+    record.write_text(json.dumps(asked))
+    assert requeued(home, "never_fits").code == 0 and len(directory.runs(home / "runs")) == 1
+    (home / "job.yaml").write_text("# another comment\n" + JOB)
+    assert requeued(home, "never_fits").code == 0 and len(directory.runs(home / "runs")) == 1
+    (home / "job.yaml").write_text(LONGER)
+    assert requeued(home, "own_failure").code == 1 and len(directory.runs(home / "runs")) == 2
+
+
+def test_resume_says_that_the_job_file_has_changed(home: Path) -> None:
+    def stop(child: subprocess.Popen[bytes]) -> None:
+        until(home, "progressed")
+        child.terminate()
+
+    assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=stop).code == 143
+    (home / "job.yaml").write_text(LONGER)
+    seen = run("resume", cwd=home, play="tight_memory")
+    assert seen.code == 0 and f"warning: `{home / 'job.yaml'}` has changed since" in seen.err
+    assert f"`autotune resume {the_run(home).id} --edit` continues it with the change" in seen.err
+    (home / "job.yaml").write_text("# as it was\n" + JOB)
+    assert "has changed since" not in run("resume", cwd=home, play="tight_memory").err
+
+
+def test_the_identity_of_a_job_is_what_it_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stated(text: str, config: str = "actor: {lr: 1}\n") -> str:
+        (tmp_path / "trainer.yaml").write_text(config)
+        text = f"framework: areal\nconfig: trainer.yaml\nworkdir: {tmp_path}\n{text}"
+        job = msgspec.structs.replace(written(text), workdir=str(tmp_path))  # type: ignore[type-var]
+        return identity(text, with_document(job)[0])
+
+    monkeypatch.setenv("HF_TOKEN", "one")
+    first = stated("name: a\nenv: {TOKEN: {env: HF_TOKEN}, A: '1'}\n")
+    monkeypatch.setenv("HF_TOKEN", "two")
+    assert stated("env: {A: '1', TOKEN: {env: HF_TOKEN}}\nname: a  # mine\n") == first
+    assert stated("name: b\nenv: {TOKEN: {env: HF_TOKEN}, A: '1'}\n") != first
+    assert stated("name: a\nenv: {TOKEN: {env: HF_TOKEN}, A: '1'}\n", config="actor: {lr: 2}\n") != first
 
 
 def test_what_a_ray_job_repeats_is_found_after_an_edit(home: Path) -> None:

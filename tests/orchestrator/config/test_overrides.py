@@ -117,7 +117,7 @@ def test_the_request_of_a_run_is_one_value(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(ANCHORED)
     request = RunRequest(mode=Mode.SEARCH)
     made = start.prepare(LaunchOptions(job_file=tmp_path / "job.yaml", request=request))
-    digest = edit.digest(ANCHORED)
+    digest, identity = edit.digest(ANCHORED), edit.identity(made.text, made.job)
     assert made.request == msgspec.structs.replace(
-        request, job_file=str(tmp_path / "job.yaml"), job_digest=digest
+        request, job_file=str(tmp_path / "job.yaml"), job_digest=digest, identity=identity
     )
