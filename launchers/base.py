@@ -278,6 +278,14 @@ class Handle(Protocol):
 class Runner(Protocol):
     """Where attempts run."""
 
+    @property
+    def address(self) -> str:
+        """The address that other processes reach it by."""
+
+    @property
+    def note(self) -> str:
+        """A line for the user about the place that was chosen; empty where the job names it."""
+
     def cluster(self) -> Cluster:
         """Return what was measured of the place."""
 

@@ -64,6 +64,8 @@ class Hands(Clock):
 class Scripted:
     """A runner whose attempts make steps and are killed; the last completes."""
 
+    address, note = "local", ""
+
     def __init__(self, count: int, clock: Hands) -> None:
         self._count, self._clock = count, clock
         self._process = psutil.Process()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,20 +17,16 @@ from autotune.orchestrator.annotate.document import Annotation, annotation, ende
 from autotune.orchestrator.annotate.places import places
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.config import secrets
-from autotune.orchestrator.driver.signals import Interrupts
+from autotune.orchestrator.driver.side_task import SideTask
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.command import command_of
-from autotune.orchestrator.run.journal import Journal
 from autotune.policies.explain.secrets import is_secret_variable, one_line
 from autotune.policies.values.events import Decided, Event, Finished, History, Interrupted, Started
 from autotune.policies.values.job import Job, Tracker
 from autotune.policies.values.run.view import RunView
 
-LIMIT_S = 30.0  # that the end of a driver waits
-HURRIED_S = 3.0  # the same after SIGTERM: Slurm and Kubernetes kill 30 s after they asked
-_POLL_S = 0.05
 _LONGEST = 300  # characters of what a library says
-_UNKNOWN = "neither the log nor the job says which run is its own"
+_UNKNOWN = "cannot identify the tracker run: neither the log nor the job names it"
 
 
 class _Attempt(NamedTuple):
@@ -53,15 +47,16 @@ class _News(NamedTuple):
     error: str = ""
 
 
-class Annotator:
-    """Annotates the attempts of one run while a driver is at work. Nothing here is raised."""
+class Annotator(SideTask):
+    """Annotates the attempts of one run."""
+
+    label = "annotate"
 
     def __init__(
         self, run: directory.RunFolder, *, say: Callable[[str], None], warn: Callable[[str], None]
     ) -> None:
         """Annotate attempts of `run`; `warn` is called once per tracker that does not work."""
-        self._run, self._say, self._warn = run, say, warn
-        self._journal: Journal | None = None
+        super().__init__(run, say=say, warn=warn)
         self._job: Job | None = None
         self._begun: set[int] = set()
         self._child = Child()
@@ -72,60 +67,61 @@ class Annotator:
         self._sought = False  # whether an attempt was to be annotated
         self._written: set[Tracker] = set()
         self._nothing: dict[Tracker, str] = {}
-        self._warned: set[str] = set()
-
-    @contextmanager
-    def at_work(self, journal: Journal, interrupts: Interrupts) -> Iterator[None]:
-        """Annotate from the first row to the last."""
-        self._journal = journal
-        try:
-            yield
-        finally:
-            self._guarded(lambda: self._wait(interrupts))
-
-    def begin(self, job: Job) -> None:
-        """Annotate in the trackers of a job from now on, first what a driver before may have left."""
-        self._guarded(lambda: self._begin(job))
-
-    def after(self, tell: Callable[[Event], None]) -> Callable[[Event], None]:
-        """Return what is called with each row: `tell`, then what annotates."""
-
-        def take(event: Event) -> None:
-            tell(event)
-            if self._job is not None:
-                self._guarded(lambda: self._take(event))
-
-        return take
 
     # ------------------------------------------------------------------ in the driver's thread
 
-    def _begin(self, job: Job) -> None:
-        if job.annotate == "none" or self._journal is None:
+    def begin(self, job: Job) -> None:
+        """Annotate in the trackers of a job from now on, first what a driver before may have left."""
+        if job.annotate == "none" or self.journal is None:
             return
         self._job = job
-        view = self._journal.view
+        view = self.journal.view
         over = [attempt.number for attempt in ended(view)]
         whole = view.verdict is not None and not isinstance(view.verdict, Interrupted)
         self._begun = set(over if whole else over[:-1])
         if job.annotate != "auto":
             self._give(partial(self._check, job))
-        self._annotate()
+        self._annotate(job)
 
-    def _take(self, event: Event) -> None:
-        self._settle()
+    def take(self, event: Event) -> None:
+        """Annotate what has ended once what follows it is known, and report what was written."""
+        if self._job is None:
+            return
+        self._report()
         if isinstance(event, Decided | Started | Finished):
-            self._annotate()
+            self._annotate(self._job)
 
-    def _annotate(self) -> None:
-        """Give what has ended to the worker, once what follows it is known."""
-        assert self._journal is not None
-        assert self._job is not None
-        history = self._journal.history()
-        for attempt in ended(self._journal.view):
+    @property
+    def pending(self) -> bool:
+        """Whether something is not written yet."""
+        return self._done < self._given
+
+    def settle(self) -> None:
+        """Report what became of every attempt."""
+        if self._job is None:
+            return
+        if self.pending:
+            self.fault("some annotations were still pending at the end of the run and were dropped")
+        self._child.close()
+        self._report()
+        if (
+            self._job.annotate == "auto"
+            and self._sought
+            and not (self._written or self._nothing or self.has_warned)
+        ):
+            self.fault(f"no tracker was found: {_UNKNOWN}")
+        for tracker, reason in self._nothing.items():
+            if tracker not in self._written:
+                self._tell(tracker, f"nothing was annotated: {reason}")
+
+    def _annotate(self, job: Job) -> None:
+        """Give what has ended to the worker."""
+        assert self.journal is not None
+        for attempt in ended(self.journal.view):
             if attempt.number not in self._begun:
                 self._begun.add(attempt.number)
                 self._sought = True
-                self._give(partial(self._write, _Attempt(attempt.number, self._job, history)))
+                self._give(partial(self._write, _Attempt(attempt.number, job, self.journal.history())))
 
     def _give(self, task: Callable[[], None]) -> None:
         self._given += 1
@@ -135,48 +131,23 @@ class Annotator:
             self._worker = threading.Thread(target=self._work, daemon=True)
             self._worker.start()
 
-    def _settle(self) -> None:
-        """Tell what became of it."""
+    def _report(self) -> None:
+        """Report what the worker has done since the last call."""
         while not self._news.empty():
             news = self._news.get()
             if isinstance(news, str):
-                self._fault(news)
+                self.fault(news)
             elif news.where:
                 self._written.add(news.tracker)
-                self._say(f"annotated attempt #{news.number} in {news.tracker}: {news.where}")
+                self.say(f"annotated attempt #{news.number} in {news.tracker}: {news.where}")
             elif news.nothing:
                 self._nothing[news.tracker] = news.nothing
             else:
-                what = f"attempt #{news.number} was not annotated" if news.number else "it cannot be written"
+                what = f"attempt #{news.number} was not annotated" if news.number else "cannot annotate"
                 self._tell(news.tracker, f"{what}: {news.error}")
 
-    def _tell(self, tracker: Tracker | str, words: str) -> None:
-        if tracker not in self._warned:
-            self._warned.add(tracker)
-            self._warn(f"annotate.{tracker}: {words}; the run is unaffected")
-
-    def _wait(self, interrupts: Interrupts) -> None:
-        """Let what is under way be written, within reason."""
-        if self._job is None:
-            return
-        begun = time.monotonic()
-        while self._done < self._given:
-            limit_s = HURRIED_S if interrupts.by else LIMIT_S
-            if interrupts.impatient or time.monotonic() - begun >= limit_s:
-                self._fault("the end of the run did not wait for what is not written yet")
-                break
-            time.sleep(_POLL_S)
-        self._child.close()
-        self._settle()
-        if (
-            self._job.annotate == "auto"
-            and self._sought
-            and not (self._written or self._nothing or self._warned)
-        ):
-            self._fault(f"no tracker was found: {_UNKNOWN}")
-        for tracker, reason in self._nothing.items():
-            if tracker not in self._written:
-                self._tell(tracker, f"nothing was annotated: {reason}")
+    def _tell(self, tracker: Tracker, words: str) -> None:
+        self.warn_once(tracker, f"annotate.{tracker}: {words}")
 
     # ------------------------------------------------------------------ in the worker's thread
 
@@ -199,32 +170,32 @@ class Annotator:
         view = RunView(history)  # as of now; the journal's own grows in the driver's thread
         start = view.attempts[number].started
         over = [attempt.number for attempt in ended(view) if attempt.number <= number]
-        documents = [annotation(self._run, view, each) for each in over]
+        documents = [annotation(self.run, view, each) for each in over]
         framework = frameworks.find(job.framework)
         command = command_of(
             framework,
             job,
             start.knobs,
             history=history,
-            run=self._run.id,
+            run=self.run.id,
             attempt=number,
             resume=start.resume,
         )
         variables = {**job.env, **command.env}
         found, vague = places(
-            self._run.attempt(number).log,
-            framework.tracked(job, run=self._run.id),
+            self.run.attempt(number).log,
+            framework.tracked(job, run=self.run.id),
             variables,
             folder=job.workdir,
         )
         named = _named(job)
         for tracker in vague if job.annotate == "auto" else (each for each in named if each not in found):
             self._news.put(_News(tracker, number, nothing=_UNKNOWN))
-        asked: dict[str, Any] = {"run": self._run.id, "attempts": [_shown(each, job) for each in documents]}
+        asked: dict[str, Any] = {"run": self.run.id, "attempts": [_shown(each, job) for each in documents]}
         known: dict[str, Any] = {
             "since": seconds_of(start.at),
             "until": seconds_of(documents[-1].ended),
-            "scratch": str(Path(self._run.path, "annotations").absolute()),
+            "scratch": str(Path(self.run.path, "annotations").absolute()),
         }
         for tracker, place in found.items():
             if tracker in named:
@@ -243,20 +214,6 @@ class Annotator:
             for kind in ("where", "nothing", "error")
         }
         return _News(tracker, attempt.number, **words)
-
-    # ------------------------------------------------------------------ what may fail
-
-    def _guarded(self, call: Callable[[], None]) -> None:
-        """Do what no run may fail of."""
-        try:
-            call()
-        except Exception as error:
-            self._fault(f"{type(error).__name__}: {error}")
-
-    def _fault(self, words: str) -> None:
-        if words not in self._warned:
-            self._warned.add(words)
-            self._warn(f"annotate: {one_line(words, longest=_LONGEST)}; the run is unaffected")
 
 
 def _named(job: Job) -> tuple[Tracker, ...]:

@@ -9,10 +9,9 @@ import msgspec
 
 from autotune.launchers.base import OWN_SOURCE, Exit, Framework, Observed
 from autotune.orchestrator.driver.cures import Cures
-from autotune.orchestrator.driver.forecaster import Forecaster
 from autotune.orchestrator.driver.hang_detector import HangDetector
 from autotune.orchestrator.driver.log_writer import LogLines, LogWriter
-from autotune.orchestrator.driver.peaks import HostMemory, raise_to
+from autotune.orchestrator.driver.memory import Forecaster, HostMemory, raise_to
 from autotune.orchestrator.driver.witness import Suspicions
 from autotune.orchestrator.run.directory import AttemptFolder
 from autotune.policies.certificate.overlap import step_loss

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from autotune.orchestrator.driver.log_writer import reread
-from autotune.orchestrator.driver.peaks import HostMemory
+from autotune.orchestrator.driver.memory import HostMemory
 from autotune.orchestrator.run.directory import AttemptFolder
 from autotune.orchestrator.run.memory_record import samples_of
 from autotune.policies.diagnosis.scan import Scanner

@@ -136,6 +136,8 @@ class World:
 class Place:
     """A runner over the world."""
 
+    note = ""
+
     def __init__(self, world: World, clock: Hands) -> None:
         self.world, self.clock = world, clock
         self.closed = False

@@ -30,7 +30,7 @@ def left(runner: Runner, *, before: Cluster | None) -> Cluster | None:
     """Return the cluster that a run was on, where `runner` is another one; our own is new every time."""
     if before is None or before.address == "local":
         return None
-    return None if getattr(runner, "address", before.address) == before.address else before
+    return None if runner.address == before.address else before
 
 
 def match(job: Job, cluster: Cluster) -> None:

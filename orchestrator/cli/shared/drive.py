@@ -35,6 +35,7 @@ from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver import reconcile, rehearsal
 from autotune.orchestrator.driver.attempt import doubtful, end_doubtful
 from autotune.orchestrator.driver.context import EndingContext, RunContext, require_gone
+from autotune.orchestrator.driver.side_task import SideTasks
 from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, hangups_ignored, listening
 from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.notify.courier import Courier
@@ -85,8 +86,7 @@ def drive(
     exported = {"stable.yaml": lambda: _export(run, current()), certificate.NAME: lambda: _certify(run)}
     views = Views(console, log, as_json=options.json, exported=exported)
 
-    courier = Courier(run, say=views.say, warn=views.warn)
-    annotator = Annotator(run, say=views.say, warn=views.warn)
+    beside = SideTasks(*(kind(run, say=views.say, warn=views.warn) for kind in (Courier, Annotator)))
 
     def current() -> Job:
         assert job is not None
@@ -96,9 +96,8 @@ def drive(
         run.forget_request()
         with (
             listening(run.path / directory.REQUEST, hung_up=views.hang_up) as interrupts,
-            Journal(run.path, tell=annotator.after(courier.after(views.tell)), say=views.say) as journal,
-            annotator.at_work(journal, interrupts),
-            courier.at_work(journal, interrupts),
+            Journal(run.path, tell=beside.after(views.tell), say=views.say) as journal,
+            beside.at_work(journal, interrupts),
         ):
             journal.interrupted = lambda: bool(interrupts.by)
             if note := directory.owner_note(run):
@@ -112,8 +111,7 @@ def drive(
             if before:
                 count = sum(isinstance(e, Started) for e in before)
                 views.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} on record")
-            courier.begin(job)
-            annotator.begin(job)
+            beside.begin(job)
             try:
                 with _insisted(run, journal, views, interrupts):
                     verdict = _drive(run, job, journal, views, interrupts, edit=edit, fixed=fixed)
@@ -204,9 +202,8 @@ def _drive(
             # What our own local Ray consists of goes on without the terminal too.
             with interrupts.connecting(), hangups_ignored():
                 runner = connect.open_runner(job, before=accepted.cluster if accepted is not None else None)
-            note = getattr(runner, "note", "")
-            if note:
-                views.say(note)
+            if runner.note:
+                views.say(runner.note)
             if not history:
                 _accept(run, journal, runner, framework, job)
         ours = accepted_of(journal.history()).cluster.address == "local"

@@ -100,6 +100,8 @@ class ProcessHandle:
 class ProcessRunner:
     """Attempts as children of this process: they end with it."""
 
+    address, note = "local", ""
+
     def __init__(self) -> None:
         self._handles: dict[tuple[str, int], ProcessHandle] = {}
 

@@ -19,6 +19,8 @@ from autotune.orchestrator.annotate.document import annotation, ended, markdown
 from autotune.orchestrator.annotate.places import VARIABLES
 from autotune.orchestrator.cli.shared import json_documents
 from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.driver import side_task
+from autotune.orchestrator.driver.side_task import SideTasks
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import JobErrors
 from autotune.orchestrator.run import directory, journal
@@ -136,7 +138,7 @@ class Watched:
         self.warnings: list[str] = []
 
     def drive(self, act: Any = lambda journal: None, interrupts: Interrupts | None = None) -> None:
-        one = Annotator(self.run, say=lambda _: None, warn=self.warnings.append)
+        one = SideTasks(Annotator(self.run, say=lambda _: None, warn=self.warnings.append))
         with (
             Journal(self.run.path, tell=one.after(lambda _: None)) as record,
             one.at_work(record, interrupts or Interrupts()),
@@ -200,14 +202,14 @@ def test_what_is_not_there_is_said_once(past: History, tmp_path: Path) -> None:
     named.drive()
     assert [words.split()[0] for words in named.warnings] == ["annotate.trackio:", "annotate.swanlab:"]
     assert named.warnings[0] == (
-        f"annotate.trackio: it cannot be written: needs trackio, which {sys.executable} lacks;"
+        f"annotate.trackio: cannot annotate: needs trackio, which {sys.executable} lacks;"
         f" hint: {sys.executable} -m pip install trackio; the run is unaffected"
     )
     found = Watched(tmp_path, past[:-1], "auto")
     found.job = msgspec.structs.replace(found.job, env={})
     found.drive()
     (nowhere,) = found.warnings
-    assert nowhere.startswith("annotate: no tracker was found: neither the log nor the job says")
+    assert nowhere.startswith("annotate: no tracker was found: cannot identify the tracker run")
     silent = Watched(tmp_path, past[:-1], "none")
     silent.drive()
     assert silent.warnings == []
@@ -217,13 +219,14 @@ def test_a_tracker_that_hangs_does_not_keep_the_driver(
     past: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", install(tmp_path, "time.sleep(600)"))
-    monkeypatch.setattr(annotator, "LIMIT_S", 0.3)
+    monkeypatch.setattr(side_task, "LIMIT_S", 0.3)
     begun = time.monotonic()
     watched = Watched(tmp_path, past[:-1])
     watched.drive()
     assert time.monotonic() - begun < 20
     assert watched.warnings[0] == (
-        "annotate: the end of the run did not wait for what is not written yet; the run is unaffected"
+        "annotate: some annotations were still pending at the end of the run and were dropped; "
+        "the run is unaffected"
     )
 
 
@@ -294,8 +297,8 @@ def test_a_key_that_cannot_be(text: str, said: str) -> None:
 def test_the_page_says_what_is_tried() -> None:
     page = " ".join((ROOT / "docs" / "annotations.md").read_text().split())
     for words in (
-        f"waits up to {annotator.LIMIT_S:.0f} seconds",
-        f"and {annotator.HURRIED_S:.0f} seconds after SIGTERM",
+        f"waits up to {side_task.LIMIT_S:.0f} seconds",
+        f"and {side_task.HURRIED_S:.0f} seconds after SIGTERM",
         f"is stopped after {LIMIT_S} seconds",
     ):
         assert words in page

@@ -17,6 +17,7 @@ from autotune.orchestrator.report import training
 from autotune.policies.values.events import Edited, Ended, Started
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Cluster, ClusterSpec, Job
+from autotune.policies.values.run.view import RunView
 from tests.orchestrator.cli.terminal import run
 from tests.orchestrator.cli.test_troubles import the_run, until
 from tests.orchestrator.scripted import JOB
@@ -84,7 +85,11 @@ def test_another_cluster_is_told_measured_and_kept(home: Path) -> None:
     (moved,) = (e for e in history if isinstance(e, Edited))
     assert (moved.knobs, moved.forgets, moved.file) == (False, False, "")
     assert next(e.attempt for e in history if isinstance(e, Ended)) == 1
-    assert not [fact for fact in training._turned(history) if fact.name == "edited by the user"]
+    assert not [
+        fact
+        for fact in training._turned(RunView(history), accepted_of(history).profile)
+        if fact.name == "edited by the user"
+    ]
     (told,) = json.loads(run("status", now.run, "--json", cwd=home).out)["edits"]
     assert told == 'cluster.address "10.0.0.1:6379" → "10.0.0.2:6379"'
 

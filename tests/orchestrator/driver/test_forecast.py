@@ -10,7 +10,7 @@ import pytest
 
 from autotune.launchers.base import Exit
 from autotune.orchestrator.cli import status
-from autotune.orchestrator.driver.forecaster import Forecaster
+from autotune.orchestrator.driver.memory import Forecaster
 from autotune.orchestrator.terminal.console import Console
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import (

@@ -14,6 +14,8 @@ import pytest
 
 from autotune.orchestrator.clock import timestamp
 from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.driver import side_task
+from autotune.orchestrator.driver.side_task import SideTasks
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import Failure, JobErrors
 from autotune.orchestrator.notify import courier
@@ -191,7 +193,7 @@ def test_the_page_shows_a_section_that_is_read_and_every_occasion_and_variable()
     (names,) = re.findall(r"`AUTOTUNE_NOTIFY_OCCASION`, (.*?) in its environment", page)
     said = {f"AUTOTUNE_NOTIFY{name}" for name in re.findall(r"`(_\w+)`", names)}
     assert said | {"AUTOTUNE_NOTIFY_OCCASION"} == set(variables(DOCUMENT))
-    assert f"{LIMIT_S:.0f} seconds" in page and f"up to {courier.LIMIT_S:.0f} seconds" in page
+    assert f"{LIMIT_S:.0f} seconds" in page and f"up to {side_task.LIMIT_S:.0f} seconds" in page
 
 
 # ------------------------------------------------------------------ the record
@@ -301,7 +303,7 @@ class Watched:
         self.warnings: list[str] = []
 
     def drive(self, act: Any = lambda journal: None, interrupts: Interrupts | None = None) -> None:
-        one = Courier(self.run, say=lambda _: None, warn=self.warnings.append)
+        one = SideTasks(Courier(self.run, say=lambda _: None, warn=self.warnings.append))
         with (
             Journal(self.run.path, tell=one.after(lambda _: None)) as record,
             one.at_work(record, interrupts or Interrupts()),
@@ -343,7 +345,7 @@ def test_an_end_without_a_row_is_told_once_until_something_happens(
 def test_the_end_of_a_driver_does_not_wait_for_a_webhook_that_hangs(
     past: tuple[Event, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier, "LIMIT_S", 0.3)
+    monkeypatch.setattr(side_task, "LIMIT_S", 0.3)
     with receiver() as hook:
         hook.held.clear()
         watched = Watched(tmp_path, past, hook)
@@ -355,7 +357,7 @@ def test_the_end_of_a_driver_does_not_wait_for_a_webhook_that_hangs(
         ]
         hurried = Interrupts()
         hurried.impatient = True
-        monkeypatch.setattr(courier, "LIMIT_S", 60)
+        monkeypatch.setattr(side_task, "LIMIT_S", 60)
         watched = Watched(tmp_path, past, hook)
         watched.drive(interrupts=hurried)
         assert time.monotonic() - begun < 10

@@ -1,0 +1,132 @@
+"""Work beside a run, such as notifying: the run neither waits for it nor fails because of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from autotune.orchestrator.driver.signals import Interrupts
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.run import directory
+from autotune.orchestrator.run.journal import Journal
+from autotune.policies.explain.secrets import one_line
+from autotune.policies.values.events import Event
+from autotune.policies.values.job import Job
+
+LIMIT_S = 30.0  # that the end of a driver waits for all of them together
+HURRIED_S = 3.0  # the same after SIGTERM: Slurm and Kubernetes kill 30 s after they asked
+_POLL_S = 0.05
+_LONGEST = 300  # characters of an error
+
+
+class SideTask:
+    """One kind of work beside a run, done in threads of its own; the driver's thread calls what is here."""
+
+    label = ""  # that its warnings begin with
+
+    def __init__(
+        self, run: directory.RunFolder, *, say: Callable[[str], None], warn: Callable[[str], None]
+    ) -> None:
+        """Work beside `run`; `warn` is called once per fault."""
+        self.run, self.say, self.warn = run, say, warn
+        self.journal: Journal | None = None
+        self._warned: set[str] = set()
+
+    def begin(self, job: Job) -> None:
+        """Begin to work for a job, first what a driver that died has left."""
+
+    def take(self, event: Event) -> None:
+        """Begin the work that follows from a row of the journal, and report what is done."""
+
+    def failed(self, reason: str) -> None:
+        """Begin the work that follows from the end of a driver whose run is not over."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether work is under way."""
+        return False
+
+    def settle(self) -> None:
+        """Report what became of all work, at the end of the driver; what is still pending is given up."""
+
+    # ------------------------------------------------------------------ what may fail
+
+    def guarded(self, call: Callable[[], None]) -> None:
+        """Do what no run may fail of."""
+        try:
+            call()
+        except Failure as failure:
+            self.fault(failure.message)
+        except Exception as error:
+            self.fault(f"{type(error).__name__}: {error}")
+
+    def fault(self, text: str) -> None:
+        """Warn of a fault of the work as a whole."""
+        self.warn_once(text, f"{self.label}: {one_line(text, longest=_LONGEST)}")
+
+    def warn_once(self, key: str, text: str) -> None:
+        """Warn once per key."""
+        if key not in self._warned:
+            self._warned.add(key)
+            self.warn(f"{text}; the run is unaffected")
+
+    @property
+    def has_warned(self) -> bool:
+        """Whether there was a warning."""
+        return bool(self._warned)
+
+
+class SideTasks:
+    """All work beside one run while a driver is at work."""
+
+    def __init__(self, *tasks: SideTask) -> None:
+        self._tasks = tasks
+
+    @contextmanager
+    def at_work(self, journal: Journal, interrupts: Interrupts) -> Iterator[None]:
+        """Work from the first row to the last; an end by an error is one that a person waits for."""
+        for task in self._tasks:
+            task.journal = journal
+        try:
+            yield
+        except Failure as failure:
+            if failure.code is ExitCode.INFRASTRUCTURE:
+                self._fail(failure.message)
+            raise
+        except Exception as error:
+            self._fail(f"autotune failed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            self._wait(interrupts)
+
+    def begin(self, job: Job) -> None:
+        """Work for a job from now on."""
+        for task in self._tasks:
+            task.guarded(partial(task.begin, job))
+
+    def after(self, tell: Callable[[Event], None]) -> Callable[[Event], None]:
+        """Return what is called with each row: `tell`, then every task."""
+
+        def take(event: Event) -> None:
+            tell(event)
+            for task in self._tasks:
+                task.guarded(partial(task.take, event))
+
+        return take
+
+    def _fail(self, reason: str) -> None:
+        for task in self._tasks:
+            task.guarded(partial(task.failed, reason))
+
+    def _wait(self, interrupts: Interrupts) -> None:
+        """Let what is under way end, within one limit for all, and report it."""
+        begun = time.monotonic()
+        while any(task.pending for task in self._tasks):
+            limit_s = HURRIED_S if interrupts.by else LIMIT_S
+            if interrupts.impatient or time.monotonic() - begun >= limit_s:
+                break
+            time.sleep(_POLL_S)
+        for task in self._tasks:
+            task.guarded(task.settle)
