@@ -15,7 +15,7 @@ from autotune.orchestrator.driver.attempt import doubtful
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.directory import REQUEST
-from autotune.orchestrator.run.lock import Owner, last_owner, owner
+from autotune.orchestrator.run.lock import Owner, Watch, last_owner, owner
 from autotune.policies.values.events import Finished, History, Interrupted
 from autotune.policies.values.history import accepted_of
 
@@ -101,7 +101,8 @@ def _ask(run: directory.RunFolder, driver: Owner) -> None:
     container = driver.is_here and not driver.can_be_signalled
     place = f"in its container on {driver.host}" if container else f"on {driver.host}"
     until = time.monotonic() + _STOP_S
-    while owner(run.path) is not None:
+    watch = Watch(run.path)
+    while watch.owner() is not None:
         if time.monotonic() > until:
             raise Failure(
                 f"the driver of run {run.id} (pid {driver.pid} on {driver.host}) does not stop",

@@ -58,7 +58,7 @@ def intended(context: RunContext, job: Job, begin: Started) -> Callable[[], Hand
         resume=begin.resume,
     )
     attempt = context.folder.attempt(number)
-    attempt.create()
+    context.persist(attempt.create, path=attempt.path)
     context.observer.write_view("command.sh", lambda: attempt.write_command(command, job))
     context.record(msgspec.structs.replace(begin, command=shown_command(command, job).argv))
     return lambda: context.runner.start(command, run=context.folder.id, attempt=number, python=job.python)

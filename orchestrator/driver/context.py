@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -15,6 +17,8 @@ from autotune.orchestrator.run.directory import RunFolder
 from autotune.orchestrator.run.journal import Journal
 from autotune.policies.values.events import Event, Finished
 from autotune.policies.values.job import Job
+
+T = TypeVar("T")
 
 
 class Observer:
@@ -49,6 +53,11 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     rehearses: Job | None = None  # what a rehearsal runs a part of, where that is not `job`
     interrupts: Interrupts
     observer: Observer = Observer()
+
+    def persist(self, do: Callable[[], T], *, path: Path) -> T:
+        """Do something with the run's files that the run cannot go on without; see `Persistence`."""
+        with self.interrupts.shielded():
+            return self.journal.persist(do, path=path)
 
     def record(self, event: Event) -> None:
         """Append an event to the journal, as of now."""

@@ -12,10 +12,10 @@ import msgspec
 
 from autotune.launchers.base import OWN_SOURCE, Chunk
 from autotune.orchestrator.run import log_cursor, log_parts
-from autotune.orchestrator.run.full_disk import Pause
 from autotune.orchestrator.run.log_cursor import Cursor, CursorFile
-from autotune.orchestrator.run.log_parts import LIMIT_BYTES, LogParts
+from autotune.orchestrator.run.log_parts import LIMIT_BYTES, LogParts, Row
 from autotune.orchestrator.run.memory_record import MemoryRecord
+from autotune.orchestrator.run.storage import Pause, Persist, at_once, steadily
 from autotune.policies.values.observation import Sample
 
 _LONGEST_LINE = 64 * 1024  # bytes; a longer line is cut here, wherever its chunks end
@@ -52,7 +52,7 @@ class LogWriter:
 
     After an attach `catch_up` returns first what is recorded, with the numbers that it has. Then every file
     is delivered from the cursor that was kept; what is recorded beyond it is neither written nor returned.
-    What cannot be written is told by `say`, not raised.
+    What cannot be written is told by `say`, not raised; `persist` waits for what has to be read.
     """
 
     def __init__(
@@ -61,18 +61,21 @@ class LogWriter:
         *,
         limit_bytes: int = LIMIT_BYTES,
         say: Callable[[str], None] = lambda _: None,
+        persist: Persist = at_once,
     ) -> None:
+        persist(lambda: log_parts.mend(log), path=log)
         pause = Pause(log, say=say)
         self._say, self._pause = say, pause
         self._log = LogParts(log, pause=pause, limit_bytes=limit_bytes)
-        self._memory = MemoryRecord(log.parent, pause=pause)
+        self._memory = MemoryRecord(log.parent, pause=pause, persist=persist)
         self._cursor_file = CursorFile(log.parent)
-        cursor = log_cursor.read(log.parent)
+        cursor = persist(lambda: log_cursor.read(log.parent), path=log.parent / log_cursor.NAME)
         self._ends = dict(cursor.offsets)  # file -> offset after what was delivered of it
         self._partial: dict[str, _Partial] = {}  # by file, or by source where it has none
         self._lines: Counter[str] = Counter()  # source -> lines in the log
         self._again = _Again(cursor)
-        self._record = self._recorded(log)
+        rows = steadily(lambda: log_parts.rows(log, strict=True), persist=persist, path=log)
+        self._record = self._recorded(rows)
         self._remarks: list[bytes] = []  # made while catching up
         self._saved: dict[str, int] = {}
         self.caught_up = False
@@ -118,11 +121,11 @@ class LogWriter:
         self._memory.close()
         return lines
 
-    def _recorded(self, log: Path) -> Iterator[LogLines]:
+    def _recorded(self, rows: Iterator[Row]) -> Iterator[LogLines]:
         """Yield what is recorded and count it, lines of one source that follow one another together."""
         number, first, source = 0, 1, ""
         together: list[bytes] = []
-        for row in log_parts.rows(log):
+        for row in rows:
             if together and (
                 row.missing is not None or row.source != source or len(together) == _TOGETHER_LINES
             ):
@@ -264,8 +267,8 @@ class _Again:
 
 
 def reread(log: Path) -> Iterator[LogLine]:
-    """Return the lines of a run.log that was written before."""
-    for line in log_parts.read(log):
+    """Return the lines of a run.log that was written before; raises OSError."""
+    for line in log_parts.read(log, strict=True):
         yield from LogLines(line.number, line.source, line.data)
 
 

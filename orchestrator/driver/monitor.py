@@ -14,6 +14,7 @@ from autotune.orchestrator.driver.log_writer import LogLines, LogWriter
 from autotune.orchestrator.driver.memory import Forecaster, HostMemory, raise_to
 from autotune.orchestrator.driver.witness import Suspicions
 from autotune.orchestrator.run.directory import AttemptFolder
+from autotune.orchestrator.run.storage import Persist, at_once
 from autotune.policies.certificate.overlap import step_loss
 from autotune.policies.diagnosis.rules.own import restarted, stalled
 from autotune.policies.diagnosis.scan import Scanner
@@ -74,16 +75,17 @@ class AttemptMonitor:
         saved: int | None = None,
         longest_response: int | None = None,
         say: Callable[[str], None] = lambda _: None,
+        persist: Persist = at_once,
     ) -> None:
         """Follow an attempt that should continue the checkpoint of step `saved`, if there is one.
 
         `longest_response` is what the job allows, in tokens. `say` is told when its log can no longer be
-        written.
+        written; `persist` waits for what is on record of it.
         """
         self._framework = framework
         self._job = job
         self._attempt = attempt
-        self.files = LogWriter(folder.log, limit_bytes=job.log_limit_bytes, say=say)
+        self.files = LogWriter(folder.log, limit_bytes=job.log_limit_bytes, say=say, persist=persist)
         self._scanner = Scanner()
         self._told = Counter(event.step for event in known if isinstance(event, Progressed))
         self._took_s = {event.step: event.seconds for event in known if isinstance(event, Progressed)}

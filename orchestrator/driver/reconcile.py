@@ -9,7 +9,7 @@ from typing import assert_never
 import msgspec
 
 from autotune.launchers.base import Handle, Unreachable
-from autotune.orchestrator.clock import seconds_of, timestamp
+from autotune.orchestrator.clock import timestamp
 from autotune.orchestrator.config.secrets import masked
 from autotune.orchestrator.driver import rehearsal
 from autotune.orchestrator.driver.attempt import (
@@ -26,8 +26,8 @@ from autotune.orchestrator.driver.signals import ForcedExit
 from autotune.orchestrator.driver.unwatched import evidence_on_record, unwatched_end
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import log_cursor
-from autotune.orchestrator.run.full_disk import Unrecordable
 from autotune.orchestrator.run.journal import Journal
+from autotune.orchestrator.run.lock import TakenOver
 from autotune.policies.estimate.belief.calibration import kind_of
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.first_launch import AS_WRITTEN
@@ -125,12 +125,12 @@ class _Reconciler:
         except Unreachable:
             raise
         except Exception as error:
-            if self.local and not isinstance(error, Unrecordable):
+            if self.local and not isinstance(error, TakenOver):
                 why = f"autotune failed: {type(error).__name__}: {error}"
                 self.abandon(error.message if isinstance(error, Failure) else why)
             elif self.under_way is not None:
-                # Another driver may have adopted it already.
-                self.observer.say(f"attempt #{self.number} is left running under its supervisor")
+                ends = "" if isinstance(error, TakenOver) else f"; `{self.folder.call('stop')}` ends it"
+                self.observer.warn(f"attempt #{self.number} is left running under its supervisor{ends}")
             raise
 
     def decide_and_act(self) -> Verdict:
@@ -183,8 +183,9 @@ class _Reconciler:
             self.context.runner.sweep(run=self.folder.id)
             self.go_on()
             return
-        read = log_cursor.read(self.folder.attempt(self.number).path).offsets
-        handle = self.context.runner.attach(run=self.folder.id, attempt=self.number, read=read)
+        attempt = self.folder.attempt(self.number)
+        cursor = self.context.persist(lambda: log_cursor.read(attempt.path), path=attempt.path)
+        handle = self.context.runner.attach(run=self.folder.id, attempt=self.number, read=cursor.offsets)
         if handle is None:
             ended = self.context.runner.sweep(run=self.folder.id)
             left = f"; ended what was left: {', '.join(ended)}" if ended else ""
@@ -192,7 +193,9 @@ class _Reconciler:
                 f"run {self.folder.id} · attempt #{self.number} has no supervisor any more{left}"
             )
             why = "the driver ended and no supervisor was left"
-            end = unwatched_end(self.folder.attempt(self.number), self.of_attempt(), reason=why)
+            end = self.context.persist(
+                lambda: unwatched_end(attempt, self.of_attempt(), reason=why), path=attempt.path
+            )
             self.record(end)
             if isinstance(end.outcome, Lost) and end.step is not None:
                 # Nothing of the cluster failed: the user goes on at once. An end before a step is a loss.
@@ -273,6 +276,7 @@ class _Reconciler:
             saved=self.saved_before(),
             longest_response=accepted_of(self.journal.history()).profile.layout.response_tokens or None,
             say=self.observer.say,
+            persist=self.context.persist,
         )
         self.under_way = RunningAttempt(
             self.context,
@@ -355,9 +359,10 @@ class _Reconciler:
             self.explain()  # at once: a resume runs again what ended without a diagnosis
 
     def ran_before_s(self) -> float:
-        """Return how long an attempt that another driver started has run already."""
-        starts = [e.at for e in self.of_attempt() if isinstance(e, Started)]
-        return max(0.0, self.clock.now() - seconds_of(starts[-1])) if starts else 0.0
+        """Return how long an attempt that another driver started has run already, while it was watched."""
+        history = self.journal.history()
+        start = max(n for n, e in enumerate(history) if isinstance(e, Started))
+        return sum(e.after_s or 0.0 for e in history[start + 1 :])
 
     def explain(self) -> None:
         """Record why the last attempt failed."""
@@ -366,8 +371,9 @@ class _Reconciler:
             raise RuntimeError("asked to wait although nothing runs")
         if isinstance(ended.outcome, Completed) or any(isinstance(e, Diagnosed) for e in self.of_attempt()):
             raise RuntimeError("asked to wait although the last attempt is over and explained")
-        evidence = self.evidence or evidence_on_record(
-            self.folder.attempt(self.number), self.of_attempt(), ended.outcome
+        attempt = self.folder.attempt(self.number)
+        evidence = self.evidence or self.context.persist(
+            lambda: evidence_on_record(attempt, self.of_attempt(), ended.outcome), path=attempt.log
         )
         explain(self.context, evidence, number=self.number)
 

@@ -8,6 +8,7 @@ not answer, other calls of compiled code look for none: a thread then ends the p
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from types import FrameType
 
 HEARD_S = 1.0  # the main thread hears a second request by then, or is in a call that hears none
 KILLED_S = 40.0  # and its end follows by then, on a busy machine too: what it leaves goes on without it
+HURRIED_S = 8.0  # who stops a driver with SIGTERM kills it after about 30 s: Slurm, Kubernetes
 _LOOK_S = 0.25
 _TO_END = (signal.SIGINT, signal.SIGTERM)
 
@@ -62,9 +64,13 @@ class Interrupts:
     @property
     def by(self) -> str:
         """SIGINT, SIGTERM or nothing; a request file stands for SIGTERM from another host."""
-        if not self._by and self._request is not None and self._request.exists():
+        if not self._by and self._request is not None and _is_there(self._request):
             self._by = signal.SIGTERM.name
         return self._by
+
+    def patience_s(self) -> float:
+        """Return how long storage that fails may still be waited for."""
+        return 0.0 if self.impatient else HURRIED_S if self.by else math.inf
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """Record a signal; the first decides the exit code."""
@@ -168,6 +174,15 @@ class Interrupts:
             yield
         finally:
             self._cutting, self._at_once = before
+
+
+def _is_there(request: Path) -> bool:
+    """Return whether a file is there; one that cannot be looked at now is looked at again soon."""
+    try:
+        request.stat()
+    except OSError:
+        return False
+    return True
 
 
 def _in_main_thread() -> bool:

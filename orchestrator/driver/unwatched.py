@@ -27,11 +27,12 @@ def host_share_at_end(samples: Iterable[Sample]) -> float | None:
 
 
 def unwatched_end(attempt: AttemptFolder, rows: tuple[Event, ...], *, reason: str) -> Ended:
-    """Return the end of an attempt that no living driver watched to it, from its rows and its files."""
+    """Return the end of an attempt that no living driver watched to it; raises OSError."""
     steps = [e.step for e in rows if isinstance(e, Progressed)]
+    share = host_share_at_end(samples_of(attempt.path, strict=True))
     return Ended(
         attempt=rows[0].attempt,
-        outcome=_outcome(rows, reason=reason, host_share=host_share_at_end(samples_of(attempt.path))),
+        outcome=_outcome(rows, reason=reason, host_share=share),
         step=steps[-1] if steps else None,
         unwatched=True,
     )
@@ -50,7 +51,7 @@ def _outcome(rows: tuple[Event, ...], *, reason: str, host_share: float | None) 
 
 
 def evidence_on_record(attempt: AttemptFolder, rows: tuple[Event, ...], outcome: Outcome) -> Evidence:
-    """Return the evidence of an attempt that another driver watched, from its files and its events."""
+    """Return the evidence of an attempt that another driver watched, from its files and events."""
     scanner = Scanner()
     for line in reread(attempt.log):
         scanner.line(line.text, number=line.number, source=line.source)
@@ -60,5 +61,5 @@ def evidence_on_record(attempt: AttemptFolder, rows: tuple[Event, ...], outcome:
         seen,
         outcome=outcome,
         findings=seen.findings or recorded,
-        host_peak_share=host_share_at_end(samples_of(attempt.path)),
+        host_peak_share=host_share_at_end(samples_of(attempt.path, strict=True)),
     )

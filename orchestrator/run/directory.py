@@ -18,6 +18,7 @@ from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of, writing
 from autotune.orchestrator.run import journal
 from autotune.orchestrator.run.lock import owner
+from autotune.orchestrator.run.storage import sync_folder
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import Accepted, History, Policy
 from autotune.policies.values.job import Job
@@ -38,8 +39,10 @@ def write_private(path: Path, data: bytes, *, executable: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        sync_folder(path.parent)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise Failure(
             f"cannot write `{path}`: {reason_of(error)}",
             hint="make room, or make the folder writable",
@@ -59,7 +62,7 @@ class AttemptFolder:
         self.log = path / "run.log"
 
     def create(self) -> None:
-        """Make the folder."""
+        """Make the folder; raises OSError."""
         _make(self.path)
 
     def write_command(self, command: Command, job: Job) -> None:
@@ -164,12 +167,16 @@ def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> R
 
     Other places know a run by its id alone: the checkpoints below the job's `workdir`, the cluster's actors.
     """
-    _make(root, private=False)
+    try:
+        _make(root, private=False)
+    except OSError as error:
+        raise _unwritable(root, error) from None
     refuse_unsafe(root, by=stat.S_IWOTH)  # a team may share the folder of its runs
     for _ in range(_TRIES):
         path = root / secrets.token_hex(_ID_BYTES)
         try:
             path.mkdir(mode=0o700)
+            sync_folder(root)
         except FileExistsError:
             continue
         except OSError as error:
@@ -264,7 +271,7 @@ def owner_note(run: RunFolder) -> str:
 
 def _checked(run: RunFolder) -> RunFolder:
     """Return a run that nobody else can have written; raises Failure, also for a record that cannot be."""
-    refuse_unsafe(run.path, files=("job.yaml", "asked.json", "events.jsonl", "attempts", "lock", REQUEST))
+    refuse_unsafe(run.path, files=("job.yaml", "asked.json", "events.jsonl", "attempts", "drivers", REQUEST))
     history = run.history()
     path = run.path / "events.jsonl"
     if history and not isinstance(history[0], Accepted):
@@ -286,14 +293,14 @@ def _checked(run: RunFolder) -> RunFolder:
 
 
 def _make(path: Path, *, private: bool = True) -> None:
-    try:
-        if private:
-            path.parent.mkdir(mode=0o700, exist_ok=True)  # `parents` would ignore the mode
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(path, error) from None
+    if private:
+        path.parent.mkdir(mode=0o700, exist_ok=True)  # `parents` would ignore the mode
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    for above in (path.parent, path.parent.parent):
+        with suppress(PermissionError):  # a folder above the user's own may be closed to reading
+            sync_folder(above)
 
 
 def _unwritable(path: Path, error: OSError) -> Failure:

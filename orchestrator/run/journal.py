@@ -1,22 +1,31 @@
-"""The append-only record of a run: one event per line, one writer, safe against a crash at any byte."""
+"""The append-only record of a run: one event per line, one writer, safe against a crash at any byte.
+
+Each line ends with the number of the driver that wrote it (`run/lock`). A driver that finds a journal begins
+with a row of its own; what a driver with a smaller number writes after it is ignored. Nothing is ever cut: a
+line that was not written whole stays, ended by the row of the next driver, and is left out.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
-from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.clock import Clock, seconds_of, timestamp
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of, writing
-from autotune.orchestrator.run import full_disk
 from autotune.orchestrator.run.lock import Lock
-from autotune.policies.values.events import Event, History, Notified, Row
+from autotune.orchestrator.run.storage import Persistence, sync_folder
+from autotune.policies.values.events import DriverBegan, Event, History, Notified, Row
 from autotune.policies.values.run.view import RunView
 
+_DRIVER = re.compile(rb',"driver":(\d{1,18})\}\n?\Z')
+_BEGAN = b'{"type":"driver_began"'
 _DECODER: msgspec.json.Decoder[Row] = msgspec.json.Decoder(Row)
 
 
@@ -43,7 +52,7 @@ def read(path: Path) -> History:
         return ()
     except OSError as error:
         raise Failure(f"cannot read `{path}`: {reason_of(error)}") from None
-    return _rows(data, path)[0]
+    return _recorded(data, path).history
 
 
 class Tail:
@@ -53,7 +62,7 @@ class Tail:
         self.path = path
         self.view = RunView()
         self._stamp: tuple[int, int, int] | None = None  # inode, bytes, modification time
-        self._offset = self._line = 0  # of what has been read
+        self._offset = self._line = self._driver = 0  # of what has been read
 
     def update(self) -> tuple[History, bool]:
         """Return the events since the last call, and whether they are all: the file is another one now.
@@ -81,7 +90,7 @@ class Tail:
                     return (), False
                 again = before is None or stamp[0] != before[0] or stamp[1] <= before[1]
                 if again:
-                    self._offset = self._line = 0
+                    self._offset = self._line = self._driver = 0
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
@@ -89,10 +98,11 @@ class Tail:
             return (), again
         except OSError as error:
             raise Failure(f"cannot read `{self.path}`: {reason_of(error)}") from None
-        events, notified, whole = _rows(data, self.path, before=self._line)
-        self._offset += whole
-        self._line += len(events) + len(notified)
-        return events, again
+        found = _recorded(data, self.path, driver=self._driver, before=self._line)
+        self._offset += found.whole
+        self._line += found.lines
+        self._driver = found.driver
+        return found.history, again
 
 
 class Journal:
@@ -104,33 +114,39 @@ class Journal:
         *,
         tell: Callable[[Event], None] | None = None,
         say: Callable[[str], None] = lambda _: None,
-        patience_s: float = 0.0,
+        persist: Persistence | None = None,
     ) -> None:
-        """Open the journal; `say` is told when a full disk is waited for, `patience_s` seconds at most."""
+        """Claim the run and open its journal; `persist` is how long storage that fails is waited for.
+
+        Raises Driven while another driver has the run, Failure where its files cannot be used.
+        """
         self.folder = folder
-        self.interrupted: Callable[[], bool] = lambda: False  # ends the wait for a full disk
-        self.patience_s = patience_s
-        self._say = say
         self.path = folder / "events.jsonl"
+        self.persist = persist or Persistence(folder, say=say)
         self._tell = tell
-        self._lock = Lock(folder)
+        self._file: int | None = None
+        self._lock = Lock(folder, say=say)
+        self._marked: float | None = None
         try:
             with writing(self.path):
-                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-                data = self.path.read_bytes()
-                self._history, self._notified, whole = _rows(data, self.path)
-                if whole < len(data):
-                    os.ftruncate(self._file, whole)
-                    os.fsync(self._file)
+                self._begin()
         except BaseException:
-            self._lock.release()
+            self.close()
             raise
-        self._size = whole
+        self._lock.forget_older()
+
+    def _begin(self) -> None:
+        """Open the file; one with rows gets ours, and the history is what counts as of that row."""
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        sync_folder(self.folder)
+        data = self.path.read_bytes()
+        self._lock.raise_above(_recorded(data, self.path).driver)
+        self._size = len(data)
+        if data:
+            self._write(self._line(self._row_of_ours()), whole=data.endswith(b"\n"))
+        found = _recorded(self.path.read_bytes(), self.path)
+        self._history, self._notified = found.history, found.notified
         self.view = RunView(self._history)
-        # The driver before worked on from its last row to its last heartbeat.
-        last = self._history[-1].at if self._history else ""
-        self._worked_s = max(0.0, self._lock.last_beat - seconds_of(last)) if last else 0.0
-        self._marked: float | None = None
 
     def history(self) -> History:
         """Return every event on record."""
@@ -141,32 +157,21 @@ class Journal:
         return self._notified
 
     def worked_s(self, now: float) -> float:
-        """Return the seconds that a driver was at work since the last call, by a clock that nobody sets.
+        """Return the seconds between the last call and `now`, by a clock that nobody sets; at first 0.
 
-        The first call adds what the driver before worked after its last row; that without one is left out.
+        What the driver before worked after its last row is not counted: only its own clock could tell.
         """
-        worked, self._worked_s = self._worked_s, 0.0
-        if self._marked is not None:
-            worked += max(0.0, now - self._marked)
+        worked = 0.0 if self._marked is None else max(0.0, now - self._marked)
         self._marked = now
         return worked
 
     def append(self, event: Event) -> None:
-        """Record an event durably; a failure leaves the journal as it was.
+        """Record an event durably, or wait until that is possible.
 
-        Waits while the disk is full; raises Unrecordable when that takes too long, Failure for other errors.
+        Raises Unrecordable when the wait is over, TakenOver where another driver has the run.
         """
-        self._lock.check()
-        line = encode(event) + b"\n"
-        with writing(self.path):
-            full_disk.wait_for_room(
-                lambda: self._write(line),
-                path=self.path,
-                say=self._say,
-                interrupted=lambda: self.interrupted(),
-                patience_s=self.patience_s,
-            )
-        self._size += len(line)
+        line = self._line(event)
+        self.persist(lambda: self._write(line), path=self.path)
         self._history = (*self._history, event)
         self.view.take(event)
         if self._tell is not None:
@@ -174,24 +179,76 @@ class Journal:
 
     def append_notified(self, row: Notified) -> None:
         """Record that a person was notified; raises Failure at once where that cannot be written."""
-        self._lock.check()
-        line = encode(row) + b"\n"
+        line = self._line(row)
         with writing(self.path):
             self._write(line)
-        self._size += len(line)
         self._notified = (*self._notified, row)
 
-    def _write(self, line: bytes) -> None:
+    def _line(self, row: Row) -> bytes:
+        return encode(row)[:-1] + b',"driver":%d}\n' % self._lock.number
+
+    def _row_of_ours(self) -> DriverBegan:
+        return DriverBegan(at=timestamp(Clock().now()), host=os.uname().nodename, pid=os.getpid())
+
+    def _write(self, line: bytes, *, whole: bool = True) -> None:
+        """Bring a line onto the disk once, whatever became of earlier tries; raises OSError.
+
+        Bytes after those that were recorded are the beginning of this line, from a try that failed, or of a
+        driver that has lost the run: its line is ended by a row of ours. `whole`: the file ends with a line.
+        """
+        self._lock.check()
+        if self._file is None:
+            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         try:
-            full_disk.append(self._file, line)
+            tail = self._after_what_is_recorded()
+            if not line.startswith(tail):
+                self._refuse_newer(tail)
+                if b"\n" + line in b"\n" + tail:  # another driver's bytes came after it
+                    line = b""
+                else:
+                    whole = tail.endswith(b"\n")
+                    line = self._line(self._row_of_ours()) + line
+            elif tail:  # a disk that failed to take them may have dropped them since, without a word
+                self._write_again(tail)
+                line = line[len(tail) :]
+            view = memoryview(line if whole else b"\n" + line)
+            while view:
+                view = view[os.write(self._file, view) :]
             os.fsync(self._file)
+            self._size = os.fstat(self._file).st_size
         except OSError:
-            os.ftruncate(self._file, self._size)
+            self._close_file()  # after an outage a descriptor may stay dead for ever
             raise
 
+    def _after_what_is_recorded(self) -> bytes:
+        assert self._file is not None
+        size = os.fstat(self._file).st_size
+        if size < self._size:
+            raise OSError(f"it has {size} bytes, and {self._size} were written: something cut or replaced it")
+        return os.pread(self._file, size - self._size, self._size)
+
+    def _refuse_newer(self, tail: bytes) -> None:
+        newest = max((_driver_of(line) for line in tail.split(b"\n")), default=0)
+        if newest > self._lock.number:
+            raise self._lock.taken_over(newest)
+
+    def _write_again(self, tail: bytes) -> None:
+        again = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(again, tail, self._size)
+            os.fsync(again)
+        finally:
+            os.close(again)
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                os.close(file)
+
     def close(self) -> None:
-        """Give up the lock."""
-        os.close(self._file)
+        """Give the run up."""
+        self._close_file()
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -203,26 +260,31 @@ class Journal:
         self.close()
 
 
-def _rows(data: bytes, path: Path, *, before: int = 0) -> tuple[History, tuple[Notified, ...], int]:
-    """Return events, notifications and how many bytes are whole; only the last line may be torn.
+class _Recorded(NamedTuple):
+    """What counts of a journal."""
 
-    `before` is the number of lines that precede `data` in the file.
+    history: History
+    notified: tuple[Notified, ...]
+    driver: int  # the number of the last driver that wrote to it; 0: none, or one before there were numbers
+    whole: int  # bytes of the lines that will not change any more
+    lines: int
+
+
+def _recorded(data: bytes, path: Path, *, driver: int = 0, before: int = 0) -> _Recorded:
+    """Return what counts; only a line that a driver did not finish may be damaged.
+
+    `before` lines precede `data` in the file, the last of them by `driver`.
     """
     events: list[Event] = []
     notified: list[Notified] = []
-    whole = 0
-    lines = (
-        data.splitlines(keepends=True) if b"\r" not in data else [part + b"\n" for part in data.split(b"\n")]
-    )
+    newest, whole = driver, 0
+    lines = data.split(b"\n")
+    torn = lines.pop()  # not ended
     for number, line in enumerate(lines, start=1):
+        following = lines[number] if number < len(lines) else torn
+        whole += len(line) + 1
         try:
-            if not line.endswith(b"\n"):
-                break
             row = decode(line)
-            if isinstance(row, Notified):
-                notified.append(row)
-            else:
-                events.append(row)
         except msgspec.ValidationError as error:
             raise Failure(
                 f"`{path}` line {before + number} is not an event of this version: {error}",
@@ -230,12 +292,27 @@ def _rows(data: bytes, path: Path, *, before: int = 0) -> tuple[History, tuple[N
                 code=ExitCode.USAGE,
             ) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            if number == len(lines):
-                break
+            if following.startswith(_BEGAN):
+                continue
+            if number == len(lines) and not torn:  # the row of the next driver may follow
+                return _Recorded(tuple(events), tuple(notified), newest, whole - len(line) - 1, number - 1)
             raise Failure(
                 f"`{path}` line {before + number} is damaged",
                 hint="the lines before it are whole; cut the file there to go on",
                 code=ExitCode.USAGE,
             ) from None
-        whole += len(line)
-    return tuple(events), tuple(notified), whole
+        by = _driver_of(line)
+        if 0 < by < newest:
+            continue
+        newest = max(newest, by)
+        if isinstance(row, Notified):
+            notified.append(row)
+        elif not isinstance(row, DriverBegan):
+            events.append(row)
+    return _Recorded(tuple(events), tuple(notified), newest, whole, len(lines))
+
+
+def _driver_of(line: bytes) -> int:
+    """Return the number of the driver that wrote a line; 0: none, as in journals of older releases."""
+    number = _DRIVER.search(line)
+    return int(number[1]) if number is not None else 0

@@ -1,32 +1,47 @@
-"""The lock of a run: one driver at a time, on one host by flock, between hosts by a heartbeat.
+"""Who drives a run: the holder of the highest number in `drivers/`, which every row of its journal carries.
 
-A host of the same name that was booted at another time counts as another host: machines share names, and a
-file server may hold the lock of one that is gone for longer than it was away.
+A number is claimed by link(2), which is atomic wherever there are hard links, NFS included; flock is unused.
+A claim is never taken away: the next driver claims the next number, and readers of the journal ignore what an
+older number writes later. The holder renews the time of its claim; a watcher judges only whether that time
+changes, by its own monotonic clock, never what it is.
+
+Why no library: Optuna's JournalFileSymlinkLock rests on the same call but has no number, and a late release
+can remove the next holder's lock. filelock's SoftFileLease ends its heartbeat after an outage, and takes
+nothing over where two names cannot be exchanged, as on NFS.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
 import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from autotune.orchestrator.calls import call
 from autotune.orchestrator.errors import Failure, writing
+from autotune.orchestrator.run.storage import create_durably, sync_folder
 from autotune.policies.values.value import Value
 
+FOLDER = "drivers"
 BEAT_S = 10.0
-STALE_S = 60.0  # six beats: a driver of another host that is silent for so long is dead
+STALE_S = (
+    90.0  # NFS clients show a change up to 60 s late (acdirmax); after three more beats a driver is dead
+)
+_CONFIRMED_S = 30.0  # a driver that has not renewed its claim for so long does so before it writes
+_LOOK_S = 1.0
+_TRIES = 3
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
-_OWNER_BYTES = 4096
-_TRIES, _TRY_S = 20, 0.05  # about a second
+_RECORD_BYTES = 8192
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EMLINK)
 
 
 class Owner(Value, frozen=True, kw_only=True):
@@ -36,6 +51,9 @@ class Owner(Value, frozen=True, kw_only=True):
     pid: int
     boot_id: str
     pids: int | None = None  # the namespace of its pid; containers of one host have their own
+    started: int = 0  # clock ticks from the machine's boot to the process's start; 0: not known
+    folder: str = ""  # of the run, as its own host names it: a copy of the run has no driver
+    over: bool = False  # it has given the run up
 
     @property
     def is_here(self) -> bool:
@@ -44,16 +62,32 @@ class Owner(Value, frozen=True, kw_only=True):
 
     @property
     def can_be_signalled(self) -> bool:
-        """Whether the owner's pid means the same process here, as far as its lock tells."""
+        """Whether the owner's pid means the same process here."""
         return self.is_here and self.pids in (None, pid_namespace())
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it could be read who it is."""
+        return self.pid > 0
+
+
+UNKNOWN = Owner(host="an unknown host", pid=0, boot_id="unknown")
 
 
 class Driven(Failure):
-    """Another driver has the run. `free_in_s`: when its silence would end that; None: it is of this host."""
+    """Another driver has the run."""
 
-    def __init__(self, message: str, *, hint: str, free_in_s: float | None) -> None:
-        super().__init__(message, hint=hint)
-        self.free_in_s = free_in_s
+
+class TakenOver(Failure):
+    """Another driver has taken the run over from this one, which leaves the job alone."""
+
+
+class Claim(NamedTuple):
+    """The newest claim as a watcher sees it."""
+
+    number: int  # 0: none yet
+    owner: Owner | None  # None: nobody drives the run
+    changed: bool  # the claim was renewed while it was watched: its owner lives
 
 
 def boot_id() -> str:
@@ -70,130 +104,260 @@ def pid_namespace() -> int | None:
 
 
 def owner(folder: Path) -> Owner | None:
-    """Return who holds the run's lock now, if anyone does."""
-    try:
-        with (folder / "lock").open("rb") as file:
-            holder = _decoded(file.read(_OWNER_BYTES))
+    """Return who drives the run; None: nobody. UNKNOWN where that cannot be read. Writes nothing.
+
+    Whether an owner of another host still lives shows only to a `Watch`, after a while.
+    """
+    return Watch(folder).owner()
+
+
+class Watch:
+    """The claims of a run, looked at again and again."""
+
+    def __init__(self, folder: Path, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._monotonic = folder, monotonic
+        self._stamp: tuple[int, int, int] | None = None  # number, inode and time of the newest claim
+        self._since = 0.0
+        self._changes = 0
+
+    def owner(self) -> Owner | None:
+        """Return who drives the run as far as it can be told by now; UNKNOWN where it cannot be read."""
+        try:
+            return self.look().owner
+        except OSError:
+            return UNKNOWN
+
+    def look(self) -> Claim:
+        """Return the newest claim; its owner is None once it is over, dead, or silent for STALE_S here.
+
+        Raises OSError.
+        """
+        for left in reversed(range(_TRIES)):
+            number = max(_numbers(self._folder), default=0)
+            if not number:
+                return Claim(0, None, changed=False)
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return holder
-            beats = holder is not None and not holder.is_here and _silent_s(folder, file.fileno()) < STALE_S
-            return holder if beats else None
-    except OSError:
-        return None
+                with (self._folder / FOLDER / str(number)).open("rb") as file:  # an open asks an NFS server
+                    state, data = os.fstat(file.fileno()), file.read(_RECORD_BYTES)
+                break
+            except FileNotFoundError:  # a newer one has just come and taken its place
+                if not left:
+                    raise
+        stamp, now = (number, state.st_ino, state.st_mtime_ns), self._monotonic()
+        if stamp != self._stamp:
+            self._changes += self._stamp is not None
+            self._stamp, self._since = stamp, now
+        holder = _decoded(data)
+        if holder.over or _is_copied(holder, self._folder):
+            gone = True
+        elif holder.can_be_signalled:
+            gone = not _lives(holder)
+        else:
+            gone = now - self._since >= STALE_S
+        return Claim(number, None if gone else holder, changed=self._changes > 0)
 
 
 def last_owner(folder: Path) -> Owner | None:
     """Return who holds the run's lock, or held it when its process died; None after an orderly end."""
     try:
-        return _decoded((folder / "lock").read_bytes())
+        number = max(_numbers(folder), default=0)
+        last = _decoded((folder / FOLDER / str(number)).read_bytes()) if number else None
     except OSError:
-        return None
+        return UNKNOWN
+    return None if last is None or last.over else last
 
 
 class Lock:
-    """The held lock of a run. Its file's time is the heartbeat, which a thread renews."""
+    """The claim of the driver of a run, renewed by a thread; the rows of its journal carry its `number`."""
 
-    def __init__(self, folder: Path) -> None:
-        """Take the lock; raises Driven while another driver has it."""
-        self.path = folder / "lock"
-        with writing(self.path):
-            self._file = self._open()
-            try:
-                self.last_beat = os.fstat(self._file).st_mtime  # of the driver before
-                self._take(folder)
-            except BaseException:
-                os.close(self._file)
-                raise
+    def __init__(self, folder: Path, *, say: Callable[[str], None] = lambda _: None) -> None:
+        """Claim the run; raises Driven while another driver has it.
+
+        A driver of another host is watched: for STALE_S where it is silent, which `say` is told.
+        """
+        self._folder = folder
+        self._me = Owner(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            boot_id=boot_id(),
+            pids=pid_namespace(),
+            started=_started(os.getpid()),
+            folder=str(folder.resolve()),
+        )
+        with writing(folder / FOLDER):
+            _create_folder(folder / FOLDER)
+            self.number = self._take(say)
+        self._taken_by = 0
+        self._confirmed_at = _boot_s()
         self._released = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="autotune-heartbeat", daemon=True)
         self._beats.start()
 
+    @property
+    def path(self) -> Path:
+        """The file of the claim."""
+        return self._folder / FOLDER / str(self.number)
+
+    def raise_above(self, number: int) -> None:
+        """Claim a number above one that the journal holds; raises Driven where another driver has it."""
+        while self.number <= number:
+            with writing(self._folder / FOLDER):
+                if not self._claim(number + 1):
+                    raise self._driven(UNKNOWN)
+            self.number = number + 1
+
     def check(self) -> None:
-        """Raise Failure where another host has taken the run over, because this one was silent."""
-        try:
-            ours = os.path.samestat(os.fstat(self._file), self.path.stat())
-        except OSError:
-            return  # a folder that cannot be read cannot be written either; writing says why
-        if not ours:
-            raise Failure(
-                f"run {self.path.parent.name} was taken over by another host, which this driver had not "
-                f"reported to for {STALE_S:.0f} s",
-                hint=f"`{call('status', self.path.parent)}` shows it",
-            )
+        """Raise TakenOver where another driver has claimed the run, OSError where that cannot be told."""
+        if _boot_s() - self._confirmed_at > _CONFIRMED_S:
+            self._confirm()
+        if self._taken_by:
+            raise self.taken_over(self._taken_by)
+
+    def taken_over(self, number: int) -> TakenOver:
+        """Return the failure that another driver has the run, by the number of its claim."""
+        return TakenOver(
+            f"run {self._folder.name} was taken over by another host, which this driver had not "
+            f"reported to for {STALE_S:.0f} s (driver {number}; this one is driver {self.number})",
+            hint=f"`{call('status', self._folder)}` shows it",
+        )
+
+    def forget_older(self) -> None:
+        """Remove the claims before this one; the newest always stays, so that no number comes again."""
+        with contextlib.suppress(OSError):
+            for number in _numbers(self._folder):
+                if number < self.number:
+                    (self._folder / FOLDER / str(number)).unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Give the lock up."""
+        """Give the run up."""
         self._released.set()
         self._beats.join()
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._file, 0)
-        os.close(self._file)
+        with contextlib.suppress(OSError):  # on this host the end of the process ends the claim too
+            fresh = self._fresh(msgspec.structs.replace(self._me, over=True))
+            fresh.replace(self.path)
+            sync_folder(self.path.parent)
 
-    def _open(self) -> int:
-        return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _take(self, say: Callable[[str], None]) -> int:
+        watch, told = Watch(self._folder), False
+        while True:
+            claim = watch.look()
+            if claim.owner is None:
+                if self._claim(claim.number + 1):
+                    return claim.number + 1  # else somebody was faster, whose claim may show a minute late
+            elif claim.owner.can_be_signalled or claim.changed:
+                raise self._driven(claim.owner)
+            elif not told:
+                told = True
+                say(
+                    f"run {self._folder.name} was driven by {_words(claim.owner)};"
+                    f" waiting up to {STALE_S:.0f} s for its heartbeat"
+                )
+            time.sleep(_LOOK_S)
 
-    def _take(self, folder: Path) -> None:
-        holder = _decoded(os.pread(self._file, _OWNER_BYTES, 0))
-        away = holder is not None and not holder.is_here
-        silent_s = _silent_s(folder, self._file) if away else 0.0
-        if away and silent_s < STALE_S:
-            raise self._driven(holder, free_in_s=STALE_S - silent_s)
-        if away:
-            self._replace()  # a free lock too: another host's may have lapsed, or not be seen here
-        elif not self._granted():
-            raise self._driven(holder, free_in_s=None)
-        me = Owner(host=socket.gethostname(), pid=os.getpid(), boot_id=boot_id(), pids=pid_namespace())
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, msgspec.json.encode(me), 0)
+    def _claim(self, number: int) -> bool:
+        """Claim a number; returns whether it was free."""
+        target = self._folder / FOLDER / str(number)
+        fresh = self._fresh(self._me)
+        try:
+            try:
+                os.link(fresh, target)
+            except FileExistsError:
+                return fresh.stat().st_nlink == 2  # an NFS server has done it, and its answer was lost
+            except OSError as error:
+                if error.errno not in _NO_HARD_LINKS:
+                    raise
+                try:
+                    create_durably(target, msgspec.json.encode(self._me))
+                except FileExistsError:
+                    return False
+            sync_folder(target.parent)
+            return True
+        finally:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
 
-    def _granted(self) -> bool:
-        """Return whether the file is locked now; readers lock it for a moment, another driver for long."""
-        for left in reversed(range(_TRIES)):
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            if left:
-                time.sleep(_TRY_S)
-        return False
+    def _fresh(self, me: Owner) -> Path:
+        """Return a new file with a record, on the disk before anybody can see it as a claim."""
+        path = self._folder / FOLDER / f".{os.getpid()}.{secrets.token_hex(8)}"  # hosts share pids
+        create_durably(path, msgspec.json.encode(me))
+        return path
 
-    def _replace(self) -> None:
-        """Lock a new file in the place of a silent holder's; if that one lives, its `check` notices."""
-        fresh = self.path.with_name(f".lock.{os.getpid()}.{secrets.token_hex(4)}")  # hosts share pids
-        file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fresh.replace(self.path)
-        os.close(self._file)
-        self._file = file
+    def _driven(self, holder: Owner) -> Driven:
+        hint = f"`{call('status', self._folder)}` shows it"
+        return Driven(f"run {self._folder.name} is driven by {_words(holder)}", hint=hint)
 
-    def _driven(self, holder: Owner | None, *, free_in_s: float | None) -> Driven:
-        run = self.path.parent.name
-        who = f"pid {holder.pid} on {holder.host}" if holder is not None else "another process"
-        hint = f"`{call('status', self.path.parent)}` shows it"
-        if free_in_s is not None:
-            hint += f"; if that host is gone, resume in {free_in_s:.0f} s"
-        return Driven(f"run {run} is driven by {who}", hint=hint, free_in_s=free_in_s)
+    def _confirm(self) -> None:
+        """Renew the claim, which a file server has to answer itself, and look for a newer one."""
+        begun = _boot_s()
+        newest = max(_numbers(self._folder), default=0)
+        if newest > self.number:
+            self._taken_by = newest
+            return
+        os.utime(self.path)
+        self._confirmed_at = begun
 
     def _beat(self) -> None:
         while not self._released.wait(BEAT_S):
             with contextlib.suppress(OSError):
-                os.utime(self._file)
+                self._confirm()
 
 
-def _silent_s(folder: Path, lock: int) -> float:
-    """Return how old the heartbeat is by the clock of the file system, which the hosts share."""
-    probe = folder / f".time.{os.getpid()}"
+def _numbers(folder: Path) -> list[int]:
+    """Return the numbers that are claimed; raises OSError."""
     try:
-        probe.touch()
-        now = probe.stat().st_mtime
-    finally:
-        probe.unlink(missing_ok=True)
-    return max(0.0, now - os.fstat(lock).st_mtime)
+        return [int(each.name) for each in (folder / FOLDER).iterdir() if each.name.isdecimal()]
+    except FileNotFoundError:
+        folder.stat()  # raises where the run itself is not there, such as a file system that is not mounted
+        return []
 
 
-def _decoded(data: bytes) -> Owner | None:
+def _create_folder(path: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+        sync_folder(path.parent)
+
+
+def _decoded(data: bytes) -> Owner:
     try:
         return msgspec.json.decode(data, type=Owner)
-    except msgspec.DecodeError:
-        return None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return UNKNOWN  # not written whole: its host went down, or is about to show it
+
+
+def _is_copied(holder: Owner, folder: Path) -> bool:
+    """Return whether a record of this host names another folder of a run, which is there too."""
+    if not (holder.folder and holder.can_be_signalled):
+        return False
+    with contextlib.suppress(OSError):
+        return not folder.samefile(holder.folder)
+    return False
+
+
+def _lives(holder: Owner) -> bool:
+    """Return whether a process of this host is the one that wrote the record."""
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    now = _started(holder.pid)
+    return not (holder.started and now) or now == holder.started
+
+
+def _started(pid: int) -> int:
+    """Return when a process started, in clock ticks since the boot; 0: not known, -1: it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return -1 if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _boot_s() -> float:
+    """Return seconds that go on while the machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _words(holder: Owner) -> str:
+    return f"pid {holder.pid} on {holder.host}" if holder.is_known else "another process"

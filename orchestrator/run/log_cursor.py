@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from autotune.orchestrator.run.storage import is_absent, sync_folder
 from autotune.policies.values.value import Value
 
 NAME = "cursor.json"
@@ -29,10 +30,12 @@ class Cursor(Value, frozen=True, kw_only=True):
 
 
 def read(folder: Path) -> Cursor:
-    """Return how far an attempt is recorded; not at all where that cannot be read."""
+    """Return how far an attempt is recorded; not at all where its file is damaged. Raises OSError."""
+    if is_absent(folder / NAME):
+        return Cursor()
     try:
         return msgspec.json.decode((folder / NAME).read_bytes(), type=Cursor)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Cursor()
 
 
@@ -59,5 +62,7 @@ class CursorFile:
                 file.flush()
                 os.fsync(file.fileno())
         partial.replace(self._folder / NAME)
+        if durable:
+            sync_folder(self._folder)
         ended = time.monotonic()
         self._due_at = ended + max(_EVERY_S, (ended - begun) / _SHARE)

@@ -15,13 +15,14 @@ import shutil
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
 
 from autotune.launchers.base import OWN_SOURCE
-from autotune.orchestrator.run.full_disk import Pause, append
+from autotune.orchestrator.run.storage import Pause, append, is_absent
 
 LIMIT_BYTES = 1 << 30  # of all logs of a run, on the disk
 _LARGEST_PART_BYTES = 16 << 20  # compressed in about 0.1 s; nothing is polled meanwhile
@@ -52,7 +53,8 @@ class Row(NamedTuple):
 class LogParts:
     """The log of one attempt, open for writing; lines that cannot be written are counted.
 
-    Who adds to a log that holds lines already says first, with `follow`, how many there are.
+    Who adds to a log that holds lines already says first, with `follow`, how many there are. A last line that
+    was not written whole is to be cut before, by `mend`.
     """
 
     def __init__(self, path: Path, *, pause: Pause, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -64,7 +66,6 @@ class LogParts:
         self._sources: Counter[str] = Counter()  # of the pending lines
         self._missed: Counter[str] = Counter()  # lines that could not be written since the last one that was
         self._number = 0
-        _mend(path)
 
     def follow(self, lines: int) -> None:
         """Begin to number what is added after so many lines."""
@@ -107,9 +108,13 @@ class LogParts:
     def close(self) -> None:
         """Write what was added and close."""
         self.flush()
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._close()
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with suppress(OSError):
+                os.close(descriptor)
 
     def _write(self) -> None:
         if self._descriptor is None:
@@ -117,10 +122,15 @@ class LogParts:
                 self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
             )
         gap = [_gap(self._missed, "they could not be written")] if self._missed else []
-        append(self._descriptor, b"".join(gap + self._pending))
-        size = os.fstat(self._descriptor).st_size
-        if size >= self._full_at:
-            self._full_at = self._part_bytes if self._rotated() else size + self._part_bytes
+        try:
+            append(self._descriptor, b"".join(gap + self._pending))
+        except OSError:
+            self._close()  # after an outage a descriptor may stay dead for ever
+            raise
+        with suppress(OSError):  # what was added is written
+            size = os.fstat(self._descriptor).st_size
+            if size >= self._full_at:
+                self._full_at = self._part_bytes if self._rotated() else size + self._part_bytes
 
     def _rotated(self) -> bool:
         """Begin a new run.log; false where that cannot be done now."""
@@ -133,9 +143,7 @@ class LogParts:
         except OSError:
             partial.unlink(missing_ok=True)
             return False
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._close()
         partial.rename(packed)
         plain.unlink()
         keep_within(self._path, limit_bytes=self._limit)
@@ -164,10 +172,10 @@ def keep_within(log: Path, *, limit_bytes: int) -> None:
             total -= size
 
 
-def read(log: Path) -> Iterator[Line]:
-    """Return the lines that are recorded of an attempt, from the oldest; raises OSError if none are."""
+def read(log: Path, *, strict: bool = False) -> Iterator[Line]:
+    """Return the lines that are recorded of an attempt, from the oldest; `strict` as for `rows`."""
     number = 0
-    for row in rows(log):
+    for row in rows(log, strict=strict):
         if row.missing is not None:
             number += sum(row.missing.values())
             continue
@@ -175,20 +183,24 @@ def read(log: Path) -> Iterator[Line]:
         yield Line(number, row.source, row.data)
 
 
-def rows(log: Path) -> Iterator[Row]:
-    """Yield what is recorded of an attempt, the parts first."""
+def rows(log: Path, *, strict: bool = False) -> Iterator[Row]:
+    """Yield what is recorded of an attempt, the parts first; `strict`: raise OSError."""
     for file in [*(file for _, file in parts_of(log)), log]:
-        yield from rows_of(file)
+        if not (strict and is_absent(file)):
+            yield from rows_of(file, strict=strict)
 
 
-def rows_of(file: Path) -> Iterator[Row]:
+def rows_of(file: Path, *, strict: bool = False) -> Iterator[Row]:
     """Yield the rows of one part, as far as it can be read."""
     try:
         with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
             for line in lines:
                 yield row_of(line.rstrip(b"\n"))
-    except (OSError, EOFError, zlib.error):
+    except (gzip.BadGzipFile, EOFError, zlib.error):
         return
+    except OSError:
+        if strict:
+            raise
 
 
 def row_of(data: bytes) -> Row:
@@ -210,10 +222,17 @@ def _counts(text: bytes) -> dict[str, int] | None:
 
 
 def parts_of(log: Path) -> list[tuple[int, Path]]:
-    """Return the parts before run.log in order; where a crash left two of one number, the whole one."""
+    """Return the parts before run.log in order; where a crash left two of one number, the whole one.
+
+    Raises OSError.
+    """
     found: dict[int, Path] = {}
     order = (".gap", ".gz", "")
-    for file in log.parent.glob(f"{log.name}.*"):
+    try:
+        files = list(log.parent.iterdir())
+    except FileNotFoundError:
+        return []
+    for file in files:
         part = _PART.fullmatch(file.name)
         if part is None:
             continue
@@ -223,24 +242,23 @@ def parts_of(log: Path) -> list[tuple[int, Path]]:
     return sorted(found.items())
 
 
-def _mend(log: Path) -> None:
-    """Cut a last line that was not written whole."""
-    try:
-        with log.open("r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            end = size
-            while end:
-                begin = max(0, end - 65536)
-                file.seek(begin)
-                at = file.read(end - begin).rfind(b"\n")
-                if at >= 0:
-                    end = begin + at + 1
-                    break
-                end = begin
-            if end < size:
-                file.truncate(end)
-    except OSError:
+def mend(log: Path) -> None:
+    """Cut a last line that was not written whole; raises OSError."""
+    if is_absent(log):
         return
+    with log.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        end = size
+        while end:
+            begin = max(0, end - 65536)
+            file.seek(begin)
+            at = file.read(end - begin).rfind(b"\n")
+            if at >= 0:
+                end = begin + at + 1
+                break
+            end = begin
+        if end < size:
+            file.truncate(end)
 
 
 def _drop(log: Path, number: int, file: Path, limit_bytes: int) -> None:

@@ -8,21 +8,24 @@ as they were read.
 from __future__ import annotations
 
 import os
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from autotune.orchestrator.run.full_disk import Pause, append
+from autotune.orchestrator.run.storage import Pause, Persist, append, at_once, is_absent
 from autotune.policies.values.observation import GpuMemory, Sample
 from autotune.policies.values.value import Value
 
 V = TypeVar("V", bound=Value)
 SUMMARY, RECENT, BEFORE = "memory.jsonl", "samples.jsonl", "samples.1.jsonl"
 _MINUTE_S = 60.0
-_RECENT_S = 600.0
+_RECENT_SAMPLES = 1200  # of a node: 10 minutes, at two a second
 _RECENT_BYTES = 16 << 20
+_SAMPLES_OF_A_MINUTE = 600  # at most, whatever their times
+_HELD = 2880  # minutes that wait for storage that fails: two days of a node
 _SUMMARY_BYTES = 32 << 20  # three weeks of a node of 8 cards
 
 
@@ -120,14 +123,14 @@ def joined(one: MemorySpan, other: MemorySpan) -> MemorySpan:
     )
 
 
-def minutes_of(folder: Path) -> tuple[MemorySpan, ...]:
-    """Return the minutes that are recorded of an attempt, in the order of the file."""
-    return tuple(_read(folder / SUMMARY, MemorySpan))
+def minutes_of(folder: Path, *, strict: bool = False) -> tuple[MemorySpan, ...]:
+    """Return the minutes that are recorded of an attempt, in the file's order; `strict`: raise OSError."""
+    return tuple(_read(folder / SUMMARY, MemorySpan, strict=strict))
 
 
-def samples_of(folder: Path) -> tuple[Sample, ...]:
-    """Return the samples of its last minutes, the oldest first."""
-    return tuple(s for name in (BEFORE, RECENT) for s in _read(folder / name, Sample))
+def samples_of(folder: Path, *, strict: bool = False) -> tuple[Sample, ...]:
+    """Return the samples of its last minutes, the oldest first; `strict`: raise OSError."""
+    return tuple(s for name in (BEFORE, RECENT) for s in _read(folder / name, Sample, strict=strict))
 
 
 def so_far(folder: Path) -> tuple[MemorySpan, ...]:
@@ -135,42 +138,57 @@ def so_far(folder: Path) -> tuple[MemorySpan, ...]:
     nodes: dict[str, MemorySpan] = {}
     for span in minutes_of(folder):
         nodes[span.node] = joined(nodes[span.node], span) if span.node in nodes else span
-    recent: dict[str, list[Sample]] = {}
-    for sample in samples_of(folder):
-        if sample.node not in nodes or sample.at > nodes[sample.node].until:
-            recent.setdefault(sample.node, []).append(sample)
-    for node, samples in recent.items():
-        last = summary_of(samples)
-        nodes[node] = joined(nodes[node], last) if node in nodes else last
+    for node, samples in _by_node(samples_of(folder)).items():
+        after = _after(samples, nodes[node].until if node in nodes else None)
+        if after:
+            last = summary_of(after)
+            nodes[node] = joined(nodes[node], last) if node in nodes else last
     return tuple(nodes[node] for node in sorted(nodes))
 
 
 class MemoryRecord:
-    """Writes what samples show; those that were written before an attach are left out."""
+    """Writes what samples show, in the order of their arrival: the clock of a node may step either way.
 
-    def __init__(self, folder: Path, *, pause: Pause, summary_bytes: int = _SUMMARY_BYTES) -> None:
+    Of the first that come of a node after an attach, those that are on record are left out.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        pause: Pause,
+        persist: Persist = at_once,
+        summary_bytes: int = _SUMMARY_BYTES,
+    ) -> None:
         self._folder, self._pause, self._summary_bytes = folder, pause, summary_bytes
-        self._minutes: dict[str, list[Sample]] = {}  # node -> samples of its present minute
-        self._summed = {span.node: span.until for span in minutes_of(folder)}
-        self._kept = {sample.node: sample.at for sample in samples_of(folder)}
-        self._since: float | None = None  # when samples.jsonl begins
+        spans = persist(lambda: minutes_of(folder, strict=True), path=folder)
+        recorded = _by_node(persist(lambda: samples_of(folder, strict=True), path=folder))
+        summed = {span.node: span.until for span in spans}
+        self._known = {node: {sample.at for sample in read} for node, read in recorded.items()}
+        # Of each node the samples of its present minute.
+        self._minutes = {node: _after(read, summed.get(node)) for node, read in recorded.items()}
+        self._unwritten: deque[MemorySpan] = deque(maxlen=_HELD)
+        self._recent: Counter[str] = Counter()  # node -> its samples in samples.jsonl
 
     def add(self, samples: tuple[Sample, ...]) -> None:
         """Write new samples."""
-        fresh = [s for s in samples if s.at > self._kept.get(s.node, 0.0)]
+        fresh = [s for node, read in _by_node(samples).items() for s in self._behind_known(node, read)]
         if fresh:
-            self._pause.tries(lambda: self._keep(fresh))
-            self._kept |= {sample.node: sample.at for sample in fresh}
+            self._pause.tries(lambda: self._keep(fresh), samples=len(fresh))
         over = []
-        for sample in samples:
-            if sample.at <= self._summed.get(sample.node, 0.0):
-                continue
+        for sample in fresh:
             minute = self._minutes.setdefault(sample.node, [])
-            if minute and sample.at - minute[0].at >= _MINUTE_S:
+            if minute and (abs(sample.at - minute[0].at) >= _MINUTE_S or len(minute) >= _SAMPLES_OF_A_MINUTE):
                 over.append(minute)
                 minute = self._minutes[sample.node] = []
             minute.append(sample)
         self._sum(over)
+
+    def _behind_known(self, node: str, samples: list[Sample]) -> list[Sample]:
+        """Return what follows the samples on record: a sampler begins with the oldest that it has."""
+        known = self._known.pop(node, set())
+        last = max((n for n, sample in enumerate(samples) if sample.at in known), default=-1)
+        return samples[last + 1 :]
 
     def close(self) -> None:
         """Write what the present minutes show so far."""
@@ -178,19 +196,17 @@ class MemoryRecord:
         self._minutes = {}
 
     def _sum(self, minutes: list[list[Sample]]) -> None:
-        spans = [summary_of(minute) for minute in minutes if minute]
-        if not spans:
-            return
-        self._pause.tries(lambda: self._write_summary(spans))
-        self._summed |= {span.node: span.until for span in spans}
+        self._unwritten += [summary_of(minute) for minute in minutes if minute]
+        if self._unwritten and self._pause.tries(lambda: self._write_summary(list(self._unwritten))):
+            self._unwritten.clear()
 
     def _keep(self, samples: list[Sample]) -> None:
         path = self._folder / RECENT
         size = _append(path, samples)
-        self._since = samples[0].at if self._since is None else self._since
-        if samples[-1].at - self._since >= _RECENT_S or size >= _RECENT_BYTES:
+        self._recent.update(sample.node for sample in samples)
+        if max(self._recent.values()) >= _RECENT_SAMPLES or size >= _RECENT_BYTES:
             path.replace(self._folder / BEFORE)
-            self._since = None
+            self._recent.clear()
 
     def _write_summary(self, spans: list[MemorySpan]) -> None:
         path = self._folder / SUMMARY
@@ -217,6 +233,19 @@ def _in_pairs(spans: Iterable[MemorySpan]) -> Iterator[MemorySpan]:
     yield from waiting.values()
 
 
+def _by_node(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
+    nodes: dict[str, list[Sample]] = {}
+    for sample in samples:
+        nodes.setdefault(sample.node, []).append(sample)
+    return nodes
+
+
+def _after(samples: list[Sample], at: float | None) -> list[Sample]:
+    """Return the samples of a node after the last one of a time; all where there is none."""
+    last = max((n for n, sample in enumerate(samples) if sample.at == at), default=-1)
+    return samples[last + 1 :]
+
+
 def _append(path: Path, values: Iterable[Value]) -> int:
     """Append values as lines and return the file's size."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -227,9 +256,11 @@ def _append(path: Path, values: Iterable[Value]) -> int:
         os.close(descriptor)
 
 
-def _read(path: Path, kind: type[V]) -> Iterator[V]:
-    """Yield the lines of a file that are whole and of this kind."""
+def _read(path: Path, kind: type[V], *, strict: bool = False) -> Iterator[V]:
+    """Yield the lines of a file that are whole and of this kind, as far as it can be read."""
     decoder = msgspec.json.Decoder(kind)
+    if strict and is_absent(path):
+        return
     try:
         with path.open("rb") as file:
             for line in file:
@@ -238,7 +269,8 @@ def _read(path: Path, kind: type[V]) -> Iterator[V]:
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     continue
     except OSError:
-        return
+        if strict:
+            raise
 
 
 def _span(values: list[int]) -> Span:

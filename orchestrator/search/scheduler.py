@@ -13,6 +13,7 @@ from autotune.orchestrator.driver.executor import Invoke, ThreadedInvoke, here
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.driver.signals import ForcedExit
 from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.run.lock import TakenOver
 from autotune.orchestrator.search.optuna_study import TpeProposals
 from autotune.orchestrator.search.trial import Trial, TrialContext
 from autotune.orchestrator.units import show_duration
@@ -159,6 +160,8 @@ class TrialScheduler:
         except ForcedExit:
             self._kill()
             raise
+        except TakenOver:
+            raise  # what runs is the other driver's
         except Exception:
             if self._beside is not None:
                 self._beside.finish()

@@ -164,6 +164,7 @@ class Trial:
             known=(),
             now=now,
             say=bench.context.observer.say,
+            persist=bench.context.persist,
         )
         self._under_way = RunningAttempt(
             bench.context, handle, watch=watch, number=self.attempt, begun_at=now, record=self._record

@@ -365,7 +365,14 @@ class Notified(EventBase, frozen=True, kw_only=True, tag="notified", tag_field="
     failed: dict[str, str] = {}  # channel -> why it did not
 
 
-Row: TypeAlias = Event | Notified  # a line of events.jsonl
+class DriverBegan(EventBase, frozen=True, kw_only=True, tag="driver_began", tag_field="type"):
+    """Another driver took up the run; what an earlier one writes after this row does not count."""
+
+    host: str
+    pid: int
+
+
+Row: TypeAlias = Event | Notified | DriverBegan  # a line of events.jsonl
 
 
 class Launch(Value, frozen=True, kw_only=True, tag="launch", tag_field="action"):

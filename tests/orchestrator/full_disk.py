@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from autotune.orchestrator.run import full_disk, log_parts, memory_record
-
 
 class FullDisk:
     """While `full`, half of what is appended to files of these names is written, then the disk is full."""
@@ -26,5 +24,4 @@ class FullDisk:
                 return write(descriptor, data[: len(data) // 2])
             return write(descriptor, data)
 
-        assert full_disk.append is log_parts.append is memory_record.append
-        monkeypatch.setattr(full_disk.os, "write", until_full)
+        monkeypatch.setattr(os, "write", until_full)

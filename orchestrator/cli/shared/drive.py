@@ -42,7 +42,6 @@ from autotune.orchestrator.notify.courier import Courier
 from autotune.orchestrator.report import at_end
 from autotune.orchestrator.run import calibration_cache, certificate, directory, export
 from autotune.orchestrator.run.driver_log import DriverLog
-from autotune.orchestrator.run.full_disk import PATIENCE_S
 from autotune.orchestrator.run.journal import Journal
 from autotune.orchestrator.run_states import display_of, exit_code
 from autotune.orchestrator.terminal.console import Console
@@ -99,7 +98,7 @@ def drive(
             Journal(run.path, tell=beside.after(views.tell), say=views.say) as journal,
             beside.at_work(journal, interrupts),
         ):
-            journal.interrupted = lambda: bool(interrupts.by)
+            journal.persist.hurry_s = interrupts.patience_s
             if note := directory.owner_note(run):
                 views.say(note)
             before = journal.history()
@@ -120,7 +119,7 @@ def drive(
             except Exception as error:
                 _tell_bug(error, run, journal, log)
                 raise
-            _summarise(run, job, verdict, views)
+            _summarise(run, job, verdict, views, journal.history())
             told = bool(journal.history())
             code = exit_code(verdict, journal.history())
     finally:
@@ -206,8 +205,7 @@ def _drive(
                 views.say(runner.note)
             if not history:
                 _accept(run, journal, runner, framework, job)
-        ours = accepted_of(journal.history()).cluster.address == "local"
-        journal.patience_s = math.inf if ours else PATIENCE_S  # our own Ray ends with this process
+        journal.persist.patience_s = math.inf  # what trains does so without its journal
         context = (EndingContext if ends else RunContext)(
             journal=journal,
             framework=framework,
@@ -293,7 +291,7 @@ def _learn(journal: Journal) -> None:
 
 def _conduct(context: RunContext, views: Views) -> Verdict:
     """Launch or search, as the run was asked for."""
-    if context.folder.request.mode is not directory.Mode.SEARCH:
+    if accepted_of(context.journal.history()).mode != directory.Mode.SEARCH:
         return reconcile.run(context)
     from autotune.orchestrator.search import controller
 
@@ -370,12 +368,11 @@ def _certify(run: directory.RunFolder) -> None:
         certificate.write(run, history, frameworks.find(accepted_of(history).job.framework), knobs)
 
 
-def _summarise(run: directory.RunFolder, job: Job, verdict: Verdict, views: Views) -> None:
+def _summarise(run: directory.RunFolder, job: Job, verdict: Verdict, views: Views, history: History) -> None:
     """Write the stable configuration of a run that succeeded, and say what changed."""
     if display_of(verdict).exit_code is not ExitCode.OK:
         return
     views.export()
-    history = run.history()
     proven = export.proven(history)
     if proven is not None:
         name, knobs = proven

@@ -35,7 +35,7 @@ from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.driver import rehearsal
 from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.run import directory
-from autotune.orchestrator.run.lock import BEAT_S, Driven, owner
+from autotune.orchestrator.run.lock import owner
 from autotune.orchestrator.run.script import script
 from autotune.orchestrator.run_states import display_of
 from autotune.policies.values.command import Command
@@ -165,15 +165,7 @@ def proceed(prepared: Prepared, *, options: Options) -> ExitCode:
     run, edit = _continued(prepared, root=options.runs_dir)
     if run is None:
         return launch(prepared, options=options)
-    try:
-        return drive.drive(run, options=options, edit=edit)
-    except Driven as busy:
-        if busy.free_in_s is None:
-            raise
-        wait_s = busy.free_in_s + BEAT_S
-        click.echo(f"{busy.message}; waiting {wait_s:.0f} s for its heartbeat", err=True)
-        time.sleep(wait_s)
-        return drive.drive(run, options=options, edit=edit)
+    return drive.drive(run, options=options, edit=edit)
 
 
 def _require(prepared: Prepared) -> None:

@@ -65,7 +65,8 @@ def run(tmp_path: Path) -> RunFolder:
 def held_by(run: RunFolder, pids: int | None) -> Owner:
     """Take the lock of a run as pid 4242 of a namespace would have; returns who holds it."""
     holder = Owner(host=os.uname().nodename, pid=4242, boot_id=boot_id(), pids=pids)
-    (run.path / "lock").write_bytes(msgspec.json.encode(holder))
+    (run.path / "drivers").mkdir(exist_ok=True)
+    (run.path / "drivers" / "2").write_bytes(msgspec.json.encode(holder))
     found = owner(run.path)
     assert found == holder
     return found
@@ -76,7 +77,7 @@ def signalled(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     """The pids that were signalled, while the run's lock is held and nobody reads requests."""
     pids: list[int] = []
     monkeypatch.setattr(stop, "_STOP_S", 0.0)
-    monkeypatch.setattr(os, "kill", lambda pid, _: pids.append(pid))
+    monkeypatch.setattr(os, "kill", lambda pid, number: pids.append(pid) if number else None)
     lock = Lock(run.path)
     yield pids
     lock.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
+import threading
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,7 @@ from autotune.orchestrator.cli.shared.edit import identity, known_to
 from autotune.orchestrator.config.includes import with_document
 from autotune.orchestrator.config.loader import written
 from autotune.orchestrator.run import directory
-from autotune.orchestrator.run.lock import STALE_S, Owner
+from autotune.orchestrator.run.lock import Owner
 from autotune.policies.values.events import Decided, Edited, Finished, Started
 from autotune.policies.values.history import RESUMED
 from tests.orchestrator.cli.terminal import Seen, run
@@ -273,15 +273,25 @@ def test_a_repeated_run_that_others_could_have_written_is_refused(home: Path) ->
     assert requeued(home, "tight_memory").code == 0 and len(directory.runs(home / "runs")) == 2
 
 
-def test_the_lock_of_a_host_that_fell_silent_is_taken_over(home: Path) -> None:
+def test_a_run_that_another_host_drives_is_refused_at_its_next_beat(home: Path) -> None:
     assert requeued(home, "own_failure").code == 1
-    lock = the_run(home).path / "lock"
-    lock.write_bytes(msgspec.json.encode(Owner(host="elsewhere", pid=1, boot_id="")))
-    busy = run("resume", "--edit", cwd=home, play="tight_memory")
-    assert (
-        busy.code == 3 and "driven by pid 1 on elsewhere" in busy.err and "if that host is gone" in busy.err
-    )
+    claim = the_run(home).path / "drivers" / "7"
+    claim.write_bytes(msgspec.json.encode(Owner(host="elsewhere", pid=1, boot_id="")))
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(0.5):
+            os.utime(claim)
+
+    elsewhere = threading.Thread(target=beat)
+    elsewhere.start()
+    try:
+        busy = run("resume", "--edit", cwd=home, play="tight_memory")
+    finally:
+        ended.set()
+        elsewhere.join()
+    assert busy.code == 3 and "waiting up to 90 s for its heartbeat" in busy.err
+    assert "driven by pid 1 on elsewhere" in busy.err
     assert json.loads(run("status", "--json", cwd=home).out)[0]["status"] == "FAILED"
-    old = time.time() - STALE_S - 1
-    os.utime(lock, (old, old))
+    claim.write_bytes(msgspec.json.encode(Owner(host="elsewhere", pid=1, boot_id="", over=True)))
     assert run("resume", "--edit", cwd=home, play="tight_memory").code == 0

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.launchers.base import OWN_SOURCE, Chunk
 from autotune.orchestrator.driver.log_writer import LogLine, LogWriter, reread
-from autotune.orchestrator.run import full_disk, memory_record
+from autotune.orchestrator.run import memory_record, storage
 from autotune.orchestrator.run.log_parts import LIMIT_BYTES
 from autotune.orchestrator.run.memory_record import MemoryRecord, so_far
 from autotune.policies.values.observation import GpuMemory, Sample
@@ -113,7 +113,7 @@ def test_a_source_whose_beginning_is_gone_is_new(tmp_path: Path) -> None:
 def test_a_full_disk_pauses_the_log_and_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(full_disk, "RETRY_S", 0.0)
+    monkeypatch.setattr(storage, "RETRY_S", 0.0)
     disk, said = FullDisk(monkeypatch, "run.log", "samples.jsonl"), list[str]()
     writer = LogWriter(attempt(tmp_path), say=said.append)
     feed(writer, "1\n2\n")
@@ -141,14 +141,15 @@ def test_samples_become_a_line_a_minute_and_peaks_survive(
     tmp_path: Path,
 ) -> None:
     folder = attempt(tmp_path).parent
-    pause = full_disk.Pause(folder, say=pytest.fail)
+    pause = storage.Pause(folder, say=pytest.fail)
     day = [reading(1000.0 + i / 2, node=n, card=90 if i == 777 else 50) for i in range(20_000) for n in "ab"]
     record = MemoryRecord(folder, pause=pause)
     for at in range(0, 30_000, 100):
         record.add(tuple(day[at : at + 100]))
     del record  # killed
     record = MemoryRecord(folder, pause=pause)
-    for at in range(26_000, 40_000, 100):  # the samplers deliver their last half hour once more
+    record.add(tuple(day[26_000:30_100]))  # the samplers deliver their last half hour once more
+    for at in range(30_100, 40_000, 100):
         record.add(tuple(day[at : at + 100]))
     a, b = so_far(folder)
     assert (a.node, a.samples, a.gpus[0].used.most, a.gpus[0].used.least) == ("a", 20_000, 90, 50)
@@ -163,7 +164,7 @@ def test_samples_become_a_line_a_minute_and_peaks_survive(
 
 def test_a_full_summary_is_halved(tmp_path: Path) -> None:
     folder = attempt(tmp_path).parent
-    record = MemoryRecord(folder, pause=full_disk.Pause(folder, say=pytest.fail), summary_bytes=10_000)
+    record = MemoryRecord(folder, pause=storage.Pause(folder, say=pytest.fail), summary_bytes=10_000)
     for i in range(5000):
         record.add((reading(i * 30.0 + 1, card=i % 97),))
     record.close()

@@ -6,9 +6,11 @@ import errno
 import itertools
 import json
 import math
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,7 +23,9 @@ from autotune.orchestrator.driver.attempt import POLL_S, WATCH_S
 from autotune.orchestrator.driver.context import Observer, RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.run import directory, full_disk, journal, log_cursor
+from autotune.orchestrator.run import directory, journal, log_cursor
+from autotune.orchestrator.run.lock import TakenOver
+from autotune.orchestrator.run.storage import Persistence, Unrecordable
 from autotune.policies.values.events import (
     Accepted,
     Decided,
@@ -72,6 +76,8 @@ class Said(Observer):
     def say(self, text: str) -> None:
         self.texts.append(text)
 
+    warn = say
+
 
 class Case:
     def __init__(
@@ -93,11 +99,18 @@ class Case:
     def drive(self) -> Verdict:
         place = Place(self.world, self.clock)
         framework = frameworks.find("builtin")
+        persist = Persistence(
+            self.run.path,
+            say=self.observer.say,
+            patience_s=self.patience_s,
+            monotonic=self.clock.monotonic,
+            sleep=self.clock.sleep,
+        )
+        persist.hurry_s = self.interrupts.patience_s
         with journal.Journal(
             self.run.path,
             tell=self._tell,
-            say=self.observer.say,
-            patience_s=self.patience_s,
+            persist=persist,
         ) as book:
             if not book.history():
                 cluster = place.cluster()
@@ -390,40 +403,92 @@ def on_a_cluster() -> World:
     return World(play, address="10.0.0.1:6379")
 
 
-def test_a_driver_that_was_taken_over_leaves_the_attempt_to_the_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["local", "10.0.0.1:6379"])
+def test_a_driver_that_was_taken_over_leaves_the_attempt_to_the_other(tmp_path: Path, address: str) -> None:
     case = Case(tmp_path, on_a_cluster(), ROOMY)
+    case.world.address = address
 
     def told(event: Event) -> None:
         if isinstance(event, Progressed) and event.step == 2:
-            other = case.run.path / ".lock.other"
-            other.touch()
-            other.replace(case.run.path / "lock")
+            with (case.run.path / "events.jsonl").open("ab") as rows:
+                rows.write(b'{"type":"driver_began","host":"elsewhere","pid":1,"driver":99}\n')
 
-    case.told = told
-    with pytest.raises(Failure, match="taken over"):
+    case.told, case.patience_s = told, math.inf
+    with pytest.raises(TakenOver, match="taken over"):
         case.drive()
     assert case.world.lives[1].running and case.world.lives[1].supervised
     assert case.said[-1] == "attempt #1 is left running under its supervisor"
 
 
-def test_an_error_of_the_journals_disk_leaves_the_attempt_of_a_cluster_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+STORAGE_ERRORS = (errno.EIO, errno.ESTALE, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.EACCES, errno.ENOSPC)
+
+
+@pytest.mark.parametrize("address", ["local", "10.0.0.1:6379"])
+@pytest.mark.parametrize("number", STORAGE_ERRORS, ids=errno.errorcode.get)
+def test_storage_that_fails_ends_no_training(
+    number: int, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every call on a file of the run fails for a while in the middle of a training, then works again."""
     case = Case(tmp_path, on_a_cluster(), ROOMY)
-    append = full_disk.append
-
-    def fails_once(fd: int, data: bytes) -> None:
-        if b'"progressed"' in data:
-            monkeypatch.undo()
-            raise OSError(errno.EIO, "Input/output error")
-        append(fd, data)
-
-    monkeypatch.setattr(full_disk, "append", fails_once)
-    with pytest.raises(Failure, match="input/output error"):
-        case.drive()
-    assert case.world.lives[1].running
+    case.world.address, case.patience_s = address, math.inf
+    case.interrupts = Interrupts(case.run.path / "stop")
+    storage = FailingStorage(monkeypatch, case.run.path, number)
+    case.told = lambda event: storage.fail(20) if isinstance(event, Started | Progressed) else None
     assert isinstance(case.drive(), TrainingCompleted)
+    assert storage.failed > 80, "the fault was never met"
     assert len(case.world.lives) == 1
+    assert [e.step for e in case.history if isinstance(e, Progressed)] == [1, 2, 3, 4]
+    assert sum("waiting for the storage" in text for text in case.said) >= 4
+
+
+class FailingStorage:
+    """While it fails, calls on files and folders below a folder raise an error, so many times."""
+
+    CALLS = ("open", "stat", "write", "fsync", "mkdir", "unlink", "replace", "rename", "scandir", "listdir")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, number: int) -> None:
+        self.left = self.failed = 0
+        for name in self.CALLS:
+            monkeypatch.setattr(os, name, self._failing(getattr(os, name), str(folder), number))
+
+    def fail(self, times: int) -> None:
+        self.left = times
+
+    def _failing(self, real: Callable[..., object], folder: str, number: int) -> Callable[..., object]:
+        def call(*given: Any, **options: Any) -> object:
+            on = given[0]
+            path = str(Path(f"/proc/self/fd/{on}").readlink()) if isinstance(on, int) else str(on)
+            if self.left and path.startswith(folder):
+                self.left, self.failed = self.left - 1, self.failed + 1
+                raise OSError(number, os.strerror(number), path)
+            return real(*given, **options)
+
+        return call
+
+
+@pytest.mark.parametrize(("address", "trains"), [("local", False), ("10.0.0.1:6379", True)])
+def test_a_user_who_ends_the_wait_for_storage_is_told_what_still_runs(
+    address: str, trains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own Ray ends with its driver, a cluster's attempt stays under its supervisor."""
+    disk, case = FullDisk(monkeypatch, "events.jsonl"), Case(tmp_path, World(forever, address=address))
+    case.patience_s = math.inf
+
+    def told(event: Event) -> None:
+        if isinstance(event, Progressed):
+            disk.full = True
+            case.interrupts.note(signal.SIGINT)
+
+    case.told = told
+    with pytest.raises(Unrecordable, match="no space left on device") as raised:
+        case.drive()
+    assert raised.value.code == ExitCode.INFRASTRUCTURE and "autotune resume" in raised.value.hint
+    assert case.world.lives[1].running is trains
+    left = [text for text in case.said if "attempt #1 is left running under its supervisor" in text]
+    assert bool(left) is trains and all(f"autotune stop {case.run.id}" in text for text in left)
+    disk.full, case.told = False, lambda _: None
+    case.drive()
+    assert len(case.world.lives) == 1 and isinstance(case.history[-1], Finished)
 
 
 @pytest.mark.parametrize("share", [0.99, 0.5])
@@ -627,25 +692,6 @@ def test_a_full_disk_pauses_the_log_and_not_the_job(tmp_path: Path, monkeypatch:
         "no space left on device; logs and samples pause" in t for t in said.texts
     )
     assert {"Diagnosed", "GoalReached"} <= set(kinds(case.history))
-
-
-def test_a_full_disk_makes_the_journal_wait_and_then_leaves_the_attempt_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk, case, said = FullDisk(monkeypatch, "events.jsonl"), Case(tmp_path, World(forever)), Said()
-    case.observer, case.patience_s = said, 0.01
-    case.told = lambda event: setattr(disk, "full", isinstance(event, Progressed))
-    with pytest.raises(Failure, match="no space left on device") as raised:
-        case.drive()
-    assert raised.value.code == ExitCode.INFRASTRUCTURE and "resume" in raised.value.hint
-    assert case.world.lives[1].running, "the attempt was killed"
-    assert isinstance(case.history[-1], Progressed)
-    assert any("waiting" in text for text in said.texts)
-    assert any("left running" in text for text in said.texts)
-    disk.full, case.told = False, lambda _: None
-    case.interrupts.note(signal.SIGINT)
-    case.drive()
-    assert len(case.world.lives) == 1 and isinstance(case.history[-1], Finished)
 
 
 def test_what_earlier_jobs_taught_is_recorded_with_the_run(tmp_path: Path) -> None:

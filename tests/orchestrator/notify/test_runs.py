@@ -380,8 +380,12 @@ def test_a_fault_of_our_own_ends_no_run(
 def test_a_journal_that_takes_no_notification_ends_no_run(
     past: tuple[Event, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    write = Journal._write
+
+    def full(journal: Journal, line: bytes, *, whole: bool = True) -> None:
+        if b'"notified"' in line:
+            raise OSError(28, "No space left on device")
+        write(journal, line, whole=whole)
 
     with receiver() as hook:
         watched = Watched(tmp_path, past, hook)

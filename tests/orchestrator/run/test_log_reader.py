@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.orchestrator.run.full_disk import Pause
-from autotune.orchestrator.run.log_parts import LogParts, read
+from autotune.orchestrator.run.log_parts import LogParts, mend, read
 from autotune.orchestrator.run.log_reader import LogReader
+from autotune.orchestrator.run.storage import Pause
 
 
 def writer(log: Path, *, limit: int = 64 << 20) -> LogParts:
+    mend(log)
     return LogParts(log, pause=Pause(log, say=lambda _: None), limit_bytes=limit)
 
 

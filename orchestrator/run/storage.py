@@ -1,0 +1,201 @@
+"""Storage that fails: what has to be written waits for it, what need not pauses, and training continues.
+
+The folder of a run may lie on NFS, Lustre, BeeGFS, GPFS or a mounted bucket. Whatever such a file system
+answers (EIO, ESTALE, ESHUTDOWN, ETIMEDOUT, EACCES, ENOENT until it is mounted again, a full disk), the
+call is repeated: an error of the driver's own files says nothing about the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from autotune.orchestrator.calls import call
+from autotune.orchestrator.errors import Failure, reason_of
+
+T = TypeVar("T")
+RETRY_S = 15.0  # between two tries of what need not be written
+REMIND_S = 600.0
+_TOGETHER = 1000  # items that are read at one try
+_FIRST_S, _LAST_S = 0.25, 2.0  # between two tries of what has to be
+
+
+class Unrecordable(Failure):
+    """What has to be written cannot be, and the wait is over; what runs is left to its supervisor."""
+
+
+class Persist(Protocol):
+    """A way to do what the run cannot go on without, such as a `Persistence`."""
+
+    def __call__(self, do: Callable[[], T], *, path: Path) -> T:
+        """Return what the call returns, whenever its OSErrors are over."""
+
+
+def at_once(do: Callable[[], T], *, path: Path) -> T:
+    """Return what the call returns, or raise what it raises."""
+    return do()
+
+
+def steadily(items: Callable[[], Iterator[T]], *, persist: Persist, path: Path) -> Iterator[T]:
+    """Yield each item once; where reading fails, begin anew and skip those that were yielded."""
+    done, source = 0, None
+
+    def following() -> list[T]:
+        nonlocal source
+        try:
+            source = islice(items(), done, None) if source is None else source
+            return list(islice(source, _TOGETHER))
+        except OSError:
+            source = None
+            raise
+
+    while batch := persist(following, path=path):
+        done += len(batch)
+        yield from batch
+
+
+def is_absent(path: Path) -> bool:
+    """Return whether a file is not there although its folder is; raises OSError where that cannot be told."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        path.parent.stat()
+        return True
+    return False
+
+
+def append(descriptor: int, data: bytes) -> None:
+    """Append bytes to an open file, all of them or none; raises OSError."""
+    size = os.fstat(descriptor).st_size
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            if os.fstat(descriptor).st_size == size + len(data) - len(view):  # nobody else's bytes
+                os.ftruncate(descriptor, size)
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the disk has the names in a folder; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # it has no such call for folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def create_durably(path: Path, data: bytes) -> None:
+    """Create a file that only its owner can read, its content on the disk; raises FileExistsError, OSError.
+
+    Its name is on the disk after `sync_folder`.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        append(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Pause:
+    """Writes that are not essential: one that fails is told and tried again later; nothing is raised."""
+
+    def __init__(self, path: Path, *, say: Callable[[str], None]) -> None:
+        self._path, self._say = path, say
+        self._again_at: float | None = None  # None: not paused
+        self._said_at = -math.inf
+        self._lost = 0  # samples
+
+    def tries(self, write: Callable[[], None], *, samples: int = 0) -> bool:
+        """Write unless a failed write was a moment ago; returns whether it was done.
+
+        `samples`: how many are lost where it is not.
+        """
+        now = time.monotonic()
+        if self._again_at is not None and now < self._again_at:
+            self._lost += samples
+            return False
+        try:
+            write()
+        except OSError as error:
+            if self._again_at is None or now - self._said_at >= REMIND_S:
+                self._said_at = now
+                self._say(
+                    f"cannot write `{self._path}`: {reason_of(error)}; logs and samples pause,"
+                    " the attempt runs on. hint: make room, or make the storage available"
+                )
+            self._again_at = now + RETRY_S
+            self._lost += samples
+            return False
+        if self._again_at is not None:
+            lost = f"; {self._lost} samples of memory were not recorded" if self._lost else ""
+            self._again_at, self._lost = None, 0
+            self._say(f"`{self._path}` can be written again; logs and samples go on{lost}")
+        return True
+
+
+class Persistence:
+    """Does what the run cannot go on without, again and again while its storage fails."""
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        say: Callable[[str], None] = lambda _: None,
+        patience_s: float = 0.0,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Wait `patience_s` seconds at most: none before a run has begun anything that could be lost."""
+        self._run = run
+        self.patience_s = patience_s
+        self.hurry_s: Callable[[], float] = lambda: math.inf  # what is left of a wait by the user's wish
+        self._say, self._monotonic, self._sleep = say, monotonic, sleep
+
+    def __call__(self, do: Callable[[], T], *, path: Path) -> T:
+        """Return what the call returns; repeat it while it raises OSError, saying so every 10 minutes.
+
+        Raises Unrecordable once the patience is over, `hurry_s` included.
+        """
+        begun = said_at = self._monotonic()
+        until = begun + self.patience_s
+        pause_s, error = _FIRST_S, None
+        while True:
+            try:
+                done = do()
+            except OSError as failed:
+                now = self._monotonic()
+                until = min(until, now + self.hurry_s())
+                if now >= until:
+                    raise Unrecordable(
+                        f"cannot access `{path}`: {reason_of(failed)}",
+                        hint="make room, or make the storage available, then "
+                        f"`{call('resume', self._run)}` continues the run",
+                    ) from None
+                if error is None or now - said_at >= REMIND_S:
+                    said_at = now
+                    waited = f" for {now - begun:.0f} s" if error is not None else ""
+                    self._say(
+                        f"cannot access `{path}`: {reason_of(failed)}; waiting for the storage{waited},"
+                        " what runs goes on. hint: make room, or make the storage available"
+                    )
+                error = failed
+                self._sleep(min(pause_s, until - now))
+                pause_s = min(2 * pause_s, _LAST_S)
+                continue
+            if error is not None:
+                self._say(f"`{path}` can be accessed again after {self._monotonic() - begun:.0f} s")
+            return done
