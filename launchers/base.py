@@ -133,6 +133,14 @@ class Framework(Protocol):
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return what the policies need to know of the job; its shape may be unknown."""
 
+    def gpus(self, job: Job) -> int | None:
+        """Return how many GPUs the job's settings ask for; None where their number follows the cluster."""
+        return None
+
+    def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
+        """Return the job with settings that ask for other GPUs; None where no layout of it is known."""
+        return None
+
     def training(self, job: Job) -> Training:
         """Return what is trained, as far as the job's settings state it."""
         return Training()

@@ -19,6 +19,7 @@ from autotune.orchestrator.cli.shared.options import (
     global_options,
     option,
 )
+from autotune.orchestrator.cluster_fit import on_gpus
 from autotune.orchestrator.config.cards import Gpus, parse_gpus
 from autotune.orchestrator.config.loader import assumed, load_elsewhere
 from autotune.orchestrator.config.secrets import shown_command
@@ -57,7 +58,8 @@ def show(job_file: Path, *, gpus: str | None, options: Options) -> None:
     """Print the plan of a job file."""
     cards = cards_of(gpus)
     job, missing = load_elsewhere(job_file)
-    outcome = outcome_of(with_cards(job, cards), missing=missing)
+    job, resized = with_cards(job, cards)
+    outcome = outcome_of(job, missing=(*missing, *resized))
     if options.json:
         click.echo(msgspec.json.encode(outcome))
         return
@@ -94,10 +96,10 @@ def cards_of(written: str | None) -> Gpus | None:
         raise Failure(f"--gpus: {error}", hint=hint, code=ExitCode.USAGE) from None
 
 
-def with_cards(job: Job, cards: Gpus | None) -> Job:
-    """Return the job on these cards, whatever it says of its cluster."""
+def with_cards(job: Job, cards: Gpus | None) -> tuple[Job, tuple[str, ...]]:
+    """Return the job on these cards, whatever it says of its cluster, and a sentence on what was changed."""
     if cards is None:
-        return job
+        return job, ()
     cluster = msgspec.structs.replace(
         job.cluster,
         gpu=cards.card.name,
@@ -105,7 +107,12 @@ def with_cards(job: Job, cards: Gpus | None) -> Job:
         nodes=cards.nodes or job.cluster.nodes,
         gpus_per_node=cards.per_node or job.cluster.gpus_per_node,
     )
-    return msgspec.structs.replace(job, cluster=cluster)
+    job = msgspec.structs.replace(job, cluster=cluster)
+    if cluster.gpus_per_node is None:
+        return job, ()
+    job, changes = on_gpus(job, nodes=cluster.nodes, per_node=cluster.gpus_per_node)
+    said = f"planned for {cluster.nodes} x {cluster.gpus_per_node} GPUs: {', '.join(changes)}; not in the job"
+    return job, (said,) if changes else ()
 
 
 def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], options: Options) -> ExitCode:

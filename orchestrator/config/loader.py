@@ -213,6 +213,13 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
         place = document.entry(problem.path).value
         if not _complained_at(document, place):
             document.complain(f"`{_label(problem.path)}`: {problem.message}", place, hint=problem.hint)
+    asked, offered = framework.gpus(job) or 0, job.cluster.nodes * (job.cluster.gpus_per_node or 0)
+    if not document.complaints and 0 < offered < asked:
+        document.complain(
+            f"the job's settings ask for {asked} GPUs, `cluster` has {offered}",
+            document.entry(("cluster", "gpus_per_node")).value,
+            hint="`cluster` and the framework's own sizes must be the same",
+        )
     if not document.complaints:
         job, more = with_shape(with_releases(job, framework), framework)
         problems += more

@@ -125,6 +125,11 @@ class Areal(TabularFramework[Config]):
         """Return None: every line of a step says how many there are."""
         return None
 
+    def gpus(self, job: Job) -> int | None:
+        """Return how many GPUs the job's settings ask for; its backends are spread over them."""
+        config = self.config(job)
+        return (config.count("cluster.n_nodes") * config.count("cluster.n_gpus_per_node")) or None
+
     def training(self, job: Job) -> Training:
         """Return the sizes of a step, and what decides which samples it has."""
         config = Config(job)

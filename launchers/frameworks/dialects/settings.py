@@ -19,6 +19,13 @@ def with_settings(job: Job, changes: Mapping[str, Any]) -> Job:
     return msgspec.structs.replace(job, settings={**job.settings, **changes})
 
 
+def with_sizes(job: Job, sizes: Mapping[str, Any]) -> Job:
+    """Return a job with other values of plain settings, under the names that it writes them with."""
+    own = {key.lstrip("+-"): key for key in job.settings}
+    dashes = "--" if any(key.startswith("--") for key in job.settings) else ""
+    return with_settings(job, {own.get(name, dashes + name): value for name, value in sizes.items()})
+
+
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that are written as sections under dotted keys."""
     result: dict[str, Any] = {}

@@ -14,6 +14,7 @@ from autotune.launchers.frameworks.core.data import package_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import bare, printed_flags
+from autotune.launchers.frameworks.dialects.settings import with_sizes
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.dialect import ENGINE, Dialect, dialect_of, facts_of
 from autotune.launchers.frameworks.megatron.knobs import READERS, WHEN, WRITERS
@@ -90,6 +91,21 @@ class MegatronRl(ListedFlagFramework[Config]):
                 if size == config.tensor or config.trainer_gpus % ((fixed or size) * others) == 0
             ),
         }
+
+    def gpus(self, job: Job) -> int:
+        """Return how many GPUs the job's settings ask for: those of all roles that work at the same time."""
+        return self.config(job).wanted
+
+    def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
+        """Return the job on other GPUs; None where roles have their own or a batch does not divide."""
+        config = self.config(job)
+        if not config.colocated or config.has("resource"):
+            return None
+        sizes = {"actor-num-nodes": nodes, "actor-num-gpus-per-node": per_node}
+        engines = {"rollout-num-gpus": nodes * per_node} if config.count("rollout-num-gpus") else {}
+        resized = with_sizes(job, sizes | engines)
+        config = self.config(resized)
+        return None if config.count("global-batch-size") % config.data_parallel else resized
 
     def training(self, job: Job) -> Training:
         """Return the sizes of a rollout, and what decides which samples it has."""

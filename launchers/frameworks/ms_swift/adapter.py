@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, ClassVar
 
+import msgspec
+
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.hugging_face import adapter as shared
@@ -69,6 +71,16 @@ class MsSwift(HuggingFaceTrainer[Config]):
     factor = f"--{ACCUMULATION} up by the same factor"
     model_key = "model"
     prompt_keys = PromptKeys(files="dataset", field="messages")
+
+    def gpus(self, job: Job) -> int:
+        """Return how many processes the job starts, each on a GPU."""
+        return self.config(job).processes
+
+    def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
+        """Return the job with a process on each of other GPUs; None on several nodes or for one process."""
+        if nodes > 1 or PROCESSES not in self.config(job).env:
+            return None
+        return msgspec.structs.replace(job, env={**job.env, PROCESSES: str(per_node)})
 
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield what ms-swift refuses: of the command, of variables, of settings."""

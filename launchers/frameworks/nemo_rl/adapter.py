@@ -12,7 +12,7 @@ from typing import Any
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.dialects.printed_dicts import braced
-from autotune.launchers.frameworks.dialects.settings import flat
+from autotune.launchers.frameworks.dialects.settings import flat, with_sizes
 from autotune.launchers.frameworks.nemo_rl import config as key
 from autotune.launchers.frameworks.nemo_rl.config import Config
 from autotune.launchers.frameworks.nemo_rl.layout import layout, resident
@@ -53,6 +53,18 @@ class NemoRL(TabularFramework[Config]):
         if not config.has(_EVERY):
             own[_EVERY] = job.recovery.save_every or SAVE_STEPS
         return own
+
+    def gpus(self, job: Job) -> int:
+        """Return how many GPUs the job's settings ask for: those of its cluster section."""
+        config = self.config(job)
+        return config.per_node * max(1, config.count("cluster.num_nodes"))
+
+    def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
+        """Return the job on other GPUs; None where engines have their own or a batch does not divide."""
+        if not self.config(job).colocated:
+            return None
+        resized = with_sizes(job, {"cluster.num_nodes": nodes, "cluster.gpus_per_node": per_node})
+        return resized if self.config(resized).mini_batch else None
 
     def checkpoint_folder(self, job: Job) -> str:
         """Return the folder below which every run has its own."""

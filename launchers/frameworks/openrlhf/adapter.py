@@ -9,6 +9,7 @@ import msgspec
 
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.lengths import PromptKeys
+from autotune.launchers.frameworks.dialects.settings import with_sizes
 from autotune.launchers.frameworks.openrlhf.config import RELEASES, Config
 from autotune.launchers.frameworks.openrlhf.layout import layout, resident
 from autotune.launchers.frameworks.tabular import legacy
@@ -117,6 +118,25 @@ class OpenRlhf(ArgparseFramework[Config]):
         if config.has("logger.wandb.key") and not config.has("logger.wandb.run_name"):
             own["logger.wandb.run_name"] = f"{job.name}-{run}"
         return own
+
+    def gpus(self, job: Job) -> int:
+        """Return how many GPUs the job's settings ask for: of the trainer and of engines beside it."""
+        config = self.config(job)
+        return config.actors + (0 if config.colocated else config.engine_gpus)
+
+    def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
+        """Return the job on other GPUs; None where engines have their own or a batch does not divide."""
+        config = self.config(job)
+        engines, left = divmod(nodes * per_node, config.engine_size)
+        if not config.colocated or left:
+            return None
+        sizes = {"vllm.num_engines": engines}
+        for role in ("actor", "ref", "critic", "reward"):
+            own = {f"{role}.num_nodes": nodes, f"{role}.num_gpus_per_node": per_node}
+            sizes |= own if role == "actor" or any(map(config.has, own)) else {}
+        resized = with_sizes(job, {config.named(name): size for name, size in sizes.items()})
+        config = self.config(resized)
+        return None if config.update % config.data_parallel else resized
 
     def checkpoint_folder(self, job: Job) -> str:
         """Return --ckpt.path, or the folder below which every run has its own."""

@@ -9,9 +9,11 @@ from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.dialects.hydra import yaml_override
+from autotune.launchers.frameworks.dialects.settings import with_sizes
 from autotune.launchers.frameworks.skyrl.config import (
     CPU_ADAM,
     ENGINE,
+    PLACEMENT,
     POLICY,
     RELEASES,
     SCORE_SIZE,
@@ -60,6 +62,24 @@ class SkyRL(TabularFramework[Config]):
         if not config.has(interval):
             own[interval] = job.recovery.save_every or SAVE_STEPS
         return own
+
+    def gpus(self, job: Job) -> int:
+        """Return how many GPUs the job's settings ask for: of the trainer and of engines beside it."""
+        config = self.config(job)
+        return config.world + (0 if config.colocated else config.engine_world)
+
+    def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
+        """Return the job on other GPUs; None where engines have their own or a batch does not divide."""
+        config = self.config(job)
+        engine = config.engine_world // max(1, config.count(f"{ENGINE}.num_engines"))
+        if not config.colocated or not engine or nodes * per_node % engine:
+            return None
+        sizes: dict[str, Any] = {f"{ENGINE}.num_engines": nodes * per_node // engine}
+        for role in ("policy", "ref", "critic"):
+            own = {f"{PLACEMENT}.{role}_num_nodes": nodes, f"{PLACEMENT}.{role}_num_gpus_per_node": per_node}
+            sizes |= own if role == "policy" or any(map(config.has, own)) else {}
+        resized = with_sizes(job, sizes)
+        return resized if self.config(resized).mini_batch else None
 
     def checkpoint_folder(self, job: Job) -> str:
         """Return trainer.ckpt_path, or the folder below which every run has its own."""

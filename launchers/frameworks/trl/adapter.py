@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any, ClassVar
 
 from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.dialects.settings import with_sizes
 from autotune.launchers.frameworks.hugging_face import adapter as shared
 from autotune.launchers.frameworks.hugging_face.adapter import ENTRY, HuggingFaceTrainer
 from autotune.launchers.frameworks.hugging_face.settings import (
@@ -87,6 +88,14 @@ class Trl(HuggingFaceTrainer[Config]):
     def knows_processes(self, config: Config) -> bool:
         """Return whether the job itself says how many processes train."""
         return "num_processes" in config.written
+
+    def gpus(self, job: Job) -> int | None:
+        """Return how many processes the job's settings start, each on a GPU; None: one on each there is."""
+        return self.config(job).stated_processes or None
+
+    def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
+        """Return the job with a process on each of other GPUs."""
+        return with_sizes(job, {"num_processes": nodes * per_node})
 
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield what TRL and accelerate refuse."""

@@ -117,8 +117,13 @@ class Config(TrainerSettings):
     @property
     def processes(self) -> int:
         """The trainer's processes: as written, as the shipped configuration says, else one per card."""
+        return max(1, self.stated_processes or self.job.cluster.gpus_per_node or 0)
+
+    @property
+    def stated_processes(self) -> int:
+        """The trainer's processes as written, or as the shipped configuration says; 0: one per card."""
         packaged = _PACKAGED_RANKS if self.sharding[:4] in ("zero", "fsdp", "mult") else 0
-        return max(1, self.count("num_processes") or packaged or self.job.cluster.gpus_per_node or 0)
+        return self.count("num_processes") or packaged
 
     @property
     def has_newer_switch(self) -> bool:

@@ -14,6 +14,7 @@ from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.dialects.hydra import bare, override
 from autotune.launchers.frameworks.dialects.printed_config import Program
+from autotune.launchers.frameworks.dialects.settings import with_sizes
 from autotune.launchers.frameworks.tabular import legacy
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.verl import checks, keys
@@ -121,6 +122,19 @@ class Verl(TabularFramework[Config]):
             "tokens_per_microbatch": () if config.critic else elsewhere,
             "entropy_chunking": () if config.entropy else (Phase.LOG_PROB, Phase.NONE),
         }
+
+    def gpus(self, job: Job) -> int:
+        """Return how many GPUs the job's settings ask for: of the trainer and of engines beside it."""
+        config = self.config(job)
+        return config.world + (0 if config.colocated else config.rollout_world)
+
+    def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
+        """Return the job on other GPUs; None where engines have their own or a batch does not divide."""
+        if not self.config(job).colocated:
+            return None
+        resized = with_sizes(job, {"trainer.nnodes": nodes, "trainer.n_gpus_per_node": per_node})
+        config = self.config(resized)
+        return resized if config.mini_batch and config.sequences % config.world == 0 else None
 
     def training(self, job: Job) -> Training:
         """Return the sizes of a step, and what decides which samples it has."""

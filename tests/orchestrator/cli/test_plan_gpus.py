@@ -1,0 +1,87 @@
+"""The number of GPUs is one fact: `plan --gpus` reaches the framework's own sizes, or is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from autotune.orchestrator.cli import main
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+SIZED = {
+    "verl": "verl-grpo-qwen2.5-7b.yaml",
+    "slime": "slime-colocated.yaml",
+    "miles": "miles-colocated.yaml",
+    "openrlhf": "openrlhf-hybrid.yaml",
+    "skyrl": "skyrl-gsm8k.yaml",
+    "nemo-rl": "nemo-rl-math.yaml",
+    "trl": "trl-grpo.yaml",
+    "ms-swift": "ms-swift-grpo.yaml",
+}
+
+
+def planned(file: Path, gpus: str) -> Any:
+    return CliRunner().invoke(main, ["plan", str(file), "--gpus", gpus, "--json"])
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_fewer_gpus_hold_more_each_wherever_anything_is_sharded(name: str) -> None:
+    tables = []
+    for gpus in ("8xH100", "4xH100"):
+        result = planned(CONFIGS / SIZED[name], gpus)
+        assert result.exit_code == 0, result.stderr
+        tables.append(json.loads(result.stdout))
+    whole, half = tables
+    assert any("planned for 1 x 4 GPUs: " in line for line in half["warnings"])
+    assert not any("planned for" in line for line in whole["warnings"])
+    peaks = [{each["phase"]: each["total_bytes"] for each in table["phases"]} for table in tables]
+    assert peaks[1]["train"] > peaks[0]["train"]
+
+
+@pytest.mark.parametrize(
+    ("file", "gpus"),
+    [
+        ("verl-grpo-qwen2.5-7b.yaml", "3xH100"),
+        ("skyrl-gsm8k.yaml", "3xH100"),
+        ("nemo-rl-math.yaml", "3xH100"),
+        ("slime-colocated.yaml", "3xH100"),
+        ("openrlhf-hybrid.yaml", "3xH100"),
+        ("slime-async.yaml", "4xH100"),
+        ("areal-gsm8k.yaml", "4xH100"),
+        ("ms-swift-grpo.yaml", "2x8xH100"),
+    ],
+)
+def test_gpus_without_a_known_layout_are_refused(file: str, gpus: str) -> None:
+    result = planned(CONFIGS / file, gpus)
+    assert result.exit_code == 2
+    assert "GPUs: " in result.stderr
+    assert "hint" in result.stderr or "does not divide" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_batch_that_does_not_divide_the_gpus_is_refused(tmp_path: Path) -> None:
+    text = (CONFIGS / "verl-grpo-qwen2.5-7b.yaml").read_text()
+    file = tmp_path / "job.yaml"
+    file.write_text(text.replace("tensor_model_parallel_size: 2", "tensor_model_parallel_size: 1"))
+    assert planned(file, "8xH100").exit_code == 0
+    result = planned(file, "3xH100")
+    assert result.exit_code == 2 and "no layout of this job is known for 3" in result.stderr
+
+
+@pytest.mark.parametrize("words", [["plan"], ["launch", "-n"], ["doctor"]])
+@pytest.mark.parametrize("name", ["verl", "openrlhf", "trl"])
+def test_a_job_that_asks_for_more_gpus_than_its_cluster_has_is_an_error(
+    name: str, words: list[str], tmp_path: Path
+) -> None:
+    text = (CONFIGS / SIZED[name]).read_text()
+    assert "gpus_per_node: 8" in text
+    file = tmp_path / "job.yaml"
+    before, cluster, after = text.partition("cluster: {")
+    file.write_text(before + cluster + after.replace("gpus_per_node: 8", "gpus_per_node: 4", 1))
+    result = CliRunner().invoke(main, [*words, str(file)])
+    assert result.exit_code == 2
+    assert "the job's settings ask for 8 GPUs, `cluster` has 4" in result.output
