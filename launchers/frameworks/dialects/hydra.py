@@ -19,7 +19,7 @@ _PAIR = re.compile(r"([{,]\w+):(?=\S)")  # YAML wants a space behind the colon, 
 _WORD = re.compile(r"^(\+\+|\+|~)?[A-Za-z_][\w@/\-]*(\.[\w@/\-]+)*(=.*)?$", re.DOTALL)
 _BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
 _VARIABLES = ".env_vars."
-_CONSTANTS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
+_CONSTANTS: dict[str, Any] = {"true": True, "false": False, "null": None}  # `none` is a text
 
 
 def bare(key: str) -> str:

@@ -54,6 +54,7 @@ class Leave(Exception):  # noqa: N818 - control flow of the script
     def __init__(self, what: str) -> None:
         super().__init__(what)
         self.what = what  # exit | return | break | continue
+        self.printed: str | None = ""  # by the statement that is left; None if that is unknown
 
 
 def _cd(shell: Shell, node: Node, call: Call) -> bool | None:

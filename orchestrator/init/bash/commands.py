@@ -74,6 +74,7 @@ class Commands(ABC):
         self.state = state
         state.capture = self.capture
         self.depth = 0
+        self._printed: list[str | None] | None = None  # by the statements that are being read, where asked
 
     @abstractmethod
     def statement(self, node: Node) -> bool | None:
@@ -90,14 +91,17 @@ class Commands(ABC):
         with self.state.subshell():
             before = len(self.state.invocations)
             for child in inner:
+                ends = False
                 try:
                     _, output = self.printing(child, "")
-                except Leave:
-                    break
+                except Leave as leave:
+                    output, ends = leave.printed, True
                 if output is None:
                     del self.state.invocations[before:]
                     return self.state.untold(node)
                 printed += output
+                if ends:
+                    break
             del self.state.invocations[before:]
         return printed
 
@@ -121,7 +125,34 @@ class Commands(ABC):
                 return results[-1][0], None if None in outputs else "".join(map(str, outputs))
             case "file_redirect":
                 return True, self._content(node)
-        return self.statement(node), ""
+        return self._collected(node)
+
+    def _collected(self, node: Node) -> tuple[bool | None, str | None]:
+        """Read a statement that holds others; returns its status and what they print together.
+
+        What they print is unknown where it follows from an assumption, of which a note tells.
+        """
+        before, self._printed = self._printed, []
+        noted = self.state.noted
+
+        def together() -> str | None:
+            parts = self._printed or []
+            return None if None in parts or self.state.noted > noted else "".join(map(str, parts))
+
+        try:
+            return self.statement(node), together()
+        except Leave as leave:
+            leave.printed = _joined(together(), leave.printed)
+            raise
+        finally:
+            self._printed = before
+
+    def passed(self, read: tuple[bool | None, str | None]) -> bool | None:
+        """Return the status of a command whose output goes where that of its statement goes."""
+        status, output = read
+        if self._printed is not None and output != "":
+            self._printed.append(output)
+        return status
 
     def _content(self, node: Node) -> str | None:
         """Return the content of `$(< file)`, where the script itself wrote it."""
@@ -140,7 +171,7 @@ class Commands(ABC):
         if (status is not False) == (operator == "||"):
             return status, output
         after, more = self.printing(right, "")
-        return after, None if output is None or more is None else output + more
+        return after, _joined(output, more)
 
     def pipeline(self, node: Node) -> tuple[bool | None, str | None]:
         """Read the parts of a pipeline, each fed by the one before."""
@@ -310,15 +341,22 @@ class Commands(ABC):
                 output: str | None = ""
                 for part in parts:
                     status, more = self.printing(part, stdin)
-                    output = None if output is None or more is None else output + more
+                    output = _joined(output, more)
                 return status, output
         except Leave as leave:
+            output, leave.printed = _joined(output, leave.printed), ""
             if leave.what != "return":
+                leave.printed = output
                 raise
             return True, output
         finally:
             self.depth -= 1
             self.state.positional = before
+
+
+def _joined(first: str | None, second: str | None) -> str | None:
+    """Return two outputs one after the other; None if one of them is unknown."""
+    return None if first is None or second is None else first + second
 
 
 def _line_before(node: Node) -> int:

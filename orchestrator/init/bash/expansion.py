@@ -9,7 +9,7 @@ from tree_sitter import Node
 
 from autotune.orchestrator.init.bash.arithmetic import arithmetic
 from autotune.orchestrator.init.bash.patterns import braces, changed, has_braces, sliced, sliced_text
-from autotune.orchestrator.init.bash.state import CLOSE, OPEN, State, is_unknown, shown, unknown
+from autotune.orchestrator.init.bash.state import CLOSE, OPEN, UNSET, State, is_unknown, shown, unknown
 from autotune.orchestrator.init.bash.syntax import pieces, text_of
 from autotune.orchestrator.init.bash.text_commands import unescaped
 
@@ -179,7 +179,7 @@ def _variable(state: State, node: Node, name: str, split: str) -> list[Piece]:
             return [(split, unknown(f"${name}"))]
     value = _value(state, name)
     if value is None:
-        state.note(node, f"${name} is not set in the script or your environment: assumed empty")
+        state.note(node, f"${name} {UNSET}")
     return [(split, value or "")]
 
 
@@ -248,7 +248,7 @@ def _applied(state: State, node: Node, name: str, value: str | None, operator: s
     match operator:
         case "":
             if value is None:
-                state.note(node, f"${name} is not set in the script or your environment: assumed empty")
+                state.note(node, f"${name} {UNSET}")
             return value or ""
         case ":-" | "-":
             return value or "" if filled else argument

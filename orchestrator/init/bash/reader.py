@@ -72,9 +72,9 @@ class _Reader(Assignments):
         super().__init__(state)
         self._count = 0
         self._readers: Mapping[str, Callable[[Node], bool | None]] = {
-            "command": lambda node: self.command(node, "")[0],
-            "pipeline": lambda node: self.pipeline(node)[0],
-            "redirected_statement": lambda node: self.redirected(node, "")[0],
+            "command": lambda node: self.passed(self.command(node, "")),
+            "pipeline": lambda node: self.passed(self.pipeline(node)),
+            "redirected_statement": lambda node: self.passed(self.redirected(node, "")),
             "variable_assignment": self.assignment,
             "declaration_command": self.declaration,
             "unset_command": self.unset,

@@ -12,6 +12,7 @@ from autotune.orchestrator.init.bash.syntax import line_of, text_of
 from autotune.policies.values.value import Value
 
 # A text that only running the script would tell stands between these two; neither is in any script.
+UNSET = "is not set in the script or your environment: assumed empty"
 OPEN, CLOSE = "\ue000", "\ue001"
 
 Variable = str | list[str] | dict[str, str]
@@ -65,6 +66,7 @@ class State:
     functions: dict[str, tuple[str, Node]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # what the script itself writes
     notes: list[Note] = field(default_factory=list)
+    noted: int = 0  # how often something was not understood or assumed, other than an unset variable
     message: tuple[str, int] = ("", 0)  # what `echo` or `printf` wrote last, and its line
     invocations: list[Invocation] = field(default_factory=list)
     program: str = ""  # the script that was started; empty while `file` is that
@@ -115,6 +117,7 @@ class State:
 
     def note(self, node: Node, message: str) -> None:
         """Record what was not understood at a place; the same message counts once per file."""
+        self.noted += not message.endswith(UNSET)
         if not any(each.file == self.file and each.message == message for each in self.notes):
             self.notes.append(Note(file=self.file, line=line_of(node), message=message))
 

@@ -12,6 +12,7 @@ from autotune.launchers.frameworks.dialects.hydra import (
     override,
     printed_overrides,
     value_of,
+    value_text,
     yaml_override,
 )
 from autotune.launchers.frameworks.dialects.settings import Settings, flat
@@ -338,6 +339,13 @@ def test_hydra_needs_no_space_behind_the_colon_of_a_mapping() -> None:
     assert value_of("{a:1}") == {"a": 1} and value_of("[x,sglang:d4]") == ["x", "sglang:d4"]
     assert literal_text({"a": ["on", "7", "x:y"], "b": None}) == "{a:['on','7',x:y],b:null}"
     assert printed_overrides("run ++a=3 b=4", {"a", "b"}, top=("a",)) == {"a": 3}
+
+
+@pytest.mark.parametrize("word", ["none", "None", "NONE"])
+def test_only_null_is_null_for_hydra(word: str) -> None:
+    assert value_of(word) == word
+    assert value_of("null") is None and value_of("Null") is None
+    assert value_text(value_of(word)) == word
 
 
 def test_a_knob_may_be_the_same_in_every_job_and_a_mode_that_is_none_is_not_written() -> None:

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from autotune.orchestrator.init.bash.reader import read_script
-from autotune.orchestrator.init.bash.state import Invocation
+from autotune.orchestrator.init.bash.state import Invocation, is_unknown
 
 _SETUP = """
 X=abc.def.ghi; EMPTY=; LIST=(one "two three" four); declare -A MAP=([k]=v [l]=w); N=7; P=/a/b/c.tar.gz
 unset UNSET; set -- p1 "p 2" p3
+pick() { if [ "$1" = x ]; then echo A; else echo B; fi; }
+early() { if [ -n "$1" ]; then echo in; return; fi; echo out; }
+sort_of() { case $1 in y*) echo yes;; *) echo no;; esac; }
+leaves() { echo before; [ -n "$1" ] || exit 3; echo after; }
 """
 _WORDS = (
     r"${X%.*} ${X%%.*} ${X#*.} ${X##*.} ${X/./-} ${X//./-} ${X^^} ${X:0:3} ${X:4} ${#X}",
@@ -32,6 +36,11 @@ _WORDS = (
     r"$(echo run-tq_fast | sed -E 's/-tq_(fast|slow)$//') $(echo a.b.c | sed 's/\./_/g')",
     r"$(echo a/b | sed 's|/|-|') $(echo /x/tests/y | sed 's#/tests/#/&configs/#')",
     r"$(echo run-7b | sed -E 's/([a-z]+)-(.*)/\2:\1/') $(echo x | sed 's/x/[&]/')",
+    r"$(pick x) $(pick y) $(early 1)-$(early) $(sort_of yes)$(sort_of n) $(leaves) $(leaves 1)",
+    r"$(for i in 1 2 3; do echo -n $i; done) $(i=0; while [ $i -lt 2 ]; do echo -n w; i=$((i + 1)); done)",
+    r"$(if [ 1 = 1 ]; then if [ 2 = 2 ]; then echo deep; fi; fi) $({ echo b; echo c; })",
+    r"$(f() { echo own; }; f) $(f() { for a in 1 2; do echo $a; [ $a = 1 ] && break; done; }; f)",
+    r"$(for ((i = 0; i < 2; i++)); do echo $i; done) $(if [ 1 = 2 ]; then echo never; fi)x",
     r'"$(cat <<<"$X here")" "`echo old`" ${X:-"a b"} "${X:-"a b"}" ${UNSET:-a b}',
 )
 
@@ -119,3 +128,23 @@ def _read(script: Path) -> tuple[Invocation, ...]:
     return read_script(
         script, script.read_text(), cwd=str(script.parent), environment={"HOME": "/h"}, now=0.0
     ).invocations
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if some-program --probe; then echo gpu; else echo cpu; fi",
+        "if some-program --probe; then echo gpu; fi",
+        "if [ 1 = 1 ]; then some-program; fi",
+        "while some-program; do echo x; done",
+        'case "$(some-program)" in a) echo a;; esac',
+    ],
+)
+def test_what_a_statement_prints_is_unknown_where_only_running_it_would_show(
+    text: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "unknown.sh"
+    script.write_text(f"f() {{ {text}; }}\nrecord $({text})\nrecord $(f)\n")
+    words = [i.argv[1:] for i in _read(script) if i.argv[0] == "record"]
+    assert len(words) == 2
+    assert all(len(each) == 1 and is_unknown(each[0]) for each in words)
