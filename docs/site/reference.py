@@ -79,7 +79,7 @@ def _commands() -> str:
         table(("command", "what it does"), [(f"[{n}](#{n})", text) for n, text in COMMANDS.items()]),
         "## Options of every command\n",
         _options(group, [p for p in main.params if p.name in _GLOBAL]),
-        "An option comes before its environment variable, and that before the job file.\n",
+        "An option comes before its [environment variable](../environment.md); no other option has one.\n",
     ]
     for name, command in every.items():
         assert command is not None
@@ -108,11 +108,8 @@ def _options(context: click.Context, options: Iterable[click.Parameter]) -> str:
         assert isinstance(each, click.Option)
         words = "/".join(f"`{name}`" for name in (*each.opts, *each.secondary_opts))
         value = "" if each.is_flag or each.count else f" `{each.make_metavar(context)}`"
-        names = [each.envvar] if isinstance(each.envvar, str) else list(each.envvar or ())
-        if not names and each.allow_from_autoenv and each.name:
-            names = [f"AUTOTUNE_{each.name.upper()}"]
-        rows.append((words + value, each.help or "", ", ".join(f"`{n}`" for n in names)))
-    return table(("option", "meaning", "environment"), rows)
+        rows.append((words + value, each.help or ""))
+    return table(("option", "meaning"), rows)
 
 
 # ---------------------------------------------------------------------- knobs and remedies

@@ -15,7 +15,7 @@ import click
 
 from autotune.launchers import packages
 from autotune.launchers.likeness import nearest
-from autotune.orchestrator.cli.shared.options import ENVIRONMENT_PREFIX, given, global_options
+from autotune.orchestrator.cli.shared.options import given, global_options, hand_on_nothing
 from autotune.orchestrator.driver.signals import outlive_terminal
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, lacking, reason_of
 from autotune.orchestrator.terminal import standard_streams
@@ -97,8 +97,6 @@ class Commands(click.Group):
         module = _imported(f"autotune.orchestrator.cli.{BESIDE.get(name, name)}")
         command: click.Command = getattr(module, name if name in BESIDE else "command")
         command.short_help = COMMANDS[name]
-        # Without it click would put the command's name into the variables.
-        command.context_settings["auto_envvar_prefix"] = ENVIRONMENT_PREFIX
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -203,7 +201,6 @@ def _print_failure(failure: Failure, *, color: str) -> None:
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
-        "auto_envvar_prefix": ENVIRONMENT_PREFIX,
     },
     epilog="Documentation: README.md and docs/ of the source tree. "
     'Shell completion: eval "$(_AUTOTUNE_COMPLETE=bash_source autotune)"',
@@ -218,3 +215,4 @@ def main() -> None:
       autotune init run_grpo.sh --gpus 8xH100    # a job file from a launch script
       autotune launch job.yaml                   # run it, recovering from memory failures
     """  # noqa: D301
+    hand_on_nothing()

@@ -15,7 +15,6 @@ from autotune.orchestrator.cli.shared.options import (
     framework_names,
     given,
     global_options,
-    option,
     rule_ids,
 )
 from autotune.orchestrator.config.model_files import find_model, unknown_model
@@ -107,19 +106,19 @@ def _write(line: bytes) -> None:
 
 @click.command("explain", epilog=_CODES)
 @click.argument("logs", metavar="[LOG...|-]", nargs=-1, shell_complete=file_names)
-@option(
+@click.option(
     "--model",
     metavar="PATH",
     type=click.Path(path_type=Path),
     help="The model's config.json, folder or hub name: explains what the failed allocation was for.",
 )
-@option(
+@click.option(
     "--framework",
     metavar="NAME",
     shell_complete=framework_names,
     help="The framework that wrote the logs (default: detected).",
 )
-@option(
+@click.option(
     "--rule",
     metavar="ID",
     shell_complete=rule_ids,

@@ -16,7 +16,6 @@ from autotune.orchestrator.cli.shared.options import (
     file_names,
     given,
     global_options,
-    option,
 )
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, reason_of
 from autotune.orchestrator.init.bash.state import Note
@@ -54,20 +53,20 @@ class JobDraft(Value, frozen=True, kw_only=True):
     type=click.UNPROCESSED,
     shell_complete=file_names,
 )
-@option(
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     default=Path("job.yaml"),
     help="File to write (default: job.yaml); - is stdout.",
 )
-@option(
+@click.option(
     "--gpus",
     metavar="8xH100",
     shell_complete=card_names,
     help="GPUs of the cluster, for the prediction; for two nodes: 2x8xH100-80GB.",
 )
-@option("--force", is_flag=True, help="Overwrite the file.")
+@click.option("--force", is_flag=True, help="Overwrite the file.")
 @global_options
 @click.pass_context
 def command(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions, launching
-from autotune.orchestrator.cli.shared.options import given, global_options, option
+from autotune.orchestrator.cli.shared.options import given, global_options
 
 CODES = """\b
 Exit codes:
@@ -24,7 +24,7 @@ _REHEARSAL_CODES = CODES.replace(
 
 @click.command("launch", epilog=CODES)
 @launching("launch")
-@option(
+@click.option(
     "--rehearse",
     is_flag=True,
     help="Start with a rehearsal: a few steps, in a separate folder, that test what fails late.",

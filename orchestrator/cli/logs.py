@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import click
 import msgspec
 
-from autotune.orchestrator.cli.shared.options import Options, given, global_options, option, run_ids
+from autotune.orchestrator.cli.shared.options import Options, given, global_options, run_ids
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.run import directory
@@ -185,11 +185,11 @@ class _Printer:
 
 @click.command("logs", epilog=_CODES)
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
-@option(
-    "-f", "--follow", "following", is_flag=True, envvar="AUTOTUNE_FOLLOW", help="Print until the run ends."
+@click.option("-f", "--follow", "following", is_flag=True, help="Print until the run ends.")
+@click.option(
+    "--attempt", type=click.IntRange(min=1), metavar="N", help="This attempt's log (default: the last)."
 )
-@option("--attempt", type=click.IntRange(min=1), metavar="N", help="This attempt's log (default: the last).")
-@option("--tail", type=click.IntRange(min=0), metavar="N", help="Start with the last N lines.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Start with the last N lines.")
 @global_options
 @click.pass_context
 def command(

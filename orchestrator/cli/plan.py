@@ -17,7 +17,6 @@ from autotune.orchestrator.cli.shared.options import (
     framework_names,
     given,
     global_options,
-    option,
 )
 from autotune.orchestrator.cluster_fit import on_gpus
 from autotune.orchestrator.config.cards import Gpus, parse_gpus
@@ -203,24 +202,26 @@ def _lacks(spec: Cluster, cards: tuple[Card, ...]) -> bool:
 
 @click.command("plan", epilog=_CODES)
 @click.argument("job_file", metavar="[job.yaml]", required=False, type=click.Path(path_type=Path))
-@option(
+@click.option(
     "--gpus",
     metavar="8xH100",
     shell_complete=card_names,
     help="Plan for these GPUs instead of the local ones; for two nodes: 2x8xH100-80GB.",
 )
-@option("--model", metavar="NAME", help="Without a job file: generate one for this model.")
-@option(
+@click.option("--model", metavar="NAME", help="Without a job file: generate one for this model.")
+@click.option(
     "--framework",
     metavar="NAME",
     shell_complete=framework_names,
     help="With --model: the framework (default: verl).",
 )
-@option("--prompt", type=click.IntRange(1), metavar="N", help="With --model: prompt tokens at most (1024).")
-@option(
+@click.option(
+    "--prompt", type=click.IntRange(1), metavar="N", help="With --model: prompt tokens at most (1024)."
+)
+@click.option(
     "--response", type=click.IntRange(1), metavar="N", help="With --model: response tokens at most (4096)."
 )
-@option("--batch", type=click.IntRange(1), metavar="N", help="With --model: prompts per step (256).")
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="With --model: prompts per step (256).")
 @global_options
 @click.pass_context
 def command(

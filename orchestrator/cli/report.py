@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from autotune.orchestrator.cli.shared.options import given, global_options, option, run_ids
+from autotune.orchestrator.cli.shared.options import given, global_options, run_ids
 from autotune.orchestrator.run import directory
 from autotune.policies.values.run.view import RunView
 
@@ -22,8 +22,8 @@ Exit codes:
 
 @click.command("report", epilog=_CODES)
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
-@option("--open", "opened", is_flag=True, envvar="AUTOTUNE_OPEN", help="Open it in the browser.")
-@option("--force", is_flag=True, help="Replace a report.html that autotune did not write.")
+@click.option("--open", "opened", is_flag=True, help="Open it in the browser.")
+@click.option("--force", is_flag=True, help="Replace a report.html that autotune did not write.")
 @global_options
 @click.pass_context
 def command(context: click.Context, run: str | None, opened: bool, force: bool) -> None:

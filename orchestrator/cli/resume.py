@@ -7,22 +7,21 @@ from pathlib import Path
 import click
 
 from autotune.orchestrator.cli.launch import CODES
-from autotune.orchestrator.cli.shared.options import given, global_options, option, run_ids
+from autotune.orchestrator.cli.shared.options import given, global_options, run_ids
 
 
 @click.command("resume", epilog=CODES)
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
-@option(
+@click.option(
     "--edit",
     "edit",
     is_flag=True,
     help="Continue after a failure with the edited job file; opens $EDITOR if it is unchanged.",
 )
-@option(
+@click.option(
     "--job",
     "job_file",
     metavar="FILE",
-    envvar="AUTOTUNE_JOB",
     type=click.Path(path_type=Path),
     help="Continue with the edited job in this file; implies --edit.",
 )

@@ -6,23 +6,23 @@ import click
 
 from autotune.orchestrator.cli.launch import CODES
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions, launching
-from autotune.orchestrator.cli.shared.options import given, global_options, option
+from autotune.orchestrator.cli.shared.options import given, global_options
 
 
 @click.command("search", epilog=CODES)
 @launching("search")
-@option(
+@click.option(
     "--trials",
     type=click.IntRange(min=1),
     metavar="N",
     help="Maximum number of trials.",
 )
-@option(
+@click.option(
     "--duration",
     metavar="D",
     help="Time limit for the search, such as 8h.",
 )
-@option(
+@click.option(
     "--rehearse/--no-rehearse",
     default=True,
     help="Start with a rehearsal, if the job allows one: a few steps that test what fails late.",

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.calls import option_of
-from autotune.orchestrator.cli.shared.options import Options, given, global_options, option, run_ids
+from autotune.orchestrator.cli.shared.options import Options, given, global_options, run_ids
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory, summary
@@ -374,7 +374,7 @@ def _ago(seconds: float) -> str:
 
 @click.command("status", epilog=_CODES)
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
-@option("--watch", is_flag=True, help="Refresh every two seconds until the run is over.")
+@click.option("--watch", is_flag=True, help="Refresh every two seconds until the run is over.")
 @global_options
 @click.pass_context
 def command(context: click.Context, run: str | None, watch: bool) -> None:

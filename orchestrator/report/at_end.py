@@ -36,8 +36,6 @@ def write(run: directory.RunFolder, *, limit_s: float = LIMIT_S, cut: Callable[[
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            # AUTOTUNE_OPEN and other options are meant for what the user types.
-            env={name: value for name, value in os.environ.items() if not name.startswith("AUTOTUNE_")},
             start_new_session=True,
         )
     except OSError as error:

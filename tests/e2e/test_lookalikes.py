@@ -82,7 +82,7 @@ def scenario(name: str, framework: str) -> tuple[str, dict[str, Any]]:
             search = {"trials": 4, "probe_steps": 2, "confirm": 1, "vary": timid["vary"]}
             # They print no times of a step: the speed is seen from when their lines come.
             pace_s = 0.4 if framework in ("areal", "skyrl", "nemo-rl") else 0.15
-            return "search", {"settings": timid["settings"], "search": search, "pace_s": pace_s}
+            return "search --no-rehearse", {"settings": timid["settings"], "search": search, "pace_s": pace_s}
     raise KeyError(name)
 
 

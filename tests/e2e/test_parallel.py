@@ -51,7 +51,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Told:
                 "vary": ["tokens_per_microbatch", "recompute"],
             },
         )
-        return told(head, "search")
+        return told(head, "search --no-rehearse")
 
 
 def cards_of(seen: Told, attempt: int) -> tuple[int, set[int]]:

@@ -74,9 +74,9 @@ def autotune(
     home = folder / f"home-{policy}"
     home.mkdir(exist_ok=True)
     result = subprocess.run(
-        [sys.executable, "-m", "autotune.orchestrator.cli", *arguments],
+        [sys.executable, "-m", "autotune.orchestrator.cli", *arguments, "--policy", policy],
         cwd=folder,
-        env={**os.environ, "HOME": str(home), "AUTOTUNE_POLICY": policy, **(env or {})},
+        env={**os.environ, "HOME": str(home), **(env or {})},
         capture_output=True,
         text=True,
         timeout=2200,

@@ -70,7 +70,7 @@ def begun(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def killed_in_a_trial(folder: Path) -> Path:
     """Kill the driver when its second trial has begun; returns the run's folder."""
-    driver = begun(folder, "search", "job.yaml")
+    driver = begun(folder, "search", "--no-rehearse", "job.yaml")
     until = time.monotonic() + 500
     while time.monotonic() < until and driver.poll() is None:
         for run in (folder / "runs").glob("*"):

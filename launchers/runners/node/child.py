@@ -17,6 +17,7 @@ import msgspec
 from autotune.launchers.base import Exit, Unreachable
 from autotune.launchers.runners.node.logs import RECORDS
 from autotune.launchers.runners.node.processes import MARKER, is_alive, read_stat
+from autotune.launchers.variables import without_options
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.value import Value
 
@@ -71,7 +72,7 @@ class Child:
         }
         environment = {
             "PYTHONUNBUFFERED": "1",
-            **environment,
+            **without_options(environment),
             **filled,
             MARKER: attempt,
             "AUTOTUNE_RECORDS": str(self.folder / RECORDS),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from autotune.orchestrator.cli.shared.options import knob_settings, option
+from autotune.orchestrator.cli.shared.options import knob_settings
 
 if TYPE_CHECKING:
     from autotune.orchestrator.run.directory import RunRequest
@@ -29,45 +29,43 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 _OPTIONS = (
     click.argument("job_file", metavar="job.yaml", type=click.Path(path_type=Path)),
-    option(
+    click.option(
         "-n",
         "--dry-run",
         is_flag=True,
         help="Print the first command and start nothing.",
     ),
-    option(
+    click.option(
         "--detach",
         is_flag=True,
         help="Return at once; the run continues in the background.",
     ),
-    option(
+    click.option(
         "--submit",
         metavar="URL",
         help="Submit as a Ray job to the cluster whose dashboard is at URL.",
     ),
-    option(
+    click.option(
         "--set",
         "overrides",
         metavar="knob=value",
         multiple=True,
-        envvar="AUTOTUNE_SET",
         shell_complete=knob_settings,
         help="Set a knob of the job; can be repeated.",
     ),
-    option(
+    click.option(
         "--continue",
         "continued",
         is_flag=True,
-        envvar="AUTOTUNE_CONTINUE",
         help="Continue this job's newest run, or start one: for jobs that are requeued or restarted.",
     ),
-    option(
+    click.option(
         "--relaunches",
         type=click.IntRange(min=0),
         metavar="N",
         help="Maximum number of relaunches after failures of the job.",
     ),
-    option(
+    click.option(
         "--policy",
         type=click.Choice(["estimate", "ladder"]),
         default="estimate",

@@ -1,7 +1,8 @@
-"""The options that every command has. Each one reads AUTOTUNE_<OPTION>, like every option of a command."""
+"""The options that every command has, and that environment variables may stand for."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,9 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from autotune.launchers.packages import DISTRIBUTION
+from autotune.launchers.variables import OPTIONS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-ENVIRONMENT_PREFIX = "AUTOTUNE"
 _META = "autotune.options"
 
 
@@ -35,11 +36,6 @@ def given(context: click.Context) -> Options:
     return options
 
 
-def option(*names: str, **attributes: Any) -> Callable[[_F], _F]:
-    """Return an option whose help names its environment variable."""
-    return click.option(*names, show_envvar=True, **attributes)
-
-
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     """Store the value of a global option; a flag wins over the environment wherever it stands."""
     assert parameter.name is not None
@@ -52,30 +48,39 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
     setattr(given(context), parameter.name, value)
 
 
+def _global(name: str, *short: str, **attributes: Any) -> Callable[[_F], _F]:
+    """Return an option of every command, which a variable may stand for."""
+    return click.option(
+        *short, name, envvar=OPTIONS[name], show_envvar=True, expose_value=False, callback=_keep, **attributes
+    )
+
+
+def hand_on_nothing() -> None:
+    """Remove this command's options from the environment: what it starts is not meant by them."""
+    for variable in OPTIONS.values():
+        os.environ.pop(variable, None)
+
+
 def global_options(command: _F) -> _F:
     """Add the options that every command has."""
-    shared: dict[str, Any] = {"expose_value": False, "callback": _keep, "show_envvar": True}
     for decorator in (
-        click.option(
+        _global(
             "--runs-dir",
             type=click.Path(path_type=Path, file_okay=False),
             help="Folder of the runs (default: runs).",
-            **shared,
         ),
-        click.option(
+        _global(
             "--color",
             type=click.Choice(["auto", "always", "never"]),
             help="When to use colour (default: auto).",
-            **shared,
         ),
-        click.option("--json", is_flag=True, help="Print JSON on stdout.", **shared),
-        click.option("-q", "--quiet", count=True, help="Print errors only.", **shared),
-        click.option(
-            "-v",
+        _global("--json", is_flag=True, help="Print JSON on stdout."),
+        _global("--quiet", "-q", count=True, help="Print errors only."),
+        _global(
             "--verbose",
+            "-v",
             count=True,
             help="Also print every step and the log lines behind each diagnosis.",
-            **shared,
         ),
         click.version_option(
             None,
@@ -83,7 +88,6 @@ def global_options(command: _F) -> _F:
             "--version",
             package_name=DISTRIBUTION,
             message="autotune %(version)s",
-            allow_from_autoenv=False,  # AUTOTUNE_VERSION in an image must not print it
         ),
     ):
         command = decorator(command)

@@ -105,6 +105,9 @@ def begin(launch_options: LaunchOptions, *, options: Options) -> ExitCode:
     prepared = prepare(launch_options)
     if launch_options.submit and launch_options.detach:
         raise click.UsageError("--submit already runs in the background; remove --detach")
+    if under_ray_job() and (launch_options.submit or launch_options.detach):
+        option = "--submit" if launch_options.submit else "--detach"
+        raise click.UsageError(f"this command runs as a Ray job already; remove {option}")
     rehearsal.planned(frameworks.find(prepared.job.framework), prepared.job, prepared.request)
     if launch_options.dry_run:
         show(prepared, as_json=options.json)
@@ -253,12 +256,10 @@ def detach(prepared: Prepared, *, options: Options) -> None:
     argv = [
         sys.executable,
         "-P",  # a folder named autotune where the user stands is not this package
-        "-m",
-        "autotune.orchestrator.cli",
-        "--runs-dir",
-        str(options.runs_dir),
-        "resume",
-        run.id,
+        *("-m", "autotune.orchestrator.cli", "--runs-dir", str(options.runs_dir)),
+        *["--quiet"] * options.quiet,
+        *["--verbose"] * options.verbose,
+        *("resume", run.id),
     ]
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:

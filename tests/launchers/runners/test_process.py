@@ -67,6 +67,7 @@ def test_output_is_complete_and_in_order(runner, program: Program, run):
 
 def test_files_placeholders_and_environment(runner, run, monkeypatch):
     monkeypatch.setenv("KEPT", "yes")
+    monkeypatch.setenv("AUTOTUNE_RUNS_DIR", "/elsewhere")  # of the node, for commands that are typed there
     show = (
         "import json,os,stat,sys; print(json.dumps([sys.argv[1], open(sys.argv[1]).read(), dict(os.environ), "
     )
@@ -83,7 +84,7 @@ def test_files_placeholders_and_environment(runner, run, monkeypatch):
     folder = environment["FOLDER"]
     assert (path, text, mode) == (f"{folder}/a.yaml", f"out: {folder}/out", 0o700)
     assert environment["AUTOTUNE_ATTEMPT"] == f"{run}/7"
-    assert environment["KEPT"] == "yes"
+    assert environment["KEPT"] == "yes" and "AUTOTUNE_RUNS_DIR" not in environment
     assert environment["PYTHONUNBUFFERED"] == "1"
     assert environment["RAY_DEDUP_LOGS"] == "0"
     handle.release()

@@ -43,9 +43,10 @@ def run(
     environment = {
         "PATH": os.environ["PATH"], "HOME": str(cwd), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
         "TERM": "xterm", "LANG": "C.UTF-8", "PYTHONUTF8": "1",
-        "AUTOTUNE_POLICY": "ladder",  # the scripted memory follows no formula
         **(env or {}),
     }  # fmt: skip
+    if {"launch", "rehearse", "search"} & set(arguments) and "--policy" not in arguments:
+        arguments += ("--policy", "ladder")  # the scripted memory follows no formula
     command = [sys.executable, "-m", *module, *arguments]
     if not tty:
         child = subprocess.Popen(

@@ -78,26 +78,6 @@ def test_the_surface_is_frozen() -> None:
         assert options == GLOBAL | OWN[name], name
 
 
-def test_every_option_reads_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, command in {**commands(), "": main}.items():
-        context = click.Context(command, **command.context_settings)
-        for parameter in command.params:
-            if not isinstance(parameter, click.Option):
-                continue
-            long = next(o for o in parameter.opts if o.startswith("--"))
-            variable = "AUTOTUNE_" + long[2:].upper().replace("-", "_")
-            monkeypatch.setenv(variable, "value")
-            read = None if long == "--version" else "value"
-            assert parameter.resolve_envvar_value(context) == read, (name, long)
-            shown = parameter.get_help_record(context)
-            assert shown is not None and (variable in shown[1]) == (read is not None), (name, long)
-
-
-def test_a_variable_sets_the_option_of_a_command(home: Path) -> None:
-    seen = run("launch", "job.yaml", cwd=home, env={"AUTOTUNE_DRY_RUN": "1", "AUTOTUNE_VERSION": "1"})
-    assert seen.code == 0 and "Nothing was launched." in seen.err
-
-
 def test_ladder_is_an_alias_of_remedies() -> None:
     context = click.Context(main)
     assert main.get_command(context, "ladder") is main.get_command(context, "remedies")
@@ -303,8 +283,9 @@ def test_set_and_relaunches_are_part_of_the_runs_job(home: Path) -> None:
 
 def test_runs_must_be_absolute_under_a_ray_job(home: Path) -> None:
     ray_job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}
-    for arguments in (["launch", "job.yaml"], ["launch", "job.yaml", "--submit", "http://127.0.0.1:1"]):
-        seen = run(*arguments, cwd=home, env=ray_job)
+    submitted = ["launch", "job.yaml", "--submit", "http://127.0.0.1:1"]
+    for arguments, variables in ((["launch", "job.yaml"], ray_job), (submitted, {})):
+        seen = run(*arguments, cwd=home, env=variables)
         assert seen.code == 2 and "must be absolute" in seen.err
 
 
@@ -398,7 +379,7 @@ def test_files_complete(words: list[str]) -> None:
 def test_what_a_run_taught_is_known_to_the_next_of_its_kind(home: Path) -> None:
     def launched() -> Accepted:
         runs = set(home.glob("runs/*/events.jsonl"))
-        seen = run("launch", "job.yaml", cwd=home, play="tight_memory", env={"AUTOTUNE_POLICY": "estimate"})
+        seen = run("launch", "job.yaml", "--policy", "estimate", cwd=home, play="tight_memory")
         assert seen.code == 0, seen.err
         (journal,) = set(home.glob("runs/*/events.jsonl")) - runs
         accepted = decode(journal.read_bytes().splitlines()[0])

@@ -73,12 +73,8 @@ def test_a_report_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     assert not list(found.path.glob(".report.html.*"))
 
 
-def test_options_in_the_environment_are_not_those_of_the_report_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_at_the_end_replaces_no_file_of_the_user(tmp_path: Path) -> None:
     found = recovered(tmp_path)
-    monkeypatch.setenv("AUTOTUNE_RUNS_DIR", str(tmp_path / "elsewhere"))
-    monkeypatch.setenv("AUTOTUNE_FORCE", "1")
     (found.path / "report.html").write_text("my notes")
     with pytest.raises(Failure, match="was not written by autotune"):
         at_end.write(found)
