@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import suppress
 
 import click
 
@@ -48,7 +49,8 @@ def stop(run: directory.RunFolder, *, options: Options) -> None:
         history = run.history()
     if not isinstance(history[-1], Finished):
         raise Failure(f"run {run.id} is not stopped", hint=f"`{run.call('status')}` shows it")
-    (run.path / REQUEST).unlink(missing_ok=True)
+    with suppress(OSError):  # the next driver forgets it too
+        (run.path / REQUEST).unlink(missing_ok=True)
     if was_over:
         click.echo(f"run {run.id} has already finished; no process of it is left", err=True)
     elif not isinstance(history[-1].verdict, Interrupted):
@@ -108,8 +110,9 @@ def _ask(run: directory.RunFolder, driver: Owner) -> None:
                 f"the driver of run {run.id} (pid {driver.pid} on {driver.host}) does not stop",
                 hint=f"{place} run `kill -9 {driver.pid}`, then `{run.call('stop')}` again",
             )
-        if not (run.path / REQUEST).exists():
-            _request(run)
+        with suppress(OSError):
+            if not (run.path / REQUEST).exists():
+                _request(run)
         time.sleep(_POLL_S)
 
 

@@ -191,7 +191,7 @@ def test_submitted_as_a_ray_job(head: Head) -> None:
     refused = head.autotune("launch", "job.yaml", "--submit", head.url)
     assert refused.returncode == 2 and "absolute" in refused.stderr
     submitted = head.autotune("launch", "job.yaml", "--submit", head.url, "--runs-dir", runs)
-    assert submitted.returncode == 0 and submitted.stdout.startswith("raysubmit_"), submitted.stderr
+    assert submitted.returncode == 0 and submitted.stdout.startswith("autotune-small-"), submitted.stderr
     until(lambda: len(head.steps("shared")) > 3, "no steps")
     assert head.autotune("stop", "--runs-dir", runs).returncode == 0
     verdict = head.events("shared")[-1]["verdict"]
@@ -201,7 +201,7 @@ def test_submitted_as_a_ray_job(head: Head) -> None:
 def test_detached_on_a_cluster_it_is_a_job_of_that_cluster(head: Head) -> None:
     runs = str(head.folder / "shared")
     detached = head.autotune("launch", "job.yaml", "--detach", "--runs-dir", runs)
-    assert detached.returncode == 0 and detached.stdout.startswith("raysubmit_"), detached.stderr
+    assert detached.returncode == 0 and detached.stdout.startswith("autotune-small-"), detached.stderr
     until(lambda: len(head.steps("shared")) > 1, "no steps")
     assert head.autotune("stop", "--runs-dir", runs).returncode == 0
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import shlex
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +13,7 @@ import click
 import msgspec
 
 from autotune.launchers import frameworks
-from autotune.launchers.packages import DISTRIBUTION, EXTRAS, NEEDED
-from autotune.orchestrator.calls import option_of
+from autotune.launchers.packages import EXTRAS, NEEDED
 from autotune.orchestrator.cli.shared.edit import (
     EditedJob,
     check,
@@ -28,10 +24,9 @@ from autotune.orchestrator.cli.shared.edit import (
 )
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions
 from autotune.orchestrator.cli.shared.options import Options
+from autotune.orchestrator.cli.shared.submission import dashboard, submit
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import assumed, read_text, written
-from autotune.orchestrator.config.schema import LITERAL
-from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.driver import rehearsal
 from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.run import directory
@@ -51,12 +46,6 @@ class Begun(Value, frozen=True, kw_only=True):
     """The answer of `--detach --json`."""
 
     run: str
-
-
-class Submitted(Value, frozen=True, kw_only=True):
-    """The answer of `--submit URL --json`."""
-
-    submission: str  # of the Ray job
 
 
 class Prepared(Value, frozen=True, kw_only=True):
@@ -287,86 +276,6 @@ def detach(prepared: Prepared, *, options: Options) -> None:
         time.sleep(0.05)
     words = f"run {run.id} continues in the background (pid {child.pid})"
     _follow_up(run, words, options, end=run.call("stop"))
-
-
-def dashboard(address: str) -> str:
-    """Return the URL of a cluster's Ray Jobs API, asking the cluster itself."""
-    from autotune.launchers.runners.cluster.internals import dashboard_url
-
-    try:
-        return dashboard_url(address)
-    except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
-        raise Failure(
-            f"cannot reach Ray at {address}: {_first_line(error)}",
-            hint="start the cluster, or pass --submit URL",
-        ) from None
-
-
-def submit(prepared: Prepared, *, url: str, options: Options, continued: bool = False) -> None:
-    """Start a run as a Ray job."""
-    if not options.runs_dir.is_absolute():
-        raise Failure(
-            "the runs folder must be absolute with --submit: a Ray job's working directory is temporary",
-            hint="pass --runs-dir /shared/runs",
-            code=ExitCode.USAGE,
-        )
-    require("`--submit`", "ray")
-    _refuse_secrets(prepared.job)
-    from ray.exceptions import RayError
-    from ray.job_submission import JobSubmissionClient
-
-    logging.getLogger("ray").setLevel(logging.WARNING)  # it tells about uploads
-    here = Edit(("workdir",), prepared.job.workdir, "where it was submitted")
-    text = edited(prepared.text, [here], literal=LITERAL)
-    python, runs_dir = shlex.quote(sys.executable), shlex.quote(str(options.runs_dir))
-    request = prepared.request
-    arguments = f"--runs-dir {runs_dir} {request.mode} job.yaml --policy {request.policy}"
-    arguments += " --rehearse" if request.rehearse and request.mode is directory.Mode.LAUNCH else ""
-    arguments += " --no-rehearse" if not request.rehearse and request.mode is directory.Mode.SEARCH else ""
-    arguments += " --continue" if continued else ""
-    entrypoint = (
-        f"if {python} -P -c 'import autotune.orchestrator' 2>/dev/null; "
-        f"then exec {python} -P -m autotune.orchestrator.cli {arguments}; "
-        f"elif command -v autotune >/dev/null; then exec autotune {arguments}; "
-        f'else echo "error: autotune is not installed on the cluster\'s head node" >&2; '
-        f'echo "hint: install {DISTRIBUTION}[ray] there, beside its Ray" >&2; exit {ExitCode.USAGE}; fi'
-    )
-    try:
-        with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
-            (Path(folder) / "job.yaml").write_text(text)
-            client = JobSubmissionClient(url)
-            submission = client.submit_job(
-                entrypoint=entrypoint,
-                runtime_env={"working_dir": folder},
-                metadata={"name": prepared.job.name},
-            )
-    except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
-        raise Failure(
-            f"cannot submit to {url}: {_first_line(error)}", hint="is this the cluster's dashboard?"
-        ) from None
-    if prepared.job.variables:
-        names = ", ".join(sorted(prepared.job.variables))
-        click.echo(f"the cluster must define {names}: `env_vars` of its runtime environment do", err=True)
-    click.echo(f"submitted as Ray job {submission}; its run will be in {options.runs_dir}", err=True)
-    click.echo(f"  ray job logs --address {url} --follow {submission}   follows it", err=True)
-    click.echo(f"  autotune status{option_of(options.runs_dir)}   shows it", err=True)
-    click.echo(msgspec.json.encode(Submitted(submission=submission)) if options.json else submission)
-
-
-def _refuse_secrets(job: Job) -> None:
-    """Raise Failure where a job that is uploaded holds secrets."""
-    found = secrets.written_out(job)
-    if found:
-        places = "\n".join(f"  {'.'.join(map(str, each.path))}: {{env: {each.variable}}}" for each in found)
-        raise Failure(
-            "--submit uploads the job file, and secrets are written out in it",
-            hint=f"name the cluster's variables instead:\n{places}",
-            code=ExitCode.USAGE,
-        )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _follow_up(run: directory.RunFolder, words: str, options: Options, *, end: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.orchestrator.cli.shared import start
+from autotune.orchestrator.cli.shared import start, submission
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import parse
@@ -133,10 +133,9 @@ def test_submit_refuses_secrets_and_names_variables(
         def __init__(self, _: str) -> None:
             pass
 
-        def submit_job(self, *, entrypoint: str, runtime_env: dict[str, str], metadata: object) -> str:
+        def submit_job(self, *, entrypoint: str, runtime_env: dict[str, str], **_: object) -> None:
             uploaded.append(entrypoint)
             uploaded.extend(p.read_text() for p in Path(runtime_env["working_dir"]).iterdir())
-            return "raysubmit_1"
 
     monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
     monkeypatch.delenv("CLUSTER_KEY", raising=False)
@@ -146,7 +145,7 @@ def test_submit_refuses_secrets_and_names_variables(
     prepared = start.prepare(
         start.LaunchOptions(job_file=tmp_path / "job.yaml", request=RunRequest(), submit=url[1])
     )
-    start.submit(prepared, url=url[1], options=Options(runs_dir=tmp_path / "runs"))
+    submission.submit(prepared, url=url[1], options=Options(runs_dir=tmp_path / "runs"))
     said = capsys.readouterr()
     assert "the cluster must define CLUSTER_KEY, HF_TOKEN" in said.err
     assert len(uploaded) == 2 and "{env: CLUSTER_KEY}" in uploaded[1]
