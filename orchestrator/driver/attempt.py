@@ -93,13 +93,16 @@ def end_survivors(context: RunContext) -> None:
     They could not be reached, or the last one's driver ended before it released it. Raises Unreachable where
     one cannot be reached now either: nothing may start beside it.
     """
-    ended = {e.attempt: e for e in context.journal.history() if isinstance(e, Ended)}
+    attempts = context.journal.view.attempts.values()
+    ended = {attempt.number: attempt.ended for attempt in attempts if attempt.ended is not None}
     last = max(ended, default=0)
     for number in sorted(n for n, end in ended.items() if end.drain_s is None or n == last):
         handle = context.runner.attach(run=context.folder.id, attempt=number)
         if handle is not None:
             if ended[number].drain_s is None:
-                context.observer.say(f"attempt #{number} was over and still ran; it is ended")
+                context.observer.say(
+                    f"attempt #{number} has ended, but its processes are still running; stopping them"
+                )
             handle.stop(grace_s=0.0)
             handle.release()
 
@@ -143,10 +146,9 @@ def kill(context: RunContext, running: Mapping[int, Handle | None], *, by: str) 
         found.release()
         return stop_s
 
-    history = context.journal.history()
-    stopping = {e.attempt for e in history if isinstance(e, StopRequested)}
+    attempts = context.journal.view.attempts
     for number in running:
-        if number not in stopping:
+        if number not in attempts or attempts[number].stop is None:
             context.record(StopRequested(attempt=number, by="user", reason=by))
     asked = {number: beside(partial(end, number, handle)) for number, handle in running.items()}
     with suppress(ForcedExit), context.interrupts.cutting():  # a third request ends even this
@@ -156,12 +158,11 @@ def kill(context: RunContext, running: Mapping[int, Handle | None], *, by: str) 
         if not killed.done() or killed.exception() is not None:
             left.append(number)
             continue
-        steps = [e.step for e in history if isinstance(e, Progressed) and e.attempt == number]
         context.record(
             Ended(
                 attempt=number,
                 outcome=Cancelled(by="user"),
-                step=steps[-1] if steps else None,
+                step=attempts[number].step if number in attempts else None,
                 stop_s=round(killed.result(), 3),
             )
         )

@@ -6,14 +6,16 @@ from autotune.launchers.base import OWN_SOURCE
 from autotune.orchestrator.driver.log_writer import LogLines
 from autotune.policies.diagnosis.job_records import cure_of
 from autotune.policies.values.events import CuredInPlace, Event
+from autotune.policies.values.run.view import AttemptView
 
 
 class Cures:
     """The cures of one attempt that are on record; after an attach all records are read once more."""
 
-    def __init__(self, *, known: tuple[Event, ...], attempt: int) -> None:
+    def __init__(self, *, known: AttemptView | None, attempt: int) -> None:
         self._attempt = attempt
-        self._known = {(e.knob, e.after) for e in known if isinstance(e, CuredInPlace)}
+        cures = known.cures if known is not None else []
+        self._known = {(cure.knob, cure.after) for cure in cures}
 
     def read(self, lines: LogLines) -> list[Event]:
         """Return the new cures that records by autotune's own code tell; other output is not believed."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from autotune.launchers.base import Exit
 from autotune.policies.forecast.foresee import WARM_UP, Measured, foresee
 from autotune.policies.forecast.trend import WINDOW
-from autotune.policies.values.events import Event, Foreseen
+from autotune.policies.values.events import Event
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.observation import Peak, Sample, StepDone
+from autotune.policies.values.run.view import AttemptView
 
 _LENGTHS = re.compile(r"(?i)response_?len(?:gth)?s?[_/](?:max|mean)\b")
 _DEATH_S = 5.0
@@ -88,11 +89,11 @@ def _fullness(peak: Peak) -> tuple[float, int]:
 class Forecaster:
     """The series of one attempt, and what was said of them last."""
 
-    def __init__(self, *, known: tuple[Event, ...], longest_response: float | None) -> None:
+    def __init__(self, *, known: AttemptView | None, longest_response: float | None) -> None:
         """Go on from what is `known` of the attempt; `longest_response` is what the job allows, in tokens."""
         self._longest = longest_response
         self._measured: deque[Measured] = deque(maxlen=WINDOW + WARM_UP)
-        self._said = {event.memory: event for event in known if isinstance(event, Foreseen)}
+        self._said = dict(known.forecasts) if known is not None else {}
         self._host: Peak | None = None  # since the last step
         self._host_phase = Phase.NONE
 

@@ -43,6 +43,7 @@ from autotune.policies.values.observation import (
     TrainingDone,
     UpdateDone,
 )
+from autotune.policies.values.run.view import AttemptView
 from autotune.policies.values.value import Value
 
 _SIGKILL, _SIGTERM = 9, 15
@@ -70,8 +71,8 @@ class AttemptMonitor:
         job: Job,
         attempt: int,
         folder: AttemptFolder,
-        known: tuple[Event, ...],
         now: float,
+        known: AttemptView | None = None,
         saved: int | None = None,
         longest_response: int | None = None,
         say: Callable[[str], None] = lambda _: None,
@@ -87,12 +88,14 @@ class AttemptMonitor:
         self._attempt = attempt
         self.files = LogWriter(folder.log, limit_bytes=job.log_limit_bytes, say=say, persist=persist)
         self._scanner = Scanner()
-        self._told = Counter(event.step for event in known if isinstance(event, Progressed))
-        self._took_s = {event.step: event.seconds for event in known if isinstance(event, Progressed)}
+        steps = known.steps if known is not None else []
+        self._told = Counter(done.step for done in steps)
+        self._took_s = {done.step: done.seconds for done in steps}
         self._late = bool(self._took_s)  # what is read may be of a time in which no driver was there
-        self._failure_known = any(isinstance(event, FailureSeen) for event in known)
-        self._goal_known = any(isinstance(event, GoalReached) for event in known)
-        self._stop_known = any(isinstance(event, StopRequested) for event in known)
+        stop = known.stop if known is not None else None
+        self._failure_known = known is not None and bool(known.failures)
+        self._goal_known = known is not None and known.goal is not None
+        self._stop_known = stop is not None
         self._suspicions = Suspicions()
         self._stepped_at_line = self._outlived = 0  # the log's lines at the last step and at the one before
         limits = job.recovery
@@ -112,7 +115,7 @@ class AttemptMonitor:
         self._forecaster = Forecaster(known=known, longest_response=longest_response)
         self._cures = Cures(known=known, attempt=attempt)
         self._done = False
-        self._hang = next((e.reason for e in known if isinstance(e, StopRequested) and e.by == "hang"), "")
+        self._hang = stop.reason if stop is not None and stop.by == "hang" else ""
         self._last_step = framework.last_step(job)
         self._hosts = HostMemory()
         self.progress = Progress()

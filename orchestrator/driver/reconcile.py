@@ -36,16 +36,13 @@ from autotune.policies.values.events import (
     Accepted,
     Await,
     Decided,
-    Diagnosed,
     Ended,
-    Event,
     Finish,
     Finished,
     Infrastructure,
     Interrupted,
     Launch,
     Policy,
-    Progressed,
     Rehearsed,
     Stable,
     Started,
@@ -54,12 +51,13 @@ from autotune.policies.values.events import (
     TrainingCompleted,
     Verdict,
 )
-from autotune.policies.values.history import RESUMED, accepted_of, fold
+from autotune.policies.values.history import RESUMED, fold
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost
 from autotune.policies.values.priors import Kind, Learned
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.rehearsing import Part, Rehearsal
+from autotune.policies.values.run.view import AttemptView, RunView
 
 
 def accept(
@@ -155,36 +153,43 @@ class _Reconciler:
     @property
     def local(self) -> bool:
         """Whether attempts end with this driver: those of a cluster continue under their supervisors."""
-        return accepted_of(self.journal.history()).cluster.address == "local"
+        return self.accepted.cluster.address == "local"
+
+    @property
+    def accepted(self) -> Accepted:
+        """The row that the history starts with, its job as the user changed it since."""
+        assert self.view.accepted is not None
+        return self.view.accepted
+
+    @property
+    def view(self) -> RunView:
+        """The run as its journal shows it."""
+        return self.journal.view
 
     @property
     def number(self) -> int:
-        """The number of the last attempt."""
-        return max((e.attempt for e in self.journal.history() if isinstance(e, Started)), default=0)
+        """The number of the last attempt; 0 if none has started."""
+        return self.view.last_number
 
-    def of_attempt(self) -> tuple[Event, ...]:
-        number = self.number
-        return tuple(e for e in self.journal.history() if e.attempt == number and not isinstance(e, Accepted))
-
-    def ended(self) -> Ended | None:
-        return next((e for e in self.of_attempt() if isinstance(e, Ended)), None)
+    @property
+    def attempt(self) -> AttemptView:
+        """The last attempt; raises KeyError if none has started."""
+        return self.view.attempts[self.number]
 
     # ------------------------------------------------------------------ what a dead driver left behind
 
     def recover(self) -> None:
-        history = self.journal.history()
-        last = history[-1]
-        if isinstance(last, Finished) and isinstance(last.verdict, (Interrupted, Infrastructure)):
+        if isinstance(self.view.verdict, (Interrupted, Infrastructure)):
             self.record(resumed(self.number))
         if not self.number:
             return
         end_survivors(self.context)
-        if self.ended() is not None:
+        if self.attempt.ended is not None:
             self.context.runner.sweep(run=self.folder.id)
             self.go_on()
             return
-        attempt = self.folder.attempt(self.number)
-        cursor = self.context.persist(lambda: log_cursor.read(attempt.path), path=attempt.path)
+        folder = self.folder.attempt(self.number)
+        cursor = self.context.persist(lambda: log_cursor.read(folder.path), path=folder.path)
         handle = self.context.runner.attach(run=self.folder.id, attempt=self.number, read=cursor.offsets)
         if handle is None:
             ended = self.context.runner.sweep(run=self.folder.id)
@@ -194,7 +199,7 @@ class _Reconciler:
             )
             why = "the driver ended and no supervisor was left"
             end = self.context.persist(
-                lambda: unwatched_end(attempt, self.of_attempt(), reason=why), path=attempt.path
+                lambda: unwatched_end(folder, self.attempt, reason=why), path=folder.path
             )
             self.record(end)
             if isinstance(end.outcome, Lost) and end.step is not None:
@@ -204,23 +209,22 @@ class _Reconciler:
             return
         self.observer.say(f"run {self.folder.id} · attempt #{self.number} is still running, attaching")
         self.follow(handle, begun_at=self.clock.monotonic() - self.ran_before_s())
-        stop = next((e for e in self.of_attempt() if isinstance(e, StopRequested)), None)
-        if stop is not None:
-            self.end(stopped_by=stop.by)
+        if self.attempt.stop is not None:
+            self.end(stopped_by=self.attempt.stop.by)
             self.go_on()
 
     def go_on(self) -> None:
         """Continue a run whose driver died while it did what the user asked: to stop, which is over now."""
-        ended, last = self.ended(), self.journal.history()[-1]
+        ended = self.attempt.ended
         asked = ended is not None and ended.outcome == Cancelled(by="user")
-        if asked and last == ended and not self.interrupts.by:
+        if asked and self.view.last == ended and not self.interrupts.by:
             self.record(resumed(self.number))
 
     # ------------------------------------------------------------------ the four actions
 
     def launch(self, action: Launch) -> None:
-        history = self.journal.history()
-        told = isinstance(history[-1], Decided) and history[-1].remedy == action.remedy
+        last = self.view.last
+        told = isinstance(last, Decided) and last.remedy == action.remedy
         plain = action.rehearsal is not None or action.reason == AS_WRITTEN
         if (self.number or action.remedy is not None or not plain) and not told:
             self.record(
@@ -237,8 +241,8 @@ class _Reconciler:
         begun_at = self.clock.monotonic()
         part = action.rehearsal
         if part is None:
-            again = any(isinstance(e, Started) and e.trains for e in history)
-            resume = accepted_of(history).profile.resumable and (again or self.context.job.resume)
+            again = bool(self.view.training)
+            resume = self.accepted.profile.resumable and (again or self.context.job.resume)
             if not again and self.number:
                 rehearsal.clear(self.context)
         else:
@@ -268,13 +272,13 @@ class _Reconciler:
         number, folder = self.number, self.folder.attempt(self.number)
         watch = AttemptMonitor(
             framework=self.context.framework,
-            job=rehearsal.job_of(self.context, self.started()),
+            job=rehearsal.job_of(self.context, self.attempt.started),
             attempt=number,
             folder=folder,
-            known=self.of_attempt(),
+            known=self.attempt,
             now=self.clock.monotonic(),
             saved=self.saved_before(),
-            longest_response=accepted_of(self.journal.history()).profile.layout.response_tokens or None,
+            longest_response=self.accepted.profile.layout.response_tokens or None,
             say=self.observer.say,
             persist=self.context.persist,
         )
@@ -289,21 +293,12 @@ class _Reconciler:
 
     def saved_before(self) -> int | None:
         """Return the step of the checkpoint that the attempt should continue, if one was requested."""
-        history, started = self.journal.history(), self.started()
-        alike = {e.attempt for e in history if isinstance(e, Started) and e.trains is started.trains}
-        earlier = [
-            e.saved
-            for e in history
-            if isinstance(e, (Progressed, Ended))
-            and e.attempt < started.attempt
-            and e.attempt in alike
-            and e.saved is not None
-        ]
-        return max(earlier, default=None) if started.resume else None
-
-    def started(self) -> Started:
-        """Return the row of the last attempt's start."""
-        return next(e for e in reversed(self.journal.history()) if isinstance(e, Started))
+        started = self.attempt.started
+        if not started.resume:
+            return None
+        alike = (each for each in self.view.attempts.values() if each.started.trains is started.trains)
+        earlier = [each.saved for each in alike if each.number < started.attempt]
+        return max((step for step in earlier if step is not None), default=None)
 
     def await_news(self) -> None:
         """Poll until something is recorded or the user interrupts."""
@@ -338,11 +333,10 @@ class _Reconciler:
         return verdict
 
     def finish(self, verdict: Verdict) -> Verdict:
-        last = self.journal.history()[-1]
         success = isinstance(verdict, (TrainingCompleted, Stable, Rehearsed))
         if not isinstance(verdict, (Interrupted, Infrastructure)):
             rehearsal.clear(self.context)
-        if not isinstance(last, Finished) and (self.conclude or not success):
+        if self.view.finished is None and (self.conclude or not success):
             self.record(Finished(attempt=self.number, verdict=verdict))
         return verdict
 
@@ -360,20 +354,19 @@ class _Reconciler:
 
     def ran_before_s(self) -> float:
         """Return how long an attempt that another driver started has run already, while it was watched."""
-        history = self.journal.history()
-        start = max(n for n, e in enumerate(history) if isinstance(e, Started))
-        return sum(e.after_s or 0.0 for e in history[start + 1 :])
+        rows = self.journal.history()[self.attempt.place + 1 :]
+        return sum(row.after_s or 0.0 for row in rows)
 
     def explain(self) -> None:
         """Record why the last attempt failed."""
-        ended = self.ended()
+        attempt, ended = self.attempt, self.attempt.ended
         if ended is None:
             raise RuntimeError("asked to wait although nothing runs")
-        if isinstance(ended.outcome, Completed) or any(isinstance(e, Diagnosed) for e in self.of_attempt()):
+        if isinstance(ended.outcome, Completed) or attempt.diagnosed is not None:
             raise RuntimeError("asked to wait although the last attempt is over and explained")
-        attempt = self.folder.attempt(self.number)
+        folder = self.folder.attempt(attempt.number)
         evidence = self.evidence or self.context.persist(
-            lambda: evidence_on_record(attempt, self.of_attempt(), ended.outcome), path=attempt.log
+            lambda: evidence_on_record(folder, attempt, ended.outcome), path=folder.log
         )
         explain(self.context, evidence, number=self.number)
 
@@ -381,7 +374,7 @@ class _Reconciler:
         """Kill what runs at once: the user asked a second time, wherever the loop was."""
         verdict = Interrupted(by=self.interrupts.by)
         attempt, self.under_way = self.under_way, None
-        if not self.number or self.ended() is not None:
+        if not self.number or self.attempt.ended is not None:
             return self.finish(verdict)
         self.observer.say(f"killing attempt #{self.number}")
         left = kill(
@@ -395,7 +388,7 @@ class _Reconciler:
         if attempt is None:
             return
         stop_s = attempt.abandon()
-        if self.ended() is None:
+        if self.attempt.ended is None:
             lost = Lost(reason=reason)
             with suppress(Failure):  # the first is the one to tell
                 self.record(

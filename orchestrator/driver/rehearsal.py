@@ -11,7 +11,7 @@ from autotune.launchers.base import Framework
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.run.directory import Mode, RunRequest
-from autotune.policies.values.events import Ended, Progressed, Started
+from autotune.policies.values.events import Started
 from autotune.policies.values.job import Goal, Job, Then
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Part, Rehearsal
 
@@ -52,11 +52,10 @@ def job_of(context: RunContext, started: Started) -> Job:
     part = started.rehearsal
     if part is None:
         return context.job
-    first = max(
-        e.attempt
-        for e in (*context.journal.history(), started)
-        if isinstance(e, Started) and e.rehearsal is Part.WORST and e.attempt <= started.attempt
-    )
+    begun = {started.attempt: started} | {
+        attempt.number: attempt.started for attempt in context.journal.view.attempts.values()
+    }
+    first = max(n for n, each in begun.items() if each.rehearsal is Part.WORST and n <= started.attempt)
     folder, job = str(_folder(context) / str(first)), context.rehearses or context.job
     return short(context.framework, job, folder=folder, part=part, longest=started.longest)
 
@@ -74,22 +73,16 @@ def clear(context: RunContext) -> None:
 
     Says where they stay if they cannot be removed: the driver may not see the file system of the job.
     """
-    history = context.journal.history()
-    trained = max((e.attempt for e in history if isinstance(e, Started) and e.trains), default=0)
-    since = {
-        e.attempt
-        for e in history
-        if isinstance(e, Started) and e.rehearsal is not None and e.attempt > trained
-    }
+    view = context.journal.view
+    trained = max((attempt.number for attempt in view.training), default=0)
+    since = [a for a in view.launched if a.started.rehearsal is not None and a.number > trained]
     if not since:
         return
     folder = _folder(context)
     try:
         shutil.rmtree(folder)  # it follows no links
     except FileNotFoundError:
-        if any(
-            isinstance(e, Progressed | Ended) and e.saved is not None and e.attempt in since for e in history
-        ):
+        if any(attempt.saved is not None for attempt in since):
             context.observer.say(
                 f"{folder} of the rehearsal cannot be seen from here: remove it on the cluster"
             )

@@ -13,9 +13,10 @@ from autotune.orchestrator.run.directory import AttemptFolder
 from autotune.orchestrator.run.memory_record import samples_of
 from autotune.policies.diagnosis.scan import Scanner
 from autotune.policies.values.diagnosis import Evidence
-from autotune.policies.values.events import Ended, Event, FailureSeen, Progressed, StopRequested
+from autotune.policies.values.events import Ended
 from autotune.policies.values.failure import HOST_LIMIT
 from autotune.policies.values.observation import Cancelled, Crashed, Hung, Lost, Outcome, Sample
+from autotune.policies.values.run.view import AttemptView
 
 
 def host_share_at_end(samples: Iterable[Sample]) -> float | None:
@@ -26,23 +27,22 @@ def host_share_at_end(samples: Iterable[Sample]) -> float | None:
     return memory.share(None)
 
 
-def unwatched_end(attempt: AttemptFolder, rows: tuple[Event, ...], *, reason: str) -> Ended:
+def unwatched_end(folder: AttemptFolder, attempt: AttemptView, *, reason: str) -> Ended:
     """Return the end of an attempt that no living driver watched to it; raises OSError."""
-    steps = [e.step for e in rows if isinstance(e, Progressed)]
-    share = host_share_at_end(samples_of(attempt.path, strict=True))
+    share = host_share_at_end(samples_of(folder.path, strict=True))
     return Ended(
-        attempt=rows[0].attempt,
-        outcome=_outcome(rows, reason=reason, host_share=share),
-        step=steps[-1] if steps else None,
+        attempt=attempt.number,
+        outcome=_outcome(attempt, reason=reason, host_share=share),
+        step=attempt.step,
         unwatched=True,
     )
 
 
-def _outcome(rows: tuple[Event, ...], *, reason: str, host_share: float | None) -> Outcome:
-    stop = next((e for e in rows if isinstance(e, StopRequested)), None)
+def _outcome(attempt: AttemptView, *, reason: str, host_share: float | None) -> Outcome:
+    stop = attempt.stop
     if stop is not None:
         return Hung(silent_s=0.0, reason=stop.reason) if stop.by == "hang" else Cancelled(by=stop.by)
-    if any(isinstance(e, FailureSeen) for e in rows):
+    if attempt.failures:
         return Crashed()
     # A container whose memory ran out is killed with all its processes, driver and supervisor among them.
     if host_share is not None and host_share >= HOST_LIMIT:
@@ -50,16 +50,16 @@ def _outcome(rows: tuple[Event, ...], *, reason: str, host_share: float | None) 
     return Lost(reason=reason)
 
 
-def evidence_on_record(attempt: AttemptFolder, rows: tuple[Event, ...], outcome: Outcome) -> Evidence:
-    """Return the evidence of an attempt that another driver watched, from its files and events."""
+def evidence_on_record(folder: AttemptFolder, attempt: AttemptView, outcome: Outcome) -> Evidence:
+    """Return the evidence of an attempt that another driver watched, from its files and its events."""
     scanner = Scanner()
-    for line in reread(attempt.log):
+    for line in reread(folder.log):
         scanner.line(line.text, number=line.number, source=line.source)
     seen: Evidence = scanner.evidence()
-    recorded = tuple(e.finding for e in rows if isinstance(e, FailureSeen))
+    recorded = tuple(failure.finding for failure in attempt.failures)
     return msgspec.structs.replace(
         seen,
         outcome=outcome,
         findings=seen.findings or recorded,
-        host_peak_share=host_share_at_end(samples_of(attempt.path, strict=True)),
+        host_peak_share=host_share_at_end(samples_of(folder.path, strict=True)),
     )

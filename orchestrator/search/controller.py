@@ -30,7 +30,7 @@ from autotune.policies.values.events import (
     TrainingCompleted,
     Verdict,
 )
-from autotune.policies.values.history import accepted_of, unended
+from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Job
 from autotune.policies.values.run.view import RunView
 
@@ -184,6 +184,6 @@ def _reopen(context: RunContext) -> None:
 
 
 def _finish(context: RunContext, verdict: Verdict) -> Verdict:
-    if not unended(context.journal.history()):  # what may still run is to be ended first
+    if not context.journal.view.unended:  # what may still run is to be ended first
         context.record(Finished(verdict=verdict))
     return verdict

@@ -22,7 +22,7 @@ from autotune.policies.search.feasibility import Forecast
 from autotune.policies.search.next_trial import SearchSpace, next_trial
 from autotune.policies.search.trial_history import TrialHistory
 from autotune.policies.values.events import Ended, Purpose, Result, Tried
-from autotune.policies.values.history import elapsed_s, unended
+from autotune.policies.values.history import elapsed_s
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Lost
 
@@ -173,7 +173,7 @@ class TrialScheduler:
         trials, self._running = self._running, []
         if self._beside is not None:
             self._beside.finish(timeout_s=0.0)
-        going = set(unended(self._rig.journal.history()))
+        going = set(self._rig.journal.view.unended)
         running = {trial.attempt: trial.handle for trial in trials if trial.attempt in going}
         self._rig.observer.say(f"killing {len(running)} trial{'' if len(running) == 1 else 's'}")
         self._leave(kill(self._rig, running, by=self._rig.interrupts.by))

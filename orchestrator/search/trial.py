@@ -161,7 +161,6 @@ class Trial:
             job=job,
             attempt=self.attempt,
             folder=folder,
-            known=(),
             now=now,
             say=bench.context.observer.say,
             persist=bench.context.persist,

@@ -51,12 +51,10 @@ from autotune.policies.values.events import (
     Finished,
     History,
     Interrupted,
-    Progressed,
     Rehearsed,
-    Started,
     Verdict,
 )
-from autotune.policies.values.history import accepted_of, fold, unended
+from autotune.policies.values.history import accepted_of, fold
 from autotune.policies.values.job import Job
 from autotune.policies.values.run.view import RunView
 
@@ -108,7 +106,7 @@ def drive(
                 job = edit.job
             views.replay(before)
             if before:
-                count = sum(isinstance(e, Started) for e in before)
+                count = len(journal.view.attempts)
                 views.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} on record")
             beside.begin(job)
             try:
@@ -238,12 +236,11 @@ def _drive(
 
 def _not_started(run: directory.RunFolder, journal: Journal, views: Views, interrupts: Interrupts) -> Verdict:
     """Return the verdict of a driver that was ended before it drove anything, and say what is left."""
-    history = journal.history()
-    left = unended(history)
+    left = journal.view.unended
     if left:
         numbers = ", ".join(f"#{number}" for number in left)
         views.warn(f"attempt {numbers} may still run; `{run.call('stop')}` ends it")
-    elif not any(isinstance(event, Started) for event in history):
+    elif not journal.view.attempts:
         views.say(f"stopped by {interrupts.by} before anything was started")
     views.say(f"hint: `{run.call('resume')}` continues the run")
     return Interrupted(by=interrupts.by)
@@ -256,7 +253,7 @@ def _insisted(
     known = len(journal.history())
 
     def slow(left_s: float) -> None:
-        views.say(f"asked again to end: at most {left_s:.0f} s to kill what runs")
+        views.say(f"second interrupt: killing the job (up to {left_s:.0f} s)")
 
     def leave() -> None:
         own = journal.history()[known:]
@@ -269,8 +266,8 @@ def _insisted(
 
 def _tell_bug(error: Exception, run: directory.RunFolder, journal: Journal, log: DriverLog) -> None:
     """Say in driver.log, and in the traceback that the user sees, what became of the run."""
-    left, unsure = unended(journal.history()), doubtful(journal.history())
-    fate = "nothing of it is left running"
+    left, unsure = journal.view.unended, doubtful(journal.history())
+    fate = "no process of the run is still running"
     if left:
         fate = f"attempt #{left[-1]} continues under its supervisor"
     elif unsure:
@@ -281,10 +278,9 @@ def _tell_bug(error: Exception, run: directory.RunFolder, journal: Journal, log:
 
 def _learn(journal: Journal) -> None:
     """Store the run's calibration of the memory estimate for later runs of such jobs."""
-    history = journal.history()
-    if not any(isinstance(event, Progressed) for event in history):
+    if journal.view.step is None:
         return
-    calibration = learned(fold(history))
+    calibration = learned(fold(journal.history()))
     if calibration is not None:
         calibration_cache.keep(calibration)
 

@@ -16,7 +16,7 @@ from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.attempt import doubtful
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.errors import Failure
-from autotune.policies.values.events import Edited, Finished, Started
+from autotune.policies.values.events import Edited, Finished
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Cluster, Job
 
@@ -76,7 +76,7 @@ def _on_this_cluster(
         )
     job = connect.measured(job, cluster)
     row = Edited(
-        attempt=max((e.attempt for e in context.journal.history() if isinstance(e, Started)), default=0),
+        attempt=context.journal.view.last_number,
         job=secrets.masked(job),
         profile=context.framework.profile(job, cluster),
         cluster=cluster,

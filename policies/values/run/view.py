@@ -142,6 +142,16 @@ class RunView:
         return tuple(each for each in self.attempts.values() if each.started.trains)
 
     @property
+    def unended(self) -> tuple[int, ...]:
+        """The numbers of the attempts that have no end on record."""
+        return tuple(number for number, attempt in self.attempts.items() if attempt.ended is None)
+
+    @property
+    def last_number(self) -> int:
+        """The highest number of an attempt; 0 if none has started."""
+        return max(self.attempts, default=0)
+
+    @property
     def latest(self) -> AttemptView | None:
         """The attempt that started last."""
         return next(reversed(self.attempts.values()), None)

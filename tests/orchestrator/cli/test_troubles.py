@@ -168,7 +168,9 @@ def test_a_second_ctrl_c_ends_a_call_to_the_cluster_that_hears_none(home: Path) 
 
     seen = run("launch", "job.yaml", cwd=home, play="deaf", meanwhile=press_twice)
     assert seen.code == 130, seen.err
-    assert "asked again to end: at most 3 s" in seen.err.partition("attempt #1 may still run")[0]
+    assert (
+        "second interrupt: killing the job (up to 3 s)" in seen.err.partition("attempt #1 may still run")[0]
+    )
     assert "`autotune stop" in seen.err
     assert [e for e in the_run(home).history() if isinstance(e, Ended)] == []
 

@@ -182,7 +182,7 @@ class Player:
         self.now = 1000.0
         self.events: list[Event] = []
         self.monitor = AttemptMonitor(
-            framework=frameworks.find(framework), job=job, attempt=1, folder=attempt, known=(), now=self.now
+            framework=frameworks.find(framework), job=job, attempt=1, folder=attempt, now=self.now
         )
 
     def show(self, *lines: str, source: str = "", samples: tuple[Sample, ...] = ()) -> tuple[Event, ...]:

@@ -136,7 +136,7 @@ def test_a_training_that_ends_by_itself_while_it_is_stopped_is_complete(tmp_path
 
 @pytest.mark.parametrize("length", ["nan", "inf"])
 def test_a_length_that_is_no_number_is_left_out(length: str) -> None:
-    forecaster = Forecaster(known=(), longest_response=6000.0)
+    forecaster = Forecaster(known=None, longest_response=6000.0)
     said: list[Event] = []
     for n in range(1, 91):
         tokens = min(6000.0, 2000.0 + 40 * n + n % 3)

@@ -15,9 +15,18 @@ from autotune.orchestrator.driver.log_writer import reread
 from autotune.orchestrator.driver.monitor import AttemptMonitor
 from autotune.orchestrator.run.directory import AttemptFolder
 from autotune.policies.diagnosis.scan import Scanner
-from autotune.policies.values.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
+from autotune.policies.values.events import (
+    Event,
+    FailureSeen,
+    GoalReached,
+    Progressed,
+    Started,
+    StopRequested,
+)
 from autotune.policies.values.failure import Phase
+from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Completed, Crashed, GpuMemory, Hung, Lost, Sample
+from autotune.policies.values.run.view import RunView
 from tests.orchestrator.scripted import JOB, failure, phase, step
 
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
@@ -33,7 +42,7 @@ class Followed:
             job=parse(text),
             attempt=1,
             folder=self.attempt,
-            known=known,
+            known=RunView((Started(attempt=1, knobs=Knobs()), *known)).latest if known else None,
             now=self.now,
         )
 
