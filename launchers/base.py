@@ -258,6 +258,16 @@ class Drain(Value, frozen=True, kw_only=True):
     unknown: str = ""  # what did not answer, so that nothing is known of its memory
 
 
+class Capacity(Value, frozen=True, kw_only=True):
+    """How far a cluster has the nodes that a job needs."""
+
+    ready: bool  # they are there and their GPUs are free
+    nodes: int  # that are there, whether free or not
+    wanted: int
+    gpus: int  # that each of them has; 0: none is needed
+    note: str = ""  # what the cluster's autoscaler does or fails to do, in words
+
+
 class Handle(Protocol):
     """One attempt, wherever it runs."""
 
@@ -293,6 +303,16 @@ class Runner(Protocol):
     @property
     def note(self) -> str:
         """A line for the user about the place that was chosen; empty where the job names it."""
+
+    def capacity(self, *, gpus: int | None, joining: bool) -> Capacity | None:
+        """Request the nodes that the job needs and return how many are there; None where none may come.
+
+        `gpus` is what each needs, None where only the nodes tell. Nodes may come to a cluster with an
+        autoscaler, with `joining` to any other. Raises Unreachable when the cluster does not answer.
+        """
+
+    def withdraw(self) -> None:
+        """Request no nodes any more; those that came for the job are kept until `close`."""
 
     def cluster(self) -> Cluster:
         """Return what was measured of the place."""

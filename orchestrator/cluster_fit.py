@@ -1,4 +1,4 @@
-"""Whether a cluster is what a job file says of it."""
+"""What a job needs of a cluster, and whether a cluster has it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from autotune.orchestrator.units import show_gib
 from autotune.policies.values.job import Cluster, Job
 
 _CAPACITY_TOLERANCE = 0.03
+# A node with GPUs starts within minutes; pulling an image of tens of GB takes the most of them.
+_WAIT_S = 1800.0
+_ON_CPUS_TOO = ("builtin", "command")  # frameworks whose jobs need no GPU
 
 
 def on_gpus(job: Job, *, nodes: int, per_node: int) -> tuple[Job, tuple[str, ...]]:
@@ -48,15 +51,22 @@ def on_gpus(job: Job, *, nodes: int, per_node: int) -> tuple[Job, tuple[str, ...
 def misfits(job: Job, cluster: Cluster) -> Iterator[Failure]:
     """Yield why a cluster cannot take a job: it is smaller than the job says, or its GPUs differ."""
     spec = job.cluster
+    here = cluster.address == "local"
+    place = "this machine" if here else f"the Ray cluster at {cluster.address}"
+    elsewhere = "; write the cluster's host:port as `cluster.address` to use one" if here else ""
     if spec.nodes > cluster.nodes:
         yield Failure(
-            f"the job needs {spec.nodes} nodes; the cluster has {cluster.nodes}",
-            hint="lower `cluster.nodes`, or add nodes and launch again",
+            f"the job needs {spec.nodes} nodes; {place} " + ("is one" if here else f"has {cluster.nodes}"),
+            hint=f"lower `cluster.nodes`{elsewhere}"
+            if here
+            else "lower `cluster.nodes`, or add nodes and launch again; "
+            "`cluster.wait_for_nodes` in the job waits for nodes that join later",
         )
     if spec.gpus_per_node is not None and spec.gpus_per_node > cluster.gpus_per_node:
+        has = f"{cluster.gpus_per_node}" if cluster.gpus_per_node else "none"
         yield Failure(
-            f"the job needs {spec.gpus_per_node} GPUs per node; the cluster has {cluster.gpus_per_node}",
-            hint="lower `cluster.gpus_per_node`, or remove it to use all GPUs",
+            f"the job needs {spec.gpus_per_node} GPUs per node; {place} has {has}",
+            hint=f"lower `cluster.gpus_per_node`, or remove it to use all GPUs{elsewhere}",
         )
     there = cluster.nodes * cluster.gpus_per_node
     asked = frameworks.find(job.framework).gpus(job) or 0
@@ -72,3 +82,34 @@ def misfits(job: Job, cluster: Cluster) -> Iterator[Failure]:
             hint="remove it from the job; autotune then measures it",
             code=ExitCode.USAGE,
         )
+
+
+def is_too_small(job: Job, cluster: Cluster) -> bool:
+    """Return whether a cluster lacks nodes or GPUs that the job needs."""
+    return job.cluster.nodes > cluster.nodes or (gpus_of_a_node(job) or 0) > cluster.gpus_per_node
+
+
+def wait_s(job: Job, *, grows: bool) -> float | None:
+    """Return how long a run waits for nodes that are missing; None: not at all."""
+    stated = job.cluster.wait_for_nodes_s
+    return stated if stated is not None else _WAIT_S if grows else None
+
+
+def gpus_of_a_node(job: Job) -> int | None:
+    """Return the GPUs that each node of a job needs at least; None where only the nodes can tell.
+
+    Without `cluster.gpus_per_node` that is one: all GPUs of the nodes that come are measured, and count.
+    """
+    spec = job.cluster
+    if spec.gpus_per_node is not None:
+        return spec.gpus_per_node
+    stated = spec.gpu is not None or spec.gpu_memory_bytes is not None
+    return 1 if stated or job.framework not in _ON_CPUS_TOO else None
+
+
+def nodes_of(count: int, gpus: int) -> str:
+    """Return nodes in words, such as `4 nodes with 8 GPUs each`."""
+    nodes = f"{count} node{'' if count == 1 else 's'}"
+    if not gpus:
+        return nodes
+    return f"{nodes} with {gpus} GPU{'' if gpus == 1 else 's'}{' each' if count > 1 else ''}"

@@ -70,6 +70,12 @@ class Scripted:
         self._count, self._clock = count, clock
         self._process = psutil.Process()
 
+    def capacity(self, *, gpus: int | None, joining: bool) -> None:
+        """Return that no node may come."""
+
+    def withdraw(self) -> None:
+        """Do nothing: nothing was requested."""
+
     def cluster(self) -> Cluster:
         """Return a node without cards."""
         return Cluster(

@@ -19,10 +19,11 @@ from autotune.orchestrator.calls import option_of
 from autotune.orchestrator.cli.shared.options import Options, given, global_options, run_ids
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.errors import Failure
-from autotune.orchestrator.run import directory, summary
+from autotune.orchestrator.run import directory, summary, waiting
 from autotune.orchestrator.run.journal import Tail
 from autotune.orchestrator.run.lock import owner
 from autotune.orchestrator.run.memory_record import MemorySpan, so_far
+from autotune.orchestrator.run.waiting import Waiting
 from autotune.orchestrator.run_states import DISPLAYS
 from autotune.orchestrator.terminal import widgets
 from autotune.orchestrator.terminal.standard_streams import was_left
@@ -86,6 +87,7 @@ class RunStatus(Value, frozen=True, kw_only=True):
     trials: tuple[TrialStatus, ...] = ()  # of a search
     edits: tuple[str, ...] = ()  # what the user changed in the job since the launch
     problem: str = ""  # why its journal cannot be read
+    waiting: Waiting | None = None  # for nodes of the cluster; without a driver: for which it waited in vain
     left: TimeLeft | None = None  # while it runs, once enough is known
     step_s: tuple[float, ...] = ()  # latest step times of the only attempt that runs, without its first
 
@@ -125,7 +127,7 @@ class RunReader:
             folders = {a.attempt: self.run.attempt(a.attempt).path for a in status.attempts}
             attempts = tuple(replace(a, memory=so_far(folders[a.attempt])) for a in status.attempts)
             status = replace(status, attempts=attempts)
-        return status
+        return awaiting(self.run, status)
 
     def _read(self, *, now: float) -> RunStatus:
         driven = owner(self.run.path) is not None
@@ -157,6 +159,15 @@ class RunReader:
 def standing(run: directory.RunFolder, *, now: float, memory: bool = False) -> RunStatus:
     """Return the status of a run as its journal shows it now; see `RunReader.look`."""
     return RunReader(run, keeps=False).look(now=now, memory=memory)
+
+
+def awaiting(run: directory.RunFolder, status: RunStatus) -> RunStatus:
+    """Return the status of a run with the nodes that it waits for, or waited for in vain."""
+    row = waiting.read(run.path) if status.running or not status.attempts else None
+    if row is None:
+        return status
+    word = f"{DISPLAYS[RunState.WAITING].word} {row.nodes}/{row.wanted} nodes"
+    return replace(status, status=word if status.running else status.status, waiting=row)
 
 
 def _not_accepted(run: directory.RunFolder, *, driven: bool) -> RunStatus:
@@ -282,6 +293,8 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
             _below([(f"  ↳{a.attempt}", a.change, a.seconds, a.status) for a in run.attempts], width)
         )
     parts += [f"  attempt #{a.attempt}: {messages.cured(e)}" for a in run.attempts for e in a.cured]
+    if run.waiting is not None:
+        parts.append(f"  {waiting.sentence(run.waiting, now=now if run.running else None)}")
     parts += _left(run)
     parts += [f"  forecast: {messages.forecast(e)}" for a in run.attempts[-1:] for e in a.foreseen]
     measured = next((a for a in reversed(run.attempts) if a.memory), None)

@@ -113,6 +113,15 @@ class ClusterKeys(Section):
             " On the cluster, measured values are used."
         ),
     )
+    wait_for_nodes_s: OrNull[Duration] = _key(
+        None,
+        alias="wait_for_nodes",
+        description=(
+            "How long to wait for `nodes` nodes with `gpus_per_node` free GPUs, before the first launch and"
+            " before each relaunch. `null`: 30 minutes where an autoscaler starts nodes; on any other"
+            " cluster missing nodes are an error at once ([details](operations.md#clusters-that-grow))."
+        ),
+    )
 
 
 class LengthKeys(Section):

@@ -12,9 +12,11 @@ from autotune.launchers.base import Unreachable
 from autotune.launchers.packages import DISTRIBUTION, absence, how_to_install, missing, version_of
 from autotune.launchers.runners.cluster.connection import connect, disconnect, existing
 from autotune.launchers.runners.cluster.examine import Answer, examine_nodes
+from autotune.launchers.runners.cluster.internals import growth
 from autotune.launchers.runners.cluster.waits import WAITS
 from autotune.launchers.runners.node.examination import IMPORT_S, Examination, examine, folder_facts
 from autotune.orchestrator.annotate.child import Child, absent
+from autotune.orchestrator.cluster_fit import wait_s
 from autotune.orchestrator.config.loader import assumed
 from autotune.orchestrator.doctor.check import Check, Examined, failed, warned
 from autotune.orchestrator.doctor.job import (
@@ -29,7 +31,7 @@ from autotune.orchestrator.doctor.machine import machine_checks
 from autotune.orchestrator.doctor.placement import NodeChecks, weighed
 from autotune.orchestrator.notify.channels import channels, faults
 from autotune.orchestrator.run.log_parts import LIMIT_BYTES
-from autotune.orchestrator.units import show_gib
+from autotune.orchestrator.units import show_duration, show_gib
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Profile
 
@@ -47,7 +49,7 @@ def examine_all(job: Job | None, *, runs_dir: Path, node_s: float = NODE_S) -> E
         framework = frameworks.find(job.framework)
         profile = framework.profile(job, assumed(job))
         wanted = examination_of(job, framework, profile)
-    address, answers, found = _ask(job, wanted, node_s=node_s)
+    address, answers, found, grows = _ask(job, wanted, node_s=node_s)
     checks = [*found, _logs(runs_dir, job)]
     checks += _of_nodes(answers, job, profile)
     if job is not None and profile is not None:
@@ -56,7 +58,9 @@ def examine_all(job: Job | None, *, runs_dir: Path, node_s: float = NODE_S) -> E
         checks += _annotations(job)
         facts = tuple((each.facts, each.gpus) for each in answers if each.facts is not None)
         if address and facts:
-            checks += cluster_checks(job, cluster_of(address, facts))
+            limit_s = wait_s(job, grows=grows)
+            awaited = show_duration(limit_s) if limit_s is not None and address != "local" else ""
+            checks += cluster_checks(job, cluster_of(address, facts), awaited=awaited)
     return Examined(
         job=job.name if job is not None else "",
         address=address,
@@ -67,33 +71,36 @@ def examine_all(job: Job | None, *, runs_dir: Path, node_s: float = NODE_S) -> E
 
 def _ask(
     job: Job | None, wanted: Examination, *, node_s: float
-) -> tuple[str, tuple[Answer, ...], tuple[Check, ...]]:
-    """Return the address of the cluster, its nodes' answers and the check of the cluster itself."""
+) -> tuple[str, tuple[Answer, ...], tuple[Check, ...], bool]:
+    """Return the address of the cluster, its nodes' answers, its own check, and whether it starts nodes."""
     if absent := missing(["ray"]):
         check = failed("cluster", f"a launch {absence(absent)}", hint=how_to_install(absent))
-        return "", _here(wanted), (check,)
+        return "", _here(wanted), (check,), False
     address = job.cluster.address if job is not None else "auto"
     if address == "local":
-        return "local", _here(wanted), (Check(name="cluster", what="a launch starts its own Ray here"),)
+        own = Check(name="cluster", what="a launch starts its own Ray here")
+        return "local", _here(wanted), (own,), False
     if address is None and existing(any_running=False) is None:
         note = warned(
             "cluster",
             "no Ray cluster is running here; a launch would use only this machine",
             hint="set `cluster: {address: local}` if this is intended; otherwise start the cluster",
         )
-        return "local", _here(wanted), (note,)
+        return "local", _here(wanted), (note,), False
     try:
         connection = connect(address)
         try:
             answers = examine_nodes(wanted, timeout_s=node_s)
+            grows = bool(growth().grows)
         finally:
             disconnect(connection)
     except Unreachable as unreachable:
         unanswered = failed("cluster", unreachable.message, hint=unreachable.hint)
-        return "", _here(Examination()), (unanswered,)  # which need not be a node of the job's
+        return "", _here(Examination()), (unanswered,), False  # which need not be a node of the job's
     count = f"{len(answers)} node{'' if len(answers) == 1 else 's'}"
-    found = Check(name="cluster", what=f"{connection.address} answers, {count}")
-    return connection.address, answers, (found,)
+    starts = "; its autoscaler starts nodes" if grows else ""
+    found = Check(name="cluster", what=f"{connection.address} answers, {count}{starts}")
+    return connection.address, answers, (found,), grows
 
 
 def _here(wanted: Examination) -> tuple[Answer, ...]:

@@ -11,7 +11,7 @@ from autotune.launchers.packages import EXTRAS, how_to_install
 from autotune.launchers.runners.cluster.runner import summarize
 from autotune.launchers.runners.node.examination import Examination, FolderFacts, NodeFacts, ProgramFacts
 from autotune.launchers.runners.node.host import Card, Machine
-from autotune.orchestrator.cluster_fit import misfits
+from autotune.orchestrator.cluster_fit import gpus_of_a_node, is_too_small, misfits, nodes_of
 from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.doctor.check import Check, Status, failed, skipped, warned
 from autotune.orchestrator.units import show_gib
@@ -89,8 +89,17 @@ def cluster_of(address: str, nodes: tuple[tuple[NodeFacts, int], ...]) -> Cluste
     return summarize(address, machines, [gpus for _, gpus in nodes])
 
 
-def cluster_checks(job: Job, cluster: Cluster) -> Iterator[Check]:
-    """Yield whether the cluster matches the job's description."""
+def cluster_checks(job: Job, cluster: Cluster, *, awaited: str = "") -> Iterator[Check]:
+    """Yield whether the cluster matches the job's description.
+
+    `awaited` says for how long a launch waits for nodes that are not there yet; empty: it does not.
+    """
+    if awaited and is_too_small(job, cluster):
+        needed = nodes_of(job.cluster.nodes, gpus_of_a_node(job) or 0)
+        yield skipped(
+            "cluster", f"not all there yet: {needed}; a launch requests them and waits up to {awaited}"
+        )
+        return
     problems = list(misfits(job, cluster))
     for problem in problems:
         yield failed("cluster", problem.message, hint=problem.hint)

@@ -20,6 +20,7 @@ from autotune.orchestrator.driver.attempt import (
     intended,
     kill,
 )
+from autotune.orchestrator.driver.capacity import NodesMissing, await_nodes
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.monitor import AttemptMonitor
 from autotune.orchestrator.driver.signals import ForcedExit
@@ -235,7 +236,7 @@ class _Reconciler:
                     not_before_s=action.not_before_s,
                 )
             )
-        if not self.wait(action.not_before_s):
+        if not self.wait(action.not_before_s) or not self.await_nodes():
             return
         number = self.number + 1
         begun_at = self.clock.monotonic()
@@ -266,6 +267,14 @@ class _Reconciler:
         while (left_s := until - self.clock.monotonic()) > 0 and not self.interrupts.by:
             self.clock.sleep(min(POLL_S, left_s))
         return not self.interrupts.by
+
+    def await_nodes(self) -> bool:
+        """Wait for the nodes of the next attempt; false when the user interrupted it."""
+        try:
+            return await_nodes(self.context)
+        except NodesMissing as missing:
+            self.finish(Infrastructure(reason=missing.message))
+            raise
 
     def follow(self, handle: Handle, *, begun_at: float) -> None:
         self.evidence = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -185,6 +186,12 @@ def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> R
         write_private(path / "job.yaml", job_text.encode())
         return RunFolder(path)
     raise Failure(f"no free run id in `{root}`", hint="pass another --runs-dir")
+
+
+def discard_unaccepted(run: RunFolder) -> None:
+    """Remove the folder of a new run whose job was refused before anything of it was on record."""
+    if not run.history():
+        shutil.rmtree(run.path, ignore_errors=True)
 
 
 def runs(root: Path) -> tuple[RunFolder, ...]:

@@ -9,6 +9,7 @@ import msgspec
 
 from autotune.launchers.base import Unreachable
 from autotune.orchestrator.driver.attempt import POLL_S, abandon, end_survivors, kill
+from autotune.orchestrator.driver.capacity import await_nodes
 from autotune.orchestrator.driver.executor import Invoke, ThreadedInvoke, here
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.driver.signals import ForcedExit
@@ -241,7 +242,12 @@ class TrialScheduler:
         return 1 + max(numbers, default=-1)
 
     def _add(self, number: int, knobs: Knobs, purpose: Purpose) -> None:
-        """Begin a trial; after a loss its calls run in this thread, the only one that may reconnect."""
+        """Begin a trial; after a loss its calls run in this thread, the only one that may reconnect.
+
+        Nodes are awaited while no trial runs: those that run hold a part of them.
+        """
+        if not self._running and not await_nodes(self._rig):
+            return
         results = self._results
         lost = bool(results) and results[-1].result is Result.LOST
         invoke: Invoke = here if lost or self._beside is None else self._beside

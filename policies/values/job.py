@@ -19,6 +19,7 @@ class ClusterSpec(Value, frozen=True, kw_only=True):
     gpu_memory_bytes: int | None = None
     host_memory_bytes: int | None = None
     gpu: str | None = None  # a name of the table of cards, for what is decided away from the cluster
+    wait_for_nodes_s: float | None = None  # None: 30 min where an autoscaler starts nodes, else not at all
 
 
 class Then(StrEnum):

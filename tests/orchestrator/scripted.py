@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from autotune.launchers.base import OWN_SOURCE, Chunk, Drain, Exit, Observed, Unreachable
+from autotune.launchers.base import OWN_SOURCE, Capacity, Chunk, Drain, Exit, Observed, Unreachable
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.observation import Sample
@@ -124,6 +124,9 @@ class World:
     address: str = "local"
     at_once: int = 1  # attempts that may run at the same time
     most_at_once: int = 0
+    nodes: Callable[[World], Capacity] | None = None  # of a cluster that grows
+    requests: int = 0
+    requesting: bool = False
     draining: Callable[[int], None] = lambda _: None  # called with an attempt whose memory is awaited
 
     def tick(self) -> None:
@@ -145,6 +148,14 @@ class Place:
     @property
     def address(self) -> str:
         return self.world.address
+
+    def capacity(self, *, gpus: int | None, joining: bool) -> Capacity | None:
+        self.world.requests += 1
+        self.world.requesting = True
+        return self.world.nodes(self.world) if self.world.nodes is not None else None
+
+    def withdraw(self) -> None:
+        self.world.requesting = False
 
     def cluster(self) -> Cluster:
         return Cluster(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,9 +13,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.cluster import internals
@@ -38,6 +41,7 @@ _LONGEST_FOLDER = 36  # Ray's socket paths below it must stay under 107 bytes
 _VERSION_LINES = 5  # of Ray's message about two versions
 _LOCAL = "AUTOTUNE_CLUSTER"  # carried by every process of our own local Ray
 _NO_TABLES_HINT = "start the cluster with its dashboard, or install a Ray that the README names"
+_HEALTH = "/grpc.health.v1.Health/Check"  # served by Ray's process on every node, and by the head's GCS
 _REAPER = Path(__file__).with_name("reaper.py")
 
 
@@ -92,10 +96,13 @@ def in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def connect(address: str | None, *, gpus: int | None = None) -> Connection:
+def connect(
+    address: str | None, *, gpus: int | None = None, starting: Callable[[], None] = lambda: None
+) -> Connection:
     """Connect to `auto`, `local`, host:port, or (None) an existing cluster if there is one, else our own.
 
     To be called from the main thread: the kernel ends our own Ray together with the thread that started it.
+    `starting` is called before our own Ray is started, and may raise.
     """
     import ray
 
@@ -103,17 +110,20 @@ def connect(address: str | None, *, gpus: int | None = None) -> Connection:
         raise Unreachable("this process is connected to a Ray cluster already")
     os.environ["RAY_DEDUP_LOGS"] = "0"
     if address == "local":
+        starting()
         return _start_local(gpus, note="")
     if address not in (None, "auto"):
         return _join(str(address))
     found = existing(any_running=address == "auto")
     if found is not None:
-        return _join(found)
+        named = " (RAY_ADDRESS)" if os.environ.get("RAY_ADDRESS") == found else ""
+        return replace(_join(found), note=f"connected to the Ray cluster at {found}{named}")
     if address == "auto":
         raise Unreachable(
             "no Ray cluster is running here",
             hint="start one with `ray start --head`, or write `address: local` to use this machine alone",
         )
+    starting()
     return _start_local(gpus, note="no Ray cluster found; using a local one that ends with this run")
 
 
@@ -162,13 +172,13 @@ def _join(address: str) -> Connection:
     import ray
 
     host, _, port = address.rpartition(":")
+    hint = "write the host:port that `ray status` shows; Ray Client (ray://) is not supported"
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=WAITS.connect).close()
     except (OSError, ValueError) as error:
-        raise Unreachable(
-            f"cannot connect to the Ray cluster at {address}: {error}",
-            hint="write the host:port that `ray status` shows; Ray Client (ray://) is not supported",
-        ) from error
+        raise Unreachable(f"cannot connect to the Ray cluster at {address}: {error}", hint=hint) from error
+    if not serves_ray(address, timeout_s=WAITS.connect):  # `ray.init` would try for minutes, noisily
+        raise Unreachable(f"what listens at {address} is not the head of a Ray cluster (its GCS)", hint=hint)
     if "RAY_AUTH_MODE" not in os.environ:
         internals.use_token(of_user=True)  # as Ray does for clusters that it finds itself
     with _environment({"RAY_ADDRESS": address}):
@@ -186,6 +196,22 @@ def _join(address: str) -> Connection:
             ray.shutdown()
         raise Unreachable(str(error), hint=_NO_TABLES_HINT) from error
     return Connection(address=info["gcs_address"], ours=False, note="")
+
+
+def serves_ray(address: str, *, timeout_s: float) -> bool:
+    """Return whether a server of Ray's answers at host:port; true where that cannot be asked."""
+    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return True
+    try:
+        import grpc
+    except ImportError:
+        return True
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(_HEALTH)(b"", timeout=timeout_s)
+        except grpc.RpcError as error:
+            return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+    return True
 
 
 def _one_line(error: Exception) -> str:
@@ -232,14 +258,28 @@ def _start_local(gpus: int | None, *, note: str) -> Connection:
             info = _init(
                 address="local",
                 num_cpus=max(_LEAST_CPUS, len(os.sched_getaffinity(0))),
-                num_gpus=_visible_gpus() if gpus is None else gpus,
+                num_gpus=visible_gpus() if gpus is None else gpus,
                 object_store_memory=object_store_bytes(available_bytes=available, shm_bytes=_free(_SHM)),
                 include_dashboard=not internals.has_own_tables(),
             )
     except Exception as error:
+        logs = _kept_logs(Path(folder))
         os.close(lifeline)
-        raise Unreachable(f"cannot start Ray here: {error}") from error
+        raise Unreachable(
+            f"cannot start Ray on this machine: {_one_line(error)}",
+            hint=f"look at Ray's logs in `{logs}`; a busy machine may only need another try" if logs else "",
+        ) from error
     return Connection(address=info["gcs_address"], ours=True, note=note, lifeline=lifeline, reaper=reaper.pid)
+
+
+def _kept_logs(folder: Path) -> str:
+    """Return a copy of the logs of a Ray of our own that did not start; empty where there are none."""
+    logs = folder / "ray" / "session_latest" / "logs"
+    if not logs.is_dir():
+        return ""
+    kept = tempfile.mkdtemp(prefix="autotune-ray-logs-")
+    shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+    return kept
 
 
 def _protect() -> None:
@@ -267,7 +307,8 @@ def _free(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def _visible_gpus() -> int:
+def visible_gpus() -> int:
+    """Return the GPUs of this machine that a Ray of our own would have."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = len(read_cards())
     return count if visible is None else min(count, len([entry for entry in visible.split(",") if entry]))

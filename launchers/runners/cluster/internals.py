@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 MOVED = (ImportError, AttributeError, TypeError)  # how a private part that is no longer there shows
 _MOST_ROWS = 10_000  # as many as Ray's state API returns at once
+_NO_TYPE = "node_"  # of nodes that no autoscaler started
 _CURRENT_CLUSTER = "ray_current_cluster"  # where `ray start` writes its address
 
 Result = TypeVar("Result")
@@ -49,6 +50,13 @@ class GroupRow(NamedTuple):
     removed: bool
 
 
+class Growth(NamedTuple):
+    """Whether a cluster's autoscaler starts nodes, and what it does at the moment."""
+
+    grows: bool | None  # None: nothing that watches the cluster has reported yet
+    note: str = ""  # what it does or fails to do, in words
+
+
 class TablesUnreadable(RuntimeError):  # noqa: N818 - a state of the world, as Unreachable
     """Neither Ray's own tables nor its state API tell what runs on the cluster."""
 
@@ -66,6 +74,64 @@ def actor_rows(job: str) -> list[ActorRow]:
 def group_rows() -> list[GroupRow]:
     """Return the placement groups of all jobs; raises TablesUnreadable."""
     return _either(_own_groups, _listed_groups)
+
+
+def growth() -> Growth:
+    """Return whether the cluster has an autoscaler; without any where this Ray keeps that elsewhere.
+
+    Ray reports on a cluster without one in the same form: there each node has a type of its own, named after
+    its id (`format_readonly_node_type`).
+    """
+    try:
+        raylet: Any = importlib.import_module("ray._raylet")
+        from ray.experimental.internal_kv import _internal_kv_get
+
+        space, second = raylet.GCS_AUTOSCALER_STATE_NAMESPACE, raylet.GCS_AUTOSCALER_V2_ENABLED_KEY
+        if _internal_kv_get(second.encode(), namespace=space.encode()) == b"1":
+            return _growth_of_second()
+        status = _internal_kv_get(b"__autoscaling_status")
+        return Growth(None) if status is None else growth_of_first(json.loads(status))
+    except (*MOVED, ValueError):
+        return Growth(False)
+
+
+def growth_of_first(status: Mapping[str, Any]) -> Growth:
+    """Return what the status that Ray's first autoscaler writes into the cluster's key-value store tells."""
+    report = status.get("autoscaler_report") or {}
+    starting = dict(report.get("pending_launches") or {})
+    for _, kind, *_ in report.get("pending_nodes") or ():
+        starting[kind] = starting.get(kind, 0) + 1
+    refused = {}
+    availability = (report.get("node_availability_summary") or {}).get("node_availabilities") or {}
+    for kind, state in availability.items():
+        why = state.get("unavailable_node_information")
+        if not state.get("is_available", True) and why:
+            refused[kind] = why.get("description") or why.get("category") or "not available"
+    kinds = (*(report.get("active_nodes") or ()), *starting, *refused)
+    return Growth(any(not kind.startswith(_NO_TYPE) for kind in kinds), _activity(starting, refused))
+
+
+def _growth_of_second() -> Growth:
+    """Return what Ray's second autoscaler reports to the head; it knows nodes by the ids of its instances."""
+    import ray
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    starting: dict[str, int] = {}
+    for launch in status.pending_launches:
+        starting[launch.ray_node_type_name] = starting.get(launch.ray_node_type_name, 0) + launch.count
+    for node in status.pending_nodes:
+        starting[node.ray_node_type_name] = starting.get(node.ray_node_type_name, 0) + 1
+    refused = {each.ray_node_type_name: each.details or "not available" for each in status.failed_launches}
+    nodes = (*status.active_nodes, *status.idle_nodes)
+    grows = bool(starting or refused or any(node.instance_id for node in nodes))
+    return Growth(grows, _activity(starting, refused))
+
+
+def _activity(starting: Mapping[str, int], refused: Mapping[str, str]) -> str:
+    parts = [f"{count} × {kind} starting" for kind, count in starting.items()]
+    parts += [f"{kind} could not be started: {' '.join(why.split())[:200]}" for kind, why in refused.items()]
+    return "; ".join(parts)
 
 
 def has_own_tables() -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakSet
 
 from msgspec.structs import replace
 
-from autotune.launchers.base import Unreachable
+from autotune.launchers.base import Capacity, Unreachable
+from autotune.launchers.runners.cluster import internals
 from autotune.launchers.runners.cluster.actors import Posts, living_nodes, name_of, on_node
+from autotune.launchers.runners.cluster.capacity import NodeRequest, large_enough
 from autotune.launchers.runners.cluster.connection import (
     Connection,
     Head,
@@ -51,17 +54,52 @@ class RayRunner:
         self._given_up: list[RayHandle] = []  # whose actors could not be reached at their end
         self._nodes = nodes
         self._gpus_per_node = gpus_per_node
+        self._request = NodeRequest(nodes=nodes, waits=waits)
+        self._opened_at = time.monotonic()
         self.note = connection.note  # a line for the console; empty when the user asked for just this cluster
 
     @classmethod
-    def open(cls, address: str | None, *, nodes: int = 1, gpus_per_node: int | None = None) -> RayRunner:
-        """Connect to `address`; `nodes` and `gpus_per_node` are what a program without Ray reserves."""
-        return cls(connect(address), nodes=nodes, gpus_per_node=gpus_per_node)
+    def open(
+        cls,
+        address: str | None,
+        *,
+        nodes: int = 1,
+        gpus_per_node: int | None = None,
+        starting: Callable[[], None] = lambda: None,
+    ) -> RayRunner:
+        """Connect to `address`; `nodes` and `gpus_per_node` are what a job needs.
+
+        `starting` is called before a Ray of our own is started, and may raise.
+        """
+        return cls(connect(address, starting=starting), nodes=nodes, gpus_per_node=gpus_per_node)
 
     @property
     def address(self) -> str:
         """The cluster's GCS address."""
         return self._connection.address
+
+    def capacity(self, *, gpus: int | None, joining: bool) -> Capacity | None:
+        """Return how far the nodes are there that may still come, and request those that are not."""
+        if self._connection.ours:
+            return None
+        self._reach()
+        growth = internals.growth()
+        nodes = living_nodes()
+        each = self._gpus_to_reserve(nodes) if gpus is None else gpus
+        if not growth.grows and not joining:
+            there = len(large_enough(nodes, gpus=each))
+            early = growth.grows is None and time.monotonic() - self._opened_at < self._waits.report
+            if there >= self._nodes or not early:
+                return None
+            return Capacity(ready=False, nodes=there, wanted=self._nodes, gpus=each)
+        return self._request.look(gpus=each)
+
+    def withdraw(self) -> None:
+        """Request no nodes any more."""
+        import ray
+
+        if ray.is_initialized() and not self._link.gone:
+            self._request.withdraw()
 
     def cluster(self) -> Cluster:
         """Return what the nodes report; with cards anywhere, only the nodes that have some count."""
@@ -230,7 +268,7 @@ class RayRunner:
         """Leave the cluster; our own ends."""
         for handle in self._handles:
             handle.leave()
-        disconnect(self._connection)
+        disconnect(self._connection)  # a request for nodes ends with it
 
     def _reach(self) -> Head:
         """Return the link to the cluster, connected once more when it was left because its head was gone."""
@@ -244,6 +282,7 @@ class RayRunner:
             self._connection = replace(self._connection, lifeline=-1, reaper=-1)
             self._connection = connect("local" if self._connection.ours else self.address)
             self._link = Head(self._connection.address, waits=self._waits)
+            self._request = NodeRequest(nodes=self._nodes, waits=self._waits)
         return self._link
 
     def _posts(self, run: str, attempt: int) -> Posts:

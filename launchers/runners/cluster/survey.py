@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import Any, NamedTuple
 
 from autotune.launchers.runners.cluster.actors import Posts, living_nodes
-from autotune.launchers.runners.cluster.connection import Head
+from autotune.launchers.runners.cluster.connection import Head, serves_ray
 from autotune.launchers.runners.cluster.jobs import Claim, claims_of, jobs_of
 from autotune.launchers.runners.cluster.waits import WAITS, Waits
-
-_HEALTH = "/grpc.health.v1.Health/Check"  # served by Ray's process on every node: Ray's own head asks it too
 
 _KNOCKS = 4  # per reading: each may take its whole time
 
@@ -116,15 +113,5 @@ def first_line(error: Exception) -> str:
 
 def _healthy(node: dict[str, Any], waits: Waits) -> bool:
     """Return whether Ray's process on a node answers; true where that cannot be asked."""
-    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
-        return True
-    try:
-        import grpc
-    except ImportError:
-        return True
-    with grpc.insecure_channel(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}") as channel:
-        try:
-            channel.unary_unary(_HEALTH)(b"", timeout=waits.knock)
-        except grpc.RpcError as error:
-            return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-    return True
+    address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+    return serves_ray(address, timeout_s=waits.knock)

@@ -28,6 +28,7 @@ class Waits(Value, frozen=True, kw_only=True):
     attach: float = 90.0  # for a supervisor that lives to say where its attempt began
     start: float = 120.0  # Ray may have to start workers on busy nodes
     placement: float = 60.0  # for the GPUs of a command that asks Ray for none
+    report: float = 10.0  # for a cluster that has just started to say whether it has an autoscaler
     end: float = 30.0  # beyond the grace, for an attempt's processes to end
     # Before an actor that died is replaced once more: doubled each time, up to the second figure.
     retry: tuple[float, float] = (5.0, 300.0)

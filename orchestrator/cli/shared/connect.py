@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from autotune.launchers.base import Runner
@@ -9,10 +11,14 @@ from autotune.orchestrator.cluster_fit import misfits
 from autotune.policies.values.job import Cluster, Job
 
 
-def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
-    """Return the cluster of a job, the same one as `before` if its head answers; raises Unreachable.
+def open_runner(
+    job: Job, *, before: Cluster | None = None, say: Callable[[str], None] = lambda _: None
+) -> Runner:
+    """Return the cluster of a job, the same one as `before` if its head answers.
 
-    A cluster that answers is never passed over: what runs on it would be taken for dead.
+    A cluster that answers is never passed over: what runs on it would be taken for dead. `say` shows what is
+    being waited for. Raises Unreachable, and Failure where a Ray of our own on this machine would be too
+    small: none is started to find that out.
     """
     from autotune.launchers.runners.cluster.connection import Head
     from autotune.launchers.runners.cluster.runner import RayRunner
@@ -23,7 +29,28 @@ def open_runner(job: Job, *, before: Cluster | None = None) -> Runner:
         address = "local" if address is None else address
     elif before is not None and address in (None, "auto"):
         address = before.address if Head(before.address).answers() else "auto"
-    return RayRunner.open(address=address, nodes=spec.nodes, gpus_per_node=spec.gpus_per_node)
+    if address == "local":
+        match(job, _here())
+        say("starting Ray on this machine ...")
+    elif address in (None, "auto"):
+        say("looking for a Ray cluster ...")
+    else:
+        say(f"connecting to the Ray cluster at {address} ...")
+    return RayRunner.open(
+        address=address,
+        nodes=spec.nodes,
+        gpus_per_node=spec.gpus_per_node,
+        starting=lambda: match(job, _here()),
+    )
+
+
+def _here() -> Cluster:
+    """Return this machine as a cluster of our own would be, without its memory."""
+    from autotune.launchers.runners.cluster.connection import visible_gpus
+
+    return Cluster(
+        address="local", nodes=1, gpus_per_node=visible_gpus(), gpu_memory_bytes=0, host_memory_bytes=0
+    )
 
 
 def left(runner: Runner, *, before: Cluster | None) -> Cluster | None:

@@ -34,6 +34,7 @@ from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver import reconcile, rehearsal
 from autotune.orchestrator.driver.attempt import doubtful, end_doubtful
+from autotune.orchestrator.driver.capacity import await_to_measure
 from autotune.orchestrator.driver.context import EndingContext, RunContext, require_gone
 from autotune.orchestrator.driver.side_task import SideTasks
 from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, hangups_ignored, listening
@@ -85,6 +86,8 @@ def drive(
 
     beside = SideTasks(*(kind(run, say=views.say, warn=views.warn) for kind in (Courier, Annotator)))
 
+    new = job is not None
+
     def current() -> Job:
         assert job is not None
         return job
@@ -111,7 +114,7 @@ def drive(
             beside.begin(job)
             try:
                 with _insisted(run, journal, views, interrupts):
-                    verdict = _drive(run, job, journal, views, interrupts, edit=edit, fixed=fixed)
+                    verdict = _drive(run, job, journal, views, interrupts, edit=edit, fixed=fixed, new=new)
             except (Failure, ForcedExit):
                 raise
             except Exception as error:
@@ -181,6 +184,7 @@ def _drive(
     edit: EditedJob | None = None,
     fixed: bool = False,
     ends: bool = False,
+    new: bool = False,
 ) -> Verdict:
     history = journal.history()
     finished = history[-1] if history else None
@@ -198,22 +202,26 @@ def _drive(
         with interrupts.cutting():
             # What our own local Ray consists of goes on without the terminal too.
             with interrupts.connecting(), hangups_ignored():
-                runner = connect.open_runner(job, before=accepted.cluster if accepted is not None else None)
+                before = accepted.cluster if accepted is not None else None
+                runner = connect.open_runner(job, before=before, say=views.say)
             if runner.note:
                 views.say(runner.note)
+            context = (EndingContext if ends else RunContext)(
+                journal=journal,
+                framework=framework,
+                runner=runner,
+                clock=Clock(),
+                folder=run,
+                job=job,
+                interrupts=interrupts,
+                observer=views,
+            )
+            changed = edit is not None or connect.left(runner, before=before) is not None
+            if not await_to_measure(context, changed=changed and not ends):
+                return _not_started(run, journal, views, interrupts)
             if not history:
                 _accept(run, journal, runner, framework, job)
         journal.persist.patience_s = math.inf  # what trains does so without its journal
-        context = (EndingContext if ends else RunContext)(
-            journal=journal,
-            framework=framework,
-            runner=runner,
-            clock=Clock(),
-            folder=run,
-            job=job,
-            interrupts=interrupts,
-            observer=views,
-        )
         context = taken_up(context, edit=edit, fixed=fixed)
         if ends and isinstance(finished, Finished):
             end_doubtful(context)
@@ -226,7 +234,8 @@ def _drive(
     except Unreachable as unreachable:
         if runner is None and interrupts.by and not (ends and doubtful(history)):
             return _not_started(run, journal, views, interrupts)
-        raise _unreachable(unreachable, run, then="stop" if ends else "resume") from None
+        kept = not new or bool(journal.history())
+        raise _unreachable(unreachable, run, then="stop" if ends else "resume", kept=kept) from None
     finally:
         if runner is not None:
             runner.close()
@@ -376,7 +385,9 @@ def _summarise(run: directory.RunFolder, job: Job, verdict: Verdict, views: View
         views.summary(export.changes(history, framework, knobs), stable=str(run.path / name))
 
 
-def _unreachable(error: Unreachable, run: directory.RunFolder, *, then: str) -> Failure:
+def _unreachable(error: Unreachable, run: directory.RunFolder, *, then: str, kept: bool) -> Failure:
+    if not kept:
+        return Failure(error.message, hint=error.hint or "launch again")
     again = f"`{run.call(then)}`"
     continues = f"{again} continues the run" if then == "resume" else f"{again} tries again"
     return Failure(error.message, hint=f"{error.hint}, then run {again}" if error.hint else continues)

@@ -28,6 +28,7 @@ from autotune.orchestrator.cli.shared.submission import dashboard, submit
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import assumed, read_text, written
 from autotune.orchestrator.driver import rehearsal
+from autotune.orchestrator.driver.capacity import NodesMissing
 from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import owner
@@ -135,7 +136,13 @@ def launch(prepared: Prepared, *, options: Options) -> ExitCode:
             code=ExitCode.USAGE,
         )
     run = _create(prepared, options=options)
-    return drive.drive(run, options=options, job=prepared.job)
+    try:
+        return drive.drive(run, options=options, job=prepared.job)
+    except NodesMissing:
+        raise  # `resume` waits again
+    except Failure:
+        directory.discard_unaccepted(run)
+        raise
 
 
 def _create(prepared: Prepared, *, options: Options) -> directory.RunFolder:

@@ -105,6 +105,12 @@ class ProcessRunner:
     def __init__(self) -> None:
         self._handles: dict[tuple[str, int], ProcessHandle] = {}
 
+    def capacity(self, *, gpus: int | None, joining: bool) -> None:
+        """Return that no node may come."""
+
+    def withdraw(self) -> None:
+        """Do nothing: nothing was requested."""
+
     def cluster(self) -> Cluster:
         """Return what this machine has."""
         machine = measure()

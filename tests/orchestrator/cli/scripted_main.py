@@ -1,7 +1,8 @@
 """`autotune` over a scripted place to run: `python -m tests.orchestrator.cli.scripted_main PLAY ARGS…`.
 
 `PLAY@HOST:PORT+80` plays on a cluster at that address, with a card of 80 GiB; `PLAY:silent@…` has a node that
-does not answer, `PLAY:undead@…` a process that cannot be ended.
+does not answer, `PLAY:undead@…` a process that cannot be ended. On a cluster that grows (`GROWS`) two nodes
+are there, or as many as the file `nodes` in the working folder says.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autotune.launchers.base import Exit, Unreachable
+from autotune.launchers.base import Capacity, Exit, Unreachable
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.cli.shared import connect, drive
 from autotune.orchestrator.clock import Clock
@@ -124,6 +125,12 @@ def asked_while_opening(how: str) -> type[Journal]:
     return Asked
 
 
+def grows(world: World) -> Capacity:
+    file = Path("nodes")
+    there = int(file.read_text()) if file.exists() else 2
+    return Capacity(ready=there == 2, nodes=there, wanted=2, gpus=8, note="1 × gpu starting")
+
+
 PLAYS = {
     f.__name__: f
     for f in (
@@ -166,6 +173,7 @@ def open_runner(*_: object, **__: object) -> Place:
     )
     world.silent = "gpu-03" if trouble == "silent" else ""
     world.undead = ("pid 7 (python) of mia on gpu-02",) if trouble == "undead" else ()
+    world.nodes = grows if os.environ.get("GROWS") else None
     return Place(world, Fast())  # type: ignore[arg-type]
 
 

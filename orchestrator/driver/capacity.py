@@ -1,0 +1,118 @@
+"""Waits until a cluster has the nodes that the next attempt needs."""
+
+from __future__ import annotations
+
+from autotune.launchers.base import Capacity
+from autotune.orchestrator.clock import timestamp
+from autotune.orchestrator.cluster_fit import gpus_of_a_node, nodes_of, wait_s
+from autotune.orchestrator.driver.context import RunContext
+from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.run import waiting
+from autotune.orchestrator.run.waiting import Waiting
+from autotune.orchestrator.units import show_duration
+from autotune.policies.values.history import unended
+
+_LOOK_S = 1.0
+_SILENT_S = 3.0  # nodes that are free are granted at once: there is nothing to read about
+_REMIND_S = 60.0
+
+
+class NodesMissing(Failure):
+    """The nodes that the job needs did not come in time."""
+
+
+def await_nodes(context: RunContext) -> bool:
+    """Wait until the nodes of a run's job are there; false where the user ended the wait.
+
+    Raises NodesMissing after `cluster.wait_for_nodes`, Unreachable when the cluster does not answer.
+    """
+    try:
+        arrived = _await(context)
+    except NodesMissing:
+        raise  # and `waiting.json` stays, which says what was missing
+    except BaseException:
+        _clear(context)
+        raise
+    _clear(context)
+    return arrived
+
+
+def await_to_measure(context: RunContext, *, changed: bool) -> bool:
+    """Wait for the nodes that are measured next: of a new run, or where its job or cluster `changed`.
+
+    Returns false where the user ended the wait; raises as `await_nodes`.
+    """
+    history = context.journal.history()
+    measures = not history or (changed and not unended(history))
+    return await_nodes(context) if measures else True
+
+
+def _await(context: RunContext) -> bool:
+    runner, spec, clock = context.runner, context.job.cluster, context.clock
+    limit_s = wait_s(context.job, grows=True) or 0.0
+    begun_at, since = clock.monotonic(), timestamp(clock.now())
+    shown: tuple[int, str] | None = None
+    shown_at = begun_at
+    try:
+        while not context.interrupts.by:
+            capacity = runner.capacity(
+                gpus=gpus_of_a_node(context.job), joining=spec.wait_for_nodes_s is not None
+            )
+            now = clock.monotonic()
+            waited_s = now - begun_at
+            if capacity is None:
+                return True
+            if capacity.ready:
+                if shown is not None:
+                    ready = nodes_of(capacity.wanted, capacity.gpus)
+                    context.observer.say(f"{ready} ready after {show_duration(waited_s)}")
+                return True
+            if waited_s >= limit_s:
+                raise _missing(capacity, limit_s, context)
+            state = capacity.nodes, capacity.note
+            if waited_s >= _SILENT_S and (state != shown or now - shown_at >= _REMIND_S):
+                context.observer.say(_progress(capacity, waited_s=waited_s, limit_s=limit_s))
+                shown, shown_at = state, now
+                _write(context, capacity, since=since, limit_s=limit_s)
+            clock.sleep(_LOOK_S)
+        return False
+    finally:
+        runner.withdraw()
+
+
+def _write(context: RunContext, capacity: Capacity, *, since: str, limit_s: float) -> None:
+    row = Waiting(
+        since=since,
+        nodes=capacity.nodes,
+        wanted=capacity.wanted,
+        gpus=capacity.gpus,
+        note=capacity.note,
+        limit_s=limit_s,
+    )
+    context.observer.write_view("waiting.json", lambda: waiting.write(context.folder.path, row))
+
+
+def _clear(context: RunContext) -> None:
+    context.observer.write_view("waiting.json", lambda: waiting.clear(context.folder.path))
+
+
+def _progress(capacity: Capacity, *, waited_s: float, limit_s: float) -> str:
+    what = f"waiting for {nodes_of(capacity.wanted, capacity.gpus)}: {_there(capacity)}"
+    note = f"; {capacity.note}" if capacity.note else ""
+    return f"{what}{note} ({show_duration(waited_s)} of at most {show_duration(limit_s)})"
+
+
+def _there(capacity: Capacity) -> str:
+    if capacity.nodes < capacity.wanted:
+        return f"{capacity.nodes} of {capacity.wanted} there"
+    return "all there, not all free" if capacity.wanted > 1 else "there, not free"
+
+
+def _missing(capacity: Capacity, limit_s: float, context: RunContext) -> NodesMissing:
+    note = f"; {capacity.note}" if capacity.note else ""
+    return NodesMissing(
+        f"{nodes_of(capacity.wanted, capacity.gpus)} were not ready within {show_duration(limit_s)}: "
+        f"{_there(capacity)}{note}",
+        hint="look at `ray status` on the head; "
+        f"`{context.folder.call('resume')}` waits again, `cluster.wait_for_nodes` in the job sets how long",
+    )
