@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions, launching
-from autotune.orchestrator.cli.shared.options import given, global_options
+from autotune.orchestrator.cli.shared.options import global_options
 
 CODES = """\b
 Exit codes:
@@ -30,8 +30,7 @@ _REHEARSAL_CODES = CODES.replace(
     help="Start with a rehearsal: a few steps, in a separate folder, that test what fails late.",
 )
 @global_options
-@click.pass_context
-def command(context: click.Context, launch_options: LaunchOptions) -> None:
+def command(call: LaunchOptions) -> None:
     """Run the training to its end, recovering from memory failures.
 
     \b
@@ -40,14 +39,13 @@ def command(context: click.Context, launch_options: LaunchOptions) -> None:
     """  # noqa: D301 - click reads the backspace
     from autotune.orchestrator.cli.shared import start
 
-    context.exit(start.begin(launch_options, options=given(context)))
+    click.get_current_context().exit(start.begin(call))
 
 
 @click.command("rehearse", epilog=_REHEARSAL_CODES)
 @launching("rehearse")
 @global_options
-@click.pass_context
-def rehearse(context: click.Context, launch_options: LaunchOptions) -> None:
+def rehearse(call: LaunchOptions) -> None:
     """Test what fails late in a few steps, and fix it: full lengths, checkpoint, validation, reload.
 
     \b
@@ -56,4 +54,4 @@ def rehearse(context: click.Context, launch_options: LaunchOptions) -> None:
     """  # noqa: D301 - click reads the backspace
     from autotune.orchestrator.cli.shared import start
 
-    context.exit(start.begin(launch_options, options=given(context)))
+    click.get_current_context().exit(start.begin(call))

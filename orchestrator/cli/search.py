@@ -6,7 +6,7 @@ import click
 
 from autotune.orchestrator.cli.launch import CODES
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions, launching
-from autotune.orchestrator.cli.shared.options import given, global_options
+from autotune.orchestrator.cli.shared.options import global_options
 
 
 @click.command("search", epilog=CODES)
@@ -28,8 +28,7 @@ from autotune.orchestrator.cli.shared.options import given, global_options
     help="Start with a rehearsal, if the job allows one: a few steps that test what fails late.",
 )
 @global_options
-@click.pass_context
-def command(context: click.Context, launch_options: LaunchOptions) -> None:
+def command(call: LaunchOptions) -> None:
     """Make the job stable, then find the fastest configuration within the budget.
 
     \b
@@ -38,4 +37,4 @@ def command(context: click.Context, launch_options: LaunchOptions) -> None:
     """  # noqa: D301 - click reads the backspace
     from autotune.orchestrator.cli.shared import start
 
-    context.exit(start.begin(launch_options, options=given(context)))
+    click.get_current_context().exit(start.begin(call))

@@ -20,7 +20,7 @@ from autotune.launchers.runners.node.agent import SWEEP_GRACE_S, end_run
 from autotune.orchestrator.annotate.annotator import Annotator
 from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.cli.shared.edit import (
-    EditedJob,
+    RequestedJob,
     changed_file,
     changed_job,
     check,
@@ -65,7 +65,7 @@ def drive(
     *,
     options: Options,
     job: Job | None = None,
-    edit: EditedJob | None = None,
+    edit: RequestedJob | None = None,
     fixed: bool = False,
 ) -> ExitCode:
     """Drive a run from wherever it stands to its end; returns the exit code.
@@ -181,7 +181,7 @@ def _drive(
     views: Views,
     interrupts: Interrupts,
     *,
-    edit: EditedJob | None = None,
+    edit: RequestedJob | None = None,
     fixed: bool = False,
     ends: bool = False,
     new: bool = False,

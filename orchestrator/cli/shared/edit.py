@@ -28,14 +28,14 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
 
-class EditedJob(Value, frozen=True, kw_only=True):
-    """A changed job, and what differs from the one that ran."""
+class RequestedJob(Value, frozen=True, kw_only=True):
+    """A job as the user asks for it: a new one, or one that a run continues with."""
 
-    text: str
+    text: str  # of its file, with the options of the command line in place
     job: Job
-    file: str
     request: directory.RunRequest
-    changes: dict[str, tuple[Any, Any]]
+    file: str = ""  # where it stands; empty: a new one
+    changes: dict[str, tuple[Any, Any]] = {}  # dotted key of job.yaml -> value in the run and now
 
 
 def digest(text: str) -> str:
@@ -100,7 +100,7 @@ def known_to(run: directory.RunFolder) -> secrets.Lookup:
 
 def changed_job(
     run: directory.RunFolder, *, job_file: Path | None = None, ask: bool = True
-) -> EditedJob | None:
+) -> RequestedJob | None:
     """Return the changed job of a run: `job_file`, that of an edit before or of the launch, or its own copy.
 
     With `ask`, and on a terminal, an unchanged copy opens in the user's editor. None: nothing differs.
@@ -122,7 +122,7 @@ def changed_job(
     return found
 
 
-def check(edit: EditedJob | None, run: directory.RunFolder) -> None:
+def check(edit: RequestedJob | None, run: directory.RunFolder) -> None:
     """Refuse an edit that the run cannot go on with; raises Failure."""
     history = run.history()
     last = history[-1]
@@ -198,7 +198,7 @@ def changed_file(run: directory.RunFolder) -> str:
 
 def _edit_from(
     run: directory.RunFolder, history: History, path: Path, *, request: directory.RunRequest
-) -> EditedJob | None:
+) -> RequestedJob | None:
     """Return what a file changes; `job_file` stays, by which a repeated `--continue` finds the run."""
     file = str(path.absolute())
     launched = Path(request.job_file) in (path, path.absolute())
@@ -214,7 +214,7 @@ def _edit(
     file: str,
     request: directory.RunRequest,
     options: bool,
-) -> EditedJob | None:
+) -> RequestedJob | None:
     lookup = known_to(run)
     if options:
         given, job = with_options(text, file=file, request=request, lookup=lookup)
@@ -225,7 +225,7 @@ def _edit(
 
 def edit_of(
     history: History, given: str, job: Job, *, file: str, request: directory.RunRequest
-) -> EditedJob | None:
+) -> RequestedJob | None:
     """Return how a job differs from that of a run; None: it does not. `given`: its text, options in place."""
     before = accepted_of(history).job
     base = written(given)
@@ -241,4 +241,4 @@ def edit_of(
         edited_digest=_digest_of(request.edited_file, ""),
         edited_identity=_identity_of(request.edited_file, request),
     )
-    return EditedJob(text=given, job=job, file=file, request=request, changes=changes)
+    return RequestedJob(text=given, job=job, file=file, request=request, changes=changes)

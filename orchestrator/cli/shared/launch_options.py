@@ -1,4 +1,4 @@
-"""What a call that begins a run says: the options that `launch` and `search` share, as one value."""
+"""The call of a command that begins a run, as one value."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from autotune.orchestrator.cli.shared.options import knob_settings
+from autotune.orchestrator.cli.shared.options import Options, given, knob_settings
 
 if TYPE_CHECKING:
     from autotune.orchestrator.run.directory import RunRequest
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of `launch` or `search`, beside the global options."""
+    """A call of `launch`, `rehearse` or `search`."""
 
     job_file: Path
+    options: Options = msgspec.field(default_factory=Options)
     request: RunRequest
     dry_run: bool = False
     detach: bool = False
@@ -75,7 +76,7 @@ _OPTIONS = (
 
 
 def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options that `launch` and `search` share; the command receives them as one `LaunchOptions`."""
+    """Add the options that `launch` and `search` share; the command receives the whole call."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -101,7 +102,8 @@ def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]
                 duration=duration,
                 rehearse=rehearse or mode == Mode.REHEARSE,
             )
-            command(launch_options=LaunchOptions(request=request, **written))
+            options = given(click.get_current_context())
+            command(LaunchOptions(options=options, request=request, **written))
 
         for add in reversed(_OPTIONS):
             wished = add(wished)

@@ -15,7 +15,7 @@ import msgspec
 from autotune.launchers import frameworks
 from autotune.launchers.packages import EXTRAS, NEEDED
 from autotune.orchestrator.cli.shared.edit import (
-    EditedJob,
+    RequestedJob,
     check,
     digest,
     edit_of,
@@ -49,29 +49,19 @@ class Begun(Value, frozen=True, kw_only=True):
     run: str
 
 
-class Prepared(Value, frozen=True, kw_only=True):
-    """A job that is ready to run: its text with the command line's options in place, and what it says."""
-
-    text: str
-    job: Job
-    request: directory.RunRequest
-
-
-def prepare(launch_options: LaunchOptions) -> Prepared:
+def prepare(call: LaunchOptions) -> RequestedJob:
     """Return the job of a file with the options of the command line applied."""
-    path = launch_options.job_file
+    path = call.job_file
     text = read_text(path)
     request = msgspec.structs.replace(
-        launch_options.request,
+        call.request,
         job_file=path.name if under_ray_job() else str(path.absolute()),
         job_digest=digest(text),
     )
-    lookup = os.environ.get if launch_options.submit is None else _assumed
-    text, job = with_options(
-        text, file=str(path), request=request, lookup=lookup, elsewhere=launch_options.dry_run
-    )
+    lookup = os.environ.get if call.submit is None else _assumed
+    text, job = with_options(text, file=str(path), request=request, lookup=lookup, elsewhere=call.dry_run)
     request = msgspec.structs.replace(request, identity=identity(text, job))
-    return Prepared(text=text, job=job, request=request)
+    return RequestedJob(text=text, job=job, request=request)
 
 
 def _assumed(variable: str) -> str:
@@ -90,31 +80,34 @@ def first_command(job: Job, request: directory.RunRequest) -> Command:
     return framework.command(job, knobs, run="dry-run", attempt=1, resume=job.resume and planned is None)
 
 
-def begin(launch_options: LaunchOptions, *, options: Options) -> ExitCode:
-    """Begin a run in the way that the command line asks for."""
-    prepared = prepare(launch_options)
-    if launch_options.submit and launch_options.detach:
+def begin(call: LaunchOptions) -> ExitCode:
+    """Begin a run in the way that the command line asks for; returns the exit code.
+
+    Raises Failure and click.UsageError where it cannot begin.
+    """
+    prepared, options = prepare(call), call.options
+    if call.submit and call.detach:
         raise click.UsageError("--submit already runs in the background; remove --detach")
-    if under_ray_job() and (launch_options.submit or launch_options.detach):
-        option = "--submit" if launch_options.submit else "--detach"
+    if under_ray_job() and (call.submit or call.detach):
+        option = "--submit" if call.submit else "--detach"
         raise click.UsageError(f"this command runs as a Ray job already; remove {option}")
     rehearsal.planned(frameworks.find(prepared.job.framework), prepared.job, prepared.request)
-    if launch_options.dry_run:
+    if call.dry_run:
         show(prepared, as_json=options.json)
-    elif launch_options.submit:
-        submit(prepared, url=launch_options.submit, options=options, continued=launch_options.continued)
-    elif launch_options.detach:
-        if launch_options.continued:
+    elif call.submit:
+        submit(prepared, url=call.submit, options=options, continued=call.continued)
+    elif call.detach:
+        if call.continued:
             raise click.UsageError("--continue waits for the run to end; remove --detach")
         detach(prepared, options=options)
-    elif launch_options.continued:
+    elif call.continued:
         return proceed(prepared, options=options)
     else:
         return launch(prepared, options=options)
     return ExitCode.OK
 
 
-def show(prepared: Prepared, *, as_json: bool) -> None:
+def show(prepared: RequestedJob, *, as_json: bool) -> None:
     """Print the first command without any effect."""
     command = first_command(prepared.job, prepared.request)
     if as_json:
@@ -124,7 +117,7 @@ def show(prepared: Prepared, *, as_json: bool) -> None:
         click.echo("Nothing was launched.", err=True)
 
 
-def launch(prepared: Prepared, *, options: Options) -> ExitCode:
+def launch(prepared: RequestedJob, *, options: Options) -> ExitCode:
     """Run a job here, to its end."""
     from autotune.orchestrator.cli.shared import drive
 
@@ -145,13 +138,13 @@ def launch(prepared: Prepared, *, options: Options) -> ExitCode:
         raise
 
 
-def _create(prepared: Prepared, *, options: Options) -> directory.RunFolder:
+def _create(prepared: RequestedJob, *, options: Options) -> directory.RunFolder:
     """Return a new run's folder; the copy of the job file in it holds no secret."""
     text = secrets.masked_job_text(prepared.text, prepared.job)
     return directory.create(options.runs_dir, job_text=text, request=prepared.request)
 
 
-def proceed(prepared: Prepared, *, options: Options) -> ExitCode:
+def proceed(prepared: RequestedJob, *, options: Options) -> ExitCode:
     """Continue the newest run of a job, or begin one where there is none; returns the run's exit code."""
     from autotune.orchestrator.cli.shared import drive
 
@@ -167,7 +160,7 @@ def proceed(prepared: Prepared, *, options: Options) -> ExitCode:
     return drive.drive(run, options=options, edit=edit)
 
 
-def _require(prepared: Prepared) -> None:
+def _require(prepared: RequestedJob) -> None:
     """Raise Failure, before a run's folder is made, where what the run needs is not installed."""
     mode, job = prepared.request.mode, prepared.job
     require(f"`{mode}`", *NEEDED[mode])
@@ -177,8 +170,8 @@ def _require(prepared: Prepared) -> None:
 
 
 def _continued(
-    prepared: Prepared, *, root: Path
-) -> tuple[directory.RunFolder, EditedJob | None] | tuple[None, None]:
+    prepared: RequestedJob, *, root: Path
+) -> tuple[directory.RunFolder, RequestedJob | None] | tuple[None, None]:
     """Return the run that a job continues, with what its file changes in it; none where a new run begins.
 
     Raises Failure where an incomplete run has begun with another job, where its record is damaged, or where
@@ -220,7 +213,7 @@ def _continued(
     return latest, edit
 
 
-def _runs_of(prepared: Prepared, *, root: Path) -> Iterator[directory.RunFolder]:
+def _runs_of(prepared: RequestedJob, *, root: Path) -> Iterator[directory.RunFolder]:
     """Yield the runs of a job's name, begun by the same command from the same file, the newest first."""
     asked = prepared.request
     for run in reversed(directory.runs(root)):
@@ -240,7 +233,7 @@ def under_ray_job() -> bool:
     return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
 
 
-def detach(prepared: Prepared, *, options: Options) -> None:
+def detach(prepared: RequestedJob, *, options: Options) -> None:
     """Start a run that goes on without this terminal: a daemon, or a job of an external cluster."""
     _require(prepared)
     address = prepared.job.cluster.address

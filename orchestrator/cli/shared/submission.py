@@ -28,7 +28,7 @@ from autotune.policies.values.value import Value
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-    from autotune.orchestrator.cli.shared.start import Prepared
+    from autotune.orchestrator.cli.shared.edit import RequestedJob
 
 _TRIES = 3
 _RETRY_S = 2.0
@@ -53,7 +53,7 @@ def dashboard(address: str) -> str:
         ) from None
 
 
-def submit(prepared: Prepared, *, url: str, options: Options, continued: bool = False) -> None:
+def submit(prepared: RequestedJob, *, url: str, options: Options, continued: bool = False) -> None:
     """Start a run as a Ray job."""
     if not options.runs_dir.is_absolute():
         raise Failure(

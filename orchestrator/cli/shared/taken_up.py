@@ -8,7 +8,7 @@ import msgspec
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.cli.shared import connect
-from autotune.orchestrator.cli.shared.edit import EditedJob
+from autotune.orchestrator.cli.shared.edit import RequestedJob
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.job_changes import concerns_training
 from autotune.orchestrator.config.loader import written
@@ -21,7 +21,7 @@ from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Cluster, Job
 
 
-def taken_up(context: RunContext, *, edit: EditedJob | None, fixed: bool) -> RunContext:
+def taken_up(context: RunContext, *, edit: RequestedJob | None, fixed: bool) -> RunContext:
     """Record what changed; returns the context of the run as it goes on.
 
     Raises Failure where a run is to be stopped whose attempt may still run on a cluster that was not reached.
@@ -43,7 +43,7 @@ def taken_up(context: RunContext, *, edit: EditedJob | None, fixed: bool) -> Run
     return context
 
 
-def _take_edit(context: RunContext, edit: EditedJob, *, left: Cluster | None) -> RunContext:
+def _take_edit(context: RunContext, edit: RequestedJob, *, left: Cluster | None) -> RunContext:
     """Record what the user changed; returns the context with the changed job."""
     before = accepted_of(context.journal.history()).profile
     context, row = _on_this_cluster(context, edit.job, left=left, changes=edit.changes)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from autotune.orchestrator.cli.shared import edit, start
+from autotune.orchestrator.cli.shared.edit import RequestedJob
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.config.yaml_edit import Edit, edited
@@ -32,7 +33,7 @@ goal: {steps: 3}
 """
 
 
-def prepared(folder: Path, text: str = ANCHORED, **options: Any) -> start.Prepared:
+def prepared(folder: Path, text: str = ANCHORED, **options: Any) -> RequestedJob:
     (folder / "job.yaml").write_text(text)
     return start.prepare(LaunchOptions(job_file=folder / "job.yaml", request=RunRequest(**options)))
 
