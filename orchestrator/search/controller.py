@@ -24,6 +24,7 @@ from autotune.policies.values.events import (
     Accepted,
     Finished,
     History,
+    Infrastructure,
     Interrupted,
     Purpose,
     Stable,
@@ -59,6 +60,8 @@ def search(
         start = msgspec.structs.replace(context, job=first, rehearses=job)
         verdict = reconcile.run(start, conclude=False)
         if not isinstance(verdict, TrainingCompleted | Stable):
+            if not isinstance(verdict, Interrupted | Infrastructure):
+                bench.clear()
             return verdict
     base = stable_start(journal.history()).knobs
     dimensions = space(job, accepted.profile, base)
@@ -95,6 +98,7 @@ def search(
     left = max(0, job.search.trials - schedule.count(results))
     observer.say(f"budget left: {left} of {job.search.trials} trials, {show_duration(left_s)}")
     summary(journal.history(), importance_of(dimensions, results), say=observer.say)
+    bench.clear()
     return _finish(context, schedule.verdict_of(results, start=base))
 
 

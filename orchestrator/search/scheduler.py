@@ -195,8 +195,9 @@ class TrialScheduler:
             handle = context.runner.attach(run=context.folder.id, attempt=number)
             if handle is not None and abandon(handle, grace_s=0.0) is None:
                 raise Unreachable(f"attempt #{number} cannot be asked to end")
-            context.record(Ended(attempt=number, outcome=Lost(reason="the driver ended"), unwatched=True))
         context.runner.sweep(run=context.folder.id)
+        for number in left:
+            context.record(Ended(attempt=number, outcome=Lost(reason="the driver ended"), unwatched=True))
         self._learn()
 
     # ------------------------------------------------------------------ what to try

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from autotune.orchestrator.driver.attempt import RunningAttempt, abandon, explai
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.executor import Invoke
 from autotune.orchestrator.driver.monitor import AttemptMonitor, Progress
-from autotune.orchestrator.errors import Failure
+from autotune.orchestrator.errors import Failure, reason_of
 from autotune.orchestrator.search.results import TrialResults
 from autotune.policies.search import trials
 from autotune.policies.values.diagnosis import Diagnosis, Evidence
@@ -41,9 +42,26 @@ class TrialContext:
         self.forced = context.framework.can_force_longest(context.job)
         self.ledger = TrialResults(context.journal)
 
+    @property
+    def _folder(self) -> Path:
+        return Path(self.job.workdir) / "trials"
+
+    def clear(self) -> None:
+        """Remove what the trials of this run have written; says where it stays if it cannot be removed."""
+        mine = f"{self.context.folder.id}-*"
+        try:
+            if not Path(self.job.workdir).is_dir():
+                self.context.observer.say(
+                    f"{self._folder / mine} of the trials cannot be seen from here: remove it on the cluster"
+                )
+            for folder in self._folder.glob(mine):
+                shutil.rmtree(folder)  # it follows no links
+        except OSError as error:
+            self.context.observer.say(f"the trials' files stay in {self._folder / mine}: {reason_of(error)}")
+
     def trial_job(self, trial: str, *, longest: bool, steps: int) -> Job:
         """Return the job as a trial runs it, under names and folders of its own."""
-        folder = Path(self.job.workdir) / "trials" / f"{self.context.folder.id}-{trial}"
+        folder = self._folder / f"{self.context.folder.id}-{trial}"
         job = self.context.framework.trial(self.job, folder=str(folder), steps=steps, longest=longest)
         goal = msgspec.structs.replace(job.goal, steps=steps)
         return msgspec.structs.replace(job, goal=goal)

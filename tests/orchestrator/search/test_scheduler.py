@@ -24,6 +24,7 @@ from autotune.orchestrator.driver.context import Observer, RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory, journal
+from autotune.orchestrator.run.lock import TakenOver
 from autotune.orchestrator.search import controller
 from autotune.policies.search import trials
 from autotune.policies.search.feasibility import Forecast
@@ -261,6 +262,54 @@ def test_trials_never_touch_the_users_checkpoints(tmp_path: Path) -> None:
     night.drive()
     for command in night.world.commands:
         assert not str(settings(command).get("checkpoint_dir", "")).startswith("/data/mine")
+
+
+def test_what_trials_wrote_is_removed_once_the_search_is_over(tmp_path: Path) -> None:
+    """A file of each trial, where its settings say; those of another run and of the user stay."""
+    home = tmp_path / "work"
+    others = [home / "trials/another-1/out", home / "trials/mine"]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    written: list[Path] = []
+
+    def writes(world: World, command: Command) -> tuple[Script, Exit | None]:
+        folder = Path(str(settings(command)["checkpoint_dir"]))
+        folder.mkdir(parents=True, exist_ok=True)
+        written.append(folder / "out")
+        written[-1].touch()
+        if len(world.commands) == 6 and not night.interrupts.by:
+            night.interrupts.note(2)
+        return formula(world, command)
+
+    night = Night(tmp_path, World(writes), JOB + f"workdir: {home}\n")
+    assert night.drive() == Interrupted(by="SIGINT")
+    assert all(path.exists() for path in written)  # it goes on from here
+    night.interrupts = Interrupts()
+    night.world.play = formula
+    assert night.drive() == Stable()
+    assert written and not any(path.exists() for path in written)
+    assert sorted(path for path in (home / "trials").rglob("*") if path.is_file()) == sorted(others)
+
+
+def test_a_driver_that_was_taken_over_leaves_its_trials_to_the_other(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula, address="10.0.0.1:6379"))
+
+    def taken(event: Event) -> None:
+        begun = {e.attempt for e in night.history if isinstance(e, Started) and e.trial is not None}
+        if isinstance(event, Progressed) and event.attempt in begun:
+            left.append(event.attempt)
+            raise TakenOver("the run was taken over by another host")
+
+    left: list[int] = []
+    night.recorded = taken
+    with pytest.raises(TakenOver):
+        night.drive()
+    life = night.world.lives[left[0]]
+    assert life.running and life.supervised
+    assert not [e for e in night.history if isinstance(e, Ended) and e.attempt in left]
+    night.recorded = lambda _: None
+    assert night.drive() == Stable() and not life.running
 
 
 def test_two_trials_at_once(tmp_path: Path) -> None:
