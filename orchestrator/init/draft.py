@@ -13,8 +13,6 @@ import msgspec
 
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.init.bash.builtins import ENDS_HERE
-from autotune.orchestrator.init.bash.reader import read_script
 from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown, shown
 from autotune.orchestrator.init.checkout import folder_of, trainer_of
 from autotune.orchestrator.init.documents import (
@@ -30,9 +28,9 @@ from autotune.orchestrator.init.entry_points import (
     Program,
     framework_of,
     framework_of_document,
-    is_shell_text,
     unwrapped,
 )
+from autotune.orchestrator.init.followed import QUIET, Followed, program_of
 from autotune.orchestrator.init.hardware import Hardware, hardware_of
 from autotune.orchestrator.init.settings import (
     Settings,
@@ -43,12 +41,12 @@ from autotune.orchestrator.init.settings import (
     swift_settings,
     trl_settings,
 )
-from autotune.policies.explain.secrets import masked
+from autotune.orchestrator.init.sources import Kind, kind_of
+from autotune.policies.explain.secrets import is_secret_variable, masked
 from autotune.policies.values.value import Value
 
 _SHELLS = re.compile(r"(?:.*/)?(?:ba|z|da)?sh")
-_SCRIPT = re.compile(r".*\.(?:sh|bash)")
-_DOCUMENT = re.compile(r".*\.ya?ml")
+_FILE = re.compile(r".*\.(?:sh|bash|slurm|sbatch|job|py|ya?ml)")
 _INTERPRETER = re.compile(r"python(3(\.\d+)?)?")
 _PROGRAM_END = {  # the last word of a program that takes flags
     "slime": r"(?:^|/)train(?:_async)?\.py$",
@@ -82,21 +80,30 @@ class Draft(Value, frozen=True, kw_only=True):
 
 def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], now: float) -> Draft:
     """Return the job of a command, of a script or of a YAML file; raises Failure if there is none."""
-    first = words[0]
-    if len(words) == 1 and _DOCUMENT.fullmatch(first):
-        return _of_document(Path(first))
-    if _SHELLS.fullmatch(first) and len(words) > 1 and not words[1].startswith("-"):
+    if _SHELLS.fullmatch(words[0]) and len(words) > 1 and not words[1].startswith("-"):
         words = words[1:]
-        first = words[0]
-    if _SCRIPT.fullmatch(first) and Path(cwd, first).exists():
-        return _of_script(Path(first), list(words[1:]), cwd=cwd, environment=environment, now=now)
-    if len(words) == 1 and Path(cwd, first).is_dir():
+    first, place = words[0], Path(cwd, words[0])
+    if place.is_dir():
         raise Failure(
             f"`{first}` is a folder",
             hint="name the launch script or the configuration file in it",
             code=ExitCode.USAGE,
         )
-    if len(words) == 1 and (Path(first).suffix in (".sh", ".bash") or shutil.which(first) is None):
+    kind = kind_of(place) if place.exists() else Kind.PROGRAM
+    if kind is Kind.DOCUMENT and len(words) == 1:
+        return _of_document(Path(first))
+    if kind is Kind.SHELL:
+        return _of_script(Path(first), list(words[1:]), cwd=cwd, environment=environment, now=now)
+    if kind in (Kind.DOCUMENT, Kind.PYTHON):
+        called = shlex.join(words)
+        command = f"python {called}" if kind is Kind.PYTHON else "python train.py --config FILE"
+        raise Failure(
+            f"`{first}` is a {kind.value}",
+            hint=f"to run it as it is: autotune init -- {command}",
+            code=ExitCode.USAGE,
+        )
+    named = len(words) == 1 or _FILE.fullmatch(first) is not None
+    if named and not place.exists() and shutil.which(first) is None:
         raise Failure(f"no such file or program: {first}", hint=f"looked in {cwd}", code=ExitCode.USAGE)
     made = Invocation(argv=tuple(words), env={}, cwd=cwd, file="the command", line=1)
     program = unwrapped(words)
@@ -112,33 +119,23 @@ def _of_script(
     place, text = Path(cwd, path), read_text(path).replace("\r\n", "\n")
     if not text.strip():
         raise Failure(f"`{path}` is empty", code=ExitCode.USAGE)
+    followed = Followed(environment, now)
+    found: list[tuple[Invocation, Program, str]] = []
+    started: list[Invocation] = []
     try:
-        reading = read_script(place, text, arguments, cwd=cwd, environment=environment, now=now)
+        for invocation in followed.script(place, text, arguments, cwd=cwd):
+            started.append(invocation)
+            program = program_of(invocation)
+            document = document_of(program, invocation.cwd)
+            framework = framework_of(program.argv, document) if program.argv else ""
+            if framework:
+                framework = trainer_of(framework, program.argv, program.workdir or invocation.cwd, place)
+                found.append((invocation, program, framework))
     except ValueError as error:
         raise Failure(f"cannot read `{path}`: {error}", code=ExitCode.USAGE) from None
-    notes = list(reading.notes)
-    found: list[tuple[Invocation, Program, str]] = []
-    for invocation in _with_texts(reading.invocations, notes, environment, now):
-        program = unwrapped(invocation.argv)
-        framework = framework_of(program.argv, document_of(program, invocation.cwd)) if program.argv else ""
-        if framework:
-            framework = trainer_of(framework, program.argv, program.workdir or invocation.cwd, place)
-            found.append((invocation, program, framework))
+    notes = followed.notes
     if not found:
-        seen = (
-            ", ".join(dict.fromkeys(i.argv[0] for i in reading.invocations if i.argv[0] != "pkill")) or "none"
-        )
-        last = "".join(
-            f"\n  {note.file.removeprefix(f'{cwd}/')}:{note.line}: {note.message}" for note in notes[-1:]
-        )
-        ends = bool(notes) and notes[-1].message.startswith(ENDS_HERE)
-        call = f"NAME=value autotune init {shlex.quote(str(path))} ARGUMENTS"
-        wants = f"pass the variables and arguments that the script expects: {call}; or " if ends else ""
-        raise Failure(
-            f"no training found in `{path}`; programs that it would start: {seen}{last}",
-            hint=f"{wants}give the command itself: autotune init -- python train.py ...",
-            code=ExitCode.NO,
-        )
+        raise followed.failure(path, started, cwd=cwd)
     chosen = next((each for each in found if not each[2].startswith("command:")), found[0])
     for invocation, program, framework in found:
         if program is not chosen[1]:
@@ -156,39 +153,33 @@ def _of_script(
             line=invocation.line,
             message=f"`{invocation.argv[0]}` begins a command: is a `\\` missing above?",
         )
-        for invocation in reading.invocations
+        for invocation in started
         if invocation.argv[0].startswith("-")
     ]
     notes += [
         Note(file=str(path), line=1, message=f"the script writes `{name}`, which `init` does not")
-        for name in reading.written
+        for name in dict.fromkeys(followed.written)
         if any(name in word for word in chosen[1].argv)
     ]
-    used = {name for name in reading.outside if name not in _LOCAL and name != "PATH"}
+    used = sorted(_from_outside(followed.outside, chosen[0], chosen[1]))
     if used:
-        names = ", ".join(sorted(used))
-        notes.append(Note(file=str(path), line=1, message=f"values from your environment: {names}"))
+        notes.append(Note(file=str(path), line=1, message=f"values from your environment: {', '.join(used)}"))
     draft = _drafted(*chosen, source=str(path), script=Path(cwd, path), notes=notes)
+    hardware = draft.hardware.or_else(followed.hardware)
     near = [msgspec.structs.replace(note, file=note.file.removeprefix(f"{cwd}/")) for note in draft.notes]
-    return msgspec.structs.replace(draft, notes=tuple(near))
+    return msgspec.structs.replace(draft, notes=tuple(near), hardware=hardware)
 
 
-def _with_texts(
-    invocations: Sequence[Invocation], notes: list[Note], environment: Mapping[str, str], now: float
-) -> Iterator[Invocation]:
-    """Yield each program; for `srun ... bash -c TEXT` those that a text of several lines starts."""
-    for invocation in invocations:
-        words = unwrapped(invocation.argv).argv
-        if not is_shell_text(words) or "\n" not in words[2].strip():
-            yield invocation
-            continue
-        around = {**environment, **invocation.env}
-        place = Path(invocation.file)
-        reading = read_script(place, words[2], cwd=invocation.cwd, environment=around, now=now)
-        notes += reading.notes
-        for inner in reading.invocations:
-            own = {**invocation.env, **inner.env}
-            yield msgspec.structs.replace(inner, env=own, line=invocation.line)
+def _from_outside(outside: Mapping[str, str], invocation: Invocation, program: Program) -> Iterator[str]:
+    """Yield the variables of this machine whose values may be part of the job.
+
+    Those of the machine and its user count where their value is in the job.
+    """
+    words = [*program.argv, *invocation.env.values(), *program.env.values()]
+    for name, value in outside.items():
+        own = name in _LOCAL or name == "PATH"
+        if not own or (len(value) > 1 and any(value in word for word in words)):
+            yield name
 
 
 def _drafted(
@@ -207,11 +198,7 @@ def _drafted(
 
     for problem in program.problems:
         note(problem)
-    others = [
-        name
-        for name in program.around
-        if name.partition(" ")[0] not in ("nohup", "env", "ray", "exec", "time")
-    ]
+    others = [name for name in program.around if name.partition(" ")[0] not in QUIET]
     for name in others:
         note(f"left out: `{name}`; autotune starts the program itself")
     said = settings_of(framework, program.argv)
@@ -375,7 +362,7 @@ def _environment(
             continue
         if is_unknown(value):
             note(f"the value of the variable {name} follows only from running the script: left out")
-        elif value and masked(f"{name}={value}") != f"{name}={value}":
+        elif is_secret_variable(name) or masked(f"{name}={value}") != f"{name}={value}":
             secrets.append(name)
             note(f"{name} looks like a secret: left out; export it where autotune is started")
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -27,7 +27,20 @@ _WITH_VALUE = {
 }
 # Programs with options of their own before the program that counts.
 _WRAPPERS = frozenset(
-    {"srun", "timeout", "stdbuf", "numactl", "nice", "ionice", "taskset", "mpirun", "conda", "docker", "nsys"}
+    {
+        "srun",
+        "sbatch",
+        "timeout",
+        "stdbuf",
+        "numactl",
+        "nice",
+        "ionice",
+        "taskset",
+        "mpirun",
+        "conda",
+        "docker",
+        "nsys",
+    }
 )
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SUBMIT_SWITCHES = frozenset({"--no-wait", "-v", "--verbose", "--verify"})
@@ -82,8 +95,11 @@ class Program(Value, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def unwrapped(argv: Sequence[str]) -> Program:
-    """Return the program that a command line starts in the end."""
+def unwrapped(argv: Sequence[str], *, is_script: Callable[[str], bool] = lambda _: False) -> Program:
+    """Return the program that a command line starts in the end.
+
+    `is_script` tells whether a word behind a wrapper names a shell script.
+    """
     words, env, around, problems, workdir = list(argv), dict[str, str](), list[str](), list[str](), ""
     while words:
         name = PurePosixPath(words[0]).name
@@ -98,7 +114,7 @@ def unwrapped(argv: Sequence[str]) -> Program:
                 takes_next = words.pop(0) in _WITH_VALUE.get(name, ())
                 words = words[1:] if takes_next else words
         elif name in _WRAPPERS:
-            at = next((n for n, word in enumerate(words) if n and _PROGRAM.fullmatch(word)), None)
+            at = _program_at(words, is_script)
             if at is None:
                 break
             around.append(" ".join(words[:at]))
@@ -122,6 +138,16 @@ def unwrapped(argv: Sequence[str]) -> Program:
     return Program(
         argv=tuple(words), env=env, workdir=workdir, around=tuple(around), problems=tuple(problems)
     )
+
+
+def _program_at(words: Sequence[str], is_script: Callable[[str], bool]) -> int | None:
+    """Return where the program begins behind a wrapper; None if nothing there is known to be one.
+
+    A file behind an option may be the option's value: it counts only where nothing else does.
+    """
+    programs = [n for n, word in enumerate(words) if n and (_PROGRAM.fullmatch(word) or is_script(word))]
+    plain = (n for n in programs if _PROGRAM.fullmatch(words[n]) or not words[n - 1].startswith("-"))
+    return next(plain, programs[0] if programs else None)
 
 
 def is_shell_text(words: Sequence[str]) -> bool:

@@ -10,10 +10,21 @@ from autotune.policies.values.value import Value
 
 
 class Hardware(Value, frozen=True, kw_only=True):
-    """Nodes and cards; None if the settings do not say."""
+    """Nodes, cards and memory; None where nothing says them."""
 
     nodes: int | None = None
     gpus_per_node: int | None = None
+    gpu: str | None = None  # a name of config/cards.py
+    host_memory: str | None = None  # of a node, as job.yaml has it
+
+    def or_else(self, other: Hardware) -> Hardware:
+        """Return this, with what it does not say from another source."""
+        return Hardware(
+            nodes=self.nodes or other.nodes,
+            gpus_per_node=self.gpus_per_node or other.gpus_per_node,
+            gpu=self.gpu or other.gpu,
+            host_memory=self.host_memory or other.host_memory,
+        )
 
 
 def hardware_of(

@@ -505,8 +505,8 @@ def test_a_note_stands_once_however_often_its_reason_occurs(tmp_path: Path) -> N
     [
         ("run.sh", b"\xea\x00", "cannot read `run.sh`: not UTF-8 text (line 1, column 1)"),
         ("run.sh", b" \n", "`run.sh` is empty"),
-        ("run.sh", None, "cannot read `run.sh`: is a directory"),
-        ("job.yaml", None, "cannot read `job.yaml`: is a directory"),
+        ("run.sh", None, "`run.sh` is a folder"),
+        ("job.yaml", None, "`job.yaml` is a folder"),
         ("a.yaml", b"", "`a.yaml` is empty"),
         ("a.yaml", b"- a\n", "`a.yaml` is no mapping of settings"),
         ("a.yaml", b"a: b\n\tc: d\n", "error[job]: a tab indents this line\n --> a.yaml:2:1"),

@@ -1,0 +1,150 @@
+"""The programs that a script starts through other scripts, `bash -c` and wrappers, in any order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from autotune.orchestrator.config.yaml_nodes import UnreadableError, read_text
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.init import slurm
+from autotune.orchestrator.init.bash.builtins import ENDS_HERE
+from autotune.orchestrator.init.bash.reader import Reading, read_script
+from autotune.orchestrator.init.bash.state import Invocation, Note
+from autotune.orchestrator.init.entry_points import Program, is_shell_text, unwrapped
+from autotune.orchestrator.init.hardware import Hardware
+from autotune.orchestrator.init.sources import Kind, kind_of
+
+_DEEPEST = 10  # scripts inside each other
+_SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
+_SCRIPT_NAME = re.compile(r"(?!-)(?:.*/[^/]+|.*\.(?:sh|bash|slurm|sbatch|job|py))")
+# Wrappers that change nothing of where a program runs.
+QUIET = ("nohup", "env", "ray", "exec", "time")
+
+
+class Followed:
+    """What reading a script, and the scripts that it starts, finds."""
+
+    def __init__(self, environment: Mapping[str, str], now: float) -> None:
+        self._environment, self._now = environment, now
+        self.notes: list[Note] = []
+        self.outside: dict[str, str] = {}  # variables of the caller that the scripts read
+        self.written: list[str] = []  # files that they would write
+        self.hardware = Hardware()  # what Slurm is asked for
+        self.missing: list[tuple[str, tuple[str, ...]]] = []  # files that are not here, with their arguments
+
+    def script(
+        self, place: Path, text: str, arguments: Sequence[str], *, cwd: str, env: Mapping[str, str] = {}
+    ) -> Iterator[Invocation]:
+        """Yield each program that a script starts; raises ValueError if it is nested too deeply."""
+        yield from self._read(place, text, arguments, cwd=cwd, env=dict(env), callers=(str(place),))
+
+    def _read(
+        self,
+        place: Path,
+        text: str,
+        arguments: Sequence[str],
+        *,
+        cwd: str,
+        env: dict[str, str],
+        callers: tuple[str, ...],
+    ) -> Iterator[Invocation]:
+        self.hardware = self.hardware.or_else(slurm.of_header(text))
+        around = {**self._environment, **env}
+        reading = read_script(place, text, arguments, cwd=cwd, environment=around, now=self._now)
+        self._take(reading, env)
+        for invocation in reading.invocations:
+            own = {**env, **invocation.env}
+            replaced = Invocation(
+                argv=invocation.argv, env=own, cwd=invocation.cwd, file=invocation.file, line=invocation.line
+            )
+            yield from self._inside(replaced, callers)
+
+    def _take(self, reading: Reading, env: Mapping[str, str]) -> None:
+        self.notes += reading.notes
+        self.outside |= {name: value for name, value in reading.outside.items() if name not in env}
+        self.written += reading.written
+
+    def _inside(self, invocation: Invocation, callers: tuple[str, ...]) -> Iterator[Invocation]:
+        """Yield a program, or those of the script or text that it runs."""
+        program = program_of(invocation)
+        words, cwd = program.argv, program.workdir or invocation.cwd
+        env = {**invocation.env, **program.env}
+        name, arguments = _script_in(words)
+        for wrapper in program.around:
+            self.hardware = self.hardware.or_else(slurm.of_options(wrapper.split()))
+        if is_shell_text(words):
+            place, text = Path(invocation.file), words[2]
+        elif name and _is_script(cwd, name):
+            place = Path(cwd, name)
+            if str(place) in callers or len(callers) >= _DEEPEST:
+                self._note(invocation, f"`{name}` starts itself: left out")
+                return
+            try:
+                text = read_text(place).replace("\r\n", "\n")
+            except UnreadableError as error:
+                self._note(invocation, f"cannot read `{name}`: {error.reason}")
+                return
+        else:
+            if name and _SCRIPT_NAME.fullmatch(name) and not Path(cwd, name).exists():
+                self.missing.append((name, tuple(arguments)))
+            yield invocation
+            return
+        for wrapper in program.around:
+            if wrapper.partition(" ")[0] not in QUIET:
+                self._note(invocation, f"left out: `{wrapper}`; autotune starts the program itself")
+        yield from self._read(place, text, arguments, cwd=cwd, env=env, callers=(*callers, str(place)))
+
+    def failure(self, path: Path, started: Sequence[Invocation], *, cwd: str) -> Failure:
+        """Return the error of a script without a training: what it starts, and what was not followed."""
+        seen = ", ".join(dict.fromkeys(i.argv[0] for i in started if i.argv[0] != "pkill")) or "none"
+        lines = [f"{n.file.removeprefix(f'{cwd}/')}:{n.line}: {n.message}" for n in self.notes[-1:]]
+        ways = []
+        if self.notes and self.notes[-1].message.startswith(ENDS_HERE):
+            call = f"NAME=value autotune init {shlex.quote(str(path))} ARGUMENTS"
+            ways.append(f"pass the variables and arguments that the script expects: {call}")
+        for name, arguments in self.missing[:1]:
+            lines.insert(0, f"not followed, because it is not here: {name}")
+            ways.append(f"where that file is: autotune init {shlex.join((name, *arguments))}")
+        ways.append("give the command itself: autotune init -- python train.py ...")
+        below = "".join(f"\n  {line}" for line in lines)
+        return Failure(
+            f"no training found in `{path}`; programs that it would start: {seen}{below}",
+            hint="; or ".join(ways),
+            code=ExitCode.NO,
+        )
+
+    def _note(self, invocation: Invocation, message: str) -> None:
+        self.notes.append(Note(file=invocation.file, line=invocation.line, message=message))
+
+
+def program_of(invocation: Invocation) -> Program:
+    """Return the program behind the wrappers of an invocation."""
+    return unwrapped(invocation.argv, is_script=lambda word: _is_script(invocation.cwd, word))
+
+
+def _script_in(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the file that `bash -x FILE ...`, `FILE ...` or a wrapper's line names, and its arguments."""
+    if not words:
+        return "", []
+    rest = list(words)
+    if PurePosixPath(rest[0]).name in _SHELLS:
+        rest = rest[1:]
+        while rest and rest[0].startswith("-"):
+            if "c" in rest[0] and not rest[0].startswith("--"):
+                return "", []
+            rest.pop(0)
+    elif _SCRIPT_NAME.fullmatch(rest[0]) is None:
+        at = next((n for n, word in enumerate(rest) if n and _SCRIPT_NAME.fullmatch(word)), None)
+        rest = rest[at:] if at is not None and rest[0] in ("srun", "sbatch") else []
+    return (rest[0], rest[1:]) if rest else ("", [])
+
+
+def _is_script(cwd: str, word: str) -> bool:
+    path = Path(cwd, word)
+    try:
+        return path.is_file() and kind_of(path) is Kind.SHELL
+    except (OSError, ValueError):  # a name that is too long, or no name
+        return False

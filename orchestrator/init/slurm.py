@@ -1,0 +1,58 @@
+"""The nodes, GPUs and memory that Slurm is asked for, in the header of a batch script or by options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+
+from autotune.orchestrator.config.cards import find_card
+from autotune.orchestrator.init.hardware import Hardware
+
+_HEADER = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+_SHORT = {"-N": "--nodes", "-G": "--gpus"}
+_GPUS = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)(?:\(.*\))?")
+_MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
+
+
+def of_header(text: str) -> Hardware:
+    """Return what the `#SBATCH` lines of a script ask for; a later line counts, as it does for Slurm."""
+    return of_options([word for line in _HEADER.findall(text) for word in _words(line)])
+
+
+def of_options(words: Iterable[str]) -> Hardware:
+    """Return what options of `sbatch` or `srun` ask for."""
+    given = dict(_options(list(words)))
+    nodes = int(found[0]) if (found := re.match(r"\d+", given.get("--nodes", ""))) else None
+    card, per_node = None, None
+    for name in ("--gres", "--gpus-per-node", "--gpus"):
+        for part in given.get(name, "").split(","):
+            gpus = _GPUS.fullmatch(part)
+            if gpus is None or (name == "--gres" and not part.startswith("gpu")):
+                continue
+            count = int(gpus[2])
+            spread = count % (nodes or 1) == 0  # of `--gpus`, which counts those of all nodes
+            per_node = count if name != "--gpus" else count // (nodes or 1) if spread else per_node
+            found_card = find_card(gpus[1]) if gpus[1] else None
+            card = found_card.name if found_card else card
+    memory = _MEMORY.fullmatch(given.get("--mem", ""))
+    host = f"{memory[1]}{(memory[2] or 'M').upper()}iB" if memory and int(memory[1]) else None
+    return Hardware(nodes=nodes, gpus_per_node=per_node or None, gpu=card, host_memory=host)
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:  # a quote that the line does not close
+        return line.split()
+
+
+def _options(words: list[str]) -> Iterator[tuple[str, str]]:
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        short = re.fullmatch(r"(-[NG])(\S+)", word)
+        if short is not None and not word.startswith("--"):
+            yield _SHORT[short[1]], short[2]
+        elif name.startswith("-"):
+            follows = words[at + 1] if at + 1 < len(words) else ""
+            yield _SHORT.get(name, name), value if equals else follows

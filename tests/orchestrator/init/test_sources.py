@@ -1,0 +1,169 @@
+"""Any file by its content, wrappers and scripts nested in any order, and what Slurm is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from autotune.orchestrator.cli import main
+from autotune.orchestrator.init import slurm
+from autotune.orchestrator.init.hardware import Hardware
+from autotune.orchestrator.init.sources import Kind, kind_of
+
+INNER = """#!/bin/bash
+python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm data.train_batch_size=${1:-8} \\
+  actor_rollout_ref.actor.use_dynamic_bsz=true
+"""
+SUBMIT = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gres=gpu:h100:8 --mem=900G
+#SBATCH --time=1:00:00
+{call}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def init(*words: str, **variables: str) -> Result:
+    return CliRunner().invoke(main, ["init", *words], env=variables)
+
+
+def job(folder: Path) -> dict[str, object]:
+    made: dict[str, object] = yaml.safe_load((folder / "job.yaml").read_text())
+    return made
+
+
+@pytest.mark.parametrize(
+    "name", ["submit.slurm", "submit.sbatch", "submit.job", "submit.txt", "submit", "a.py"]
+)
+@pytest.mark.parametrize("executable", [False, True])
+def test_a_script_is_one_by_its_first_line(name: str, executable: bool, folder: Path) -> None:
+    (folder / name).write_text(SUBMIT.format(call=INNER))
+    (folder / name).chmod(0o755 if executable else 0o644)
+    for words in ((name,), (f"./{name}", "32"), ("bash", name), (str(folder / name),)):
+        result = init(*words, "--force")
+        assert result.exit_code == 0, result.stderr
+        made = job(folder)
+        assert made["framework"] == "verl"
+        assert made["settings"]["data.train_batch_size"] == (32 if len(words) == 2 and "32" in words else 8)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "bash run_grpo.sh 64",
+        "./run_grpo.sh 64",
+        "srun bash run_grpo.sh 64",
+        "srun --nodes 2 -w host1 ./run_grpo.sh 64",
+        "srun --exclusive ./run_grpo.sh 64",
+        "srun bash -x run_grpo.sh 64",
+        "nohup srun env A=1 timeout 5h bash run_grpo.sh 64 &> log &",
+        'srun bash -c "cd . && bash run_grpo.sh 64 | tee log"',
+        "sbatch --parsable run_grpo.sh 64",
+        "ray job submit --working-dir . -- bash run_grpo.sh 64",
+    ],
+)
+def test_wrappers_and_scripts_nest_in_any_order(call: str, folder: Path) -> None:
+    (folder / "run_grpo.sh").write_text("#!/usr/bin/env bash\nexec ./inner.slurm $1\n")
+    (folder / "inner.slurm").write_text(INNER)
+    (folder / "submit.slurm").write_text(SUBMIT.format(call=call))
+    result = init("submit.slurm")
+    assert result.exit_code == 0, result.stderr
+    made = job(folder)
+    assert made["framework"] == "verl"
+    assert made["settings"]["data.train_batch_size"] == 64  # type: ignore[index]
+    assert made["cluster"] == {"nodes": 1, "gpus_per_node": 8, "gpu": "H100-80GB", "host_memory": "900GiB"}
+
+
+def test_a_script_that_starts_itself_is_left_out(folder: Path) -> None:
+    (folder / "run.sh").write_text(f"#!/bin/bash\n./run.sh again\n{INNER}")
+    result = init("run.sh")
+    assert result.exit_code == 0 and "starts itself" in result.stderr
+
+
+@pytest.mark.parametrize("call", ["srun bash gone.sh base", "srun ./gone.sh base", "srun -N 2 gone.sh base"])
+def test_a_file_that_is_not_followed_is_named_with_the_command_for_it(call: str, folder: Path) -> None:
+    (folder / "submit.slurm").write_text(SUBMIT.format(call=call))
+    result = init("submit.slurm")
+    assert result.exit_code == 1
+    name = "./gone.sh" if "./" in call else "gone.sh"
+    assert f"not followed, because it is not here: {name}" in result.stderr
+    assert f"autotune init {name} base" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["import torch\ntorch.ones(1)\n", "#!/usr/bin/env python3\nx = 1\n"])
+def test_a_program_of_python_gets_the_command_that_runs_it(text: str, folder: Path) -> None:
+    (folder / "train.py").write_text(text)
+    result = init("train.py", "--lr", "1")
+    assert result.exit_code == 2
+    assert "`train.py` is a Python program" in result.stderr
+    assert "autotune init -- python train.py --lr 1" in result.stderr
+
+
+def test_no_such_file_is_said_of_a_file_that_is_not_there(folder: Path) -> None:
+    for words in (("gone.slurm",), ("gone.sbatch", "base"), ("gone",)):
+        result = init(*words)
+        assert result.exit_code == 2 and f"no such file or program: {words[0]}" in result.stderr
+    (folder / "there.txt").write_text("echo nothing\n")
+    assert "no such file" not in init("there.txt").stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("#!/usr/bin/env -S bash -e\nx\n", Kind.SHELL),
+        ("#!/opt/perl\n", Kind.PROGRAM),
+        ("\x7fELF....", Kind.PROGRAM),
+        ("# words\nexport A=1\npython3 x.py\n", Kind.SHELL),
+        ("echo foo: bar\n", Kind.SHELL),
+        ("# settings\nmodel: x\nsteps: 4\n", Kind.DOCUMENT),
+        ("---\na: 1\n", Kind.DOCUMENT),
+        ('"""Trains."""\nimport os\n', Kind.PYTHON),
+    ],
+)
+def test_what_a_file_holds_is_told_by_its_content(text: str, kind: Kind, tmp_path: Path) -> None:
+    file = tmp_path / "file.conf"
+    file.write_text(text)
+    assert kind_of(file) is kind
+
+
+@pytest.mark.parametrize(
+    ("header", "asked"),
+    [
+        ("#SBATCH -N 2 -G 16\n", Hardware(nodes=2, gpus_per_node=8)),
+        (
+            "#SBATCH -N2\n#SBATCH --gpus-per-node=a100:4\n",
+            Hardware(nodes=2, gpus_per_node=4, gpu="A100-80GB"),
+        ),
+        ("#SBATCH --gres=gpu:8,nvme:1 --mem 512000\n", Hardware(gpus_per_node=8, host_memory="512000MiB")),
+        ("#SBATCH --nodes=2-4 --mem=0\n", Hardware(nodes=2)),
+        ("## SBATCH -N 2\n", Hardware()),
+    ],
+)
+def test_what_slurm_is_asked_for(header: str, asked: Hardware) -> None:
+    assert slurm.of_header(header) == asked
+
+
+def test_an_empty_secret_of_this_machine_is_left_out(folder: Path) -> None:
+    (folder / "run.sh").write_text(
+        "export WANDB_API_KEY=${WANDB_API_KEY:-}\nexport HF_TOKEN=none\nexport MODE=${MODE:-}\n" + INNER
+    )
+    result = init("run.sh")
+    assert result.exit_code == 0, result.stderr
+    assert "WANDB_API_KEY looks like a secret" in result.stderr
+    assert job(folder)["env"] == {"MODE": ""}
+
+
+def test_what_of_this_machine_is_in_the_job_is_said(folder: Path) -> None:
+    (folder / "run.sh").write_text(
+        "export PATH=/opt/cuda/bin:$PATH\nexport CACHE=$HOME/cache\necho $USER\n" + INNER
+    )
+    result = init("run.sh", HOME="/home/somebody", USER="nobody-of-note")
+    assert "values from your environment: HOME, PATH" in result.stderr
