@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -89,6 +89,29 @@ def _above_zero(kind: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _plausible(what: str, least_gib: int, most_tib: int) -> AfterValidator:
+    """Refuse a size in bytes that no machine has; the hint guesses the unit that was meant."""
+    least, most = least_gib * units.GIB, most_tib * 1024 * units.GIB
+
+    def check(value: int) -> int:
+        if least <= value <= most:
+            return value
+        meant = next((size for size in _in_other_units(value) if least <= units.size_bytes(size) <= most), "")
+        hint = f"did you mean `{meant}`?" if meant else "check the unit"
+        raise unfit(
+            f"the memory of one {what}, {least_gib}GiB to {most_tib}TiB, not {value:,} bytes", hint=hint
+        )
+
+    return AfterValidator(check)
+
+
+def _in_other_units(value: int) -> Iterator[str]:
+    """Yield the sizes that may be meant by a number whose unit is missing, too small or too large."""
+    yield from (f"{value}{unit}" for unit in ("GiB", "MiB") if value < 1024**2)
+    for unit, base in (("GiB", 1024), ("GB", 1000)):
+        yield from (f"{value // base**power}{unit}" for power in (2, 4) if value and value % base**power == 0)
+
+
 def _below_one(value: float) -> float:
     if value >= 1:
         raise unfit("a share below 100%")
@@ -145,6 +168,8 @@ Size = Annotated[
     _must("a size such as `80GiB`, or bytes"),
     WithJsonSchema({"type": ["string", "integer"], "examples": ["79.1GiB"]}),
 ]
+GpuMemory = Annotated[Size, _plausible("GPU", 1, 1)]
+HostMemory = Annotated[Size, _plausible("node", 1, 64)]
 Duration = Annotated[
     float,
     BeforeValidator(units.duration_s),

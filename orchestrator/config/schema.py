@@ -24,6 +24,8 @@ from autotune.orchestrator.config.fields import (
     EffectName,
     Environment,
     ForecastName,
+    GpuMemory,
+    HostMemory,
     JobName,
     KnobName,
     ListOf,
@@ -91,19 +93,20 @@ class ClusterKeys(Section):
     gpus_per_node: OrNull[Natural] = _key(
         None, description="GPUs per node that the job uses. `null`: as many as the cluster reports."
     )
-    gpu_memory_bytes: OrNull[Size] = _key(
+    gpu_memory_bytes: OrNull[GpuMemory] = _key(
         None,
         alias="gpu_memory",
         description=(
-            "Memory of one GPU. `null`: measured. A value that differs from the measured one by more than 3 %"
-            " is an error."
+            "Memory of one GPU, 1GiB to 1TiB. `null`: measured. A value that differs from the measured one by"
+            " more than 3 % is an error."
         ),
     )
-    host_memory_bytes: OrNull[Size] = _key(
+    host_memory_bytes: OrNull[HostMemory] = _key(
         None,
         alias="host_memory",
         description=(
-            "Host memory of one node. `null`: measured on the cluster, and unknown to a `plan` elsewhere."
+            "Host memory of one node, 1GiB to 64TiB. `null`: measured on the cluster, and unknown to a `plan`"
+            " elsewhere."
         ),
     )
     gpu: OrNull[CardName] = _key(

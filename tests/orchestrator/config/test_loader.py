@@ -472,3 +472,25 @@ def test_a_file_of_too_many_values_is_one_error_and_not_as_many() -> None:
     assert [c.message for c in raised.value.complaints] == [
         "more than 10,000 values: more than a job can need"
     ]
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "hint"),
+    [
+        ("gpu_memory", "80", "did you mean `80GiB`?"),
+        ("gpu_memory", "'80'", "did you mean `80GiB`?"),
+        ("gpu_memory", "81559", "did you mean `81559MiB`?"),
+        ("gpu_memory", "80MB", "did you mean `80GB`?"),
+        ("gpu_memory", "80MiB", "did you mean `80GiB`?"),
+        ("gpu_memory", "80TiB", "did you mean `80GiB`?"),
+        ("gpu_memory", "1025GiB", "check the unit"),
+        ("host_memory", "900", "did you mean `900GiB`?"),
+        ("host_memory", "900TB", "did you mean `900GB`?"),
+    ],
+)
+def test_a_memory_that_no_machine_has_is_an_error_with_the_unit_that_is_meant(key, written, hint) -> None:
+    with pytest.raises(JobErrors) as errors:
+        parse(f"name: x\nframework: command\ncommand: [python]\ncluster: {{{key}: {written}}}\n")
+    (complaint,) = errors.value.complaints
+    assert complaint.line == 4 and complaint.hint == hint
+    assert "the memory of one" in complaint.message
