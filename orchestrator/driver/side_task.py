@@ -25,6 +25,9 @@ class SideTask:
     """One kind of work beside a run, done in threads of its own; the driver's thread calls what is here."""
 
     label = ""  # that its warnings begin with
+    records = (
+        False  # whether the journal holds what became of it, so that its end is awaited before the lock's
+    )
 
     def __init__(
         self, run: directory.RunFolder, *, say: Callable[[str], None], warn: Callable[[str], None]
@@ -83,6 +86,7 @@ class SideTasks:
 
     def __init__(self, *tasks: SideTask) -> None:
         self._tasks = tasks
+        self._waits_since: float | None = None
 
     @contextmanager
     def at_work(self, journal: Journal, interrupts: Interrupts) -> Iterator[None]:
@@ -99,7 +103,15 @@ class SideTasks:
             self._fail(f"autotune failed: {type(error).__name__}: {error}")
             raise
         finally:
-            self._wait(interrupts)
+            self._wait(interrupts, recording=True)
+
+    @contextmanager
+    def outlasting(self, interrupts: Interrupts) -> Iterator[None]:
+        """Wait at the end, once the journal is closed and its lock free, for what it does not hold."""
+        try:
+            yield
+        finally:
+            self._wait(interrupts, recording=False)
 
     def begin(self, job: Job) -> None:
         """Work for a job from now on."""
@@ -120,13 +132,15 @@ class SideTasks:
         for task in self._tasks:
             task.guarded(partial(task.failed, reason))
 
-    def _wait(self, interrupts: Interrupts) -> None:
+    def _wait(self, interrupts: Interrupts, *, recording: bool) -> None:
         """Let what is under way end, within one limit for all, and report it."""
-        begun = time.monotonic()
-        while any(task.pending for task in self._tasks):
+        tasks = [task for task in self._tasks if task.records is recording]
+        if self._waits_since is None:
+            self._waits_since = time.monotonic()
+        while any(task.pending for task in tasks):
             limit_s = HURRIED_S if interrupts.by else LIMIT_S
-            if interrupts.impatient or time.monotonic() - begun >= limit_s:
+            if interrupts.impatient or time.monotonic() - self._waits_since >= limit_s:
                 break
             time.sleep(_POLL_S)
-        for task in self._tasks:
+        for task in tasks:
             task.guarded(task.settle)

@@ -72,6 +72,7 @@ class Courier(SideTask):
     """Notifies of one run."""
 
     label = "notifications"
+    records = True
 
     def __init__(
         self, run: directory.RunFolder, *, say: Callable[[str], None], warn: Callable[[str], None]

@@ -96,6 +96,7 @@ def drive(
         run.forget_request()
         with (
             listening(run.path / directory.REQUEST, hung_up=views.hang_up) as interrupts,
+            beside.outlasting(interrupts),
             Journal(run.path, tell=beside.after(views.tell), say=views.say) as journal,
             beside.at_work(journal, interrupts),
         ):

@@ -139,9 +139,11 @@ class Watched:
 
     def drive(self, act: Any = lambda journal: None, interrupts: Interrupts | None = None) -> None:
         one = SideTasks(Annotator(self.run, say=lambda _: None, warn=self.warnings.append))
+        interrupts = interrupts or Interrupts()
         with (
+            one.outlasting(interrupts),
             Journal(self.run.path, tell=one.after(lambda _: None)) as record,
-            one.at_work(record, interrupts or Interrupts()),
+            one.at_work(record, interrupts),
         ):
             one.begin(self.job)
             act(record)
