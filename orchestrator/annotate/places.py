@@ -79,19 +79,30 @@ def places(
 ) -> tuple[Places, tuple[Tracker, ...]]:
     """Return where each tracker keeps the run, and the trackers of which too little is known for that.
 
-    The log goes before the settings, and these before the variables. Folders are absolute, or below `folder`.
+    The settings decide, then the variables. The output of a job can hold anything: what a line of the log
+    says of a run fills what neither says, and only where all of it agrees. Folders are absolute, or below
+    `folder`.
     """
     tracked = tuple(tracked)
+
+    def fitted(name: str, value: str) -> str:
+        return str(Path(folder, Path(value).expanduser())) if name == "folder" else value
+
     found: Places = {}
     for tracker, name, value in (
-        *_of_log(log, tracked),
-        *((each.tracker, name, value) for each in tracked for name, value in each.place.items()),
+        *((each.tracker, name, value) for each in tracked for name, value in each.place.items() if value),
         *_of_variables(variables),
     ):
-        place = found.setdefault(tracker, {})
-        if name == "folder":
-            value = str(Path(folder, Path(value).expanduser()))
-        place.setdefault(name, value)
+        found.setdefault(tracker, {}).setdefault(name, fitted(name, value))
+    other: set[Tracker] = set()  # trackers whose last named run was another one
+    for tracker, line in _of_log(log, tracked):
+        place, said = found.setdefault(tracker, {}), {name: fitted(name, line[name]) for name in line}
+        elsewhere = "id" in said and "experiment" in place  # it does not say in which experiment
+        if elsewhere or any(place.get(name, value) != value for name, value in said.items()):
+            other.add(tracker)
+        elif tracker not in other or "project" in said:
+            other.discard(tracker)
+            place |= said
     whole = {tracker: place for tracker, place in found.items() if _is_enough(tracker, place)}
     # That a variable is set, or that a line is known, does not say that the job uses the tracker.
     used = {each.tracker for each in tracked if each.place}
@@ -109,7 +120,8 @@ def _of_variables(variables: Mapping[str, str]) -> Iterator[tuple[Tracker, str, 
                 yield tracker, name, variables[variable]
 
 
-def _of_log(log: Path, tracked: Iterable[Tracked]) -> Iterator[tuple[Tracker, str, str]]:
+def _of_log(log: Path, tracked: Iterable[Tracked]) -> Iterator[tuple[Tracker, dict[str, str]]]:
+    """Yield what each line of a log says of a run."""
     known = (*_PRINTED, *(_of_template(each.tracker, line) for each in tracked for line in each.lines))
     reader, size = LogReader(log), 0
     try:
@@ -123,15 +135,16 @@ def _of_log(log: Path, tracked: Iterable[Tracked]) -> Iterator[tuple[Tracker, st
         reader.close()
 
 
-def _of_line(data: bytes, known: Iterable[_Words]) -> Iterator[tuple[Tracker, str, str]]:
+def _of_line(data: bytes, known: Iterable[_Words]) -> Iterator[tuple[Tracker, dict[str, str]]]:
     text = ""
     for words in known:
         if words.literal not in data:
             continue
         text = text or _COLOR.sub("", data[:_LONGEST].decode("utf-8", "replace")).rstrip()
         match = words.pattern.search(text)
-        for name, value in match.groupdict().items() if match else ():
-            yield words.tracker, name, unquote(value) if words.tracker in _BY_URL else value.strip()
+        if match is not None:
+            plain = unquote if words.tracker in _BY_URL else str.strip
+            yield words.tracker, {name: plain(value) for name, value in match.groupdict().items()}
 
 
 _BY_URL = (Tracker.WANDB, Tracker.SWANLAB)

@@ -25,7 +25,8 @@ def test_verl() -> None:
     found = of("verl", {**names, "trainer.logger": ["console", "mlflow", "tensorboard"]})
     place = {"default_uri": "sqlite:////tmp/mlruns.db", "experiment": "p", "name": "e"}
     assert found[Tracker.MLFLOW].place == place and found[Tracker.TENSORBOARD].lines == SAVING
-    assert of("verl", {**names, "trainer.logger": "['console','wandb']"}) == {}
+    wandb = of("verl", {**names, "trainer.logger": "['console','wandb']"})
+    assert {tracker: each.place for tracker, each in wandb.items()} == {Tracker.WANDB: {"project": "p"}}
 
 
 def test_skyrl_and_its_default_names() -> None:
@@ -33,7 +34,7 @@ def test_skyrl_and_its_default_names() -> None:
         "experiment": "skyrl",
         "name": "test_run",
     }
-    assert of("skyrl", {}) == {}  # wandb
+    assert of("skyrl", {})[Tracker.WANDB].place == {"project": "skyrl"}
 
 
 def test_nemo_rl() -> None:

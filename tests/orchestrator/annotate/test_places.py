@@ -1,4 +1,4 @@
-"""Which run of a tracker is the job's: lines as the trackers print them, then settings, then variables."""
+"""Which run of a tracker is the job's: settings and variables say; its output fills what they leave open."""
 
 from __future__ import annotations
 
@@ -52,16 +52,61 @@ def test_the_id_of_an_mlflow_run_in_a_line_of_the_job(tmp_path: Path) -> None:
     assert read(tmp_path, f"mlflow is off; request run id {ID}0\n") == {}
 
 
-def test_the_log_goes_before_the_settings_and_these_before_the_variables(tmp_path: Path) -> None:
-    settings = Tracked(
-        tracker=Tracker.TENSORBOARD, place={"folder": "of/settings"}, lines=("Saving log to {folder}.",)
-    )
-    variables = {"TENSORBOARD_DIR": "/of/variables"}
+def test_the_settings_go_before_the_variables_and_these_before_the_log(tmp_path: Path) -> None:
     lines = "Saving log to of/the.log.\n"
+    printed = Tracked(tracker=Tracker.TENSORBOARD, lines=("Saving log to {folder}.",))
+    settings = Tracked(tracker=Tracker.TENSORBOARD, place={"folder": "of/settings"}, lines=printed.lines)
+    variables = {"TENSORBOARD_DIR": "/of/variables"}
     tensorboard = Tracker.TENSORBOARD
-    assert read(tmp_path, lines, settings, **variables) == {tensorboard: {"folder": "/job/of/the.log"}}
-    assert read(tmp_path, "", settings, **variables) == {tensorboard: {"folder": "/job/of/settings"}}
-    assert read(tmp_path, "", **variables) == {tensorboard: {"folder": "/of/variables"}}
+    assert read(tmp_path, lines, settings, **variables) == {tensorboard: {"folder": "/job/of/settings"}}
+    assert read(tmp_path, lines, printed, **variables) == {tensorboard: {"folder": "/of/variables"}}
+    assert read(tmp_path, lines, printed) == {tensorboard: {"folder": "/job/of/the.log"}}
+
+
+OWN = {"WANDB_ENTITY": "my-team", "WANDB_PROJECT": "grpo"}
+VIEW = "wandb: 🚀 View run at https://wandb.ai/{}\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "runs", "own"),
+    [
+        (
+            OWN | {"WANDB_RUN_ID": "own1"},
+            ("other-team/their/runs/abc123", "my-team/grpo/runs/abc123"),
+            "own1",
+        ),
+        (OWN, ("other-team/grpo/runs/abc123", "my-team/their/runs/abc123", "my-team/grpo/runs/own2"), "own2"),
+        (OWN, ("my-team/grpo/runs/own1", "my-team/grpo/runs/abc123"), "own1"),
+        (OWN, ("other-team/grpo/runs/abc123",), None),
+        ({"WANDB_PROJECT": "grpo"}, ("other-team/their/runs/abc", "my-team/grpo/runs/own3"), "own3"),
+    ],
+)
+def test_the_output_of_a_job_names_no_other_run_than_its_own(
+    variables: dict[str, str], runs: tuple[str, ...], own: str | None, tmp_path: Path
+) -> None:
+    found = read(tmp_path, "".join(map(VIEW.format, runs)), **variables)
+    place = {"entity": "my-team", "project": "grpo", "id": own}
+    assert found == ({} if own is None else {Tracker.WANDB: place})
+
+
+def test_the_settings_decide_the_project_of_a_run(tmp_path: Path) -> None:
+    settings = Tracked(tracker=Tracker.WANDB, place={"project": "grpo"})
+    log = VIEW.format("other-team/their/runs/abc") + VIEW.format("my-team/grpo/runs/own")
+    assert read(tmp_path, log, settings)[Tracker.WANDB]["id"] == "own"
+
+
+def test_an_mlflow_run_of_the_output_is_not_taken_where_the_experiment_is_stated(tmp_path: Path) -> None:
+    settings = Tracked(tracker=Tracker.MLFLOW, place={"experiment": "night", "name": "grpo"})
+    assert read(tmp_path, PRINTED[Tracker.MLFLOW][0], settings) == {Tracker.MLFLOW: dict(settings.place)}
+
+
+def test_a_name_below_another_project_is_not_taken(tmp_path: Path) -> None:
+    settings = Tracked(tracker=Tracker.TRACKIO, place={"project": "night"})
+    log = (
+        "* Trackio project initialized: theirs\n* Created new run: theirs-1\n"
+        "* Trackio project initialized: night\n* Created new run: own-1\n"
+    )
+    assert read(tmp_path, log, settings) == {Tracker.TRACKIO: {"project": "night", "name": "own-1"}}
 
 
 def test_a_tracker_that_is_on_without_a_run_is_told_apart(tmp_path: Path) -> None:
