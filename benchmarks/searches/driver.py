@@ -12,7 +12,7 @@ import msgspec
 
 from autotune.orchestrator.run import journal
 from autotune.orchestrator.search.optuna_study import TpeProposals
-from autotune.orchestrator.search.results import TrialResults
+from autotune.orchestrator.search.trial import TrialResults
 from autotune.policies.search.next_trial import SearchSpace, forecast_of, next_trial
 from autotune.policies.search.space import neighbours
 from autotune.policies.values.events import Event, Tried

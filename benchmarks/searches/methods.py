@@ -12,7 +12,7 @@ import msgspec
 import optuna
 
 from autotune.orchestrator.search.optuna_study import TpeProposals, distributions, parameters
-from autotune.orchestrator.search.results import TrialResults
+from autotune.orchestrator.search.trial import TrialResults
 from autotune.policies.remedies.legality import objections
 from autotune.policies.search.next_trial import Proposed, SearchSpace, forecast_of, next_trial
 from autotune.policies.search.space import assembled, legal

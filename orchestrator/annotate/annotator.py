@@ -19,7 +19,7 @@ from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.driver.side_task import SideTask
 from autotune.orchestrator.run import directory
-from autotune.orchestrator.run.command import command_of
+from autotune.orchestrator.run.script import command_of
 from autotune.policies.explain.secrets import is_secret_variable, one_line
 from autotune.policies.values.events import Decided, Event, Finished, History, Interrupted, Started
 from autotune.policies.values.job import Job, Tracker

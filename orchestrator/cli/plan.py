@@ -25,7 +25,7 @@ from autotune.orchestrator.config.secrets import shown_command
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.orchestrator.planner import Plan, plan
 from autotune.orchestrator.run import calibration_cache
-from autotune.orchestrator.run.command import command_of
+from autotune.orchestrator.run.script import command_of
 from autotune.orchestrator.terminal.plan_table import render_plan
 from autotune.orchestrator.terminal.widgets import echo, width_of
 from autotune.policies.values.events import Accepted

@@ -110,18 +110,15 @@ class RunReader:
         A run whose journal cannot be read has a problem instead.
         """
         stamp = summary.stamp_of(self.run.path)
-        if stamp is not None and stamp == self._stamp and self._over is not None:
-            status = self._over
-        else:
-            kept = (
-                None
-                if stamp is None or not self._keeps
-                else summary.read(self.run.path, RunStatus, stamp=stamp)
-            )
-            status = self._read(now=now) if kept is None else kept
-            over = kept is not None or (self._tail.view.state.is_terminal and not status.problem)
-            self._stamp, self._over = (stamp, status) if over else (None, None)
-            if over and kept is None and self._keeps and stamp is not None:
+        if stamp is None or stamp != self._stamp:
+            self._stamp, self._over = stamp, None
+            if stamp is not None and self._keeps:
+                self._over = summary.read(self.run.path, RunStatus, stamp=stamp)
+        status = self._over or self._read(now=now)
+        if self._over is None and self._tail.view.state.is_terminal:
+            self._over = status
+            self._tail, self._unseen = Tail(self._tail.path), []  # the status is all that is needed of it
+            if stamp is not None and self._keeps:
                 summary.keep(self.run.path, status, stamp=stamp)
         if memory:
             folders = {a.attempt: self.run.attempt(a.attempt).path for a in status.attempts}

@@ -15,7 +15,7 @@ from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.executor import Invoke, beside, here
 from autotune.orchestrator.driver.monitor import AttemptMonitor
 from autotune.orchestrator.driver.signals import ForcedExit
-from autotune.orchestrator.run.command import command_of
+from autotune.orchestrator.run.script import command_of
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.resume import while_loading
 from autotune.policies.explain.secrets import shown

@@ -197,7 +197,7 @@ class AttemptMonitor:
         if ended.killed_by in (_SIGKILL, _SIGTERM) and not causes and not host_full:
             killed = ended.killed_by == _SIGKILL
             name = "SIGKILL" if killed else "SIGTERM"
-            return Lost(reason=f"killed by {name}; nothing in its log says why", killed=killed)
+            return Lost(reason=f"killed by {name}; the log gives no reason", killed=killed)
         return Crashed(exit_code=ended.code, signal=ended.signal)
 
     def evidence(self, outcome: Outcome, ended: Exit | None) -> Evidence:

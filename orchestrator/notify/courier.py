@@ -8,8 +8,7 @@ from collections.abc import Callable
 from autotune.orchestrator.clock import Clock, timestamp
 from autotune.orchestrator.driver.side_task import SideTask
 from autotune.orchestrator.notify.channels import Channel, Undelivered, channels, faults
-from autotune.orchestrator.notify.document import Due, Notification, notification
-from autotune.orchestrator.notify.occasions import due
+from autotune.orchestrator.notify.document import Due, Notification, due, notification
 from autotune.orchestrator.run import directory
 from autotune.policies.values.events import Event, Finished, GoalReached, Notified
 from autotune.policies.values.job import Job, Occasion

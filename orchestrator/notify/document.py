@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.run import directory, export
+from autotune.orchestrator.run_states import display_of
 from autotune.orchestrator.units import show_duration
 from autotune.policies.explain.secrets import one_line
 from autotune.policies.values.events import (
@@ -16,6 +18,7 @@ from autotune.policies.values.events import (
     GoalReached,
     Infrastructure,
     NeedsHuman,
+    Notified,
     Rehearsed,
     Verdict,
 )
@@ -71,22 +74,45 @@ class Notification(Value, frozen=True, kw_only=True):
     next: str  # the command that goes on
 
 
-def notification(run: directory.RunFolder, view: RunView, due: Due, *, at: str) -> Notification:
+def due(view: RunView, notified: Sequence[Notified]) -> tuple[Due, ...]:
+    """Return what a person is to be notified of.
+
+    The goal counts once per configuration, so that a relaunch of a stable one, or of what the job itself made
+    of it, is no news; trials of a search do not count. An end counts unless the run continued since.
+    """
+    known = {row.of for row in notified}
+    knobs = {attempt.number: attempt.knobs for attempt in view.training}
+    goals = [goal for goal in view.goals if goal.attempt in knobs]
+    proven = {knobs[goal.attempt] for goal in goals if goal.at in known}
+    news = [
+        Due(occasion=Occasion.STABLE, about=goal)
+        for goal in goals[-1:]
+        if goal.at not in known and knobs[goal.attempt] not in proven
+    ]
+    last = view.finished
+    if last is not None and last.at not in known:
+        occasion = display_of(last.verdict).occasion
+        if occasion is not None:
+            news.append(Due(occasion=occasion, about=last))
+    return tuple(news)
+
+
+def notification(run: directory.RunFolder, view: RunView, news: Due, *, at: str) -> Notification:
     """Return the document of what happened, `at` being the time where no row has one."""
     accepted, latest, step = view.accepted, view.latest, view.step
     assert accepted is not None
-    verdict = due.about.verdict if isinstance(due.about, Finished) else None
+    verdict = news.about.verdict if isinstance(news.about, Finished) else None
     goal = view.goals[-1] if view.goals else None
     present = accepted.profile.knobs if latest is None else latest.started.knobs
     knobs = export.stable_knobs(view) or present
-    at = due.of or at
+    at = news.of or at
     seconds = max(0.0, seconds_of(at) - seconds_of(accepted.at))
     found = verdict.diagnosis if isinstance(verdict, NeedsHuman) else None
-    succeeded = due.occasion in (Occasion.STABLE, Occasion.FINISHED)
-    reason = _text(_reason(verdict) or due.reason)
+    succeeded = news.occasion in (Occasion.STABLE, Occasion.FINISHED)
+    reason = _text(_reason(verdict) or news.reason)
     return Notification(
-        occasion=due.occasion,
-        text=_text(f"{accepted.job.name}: {_sentence(due, attempts=len(view.attempts), seconds=seconds)}"),
+        occasion=news.occasion,
+        text=_text(f"{accepted.job.name}: {_sentence(news, attempts=len(view.attempts), seconds=seconds)}"),
         job=accepted.job.name,
         framework=accepted.job.framework,
         run=run.id,
@@ -108,7 +134,7 @@ def notification(run: directory.RunFolder, view: RunView, due: Due, *, at: str) 
         marginal=goal.marginal if goal is not None and succeeded else None,
         headroom=goal.headroom if goal is not None and succeeded and goal.peaks else None,
         tokens_per_second=goal.tokens_per_second if goal is not None and succeeded else None,
-        next=_next(due.occasion, run),
+        next=_next(news.occasion, run),
     )
 
 

@@ -234,7 +234,9 @@ def find(root: Path, prefix: str | None) -> RunFolder:
     if matches:
         names = ", ".join(run.id for run in matches)
         raise Failure(
-            f"`{prefix}` names several runs: {names}", hint="write one more letter", code=ExitCode.USAGE
+            f"`{prefix}` names several runs: {names}",
+            hint="type more characters of the run id",
+            code=ExitCode.USAGE,
         )
     raise Failure(
         f"no run `{prefix}` in `{root}`",

@@ -13,8 +13,7 @@ from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, dumped, edited
 from autotune.orchestrator.messages import arrow
 from autotune.orchestrator.run import directory
-from autotune.orchestrator.run.command import command_of
-from autotune.orchestrator.run.script import script
+from autotune.orchestrator.run.script import command_of, script
 from autotune.orchestrator.units import typed_size
 from autotune.policies.recovery.rehearsal import passed
 from autotune.policies.search import trials

@@ -1,4 +1,4 @@
-"""A command as a shell script that runs without autotune, secrets left to the environment."""
+"""The command of an attempt, also as a shell script that runs without autotune and holds no secrets."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ import re
 import shlex
 import sys
 
+from autotune.launchers.base import Framework
 from autotune.orchestrator.config.secrets import shown_command
+from autotune.policies.recovery.checkpoint_interval import with_saves
 from autotune.policies.values.command import Command, File
+from autotune.policies.values.events import History
 from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs
 
 _FROM_ENVIRONMENT = re.compile(r"(\$\{[A-Za-z_][A-Za-z0-9_]*:\?\})")
+
+
+def command_of(
+    framework: Framework, job: Job, knobs: Knobs, *, history: History, run: str, attempt: int, resume: bool
+) -> Command:
+    """Render an attempt; how often it saves follows from the step times in `history`."""
+    rendered = job if framework.saves_by_time else with_saves(job, history, knobs)
+    return framework.command(rendered, knobs, run=run, attempt=attempt, resume=resume)
 
 
 def script(command: Command, job: Job) -> str:

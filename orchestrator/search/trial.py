@@ -14,8 +14,9 @@ from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.executor import Invoke
 from autotune.orchestrator.driver.monitor import AttemptMonitor, Progress
 from autotune.orchestrator.errors import Failure, reason_of
-from autotune.orchestrator.search.results import TrialResults
+from autotune.orchestrator.run.journal import Journal
 from autotune.policies.search import trials
+from autotune.policies.search.trial_history import TrialHistory, extended, trial_history
 from autotune.policies.values.diagnosis import Diagnosis, Evidence
 from autotune.policies.values.events import (
     Ended,
@@ -32,6 +33,25 @@ from autotune.policies.values.failure import Cause
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Completed, Lost, Peak, Speed
+
+
+class TrialResults:
+    """The trials on record, folded as rows arrive."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal, self._rows = journal, 0
+        self._trials: TrialHistory | None = None
+
+    @property
+    def trials(self) -> TrialHistory:
+        """Everything on record so far."""
+        history = self._journal.history()
+        if self._trials is None:
+            self._trials = trial_history(history)
+        elif len(history) > self._rows:
+            self._trials = extended(self._trials, history[self._rows :])
+        self._rows = len(history)
+        return self._trials
 
 
 class TrialContext:

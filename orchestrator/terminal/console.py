@@ -18,7 +18,6 @@ from rich.text import Text
 from autotune.orchestrator import messages
 from autotune.orchestrator.calls import call
 from autotune.orchestrator.clock import seconds_of
-from autotune.orchestrator.driver.context import Observer
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.run_states import display_of
 from autotune.orchestrator.terminal.live_region import goal_style, terminal
@@ -71,7 +70,7 @@ _STEP_LINES_S = 10.0
 _TONES = {"good": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗", "red")}  # mark and style
 
 
-class Console(Observer):
+class Console:
     """Prints the events of one run on a stream; a quiet one prints only how the run failed."""
 
     def __init__(

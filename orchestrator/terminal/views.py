@@ -127,16 +127,16 @@ class Views(Observer):
             if self._hung_up:
                 self._hung_up = False
                 self.console.leave_terminal()
-                self._note("terminal", "the terminal is gone; the run goes on")
+                self._note("terminal", "terminal disconnected; the run continues")
             call()
             _check(self.console.stream)
         except OSError as error:
             self.log.take_over(_STDERR)
-            self._note("console", f"cannot print: {_words(error)}; the run goes on", error)
+            self._note("console", f"cannot print: {_words(error)}; the run continues", error)
             with contextlib.suppress(Exception):
                 self.console.leave_terminal()
         except Exception as error:
-            self._note("console", f"cannot print: {_words(error)}; the run goes on", error)
+            self._note("console", f"cannot print: {_words(error)}; the run continues", error)
 
     def _print_json(self, event: Event) -> None:
         try:
@@ -149,7 +149,7 @@ class Views(Observer):
     def _lose_stdout(self, error: Exception) -> None:
         """Print no more on stdout."""
         self._json = False
-        self._note("stdout", f"cannot write to stdout: {_words(error)}; the run goes on without it")
+        self._note("stdout", f"cannot write to stdout: {_words(error)}; the run continues without it")
 
     def _note(self, view: str, text: str, error: Exception | None = None) -> None:
         """Note once per view that it failed: in driver.log, and on stderr where that works."""

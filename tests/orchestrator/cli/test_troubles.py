@@ -65,7 +65,7 @@ def test_a_reader_that_goes_away_stops_no_training(stream: str, home: Path) -> N
         assert log.count("cannot write to stdout: broken pipe") == 1
         assert seen.err.count("cannot write to stdout") == 1 and "Training complete" in seen.err
     else:
-        assert log.count("cannot print: broken pipe; the run goes on") >= 1 and "Training complete" in log
+        assert log.count("cannot print: broken pipe; the run continues") >= 1 and "Training complete" in log
         assert json.loads(seen.out.splitlines()[-1])["type"] == "finished"
 
 
@@ -95,7 +95,7 @@ def test_without_its_terminal_a_driver_goes_on(home: Path) -> None:
     seen = run("launch", "job.yaml", cwd=home, tty=True, play="forever", meanwhile=hang_up)
     assert seen.code == 143
     log = (the_run(home).path / "driver.log").read_text()
-    assert "the terminal is gone; the run goes on" in log and "stopped by SIGTERM" in log
+    assert "terminal disconnected; the run continues" in log and "stopped by SIGTERM" in log
 
 
 def test_a_driver_outlives_a_terminal_that_goes_while_it_starts(home: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_driver_outlives_a_terminal_that_goes_while_it_starts(home: Path) -> N
 
     seen = run("launch", "job.yaml", cwd=home, tty=True, play="tight_memory", meanwhile=hang_up)
     assert seen.code == 0
-    assert "the terminal is gone; the run goes on" in (the_run(home).path / "driver.log").read_text()
+    assert "terminal disconnected; the run continues" in (the_run(home).path / "driver.log").read_text()
 
 
 def caught(pid: int) -> int:
