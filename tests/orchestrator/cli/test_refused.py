@@ -1,0 +1,67 @@
+"""Launches that are refused before anything of them is on record: one error, no Ray, no run left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.orchestrator.cli.terminal import Seen, run
+from tests.orchestrator.scripted import JOB
+
+
+@pytest.fixture
+def no_ray(tmp_path: Path) -> Iterator[str]:
+    """The address of a server that takes connections, answers some text and is no Ray, as a dashboard is."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def refused(home: Path, cluster: str) -> Seen:
+    """Launch a job that no cluster takes."""
+    (home / "job.yaml").write_text(f"{JOB}cluster: {cluster}\n")
+    seen = run("launch", "job.yaml", cwd=home, env={"RAY_TMPDIR": str(home)})  # no other Ray is found
+    assert seen.code == 3, seen.err
+    assert "autotune resume" not in seen.err, "there is no run to resume"
+    assert json.loads(run("status", "--json", cwd=home).out) == []
+    return seen
+
+
+def test_an_address_of_something_else_is_one_error(tmp_path: Path, no_ray: str) -> None:
+    seen = refused(tmp_path, f'{{address: "{no_ray}"}}')
+    assert seen.err.splitlines() == [
+        f"connecting to the Ray cluster at {no_ray} ...",
+        f"error: what listens at {no_ray} is not the head of a Ray cluster (its GCS)",
+        "hint: write the host:port that `ray status` shows; Ray Client (ray://) is not supported",
+    ]
+
+
+@pytest.mark.parametrize("address", ["local", "null"])
+def test_a_machine_that_is_too_small_starts_no_ray(address: str, tmp_path: Path) -> None:
+    seen = refused(tmp_path, f"{{address: {address}, gpus_per_node: 64}}")
+    assert re.search(r"error: the job needs 64 GPUs per node; this machine has (none|\d)", seen.err)
+    assert "write the cluster's host:port as `cluster.address` to use one" in seen.err
+    assert "starting Ray" not in seen.err
+
+
+def test_a_machine_is_one_node(tmp_path: Path) -> None:
+    seen = refused(tmp_path, "{address: local, nodes: 4}")
+    assert "error: the job needs 4 nodes; this machine is one" in seen.err
