@@ -168,17 +168,25 @@ def _gcs_addresses() -> Iterator[str]:
                 yield word.partition(b"=")[2].decode()
 
 
-def _join(address: str) -> Connection:
-    import ray
+def require_head(address: str) -> None:
+    """Raise Unreachable where no head of a Ray cluster answers at host:port.
 
+    Ray itself would try for a minute, and print a line for each try.
+    """
     host, _, port = address.rpartition(":")
     hint = "write the host:port that `ray status` shows; Ray Client (ray://) is not supported"
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=WAITS.connect).close()
     except (OSError, ValueError) as error:
         raise Unreachable(f"cannot connect to the Ray cluster at {address}: {error}", hint=hint) from error
-    if not serves_ray(address, timeout_s=WAITS.connect):  # `ray.init` would try for minutes, noisily
+    if not serves_ray(address, timeout_s=WAITS.connect):
         raise Unreachable(f"what listens at {address} is not the head of a Ray cluster (its GCS)", hint=hint)
+
+
+def _join(address: str) -> Connection:
+    import ray
+
+    require_head(address)
     if "RAY_AUTH_MODE" not in os.environ:
         internals.use_token(of_user=True)  # as Ray does for clusters that it finds itself
     with _environment({"RAY_ADDRESS": address}):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from autotune.launchers.base import Unreachable
 from autotune.launchers.packages import DISTRIBUTION
 from autotune.orchestrator.calls import option_of
 from autotune.orchestrator.cli.shared.options import Options
@@ -42,10 +43,15 @@ class Submitted(Value, frozen=True, kw_only=True):
 
 def dashboard(address: str) -> str:
     """Return the URL of a cluster's Ray Jobs API, asking the cluster itself."""
+    from autotune.launchers.runners.cluster.connection import require_head
     from autotune.launchers.runners.cluster.internals import dashboard_url
 
     try:
+        if address != "auto":
+            require_head(address)
         return dashboard_url(address)
+    except Unreachable as unreachable:
+        raise Failure(unreachable.message, hint="start the cluster, or pass --submit URL") from None
     except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
         raise Failure(
             f"cannot reach Ray at {address}: {_first_line(error)}",
@@ -63,10 +69,12 @@ def submit(prepared: RequestedJob, *, url: str, options: Options, continued: boo
         )
     require("`--submit`", "ray")
     _refuse_secrets(prepared.job)
+    if "://" not in url:
+        url = dashboard(url)
     from ray.exceptions import RayError
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger("ray").setLevel(logging.WARNING)  # it tells about uploads
+    logging.disable(logging.INFO)  # Ray's loggers, each with a level of its own, report uploads
     here = Edit(("workdir",), prepared.job.workdir, "where it was submitted")
     text = edited(prepared.text, [here], literal=LITERAL)
     python, runs_dir = shlex.quote(sys.executable), shlex.quote(str(options.runs_dir))

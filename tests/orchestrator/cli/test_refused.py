@@ -65,3 +65,15 @@ def test_a_machine_that_is_too_small_starts_no_ray(address: str, tmp_path: Path)
 def test_a_machine_is_one_node(tmp_path: Path) -> None:
     seen = refused(tmp_path, "{address: local, nodes: 4}")
     assert "error: the job needs 4 nodes; this machine is one" in seen.err
+
+
+@pytest.mark.parametrize("options", [["--submit", "{}"], ["--detach"]], ids=["submit", "detach"])
+def test_a_submission_to_something_else_is_one_error(options: list[str], tmp_path: Path, no_ray: str) -> None:
+    (tmp_path / "job.yaml").write_text(f'{JOB}cluster: {{address: "{no_ray}"}}\n')
+    arguments = [word.format(no_ray) for word in options]
+    seen = run("launch", "job.yaml", "--runs-dir", str(tmp_path / "runs"), *arguments, cwd=tmp_path)
+    assert seen.code == 3
+    assert seen.err.splitlines() == [
+        f"error: what listens at {no_ray} is not the head of a Ray cluster (its GCS)",
+        "hint: start the cluster, or pass --submit URL",
+    ]
