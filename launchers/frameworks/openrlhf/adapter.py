@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -12,51 +11,14 @@ from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.dialects.settings import with_sizes
 from autotune.launchers.frameworks.openrlhf.config import RELEASES, Config
 from autotune.launchers.frameworks.openrlhf.layout import layout, resident
-from autotune.launchers.frameworks.tabular import legacy
+from autotune.launchers.frameworks.openrlhf.rows import TABLE
 from autotune.launchers.frameworks.tabular.argparse_flags import ArgparseFramework
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Placement
 
 _PATH, _LOAD, _EVERY = "ckpt.path", "ckpt.load_enable", "ckpt.save_steps"
-_ENGINES, _SCORED = "vllm.num_engines", "rollout.micro_batch_size"
 _IDLE = {True: ("microbatch_size",), False: ("tokens_per_microbatch", "logprob_tokens")}  # by packing
-
-# The predicates that refused.yaml, unsupported.yaml and warnings.yaml name.
-WHEN: dict[str, Callable[[Config], bool]] = {
-    "optimizer_is_not_adam": lambda config: config.text("actor.optim") != "adam",
-    "has_no_ring": lambda config: config.ring == 1,
-    "balances_experts_by_pass": lambda config: config.share("actor.aux_loss_coef") > 0,
-    "has_no_loader": lambda config: config.count("data.dataloader_num_workers") == 0,
-    "has_other_engines_than_actors": lambda config: (
-        config.colocated and config.engine_gpus not in (0, config.actors)
-    ),
-    "sleeps_beside_a_running_trainer": lambda config: (
-        config.placement is Placement.ASYNCHRONOUS and config.flag("vllm.enable_sleep")
-    ),
-    "splits_unevenly": lambda config: config.actors % config.split > 0,
-    "scores_too_few_batches": lambda config: (
-        config.batch // max(1, config.count(_SCORED)) < config.data_parallel
-    ),
-    "interrupts_without_async": lambda config: (
-        config.flag("train.partial_rollout_enable") and config.placement is not Placement.ASYNCHRONOUS
-    ),
-    "has_flags_in_its_command": lambda config: any(word.startswith("--") for word in config.job.command),
-    "scores_beside_the_engines": lambda config: config.colocated and config.has("reward.model_name_or_path"),
-}
-
-
-def _write_engine_size(config: Config, before: Knobs, after: Knobs) -> dict[str, Any]:
-    """Return engines of another size on the same cards."""
-    size = after.rollout_tensor_parallel or 1
-    return {"vllm.tensor_parallel_size": size, _ENGINES: max(1, config.engine_gpus // size)}
-
-
-def _write_microbatch_size(config: Config, before: Knobs, after: Knobs) -> dict[str, Any]:
-    """Return the sizes of passes: scoring packs as many or fewer, so it follows downwards only."""
-    size = after.microbatch_size or 1
-    return {"train.micro_batch_size": size, _SCORED: min(size, config.count(_SCORED))}
 
 
 class OpenRlhf(ArgparseFramework[Config]):
@@ -70,26 +32,13 @@ class OpenRlhf(ArgparseFramework[Config]):
     version_file = "version.txt"
     releases = RELEASES
     modules = ("openrlhf",)
-    when = WHEN
+    table = TABLE
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     entry = ("{python}", "-m", "openrlhf.cli.train_ppo_ray")
     model_key = "actor.model_name_or_path"
     steps_key = ""  # the number of prompts decides
     prompt_keys = PromptKeys(files="data.prompt_dataset", field="input", field_key="data.input_key")
-    readers: ClassVar[Mapping[str, legacy.Reader]] = {
-        "training_tokens": lambda config: (
-            config.count("train.max_tokens_per_gpu") if config.dynamic else None
-        ),
-        "scoring_tokens": lambda config: (
-            config.count("rollout.max_tokens_per_gpu") if config.dynamic else None
-        ),
-        "microbatch_size": lambda config: None if config.dynamic else config.count("train.micro_batch_size"),
-    }
-    writers: ClassVar[Mapping[str, legacy.Writer]] = {
-        "engine_size": _write_engine_size,
-        "microbatch_size": _write_microbatch_size,
-    }
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
         """Return the parallel sizes that the job's GPUs allow."""
