@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any, ClassVar, TypeVar
@@ -48,12 +48,6 @@ _BLANK = "..."  # a value that is not known
 _NOWHERE = Cluster(address="", nodes=0, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
 
 C = TypeVar("C", bound=TrainerSettings)
-
-# The predicates that the data files of every trainer name.
-WHEN: dict[str, Callable[[Any], bool]] = {
-    "masks_by_pass": lambda config: config.get("top_entropy_quantile") != 1.0,
-    "finds_its_batch": lambda config: config.on("auto_find_batch_size"),
-}
 
 
 @cache

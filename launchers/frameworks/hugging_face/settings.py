@@ -8,6 +8,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any, ClassVar
 
 from autotune.launchers.frameworks.core import host_allocators, residency
@@ -16,7 +17,7 @@ from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, facts
-from autotune.launchers.frameworks.tabular.legacy import knob_rows
+from autotune.launchers.frameworks.tabular.table import Table
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
 
@@ -184,7 +185,8 @@ class TrainerSettings(DeclaredSettings):
 @cache
 def shown_settings(package: str) -> frozenset[str]:
     """Return the settings whose values a log may show: those of a framework's knobs and of `shown.yaml`."""
-    knobs = (row.setting for row in knob_rows(package))
+    table: Table[Any] = import_module(f"{package}.rows").TABLE  # which builds on the settings' own module
+    knobs = (row.key for row in table.rows)
     further = document(package, "shown.yaml", tuple[str, ...])
     return frozenset((*knobs, *further)).difference(("", *ENVIRONMENT))
 

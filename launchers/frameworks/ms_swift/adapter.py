@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, ClassVar
 
@@ -10,22 +10,20 @@ import msgspec
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.lengths import PromptKeys
-from autotune.launchers.frameworks.hugging_face import adapter as shared
 from autotune.launchers.frameworks.hugging_face.adapter import HuggingFaceTrainer
 from autotune.launchers.frameworks.hugging_face.settings import (
     ACCUMULATION,
     ALLOCATORS,
     ENVIRONMENT,
     EXPANDABLE,
-    WHOLE,
     arguments,
 )
 from autotune.launchers.frameworks.ms_swift.config import LAUNCH_VARIABLES, PROCESSES, RELEASES, Config
 from autotune.launchers.frameworks.ms_swift.layout import layout
+from autotune.launchers.frameworks.ms_swift.rows import TABLE
 from autotune.policies.values.job import Job
 
 _MODULE = "swift.cli.rlhf"
-_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
 _SWITCHES = (
     "gradient_checkpointing",
     "offload_model",
@@ -34,24 +32,6 @@ _SWITCHES = (
     "vllm_enforce_eager",
 )
 _TORCHRUN = ("{python}", "-m", "torch.distributed.run")
-
-# The predicates that the data files name, beside those of every trainer.
-WHEN: dict[str, Callable[[Config], bool]] = {
-    **shared.WHEN,
-    "is_no_grpo": lambda config: config.get("rlhf_type") != "grpo",
-    "has_another_loss": lambda config: config.get("loss_type") not in _LOSSES,
-    "compares_nothing": lambda config: config.count("num_generations") < 1,
-    "names_half_of_its_engine": lambda config: config.on("use_vllm") != (config.get("vllm_mode") is not None),
-    "names_two_generations": lambda config: (
-        bool(config.passes_written)
-        and config.count(WHOLE) not in (0, config.samples_of_a_pass * config.passes_written)
-    ),
-    "spreads_layers": lambda config: (
-        PROCESSES not in config.env and (config.job.cluster.gpus_per_node or 0) > 1
-    ),
-    "has_more_nodes": lambda config: config.job.cluster.nodes > 1,
-    "splits_sequences": lambda config: config.count("sequence_parallel_size") > 1,
-}
 
 
 class MsSwift(HuggingFaceTrainer[Config]):
@@ -64,7 +44,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
     distribution = "ms-swift"
     releases = RELEASES
     modules = ("swift",)
-    when = WHEN
+    table = TABLE
     layout = staticmethod(layout)
     saving: ClassVar[Mapping[str, Any]] = {**dict.fromkeys(_SWITCHES, True), ALLOCATORS[0]: EXPANDABLE}
     section = "ENV"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, ClassVar
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.dialects.settings import with_sizes
-from autotune.launchers.frameworks.hugging_face import adapter as shared
 from autotune.launchers.frameworks.hugging_face.adapter import ENTRY, HuggingFaceTrainer
 from autotune.launchers.frameworks.hugging_face.settings import (
     ACCUMULATION,
@@ -20,7 +19,6 @@ from autotune.launchers.frameworks.hugging_face.settings import (
     WHOLE,
     arguments,
 )
-from autotune.launchers.frameworks.tabular.legacy import Reader
 from autotune.launchers.frameworks.trl.config import (
     RELEASES,
     Config,
@@ -28,31 +26,13 @@ from autotune.launchers.frameworks.trl.config import (
     is_switch,
     setting_of,
 )
-from autotune.launchers.frameworks.trl.layout import layout, tile
+from autotune.launchers.frameworks.trl.layout import layout
+from autotune.launchers.frameworks.trl.rows import TABLE
 from autotune.policies.values.job import Job
 
 _MODULE = "trl.scripts.grpo"
 _RESUMED = "resume_from_checkpoint"
 _INTERPRETERS = re.compile(r"python(3(\.\d+)?)?")
-
-# The predicates that the data files name, beside those of every trainer.
-WHEN: dict[str, Callable[[Config], bool]] = {
-    **shared.WHEN,
-    "compares_nothing": lambda config: config.count("num_generations") < 2,
-    "names_its_generation_twice": lambda config: (
-        config.count("num_generations") > 1
-        and config.count(WHOLE) > 0
-        and config.written.get(SPREAD) is not None
-    ),
-    "leaves_nodes_idle": lambda config: config.job.cluster.nodes > 1 and config.count("num_machines") < 2,
-    "runs_a_script": lambda config: (
-        bool(config.job.command) and not any("trl" in word for word in config.job.command[:2])
-    ),
-    "has_no_deepspeed": lambda config: not config.sharding.startswith("zero"),
-    "averages_entropy_by_pass": lambda config: (
-        bool(config.get("entropy_coef")) or config.on("use_adaptive_entropy")
-    ),
-}
 
 
 class Trl(HuggingFaceTrainer[Config]):
@@ -65,9 +45,8 @@ class Trl(HuggingFaceTrainer[Config]):
     distribution = "trl"
     releases = RELEASES
     modules = ("trl",)
-    when = WHEN
+    table = TABLE
     layout = staticmethod(layout)
-    readers: ClassVar[Mapping[str, Reader]] = {"tile": tile}
     makes_pieces = True
     saving: ClassVar[Mapping[str, Any]] = {
         "gradient_checkpointing": True,

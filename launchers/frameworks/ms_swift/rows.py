@@ -1,0 +1,129 @@
+"""ms-swift 4.6.0: the knobs of `swift rlhf --rlhf_type grpo`, what it refuses and what its users should know.
+
+Variables of the environment hold the mode of their knob.
+"""
+
+from __future__ import annotations
+
+from autotune.launchers.frameworks.hugging_face.settings import WHOLE
+from autotune.launchers.frameworks.ms_swift.config import PROCESSES, Config
+from autotune.launchers.frameworks.tabular.table import (
+    COUNT,
+    EAGER,
+    SWITCH,
+    Refusal,
+    Row,
+    Table,
+    Warned,
+)
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.knobs import KnobName
+from autotune.policies.values.profile import Grid
+from autotune.policies.values.remedy import Effect
+
+_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
+_COLOCATED = "only with use_vllm and vllm_mode colocate; `swift rollout` is started with its own flags"
+
+
+# fmt: off
+ROWS: tuple[Row[Config], ...] = (
+    Row(knob="microbatch_size", key="per_device_train_batch_size",
+        unless={
+            "loss_type bnpo is a mean over the tokens of a pass: other passes are another loss": lambda c: c.get("loss_type") == "bnpo",
+            "loss_type real compares the groups within a pass: other passes are another loss": lambda c: c.get("loss_type") == "real",
+            "liger divides this loss by the tokens of a pass: other passes are another loss": lambda c: c.liger_divides_by_pass,
+            "top_entropy_quantile is taken of a pass: other passes mask other tokens": lambda c: c.get("top_entropy_quantile") != 1.0,
+            "sdar_loss_coef and chord_sft_dataset add a mean over a pass: other passes are another loss": lambda c: c.adds_a_mean,
+            "the router's loss is taken of a pass, unless router_aux_loss_coef is 0": lambda c: c.balances_experts,
+            "of several turns each may become a sample, so that passes differ in size": lambda c: c.takes_turns,
+            "with sequence_parallel_size above 1 ms-swift counts the passes of a step otherwise": lambda c: c.count("sequence_parallel_size") > 1,
+        }, read_at="swift/rlhf_trainers/grpo_trainer.py:870"),
+    Row(knob="recompute", key="gradient_checkpointing", when=lambda c: not c.is_fsdp,
+        otherwise="with fsdp ms-swift takes activation_checkpointing of the FSDP configuration, which is on in fsdp2",
+        modes={"off": False, "full": True}, read_at="swift/trainers/arguments.py:298"),
+    Row(knob="param_offload", key="deepspeed", when=lambda c: c.get("deepspeed") == "zero3_offload",
+        states=("zero3", "zero3_offload"), stays="zero3_offload keeps them in host memory already"),
+    Row(knob="param_offload", key="offload_model", when=lambda c: c.colocated, grid=SWITCH,
+        otherwise="ms-swift offloads weights only while vLLM generates in the same processes",
+        phases=(Phase.ROLLOUT_INIT, Phase.ROLLOUT), read_at="swift/rlhf_trainers/grpo_trainer.py:1845"),
+    Row(knob="optimizer_offload", key="deepspeed", when=lambda c: c.get("deepspeed") == "zero2_offload",
+        states=("zero2", "zero2_offload"), stays="zero2_offload keeps it in host memory already"),
+    Row(knob="optimizer_offload", key="deepspeed", when=lambda c: c.get("deepspeed") == "zero3_offload",
+        states=("zero3", "zero3_offload"), stays="zero3_offload keeps it in host memory already"),
+    Row(knob="optimizer_offload", key="offload_optimizer", when=lambda c: c.colocated, grid=SWITCH,
+        otherwise="ms-swift offloads the optimizer only while vLLM generates in the same processes",
+        phases=(Phase.ROLLOUT_INIT, Phase.ROLLOUT), read_at="swift/rlhf_trainers/grpo_trainer.py:1851"),
+    Row(knob="fused_kernels", key="use_liger_kernel", grid=SWITCH, effect=Effect.NUMERIC,
+        unless={"liger has no such loss, or another normaliser than ms-swift": lambda c: not c.takes_liger},
+        read_at="swift/rlhf_trainers/grpo_trainer.py:2080"),
+    Row(knob="memory_fraction", key="vllm_gpu_memory_utilization", when=lambda c: c.colocated,
+        otherwise=_COLOCATED, grid=Grid(minimum=0.05, maximum=0.95, multiple=0.01),
+        read_at="swift/rlhf_trainers/rollout_mixin.py:346"),
+    Row(knob="concurrency", key="vllm_max_num_seqs", when=lambda c: c.colocated, otherwise=_COLOCATED,
+        grid=COUNT, read_at="swift/rlhf_trainers/rollout_mixin.py:467"),
+    Row(knob="cuda_graphs", key="vllm_enforce_eager", when=lambda c: c.colocated, otherwise=_COLOCATED,
+        modes=EAGER, read_at="swift/rlhf_trainers/rollout_mixin.py:516"),
+    Row(knob="rollout_tensor_parallel", key="vllm_tensor_parallel_size", when=lambda c: c.colocated,
+        otherwise=_COLOCATED, effect=Effect.NUMERIC,
+        divides={"it divides NPROC_PER_NODE": lambda c: c.processes},
+        read_at="swift/rlhf_trainers/rollout_mixin.py:347"),
+    Row(knob="max_model_len", key="vllm_max_model_len", when=lambda c: c.colocated, otherwise=_COLOCATED,
+        grid=COUNT,
+        unless={"vllm_max_model_len must hold the longest prompt and max_completion_length; write max_length to limit prompts": lambda c: not c.longest},
+        at_least={"max_length and max_completion_length are {value} tokens together": lambda c: c.longest},
+        read_at="swift/rlhf_trainers/rollout_mixin.py:519"),
+    Row(knob="dataloader_workers", key="dataloader_num_workers", grid=Grid(minimum=0, multiple=1),
+        read_at="swift/trainers/arguments.py:306"),
+    Row(knob="allocator", key="PYTORCH_CUDA_ALLOC_CONF",
+        modes={"default": "default", "expandable": "expandable"}),
+    Row(knob="host_allocator", key="LD_PRELOAD",
+        modes={"default": "default", "jemalloc": "jemalloc", "tcmalloc": "tcmalloc"}),
+)
+
+ABSENT: dict[KnobName, str] = {
+    "tokens_per_microbatch": "a pass has a fixed number of samples: per_device_train_batch_size",
+    "dynamic_batching": "passes have a fixed number of samples",
+    "activation_offload": "it is a key of an FSDP configuration file, activation_cpu_offload",
+    "grad_offload": "gradients follow the weights or the optimizer",
+    "optimizer_offload_fraction": "the optimizer's state is offloaded whole",
+    "sequence_parallel": "sequence_parallel_size changes how many samples a pass of all processes has",
+    "context_parallel": "there is none but in the variant on Megatron",
+    "tensor_parallel": "deepspeed_autotp_size changes how checkpoints are laid out",
+    "sharding": "deepspeed and fsdp name it, and checkpoints depend on it",
+    "memory_efficient_load": "DeepSpeed's stage 3 and fsdp2 load weights in parts by themselves",
+    "max_batched_tokens": "it is part of vllm_engine_kwargs, a JSON text",
+    "logprob_tokens": "scoring follows per_device_train_batch_size",
+    "logprob_chunk": "the logits of a pass are written whole",
+    "entropy_chunking": "entropies are computed from the logits of the pass",
+    "sync_mode": "weights go to vLLM in memory only",
+    "sync_buffer": "move_model_batches counts parts of the model, and no bytes",
+    "weights_backup": "ms-swift keeps none",
+    "restart_every": "a run is restarted from its checkpoint after a failure only",
+    "nccl_memory_check": "NCCL_DEBUG in `env:` prints its own allocations",
+    "memory_profile": "peaks per phase are always reported on a GPU",
+}
+
+REFUSED: tuple[Refusal[Config], ...] = (
+    Refusal("rlhf_type", lambda c: c.get("rlhf_type") != "grpo",
+        lambda c: f"rlhf_type is {c.get('rlhf_type')}; autotune drives `grpo`", "write rlhf_type: grpo"),
+    Refusal("loss_type", lambda c: c.get("loss_type") not in _LOSSES,
+        lambda c: f"GRPO has no loss_type {c.get('loss_type')}",
+        "grpo, bnpo, dr_grpo, dapo, cispo, sapo, real, fipo"),
+    Refusal("num_generations", lambda c: c.count("num_generations") < 1, "a prompt has at least one sample"),
+    Refusal("auto_find_batch_size", lambda c: c.on("auto_find_batch_size"),
+        "it breaks the groups of a prompt's samples; autotune does it"),
+    Refusal("vllm_mode", lambda c: c.on("use_vllm") != (c.get("vllm_mode") is not None),
+        "use_vllm and vllm_mode are written together", "colocate or server"),
+    Refusal("generation_batch_size",
+        lambda c: bool(c.passes_written) and c.count(WHOLE) not in (0, c.samples_of_a_pass * c.passes_written),
+        lambda c: f"generation_batch_size {c.get('generation_batch_size')} is not {c.samples_of_a_pass} samples of a pass times steps_per_generation {c.passes_written}"),
+)
+
+WARNED: tuple[Warned[Config], ...] = (
+    Warned(lambda c: PROCESSES not in c.env and (c.job.cluster.gpus_per_node or 0) > 1,
+        lambda c: f"NPROC_PER_NODE is not in `env:`: ms-swift spreads the layers of one model over all {c.job.cluster.gpus_per_node} cards of one process, and estimates are of one card."),
+    Warned(lambda c: c.job.cluster.nodes > 1, "ms-swift runs on one node here: the others stay idle."),
+)
+# fmt: on
+
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED)
