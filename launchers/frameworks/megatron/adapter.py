@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import msgspec
@@ -17,10 +17,8 @@ from autotune.launchers.frameworks.dialects.flags import bare, printed_flags
 from autotune.launchers.frameworks.dialects.settings import with_sizes
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.dialect import ENGINE, Dialect, dialect_of, facts_of
-from autotune.launchers.frameworks.megatron.knobs import READERS, WHEN, WRITERS
 from autotune.launchers.frameworks.megatron.layout import layout, resident
 from autotune.launchers.frameworks.megatron.model import model_of
-from autotune.launchers.frameworks.tabular import legacy
 from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.listed_flags import ListedFlagFramework
 from autotune.policies.certificate.contents import Training
@@ -41,9 +39,6 @@ class MegatronRl(ListedFlagFramework[Config]):
 
     saves_by_time = False
     async_entry: ClassVar[tuple[str, ...]] = ()  # with --fully-async, where that is another program
-    when: ClassVar[Mapping[str, Callable[[Config], bool]]] = WHEN
-    readers: ClassVar[Mapping[str, legacy.Reader]] = READERS
-    writers: ClassVar[Mapping[str, legacy.Writer]] = WRITERS
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     model_key = "hf-checkpoint"

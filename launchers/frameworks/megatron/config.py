@@ -102,6 +102,11 @@ class Config(ListedFlagSettings):
         self.start = load if load.rstrip("/") != save.rstrip("/") else ""
         self.starts_over = self.saves and bool(self.start) and not self.job.resume
 
+    @property
+    def trains_by_adam(self) -> bool:
+        """Whether the optimizer is Megatron's Adam, with its state."""
+        return self.text("optimizer") == "adam" and not self.flag("use-stateless-adam")
+
     def runs(self, program: str) -> bool:
         """Return whether a word of the job's command names a program."""
         return any(program in word for word in self.job.command)

@@ -2,34 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
-from autotune.launchers.frameworks.megatron.config import Config
-from autotune.launchers.frameworks.megatron.knobs import WHEN
-
-_AGAINST = ("keep-old-actor", "indep-dp", "overlap-param-gather", "disable-compute-advantages-and-returns")
-
-
-def _can_rebuild_weights(config: Config) -> bool:
-    """Return whether the optimizer's master weights can stand for the copy (miles/utils/arguments.py)."""
-    return (
-        (config.flag("optimizer-cpu-offload") or not config.flag("use-precision-aware-optimizer"))
-        and config.colocated
-        and config.sleeps("train")
-        and config.text("optimizer") == "adam"
-        and config.text("offload-train-target") == "cpu"
-        and not any(map(config.flag, _AGAINST))
-        and not any(map(config.count, ("lora-rank", "num-critic-only-steps")))
-        and not config.has("lora-adapter-path")
-    )
-
-
-# The predicates that miles's own rows name.
-OWN_WHEN: dict[str, Callable[[Config], bool]] = {
-    "can_rebuild_weights": _can_rebuild_weights,
-    "runs_train": lambda config: any(word.endswith("train.py") for word in config.job.command),
-}
+from autotune.launchers.frameworks.miles.rows import TABLE
 
 
 class Miles(MegatronRl):
@@ -38,6 +12,6 @@ class Miles(MegatronRl):
     name = "miles"
     announces_end = False
     modules = ("miles",)
-    when = {**WHEN, **OWN_WHEN}
+    table = TABLE
     entry = ("{python}", "train.py")  # in miles's own folder
     async_entry = ("{python}", "train_async.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
+from autotune.launchers.frameworks.slime.rows import TABLE
 
 
 class Slime(MegatronRl):
@@ -11,4 +12,5 @@ class Slime(MegatronRl):
     name = "slime"
     announces_end = False
     modules = ("slime",)
+    table = TABLE
     entry = ("{python}", "train.py")  # in slime's own folder; train_async.py only where the job says so

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+import msgspec
+
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KnobName, Knobs, Setting
 from autotune.policies.values.profile import Grid
@@ -142,14 +144,19 @@ class Table(NamedTuple, Generic[C]):
 
     rows: tuple[Row[C], ...]
     absent: Mapping[KnobName, str] = {}  # knobs that no job offers, where more is known than NO_SETTING
+    unless: Mapping[KnobName, Reasons[C]] = {}  # reasons of a dialect's own for knobs whose rows it shares
     refused: tuple[Refusal[C], ...] = ()
     warned: tuple[Warned[C], ...] = ()
     unread: tuple[Unread[C], ...] = ()
 
     def over(self, shared: Table[C]) -> Table[C]:
         """Return the table with what it shares with its dialects behind its own."""
+        further = (
+            msgspec.structs.replace(row, unless={**self.unless.get(row.knob, {}), **row.unless})
+            for row in shared.rows
+        )
         return Table(
-            rows=(*self.rows, *shared.rows),
+            rows=(*self.rows, *further),
             absent={**shared.absent, **self.absent},
             refused=(*self.refused, *shared.refused),
             warned=(*self.warned, *shared.warned),

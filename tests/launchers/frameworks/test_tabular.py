@@ -219,9 +219,14 @@ def test_rows_hold_by_predicates_and_by_the_values_of_settings() -> None:
 
 
 def test_the_rows_of_a_dialect_stand_over_those_that_it_shares() -> None:
-    own = Table[Settings](rows=(Row(knob="concurrency", key="own"),), absent={"sharding": "own"})
+    own = Table[Settings](
+        rows=(Row(knob="memory_margin", key="own"),),
+        absent={"sharding": "own"},
+        unless={"concurrency": {"it serves one": always}},
+    )
     both = own.over(WITH_REASONS)
     assert [row.key for row in both.rows] == ["own", "requests", "of_the_critic", "new_allocator"]
+    assert declined(both, Settings({"engine": True, "alone": True}, {}), {})["concurrency"] == "it serves one"
     assert both.absent == {"sharding": "own", "max_model_len": "it is part of what is trained"}
 
 

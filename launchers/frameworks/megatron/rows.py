@@ -1,0 +1,218 @@
+"""What slime, Relax and miles share: the flags behind their knobs, what they refuse and what their users should know.
+
+What only one of them has stands in its own rows.py, whose rows come first. What counts where a flag is absent stands in
+defaults.yaml.
+"""
+
+from __future__ import annotations
+
+from autotune.launchers.frameworks.megatron import knobs
+from autotune.launchers.frameworks.megatron.config import Config
+from autotune.launchers.frameworks.tabular.table import (
+    PASS,
+    SHARE,
+    SWITCH,
+    Needs,
+    Refusal,
+    Row,
+    Table,
+    Warned,
+)
+from autotune.policies.values.knobs import KnobName
+from autotune.policies.values.profile import Grid
+from autotune.policies.values.remedy import Effect
+
+_NO_ENGINES = ("debug-train-only", "load-debug-rollout-data", "rollout-external-engine-addrs")
+_STATE = "the checkpoint holds the optimizer's state in another layout"
+NO_SLEEP = "the margin belongs to torch_memory_saver, which only --offload-train uses"
+_SIZES = "the checkpoint is sharded by the parallel sizes"
+_ADAM = "Megatron offloads the state of Adam only"
+_HEADS = "{value} attention heads are split evenly"
+_STAGE = "{value} GPUs of a stage are split evenly"
+
+
+def _gpus(c: Config) -> str:
+    return f"tensor x context parallelism divides the {c.trainer_gpus} GPUs of the trainer"
+
+
+def budget_holds(c: Config) -> str:
+    """Return why a budget of tokens has a least size."""
+    return f"budget x context parallelism ({c.context}) must hold the {c.length}: a longer one fills a micro-batch of its own"
+
+
+# fmt: off
+ROWS: tuple[Row[Config], ...] = (
+    Row(knob="concurrency", key="sglang-max-running-requests", read=knobs.requests, write=knobs.write_requests,
+        grid=Grid(minimum=1),
+        at_most={"no engine is given more requests of a rollout": lambda c: c.most_requests}),
+    Row(knob="memory_fraction", key="sglang-mem-fraction-static", read=knobs.fraction, grid=SHARE),
+    Row(knob="rollout_tensor_parallel", key="rollout-num-gpus-per-engine", read=lambda c: c.engine_size,
+        divides={
+            _HEADS: lambda c: c.heads,
+            "{value} GPUs of all engines are split evenly": lambda c: c.engine_gpus,
+        }, read_at="slime/backends/megatron_utils/update_weight/update_weight_from_distributed.py:283"),
+    Row(knob="max_batched_tokens", key="sglang-chunked-prefill-size", read=knobs.chunk,
+        grid=Grid(minimum=256, multiple=256)),
+    Row(knob="tokens_per_microbatch", key="max-tokens-per-gpu",
+        read=lambda c: (c.budget or None) if c.dynamic else None, write=knobs.write_tokens, grid=PASS,
+        unless={"--max-tokens-per-gpu acts only with --use-dynamic-batch-size": lambda c: not c.flag("use-dynamic-batch-size")},
+        at_least={budget_holds: lambda c: c.floor}, read_at="slime/utils/dp_schedule.py:120"),
+    Row(knob="microbatch_size", key="micro-batch-size",
+        read=lambda c: None if c.dynamic else c.count("micro-batch-size"), grid=Grid(minimum=1),
+        unless={"--use-dynamic-batch-size packs by tokens and ignores --micro-batch-size": lambda c: c.flag("use-dynamic-batch-size")},
+        divides={"{value} samples of a rank are split evenly": lambda c: c.samples_of_rank},
+        read_at="slime/backends/megatron_utils/initialize.py:83"),
+    Row(knob="dynamic_batching", key="use-dynamic-batch-size", write=knobs.write_packing, grid=SWITCH,
+        unless={"--qkv-format bshd forbids --use-dynamic-batch-size": lambda c: c.get("qkv-format") == "bshd"},
+        read_at="slime/backends/megatron_utils/model.py:500"),
+    Row(knob="recompute", key="recompute-granularity", read=knobs.recompute,
+        grid=Grid(values=("off", "selective", "full")),
+        writes={
+            "off": {"recompute-activations": False, "recompute-granularity": None, "recompute-method": None, "recompute-num-layers": None, "recompute-modules": None, "distribute-saved-activations": False},
+            "selective": {"recompute-activations": False, "recompute-granularity": "selective", "recompute-method": None, "recompute-num-layers": None},
+            "full": {"recompute-activations": False, "recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1, "recompute-modules": None},
+        }),
+    Row(knob="param_offload", key="offload-train", read=lambda c: c.sleeps("train"), grid=SWITCH,
+        unless={
+            "apart, nobody else could use the trainer's cards meanwhile": lambda c: not c.flag("colocate"),
+            "with a critic the trainer always sleeps": lambda c: c.get("advantage-estimator") == "ppo",
+        }, read_at="slime/backends/megatron_utils/actor.py:117"),
+    Row(knob="optimizer_offload", key="optimizer-cpu-offload", grid=SWITCH, effect=Effect.NUMERIC, fixed=_STATE,
+        unless={_ADAM: lambda c: not c.trains_by_adam},
+        writes={
+            True: {"optimizer-cpu-offload": True, "use-precision-aware-optimizer": True},
+            False: {"optimizer-cpu-offload": False, "overlap-cpu-optimizer-d2h-h2d": False},
+        }),
+    Row(knob="optimizer_offload_fraction", key="optimizer-offload-fraction",
+        grid=Grid(minimum=0.1, maximum=1.0, multiple=0.1), effect=Effect.NUMERIC, fixed=_STATE,
+        unless={_ADAM: lambda c: not c.trains_by_adam}),
+    Row(knob="optimizer_offload_overlap", key="overlap-cpu-optimizer-d2h-h2d", grid=SWITCH,
+        unless={_ADAM: lambda c: not c.trains_by_adam},
+        needs=(Needs(value=True, other="optimizer_offload", values=(True,), why="only an offloaded optimizer has copies to overlap"),)),
+    Row(knob="context_parallel", key="context-parallel-size", read=lambda c: c.context, fixed=_SIZES,
+        divides={_STAGE: lambda c: c.context_devices}, divides_with_tensor={_gpus: lambda c: c.stage},
+        read_at="slime/backends/megatron_utils/initialize.py:42"),
+    Row(knob="tensor_parallel", key="tensor-model-parallel-size", read=lambda c: c.tensor,
+        write=knobs.write_tensor, fixed=_SIZES,
+        divides={
+            _HEADS: lambda c: c.heads,
+            "{value} key-value heads are split evenly": lambda c: c.kv_heads,
+            _STAGE: lambda c: c.tensor_devices,
+        }, read_at="slime/backends/megatron_utils/initialize.py:38"),
+    Row(knob="loss_recompute", key="recompute-loss-function", grid=SWITCH,
+        read_at="slime/backends/megatron_utils/loss.py:1339"),
+    Row(knob="logprob_chunk", key="log-probs-chunk-size",
+        read=lambda c: max(0, c.count("log-probs-chunk-size")) or None, grid=PASS,
+        read_at="slime/backends/megatron_utils/loss.py:548"),
+    Row(knob="sync_buffer", key="update-weight-buffer-size", grid=Grid(minimum=16 << 20, multiple=1 << 20),
+        at_most={"a larger bucket frees nothing": lambda c: c.sync_buffer},
+        read_at="slime/backends/megatron_utils/update_weight/update_weight_from_distributed.py:170"),
+    Row(knob="host_allocator", key="train-env-vars",
+        read=knobs.host_allocator,
+        write=knobs.write_preload, grid=Grid(values=("default", "jemalloc", "tcmalloc")),
+        unless={"the sleeping trainer's own LD_PRELOAD (torch_memory_saver) replaces any other": lambda c: c.sleeps("train")},
+        read_at="slime/ray/actor_group.py:70"),
+    Row(knob="allocator", key="train-env-vars", read=knobs.allocator, write=knobs.write_allocator,
+        grid=Grid(values=("default", "expandable")),
+        unless={"expandable segments pass by torch_memory_saver, so the trainer would not sleep": lambda c: c.sleeps("train")},
+        read_at="slime/ray/actor_group.py:70"),
+    Row(knob="memory_snapshot", key="record-memory-history", grid=SWITCH,
+        fills={"memory-snapshot-dir": lambda c: f"{c.root}/memory-snapshots"},
+        read_at="slime/observability/profile_utils.py:23"),
+    Row(knob="sync_mode", always="memory"),
+    Row(knob="weights_backup", always=True),
+)
+
+ABSENT: dict[KnobName, str] = {
+    "max_model_len": "--sglang-context-length sizes no memory, and lengths are the user's",
+    "activation_offload": "--cpu-offloading-num-layers excludes recomputation and pipeline parallelism, and recomputation frees more",
+    "grad_offload": "gradients move with the whole trainer: --offload-train",
+    "sequence_parallel": "--sequence-parallel is a switch that goes with --tensor-model-parallel-size",
+    "sharding": "the trainer is Megatron with its distributed optimizer, which is always on",
+    "fused_kernels": "--cross-entropy-loss-fusion serves fine-tuning only, not the policy loss",
+    "entropy_chunking": "--log-probs-chunk-size cuts the entropy as well",
+    "entropy_recompute": "--recompute-loss-function covers the entropy as well",
+    "memory_efficient_load": "every rank builds and loads its own part of the model",
+    "restart_every": "no flag ends a run early: --num-rollout would also end the learning-rate schedule",
+}
+
+REFUSED: tuple[Refusal[Config], ...] = (
+    Refusal("recompute-granularity",
+        lambda c: not (c.has("recompute-method") and c.has("recompute-num-layers")) and c.get("recompute-granularity") == "full",
+        "full recomputation needs --recompute-method and --recompute-num-layers", "uniform and 1 keep least"),
+    Refusal("recompute-method",
+        lambda c: c.has("recompute-method") and c.get("recompute-granularity") == "selective",
+        "selective recomputation must not have --recompute-method", "leave it out"),
+    Refusal("optimizer-cpu-offload",
+        lambda c: c.flag("optimizer-cpu-offload") and not c.flag("use-precision-aware-optimizer"),
+        "Megatron asserts that --optimizer-cpu-offload comes with --use-precision-aware-optimizer",
+        "add use-precision-aware-optimizer: true"),
+    Refusal("overlap-cpu-optimizer-d2h-h2d",
+        lambda c: c.flag("overlap-cpu-optimizer-d2h-h2d") and not c.flag("optimizer-cpu-offload"),
+        "it overlaps nothing without --optimizer-cpu-offload"),
+    Refusal("use-dynamic-batch-size", lambda c: c.dynamic and not c.budget,
+        "dynamic batching needs --max-tokens-per-gpu"),
+    Refusal("qkv-format", lambda c: c.flag("use-dynamic-batch-size") and c.get("qkv-format") == "bshd",
+        "--qkv-format bshd forbids --use-dynamic-batch-size"),
+    Refusal("tensor-model-parallel-size", lambda c: c.trainer_gpus % c.split != 0,
+        lambda c: f"tensor x pipeline x context parallelism = {c.split} does not divide {c.trainer_gpus} GPUs"),
+    Refusal("tensor-model-parallel-size", lambda c: c.heads % c.tensor != 0,
+        lambda c: f"tensor parallelism {c.tensor} does not divide {c.heads} attention heads"),
+    Refusal("tensor-model-parallel-size", lambda c: c.kv_heads % c.tensor != 0,
+        lambda c: f"tensor parallelism {c.tensor} does not divide {c.kv_heads} key-value heads"),
+    Refusal("rollout-num-gpus-per-engine", lambda c: c.engine_gpus % c.engine_size != 0,
+        lambda c: f"engines of {c.engine_size} GPUs do not fill {c.engine_gpus} GPUs"),
+    Refusal("rollout-num-gpus", lambda c: not c.engine_gpus and not any(map(c.flag, _NO_ENGINES)),
+        "no GPUs are left for the engines",
+        "share the trainer's cards with --colocate, or give the engines --rollout-num-gpus"),
+    Refusal("resource", lambda c: c.has("resource") and c.wanted > (c.offered or c.wanted),
+        lambda c: f"the job wants {c.wanted} GPUs, `cluster` has {c.offered}"),
+    Refusal("actor-num-gpus-per-node",
+        lambda c: c.wanted > (c.offered or c.wanted) and not c.has("resource"),
+        lambda c: f"the job wants {c.wanted} GPUs, `cluster` has {c.offered}"),
+    Refusal("num-rollout", lambda c: not c.has("num-rollout") and not c.has("num-epoch"),
+        "neither --num-rollout nor --num-epoch says how long to train"),
+    Refusal("kl-coef", lambda c: c.share("kl-coef") and c.share("kl-loss-coef"),
+        "only one of --kl-coef and --kl-loss-coef can be set"),
+    Refusal("update-weight-transport",
+        lambda c: c.get("update-weight-transport") == "disk" and not c.has("update-weight-disk-dir"),
+        "disk transport needs --update-weight-disk-dir"),
+    Refusal("memory-recorder",
+        lambda c: c.get("memory-recorder") == "memray" and not c.has("memory-snapshot-num-steps"),
+        "memray needs --memory-snapshot-num-steps"),
+    Refusal("train-backend", lambda c: c.text("train-backend") != "megatron",
+        lambda c: f"only {c.dialect.name}'s Megatron trainer is driven",
+        "drive the script with `framework: command`"),
+    Refusal("update-weight-transfer-mode",
+        lambda c: c.text("update-weight-transfer-mode") != "broadcast" and c.flag("colocate"),
+        "colocated weights need no transfer: --colocate refuses it"),
+    Refusal("colocate", lambda c: c.runs("train_async") and c.flag("colocate"),
+        "train_async.py refuses --colocate"),
+)
+
+WARNED: tuple[Warned[Config], ...] = (
+    Warned(lambda c: not c.saves, "`save` is null: without checkpoints every relaunch begins at step 0"),
+    Warned(lambda c: c.saves and not c.continues,
+        lambda c: f"checkpoints go to {c.root}/{c.job.name}-<run>; `resume: true` uses --save itself"),
+    Warned(lambda c: c.starts_over,
+        "--load is read as start weights, from step 0; `resume: true` continues it"),
+    Warned(lambda c: c.starts_over and c.get("megatron-to-hf-mode") == "bridge",
+        "until a checkpoint is saved, a relaunch takes its start weights from --hf-checkpoint"),
+    Warned(lambda c: c.starts_over and c.reference and (c.text("megatron-to-hf-mode") != "bridge"),
+        "until a checkpoint is saved, a relaunch takes its start weights from --ref-load"),
+    Warned(lambda c: c.saves and c.flag("async-save"),
+        "--async-save finishes a checkpoint at the next one: a crash loses the newest"),
+    Warned(lambda c: c.saves and c.flag("no-save-optim"),
+        "--no-save-optim: a relaunch begins with a new optimizer state"),
+    Warned(lambda c: any(word.startswith("--") for word in c.job.command),
+        "flags in `command` are passed on but not seen: write them under `settings:`"),
+    Warned(lambda c: c.flag("balance-by-flops"),
+        "--balance-by-flops may put more tokens into a micro-batch than --max-tokens-per-gpu"),
+    Warned(lambda c: not c.sleeps("rollout") and c.flag("colocate"),
+        "--no-offload-rollout leaves the engine's pool on the card while training runs"),
+    Warned(lambda c: not c.longest,
+        "--rollout-max-context-len or --rollout-max-prompt-len and --rollout-max-response-len would bound the longest sequence; without them a token budget may fall below it"),
+)
+# fmt: on
+
+SHARED: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED)

@@ -1,0 +1,76 @@
+"""miles: the knobs that only it has, or has under names of its own, and what it refuses."""
+
+from __future__ import annotations
+
+from autotune.launchers.frameworks.megatron import knobs
+from autotune.launchers.frameworks.megatron.config import Config
+from autotune.launchers.frameworks.megatron.rows import NO_SLEEP, SHARED
+from autotune.launchers.frameworks.tabular.table import (
+    SWITCH,
+    Needs,
+    Refusal,
+    Row,
+    Table,
+)
+from autotune.policies.values.knobs import KnobName
+from autotune.policies.values.profile import Grid
+
+_MASTERS = "the weights of a sleeping trainer are rebuilt from fp32 master weights of its own"
+_AGAINST = ("keep-old-actor", "indep-dp", "overlap-param-gather", "disable-compute-advantages-and-returns")
+
+
+def _can_rebuild_weights(config: Config) -> bool:
+    """Return whether the optimizer's master weights can stand for the copy (miles/utils/arguments.py)."""
+    return (
+        (config.flag("optimizer-cpu-offload") or not config.flag("use-precision-aware-optimizer"))
+        and config.colocated
+        and config.sleeps("train")
+        and config.text("optimizer") == "adam"
+        and config.text("offload-train-target") == "cpu"
+        and not any(map(config.flag, _AGAINST))
+        and not any(map(config.count, ("lora-rank", "num-critic-only-steps")))
+        and not config.has("lora-adapter-path")
+    )
+
+
+# fmt: off
+ROWS: tuple[Row[Config], ...] = (
+    Row(knob="cuda_graphs", key="sglang-cuda-graph-max-bs-decode", read=knobs.graphs, write=knobs.write_graphs,
+        grid=Grid(values=("full", "limited", "off"))),
+    Row(knob="weights_backup", key="rematerialize-param-from-master-weight", states=(True, False),
+        grid=Grid(values=(True, False)),
+        unless={"--rematerialize-param-from-master-weight asks for a colocated, sleeping trainer with Adam's fp32 master weights": lambda c: not _can_rebuild_weights(c)},
+        needs=(Needs(value=False, other="param_offload", values=(True,), why=_MASTERS),)),
+    Row(knob="weights_backup", key="rematerialize-param-from-master-weight",
+        when=lambda c: c.flag("use-precision-aware-optimizer"), states=(True, False),
+        needs=(Needs(value=False, other="optimizer_offload", values=(True,), why=_MASTERS),)),
+    Row(knob="memory_margin", key="train-memory-margin-bytes", unless={NO_SLEEP: lambda c: not c.sleeps("train")},
+        grid=Grid(minimum=0, maximum=8 << 30, multiple=64 << 20)),
+    Row(knob="memory_profile", key="use-pytorch-profiler", grid=SWITCH,
+        fills={"tensorboard-dir": lambda c: f"{c.root}/profiles"}),
+)
+
+ABSENT: dict[KnobName, str] = {
+    "logprob_tokens": "--log-probs-max-tokens-per-gpu is parsed and never read; --max-tokens-per-gpu acts",
+    "dataloader_workers": "the rollout feeds the trainer directly, there are no loader processes",
+    "sync_mode": "files carry changes only, found with a pinned copy of all weights in host memory: nothing is freed",
+    "nccl_memory_check": "there is no such check",
+}
+
+REFUSED: tuple[Refusal[Config], ...] = (
+    Refusal("rematerialize-param-from-master-weight",
+        lambda c: not _can_rebuild_weights(c) and c.flag("rematerialize-param-from-master-weight"),
+        "only a colocated, sleeping trainer with Adam's fp32 master weights can rebuild its weights",
+        "leave it out"),
+    Refusal("advantage-estimator", lambda c: c.saves and c.get("advantage-estimator") == "ppo",
+        "miles would start the critic of a relaunch from the actor's checkpoint",
+        "`save: null` starts over instead; or drive the script with `framework: command`"),
+    Refusal("fully-async",
+        lambda c: any(word.endswith("train.py") for word in c.job.command) and c.flag("fully-async"),
+        "train.py refuses --fully-async", "run train_async.py"),
+    Refusal("fully-async", lambda c: c.flag("fully-async") and c.flag("colocate"),
+        "--fully-async and --colocate exclude each other"),
+)
+# fmt: on
+
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED).over(SHARED)
