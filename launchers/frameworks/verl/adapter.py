@@ -15,19 +15,12 @@ from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.dialects.hydra import bare, override
 from autotune.launchers.frameworks.dialects.printed_config import Program
 from autotune.launchers.frameworks.dialects.settings import with_sizes
-from autotune.launchers.frameworks.tabular import legacy
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.verl import checks, keys
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, TOP, Config
-from autotune.launchers.frameworks.verl.knobs import (
-    LD_PRELOAD,
-    READERS,
-    SNAPSHOT_TOOL,
-    WHEN,
-    WRITERS,
-    requests,
-)
+from autotune.launchers.frameworks.verl.knobs import LD_PRELOAD, SNAPSHOT_TOOL, requests
 from autotune.launchers.frameworks.verl.layout import layout, resident
+from autotune.launchers.frameworks.verl.rows import TABLE
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command
@@ -56,9 +49,7 @@ class Verl(TabularFramework[Config]):
     version_file = "verl/version/version"
     modules = ("verl",)
     releases = keys.RELEASES
-    when = WHEN
-    readers: ClassVar[Mapping[str, legacy.Reader]] = READERS
-    writers: ClassVar[Mapping[str, legacy.Writer]] = WRITERS
+    table = TABLE
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     reads_declined = True

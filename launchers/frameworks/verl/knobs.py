@@ -1,17 +1,14 @@
-"""What the data files name: the jobs in which a row holds, and knobs of more than one setting."""
+"""Knobs of verl that are more than the value of one setting: how each is read and written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from autotune.launchers.frameworks.core import host_allocators
 from autotune.launchers.frameworks.core.engines import LARGEST_LIMITED_BATCH, LIMITED_BATCHES
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.core.splits import divisors
-from autotune.launchers.frameworks.tabular.legacy import Reader, Writer
 from autotune.launchers.frameworks.verl.config import ACTOR, CRITIC_UPDATE, REF, ROLLOUT, Config
-from autotune.launchers.frameworks.verl.keys import ENGINES
 from autotune.policies.values.knobs import Knobs
 
 SNAPSHOT_TOOL = "torch_memory"
@@ -24,29 +21,6 @@ _BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
 _SCORING = "log_prob_max_token_len_per_gpu"
 
 Found = dict[str, Any]
-
-# The predicates that the rows of the data files name.
-WHEN: dict[str, Callable[[Config], bool]] = {
-    "is_another_trainer": lambda config: config.text(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"),
-    "is_vllm": lambda config: config.engine == "vllm",
-    "sends_single_tensors": lambda config: _sends_single_tensors(config),
-    "is_another_engine": lambda config: config.engine not in ("vllm", "sglang"),
-    "names_no_size": lambda config: not config.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
-    "is_unknown_trainer": lambda config: config.model_engine not in (*ENGINES, "veomni", "torchtitan"),
-    "is_unknown_engine": lambda config: config.engine not in ("vllm", "sglang", "trtllm"),
-    "shares_no_card": lambda config: not 0 < config.share(f"{ROLLOUT}.gpu_memory_utilization") <= 1,
-    "is_unknown_resume_mode": lambda config: (
-        config.text("trainer.resume_mode") not in ("auto", "disable", "resume_path")
-    ),
-    "saves_below_a_tilde": lambda config: config.text("trainer.default_local_dir").startswith("~"),
-    "leaves_context_to_vllm": lambda config: (
-        config.engine == "vllm" and config.get(f"{ROLLOUT}.max_model_len") is None
-    ),
-    "exports_expandable_segments": lambda config: any(
-        "expandable_segments" in value for value in config.env.values()
-    ),
-    "summons_whole_model": lambda config: config.summons_whole and config.world > 1,
-}
 
 
 def requests(config: Config) -> int | None:
@@ -68,16 +42,26 @@ def scored(config: Config, name: str) -> list[str]:
     return [f"{node}.{name}" for node in (ROLLOUT, *([REF] if config.reference else []))]
 
 
-def _concurrency(config: Config) -> int:
+def concurrency(config: Config) -> int:
     """Return the requests that an engine works on at once; validation sends all its prompts together."""
     most = config.most_requests or _REQUESTS
     asked = requests(config)
     return most if asked is None else min(most, asked)
 
 
-def _sends_single_tensors(config: Config) -> bool:
+def sends_single_tensors(config: Config) -> bool:
     """Return whether a sync has no buckets: in the release with their older name only SGLang's has."""
     return config.engine == "vllm" and _BUCKET in config.known.older
+
+
+def sync_buffer(config: Config) -> int:
+    """Return the bytes of a bucket of a weight sync; 0 where there is none."""
+    return 0 if sends_single_tensors(config) else config.count(_BUCKET) << 20
+
+
+def host_allocator(config: Config) -> str:
+    """Return the library that serves the workers' host memory."""
+    return host_allocators.preloaded(config.text(LD_PRELOAD))
 
 
 def _graph_sizes(config: Config) -> str:
@@ -86,13 +70,15 @@ def _graph_sizes(config: Config) -> str:
     return f"{ROLLOUT}.cudagraph_capture_sizes"
 
 
-def _cuda_graphs(config: Config) -> str:
+def cuda_graphs(config: Config) -> str:
+    """Return the mode of CUDA graphs."""
     if config.flag(f"{ROLLOUT}.enforce_eager"):
         return "off"
     return "full" if config.get(_graph_sizes(config)) is None else "limited"
 
 
-def _write_cuda_graphs(config: Config, before: Knobs, after: Knobs) -> Found:
+def write_cuda_graphs(config: Config, before: Knobs, after: Knobs) -> Found:
+    """Return the settings of a mode of CUDA graphs."""
     result: Found = {f"{ROLLOUT}.enforce_eager": after.cuda_graphs == "off"}
     if after.cuda_graphs != "off":
         sizes = LARGEST_LIMITED_BATCH if config.engine == "sglang" else list(LIMITED_BATCHES)
@@ -100,7 +86,8 @@ def _write_cuda_graphs(config: Config, before: Knobs, after: Knobs) -> Found:
     return result
 
 
-def _write_host_allocator(config: Config, before: Knobs, after: Knobs) -> Found:
+def write_host_allocator(config: Config, before: Knobs, after: Knobs) -> Found:
+    """Return the workers' preloaded libraries with another allocator."""
     own = SONAMES.get(str(after.host_allocator), "")
     others = (
         each for each in config.text(LD_PRELOAD).split(":") if host_allocators.preloaded(each) == "default"
@@ -108,7 +95,7 @@ def _write_host_allocator(config: Config, before: Knobs, after: Knobs) -> Found:
     return {LD_PRELOAD: ":".join(each for each in (own, *others) if each)}
 
 
-def _write_cpu_adam(config: Config, before: Knobs, after: Knobs) -> Found:
+def write_cpu_adam(config: Config, before: Knobs, after: Knobs) -> Found:
     """Return the group that Megatron takes only together."""
     fraction = after.optimizer_offload_fraction or 0.0
     return {
@@ -119,17 +106,19 @@ def _write_cpu_adam(config: Config, before: Knobs, after: Knobs) -> Found:
     }
 
 
-def _snapshot(config: Config) -> bool:
+def snapshot(config: Config) -> bool:
+    """Return whether the allocator records snapshots of memory."""
     return config.text("global_profiler.tool") == SNAPSHOT_TOOL and config.flag(f"{ACTOR}.profiler.enable")
 
 
-def _write_snapshot(config: Config, before: Knobs, after: Knobs) -> Found:
+def write_snapshot(config: Config, before: Knobs, after: Knobs) -> Found:
+    """Return the settings of the allocator's snapshots."""
     wanted = bool(after.memory_snapshot)
     switches = (f"{ACTOR}.profiler.enable", f"{ACTOR}.profiler.all_ranks")
     return {"global_profiler.tool": SNAPSHOT_TOOL if wanted else None, **dict.fromkeys(switches, wanted)}
 
 
-def _write_passes(config: Config, before: Knobs, after: Knobs) -> Found:
+def write_passes(config: Config, before: Knobs, after: Knobs) -> Found:
     """Return the sizes of passes of actor, reference and critic, each under the key that verl reads."""
     split = after.sequence_parallel or after.context_parallel or 1
     result: Found = {f"{ACTOR}.use_dynamic_bsz": after.dynamic_batching}
@@ -175,22 +164,3 @@ def _critic_tokens(config: Config, before: Knobs, after: Knobs, split: int) -> F
     also = [] if config.flag("trainer.use_v1") else [CRITIC_UPDATE]
     also += [key for key in (_CRITIC_VALUES,) if config.older_workers and config.has(key)]
     return {key: min(config.count(key), limit) for key in also} | {config.critic_tokens_key: limit}
-
-
-READERS: dict[str, Reader] = {
-    "concurrency": _concurrency,
-    "cuda_graphs": _cuda_graphs,
-    "training_tokens": lambda config: config.count(_TRAINING) * config.parallel,
-    "scoring_tokens": lambda config: config.count(f"{ROLLOUT}.{_SCORING}") * config.parallel,
-    "ranks_of_a_sequence": lambda config: config.parallel,
-    "sync_buffer": lambda config: 0 if _sends_single_tensors(config) else config.count(_BUCKET) << 20,
-    "host_allocator": lambda config: host_allocators.preloaded(config.text(LD_PRELOAD)),
-    "memory_snapshot": _snapshot,
-}
-WRITERS: dict[str, Writer] = {
-    "cuda_graphs": _write_cuda_graphs,
-    "host_allocator": _write_host_allocator,
-    "cpu_adam": _write_cpu_adam,
-    "memory_snapshot": _write_snapshot,
-    "passes": _write_passes,
-}

@@ -16,7 +16,6 @@ from autotune.launchers.frameworks.areal import config as areal
 from autotune.launchers.frameworks.core import data
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.tabular.declared import facts
-from autotune.launchers.frameworks.tabular.legacy import unread
 from autotune.launchers.frameworks.verl import checks, keys
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.failure import Phase
@@ -142,7 +141,7 @@ def test_every_type_of_areals_settings_is_known_and_every_default_fits(release: 
 def test_settings_of_verl_stand_in_the_table_that_they_belong_to() -> None:
     known = {key for engine in ("dp", "megatron") for key in keys.keys_of("0.9.1", engine).defaults}
     assert not set(checks.removed()) & known
-    assert set(unread("autotune.launchers.frameworks.verl")) <= known
+    assert {row.key for row in FRAMEWORKS["verl"].table.unread} <= known
 
 
 def test_moved_settings_of_areal_lead_to_known_ones() -> None:
