@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -11,8 +11,9 @@ import msgspec
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.areal import checks
 from autotune.launchers.frameworks.areal.config import RELEASES, Config, changed, known, overrides
-from autotune.launchers.frameworks.areal.knobs import READERS, WRITERS, allocation_mode
+from autotune.launchers.frameworks.areal.knobs import allocation_mode
 from autotune.launchers.frameworks.areal.layout import layout, resident, split_sizes
+from autotune.launchers.frameworks.areal.rows import TABLE
 from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.dialects.hydra import literal_text, printed_overrides
 from autotune.launchers.frameworks.tabular import rows
@@ -33,31 +34,6 @@ _COMMAND = re.compile(r"(?:^|\s)\S*--config[= ]\S+")
 _NAMES = re.compile(r"[\w.]+")
 _ROUNDS = 3  # an unlimited budget follows the layout: where that changes, the budget must be written
 
-# The predicates that the data files name.
-WHEN: dict[str, Callable[[Config], bool]] = {
-    "is_vllm": lambda config: config.engine == "vllm",
-    "is_fsdp": lambda config: config.trainer == "fsdp",
-    "is_megatron": lambda config: config.trainer == "megatron",
-    "trains_a_critic_by_fsdp": lambda config: (
-        config.critic is not None and config.engine_of("critic") == "fsdp"
-    ),
-    "begins_from_scratch": lambda config: any(
-        config.flag(f"{role}.init_from_scratch") for role in ("actor", "critic", "ref")
-    ),
-    "heads_are_not_known": lambda config: config.job.shape is None,
-    "engine_cannot_be_split": lambda config: not split_sizes(config, "rollout", "tensor"),
-    "trainer_cannot_be_split": lambda config: not split_sizes(config, "actor", "tensor"),
-    "sequences_cannot_be_split": lambda config: not split_sizes(config, "actor", "context"),
-    "sequences_exceed_the_budget": lambda config: config.actor_budget < config.longest,
-    "sends_weights_by_memory": lambda config: config.text("actor.weight_update_mode") != "disk",
-    "has_an_allocation_mode": lambda config: bool(config.text("allocation_mode")),
-    "resolves_names_in_tmp": lambda config: (
-        config.count("cluster.n_nodes") > 1
-        and config.text("cluster.name_resolve.type") == "nfs"
-        and config.text("cluster.name_resolve.nfs_record_root").startswith("/tmp")  # noqa: S108
-    ),
-}
-
 
 class Areal(TabularFramework[Config]):
     """Asynchronous RL with FSDP2, Megatron or Archon trainers and SGLang or vLLM engines.
@@ -72,9 +48,7 @@ class Areal(TabularFramework[Config]):
     distribution = "areal"
     modules = ("areal",)
     releases = RELEASES
-    when = WHEN
-    readers = READERS
-    writers = WRITERS
+    table = TABLE
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     reads_declined = True

@@ -9,7 +9,6 @@ from autotune.launchers.frameworks.areal.backend import Backend
 from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.core import host_allocators
 from autotune.launchers.frameworks.core.engines import LARGEST_LIMITED_BATCH
-from autotune.launchers.frameworks.tabular.legacy import Reader, Writer
 from autotune.policies.values.knobs import Knobs, Setting
 
 _GRAPH_SIZES = ("sglang.cuda_graph_max_bs", "sglang.cuda_graph_bs")
@@ -25,18 +24,21 @@ _WORKER |= {"cmd": "python -m areal.infra.rpc.rpc_server"}
 # --------------------------------------------------------------------------- engines
 
 
-def _rollouts(config: Config) -> Setting:
+def rollouts(config: Config) -> Setting:
+    """Return the rollouts that are in flight at once."""
     limit = config.number("rollout.max_concurrent_rollouts")
     return limit if limit is not None else config.number("rollout.consumer_batch_size")
 
 
-def _graphs(config: Config) -> Setting:
+def graphs(config: Config) -> Setting:
+    """Return SGLang's mode of CUDA graphs."""
     if config.flag("sglang.disable_cuda_graph"):
         return "off"
     return "limited" if any(map(config.has, _GRAPH_SIZES)) else "full"
 
 
-def _write_graphs(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+def write_graphs(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+    """Return the settings of SGLang's mode of CUDA graphs."""
     mode, named = knobs.cuda_graphs, [name for name in _GRAPH_SIZES if config.has(name)]
     written: dict[str, Any] = {"sglang.disable_cuda_graph": mode == "off"}
     if mode == "limited" and not named:
@@ -46,14 +48,16 @@ def _write_graphs(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]
     return written
 
 
-def _write_rollout_backend(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+def write_rollout_backend(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+    """Return the backends with engines of another size."""
     if config.rollout is None:
         return {}
     resized = config.rollout.resized(tensor=knobs.rollout_tensor_parallel)
     return _spread(config, rollout=resized, actor=config.actor)
 
 
-def _write_actor_backend(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+def write_actor_backend(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+    """Return the backends with a trainer that is split otherwise."""
     if config.actor is None:
         return {}
     context = knobs.sequence_parallel if config.trainer == "fsdp" else knobs.context_parallel
@@ -83,7 +87,7 @@ def allocation_mode(rollout: Backend, actor: Backend, *, shared: bool) -> str:
 # --------------------------------------------------------------------------- training
 
 
-def _write_tokens(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+def write_tokens(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
     """Return the budget of the actor; roles that share its phases follow where theirs is larger."""
     tokens = knobs.tokens_per_microbatch or 0
     followers = ["critic"] if config.critic is not None else []
@@ -92,7 +96,8 @@ def _write_tokens(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]
     return {f"{role}.{_BUDGET}": tokens for role in ("actor", *larger)}
 
 
-def _recompute(config: Config) -> Setting:
+def recompute(config: Config) -> Setting:
+    """Return the mode of recomputation."""
     if not config.flag("actor.gradient_checkpointing"):
         return "off"
     match config.trainer:
@@ -104,7 +109,8 @@ def _recompute(config: Config) -> Setting:
     return "full"
 
 
-def _write_recompute(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+def write_recompute(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+    """Return the settings of a mode of recomputation, by the engine of each role."""
     mode = knobs.recompute
     written: dict[str, Any] = {}
     for role in config.trained:
@@ -121,15 +127,17 @@ def _write_recompute(config: Config, before: Knobs, knobs: Knobs) -> dict[str, A
     return written
 
 
-def _params(config: Config) -> Setting:
+def params(config: Config) -> Setting:
+    """Return whether weights lie on the host outside their use."""
     return config.flag(f"actor.{config.trainer}.offload_params")
 
 
-def _optimizer(config: Config) -> Setting:
-    return config.flag("actor.fsdp.per_layer_optim_step") or _params(config)
+def optimizer(config: Config) -> Setting:
+    """Return whether the optimizer's state lies on the host."""
+    return config.flag("actor.fsdp.per_layer_optim_step") or params(config)
 
 
-def _write_offload(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+def write_offload(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
     """Return where weights and optimizer state are kept; weights on the host take the state with them.
 
     The streamed step is what keeps only the state there, and what makes the step bearable in both cases.
@@ -141,7 +149,7 @@ def _write_offload(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any
             continue
         written[f"{role}.{engine}.offload_params"] = knobs.param_offload is True
         if engine == "fsdp" and knobs.optimizer_offload is not None:
-            as_before = knobs.param_offload is True and _params(config) is True
+            as_before = knobs.param_offload is True and params(config) is True
             if not (as_before and knobs.optimizer_offload):
                 written[f"{role}.fsdp.per_layer_optim_step"] = knobs.optimizer_offload
     return written
@@ -150,25 +158,27 @@ def _write_offload(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any
 # --------------------------------------------------------------------------- the workers' environment
 
 
-def _allocator(config: Config) -> str:
+def allocator(config: Config) -> str:
+    """Return the trainer's allocator."""
     return "expandable" if _EXPANDABLE in _variable(config, _ALLOCATOR) else "default"
 
 
-def _host_allocator(config: Config) -> str:
+def host_allocator(config: Config) -> str:
+    """Return the library that serves the trainer's host memory."""
     return host_allocators.preloaded(_variable(config, _PRELOAD))
 
 
-def _write_environment(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+def write_environment(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
     """Return how the trainers are scheduled with these allocators.
 
     A list is replaced whole, as Hydra cannot reach into one. The engine keeps its own environment: its graphs
     and its all-reduce share memory by handles of fixed segments.
     """
     wanted: dict[str, str] = {}
-    if knobs.allocator != _allocator(config):
+    if knobs.allocator != allocator(config):
         expandable = knobs.allocator == "expandable"
         wanted[_ALLOCATOR] = _EXPANDABLE if expandable else _EXPANDABLE.replace("True", "False")
-    if knobs.host_allocator != _host_allocator(config):
+    if knobs.host_allocator != host_allocator(config):
         wanted[_PRELOAD] = host_allocators.SONAMES.get(knobs.host_allocator or "", "")
     written: dict[str, Any] = {}
     for role in config.trained:
@@ -197,10 +207,7 @@ def _variable(config: Config, name: str) -> str:
     return config.job.env.get(name, "")
 
 
-# --------------------------------------------------------------------------- the names in knobs.yaml
-
-
-def _size(role: str, dimension: str) -> Callable[[Config], Setting]:
+def size(role: str, dimension: str) -> Callable[[Config], Setting]:
     """Return what reads how many parts a dimension of a role's backend has."""
 
     def read(config: Config) -> Setting:
@@ -211,30 +218,6 @@ def _size(role: str, dimension: str) -> Callable[[Config], Setting]:
     return read
 
 
-READERS: dict[str, Reader] = {
-    "rollouts": _rollouts,
-    "engine_parts": _size("rollout", "tensor"),
-    "sglang_graphs": _graphs,
-    "actor_budget": lambda config: config.actor_budget,
-    "reference_budget": lambda config: config.budget("ref"),
-    "recompute": _recompute,
-    "offloaded_weights": _params,
-    "offloaded_optimizer": _optimizer,
-    "tensor_parts": _size("actor", "tensor"),
-    "context_parts": _size("actor", "context"),
-    "allocator": _allocator,
-    "host_allocator": _host_allocator,
-    "profiles_memory": lambda config: config.has("memory_profiler"),
-}
-WRITERS: dict[str, Writer] = {
-    "engine_layout": _write_rollout_backend,
-    "sglang_graphs": _write_graphs,
-    "budgets": _write_tokens,
-    "recompute": _write_recompute,
-    "offloading": _write_offload,
-    "trainer_layout": _write_actor_backend,
-    "environment": _write_environment,
-    "memory_profiler": lambda config, before, knobs: {
-        "memory_profiler": {"profile_steps": [0, 1]} if knobs.memory_profile else None
-    },
-}
+def write_memory_profiler(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
+    """Return the profiler of the first two steps, or none."""
+    return {"memory_profiler": {"profile_steps": [0, 1]} if knobs.memory_profile else None}
