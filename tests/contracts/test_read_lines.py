@@ -14,7 +14,7 @@ from .wheels import wheel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 # The frameworks that PyPI has, by the name of their wheel.
-WHEELS = {"skyrl": "skyrl", "openrlhf": "openrlhf", "trl": "trl", "ms-swift": "ms_swift"}
+WHEELS = {name: name.replace("-", "_") for name in ("verl", "areal", "openrlhf", "skyrl", "trl", "ms-swift")}
 
 
 @pytest.mark.parametrize("name", WHEELS)

@@ -25,7 +25,7 @@ from autotune.launchers.frameworks.dialects.hydra import (
 )
 from autotune.launchers.frameworks.dialects.printed_config import Program, printed
 from autotune.launchers.frameworks.dialects.settings import with_settings
-from autotune.launchers.frameworks.tabular import legacy, rows
+from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts
 from autotune.launchers.frameworks.tabular.lines import marker_of, marks_of
 from autotune.launchers.frameworks.tabular.table import Row, Table, text
@@ -44,12 +44,12 @@ C = TypeVar("C", bound=DeclaredSettings)
 class TabularFramework(GuidedFramework, Generic[C]):
     """Its folder holds `rows.py`, `facts/RELEASE.json` and, as `.yaml`, lines, trial and rehearsal."""
 
+    table: ClassVar[Table[Any]]  # its knobs, what it refuses and what it warns of
     settings_class: Callable[[Job], C]  # what a job's settings come to
     layout: Callable[[Any], Layout]  # every size of an estimate
     resident: Callable[[Any], dict[str, tuple[str, ...]]] = staticmethod(
         lambda _: {}
     )  # who holds a card, by phase
-    when: ClassVar[Mapping[str, Callable[[Any], bool]]] = {}  # the predicates that the data files name
     entry: ClassVar[tuple[str, ...]]  # the program, where the job names none
     env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}  # of an attempt; the job's own stands over it
     model_key: ClassVar[str]
@@ -59,23 +59,16 @@ class TabularFramework(GuidedFramework, Generic[C]):
     no_file: ClassVar[str] = ""  # what to do instead, where the framework reads no file of settings
     file_option: ClassVar[str] = ""  # before the job's file of settings on the command line
     adds: ClassVar[str] = ""  # the prefix that an override needs to add a key; empty: none is added
-    unread_in: ClassVar[str] = ""  # the release whose code unread.yaml was read in; empty: it has none
+    unread_in: ClassVar[str] = ""  # the release in which its unread settings are not read, if any
     program: ClassVar[Program | None] = None  # what its printed configuration is told by, if it prints one
     top: ClassVar[tuple[str, ...]] = ()  # keys of overrides without a section
     forces_longest: ClassVar[Mapping[str, Any]] = {}  # settings with which answers are as long as allowed
-    readers: ClassVar[Mapping[str, legacy.Reader]] = {}  # the functions that knobs.yaml names
-    writers: ClassVar[Mapping[str, legacy.Writer]] = {}
     reads_declined: ClassVar[bool] = False  # whether the estimate needs knobs too that the job does not offer
 
     @property
     def tables(self) -> tuple[str, ...]:
         """The folders of its data files: its own, and last that which it shares with its dialects."""
         return (package_of(self),)
-
-    @cached_property
-    def table(self) -> Table[Any]:
-        """Its knobs, what it refuses and what it warns of."""
-        return legacy.of_files(self.tables, self.when, self.readers, self.writers)
 
     @cached_property
     def _numbers(self) -> frozenset[str]:

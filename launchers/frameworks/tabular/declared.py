@@ -155,10 +155,6 @@ class DeclaredSettings(Settings, ABC):
             hint = f"did you mean {near}? {adds}{key} adds a key of your own" if near else ""
             yield Problem(path=("settings", key), message=f"unknown setting {key}", hint=hint)
 
-    def size(self, name: str) -> int:
-        """Return a size of the job: a property of its settings, or one of them; 0 where it is not known."""
-        return self.count(name) if "." in name else int(getattr(self, name) or 0)
-
     def key(self, name: str) -> str:
         """Return a setting as the job's own command line takes it."""
         return name

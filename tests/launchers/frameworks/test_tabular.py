@@ -1,5 +1,6 @@
 """What the data files of tabular frameworks may say, and the dialects in which settings are written."""
 
+import re
 from typing import Any, get_args
 
 import pytest
@@ -21,7 +22,6 @@ from autotune.launchers.frameworks.hugging_face.settings import ENVIRONMENT
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.flags import FlagFramework
-from autotune.launchers.frameworks.tabular.legacy import Conditional, holds
 from autotune.launchers.frameworks.tabular.lines import lines, marker_of
 from autotune.launchers.frameworks.tabular.rows import (
     bounds,
@@ -76,6 +76,36 @@ def test_every_row_names_a_knob_and_a_setting_of_the_release(framework: TabularF
             section = name.partition(".")[0]  # an override may add a key to it
             adds = framework.adds and any(key.startswith(f"{section}.") for key in types)
             assert name in types or name.startswith(free) or adds, setting
+
+
+# What a framework hands on whole or to another library, so that no line of its own reads the setting.
+HANDED_ON = {
+    "verl": {"ray_kwargs.ray_init.runtime_env.env_vars.LD_PRELOAD"},
+    "areal": {
+        "actor.archon.offload_params",
+        "actor.scheduling_spec[].env_vars.LD_PRELOAD",
+        "actor.scheduling_spec[].env_vars.PYTORCH_CUDA_ALLOC_CONF",
+    },
+    "trl": {
+        "activation_checkpointing",
+        "fsdp_offload_params",
+        "offload_optimizer_device",
+        "offload_param_device",
+        *ENVIRONMENT,
+    },
+    "ms-swift": {"deepspeed", *ENVIRONMENT},
+}
+ENGINE_NODES = ("sglang.", "vllm.")  # of AReaL, each handed on as the engine's own arguments
+
+
+@pytest.mark.parametrize("name", ["verl", "areal", "openrlhf", "skyrl", "nemo-rl", "trl", "ms-swift"])
+def test_a_row_names_the_line_that_reads_its_setting(name: str) -> None:
+    framework = FRAMEWORKS[name]
+    assert isinstance(framework, TabularFramework)
+    unread = {row.key for row in framework.table.rows if row.key and not row.read_at}
+    ours = {key for key in unread if name != "areal" or not key.startswith(ENGINE_NODES)}
+    assert ours <= HANDED_ON.get(name, set())
+    assert all(re.fullmatch(r"[\w/]+\.py:\d+", row.read_at) for row in framework.table.rows if row.read_at)
 
 
 @every
@@ -200,22 +230,6 @@ def test_what_follows_another_setting_is_written_after_it() -> None:
     assert settings_in_turn(again, Knobs(tokens_per_microbatch=8)) == {"train": 8}
     apart = Knobs(tokens_per_microbatch=8, logprob_tokens=16)
     assert settings_in_turn(again, apart) == {"train": 8, "score": 16}
-
-
-def test_rows_hold_by_predicates_and_by_the_values_of_settings() -> None:
-    settings = Settings({"on": True, "kind": "full"}, {"size": 4})
-    when = {"small": lambda of: of.count("size") < 8}
-    every = (
-        Conditional(),
-        Conditional(when="small"),
-        Conditional(when="small", where={"kind": "full", "on": True, "size": 4, "absent": None}),
-    )
-    assert all(holds(row, settings, when) for row in every)
-    none = ({"kind": "off"}, {"on": False}, {"absent": True}, {"kind": None}, {"size": 8})
-    assert not any(holds(Conditional(where=where), settings, when) for where in none)
-    assert not holds(
-        Conditional(when="small", where={"on": True}), Settings({"size": 8, "on": True}, {}), when
-    )
 
 
 def test_the_rows_of_a_dialect_stand_over_those_that_it_shares() -> None:
