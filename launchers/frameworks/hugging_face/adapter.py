@@ -76,7 +76,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
     env: ClassVar[dict[str, str]] = {}
 
     def refused(self, config: C) -> Iterator[Problem]:
-        """Yield the rows of `refused.yaml`, or else a batch that no trainer of GRPO takes."""
+        """Yield what the rows refuse, or else a batch that no trainer of GRPO takes."""
         found = tuple(super().refused(config))
         yield from found
         if not {problem.path[-1] for problem in found} & self.sizes_batch:

@@ -133,7 +133,7 @@ class MegatronRl(ListedFlagFramework[Config]):
         return f"is {wanted}" if wanted else ""
 
     def refused(self, config: Config) -> Iterator[Problem]:
-        """Yield the flags that are not the user's to set, and the rows of `refused.yaml`."""
+        """Yield the flags that are not the user's to set, and what its rows refuse."""
         for key, flag in ((key, bare(key)) for key in config.given):
             if flag in self.dialect.names:
                 continue
