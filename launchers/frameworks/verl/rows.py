@@ -31,6 +31,7 @@ _OTHER_TRAINER = "actor_rollout_ref.actor.strategy is neither fsdp nor fsdp2"
 _BY_SEQUENCES = "micro-batches are counted in sequences while actor.use_dynamic_bsz is off"
 _ON_HOST = "fsdp_config.offload_policy keeps everything in host memory already"
 _ADAMW = "with FSDP it would reach torch.optim.AdamW, which refuses it"
+_TIMEOUT = "process groups are made with torch's own timeout"
 _STATE = "a checkpoint holds the optimizer's state in this layout"
 _PARALLEL = "a checkpoint is of its parallelism"
 
@@ -143,8 +144,11 @@ ROWS: tuple[Row[Config], ...] = (
         }, read_at="verl/workers/engine/fsdp/transformer_impl.py:323"),
     Row(knob="entropy_chunking", key="actor_rollout_ref.actor.entropy_from_logits_with_chunking", default=False,
         grid=SWITCH,
-        unless={"fused kernels never hold the full logits": lambda c: c.flag("actor_rollout_ref.model.use_fused_kernels")},
-        read_at="verl/workers/engine/fsdp/transformer_impl.py:178"),
+        unless={
+            "fused kernels never hold the full logits": lambda c: c.flag("actor_rollout_ref.model.use_fused_kernels"),
+            "with FSDP entropies of padded batches are never chunked: model.use_remove_padding": lambda c: not c.megatron and not c.flag("actor_rollout_ref.model.use_remove_padding"),
+        },
+        read_at="verl/workers/engine/fsdp/transformer_impl.py:1399"),
     Row(knob="entropy_recompute", key="actor_rollout_ref.actor.entropy_checkpointing",
         when=lambda c: not c.megatron, otherwise="actor.entropy_checkpointing exists with FSDP only",
         default=False, grid=SWITCH, unless={"the update computes no entropy": lambda c: not c.entropy},
@@ -272,7 +276,8 @@ UNREAD: tuple[Unread[Config], ...] = (
     Unread("actor_rollout_ref.ref.fsdp_config.param_offload",
         "the reference is always in host memory outside its own pass", lambda c: not c.megatron),
     Unread("actor_rollout_ref.model.tiled_mlp.enabled", "nothing passes it on"),
-    Unread("actor_rollout_ref.nccl_timeout", "process groups are made with torch's own timeout"),
+    Unread("actor_rollout_ref.nccl_timeout", _TIMEOUT),
+    Unread("critic.nccl_timeout", _TIMEOUT),
 )
 # fmt: on
 

@@ -606,3 +606,17 @@ def test_what_leaves_a_phase_as_it_was_is_no_cure_of_it() -> None:
     assert Phase.BACKWARD not in own["entropy_chunking"].phases
     assert not profile(JOBS["critic"]).supported["tokens_per_microbatch"].phases
     assert not profile(JOBS["entropy"]).supported["entropy_chunking"].phases
+
+
+def test_entropies_are_chunked_where_the_path_that_reads_the_setting_is_taken() -> None:
+    padded = {"actor_rollout_ref.model.use_remove_padding": False}
+    reason = profile(with_settings(JOBS["fsdp"], padded)).unsupported["entropy_chunking"]
+    assert "use_remove_padding" in reason
+    assert "entropy_chunking" in profile(JOBS["fsdp"]).supported
+    assert "entropy_chunking" in profile(with_settings(JOBS["megatron"], padded)).supported
+
+
+@pytest.mark.parametrize("model", ["actor_rollout_ref", "critic"])
+def test_a_timeout_that_verl_does_not_read_is_named(model: str) -> None:
+    found = profile(with_settings(JOBS["fsdp"], {f"{model}.nccl_timeout": 60})).warnings
+    assert any(text.startswith(f"{model}.nccl_timeout has no effect in verl 0.9.1") for text in found)
