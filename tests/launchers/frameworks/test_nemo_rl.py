@@ -322,3 +322,12 @@ def test_a_value_of_the_file_is_checked_too_unless_an_override_replaces_it():
     (problem,) = (each for each in FRAMEWORK.check(of) if "must be" in each.message)
     assert problem.path == ("config", "policy", "logprob_chunk_size")
     assert problem.message == "policy.logprob_chunk_size must be a whole number, not '1k'"
+
+
+def test_copies_of_the_optimizer_overlap_by_a_key_that_its_example_does_not_have():
+    knobs = msgspec.structs.replace(
+        profile(JOBS["megatron"]).knobs, optimizer_offload_fraction=1.0, optimizer_offload_overlap=True
+    )
+    key = "policy.megatron_cfg.optimizer.overlap_cpu_optimizer_d2h_h2d"
+    assert f"++{key}=True" in words(JOBS["megatron"], knobs)
+    assert "Megatron" in profile(JOBS["packed"]).unsupported["optimizer_offload_overlap"]
