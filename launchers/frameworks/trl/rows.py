@@ -20,7 +20,6 @@ from autotune.policies.values.profile import Grid
 from autotune.policies.values.remedy import Effect
 
 _SHARDED = "only with FSDP or DeepSpeed's stage 3"
-_SEGMENTS = "vLLM's pool, which sleep mode pauses, needs fixed segments before 0.20.1"
 _CHECKPOINT = "a checkpoint is only known to be read by the optimizer that wrote it"
 _COLOCATED = "only with use_vllm and vllm_mode colocate; a server is started with its own flags"
 
@@ -68,11 +67,9 @@ ROWS: tuple[Row[Config], ...] = (
         unless={_SHARDED: lambda c: not c.is_sharded},
         needs=(Needs(value=True, other="optimizer_offload", values=(True,), why="DeepSpeed offloads weights beside an offloaded optimizer"),)),
     Row(knob="allocator", key="PYTORCH_CUDA_ALLOC_CONF", when=lambda c: not c.has_newer_variable,
-        modes={"default": "default", "expandable": "expandable"},
-        unless={_SEGMENTS: lambda c: c.flag("vllm_enable_sleep_mode")}),
+        modes={"default": "default", "expandable": "expandable"}),
     Row(knob="allocator", key="PYTORCH_ALLOC_CONF", when=lambda c: c.has_newer_variable,
-        modes={"default": "default", "expandable": "expandable"},
-        unless={_SEGMENTS: lambda c: c.flag("vllm_enable_sleep_mode")}),
+        modes={"default": "default", "expandable": "expandable"}),
     Row(knob="host_allocator", key="LD_PRELOAD",
         modes={"default": "default", "jemalloc": "jemalloc", "tcmalloc": "tcmalloc"}),
 )

@@ -501,5 +501,14 @@ def test_what_is_said_of_a_release_can_be_true_of_a_supported_one(framework: Tab
         assert any(within(each, since, until) for each in pins), what
 
 
+@every
+def test_a_reason_says_of_which_releases_it_is_as_data(framework: TabularFramework[Any]) -> None:
+    table = framework.table
+    reasons = [*table.absent.values(), *(why for row in table.rows for why in row.unless)]
+    reasons += [text for row in table.rows for text in (row.otherwise, row.fixed, row.stays)]
+    words = re.compile(r"(before|newer than|older than|until|up to) (\w+ )?v?\d+\.\d+")
+    assert not [why for why in reasons if isinstance(why, str) and words.search(why)]
+
+
 def test_mypy_knows_the_names_of_all_knobs() -> None:
     assert get_args(KnobName) == KNOBS == Knobs.__struct_fields__

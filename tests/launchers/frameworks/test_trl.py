@@ -141,7 +141,7 @@ def test_what_a_job_offers_depends_on_engine_and_sharding() -> None:
     server = TRL.profile(job(use_vllm=True, vllm_mode="server"), CLUSTER)
     assert server.placement is Placement.SEPARATE and "memory_fraction" not in server.supported
     asleep = TRL.profile(job(use_vllm=True, vllm_enable_sleep_mode=True), CLUSTER)
-    assert "allocator" in asleep.unsupported and asleep.layout.engine_sleeps
+    assert "allocator" in asleep.supported and asleep.layout.engine_sleeps
     zero = TRL.profile(job(accelerate_config="zero3"), CLUSTER)
     assert zero.supported["param_offload"].setting == "offload_param_device"
     assert TRL.settings(job(accelerate_config="zero3"), Knobs(optimizer_offload=True)) == {

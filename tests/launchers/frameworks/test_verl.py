@@ -620,3 +620,10 @@ def test_entropies_are_chunked_where_the_path_that_reads_the_setting_is_taken() 
 def test_a_timeout_that_verl_does_not_read_is_named(model: str) -> None:
     found = profile(with_settings(JOBS["fsdp"], {f"{model}.nccl_timeout": 60})).warnings
     assert any(text.startswith(f"{model}.nccl_timeout has no effect in verl 0.9.1") for text in found)
+
+
+@pytest.mark.parametrize(("engine", "says"), [("vllm", False), ("sglang", True)])
+def test_only_sglang_s_memory_saver_needs_fixed_segments(engine: str, says: bool) -> None:
+    of = with_settings(JOBS["fsdp"], {f"{ROLLOUT}.name": engine})
+    exported = replace(of, env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    assert any("expandable_segments" in text for text in profile(exported).warnings) is says
