@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
 SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long golden demo search-demo overhead schema facts clean explain-speed faults soak fuzz mutation report-page docs pictures pip-audit gpu-measure gpu-launch
+.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long golden demo search-demo overhead faults-storage schema facts clean explain-speed faults soak fuzz mutation report-page docs pictures pip-audit gpu-measure gpu-launch
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -126,6 +126,9 @@ pictures: install  ## docs/pictures anew from RUN, a folder such as runs/7c1e: i
 	$(BIN)/python -m docs.site.pictures $(RUN)
 
 SEEDS ?= 3
+faults-storage: install  ## every error of a file system at every moment of a run; 15 minutes, not in CI (a part is in test)
+	$(BIN)/python -m tests.faults.storage
+
 faults: install  ## faults of node, driver, disk, card and job while a job trains; hours, goes on where it stopped
 	$(BIN)/python -m tests.faults --seeds $(SEEDS); status=$$?; $(BIN)/python -m tests.faults --page && exit $$status
 

@@ -136,10 +136,12 @@ def samples_of(folder: Path, *, strict: bool = False) -> tuple[Sample, ...]:
 def so_far(folder: Path) -> tuple[MemorySpan, ...]:
     """Return what is recorded of an attempt as one value for each node."""
     nodes: dict[str, MemorySpan] = {}
+    summed: dict[str, float] = {}  # node -> the time of its last sample in the last minute
     for span in minutes_of(folder):
         nodes[span.node] = joined(nodes[span.node], span) if span.node in nodes else span
+        summed[span.node] = span.until
     for node, samples in _by_node(samples_of(folder)).items():
-        after = _after(samples, nodes[node].until if node in nodes else None)
+        after = _after(samples, summed.get(node))
         if after:
             last = summary_of(after)
             nodes[node] = joined(nodes[node], last) if node in nodes else last

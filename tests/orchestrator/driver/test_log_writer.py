@@ -12,7 +12,7 @@ from autotune.launchers.base import OWN_SOURCE, Chunk
 from autotune.orchestrator.driver.log_writer import LogLine, LogWriter, reread
 from autotune.orchestrator.run import memory_record, storage
 from autotune.orchestrator.run.log_parts import LIMIT_BYTES
-from autotune.orchestrator.run.memory_record import MemoryRecord, so_far
+from autotune.orchestrator.run.memory_record import MemoryRecord, minutes_of, samples_of, so_far
 from autotune.policies.values.observation import GpuMemory, Sample
 from tests.orchestrator.full_disk import FullDisk
 
@@ -160,6 +160,60 @@ def test_samples_become_a_line_a_minute_and_peaks_survive(
     recent = b"".join(file.read_bytes() for file in folder.glob("samples*.jsonl"))
     assert len(recent.splitlines()) < 2 * 2 * 1300
     assert len(set(recent.splitlines())) == len(recent.splitlines())
+
+
+HOUR = 1_800_000_000.0
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0, 1e8])
+def test_a_nodes_clock_that_steps_loses_no_sample_and_no_minute(step_s: float, tmp_path: Path) -> None:
+    folder = attempt(tmp_path).parent
+    record = MemoryRecord(folder, pause=storage.Pause(folder, say=pytest.fail))
+    for number in range(240):  # two minutes
+        record.add((reading(HOUR + number / 2, node="a", card=50),))
+    for number in range(960):  # eight minutes, the clock set in between; the host is full
+        record.add((reading(HOUR + 120 + step_s + number / 2, node="a", card=95),))
+    record.close()
+    assert len(samples_of(folder)) == 1200
+    minutes = minutes_of(folder)
+    assert sum(minute.samples for minute in minutes) == 1200 and 10 <= len(minutes) <= 12
+    assert max(minute.gpus[0].used.most for minute in minutes) == 95
+    (whole,) = so_far(folder)
+    assert whole.samples == 1200
+
+
+def test_one_sample_of_the_future_holds_up_nothing(tmp_path: Path) -> None:
+    folder = attempt(tmp_path).parent
+    record = MemoryRecord(folder, pause=storage.Pause(folder, say=pytest.fail))
+    record.add((reading(HOUR + 1e8, node="a", card=50),))
+    for number in range(1000):
+        record.add((reading(HOUR + number / 2, node="a", card=50),))
+        assert len(record._minutes["a"]) <= 130
+    attached = MemoryRecord(folder, pause=storage.Pause(folder, say=pytest.fail))
+    attached.add(tuple(reading(HOUR + number / 2, node="a", card=50) for number in range(900, 1100)))
+    attached.close()
+    assert so_far(folder)[0].samples == 1101
+
+
+def test_what_waits_for_storage_is_bounded_and_what_is_lost_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "RETRY_S", 0.0)
+    monkeypatch.setattr(memory_record, "_HELD", 3)
+    folder, said = attempt(tmp_path).parent, list[str]()
+    disk = FullDisk(monkeypatch, "memory.jsonl", "samples.jsonl")
+    record = MemoryRecord(folder, pause=storage.Pause(folder, say=said.append))
+    disk.full = True
+    for number in range(1201):
+        record.add((reading(HOUR + number / 2, node="a", card=50),))
+    assert len(record._unwritten) == 3
+    disk.full = False
+    for number in range(1201, 1321):
+        record.add((reading(HOUR + number / 2, node="a", card=50),))
+    record.close()
+    assert "1201 samples of memory were not recorded" in said[1] and len(said) == 2
+    assert len(samples_of(folder)) == 120
+    assert sum(minute.samples for minute in minutes_of(folder)) == 3 * 120 + 121
 
 
 def test_a_full_summary_is_halved(tmp_path: Path) -> None:
