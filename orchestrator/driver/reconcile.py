@@ -30,7 +30,7 @@ from autotune.orchestrator.run import log_cursor
 from autotune.orchestrator.run.journal import Journal
 from autotune.orchestrator.run.lock import TakenOver
 from autotune.policies.estimate.belief.calibration import kind_of
-from autotune.policies.recovery.decide import decide
+from autotune.policies.recovery.decide import decide_on
 from autotune.policies.recovery.first_launch import AS_WRITTEN
 from autotune.policies.values.diagnosis import Evidence
 from autotune.policies.values.events import (
@@ -52,7 +52,7 @@ from autotune.policies.values.events import (
     TrainingCompleted,
     Verdict,
 )
-from autotune.policies.values.history import RESUMED, fold
+from autotune.policies.values.history import RESUMED, Folding, fold
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost
 from autotune.policies.values.priors import Kind, Learned
@@ -114,6 +114,7 @@ class _Reconciler:
         self.interrupts, self.observer = context.interrupts, context.observer
         self.under_way: RunningAttempt | None = None
         self.evidence: Evidence | None = None
+        self.folding, self.folded = Folding(), 0  # events
 
     def drive(self) -> Verdict:
         try:
@@ -137,7 +138,10 @@ class _Reconciler:
         while True:
             if self.interrupts.by:
                 return self.interrupt()
-            action = decide(self.journal.history())
+            for event in self.journal.since(self.folded):
+                self.folding.take(event)
+            self.folded = self.journal.view.count
+            action = decide_on(self.folding)
             match action:
                 case Launch():
                     self.launch(action)
@@ -315,8 +319,8 @@ class _Reconciler:
         if attempt is None:
             self.explain()
             return
-        before = len(self.journal.history())
-        while len(self.journal.history()) == before and self.wait(attempt.due_in_s):
+        before = self.journal.view.count
+        while self.journal.view.count == before and self.wait(attempt.due_in_s):
             hung = attempt.poll()
             self.observer.watch(attempt.watch.progress, now=self.clock.now())
             if hung:

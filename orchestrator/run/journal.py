@@ -127,6 +127,7 @@ class Journal:
         self._file: int | None = None
         self._lock = Lock(folder, say=say)
         self._marked: float | None = None
+        self._history: History = ()  # of the events, as far as somebody asked for it
         try:
             with writing(self.path):
                 self._begin()
@@ -145,12 +146,18 @@ class Journal:
         if data:
             self._write(self._line(self._row_of_ours()), whole=data.endswith(b"\n"))
         found = _recorded(self.path.read_bytes(), self.path)
-        self._history, self._notified = found.history, found.notified
-        self.view = RunView(self._history)
+        self._events, self._notified = list(found.history), found.notified
+        self.view = RunView(self._events)
 
     def history(self) -> History:
         """Return every event on record."""
+        if len(self._history) < len(self._events):
+            self._history = tuple(self._events)
         return self._history
+
+    def since(self, count: int) -> list[Event]:
+        """Return the events after the first `count`."""
+        return self._events[count:]
 
     def notified(self) -> tuple[Notified, ...]:
         """Return of what a person was notified."""
@@ -172,7 +179,7 @@ class Journal:
         """
         line = self._line(event)
         self.persist(lambda: self._write(line), path=self.path)
-        self._history = (*self._history, event)
+        self._events.append(event)
         self.view.take(event)
         if self._tell is not None:
             self._tell(event)

@@ -28,7 +28,7 @@ from autotune.policies.values.events import (
     TrainingCompleted,
 )
 from autotune.policies.values.failure import Cause
-from autotune.policies.values.history import FORECAST, RESUMED, Attempt, Run, fold, rehearsal_of
+from autotune.policies.values.history import FORECAST, RESUMED, Attempt, Folding, Run
 from autotune.policies.values.job import Then
 from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost
 
@@ -44,16 +44,21 @@ _HINTS = {
 
 
 def decide(history: History) -> Action:
+    """Return what follows from everything that happened so far, row by row in `Folding`."""
+    return decide_on(Folding(history))
+
+
+def decide_on(folding: Folding) -> Action:
     """Return what follows from everything that happened so far.
 
     A run that finished stays finished until the loop appends `Decided(reason=RESUMED)`, because the
     user asked to continue: budgets then count again, and the last attempt is continued with its own knobs
     or cured.
     """
-    run = without_refused(fold(history))
+    run = without_refused(folding.run())
     rehearsal, action = run.accepted.rehearsal, None
     if rehearsal is not None and not run.attempts and not run.refused:
-        rehearsed = without_refused(rehearsal_of(history))
+        rehearsed = without_refused(folding.rehearsal())
         action = while_rehearsing(rehearsed, rehearsal, _next)
         run = run if action is None else rehearsed
     action = action or _next(run)

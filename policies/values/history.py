@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import assert_never
+from itertools import islice
+from typing import assert_never, overload
 
 import msgspec
 
@@ -16,6 +18,7 @@ from autotune.policies.values.events import (
     Diagnosed,
     Edited,
     Ended,
+    Event,
     FailureSeen,
     Finished,
     Foreseen,
@@ -52,7 +55,7 @@ class Attempt(Value, frozen=True, kw_only=True):
     goal: GoalReached | None = None
     ended: Ended | None = None
     diagnosis: Diagnosis | None = None
-    progress: tuple[Progressed, ...] = ()  # its completed steps
+    progress: Sequence[Progressed] = ()  # its completed steps
     resumed: bool = False  # the user asked to go on after it
     renewed: int = 0  # how often the user had asked to go on before it: budgets count anew
     continued: bool = False  # it loads the optimizer state that an attempt before it saved
@@ -141,83 +144,166 @@ def fold(history: History, *, trials: bool = False) -> Run:
     With `trials` those of a search are there too, as far as they show the worst case: where the longest
     sequences were forced, attempts on the job's own lengths are left out. Rehearsals stand apart.
     """
-    run = _folded(history, left_out=_left_out(history, trials=trials))
-    if run.accepted.rehearsal is None or any(isinstance(e, Edited) and e.forgets for e in history):
-        return run
-    return msgspec.structs.replace(run, rehearsed=rehearsal_of(history).attempts)
+    return Folding(history, trials=trials).run()
 
 
-def rehearsal_of(history: History) -> Run:
-    """Return the rehearsals of a run as if there was nothing else."""
-    others = {e.attempt for e in history if isinstance(e, Started) and e.rehearsal is None}
-    return _folded(history, left_out=others)
+class Folding:
+    """A history that is folded row by row: what a row costs does not grow with the rows before it."""
+
+    def __init__(self, history: History = (), *, trials: bool = False) -> None:
+        """Fold `history`; `take` adds to it. With `trials`, as for `fold`, it has to be whole."""
+        self._all_trials = trials
+        self._forced = trials and any(
+            isinstance(e, Started) and e.trial is not None and e.longest for e in history
+        )
+        self._launches, self._rehearsals = _Attempts(), _Attempts()
+        self._left_out: set[int] = set()  # attempts that are not among the launches
+        self._not_rehearsals: set[int] = set()
+        self._elapsed = _Elapsed()
+        self._first: Accepted | None = None
+        self._edited: Edited | None = None  # the last edit
+        self._forgot = False  # an edit has changed what is trained
+        for event in history:
+            self.take(event)
+
+    def take(self, event: Event) -> None:
+        """Fold the next row; raises ValueError where a history does not begin with its only Accepted."""
+        if self._first is None or isinstance(event, Accepted):
+            if self._first is not None or not isinstance(event, Accepted):
+                raise ValueError("a history begins with Accepted, and has one")
+            self._first = event
+        self._elapsed.take(event)
+        if isinstance(event, Edited):
+            self._edited, self._forgot = event, self._forgot or event.forgets
+        elif isinstance(event, Started):
+            trial = event.trial is not None and (not self._all_trials or (self._forced and not event.longest))
+            if trial or event.rehearsal is not None:
+                self._left_out.add(event.attempt)
+            if event.rehearsal is None:
+                self._not_rehearsals.add(event.attempt)
+        if event.attempt not in self._left_out:
+            self._launches.take(event)
+        if event.attempt not in self._not_rehearsals:
+            self._rehearsals.take(event)
+
+    def run(self) -> Run:
+        """Return the rows so far as attempts; raises ValueError where there is none."""
+        run = self._launches.run(accepted=self._accepted, elapsed_s=self._elapsed.seconds)
+        if run.accepted.rehearsal is None or self._forgot:
+            return run
+        return msgspec.structs.replace(run, rehearsed=self._rehearsals.attempts)
+
+    def rehearsal(self) -> Run:
+        """Return the rehearsals as if there was nothing else."""
+        return self._rehearsals.run(accepted=self._accepted, elapsed_s=self._elapsed.seconds)
+
+    @property
+    def _accepted(self) -> Accepted:
+        if self._first is None:
+            raise ValueError("a history begins with Accepted")
+        edit = self._edited
+        if edit is None:
+            return self._first
+        return msgspec.structs.replace(self._first, job=edit.job, profile=edit.profile, cluster=edit.cluster)
 
 
-def _folded(history: History, *, left_out: set[int]) -> Run:  # noqa: C901 - one branch per kind of event
-    accepted = accepted_of(history)
-    edited = saved_before = False
-    attempts: list[Attempt] = []
-    finished: Verdict | None = None
-    decided: Decided | None = None
-    renewed = 0
-    steps: list[list[Progressed]] = []  # of each attempt
-    furthest: list[int] = []  # step of those before each attempt
-    places: dict[int, int] = {}
-    for event in history[1:]:
-        if event.attempt in left_out:
-            continue
+class Steps(Sequence[Progressed]):
+    """The completed steps of an attempt as of a moment; the attempt may go on."""
+
+    __slots__ = ("_count", "_rows")
+
+    def __init__(self, rows: list[Progressed]) -> None:
+        """Take the first rows of a list to which others are only added."""
+        self._rows, self._count = rows, len(rows)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> Progressed: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Progressed, ...]: ...
+    def __getitem__(self, at: int | slice) -> Progressed | tuple[Progressed, ...]:
+        """Return one of them, or some."""
+        if isinstance(at, slice):
+            return tuple(self._rows[n] for n in range(*at.indices(self._count)))
+        return self._rows[range(self._count)[at]]
+
+    def __iter__(self) -> Iterator[Progressed]:
+        """Yield them in order."""
+        return islice(self._rows, self._count)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether they are the same steps."""
+        return isinstance(other, Steps | tuple) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        """Return a hash that equal steps share."""
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        """Show them as a tuple."""
+        return repr(tuple(self))
+
+
+class _Attempts:
+    """The attempts of some rows."""
+
+    def __init__(self) -> None:
+        self._edited = self._saved_before = False
+        self._attempts: list[Attempt] = []
+        self._finished: Verdict | None = None
+        self._decided: Decided | None = None
+        self._renewed = 0
+        self._steps: list[list[Progressed]] = []  # of each attempt
+        self._furthest: list[int] = []  # step of those before each attempt
+        self._places: dict[int, int] = {}
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The attempts with their steps."""
+        return tuple(
+            msgspec.structs.replace(attempt, progress=Steps(done))
+            for attempt, done in zip(self._attempts, self._steps, strict=True)
+        )
+
+    def run(self, *, accepted: Accepted, elapsed_s: float) -> Run:
+        """Return what was taken so far."""
+        return Run(
+            accepted=accepted,
+            attempts=self.attempts,
+            finished=self._finished,
+            elapsed_s=elapsed_s,
+            renewed=self._renewed,
+            edited=self._edited and bool(self._attempts),
+            saved=self._saved_before,
+        )
+
+    def take(self, event: Event) -> None:
+        """Extend the attempts by a row."""
         match event:
             case Accepted() | Tried():
                 pass
             case Started():
-                remedy = decided.remedy if decided is not None else None
-                number = event.attempt or len(attempts) + 1
-                places[number] = len(attempts)
-                edited, saved = False, saved_before or _saved(attempts, steps)
-                if attempts and attempts[-1].diagnosis is not None and attempts[-1].diagnosis.expected:
-                    # What followed was its cure; that it would have failed is not known.
-                    attempts[-1] = msgspec.structs.replace(attempts[-1], diagnosis=None)
-                attempts.append(
-                    Attempt(
-                        number=number,
-                        knobs=event.knobs,
-                        remedy=remedy,
-                        renewed=renewed,
-                        continued=event.resume and saved,
-                        rehearsal=event.rehearsal,
-                        longest=event.longest and event.rehearsal is not None,
-                    )
-                )
-                steps.append([])
-                furthest.append(max(furthest[-1], attempts[-2].step or 0) if furthest else 0)
-                decided = None
+                self._start(event)
             case Decided():
-                decided = event
+                self._decided = event
                 if event.reason == RESUMED:
-                    finished = None
-                    renewed += 1
-                    if attempts:
-                        attempts[-1] = msgspec.structs.replace(attempts[-1], resumed=True)
+                    self._finished = None
+                    self._renew()
             case Edited():
-                finished = decided = None
-                renewed += 1
-                edited = event.knobs
-                if attempts:
-                    attempts[-1] = msgspec.structs.replace(attempts[-1], resumed=True)
+                self._finished = self._decided = None
+                self._edited = event.knobs
+                self._renew()
                 if event.forgets:
-                    saved_before = saved_before or _saved(attempts, steps)
-                    attempts, steps, furthest, places = [], [], [], {}
+                    self._saved_before = self._saved_before or _saved(self._attempts, self._steps)
+                    self._attempts, self._steps, self._furthest, self._places = [], [], [], {}
             case Finished():
-                finished = event.verdict
+                self._finished = event.verdict
             case CuredInPlace():
-                if attempts:
-                    place = places.get(event.attempt, len(attempts) - 1)
-                    places[event.attempt] = len(attempts)
-                    steps.append([done for done in steps[place] if done.step >= event.step])
-                    steps[place] = [done for done in steps[place] if done.step < event.step]
-                    attempts[place], after = _split(attempts[place], event, steps[place])
-                    attempts.append(after)
-                    furthest.append(max(furthest[place], attempts[place].step or 0))
+                if self._attempts:
+                    self._cure(event)
             case (
                 Progressed()
                 | FailureSeen()
@@ -227,26 +313,65 @@ def _folded(history: History, *, left_out: set[int]) -> Run:  # noqa: C901 - one
                 | Ended()
                 | Diagnosed()
             ):
-                if attempts:
-                    place = places.get(event.attempt, len(attempts) - 1)
-                    attempts[place] = _seen(attempts[place], event, furthest[place])
-                    if isinstance(event, Progressed):
-                        steps[place].append(event)
-                        _raise_after(place, furthest, event.step)
+                if self._attempts:
+                    self._see(event)
             case _:
                 assert_never(event)
-    return Run(
-        accepted=accepted,
-        attempts=tuple(
-            msgspec.structs.replace(attempt, progress=tuple(done))
-            for attempt, done in zip(attempts, steps, strict=True)
-        ),
-        finished=finished,
-        elapsed_s=elapsed_s(history),
-        renewed=renewed,
-        edited=edited and bool(attempts),
-        saved=saved_before,
-    )
+
+    def _start(self, event: Started) -> None:
+        remedy = self._decided.remedy if self._decided is not None else None
+        attempts = self._attempts
+        number = event.attempt or len(attempts) + 1
+        self._places[number] = len(attempts)
+        self._edited, saved = False, self._saved_before or _saved(attempts, self._steps)
+        if attempts and attempts[-1].diagnosis is not None and attempts[-1].diagnosis.expected:
+            # What followed was its cure; that it would have failed is not known.
+            attempts[-1] = msgspec.structs.replace(attempts[-1], diagnosis=None)
+        attempts.append(
+            Attempt(
+                number=number,
+                knobs=event.knobs,
+                remedy=remedy,
+                renewed=self._renewed,
+                continued=event.resume and saved,
+                rehearsal=event.rehearsal,
+                longest=event.longest and event.rehearsal is not None,
+            )
+        )
+        self._steps.append([])
+        before = self._furthest
+        before.append(max(before[-1], attempts[-2].step or 0) if before else 0)
+        self._decided = None
+
+    def _renew(self) -> None:
+        self._renewed += 1
+        if self._attempts:
+            self._attempts[-1] = msgspec.structs.replace(self._attempts[-1], resumed=True)
+
+    def _cure(self, event: CuredInPlace) -> None:
+        attempts, steps = self._attempts, self._steps
+        place = self._places.get(event.attempt, len(attempts) - 1)
+        self._places[event.attempt] = len(attempts)
+        steps.append([done for done in steps[place] if done.step >= event.step])
+        steps[place] = [done for done in steps[place] if done.step < event.step]
+        attempts[place], after = _split(attempts[place], event, steps[place])
+        attempts.append(after)
+        self._furthest.append(max(self._furthest[place], attempts[place].step or 0))
+
+    def _see(
+        self,
+        event: Progressed | FailureSeen | Foreseen | GoalReached | StopRequested | Ended | Diagnosed,
+    ) -> None:
+        place = self._places.get(event.attempt, len(self._attempts) - 1)
+        self._attempts[place] = _seen(self._attempts[place], event, self._furthest[place])
+        if isinstance(event, Progressed):
+            self._steps[place].append(event)
+            _raise_after(place, self._furthest, event.step)
+
+
+def rehearsal_of(history: History) -> Run:
+    """Return the rehearsals of a run as if there was nothing else."""
+    return Folding(history).rehearsal()
 
 
 def settled(history: History) -> History:
@@ -302,44 +427,48 @@ def elapsed_s(history: History) -> float:
 
     Rows that do not say how long that was are measured by their times, as far as they have some.
     """
-    total, wait_s, before = 0.0, 0.0, ""
-    under_way: set[int] = set()
+    elapsed = _Elapsed()
     for event in history:
+        elapsed.take(event)
+    return elapsed.seconds
+
+
+class _Elapsed:
+    """What `elapsed_s` returns, row by row."""
+
+    def __init__(self) -> None:
+        self.seconds = self._wait_s = 0.0
+        self._before = ""
+        self._under_way: set[int] = set()
+
+    def take(self, event: Event) -> None:
+        """Count the time before the next row."""
         passed = event.after_s
-        if passed is None and event.at and before:
-            passed = max(0.0, _seconds_between(before, event.at))
-            if under_way and isinstance(event, Ended) and event.unwatched:
+        if passed is None and event.at and self._before:
+            passed = max(0.0, _seconds_between(self._before, event.at))
+            if self._under_way and isinstance(event, Ended) and event.unwatched:
                 passed = 0.0
         if passed is not None:
-            total += passed if under_way else min(passed, wait_s)
-        before = event.at or before
+            self.seconds += passed if self._under_way else min(passed, self._wait_s)
+        self._before = event.at or self._before
         match event:
             case Started():
-                under_way.add(event.attempt)
-                wait_s = 0.0
+                self._under_way.add(event.attempt)
+                self._wait_s = 0.0
             case Ended():
-                under_way.discard(event.attempt)
+                self._under_way.discard(event.attempt)
             case Decided():
-                wait_s = event.not_before_s
+                self._wait_s = event.not_before_s
             case Tried():
-                wait_s = max(wait_s, event.wait_s)
+                self._wait_s = max(self._wait_s, event.wait_s)
             case _:
                 pass
-    return total
 
 
 def unended(history: History) -> tuple[int, ...]:
     """Return the attempts that have started and have no recorded end."""
     ended = {e.attempt for e in history if isinstance(e, Ended)}
     return tuple(e.attempt for e in history if isinstance(e, Started) and e.attempt not in ended)
-
-
-def _left_out(history: History, *, trials: bool) -> set[int]:
-    """Return the attempts that are not looked at: a launch decides without a search's trials."""
-    begun = [e for e in history if isinstance(e, Started) and e.trial is not None]
-    forced = any(e.longest for e in begun)
-    rehearsed = {e.attempt for e in history if isinstance(e, Started) and e.rehearsal is not None}
-    return rehearsed | {e.attempt for e in begun if not trials or (forced and not e.longest)}
 
 
 def accepted_of(history: History) -> Accepted:

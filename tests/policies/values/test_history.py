@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from msgspec.structs import replace
 
+from autotune.policies.recovery.decide import decide_on
 from autotune.policies.values.events import (
+    CuredInPlace,
     Decided,
     Ended,
     Event,
@@ -14,7 +18,8 @@ from autotune.policies.values.events import (
     Progressed,
     Started,
 )
-from autotune.policies.values.history import RESUMED, elapsed_s
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.history import RESUMED, Folding, elapsed_s, fold
 from autotune.policies.values.observation import Cancelled, Lost
 from tests.policies.stories import KNOBS, accepted
 
@@ -73,3 +78,55 @@ def test_a_run_that_the_cluster_ended_is_resumed_with_the_time_it_had_left():
 
 def test_rows_without_a_time_count_for_nothing():
     assert elapsed_s((accepted(), _TYPES["started"], _TYPES["step"])) == 0.0
+
+
+def test_what_was_folded_stays_as_it_was_while_the_attempt_goes_on():
+    cure = CuredInPlace(
+        attempt=1,
+        cause=Cause.GPU_OOM,
+        step=3,
+        phase=Phase.BACKWARD,
+        knob="tokens_per_microbatch",
+        before=4096,
+        after=2048,
+    )
+    history = (
+        accepted(),
+        Started(attempt=1, knobs=KNOBS),
+        *(Progressed(attempt=1, step=number) for number in (1, 2, 3)),
+        cure,
+        *(Progressed(attempt=1, step=number) for number in (4, 5)),
+        Ended(attempt=1, outcome=Lost(reason="node gone")),
+        Started(attempt=2, knobs=KNOBS, resume=True),
+        Progressed(attempt=2, step=5),
+    )
+    folding, seen = Folding(), []
+    for event in history:
+        folding.take(event)
+        seen.append(folding.run())
+    assert seen == [fold(history[:count]) for count in range(1, len(history) + 1)]
+    assert [len(a.progress) for a in seen[-1].attempts] == [2, 3, 1]
+    assert [done.step for done in seen[3].attempts[0].progress] == [1, 2]
+    assert seen[3].attempts[0].progress[-1].step == 2 and seen[3].attempts[0].progress[5:] == ()
+
+
+def test_a_decision_costs_the_same_after_any_number_of_steps():
+    def calls(steps: int) -> int:
+        folding = Folding((accepted(), Started(attempt=1, knobs=KNOBS)))
+        for number in range(1, steps + 1):
+            folding.take(Progressed(attempt=1, step=number))
+        count = 0
+
+        def profile(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(profile)
+        try:
+            folding.take(Progressed(attempt=1, step=steps + 1))
+            decide_on(folding)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert calls(20_000) == calls(1000)
