@@ -95,15 +95,11 @@ class Console:
             width=width or (None if stream.isatty() else PIPED_WIDTH),
         )
         self._runs_dir, self._quiet, self._verbose, self._now = runs_dir, quiet, verbose, now
-        self._silent = self._rehearses = False
+        self._silent = False
         self._live: Live | None = None
-        self._run = ""
-        self._first: Knobs | None = None
-        self._knobs: Knobs | None = None
-        self._number = self._attempt = 0
+        self._attempt = 0  # that a line is about
         self._view = LiveView()
-        self._accepted_at, self._gpus = 0.0, 0
-        self._tells, self._has_steps = True, False
+        self._run = self._view.run
         self._printed_at = self._step_printed_at = 0.0
 
     def replay(self, events: tuple[Event, ...]) -> None:
@@ -115,7 +111,7 @@ class Console:
 
     def print_event(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
         """Print what an event means."""
-        self._attempt = event.attempt or self._number
+        self._attempt = event.attempt or self._run.last_number
         self._view.take(event)
         match event:
             case Accepted():
@@ -129,7 +125,6 @@ class Console:
             case Foreseen():
                 self._foreseen(event)
             case CuredInPlace():
-                self._knobs = self._knobs and event.apply(self._knobs)
                 self._point(Text(f"! {messages.cured(event)}", style="yellow"))
             case GoalReached():
                 self._dated(messages.goal(event), style=goal_style(event))
@@ -145,7 +140,6 @@ class Console:
             case Decided():
                 self._decided(event)
             case Edited():
-                self._first = event.profile.knobs
                 self._point(Text(f"edited: {messages.edits(event)}"))
             case Tried():
                 self._tried(event)
@@ -160,7 +154,7 @@ class Console:
 
     def watch(self, progress: Progress, *, now: float) -> None:
         """Show the progress of the running attempt: in the live region, or as a line a minute."""
-        self.watch_trials({self._number: progress}, now=now)
+        self.watch_trials({self._run.last_number: progress}, now=now)
 
     def watch_trials(self, running: Mapping[int, Progress], *, now: float) -> None:
         """Show the progress of several attempts, by number."""
@@ -197,6 +191,16 @@ class Console:
         if live is not None:
             live.stop()
 
+    @property
+    def _first(self) -> Knobs | None:
+        """The knobs of the job as the user wrote it, or changed it since."""
+        return self._run.accepted.profile.knobs if self._run.accepted is not None else None
+
+    @property
+    def _folder(self) -> Path:
+        """The folder of the run."""
+        return self._runs_dir / (self._run.first.run if self._run.first is not None else "")
+
     # ------------------------------------------------------------------ events
 
     def _accepted(self, event: Accepted) -> None:
@@ -204,10 +208,6 @@ class Console:
         unlikely = cautions(fold((event,)), event.profile.knobs) if shown else ()
         for warning in (*event.profile.warnings, *unlikely):
             self._line(Text(f"warning: {warning}", style="yellow"))
-        self._run, self._accepted_at = event.run, seconds_of(event.at)
-        self._knobs = self._first = event.profile.knobs
-        self._tells = event.job.recovery.forecast is Forecasting.TELL
-        self._gpus = event.cluster.nodes * event.cluster.gpus_per_node
         self._line(
             Text.assemble(
                 "run ",
@@ -217,19 +217,13 @@ class Console:
         )
 
     def _started(self, event: Started) -> None:
-        self._number = event.attempt
-        self._rehearses = event.rehearsal is not None
-        # Trials do not build on each other: each is compared with the job as written.
-        before = (self._knobs if event.trial is None else self._first) or event.knobs
-        title = messages.attempt(event, before=before, first=self._first)
+        title = messages.attempt(event, before=self._run.attempts[event.attempt].before, first=self._first)
         self._view.name(event.attempt, title)
-        self._knobs = event.knobs
         # A job that resumes has a checkpoint from the start; any other only after a step.
-        resumes = event.resume and event.trains and (self._has_steps or event.attempt == 1)
+        resumes = event.resume and event.trains and (self._run.step is not None or event.attempt == 1)
         self._dated(f"started: {title}" + (", resuming from the last checkpoint" if resumes else ""))
 
     def _progressed(self, event: Progressed) -> None:
-        self._has_steps = True
         due = self._verbose or self._now() - self._step_printed_at >= _STEP_LINES_S
         if due or event.resumed_from is not None:
             self._step_printed_at = self._now()
@@ -241,13 +235,15 @@ class Console:
 
     def _ended(self, event: Ended) -> None:
         self.close()
-        outcome = messages.outcome(event.outcome, rehearsal=self._rehearses)
+        attempt = self._run.attempts.get(event.attempt)
+        rehearsal = attempt is not None and attempt.started.rehearsal is not None
+        outcome = messages.outcome(event.outcome, rehearsal=rehearsal)
         last = "" if event.step is None else f", last step {event.step}"
         if not self._is_live:
             self._dated(f"{outcome}{last} ({show_duration(event.seconds)})")
         else:
             title = f"#{event.attempt}  {self._view.title(event.attempt)}"
-            goal, step = self._view.goal(event.attempt), self._view.last(event.attempt)
+            goal, step = (None, None) if attempt is None else (attempt.goal, attempt.last)
             self._line(two_ends(title, show_duration(event.seconds), width=self._terminal.width))
             if goal is not None:
                 self._line(Text(f"    {messages.goal(goal)}", style=goal_style(goal)))
@@ -267,7 +263,9 @@ class Console:
         figures = messages.forecast_figures(event)
         if figures:
             self._detail(figures)
-        if event.holds and self._tells and not event.upper_bound:
+        accepted = self._run.accepted
+        tells = accepted is None or accepted.job.recovery.forecast is Forecasting.TELL
+        if event.holds and tells and not event.upper_bound:
             self._detail(
                 "hint: `recovery: {forecast: act}` applies a remedy at the last checkpoint before it"
             )
@@ -283,8 +281,9 @@ class Console:
             self._detail("\n".join(f"line {line.line}: {line.text.strip()}" for line in event.evidence))
 
     def _decided(self, event: Decided) -> None:
-        if event.remedy is not None and self._knobs is not None:
-            changes = messages.setting_changes(self._knobs, event.remedy.apply(self._knobs))
+        if event.remedy is not None:
+            present = self._run.knobs
+            changes = messages.setting_changes(present, event.remedy.apply(present))
             self._point(Text.assemble((f"→ {event.remedy.name}", "bold"), f"   {changes}"))
             costs = messages.remedy_costs(event.remedy)
             self._detail(f"{event.remedy.reason}{f'; {costs}' if costs else ''}")
@@ -303,20 +302,22 @@ class Console:
 
     def _finished(self, event: Finished) -> None:
         self.close()
-        seconds = max(0.0, seconds_of(event.at) - self._accepted_at)
-        text = messages.verdict(event.verdict, attempts=self._number, seconds=seconds)
+        first = self._run.first
+        seconds = max(0.0, seconds_of(event.at) - (seconds_of(first.at) if first is not None else 0.0))
+        gpus = first.cluster.nodes * first.cluster.gpus_per_node if first is not None else 0
+        text = messages.verdict(event.verdict, attempts=self._run.last_number, seconds=seconds)
         self._line(Text(""))
         mark, style = _TONES[display_of(event.verdict).tone]
         match event.verdict:
             case TrainingCompleted() | Stable():
-                spent = f" ({show_gpu_time(self._gpus * seconds / 3600)})" if self._gpus else ""
+                spent = f" ({show_gpu_time(gpus * seconds / 3600)})" if gpus else ""
                 self._line(Text(f"{mark} {text}{spent}.", style=style))
                 self._offer(event.verdict.faster)
             case Rehearsed():
                 self._line(Text(f"{mark} {text}", style=style))
             case Interrupted():
                 self._line(Text(f"{mark} {text}", style=style))
-                self._line(self._resume_hint(f"continues at attempt #{self._number + 1}"))
+                self._line(self._resume_hint(f"continues at attempt #{self._run.last_number + 1}"))
             case GaveUp() | NeedsHuman() | Infrastructure():
                 self._line(Text(f"{mark} {text}", style=style), error=True)
                 for line in self._failure_details(event.verdict):
@@ -335,7 +336,7 @@ class Console:
                     yield Text(f"    {' · '.join(would_help)}")
             case NeedsHuman(diagnosis=diagnosis):
                 for line in diagnosis.evidence[:3]:
-                    log = self._log(self._number, line.line)
+                    log = self._log(self._run.last_number, line.line)
                     yield Text.assemble("  ", (log, "cyan"), f"  {line.text[:160]}")
             case Infrastructure():
                 yield self._resume_hint("continues the run")
@@ -352,16 +353,16 @@ class Console:
         if rows:
             indented = [(f"  {knob}", change, setting) for knob, change, setting in rows]
             self._line(Text(rendered(table(indented, gap=3), width=None)))
-        report = call("report", self._runs_dir / self._run, "--open")
+        report = call("report", self._folder, "--open")
         for name, command in (("report", report), ("reuse", f"autotune launch {shlex.quote(stable)}")):
             self._line(Text.assemble(f"  {name:10}", (command, "cyan")))
 
     def _resume_hint(self, effect: str) -> Text:
-        command = call("resume", self._runs_dir / self._run)
+        command = call("resume", self._folder)
         return Text.assemble("  hint: ", (f"`{command}`", "cyan"), f" {effect}")
 
     def _log(self, attempt: int, line: int | None) -> str:
-        path = self._runs_dir / self._run / "attempts" / f"{attempt:04d}" / "run.log"
+        path = self._folder / "attempts" / f"{attempt:04d}" / "run.log"
         return f"{path}:{line}" if line else str(path)
 
     def _point(self, text: Text) -> None:

@@ -12,7 +12,7 @@ from autotune.orchestrator.terminal.live_region import Line, heartbeat, live_lin
 from autotune.orchestrator.units import show_rate
 from autotune.policies.forecast import time_left
 from autotune.policies.forecast.time_left import Course, TimeLeft
-from autotune.policies.values.events import Accepted, Event, GoalReached, Progressed
+from autotune.policies.values.events import Accepted, Event
 from autotune.policies.values.job import Job
 from autotune.policies.values.run.view import RunView
 
@@ -21,13 +21,13 @@ class LiveView:
     """The running attempts of one run."""
 
     def __init__(self) -> None:
-        self._run = RunView()
+        self.run = RunView()  # what of a run any view shows
         self._titles: dict[int, str] = {}  # of attempts
         self._course: Course | None = None
 
     def take(self, event: Event) -> None:
         """Update the view with the next event of the history."""
-        self._run.take(event)
+        self.run.take(event)
         try:
             self._course = self._follow(event)
         except Exception:  # the event itself is still to be printed
@@ -41,18 +41,8 @@ class LiveView:
         """Return the title of an attempt."""
         return self._titles.get(number, "")
 
-    def goal(self, number: int) -> GoalReached | None:
-        """Return the goal that an attempt has reached, if it has."""
-        attempt = self._run.attempts.get(number)
-        return attempt.goal if attempt is not None else None
-
-    def last(self, number: int) -> Progressed | None:
-        """Return the latest completed step of an attempt."""
-        attempt = self._run.attempts.get(number)
-        return attempt.last if attempt is not None else None
-
     def _seconds(self, number: int, *, now: float) -> float:
-        attempt = self._run.attempts.get(number)
+        attempt = self.run.attempts.get(number)
         return now - (seconds_of(attempt.started.at) if attempt is not None else 0.0)
 
     def _follow(self, event: Event) -> Course | None:
@@ -69,10 +59,10 @@ class LiveView:
         """Return how long the run still takes at `now`, in Unix seconds, if that is known."""
         if self._course is None:
             return None
-        if self._course.search and (self._run.tried or self._trials):
+        if self._course.search and (self.run.tried or self._trials):
             from autotune.policies.search.time_left import time_left as of_search
 
-            return of_search(self._course, self._run.tried, now=now)
+            return of_search(self._course, self.run.tried, now=now)
         return time_left.time_left(self._course, now=now)
 
     def step_seconds(self) -> tuple[float, ...]:
@@ -84,11 +74,12 @@ class LiveView:
         """Return at most six lines on the attempts that run, by number."""
         if len(running) == 1:
             ((number, progress),) = running.items()
+            attempt = self.run.attempts.get(number)
             return live_lines(
                 progress,
                 title=self._title(number),
                 seconds=self._seconds(number, now=now),
-                goal=self.goal(number),
+                goal=attempt.goal if attempt is not None else None,
                 width=width,
                 step_s=self._step_s(number),
                 left=self.left(now=now),
@@ -98,7 +89,7 @@ class LiveView:
             (self._title(number), progress, self._seconds(number, now=now), self._step_s(number))
             for number, progress in running.items()
         ]
-        accepted_at = seconds_of(self._run.first.at) if self._run.first is not None else 0.0
+        accepted_at = seconds_of(self.run.first.at) if self.run.first is not None else 0.0
         head = "   ".join(part for part in (self._budget(), self._best(), self.left(now=now)) if part)
         return trial_lines(rows, head=head, seconds=now - accepted_at, width=width)
 
@@ -126,18 +117,18 @@ class LiveView:
 
     def _budget(self) -> str:
         """Return `7 of 40 trials` of a search, once one is over."""
-        if self._course is None or not self._run.tried:
+        if self._course is None or not self.run.tried:
             return ""
         from autotune.policies.search.schedule import count
 
-        return f"{count(self._run.tried)} of {self._course.job.search.trials} trials"
+        return f"{count(self.run.tried)} of {self._course.job.search.trials} trials"
 
     def _best(self) -> str:
-        if not self._run.tried:
+        if not self.run.tried:
             return ""
         from autotune.policies.search.trials import fastest
 
-        best = fastest(self._run.tried)
+        best = fastest(self.run.tried)
         return "" if best is None else f"best {show_rate(best.rate, best.unit)} (trial {best.trial})"
 
 

@@ -101,7 +101,7 @@ class RunView:
         self.step: Progressed | None = None  # the latest of any attempt
         self._machine = StateMachine()
         self._decided: Decided | None = None  # since the last attempt started or ended
-        self._knobs = Knobs()  # with which the last attempt ended that is no trial
+        self.knobs = Knobs()  # with which the last attempt runs or ended that is no trial
         for event in history:
             self.take(event)
 
@@ -171,7 +171,7 @@ class RunView:
                     attempt.steps.append(event)
             case Accepted():
                 self.first = self.accepted = event
-                self._knobs = event.profile.knobs
+                self.knobs = event.profile.knobs
             case Started():
                 self._start(event, place)
             case Edited():
@@ -214,17 +214,17 @@ class RunView:
                 pass
 
     def _start(self, event: Started, place: int) -> None:
-        own = self.first.profile.knobs if self.first is not None else event.knobs
+        own = self.accepted.profile.knobs if self.accepted is not None else event.knobs
         self.attempts[event.attempt] = AttemptView(
             started=event,
             place=place,
-            before=own if event.trial is not None else self._knobs,
+            before=own if event.trial is not None else self.knobs,
             knobs=event.knobs,
             decided=self._decided,
         )
         self._decided = None
         if event.trial is None:
-            self._knobs = event.knobs
+            self.knobs = event.knobs
         else:
             self.trial_rows[event.trial] = event
 
@@ -232,4 +232,4 @@ class RunView:
         attempt.cures.append(event)
         attempt.knobs = event.apply(attempt.knobs)
         if attempt.started.trial is None:
-            self._knobs = attempt.knobs
+            self.knobs = attempt.knobs
