@@ -104,7 +104,7 @@ def test_where_nothing_leaves_enough_free_the_start_remains(tmp_path: Path) -> N
     assert night.drive() == Stable(marginal=True)
     assert night.winner is None
     assert export.stable_knobs(RunView(night.history)) == night.start
-    assert any("the stable start remains" in text for text in night.told)
+    assert any("the starting configuration is kept" in text for text in night.told)
 
 
 def test_a_cluster_that_is_away_for_a_minute_ends_no_search(tmp_path: Path) -> None:
