@@ -7,22 +7,21 @@ import click
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions, launching
 from autotune.orchestrator.cli.shared.options import global_options
 
-CODES = """\b
+COMPLETE = "the training is complete, or stopped at the goal with `then: stop`"
+CODES = f"""\b
 Exit codes:
-  0    the training is complete, or stopped at the goal with `then: stop`
+  0    {COMPLETE}
   1    no configuration fits, or the job itself failed (code, configuration, disk)
   2    the job file or an option is wrong
   3    infrastructure failed: the cluster, its memory or the run folder; `autotune resume` later
   101  a bug in autotune
   130  interrupted; 143 terminated; `autotune resume` continues the run"""
 
-_REHEARSAL_CODES = CODES.replace(
-    "the training is complete, or stopped at the goal with `then: stop`",
-    "the rehearsal passed; `rehearsed.yaml` in the run folder is the job with the changes it needed",
-)
+HANDED_OVER = "; with --detach, --submit: it began"
+_REHEARSED = "the rehearsal passed; `rehearsed.yaml` is the job with the changes it needed"
 
 
-@click.command("launch", epilog=CODES)
+@click.command("launch", epilog=CODES.replace(COMPLETE, COMPLETE + HANDED_OVER))
 @launching("launch")
 @click.option(
     "--rehearse",
@@ -42,7 +41,7 @@ def command(call: LaunchOptions) -> None:
     click.get_current_context().exit(start.begin(call))
 
 
-@click.command("rehearse", epilog=_REHEARSAL_CODES)
+@click.command("rehearse", epilog=CODES.replace(COMPLETE, _REHEARSED + HANDED_OVER))
 @launching("rehearse")
 @global_options
 def rehearse(call: LaunchOptions) -> None:

@@ -29,6 +29,7 @@ Exit codes:
   0    the log is printed; with --follow: the run has ended
   1    no attempt has started
   2    there is no such run or attempt, or an option is wrong
+  3    with --follow: the run is not over, and nobody drives it any more
   130  interrupted; the run continues"""
 _POLL_S = 0.3
 _OWNER_S = 5.0  # between looks at whether the run has a driver
@@ -107,10 +108,17 @@ def follow(
             break
         else:
             time.sleep(_POLL_S)
-    if not finished and not driven and not was_left(sys.stdout):
-        click.echo(f"run {run.id} has no driver; `{run.call('resume')}` continues it", err=True)
+    if was_left(sys.stdout):
+        return
+    is_alone = not (finished or driven)
     if number is None:
+        if is_alone:
+            click.echo(f"run {run.id} has no driver; `{run.call('resume')}` continues it", err=True)
         raise _none_begun(run)
+    if is_alone and not (ended and attempt is not None):
+        raise Failure(
+            f"run {run.id} is not over and has no driver", hint=f"`{run.call('resume')}` continues it"
+        )
 
 
 def _none_begun(run: directory.RunFolder) -> Failure:

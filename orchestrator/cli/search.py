@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import click
 
-from autotune.orchestrator.cli.launch import CODES
+from autotune.orchestrator.cli.launch import CODES, COMPLETE, HANDED_OVER
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions, launching
 from autotune.orchestrator.cli.shared.options import global_options
 
+_FOUND = "a stable configuration was found, and the search is over"
 
-@click.command("search", epilog=CODES)
+
+@click.command("search", epilog=CODES.replace(COMPLETE, _FOUND + HANDED_OVER))
 @launching("search")
 @click.option(
     "--trials",

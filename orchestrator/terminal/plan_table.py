@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from collections.abc import Iterable
@@ -21,7 +22,8 @@ _PARTS = {
     "kv pool": ("kv_pool",),
     "others": ("buffers", "graphs", "residue", "outside"),
 }
-_MARKS = {"fits": "✓ fits", "marginal": "! marginal", "overflows": "✗ overflows", "unknown": ""}
+# No check mark: what fits is predicted here, and observed by a launch.
+_MARKS = {"fits": "fits", "marginal": "! marginal", "overflows": "✗ overflows", "unknown": ""}
 _LATE = {
     LateEvent.LENGTH: "full lengths",
     LateEvent.OPTIMIZER: "the second optimizer step",
@@ -87,7 +89,7 @@ def summary(plan: Plan) -> tuple[str, ...]:
     capacity = next((phase.capacity_bytes for phase in plan.phases if phase.capacity_bytes), None)
     of = f", of {capacity / _GIB:,.1f}" if capacity else ""
     rows = [
-        (phase.phase, f"{phase.total_bytes / _GIB:,.1f}", _MARKS[phase.verdict][:1].replace("✓", ""))
+        (phase.phase, f"{phase.total_bytes / _GIB:,.1f}", "".join(re.findall("[!✗]", _MARKS[phase.verdict])))
         for phase in plan.phases
     ]
     peaks = ", ".join(f"{name}\N{NO-BREAK SPACE}{peak}{mark}" for name, peak, mark in rows)

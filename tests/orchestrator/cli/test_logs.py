@@ -11,6 +11,7 @@ from autotune.orchestrator.cli import logs
 from autotune.orchestrator.run import directory, journal
 from tests.orchestrator.cli.terminal import call, run
 from tests.orchestrator.cli.test_cli import wait_for
+from tests.orchestrator.cli.test_troubles import until
 from tests.orchestrator.scripted import JOB
 
 
@@ -72,6 +73,18 @@ def test_a_run_that_never_began(home: Path) -> None:
     assert seen.code == 1 and "has started" in seen.err and seen.out == ""
     followed = call("logs", "-f")
     assert followed.code == 1 and "has no driver" in followed.err and "has started" in followed.err
+
+
+def test_a_followed_run_that_loses_its_driver_has_not_ended(home: Path) -> None:
+    def lose(child: subprocess.Popen[bytes]) -> None:
+        until(home, "progressed")
+        child.kill()
+
+    run("launch", "job.yaml", cwd=home, play="forever", meanwhile=lose)
+    seen = call("logs", "-f")
+    assert seen.code == 3 and "builtin: step" in seen.out
+    assert "is not over and has no driver" in seen.err and "autotune resume" in seen.err
+    assert call("logs").code == 0  # what there is
 
 
 def test_a_terminal_and_json_get_no_secret(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
