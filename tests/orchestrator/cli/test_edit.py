@@ -157,7 +157,8 @@ def test_a_changed_job_of_an_incomplete_run_needs_a_decision(home: Path) -> None
 
 
 def test_a_run_that_never_began_does_not_keep_a_changed_job_from_its_start(home: Path) -> None:
-    assert requeued(home, "unreachable").code == 3
+    request = directory.RunRequest(job_file=str(home / "job.yaml"))
+    directory.create(home / "runs", job_text=JOB, request=request)
     (home / "job.yaml").write_text(LONGER)
     assert requeued(home, "own_failure").code == 1
     assert trained(home) == ["steps: 4 ", "steps: 400 NeedsHuman"]

@@ -68,7 +68,7 @@ def test_a_follower_ends_with_the_run(home: Path) -> None:
 
 
 def test_a_run_that_never_began(home: Path) -> None:
-    run("launch", "job.yaml", cwd=home, play="unreachable")
+    directory.create(home / "runs", job_text=JOB)
     seen = call("logs")
     assert seen.code == 1 and "has started" in seen.err and seen.out == ""
     followed = call("logs", "-f")
