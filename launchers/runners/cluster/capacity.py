@@ -15,6 +15,8 @@ before the framework uses its GPUs, and between two attempts.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from autotune.launchers.base import Capacity, Unreachable
@@ -37,6 +39,20 @@ def _share(gpus: int) -> dict[str, float]:
     return {"GPU": float(gpus)} if gpus else {"CPU": 1.0}
 
 
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Raise Unreachable for what Ray raises when its head does not answer."""
+    import ray
+
+    try:
+        yield
+    except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
+        raise Unreachable(
+            f"the Ray cluster does not answer: {first_line(error)}",
+            hint="look at `ray status` and at the head",
+        ) from error
+
+
 class _Keeper:
     """Makes the autoscaler count its node as used."""
 
@@ -57,15 +73,8 @@ class NodeRequest:
 
         Raises Unreachable when the cluster does not answer.
         """
-        import ray
-
-        try:
+        with answering():
             return self._look(gpus)
-        except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
-            raise Unreachable(
-                f"the Ray cluster does not answer: {first_line(error)}",
-                hint="look at `ray status` and at the head",
-            ) from error
 
     def withdraw(self) -> None:
         """Remove the request."""

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from autotune.launchers.base import Capacity, Unreachable
 from autotune.launchers.runners.cluster import internals
 from autotune.launchers.runners.cluster.actors import Posts, living_nodes, name_of, on_node
-from autotune.launchers.runners.cluster.capacity import NodeRequest, large_enough
+from autotune.launchers.runners.cluster.capacity import NodeRequest, answering, large_enough
 from autotune.launchers.runners.cluster.connection import (
     Connection,
     Head,
@@ -83,8 +83,8 @@ class RayRunner:
         if self._connection.ours:
             return None
         self._reach()
-        growth = internals.growth()
-        nodes = living_nodes()
+        with answering():
+            growth, nodes = internals.growth(), living_nodes()
         each = self._gpus_to_reserve(nodes) if gpus is None else gpus
         if not growth.grows and not joining:
             there = len(large_enough(nodes, gpus=each))

@@ -80,6 +80,19 @@ def test_a_wait_ends_when_asked_and_goes_on_with_resume(name: str, code: int, ho
     assert run("resume", cwd=home, play=PLAY, env=GROWS).code == 0
 
 
+def test_a_run_that_waits_is_stopped_from_elsewhere(home: Path) -> None:
+    (home / "nodes").write_text("1")
+    stops: list[Seen] = []
+
+    def meanwhile(_: subprocess.Popen[bytes]) -> None:
+        awaiting(home)
+        stops.append(run("stop", cwd=home, play=PLAY, env=GROWS))
+
+    seen = run("launch", "job.yaml", cwd=home, play=PLAY, env=GROWS, meanwhile=meanwhile)
+    assert (seen.code, stops[0].code) == (143, 0), (seen.err, stops[0].err)
+    assert status(home)["running"] is False
+
+
 def test_nodes_that_do_not_come_end_the_launch_and_status_says_which(home: Path) -> None:
     (home / "job.yaml").write_text(f"{JOB}cluster: {{nodes: 1, wait_for_nodes: 5s}}\n")
     (home / "nodes").write_text("1")

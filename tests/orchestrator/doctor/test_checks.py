@@ -203,6 +203,17 @@ def of_cluster(text: str, *nodes: tuple[NodeFacts, int]) -> list[Check]:
     return list(cluster_checks(job(text), cluster_of("a:1", nodes)))
 
 
+def test_nodes_that_a_launch_waits_for_are_no_failure() -> None:
+    head = cluster_of("a:1", ((with_(cards=()), 0),))
+    (missing,) = cluster_checks(job(VERL), head, awaited="30m 00s")
+    assert missing.status is Status.SKIPPED
+    assert missing.what == (
+        "not all there yet: 1 node with 4 GPUs; a launch requests them and waits up to 30m 00s"
+    )
+    (there,) = cluster_checks(job(VERL), cluster_of("a:1", ((NODE, 4),)), awaited="30m 00s")
+    assert there.status is Status.OK
+
+
 def test_the_cluster_against_the_job() -> None:
     head = with_(cards=(), host_total_bytes=8 * GIB)
     (fits,) = of_cluster(VERL, (head, 0), (NODE, 4))

@@ -16,7 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from autotune.launchers import frameworks
-from autotune.launchers.base import Exit, Observed, Unreachable
+from autotune.launchers.base import Capacity, Exit, Observed, Unreachable
 from autotune.orchestrator import messages
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver import attempt, reconcile, rehearsal
@@ -513,3 +513,21 @@ def test_a_search_with_nothing_to_vary_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(Failure, match="does not offer `tensor_parallel`"):
         night.drive()
+
+
+def test_trials_wait_for_nodes_only_while_none_runs(tmp_path: Path) -> None:
+    """A trial that runs holds a part of the nodes: a request for all of them would bring others."""
+    world, beside, waits = World(formula, at_once=2), list[int](), iter([False, True])
+
+    def nodes(world: World) -> Capacity:
+        beside.append(sum(life.running for life in world.lives.values()))
+        ready = bool(
+            len(world.lives) != 1 or next(waits, True)
+        )  # a node is away once: before the first trial
+        return Capacity(ready=ready, nodes=1 + ready, wanted=2, gpus=0)
+
+    world.nodes = nodes
+    night = Night(tmp_path, world, JOB.replace("search: {", "search: {parallel: 2, "))
+    night.drive()
+    assert len(world.lives) > 3 and not any(beside) and not world.requesting
+    assert next(waits, None) is None
