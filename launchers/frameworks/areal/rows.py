@@ -154,7 +154,7 @@ ROWS: tuple[Row[Config], ...] = (
 )
 
 ABSENT: dict[KnobName, str] = {
-    "max_model_len": "the engine's context must hold what a workflow asks for, which only the workflow knows",
+    "max_model_len": "vllm.max_model_len and sglang.context_length must hold what a workflow asks for, which only the workflow knows",
     "microbatch_size": "passes are packed by tokens; mb_spec.n_mbs is only a least number of passes",
     "activation_offload": "AReaL keeps activations on the device or recomputes them",
     "grad_offload": "gradients follow the weights: fsdp.offload_params moves both",

@@ -125,7 +125,7 @@ ROWS: tuple[Row[Config], ...] = (
 
 ABSENT: dict[KnobName, str] = {
     "max_model_len": "--sglang-context-length sizes no memory, and lengths are the user's",
-    "activation_offload": "--cpu-offloading-num-layers excludes recomputation and pipeline parallelism, and recomputation frees more",
+    "activation_offload": "--fine-grained-activation-offloading takes the modules whose activations it offloads, which depend on the model: --offload-modules is the user's choice; --cpu-offloading-num-layers excludes recomputation and pipeline parallelism",
     "grad_offload": "gradients move with the whole trainer: --offload-train",
     "sequence_parallel": "--sequence-parallel is a switch that goes with --tensor-model-parallel-size",
     "sharding": "the trainer is Megatron with its distributed optimizer, which is always on",

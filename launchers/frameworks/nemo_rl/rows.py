@@ -143,7 +143,7 @@ ROWS: tuple[Row[Config], ...] = (
 )
 
 ABSENT: dict[KnobName, str] = {
-    "max_model_len": "it is policy.max_total_sequence_length, which is part of what is trained",
+    "max_model_len": "max_model_len follows policy.max_total_sequence_length, which is part of what is trained",
     "dynamic_batching": "policy.sequence_packing and policy.dynamic_batching need other attention kernels and are the job's own",
     "activation_offload": "NeMo-RL hands Megatron no fine_grained_activation_offloading",
     "grad_offload": "gradients follow the weights: param_offload moves both",

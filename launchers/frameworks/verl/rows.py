@@ -132,7 +132,7 @@ ROWS: tuple[Row[Config], ...] = (
         also={"critic.megatron.override_transformer_config.recompute_num_layers": lambda c: c.critic},
         read_at="verl/workers/engine/megatron/transformer_impl.py:295"),
     Row(knob="activation_offload", key="actor_rollout_ref.model.enable_activation_offload",
-        when=lambda c: not c.megatron, otherwise="verl offloads activations with FSDP only", grid=SWITCH,
+        when=lambda c: not c.megatron, otherwise="model.enable_activation_offload is FSDP's; Megatron takes fine_grained_activation_offloading below override_transformer_config, with the modules of the model", grid=SWITCH,
         unless={_OTHER_TRAINER: _is_another_trainer},
         also={"critic.model.enable_activation_offload": lambda c: c.critic},
         read_at="verl/workers/engine/fsdp/transformer_impl.py:477"),

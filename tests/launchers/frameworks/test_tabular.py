@@ -108,6 +108,31 @@ def test_a_row_names_the_line_that_reads_its_setting(name: str) -> None:
     assert all(re.fullmatch(r"[\w/]+\.py:\d+", row.read_at) for row in framework.table.rows if row.read_at)
 
 
+def leaf(key: str) -> str:
+    """Return the name of a setting without its sections, as all frameworks write it."""
+    return key.split(".")[-1].replace("-", "_")
+
+
+# Names under which a setting of a knob is known, beside those of the rows of any framework.
+FURTHER = {"activation_offload": {"fine_grained_activation_offloading", "cpu_offloading_num_layers"}}
+ELSEWHERE = {"backend", "enabled", "strategy", "tool", "train_env_vars", "LD_PRELOAD"}  # of many things
+
+
+@every
+def test_a_reason_against_a_knob_names_the_flags_that_the_framework_has_for_it(
+    framework: TabularFramework[Any],
+) -> None:
+    types = framework.declared(framework.releases[-1] if framework.releases else "").types
+    named: dict[str, set[str]] = {knob: set(names) for knob, names in FURTHER.items()}
+    for row in (row for each in TABULAR for row in each.table.rows if row.key):
+        named.setdefault(row.knob, set()).update(leaf(key) for key in row.key.split(", "))
+    offered = {row.knob for row in framework.table.rows if row.always is None}
+    for knob in set(KNOBS) - offered:
+        own = {leaf(key) for key in types} & named.get(knob, set()) - ELSEWHERE
+        reason = framework.table.absent.get(knob, NO_SETTING).replace("-", "_")
+        assert all(name in reason for name in own), (knob, own, reason)
+
+
 @every
 def test_a_text_is_no_number_of_any_knob(framework: TabularFramework[Any]) -> None:
     release = framework.releases[-1] if framework.releases else None
