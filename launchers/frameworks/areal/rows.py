@@ -19,7 +19,6 @@ from autotune.launchers.frameworks.tabular.table import (
 )
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
-from autotune.policies.values.remedy import Effect
 
 _HEADS = "the model's heads are not known; name the model in `model:`"
 _SPLIT = "its layout cannot be split otherwise"
@@ -88,15 +87,15 @@ ROWS: tuple[Row[Config], ...] = (
         read_at="areal/engine/fsdp_engine.py:1076"),
     Row(knob="param_offload", key="actor.fsdp.offload_params", when=lambda c: c.trainer == "fsdp",
         otherwise="AReaL's Megatron engine keeps the weights on its devices", read=knobs.params,
-        write=knobs.write_offload, grid=SWITCH, effect=Effect.NUMERIC,
+        write=knobs.write_offload, grid=SWITCH, numeric="the optimizer steps on the CPU, beside the weights",
         read_at="areal/engine/fsdp_engine.py:406"),
     Row(knob="param_offload", key="actor.archon.offload_params",
         when=lambda c: c.trainer != "fsdp" and c.trainer != "megatron", read=knobs.params,
-        write=knobs.write_offload, grid=SWITCH, effect=Effect.NUMERIC),
+        write=knobs.write_offload, grid=SWITCH, numeric="the optimizer steps on the CPU, beside the weights"),
     Row(knob="optimizer_offload", key="actor.fsdp.per_layer_optim_step",
         when=lambda c: c.trainer == "fsdp" and c.streams_adam,
         otherwise=_why_the_optimizer_stays, read=knobs.optimizer,
-        write=knobs.write_offload, grid=SWITCH, effect=Effect.NUMERIC,
+        write=knobs.write_offload, grid=SWITCH, numeric="the step is taken layer by layer",
         read_at="areal/engine/fsdp_engine.py:472"),
     Row(knob="memory_efficient_load", key="actor.fsdp.memory_efficient_load",
         when=lambda c: c.trainer == "fsdp", otherwise=lambda c: f"the {c.trainer} engine loads each device's part only",

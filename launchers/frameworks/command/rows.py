@@ -9,7 +9,6 @@ import msgspec
 from autotune.launchers.frameworks.tabular.table import Row
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
-from autotune.policies.values.remedy import Effect
 
 
 class Case(NamedTuple):
@@ -33,14 +32,14 @@ ROWS: tuple[Row[Case], ...] = (
     Row(knob="max_model_len", at_least={_LONGEST: lambda c: c.longest}),
     Row(knob="tokens_per_microbatch", at_least={_LONGEST: lambda c: c.longest}),
     Row(knob="recompute", grid=Grid(values=("off", "full"))),
-    Row(knob="optimizer_offload", effect=Effect.NUMERIC),
+    Row(knob="optimizer_offload", numeric="Adam steps on the CPU"),
     Row(knob="optimizer_offload_fraction", grid=Grid(minimum=0.0, maximum=1.0, multiple=0.05),
-        effect=Effect.NUMERIC),
+        numeric="a part of Adam steps on the CPU"),
     Row(knob="sequence_parallel", divides={_HEADS: lambda c: c.heads}),
     Row(knob="context_parallel", divides={_HEADS: lambda c: c.heads}, fixed=_CHECKPOINT),
     Row(knob="tensor_parallel", divides={_HEADS: lambda c: c.heads}, fixed=_CHECKPOINT),
     Row(knob="sharding", fixed=_CHECKPOINT),
-    Row(knob="fused_kernels", effect=Effect.NUMERIC),
+    Row(knob="fused_kernels", numeric="a fused kernel rounds otherwise"),
     Row(knob="logprob_tokens", at_least={_LONGEST: lambda c: c.longest}),
     Row(knob="sync_mode", grid=Grid(values=("memory", "disk"))),
     Row(knob="weights_backup", grid=Grid(values=(True, False))),

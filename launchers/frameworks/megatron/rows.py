@@ -20,7 +20,6 @@ from autotune.launchers.frameworks.tabular.table import (
 )
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
-from autotune.policies.values.remedy import Effect
 
 _NO_ENGINES = ("debug-train-only", "load-debug-rollout-data", "rollout-external-engine-addrs")
 _STATE = "the checkpoint holds the optimizer's state in another layout"
@@ -77,14 +76,14 @@ ROWS: tuple[Row[Config], ...] = (
             "apart, nobody else could use the trainer's cards meanwhile": lambda c: not c.flag("colocate"),
             "with a critic the trainer always sleeps": lambda c: c.get("advantage-estimator") == "ppo",
         }, read_at="slime/backends/megatron_utils/actor.py:117"),
-    Row(knob="optimizer_offload", key="optimizer-cpu-offload", grid=SWITCH, effect=Effect.NUMERIC, fixed=_STATE,
+    Row(knob="optimizer_offload", key="optimizer-cpu-offload", grid=SWITCH, numeric="Adam steps on the CPU", fixed=_STATE,
         unless={_ADAM: lambda c: not c.trains_by_adam},
         writes={
             True: {"optimizer-cpu-offload": True, "use-precision-aware-optimizer": True},
             False: {"optimizer-cpu-offload": False, "overlap-cpu-optimizer-d2h-h2d": False},
         }),
     Row(knob="optimizer_offload_fraction", key="optimizer-offload-fraction",
-        grid=Grid(minimum=0.1, maximum=1.0, multiple=0.1), effect=Effect.NUMERIC, fixed=_STATE,
+        grid=Grid(minimum=0.1, maximum=1.0, multiple=0.1), numeric="a part of Adam steps on the CPU", fixed=_STATE,
         unless={_ADAM: lambda c: not c.trains_by_adam}),
     Row(knob="optimizer_offload_overlap", key="overlap-cpu-optimizer-d2h-h2d", grid=SWITCH,
         unless={_ADAM: lambda c: not c.trains_by_adam},

@@ -19,7 +19,6 @@ from autotune.launchers.frameworks.tabular.table import (
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
-from autotune.policies.values.remedy import Effect
 
 _LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
 _COLOCATED = "only with use_vllm and vllm_mode colocate; `swift rollout` is started with its own flags"
@@ -53,7 +52,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="optimizer_offload", key="offload_optimizer", when=lambda c: c.colocated, grid=SWITCH,
         otherwise="ms-swift offloads the optimizer only while vLLM generates in the same processes",
         phases=(Phase.ROLLOUT_INIT, Phase.ROLLOUT), read_at="swift/rlhf_trainers/grpo_trainer.py:1851"),
-    Row(knob="fused_kernels", key="use_liger_kernel", grid=SWITCH, effect=Effect.NUMERIC,
+    Row(knob="fused_kernels", key="use_liger_kernel", grid=SWITCH, numeric="a fused kernel rounds otherwise",
         unless={"liger has no such loss, or another normaliser than ms-swift": lambda c: not c.takes_liger},
         read_at="swift/rlhf_trainers/grpo_trainer.py:2080"),
     Row(knob="memory_fraction", key="vllm_gpu_memory_utilization", when=lambda c: c.colocated,
@@ -64,8 +63,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="cuda_graphs", key="vllm_enforce_eager", when=lambda c: c.colocated, otherwise=_COLOCATED,
         modes=EAGER, read_at="swift/rlhf_trainers/rollout_mixin.py:516"),
     Row(knob="rollout_tensor_parallel", key="vllm_tensor_parallel_size", when=lambda c: c.colocated,
-        otherwise=_COLOCATED, effect=Effect.NUMERIC,
-        divides={"it divides NPROC_PER_NODE": lambda c: c.processes},
+        otherwise=_COLOCATED, divides={"it divides NPROC_PER_NODE": lambda c: c.processes},
         read_at="swift/rlhf_trainers/rollout_mixin.py:347"),
     Row(knob="max_model_len", key="vllm_max_model_len", when=lambda c: c.colocated, otherwise=_COLOCATED,
         grid=COUNT,

@@ -23,7 +23,6 @@ from autotune.launchers.frameworks.tabular.table import (
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
-from autotune.policies.values.remedy import Effect
 
 _STAYS = "NeMo-RL's plans, paddings and conversions of weights are made for the job's parallel sizes"
 _EXPERTS = "moe_router_load_balancing_type balances the experts of each pass: other passes are another loss"
@@ -97,7 +96,7 @@ ROWS: tuple[Row[Config], ...] = (
         modes={"off": False, "full": True},
         unless={"the job names its own policy.megatron_cfg.recompute_granularity": lambda c: c.text("policy.megatron_cfg.recompute_granularity") not in ("", "full")},
         read_at="nemo_rl/models/megatron/setup.py:793"),
-    Row(knob="param_offload", key="policy.dtensor_cfg.cpu_offload", grid=SWITCH, effect=Effect.NUMERIC,
+    Row(knob="param_offload", key="policy.dtensor_cfg.cpu_offload", grid=SWITCH, numeric="the optimizer steps on the CPU, beside the weights",
         unless={"with Megatron colocated weights are offloaded outside their phases by themselves": lambda c: c.megatron},
         read_at="nemo_rl/models/automodel/setup.py:452"),
     Row(knob="optimizer_offload", key="policy.generation.colocated.enabled", when=lambda c: c.colocated,
@@ -106,12 +105,12 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="optimizer_offload", key="policy.offload_optimizer_for_logprob", when=lambda c: not c.colocated,
         grid=SWITCH, phases=(Phase.LOG_PROB,), read_at="nemo_rl/models/automodel/setup.py:293"),
     Row(knob="optimizer_offload_fraction", key="policy.megatron_cfg.optimizer.optimizer_offload_fraction",
-        grid=Grid(values=(0.0, 1.0)), effect=Effect.NUMERIC,
+        grid=Grid(values=(0.0, 1.0)), numeric="a part of Adam steps on the CPU",
         fixed="Megatron's checkpoint holds the optimizer's state in this layout",
         unless={"it is Megatron's": lambda c: not c.megatron}, read_at="nemo_rl/models/megatron/setup.py:884"),
     # Its example has no such key; the whole section is handed on to Megatron's OptimizerConfig.
     Row(knob="optimizer_offload_overlap", key="policy.megatron_cfg.optimizer.overlap_cpu_optimizer_d2h_h2d",
-        default=False, grid=SWITCH, effect=Effect.NUMERIC, unless={"it is Megatron's": lambda c: not c.megatron},
+        default=False, grid=SWITCH, unless={"it is Megatron's": lambda c: not c.megatron},
         needs=(Needs(value=True, other="optimizer_offload_fraction", values=(1.0,), why="its copies overlap only where the optimizer is on the CPU"),),
         read_at="nemo_rl/models/megatron/setup.py:1002"),
     Row(knob="tensor_parallel", key="policy.dtensor_cfg.tensor_parallel_size", when=lambda c: not c.megatron,

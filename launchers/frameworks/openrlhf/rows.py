@@ -20,7 +20,6 @@ from autotune.launchers.frameworks.tabular.table import (
 )
 from autotune.policies.values.knobs import KnobName, Knobs
 from autotune.policies.values.profile import Grid, Placement
-from autotune.policies.values.remedy import Effect
 
 _SCORED = "rollout.micro_batch_size"
 _EXPERTS = "--actor.aux_loss_coef adds a loss of each micro-batch for itself, so another size is another loss"
@@ -80,7 +79,7 @@ ROWS: tuple[Row[Config], ...] = (
         },
         needs=(Needs(value=True, other="optimizer_offload", values=(False,), why="an optimizer on the host leaves nothing to move"),),
         read_at="openrlhf/trainer/ray/ppo_actor.py:581"),
-    Row(knob="optimizer_offload", key="ds.adam_offload", grid=SWITCH, effect=Effect.NUMERIC,
+    Row(knob="optimizer_offload", key="ds.adam_offload", grid=SWITCH, numeric="Adam steps on the CPU",
         fixed="the checkpoint holds the other optimizer's state",
         unless={"the CPU's optimizer is Adam": lambda c: c.text("actor.optim") != "adam"},
         read_at="openrlhf/utils/deepspeed/deepspeed.py:66"),
@@ -91,7 +90,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="tensor_parallel", key="ds.tensor_parallel_size", fixed=_SHARDED,
         unless={"DeepSpeed's tensor parallelism does not go with ZeRO-3": lambda c: c.get("ds.zero_stage") == 3},
         divides={_HEADS: lambda c: c.heads}, read_at="openrlhf/utils/deepspeed/deepspeed.py:72"),
-    Row(knob="fused_kernels", key="ds.use_liger_kernel", grid=SWITCH, effect=Effect.NUMERIC,
+    Row(knob="fused_kernels", key="ds.use_liger_kernel", grid=SWITCH, numeric="a fused kernel rounds otherwise",
         read_at="openrlhf/trainer/ray/ppo_actor.py:526"),
     Row(knob="logprob_tokens", key="rollout.max_tokens_per_gpu",
         read=lambda c: c.count("rollout.max_tokens_per_gpu") if c.dynamic else None, grid=PASS,

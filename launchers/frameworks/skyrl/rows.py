@@ -18,7 +18,6 @@ from autotune.launchers.frameworks.tabular.table import (
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
-from autotune.policies.values.remedy import Effect
 
 _ENTROPY = "trainer.algorithm.use_entropy_loss averages the entropy over the tokens of each pass: other passes are another loss"
 _STATE = "Megatron's checkpoint holds the optimizer's state in this layout"
@@ -67,7 +66,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="recompute", key="trainer.gradient_checkpointing", modes={"off": False, "full": True},
         unless={"the job names its own recompute_granularity in transformer_config_kwargs": lambda c: c.megatron and c.has(RECOMPUTE)},
         read_at="skyrl/backends/skyrl_train/workers/fsdp/fsdp_worker.py:90"),
-    Row(knob="param_offload", key="trainer.policy.fsdp_config.cpu_offload", grid=SWITCH, effect=Effect.NUMERIC,
+    Row(knob="param_offload", key="trainer.policy.fsdp_config.cpu_offload", grid=SWITCH, numeric="the optimizer steps on the CPU, beside the weights",
         unless={"with Megatron colocated weights are offloaded outside their phases by themselves": lambda c: c.megatron},
         read_at="skyrl/backends/skyrl_train/distributed/fsdp_strategy.py:215"),
     Row(knob="optimizer_offload", key="trainer.policy.optimizer_config.offload_after_step", grid=SWITCH,
@@ -78,12 +77,11 @@ ROWS: tuple[Row[Config], ...] = (
         }, read_at="skyrl/backends/skyrl_train/distributed/fsdp_strategy.py:89"),
     Row(knob="optimizer_offload_fraction",
         key="trainer.policy.megatron_config.optimizer_config_kwargs.optimizer_offload_fraction",
-        grid=Grid(values=(0.0, 0.25, 0.5, 0.75, 1.0)), effect=Effect.NUMERIC, fixed=_STATE,
+        grid=Grid(values=(0.0, 0.25, 0.5, 0.75, 1.0)), numeric="a part of Adam steps on the CPU", fixed=_STATE,
         unless={_OF_MEGATRON: lambda c: not c.megatron},
         read_at="skyrl/backends/skyrl_train/workers/megatron/megatron_worker.py:913"),
     Row(knob="optimizer_offload_overlap",
-        key="trainer.policy.megatron_config.optimizer_config_kwargs.overlap_cpu_optimizer_d2h_h2d", grid=SWITCH,
-        effect=Effect.NUMERIC, unless={_OF_MEGATRON: lambda c: not c.megatron},
+        key="trainer.policy.megatron_config.optimizer_config_kwargs.overlap_cpu_optimizer_d2h_h2d", grid=SWITCH, unless={_OF_MEGATRON: lambda c: not c.megatron},
         needs=(Needs(value=True, other="optimizer_offload_fraction", values=(1.0, 0.75, 0.5, 0.25), why="its copies overlap only where a part of the optimizer is on the CPU"),),
         read_at="skyrl/backends/skyrl_train/workers/megatron/megatron_worker.py:913"),
     Row(knob="sequence_parallel", key="trainer.policy.sequence_parallel_size",
@@ -108,7 +106,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="context_parallel", key="trainer.ref.megatron_config.context_parallel_size",
         when=lambda c: c.reference,
         read_at="skyrl/backends/skyrl_train/distributed/megatron/megatron_strategy.py:239"),
-    Row(knob="fused_kernels", key="trainer.fused_lm_head_logprob", grid=SWITCH, effect=Effect.NUMERIC,
+    Row(knob="fused_kernels", key="trainer.fused_lm_head_logprob", grid=SWITCH, numeric="a fused kernel rounds otherwise",
         unless={"trainer.fused_lm_head_logprob is Megatron's": lambda c: not c.megatron},
         read_at="skyrl/backends/skyrl_train/workers/megatron/megatron_model_wrapper.py:221"),
     Row(knob="logprob_chunk", key="trainer.logprobs_chunk_size", grid=PASS,

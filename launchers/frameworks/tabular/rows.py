@@ -34,6 +34,7 @@ from autotune.policies.values.profile import (
     Requires,
     Support,
 )
+from autotune.policies.values.remedy import Effect
 
 C = TypeVar("C", bound=Settings)
 T = TypeVar("T")
@@ -114,7 +115,8 @@ def supports(
         values = values or ((False, True) if row.states and not row.grid.values else ())
         grid = own if isinstance(own, Grid) else Grid(values=values) if values else row.grid
         where = (phases or {}).get(row.knob, row.phases)
-        support = Support(setting=spell(row.key), grid=grid, effect=row.effect, phases=where)
+        effect = Effect.NUMERIC if row.numeric else Effect.EXACT
+        support = Support(setting=spell(row.key), grid=grid, effect=effect, phases=where)
         result.setdefault(row.knob, support)
     return result
 

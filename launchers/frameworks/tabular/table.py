@@ -14,7 +14,6 @@ import msgspec
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KnobName, Knobs, Setting
 from autotune.policies.values.profile import Grid
-from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
 C = TypeVar("C", contravariant=True)
@@ -94,7 +93,7 @@ class Row(Value, Generic[C], frozen=True, kw_only=True, gc=True):
     modes: Mapping[str, Any] = {}  # a mode of the knob -> the setting's value, from more memory to less
     states: tuple[Any, ...] = ()  # the setting's value where the knob is off and where it is on, if no switch
     unit: int = 0  # bytes of one of the setting, where it does not count the knob's own unit
-    effect: Effect = Effect.EXACT
+    numeric: str = ""  # why a change of it rounds otherwise; empty: results are exact
     phases: tuple[Phase, ...] = ()  # in which it moves device memory; empty: those of the knob
     at_least: Bounds[C] = {}
     at_most: Bounds[C] = {}

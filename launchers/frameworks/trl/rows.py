@@ -17,7 +17,6 @@ from autotune.launchers.frameworks.trl.config import Config
 from autotune.launchers.frameworks.trl.layout import tile
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
-from autotune.policies.values.remedy import Effect
 
 _SHARDED = "only with FSDP or DeepSpeed's stage 3"
 _CHECKPOINT = "a checkpoint is only known to be read by the optimizer that wrote it"
@@ -54,16 +53,16 @@ ROWS: tuple[Row[Config], ...] = (
         otherwise=_COLOCATED, grid=Grid(minimum=0.05, maximum=0.95, multiple=0.01),
         read_at="trl/trainer/grpo_trainer.py:1122"),
     Row(knob="rollout_tensor_parallel", key="vllm_tensor_parallel_size", when=lambda c: c.colocated,
-        otherwise=_COLOCATED, effect=Effect.NUMERIC, divides={"the model has {value} heads": lambda c: c.heads},
+        otherwise=_COLOCATED, divides={"the model has {value} heads": lambda c: c.heads},
         read_at="trl/trainer/grpo_trainer.py:1121"),
-    Row(knob="optimizer_offload", key="offload_optimizer_device", states=("none", "cpu"), effect=Effect.NUMERIC,
+    Row(knob="optimizer_offload", key="offload_optimizer_device", states=("none", "cpu"), numeric="Adam steps on the CPU",
         fixed=_CHECKPOINT,
         unless={"only with a DeepSpeed configuration of accelerate": lambda c: not c.sharding.startswith("zero")}),
     Row(knob="param_offload", key="fsdp_offload_params", when=lambda c: c.is_fsdp, states=(False, True),
-        effect=Effect.NUMERIC, fixed=_CHECKPOINT,
+        numeric="the optimizer steps on the CPU, beside the weights", fixed=_CHECKPOINT,
         unless={_SHARDED: lambda c: not c.is_sharded}),
     Row(knob="param_offload", key="offload_param_device", when=lambda c: not c.is_fsdp, states=("none", "cpu"),
-        effect=Effect.NUMERIC, fixed=_CHECKPOINT,
+        numeric="the optimizer steps on the CPU, beside the weights", fixed=_CHECKPOINT,
         unless={_SHARDED: lambda c: not c.is_sharded},
         needs=(Needs(value=True, other="optimizer_offload", values=(True,), why="DeepSpeed offloads weights beside an offloaded optimizer"),)),
     Row(knob="allocator", key="PYTORCH_CUDA_ALLOC_CONF", when=lambda c: not c.has_newer_variable,

@@ -24,7 +24,6 @@ from autotune.launchers.frameworks.verl.config import Config
 from autotune.launchers.frameworks.verl.keys import ENGINES
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
-from autotune.policies.values.remedy import Effect
 
 _OTHER_ENGINE = "the job's engine does not take it"
 _OTHER_TRAINER = "actor_rollout_ref.actor.strategy is neither fsdp nor fsdp2"
@@ -137,7 +136,7 @@ ROWS: tuple[Row[Config], ...] = (
         also={"critic.model.enable_activation_offload": lambda c: c.critic},
         read_at="verl/workers/engine/fsdp/transformer_impl.py:477"),
     Row(knob="fused_kernels", key="actor_rollout_ref.model.use_fused_kernels", grid=SWITCH,
-        effect=Effect.NUMERIC,
+        numeric="a fused kernel rounds otherwise",
         unless={
             "fused kernels need model.use_remove_padding": lambda c: not c.flag("actor_rollout_ref.model.use_remove_padding"),
             "actor.calculate_sum_pi_squared needs the full logits": lambda c: c.flag("actor_rollout_ref.actor.calculate_sum_pi_squared"),
@@ -164,7 +163,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="grad_offload", key="actor_rollout_ref.actor.fsdp_config.offload_policy",
         when=lambda c: not c.megatron,
         otherwise="megatron.grad_offload was removed: param_offload frees the gradient buffers too",
-        grid=SWITCH, effect=Effect.NUMERIC,
+        grid=SWITCH, numeric="the optimizer steps on the CPU, beside the gradients",
         unless={_OTHER_TRAINER: _is_another_trainer},
         also={"critic.fsdp.offload_policy": lambda c: c.critic},
         needs=(Needs(value=True, other="sharding", values=("fsdp2",), why="fsdp_config.offload_policy is FSDP2's"),),
@@ -180,12 +179,11 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="optimizer_offload_fraction",
         key="actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_offload_fraction",
         when=lambda c: c.megatron, otherwise=_ADAMW, write=knobs.write_cpu_adam, default=0.0,
-        grid=Grid(values=(0.0, 0.25, 0.5, 0.75, 1.0)), effect=Effect.NUMERIC, fixed=_STATE,
+        grid=Grid(values=(0.0, 0.25, 0.5, 0.75, 1.0)), numeric="a part of Adam steps on the CPU", fixed=_STATE,
         read_at="verl/utils/megatron/optimizer.py:210"),
     Row(knob="optimizer_offload_overlap",
         key="actor_rollout_ref.actor.optim.override_optimizer_config.overlap_cpu_optimizer_d2h_h2d",
-        when=lambda c: c.megatron, otherwise=_ADAMW, write=knobs.write_cpu_adam, default=False, grid=SWITCH,
-        effect=Effect.NUMERIC, fixed=_STATE,
+        when=lambda c: c.megatron, otherwise=_ADAMW, write=knobs.write_cpu_adam, default=False, grid=SWITCH, fixed=_STATE,
         needs=(Needs(value=True, other="optimizer_offload_fraction", values=(1.0, 0.75, 0.5, 0.25), why="its copies overlap only where a part of the optimizer is on the CPU"),),
         read_at="verl/utils/megatron/optimizer.py:210"),
     Row(knob="tensor_parallel", key="actor_rollout_ref.actor.megatron.tensor_model_parallel_size",

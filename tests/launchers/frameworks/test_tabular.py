@@ -535,5 +535,13 @@ def test_a_reason_says_of_which_releases_it_is_as_data(framework: TabularFramewo
     assert not [why for why in reasons if isinstance(why, str) and words.search(why)]
 
 
+def test_a_knob_has_one_effect_in_all_frameworks_but_where_the_step_moves_to_the_cpu() -> None:
+    classes: dict[str, set[bool]] = {}
+    for row in (row for framework in TABULAR for row in framework.table.rows if not row.stays):
+        classes.setdefault(row.knob, set()).add(bool(row.numeric))
+    mixed = {knob for knob, both in classes.items() if len(both) > 1}
+    assert mixed == {"param_offload", "grad_offload", "optimizer_offload"}
+
+
 def test_mypy_knows_the_names_of_all_knobs() -> None:
     assert get_args(KnobName) == KNOBS == Knobs.__struct_fields__
