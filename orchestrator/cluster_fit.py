@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from autotune.launchers import frameworks
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.units import show_gib
@@ -13,6 +15,14 @@ _CAPACITY_TOLERANCE = 0.03
 # A node with GPUs starts within minutes; pulling an image of tens of GB takes the most of them.
 _WAIT_S = 1800.0
 _ON_CPUS_TOO = ("builtin", "command")  # frameworks whose jobs need no GPU
+
+
+def with_gpu_memory(job: Job, cluster: Cluster) -> Job:
+    """Return the job with the memory of the cluster's GPUs, which some defaults of an engine follow."""
+    if job.cluster.gpu_memory_bytes is not None or not cluster.gpu_memory_bytes:
+        return job
+    spec = msgspec.structs.replace(job.cluster, gpu_memory_bytes=cluster.gpu_memory_bytes)
+    return msgspec.structs.replace(job, cluster=spec)
 
 
 def on_gpus(job: Job, *, nodes: int, per_node: int) -> tuple[Job, tuple[str, ...]]:

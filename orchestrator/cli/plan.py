@@ -18,7 +18,7 @@ from autotune.orchestrator.cli.shared.options import (
     given,
     global_options,
 )
-from autotune.orchestrator.cluster_fit import on_gpus
+from autotune.orchestrator.cluster_fit import on_gpus, with_gpu_memory
 from autotune.orchestrator.config.cards import Gpus, parse_gpus
 from autotune.orchestrator.config.loader import assumed, load_elsewhere
 from autotune.orchestrator.config.secrets import shown_command
@@ -70,7 +70,8 @@ def show(job_file: Path, *, gpus: str | None, options: Options) -> None:
 
 def outcome_of(job: Job, *, missing: tuple[str, ...] = ()) -> Plan:
     """Return the plan of a job; `missing` are its files that are not on this machine."""
-    framework = frameworks.find(job.framework)
+    framework, cluster = frameworks.find(job.framework), _cluster(job)
+    job = with_gpu_memory(job, cluster)
 
     def shown(accepted: Accepted, knobs: Knobs) -> tuple[str, ...]:
         command = command_of(
@@ -79,7 +80,7 @@ def outcome_of(job: Job, *, missing: tuple[str, ...] = ()) -> Plan:
         python = job.python or sys.executable
         return tuple(word.replace("{python}", python) for word in shown_command(command, job).argv)
 
-    outcome = plan(job, framework, _cluster(job), recall=calibration_cache.recall, render=shown)
+    outcome = plan(job, framework, cluster, recall=calibration_cache.recall, render=shown)
     return msgspec.structs.replace(outcome, warnings=(*missing, *outcome.warnings))
 
 

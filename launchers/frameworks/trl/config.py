@@ -75,7 +75,7 @@ class Config(TrainerSettings):
 
     @property
     def version(self) -> tuple[int, int]:
-        """The numbers of the release that the job runs, major and minor: the newest known where nobody says it."""
+        """Major and minor number of the release that the job runs, the newest known where none is named."""
         known = re.compile(r"(\d+)\.(\d+)")
         match = known.match(self.job.framework_version or "") or known.match(RELEASES[-1])
         return (int(match[1]), int(match[2])) if match is not None else (0, 0)

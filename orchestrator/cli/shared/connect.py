@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from autotune.launchers.base import Runner
 from autotune.orchestrator.cluster_fit import misfits
 from autotune.policies.values.job import Cluster, Job
@@ -64,11 +62,3 @@ def match(job: Job, cluster: Cluster) -> None:
     """Raise Failure where the cluster is smaller than the job says, or its GPUs differ."""
     for failure in misfits(job, cluster):
         raise failure
-
-
-def measured(job: Job, cluster: Cluster) -> Job:
-    """Return the job with the size of the cards, which some defaults of a framework follow."""
-    if job.cluster.gpu_memory_bytes is not None or not cluster.gpu_memory_bytes:
-        return job
-    spec = msgspec.structs.replace(job.cluster, gpu_memory_bytes=cluster.gpu_memory_bytes)
-    return msgspec.structs.replace(job, cluster=spec)

@@ -30,6 +30,7 @@ from autotune.orchestrator.cli.shared.edit import (
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.cli.shared.taken_up import taken_up
 from autotune.orchestrator.clock import Clock
+from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver import reconcile, rehearsal
@@ -325,7 +326,7 @@ def _accept(
 ) -> None:
     cluster, request = runner.cluster(), run.request
     connect.match(job, cluster)
-    job = connect.measured(job, cluster)
+    job = with_gpu_memory(job, cluster)
     reconcile.accept(
         journal,
         run=run.id,

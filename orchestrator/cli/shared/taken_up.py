@@ -9,6 +9,7 @@ import msgspec
 from autotune.orchestrator import messages
 from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.cli.shared.edit import RequestedJob
+from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.job_changes import concerns_training
 from autotune.orchestrator.config.loader import written
@@ -74,7 +75,7 @@ def _on_this_cluster(
             f"the run was on the Ray cluster at {left.address}; "
             f"it continues on the one at {cluster.address}: {messages.cluster(cluster)}"
         )
-    job = connect.measured(job, cluster)
+    job = with_gpu_memory(job, cluster)
     row = Edited(
         attempt=context.journal.view.last_number,
         job=secrets.masked(job),

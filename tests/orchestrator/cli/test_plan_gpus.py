@@ -85,3 +85,13 @@ def test_a_job_that_asks_for_more_gpus_than_its_cluster_has_is_an_error(
     result = CliRunner().invoke(main, [*words, str(file)])
     assert result.exit_code == 2
     assert "the job's settings ask for 8 GPUs, `cluster` has 4" in result.output
+
+
+def test_an_engine_s_defaults_are_those_of_the_card_that_is_named() -> None:
+    by_name = json.loads(planned(CONFIGS / "slime-colocated.yaml", "8xH100").stdout)
+    by_size = CliRunner().invoke(main, ["plan", str(CONFIGS / "slime-colocated.yaml"), "--json"])
+    knobs = [
+        {row["knob"]: row["value"] for row in table["knobs"]}
+        for table in (by_name, json.loads(by_size.stdout))
+    ]
+    assert knobs[0]["max_batched_tokens"] == knobs[1]["max_batched_tokens"] == 8192
