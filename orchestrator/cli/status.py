@@ -33,7 +33,7 @@ from autotune.policies.forecast.time_left import TimeLeft
 from autotune.policies.values.events import Accepted, CuredInPlace, Event, Foreseen, Started, Tried
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.run.state import RunState, attended
+from autotune.policies.values.run.state import RunState, with_driver
 from autotune.policies.values.run.view import AttemptView, RunView
 from autotune.policies.values.value import Value
 
@@ -173,7 +173,7 @@ def _not_accepted(run: directory.RunFolder, *, driven: bool) -> RunStatus:
         run=run.id,
         name=job.name if job is not None else "",
         framework=job.framework if job is not None else "",
-        status=DISPLAYS[attended(RunState.NOT_STARTED, driven=driven)].word,
+        status=DISPLAYS[with_driver(RunState.NOT_STARTED, driven=driven)].word,
         running=driven,
     )
 
@@ -201,7 +201,7 @@ def _status_of(run: directory.RunFolder, view: RunView, *, driven: bool, now: fl
                 change=messages.attempt(attempt.started, before=attempt.before, first=first),
                 seconds=_seconds(attempt, now=end),
                 status=_attempt_status(attempt),
-                foreseen=_expected(attempt),
+                foreseen=_forecasts(attempt),
                 cured=tuple(attempt.cures),
             )
             for attempt in view.launched
@@ -337,7 +337,7 @@ def _seconds(attempt: AttemptView, *, now: float) -> float:
     return ended.seconds if ended is not None else max(0.0, now - seconds_of(attempt.started.at))
 
 
-def _expected(attempt: AttemptView) -> tuple[Foreseen, ...]:
+def _forecasts(attempt: AttemptView) -> tuple[Foreseen, ...]:
     """Return the memories that are expected to run out in a running attempt."""
     if attempt.ended is not None:
         return ()

@@ -66,14 +66,14 @@ def write_study(path: Path, view: RunView, dimensions: Sequence[Dimension], *, n
             direction="maximize",
             sampler=optuna.samplers.RandomSampler(seed=0),
         )
-        for trial in _recorded(view, offered):
+        for trial in _trials(view, offered):
             study.add_trial(trial)
     write_private(
         path, b"".join(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in records.logs)
     )
 
 
-def _recorded(view: RunView, offered: Mapping[str, BaseDistribution]) -> Iterator[FrozenTrial]:
+def _trials(view: RunView, offered: Mapping[str, BaseDistribution]) -> Iterator[FrozenTrial]:
     """Yield the trials of a search by their numbers, each with its first result."""
     results: dict[int, Tried] = {}
     attempts: dict[int, AttemptView] = {}

@@ -31,15 +31,17 @@ def taken_up(context: RunContext, *, edit: RequestedJob | None, fixed: bool) -> 
     left = connect.left(context.runner, before=accepted_of(history).cluster)
     if left is not None and context.interrupts.by and doubtful(history):
         raise Failure(
-            f"the Ray cluster of the run, {left.address}, was not reached; what may run there was not ended",
-            hint=f"start it again; `{context.folder.call('resume')}` goes on with the one that was reached",
+            f"the Ray cluster of the run, {left.address}, could not be reached; "
+            "its processes may still be running",
+            hint="start that cluster again, or run "
+            f"`{context.folder.call('resume')}` to continue on this one",
         )
     if edit is not None:
         context = _take_edit(context, edit, left=left)
     elif left is not None:
         context = _move(context, left)
     elif fixed and isinstance(history[-1], Finished):
-        context.observer.say("the job file is unchanged; the run continues after a fix elsewhere")
+        context.observer.say("job file unchanged; continuing the run")
         context.record(reconcile.resumed(history[-1].attempt))
     return context
 

@@ -31,7 +31,7 @@ class RunState(StrEnum):
 
     NOT_STARTED = "not_started"  # no driver has accepted its job
     PREPARING = "preparing"  # a driver is at work and has not accepted the job yet
-    WAITING = "waiting"  # for nodes of the cluster
+    WAITING = "waiting"  # for nodes of the cluster, as its driver says beside the journal
     REHEARSING = "rehearsing"
     STARTING = "starting"  # the first attempt at the training has completed no step
     RUNNING = "running"  # the first attempt completes steps
@@ -119,10 +119,10 @@ def state_of(history: Iterable[Event], *, driven: bool = True) -> RunState:
     machine = StateMachine()
     for event in history:
         machine.take(event)
-    return attended(machine.state, driven=driven)
+    return with_driver(machine.state, driven=driven)
 
 
-def attended(state: RunState, *, driven: bool) -> RunState:
+def with_driver(state: RunState, *, driven: bool) -> RunState:
     """Return a state as it is with or without a driver at work."""
     if state is RunState.NOT_STARTED:
         return RunState.PREPARING if driven else state

@@ -31,7 +31,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Completed
-from autotune.policies.values.run.state import RunState, StateMachine, attended
+from autotune.policies.values.run.state import RunState, StateMachine, with_driver
 
 
 @dataclass
@@ -114,7 +114,7 @@ class RunView:
 
     def state_with(self, *, driven: bool) -> RunState:
         """Return the state of the run with or without a driver at work."""
-        return attended(self.state, driven=driven)
+        return with_driver(self.state, driven=driven)
 
     @property
     def finished(self) -> Finished | None:

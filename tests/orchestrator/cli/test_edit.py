@@ -80,7 +80,7 @@ def test_a_failure_that_was_fixed_elsewhere_goes_on_with_edit(home: Path) -> Non
     assert run("launch", "job.yaml", cwd=home, play="own_failure").code == 1
     assert run("resume", cwd=home, play="tight_memory").code == 1
     seen = run("resume", "--edit", cwd=home, play="tight_memory")
-    assert seen.code == 0 and "continues after a fix elsewhere" in seen.err
+    assert seen.code == 0 and "job file unchanged; continuing the run" in seen.err
     assert RESUMED in [e.reason for e in the_run(home).history() if isinstance(e, Decided)]
     assert not edits(home)
 
