@@ -88,7 +88,7 @@ def growth() -> Growth:
 
         space, second = raylet.GCS_AUTOSCALER_STATE_NAMESPACE, raylet.GCS_AUTOSCALER_V2_ENABLED_KEY
         if _internal_kv_get(second.encode(), namespace=space.encode()) == b"1":
-            return _growth_of_second()
+            return growth_of_second(_second_status())
         status = _internal_kv_get(b"__autoscaling_status")
         return Growth(None) if status is None else growth_of_first(json.loads(status))
     except (*MOVED, ValueError):
@@ -111,12 +111,15 @@ def growth_of_first(status: Mapping[str, Any]) -> Growth:
     return Growth(any(not kind.startswith(_NO_TYPE) for kind in kinds), _activity(starting, refused))
 
 
-def _growth_of_second() -> Growth:
-    """Return what Ray's second autoscaler reports to the head; it knows nodes by the ids of its instances."""
+def _second_status() -> Any:
     import ray
     from ray.autoscaler.v2.sdk import get_cluster_status
 
-    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    return get_cluster_status(ray.get_runtime_context().gcs_address)
+
+
+def growth_of_second(status: Any) -> Growth:
+    """Return what a `ClusterStatus` of Ray's second autoscaler tells: its nodes have instance ids."""
     starting: dict[str, int] = {}
     for launch in status.pending_launches:
         starting[launch.ray_node_type_name] = starting.get(launch.ray_node_type_name, 0) + launch.count

@@ -28,7 +28,7 @@ def open_runner(
     elif before is not None and address in (None, "auto"):
         address = before.address if Head(before.address).answers() else "auto"
     if address == "local":
-        match(job, _here())
+        match(job, here())
         say("starting Ray on this machine ...")
     elif address in (None, "auto"):
         say("looking for a Ray cluster ...")
@@ -38,11 +38,11 @@ def open_runner(
         address=address,
         nodes=spec.nodes,
         gpus_per_node=spec.gpus_per_node,
-        starting=lambda: match(job, _here()),
+        starting=lambda: match(job, here()),
     )
 
 
-def _here() -> Cluster:
+def here() -> Cluster:
     """Return this machine as a cluster of our own would be, without its memory."""
     from autotune.launchers.runners.cluster.connection import visible_gpus
 

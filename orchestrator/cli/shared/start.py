@@ -14,6 +14,7 @@ import msgspec
 
 from autotune.launchers import frameworks
 from autotune.launchers.packages import EXTRAS, NEEDED
+from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.cli.shared.edit import (
     RequestedJob,
     check,
@@ -240,6 +241,8 @@ def detach(prepared: RequestedJob, *, options: Options) -> None:
     if address not in (None, "local"):
         submit(prepared, url=dashboard(address), options=options)
         return
+    if address == "local":
+        connect.match(prepared.job, connect.here())
     run = _create(prepared, options=options)
     log = run.path / "driver.log"
     argv = [

@@ -50,6 +50,26 @@ def test_what_an_autoscaler_reports(report: dict[str, object], grows: bool, note
     assert internals.growth_of_first({"autoscaler_report": report}) == (grows, note)
 
 
+def test_what_the_second_autoscaler_reports() -> None:
+    from ray.autoscaler.v2.schema import ClusterStatus, LaunchRequest, NodeInfo
+
+    def head(instance: str) -> NodeInfo:
+        return NodeInfo(
+            instance_type_name="", ray_node_type_name="", instance_id=instance, ip_address="10.0.0.1"
+        )
+
+    def launch(state: str, **more: object) -> LaunchRequest:
+        status = LaunchRequest.Status(state)
+        return LaunchRequest("p5", "gpu", 2, status, request_ts_s=1, **more)  # type: ignore[arg-type]
+
+    assert internals.growth_of_second(ClusterStatus(idle_nodes=[head("")])) == (False, "")
+    assert internals.growth_of_second(ClusterStatus(active_nodes=[head("i-1")])) == (True, "")
+    asked = ClusterStatus(idle_nodes=[head("i-1")], pending_launches=[launch("PENDING")])
+    assert internals.growth_of_second(asked) == (True, "2 × gpu starting")
+    refused = ClusterStatus(idle_nodes=[head("i-1")], failed_launches=[launch("FAILED", details="no quota")])
+    assert internals.growth_of_second(refused) == (True, "gpu could not be started: no quota")
+
+
 def test_a_cluster_without_an_autoscaler_says_so(runner: RayRunner) -> None:
     wait_for(lambda: internals.growth().grows is not None, seconds=30)
     assert internals.growth() == (False, "")

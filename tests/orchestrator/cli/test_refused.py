@@ -62,6 +62,13 @@ def test_a_machine_that_is_too_small_starts_no_ray(address: str, tmp_path: Path)
     assert "starting Ray" not in seen.err
 
 
+def test_a_machine_that_is_too_small_drives_nothing_in_the_background(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"{JOB}cluster: {{address: local, nodes: 4}}\n")
+    seen = run("launch", "job.yaml", "--detach", cwd=tmp_path)
+    assert seen.code == 3 and "error: the job needs 4 nodes; this machine is one" in seen.err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_machine_is_one_node(tmp_path: Path) -> None:
     seen = refused(tmp_path, "{address: local, nodes: 4}")
     assert "error: the job needs 4 nodes; this machine is one" in seen.err

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.policies.values.events import Finished, Infrastructure, Started
+from autotune.policies.values.events import Edited, Finished, Infrastructure, Started
 from tests.orchestrator.cli.terminal import Seen, run
 from tests.orchestrator.cli.test_troubles import the_run
 from tests.orchestrator.scripted import JOB
@@ -105,6 +105,19 @@ def test_nodes_that_do_not_come_end_the_launch_and_status_says_which(home: Path)
     assert "waited 5.0s for 2 nodes with 8 GPUs each: 1 came; 1 × gpu starting" in shown
     (home / "nodes").write_text("2")
     assert run("resume", cwd=home, play=PLAY, env=GROWS).code == 0
+
+
+def test_an_edited_job_waits_for_its_nodes_before_it_is_taken(home: Path) -> None:
+    seen = run("launch", "job.yaml", cwd=home, play="never_fits@10.0.0.1:6379")
+    assert seen.code == 1, seen.err
+    edited = JOB.replace("tokens_per_microbatch: 4096", "tokens_per_microbatch: 2048")
+    (home / "edited.yaml").write_text(f"{edited}cluster: {{nodes: 1, wait_for_nodes: 5s}}\n")
+    (home / "nodes").write_text("1")
+    seen = run("resume", "--job", "edited.yaml", cwd=home, play=PLAY, env=GROWS)
+    assert seen.code == 3 and "were not ready within 5.0s" in seen.err, seen.err
+    assert not any(isinstance(e, Edited) for e in the_run(home).history())
+    (home / "nodes").write_text("2")
+    assert run("resume", "--job", "edited.yaml", cwd=home, play=PLAY, env=GROWS).code == 0
 
 
 def test_a_relaunch_waits_for_a_node_that_left(home: Path) -> None:
