@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,15 @@ from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
 from autotune.orchestrator.config.yaml_nodes import Document, Place, UnreadableError
 from autotune.orchestrator.config.yaml_nodes import Path as KeyPath
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
+from autotune.policies.explain.secrets import one_line
 from autotune.policies.values.job import Cluster, Job
+
+_SHOWN = 120  # characters of a command that an error shows
+_ASSIGNED = re.compile(r"\b([A-Z_][A-Z0-9_]*)=['\"]?\*\*\*")  # a variable whose value is masked
+_LOOKS_RANDOM = (
+    "`{}` looks like a key, and is shown and recorded by the name of a variable: write `{{env: NAME}}` for a"
+    " key, and `revision` or `commit` into the name of what is none"
+)
 
 
 def load(path: str | Path) -> Job:
@@ -73,6 +82,9 @@ def _parse(text: str, *, file: str, missing: list[Problem] | None, lookup: secre
     job = _job(document)
     if job is not None:
         framework = frameworks.find(job.framework)
+        _complain_of_secrets(document, job)
+        notes = tuple(_LOOKS_RANDOM.format(_label(path)) for path in secrets.doubtful(job))
+        job = msgspec.structs.replace(job, notes=(*job.notes, *notes))
         job, unset = secrets.filled(job, lookup)
         for path, variable in unset:
             document.complain(
@@ -89,6 +101,18 @@ def _parse(text: str, *, file: str, missing: list[Problem] | None, lookup: secre
     if document.complaints or job is None:
         raise JobErrors(tuple(dict.fromkeys(document.complaints)))
     return job
+
+
+def _complain_of_secrets(document: Document, job: Job) -> None:
+    """Record the secrets that stand inside a text for a shell: nothing could hide them."""
+    for path, shown in secrets.in_shell_texts(job):
+        named = _ASSIGNED.search(shown)
+        name = named[1] if named else "NAME"
+        document.complain(
+            f"`{_label(path)}` holds a secret: {one_line(shown, longest=_SHOWN)}",
+            document.entry(path).value,
+            hint=f"write `${name}` in the text, and `env: {{{name}: {{env: {name}}}}}` in the job",
+        )
 
 
 def written(text: str) -> Job | None:

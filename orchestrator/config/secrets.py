@@ -17,7 +17,12 @@ from autotune.orchestrator.config import schema
 from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, dumped, edited, with_values
 from autotune.orchestrator.config.yaml_nodes import Document, Path, UnreadableError, read_text
-from autotune.policies.explain.secrets import has_shape, is_secret_setting, is_secret_variable
+from autotune.policies.explain.secrets import (
+    has_shape,
+    is_secret_setting,
+    is_secret_variable,
+    random_looking,
+)
 from autotune.policies.explain.secrets import masked as masked_text
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import Job, Notify
@@ -36,6 +41,7 @@ class Secret(NamedTuple):
     path: Path
     variable: str
     value: str
+    certain: bool = True  # by its name or a known prefix; else it only looks random
 
 
 class Missing(NamedTuple):
@@ -107,18 +113,18 @@ def written_out(job: Job) -> tuple[Secret, ...]:
     found: list[Secret] = []
     taken = {value: name for name, value in job.variables.items()}
 
-    def add(path: Path, variable: str, value: str) -> None:
+    def add(path: Path, variable: str, value: str, *, certain: bool = True) -> None:
         other = next((s for s in found if s.variable == variable and s.value != value), None)
         if other is not None and path[0] != "env":
             variable = _name_of("_".join(str(part) for part in path[1:]))
-        found.append(Secret(path, variable, value))
+        found.append(Secret(path, variable, value, certain))
 
     for name, value in job.env.items():
-        if value and value not in taken and (is_secret_variable(name) or has_shape(value, name=name)):
-            add(("env", name), name, value)
+        if value and value not in taken and (found_as := _is_certain(("env", name), value)) is not None:
+            add(("env", name), name, value, certain=found_as)
     for path, value in (*_texts(job.settings, ("settings",)), *_texts(job.document, ("document",))):
-        if value not in taken and _is_secret(path, value):
-            add(path, _name_of(_last_name(path)), value)
+        if value not in taken and (found_as := _is_certain(path, value)) is not None:
+            add(path, _name_of(_last_name(path)), value, certain=found_as)
     for path, variable, value in (
         *_of_words(job.command, ("command",)),
         *_of_words(job.notify.command, ("notify", "command")),
@@ -129,6 +135,25 @@ def written_out(job: Job) -> tuple[Secret, ...]:
         if url not in taken and not _WORD.search(url):
             add(path, _name_of("_".join(map(str, path))), url)
     return tuple(found)
+
+
+def in_shell_texts(job: Job) -> Iterator[tuple[Path, str]]:
+    """Yield the words of commands that are texts for a shell and hold secrets, with these masked.
+
+    Nothing can stand for a part of such a text when it runs, so it is not recorded, and refused instead.
+    """
+    for place, words in ((("command",), job.command), (("notify", "command"), job.notify.command)):
+        for index, word in enumerate(words):
+            if any(map(str.isspace, word)) and (shown := masked_text(word)) != word:
+                yield (*place, index), shown
+
+
+def doubtful(job: Job) -> Iterator[Path]:
+    """Yield where values stand that only look like keys."""
+    yield from (secret.path for secret in written_out(job) if not secret.certain)
+    for index, word in enumerate(job.command):
+        if random_looking(word, name=job.command[index - 1] if index else ""):
+            yield ("command", index)
 
 
 def _urls(notify: Notify) -> Iterator[tuple[Path, str]]:
@@ -293,6 +318,8 @@ def _masked_word(word: str, before: str, hidden: Mapping[str, str]) -> str:
     word = _without(word, hidden)
     for variable, value in _of_word(word, before):
         word = word.replace(value, f"${{{variable}:?}}")
+    for value in random_looking(word, name=before):
+        word = word.replace(value, f"${{{_name_of(before if before.startswith('-') else 'secret')}:?}}")
     return word
 
 
@@ -309,6 +336,18 @@ def _of_word(word: str, before: str) -> Iterator[tuple[str, str]]:
         yield _name_of(before), word
     elif has_shape(word, name=before) and not any(map(str.isspace, word)):
         yield _name_of(before if before.startswith("-") else "secret"), word
+
+
+def _is_certain(path: Path, value: str) -> bool | None:
+    """Return whether a value is surely a secret, or only looks random; None where it is neither."""
+    name = _last_name(path)
+    if path[0] == "env":
+        certain = is_secret_variable(name) or has_shape(value, name=name) or masked_text(value) != value
+    else:
+        certain = _is_secret(path, value)
+    if certain:
+        return True
+    return False if path[0] != "document" and random_looking(value, name=name) == (value,) else None
 
 
 def _is_secret(path: Path, value: str) -> bool:

@@ -234,7 +234,9 @@ def _drafted(
         hardware=hardware_of(own, given, document or {}, alone=interpreter is not None),
         notes=tuple(notes),
         secrets=secrets,
-        is_private=any(masked(f"{name}={value}") != f"{name}={value}" for name, value in given.items()),
+        is_private=any(
+            masked(text) != text for text in (*command, *(f"{name}={value}" for name, value in given.items()))
+        ),
     )
 
 

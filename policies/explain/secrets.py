@@ -16,6 +16,7 @@ _SHAPES = re.compile(
     r"|gh[pousr]_[A-Za-z0-9]{20,256}|github_pat_[A-Za-z0-9_]{20,256}|glpat-[A-Za-z0-9_\-]{16,256}"
     r"|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[0-9A-Za-z_\-]{30,64}|xox[abeprs]-[A-Za-z0-9\-]{10,256}"
     r"|nvapi-[A-Za-z0-9_\-]{16,256}|npm_[A-Za-z0-9]{30,64}|pypi-[A-Za-z0-9_\-]{16,512}"
+    r"|hooks\.slack\.com/services/[A-Za-z0-9/_\-]{8,256}|discord(?:app)?\.com/api/webhooks/[A-Za-z0-9/_\-]{8,256}"
     r"|local-[0-9a-f]{40}|wandb_v\d_[A-Za-z0-9_]{20,256}|eyJ[A-Za-z0-9_\-]{10,4096}\.[A-Za-z0-9_\-]{10,4096}\.[A-Za-z0-9_\-]{0,4096})"
 )
 _PRIVATE_KEY = re.compile(
@@ -28,6 +29,8 @@ _HEADER = re.compile(
     r"(?i)\b((?:bearer|basic)\s{1,4}|authorization['\"]?\s{0,4}[:=]\s{0,4}['\"]?(?:token|bearer|basic)?\s{0,4})"
     r"(?=[A-Za-z0-9+/=_\-.~]{0,4096}(?-i:[0-9A-Z=_\-]))([A-Za-z0-9+/=_\-.~]{6,4096})"
 )
+# The key behind `wandb login` and its options.
+_LOGIN = re.compile(r"(\bwandb\s{1,4}login\s{1,4}(?:--\S{1,40}\s{1,4}){0,4})([A-Za-z0-9_\-]{20,256})")
 # A name that ends in one of these words, what stands between, and its value: `NAME=x`, `"name": "x"`,
 # `--name x`, `name ........ x`. The names' beginnings are judged in `_value`, since a pattern for them could
 # be tried from every character of a long word.
@@ -48,6 +51,11 @@ _SETTING = re.compile(
     re.IGNORECASE,
 )
 _WANDB_KEY = re.compile(r"[0-9a-f]{40}")
+# 40 hexadecimal digits are a key of W&B or a revision of git, and no other word tells which.
+_RANDOM = re.compile(r"(?<![\w@./+-])[0-9a-f]{40}(?![\w-])")
+_OF_REVISION = re.compile(
+    r"(?i)(?:^|[^a-z])(?:rev|revision|commit|sha\d{0,3}|hash|digest|checksum|version|ref|tag|git\b[^;|&]{0,80})[^a-z]{0,3}$"
+)
 _NAME_REACH = 64  # characters before the word that may belong to the name
 _PLAIN = re.compile(r"(?i)(none|null|true|false|\*+|<\w+>|\$\{?\w+.{0,20}|-?\d+(\.\d+)?(e[+-]?\d+)?%?)$")
 _NAME_END = re.compile(r"[A-Za-z0-9_.\-]*$")
@@ -76,6 +84,12 @@ def has_shape(value: str, *, name: str = "") -> bool:
     return bool(_SHAPES.search(value) or _PRIVATE_KEY.search(value) or _USER_INFO.search(value))
 
 
+def random_looking(text: str, *, name: str = "") -> tuple[str, ...]:
+    """Return the parts of a text that may be keys or may be revisions of git, where no word says revision."""
+    found = ((match[0], text[: match.start()] or name) for match in _RANDOM.finditer(text))
+    return tuple(part for part, before in found if _OF_REVISION.search(before) is None)
+
+
 def masked(text: str) -> str:
     """Return a text with its passwords, keys and tokens replaced by `***`; takes linear time."""
     if "PRIVATE KEY" in text:
@@ -84,6 +98,8 @@ def masked(text: str) -> str:
     if "://" in text:
         text = _USER_INFO.sub(rf"\1{MASK}@", text)
     text = _HEADER.sub(rf"\1{MASK}", text)
+    if "wandb" in text:
+        text = _LOGIN.sub(rf"\1{MASK}", text)
     return _NAMED.sub(_hidden, text)
 
 

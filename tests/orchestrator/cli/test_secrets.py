@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from autotune.orchestrator.cli.shared import start, submission
@@ -15,6 +17,8 @@ from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.config.yaml_edit import dumped
 from autotune.orchestrator.errors import Failure, JobErrors
 from autotune.orchestrator.run.directory import RunRequest
+from autotune.policies.values.command import Command
+from autotune.policies.values.job import Job
 from tests.orchestrator.cli.terminal import Seen, run
 from tests.orchestrator.scripted import JOB
 
@@ -220,3 +224,89 @@ def test_submit_refuses_a_webhook_that_is_written_out(tmp_path: Path) -> None:
     url = ["--submit", "http://127.0.0.1:1", "--runs-dir", str(tmp_path / "runs")]
     seen = run("launch", "job.yaml", *url, cwd=tmp_path)
     assert seen.code == 2 and "notify.webhook: {env: NOTIFY_WEBHOOK}" in seen.err and _HOOK not in seen.err
+
+
+HEX = "0a1b2c3d" * 5
+SHELL_TEXTS = {
+    f"export WANDB_API_KEY={HEX}; python train.py": "WANDB_API_KEY",
+    f"cd /x && WANDB_API_KEY={HEX} python train.py": "WANDB_API_KEY",
+    f"wandb login --relogin {HEX} && python train.py": "NAME",
+    f"huggingface-cli login --token {PLANTED['HF_TOKEN']} && python t.py": "NAME",
+    "curl -H 'Authorization: Bearer s3cr3t-t0ken-9f8e7d6c' https://x && python t.py": "NAME",
+    "python t.py --db-password hunter2hunter2": "NAME",
+    "curl https://hooks.slack.com/services/T000/B000/XXXXXXXXXXXX -d x": "NAME",
+}
+
+
+def of_command(*words: str, more: str = "") -> str:
+    return f"name: t\nframework: command\ncommand: {json.dumps(list(words))}\n{more}"
+
+
+@pytest.mark.parametrize("text", SHELL_TEXTS)
+def test_a_secret_inside_a_text_for_a_shell_is_an_error_with_what_to_write(text: str) -> None:
+    with pytest.raises(JobErrors) as errors:
+        parse(of_command("bash", "-c", text))
+    (complaint,) = errors.value.complaints
+    assert complaint.line == 3 and "`command.2` holds a secret: " in complaint.message
+    name = SHELL_TEXTS[text]
+    assert complaint.hint == f"write `${name}` in the text, and `env: {{{name}: {{env: {name}}}}}` in the job"
+    for secret in (HEX, "hf_AbC", "s3cr3t", "hunter2", "XXXXXXXX"):
+        assert secret not in str(errors.value)
+
+
+def test_what_the_error_says_to_write_is_a_job() -> None:
+    text = "export WANDB_API_KEY=$WANDB_API_KEY; wandb login $WANDB_API_KEY; python t.py --token $HF_TOKEN"
+    job = parse(
+        of_command("bash", "-c", text, more="env: {WANDB_API_KEY: {env: WANDB_API_KEY}}\n"),
+        lookup=lambda _: HEX,
+    )
+    assert job.env == {"WANDB_API_KEY": HEX} and job.notes == ()
+    assert HEX not in msgspec.json.encode(secrets.masked(job)).decode()
+
+
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        (("python", "t.py"), f"env: {{MY_VAR: {HEX}}}\n"),
+        (("python", "t.py", "--thing", HEX), ""),
+        (("bash", "-c", f"python t.py --thing {HEX}"), ""),
+    ],
+)
+def test_a_value_that_only_looks_random_is_masked_with_a_warning(words: tuple[str, ...], more: str) -> None:
+    job = parse(of_command(*words, more=more))
+    assert len(job.notes) == 1 and "looks like a key" in job.notes[0]
+    shown = secrets.shown_command(Command(argv=job.command, env=job.env), job)
+    assert HEX not in " ".join([*shown.argv, *shown.env.values()])
+    if more:
+        assert HEX not in msgspec.json.encode(secrets.masked(job)).decode()
+        assert HEX not in secrets.masked_job_text(of_command(*words, more=more), job)
+
+
+def test_a_setting_that_only_looks_random_is_recorded_by_a_name() -> None:
+    settings = {"trainer.thing": HEX, "trainer.git_commit": HEX, "nested": [{"tag": HEX}]}
+    job = Job(name="t", framework="verl", settings=settings)
+    (found,) = secrets.written_out(job)
+    assert (found.path, found.variable, found.certain) == (("settings", "trainer.thing"), "THING", False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"git checkout {HEX} && python t.py",
+        f"git -C /x fetch origin {HEX}; python t.py",
+        f"pip install git+https://github.com/a/b@{HEX} && python t.py",
+        f"python t.py --model-revision {HEX}",
+        "python t.py --data_key prompt --eos_token '<|end|>' --max-tokens 4096",
+    ],
+)
+def test_a_revision_of_git_is_no_key(text: str) -> None:
+    job = parse(of_command("bash", "-c", text, more=f"env: {{MODEL_COMMIT: {HEX}}}\n"))
+    assert job.notes == ()
+    assert secrets.shown_command(Command(argv=job.command, env=job.env), job).argv == job.command
+
+
+@pytest.mark.parametrize(("name", "certain"), [("MY_VAR", False), ("WANDB_API_KEY", True), ("OPTIONS", True)])
+def test_only_what_is_surely_a_secret_keeps_a_job_from_being_uploaded(name: str, certain: bool) -> None:
+    value = f"--api-key {HEX}" if name == "OPTIONS" else HEX
+    (found,) = secrets.written_out(parse(of_command("python", "t.py", more=f"env: {{{name}: {value}}}\n")))
+    assert found.certain is certain
