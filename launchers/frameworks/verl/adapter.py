@@ -75,6 +75,10 @@ class Verl(TabularFramework[Config]):
         """Yield the settings that the release does not have; those of a recipe are its own."""
         return checks.unknown(config) if config.is_own else iter(())
 
+    def is_certain(self, config: Config, problem: Problem) -> bool:
+        """Return whether an unknown setting is a mistake: its release lacks it, or no release ever had it."""
+        return super().is_certain(config, problem) or checks.is_misspelt(config, problem)
+
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield what would make the job fail at its start or at its first longest sequence."""
         yield from super().refused(config)

@@ -12,10 +12,11 @@ from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.dialects.hydra import bare, prefix
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, Config
-from autotune.launchers.frameworks.verl.keys import ENGINES, keys_of
+from autotune.launchers.frameworks.verl.keys import ENGINES, RELEASES, keys_of
 from autotune.launchers.frameworks.verl.knobs import critic_tokens, scored
 
 _COUNTED = "verl needs it while micro-batches are counted in sequences"
+_NEAR = "did you mean "
 
 Refusal = tuple[str, str, str]  # a setting, what is wrong with it, and what to write instead
 
@@ -38,7 +39,21 @@ def unknown(config: Config) -> Iterator[Problem]:
             continue
         elif key in keys_of(config.release.version, other).defaults:
             hint = f"it belongs to `model_engine: {other}`"
-        yield msgspec.structs.replace(problem, hint=hint)
+        found = msgspec.structs.replace(problem, hint=hint)
+        insist = f" If verl has it: ++{key}" if is_misspelt(config, found) else ""
+        yield msgspec.structs.replace(found, hint=f"{hint}{insist}")
+
+
+def is_misspelt(config: Config, problem: Problem) -> bool:
+    """Return whether a setting is no known release's, but like one, in a job whose release nobody knows.
+
+    Hydra refuses such a key, unless it is added with `+` or `++`.
+    """
+    spelled = str(problem.path[-1])
+    if config.names_release or prefix(spelled) or not problem.hint.startswith(_NEAR):
+        return False
+    every = (keys_of(version, engine) for version in RELEASES for engine in ENGINES)
+    return not any(bare(spelled) in keys.types for keys in every)
 
 
 def refused(config: Config) -> Iterator[Problem]:

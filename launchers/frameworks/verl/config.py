@@ -41,6 +41,7 @@ class Config(DeclaredSettings):
         self.shape, self.env = job.shape, job.env
         # verl's one-step-off-policy and fully asynchronous programs, and those built on them, have engines on
         # GPUs of their own, counted in a section that verl's own program does not have.
+        self.names_release = job.framework_version is not None  # the job, or what is installed for it
         self.apart = any(map(self.has, _OF_ENGINES)) or any(map(_APART.search, job.command))
 
     @property

@@ -286,12 +286,24 @@ def test_settings_of_a_recipe_are_its_own() -> None:
 
 def test_settings_of_another_release_are_passed_on_and_named() -> None:
     misspelt = {f"{ROLLOUT}.gpu_memory_utilisation": 0.5}
-    for version in (None, "0.10.0", "0.9.2.dev0"):
+    for version in ("0.10.0", "0.9.2.dev0"):
         of = replace(with_settings(JOBS["fsdp"], misspelt), framework_version=version)
         assert VERL.check(of) == ()
         assert any("is passed on (did you mean" in text for text in profile(of).warnings)
         wrong = with_settings(of, {f"{ACTOR}.ppo_max_token_len_per_gpu": "16k"})
         assert [p.path[1] for p in VERL.check(wrong)] == [f"{ACTOR}.ppo_max_token_len_per_gpu"]
+
+
+def test_a_misspelt_setting_of_no_known_release_is_an_error_unless_the_job_insists() -> None:
+    name = f"{ACTOR}.ppo_max_token_len_per_gup"
+    unknown = replace(JOBS["fsdp"], framework_version=None)
+    (problem,) = VERL.check(with_settings(unknown, {name: 24576}))
+    assert problem.path == ("settings", name)
+    assert f"did you mean {ACTOR}.ppo_max_token_len_per_gpu?" in problem.hint
+    assert problem.hint.endswith(f"If verl has it: ++{name}")
+    assert VERL.check(with_settings(unknown, {f"++{name}": 24576})) == ()
+    of_another_release = {"actor_rollout_ref.rollout.update_weights_bucket_megabytes": 512}
+    assert VERL.check(with_settings(unknown, of_another_release)) == ()
 
 
 def test_values_of_several_types_and_names_in_a_mapping_are_accepted() -> None:
