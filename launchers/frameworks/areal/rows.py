@@ -8,9 +8,9 @@ from __future__ import annotations
 from autotune.launchers.frameworks.areal import knobs
 from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.areal.layout import split_sizes
+from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
+from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
-    EAGER,
-    SHARE,
     SWITCH,
     Refusal,
     Row,
@@ -56,9 +56,8 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="concurrency", key="rollout.max_concurrent_rollouts", read=knobs.rollouts,
         at_least={_queue: lambda c: c.least_rollouts},
         read_at="areal/infra/controller/rollout_controller.py:208"),
-    Row(knob="memory_fraction", key="sglang.mem_fraction_static", when=lambda c: c.engine != "vllm", grid=SHARE),
-    Row(knob="memory_fraction", key="vllm.gpu_memory_utilization", when=lambda c: c.engine == "vllm",
-        grid=SHARE),
+    handed_on(SGLANG, "memory_fraction", "sglang.", when=lambda c: c.engine != "vllm"),
+    handed_on(VLLM, "memory_fraction", "vllm.", when=lambda c: c.engine == "vllm"),
     Row(knob="rollout_tensor_parallel", key="rollout.backend", read=knobs.size("rollout", "tensor"),
         write=knobs.write_rollout_backend,
         unless={
@@ -68,7 +67,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="cuda_graphs", key="sglang.disable_cuda_graph, sglang.cuda_graph_max_bs",
         when=lambda c: c.engine != "vllm", read=knobs.graphs, write=knobs.write_graphs,
         grid=Grid(values=("full", "limited", "off"))),
-    Row(knob="cuda_graphs", key="vllm.enforce_eager", when=lambda c: c.engine == "vllm", modes=EAGER),
+    handed_on(VLLM, "cuda_graphs", "vllm.", when=lambda c: c.engine == "vllm"),
     Row(knob="max_batched_tokens", key="sglang.max_prefill_tokens", when=lambda c: c.engine != "vllm",
         otherwise="AReaL passes vLLM no such limit", grid=Grid(minimum=512, multiple=512),
         at_least={"an interrupted sequence is prefilled in one piece, as chunked prefill is off": lambda c: c.longest}),

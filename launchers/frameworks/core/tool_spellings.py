@@ -9,6 +9,7 @@ from functools import cache
 import msgspec
 
 from autotune.launchers.frameworks.core.data import document, rows
+from autotune.launchers.frameworks.core.engine_settings import ENGINES
 from autotune.policies.diagnosis.literal_search import Naming
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.knobs import Knobs, Setting
@@ -34,7 +35,7 @@ class Tool(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     traces: tuple[str, ...] = ()
-    spellings: tuple[Spelling, ...]
+    spellings: tuple[Spelling, ...] = ()
     engine: bool = False
     runs: tuple[str, ...] = ()  # driven frameworks that it is built of
 
@@ -59,7 +60,24 @@ class Spellings(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 @cache
 def spellings() -> Spellings:
     """Return the tools, what belongs to the process and not to a tool, and where places set a limit."""
-    return document(__package__, "tool_spellings.yaml", Spellings)
+    found = document(__package__, "tool_spellings.yaml", Spellings)
+    return msgspec.structs.replace(found, tools=tuple(map(_with_arguments, found.tools)))
+
+
+def _with_arguments(tool: Tool) -> Tool:
+    """Return an engine with the words of its own arguments, but for those that it spells otherwise today."""
+    spelled = {spelling.knob for spelling in tool.spellings}
+    further = (
+        Spelling(
+            knob=knob,
+            words=f"--{argument.name.replace('_', '-')}" + ("" if argument.modes else " {value}"),
+            printed=argument.name,
+            saving="off" if argument.modes else None,
+        )
+        for knob, argument in ENGINES.get(tool.name, {}).items()
+        if knob not in spelled and knob != "max_model_len"  # which logs print where nobody set it
+    )
+    return msgspec.structs.replace(tool, spellings=(*tool.spellings, *further))
 
 
 @cache

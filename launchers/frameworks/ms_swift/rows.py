@@ -5,11 +5,11 @@ Variables of the environment hold the mode of their knob.
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core.engine_settings import VLLM
 from autotune.launchers.frameworks.hugging_face.settings import WHOLE
 from autotune.launchers.frameworks.ms_swift.config import PROCESSES, Config
+from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
-    COUNT,
-    EAGER,
     SWITCH,
     Refusal,
     Row,
@@ -55,18 +55,15 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="fused_kernels", key="use_liger_kernel", grid=SWITCH, numeric="a fused kernel rounds otherwise",
         unless={"liger has no such loss, or another normaliser than ms-swift": lambda c: not c.takes_liger},
         read_at="swift/rlhf_trainers/grpo_trainer.py:2080"),
-    Row(knob="memory_fraction", key="vllm_gpu_memory_utilization", when=lambda c: c.colocated,
+    handed_on(VLLM, "memory_fraction", "vllm_", when=lambda c: c.colocated,
         otherwise=_COLOCATED, grid=Grid(minimum=0.05, maximum=0.95, multiple=0.01),
         read_at="swift/rlhf_trainers/rollout_mixin.py:346"),
-    Row(knob="concurrency", key="vllm_max_num_seqs", when=lambda c: c.colocated, otherwise=_COLOCATED,
-        grid=COUNT, read_at="swift/rlhf_trainers/rollout_mixin.py:467"),
-    Row(knob="cuda_graphs", key="vllm_enforce_eager", when=lambda c: c.colocated, otherwise=_COLOCATED,
-        modes=EAGER, read_at="swift/rlhf_trainers/rollout_mixin.py:516"),
-    Row(knob="rollout_tensor_parallel", key="vllm_tensor_parallel_size", when=lambda c: c.colocated,
+    handed_on(VLLM, "concurrency", "vllm_", when=lambda c: c.colocated, otherwise=_COLOCATED, read_at="swift/rlhf_trainers/rollout_mixin.py:467"),
+    handed_on(VLLM, "cuda_graphs", "vllm_", when=lambda c: c.colocated, otherwise=_COLOCATED, read_at="swift/rlhf_trainers/rollout_mixin.py:516"),
+    handed_on(VLLM, "rollout_tensor_parallel", "vllm_", when=lambda c: c.colocated,
         otherwise=_COLOCATED, divides={"it divides NPROC_PER_NODE": lambda c: c.processes},
         read_at="swift/rlhf_trainers/rollout_mixin.py:347"),
-    Row(knob="max_model_len", key="vllm_max_model_len", when=lambda c: c.colocated, otherwise=_COLOCATED,
-        grid=COUNT,
+    handed_on(VLLM, "max_model_len", "vllm_", when=lambda c: c.colocated, otherwise=_COLOCATED,
         unless={"vllm_max_model_len must hold the longest prompt and max_completion_length; write max_length to limit prompts": lambda c: not c.longest},
         at_least={"max_length and max_completion_length are {value} tokens together": lambda c: c.longest},
         read_at="swift/rlhf_trainers/rollout_mixin.py:519"),

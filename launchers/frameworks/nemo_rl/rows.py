@@ -6,13 +6,12 @@ the sizes of passes are exact.
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
 from autotune.launchers.frameworks.nemo_rl import config as key
 from autotune.launchers.frameworks.nemo_rl.config import Config
+from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
-    COUNT,
-    EAGER,
     PASS,
-    SHARE,
     SWITCH,
     Needs,
     Refusal,
@@ -41,30 +40,30 @@ def _has_one_trainer(c: Config) -> bool:
 
 # fmt: off
 ROWS: tuple[Row[Config], ...] = (
-    Row(knob="memory_fraction", key="policy.generation.vllm_cfg.gpu_memory_utilization",
+    handed_on(VLLM, "memory_fraction", "policy.generation.vllm_cfg.",
         when=lambda c: c.engine == "vllm",
-        otherwise="policy.generation.backend has sizes of its own, which stay the job's", grid=SHARE,
+        otherwise="policy.generation.backend has sizes of its own, which stay the job's",
         read_at="nemo_rl/models/generation/vllm/vllm_worker.py:223"),
-    Row(knob="memory_fraction", key="policy.generation.sglang_cfg.mem_fraction_static",
-        when=lambda c: c.engine == "sglang", grid=SHARE,
+    handed_on(SGLANG, "memory_fraction", "policy.generation.sglang_cfg.",
+        when=lambda c: c.engine == "sglang",
         read_at="nemo_rl/models/generation/sglang/sglang_worker.py:414"),
-    Row(knob="concurrency", key="policy.generation.vllm_kwargs.max_num_seqs", when=lambda c: c.engine == "vllm",
-        otherwise="policy.generation.backend has sizes of its own, which stay the job's", grid=COUNT,
+    handed_on(VLLM, "concurrency", "policy.generation.vllm_kwargs.", when=lambda c: c.engine == "vllm",
+        otherwise="policy.generation.backend has sizes of its own, which stay the job's",
         unless={"vLLM chooses by the card while policy.generation.vllm_kwargs.max_num_seqs is not set": lambda c: not c.count("policy.generation.vllm_kwargs.max_num_seqs")}, read_at="nemo_rl/models/generation/vllm/vllm_worker.py:271"),
-    Row(knob="concurrency", key="policy.generation.sglang_cfg.max_running_requests",
-        when=lambda c: c.engine == "sglang", grid=COUNT,
+    handed_on(SGLANG, "concurrency", "policy.generation.sglang_cfg.",
+        when=lambda c: c.engine == "sglang",
         unless={"SGLang chooses by its pool while policy.generation.sglang_cfg.max_running_requests is not set": lambda c: not c.count("policy.generation.sglang_cfg.max_running_requests")}, read_at="nemo_rl/models/generation/sglang/sglang_worker.py:407"),
-    Row(knob="max_batched_tokens", key="policy.generation.vllm_kwargs.max_num_batched_tokens",
-        when=lambda c: c.engine == "vllm", otherwise="it is vLLM's", grid=Grid(minimum=256, multiple=64),
+    handed_on(VLLM, "max_batched_tokens", "policy.generation.vllm_kwargs.",
+        when=lambda c: c.engine == "vllm", otherwise="it is vLLM's",
         unless={"vLLM chooses while policy.generation.vllm_kwargs.max_num_batched_tokens is not set": lambda c: not c.count("policy.generation.vllm_kwargs.max_num_batched_tokens")},
         read_at="nemo_rl/models/generation/vllm/vllm_worker.py:271"),
-    Row(knob="cuda_graphs", key="policy.generation.vllm_cfg.enforce_eager", when=lambda c: c.engine == "vllm",
-        otherwise="policy.generation.backend has settings of its own, which stay the job's", modes=EAGER,
+    handed_on(VLLM, "cuda_graphs", "policy.generation.vllm_cfg.", when=lambda c: c.engine == "vllm",
+        otherwise="policy.generation.backend has settings of its own, which stay the job's",
         read_at="nemo_rl/models/generation/vllm/vllm_worker.py:448"),
-    Row(knob="cuda_graphs", key="policy.generation.sglang_cfg.disable_cuda_graph",
-        when=lambda c: c.engine == "sglang", modes=EAGER,
+    handed_on(SGLANG, "cuda_graphs", "policy.generation.sglang_cfg.",
+        when=lambda c: c.engine == "sglang",
         read_at="nemo_rl/models/generation/sglang/sglang_worker.py:417"),
-    Row(knob="rollout_tensor_parallel", key="policy.generation.vllm_cfg.tensor_parallel_size",
+    handed_on(VLLM, "rollout_tensor_parallel", "policy.generation.vllm_cfg.",
         when=lambda c: c.engine == "vllm",
         otherwise="with other engines than vLLM several settings have to agree with it",
         read_at="nemo_rl/models/generation/vllm/vllm_worker.py:219"),

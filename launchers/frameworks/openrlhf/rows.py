@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from autotune.launchers.frameworks.core.engine_settings import VLLM
 from autotune.launchers.frameworks.openrlhf.config import Config
+from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
-    EAGER,
     PASS,
     SWITCH,
     Needs,
@@ -45,14 +46,14 @@ def _write_microbatch_size(config: Config, before: Knobs, after: Knobs) -> dict[
 
 # fmt: off
 ROWS: tuple[Row[Config], ...] = (
-    Row(knob="memory_fraction", key="vllm.gpu_memory_utilization",
+    handed_on(VLLM, "memory_fraction", "vllm.",
         grid=Grid(minimum=0.1, maximum=0.98, multiple=0.01), read_at="openrlhf/cli/train_ppo_ray.py:76"),
-    Row(knob="rollout_tensor_parallel", key="vllm.tensor_parallel_size", write=_write_engine_size,
+    handed_on(VLLM, "rollout_tensor_parallel", "vllm.", write=_write_engine_size,
         divides={
             _HEADS: lambda c: c.heads,
             "{value} GPUs of all engines are split evenly": lambda c: c.engine_gpus,
         }, read_at="openrlhf/trainer/ray/ppo_actor.py:124"),
-    Row(knob="cuda_graphs", key="vllm.enforce_eager", modes=EAGER, read_at="openrlhf/cli/train_ppo_ray.py:73"),
+    handed_on(VLLM, "cuda_graphs", "vllm.", read_at="openrlhf/cli/train_ppo_ray.py:73"),
     Row(knob="tokens_per_microbatch", key="train.max_tokens_per_gpu",
         read=lambda c: c.count("train.max_tokens_per_gpu") if c.dynamic else None, grid=PASS,
         unless={

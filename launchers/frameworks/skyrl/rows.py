@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core.engine_settings import VLLM
 from autotune.launchers.frameworks.skyrl.config import RECOMPUTE, TRAIN_SIZE, Config
+from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
-    COUNT,
-    EAGER,
     PASS,
-    SHARE,
     SWITCH,
     Needs,
     Refusal,
@@ -34,18 +33,17 @@ def _divides_both(c: Config) -> str:
 
 # fmt: off
 ROWS: tuple[Row[Config], ...] = (
-    Row(knob="memory_fraction", key="generator.inference_engine.gpu_memory_utilization", grid=SHARE,
+    handed_on(VLLM, "memory_fraction", "generator.inference_engine.",
         read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:196"),
-    Row(knob="concurrency", key="generator.inference_engine.max_num_seqs", grid=COUNT,
+    handed_on(VLLM, "concurrency", "generator.inference_engine.",
         read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:201"),
-    Row(knob="max_batched_tokens", key="generator.inference_engine.max_num_batched_tokens",
-        grid=Grid(minimum=256, multiple=64),
+    handed_on(VLLM, "max_batched_tokens", "generator.inference_engine.",
         at_least={"vLLM takes at least one token of each of its max_num_seqs requests": lambda c: c.count("generator.inference_engine.max_num_seqs")},
         read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:199"),
-    Row(knob="cuda_graphs", key="generator.inference_engine.enforce_eager", modes=EAGER,
+    handed_on(VLLM, "cuda_graphs", "generator.inference_engine.",
         unless={"SkyRL switches graphs on by itself where adapters are trained": lambda c: c.lora_rank},
         read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:198"),
-    Row(knob="rollout_tensor_parallel", key="generator.inference_engine.tensor_parallel_size",
+    handed_on(VLLM, "rollout_tensor_parallel", "generator.inference_engine.",
         divides={"it divides the engines' GPUs": lambda c: c.engine_world},
         read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:191"),
     Row(knob="tokens_per_microbatch", key="trainer.max_tokens_per_microbatch", grid=PASS,

@@ -26,7 +26,6 @@ Versions: TypeAlias = Mapping[str, str]  # a release by the name of a framework 
 NO_SETTING = (
     "there is no setting for it"  # why a knob is not offered that has no row and no reason of its own
 )
-EAGER = {"full": False, "off": True}  # the modes of CUDA graphs where one switch turns them off
 SWITCH = Grid(values=(False, True))
 SHARE = Grid(minimum=0.1, maximum=0.95, multiple=0.01)  # of a GPU, for an engine
 COUNT = Grid(minimum=1, multiple=1)

@@ -5,7 +5,9 @@ Variables of the environment hold the mode of their knob.
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core.engine_settings import VLLM
 from autotune.launchers.frameworks.hugging_face.settings import SPREAD, WHOLE
+from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
     Needs,
     Refusal,
@@ -49,10 +51,10 @@ ROWS: tuple[Row[Config], ...] = (
         stays="the tile of the fused head is fixed in the code"),
     Row(knob="loss_recompute", when=lambda c: c.has_head, otherwise="there is no setting for it", always=True,
         stays="the loss is computed in chunks from the hidden states; there is no setting for it"),
-    Row(knob="memory_fraction", key="vllm_gpu_memory_utilization", when=lambda c: c.colocated,
+    handed_on(VLLM, "memory_fraction", "vllm_", when=lambda c: c.colocated,
         otherwise=_COLOCATED, grid=Grid(minimum=0.05, maximum=0.95, multiple=0.01),
         read_at="trl/trainer/grpo_trainer.py:1122"),
-    Row(knob="rollout_tensor_parallel", key="vllm_tensor_parallel_size", when=lambda c: c.colocated,
+    handed_on(VLLM, "rollout_tensor_parallel", "vllm_", when=lambda c: c.colocated,
         otherwise=_COLOCATED, divides={"the model has {value} heads": lambda c: c.heads},
         read_at="trl/trainer/grpo_trainer.py:1121"),
     Row(knob="optimizer_offload", key="offload_optimizer_device", states=("none", "cpu"), numeric="Adam steps on the CPU",

@@ -7,10 +7,10 @@ that share its sequences.
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
+from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
-    COUNT,
     PASS,
-    SHARE,
     SWITCH,
     Needs,
     Refusal,
@@ -49,7 +49,7 @@ def _is_another_engine(c: Config) -> bool:
 
 # fmt: off
 ROWS: tuple[Row[Config], ...] = (
-    Row(knob="memory_fraction", key="actor_rollout_ref.rollout.gpu_memory_utilization", grid=SHARE,
+    handed_on(VLLM, "memory_fraction", "actor_rollout_ref.rollout.",
         read_at="verl/workers/rollout/vllm_rollout/vllm_async_server.py:340"),
     Row(knob="concurrency", key="actor_rollout_ref.rollout.max_num_seqs", read=knobs.concurrency,
         read_at="verl/workers/rollout/vllm_rollout/vllm_async_server.py:333"),
@@ -62,19 +62,19 @@ ROWS: tuple[Row[Config], ...] = (
         write=knobs.write_cuda_graphs, grid=Grid(values=("full", "limited", "off")),
         unless={_OTHER_ENGINE: _is_another_engine},
         read_at="verl/workers/rollout/vllm_rollout/vllm_async_server.py:339"),
-    Row(knob="max_batched_tokens", key="actor_rollout_ref.rollout.max_num_batched_tokens",
-        when=lambda c: c.engine == "vllm", grid=Grid(minimum=256, multiple=64),
+    handed_on(VLLM, "max_batched_tokens", "actor_rollout_ref.rollout.",
+        when=lambda c: c.engine == "vllm",
         unless={
             _OTHER_ENGINE: _is_another_engine,
             "without chunked prefill verl raises it to the longest sequence": lambda c: not c.flag("actor_rollout_ref.rollout.enable_chunked_prefill"),
         },
         at_least={"vLLM takes at least one token of each of its max_num_seqs requests": lambda c: c.most_requests},
         read_at="verl/workers/rollout/vllm_rollout/vllm_async_server.py:335"),
-    Row(knob="max_batched_tokens", key="actor_rollout_ref.rollout.engine_kwargs.sglang.chunked_prefill_size",
+    handed_on(SGLANG, "max_batched_tokens", "actor_rollout_ref.rollout.engine_kwargs.sglang.",
         when=lambda c: c.engine != "vllm", grid=Grid(minimum=256, maximum=8192, multiple=64),
         unless={_OTHER_ENGINE: _is_another_engine},
         read_at="verl/workers/rollout/sglang_rollout/async_sglang_server.py:276"),
-    Row(knob="max_model_len", key="actor_rollout_ref.rollout.max_model_len", grid=COUNT,
+    handed_on(VLLM, "max_model_len", "actor_rollout_ref.rollout.",
         unless={"verl passes it to vLLM only, and SGLang does not plan its pool by it": lambda c: c.engine != "vllm"},
         at_least={"the engine takes the longest sequence: data.max_prompt_length + data.max_response_length = {value}": lambda c: c.longest},
         read_at="verl/workers/rollout/vllm_rollout/vllm_async_server.py:332"),

@@ -1,0 +1,44 @@
+"""Rows of the inference engines' own arguments, which a framework takes under a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from autotune.launchers.frameworks.core.engine_settings import Argument
+from autotune.launchers.frameworks.tabular.table import Bounds, Condition, Reasons, Row, Text, always
+from autotune.policies.values.knobs import KnobName, Knobs
+from autotune.policies.values.profile import Grid
+
+C = TypeVar("C", contravariant=True)
+
+
+def handed_on(
+    engine: Mapping[KnobName, Argument],
+    knob: KnobName,
+    prefix: str,
+    *,
+    grid: Grid | None = None,
+    when: Condition[C] = always,
+    otherwise: Text[C] = "",
+    unless: Reasons[C] | None = None,
+    at_least: Bounds[C] | None = None,
+    divides: Bounds[C] | None = None,
+    write: Callable[[C, Knobs, Knobs], Mapping[str, Any]] | None = None,
+    read_at: str = "",
+) -> Row[C]:
+    """Return the row of an argument that a framework hands on; `grid`: where it takes other values."""
+    argument = engine[knob]
+    return Row(
+        knob=knob,
+        key=prefix + argument.name,
+        grid=argument.grid if grid is None else grid,
+        modes=argument.modes,
+        when=when,
+        otherwise=otherwise,
+        unless=unless or {},
+        at_least=at_least or {},
+        divides=divides or {},
+        write=write,
+        read_at=read_at,
+    )
