@@ -199,7 +199,7 @@ def test_ulysses_splits_40_heads_up_to_8_ways(size, legal) -> None:
         ("static", {"microbatch_size": 3}, "128 sequences of a mini-batch"),
         ("fsdp", {"grad_offload": True}, "FSDP2"),
         ("megatron", {"tensor_parallel": 3}, "not a legal value"),
-        ("megatron", {"activation_offload": True}, "FSDP only"),
+        ("megatron", {"activation_offload": True}, "fine_grained_activation_offloading"),
         ("fsdp", {"allocator": "expandable"}, "CUDA IPC"),
         ("fsdp", {"sync_mode": "disk"}, "no mode through files"),
         ("fsdp", {"dynamic_batching": False}, "not a legal value"),
