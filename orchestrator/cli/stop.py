@@ -38,6 +38,10 @@ def stop(run: directory.RunFolder, *, options: Options) -> None:
     if driver is not None:
         _ask(run, driver)
     history = run.history()
+    if not history and driver is not None:
+        _withdraw(run)
+        click.echo(f"run {run.id} is stopped before anything was started", err=True)
+        return
     if not history:
         _request(run)
         click.echo(f"run {run.id} has not started; a driver that is starting now stops at once", err=True)
@@ -49,8 +53,7 @@ def stop(run: directory.RunFolder, *, options: Options) -> None:
         history = run.history()
     if not isinstance(history[-1], Finished):
         raise Failure(f"run {run.id} is not stopped", hint=f"`{run.call('status')}` shows it")
-    with suppress(OSError):  # the next driver forgets it too
-        (run.path / REQUEST).unlink(missing_ok=True)
+    _withdraw(run)
     if was_over:
         click.echo(f"run {run.id} has already finished; no process of it is left", err=True)
     elif not isinstance(history[-1].verdict, Interrupted):
@@ -80,6 +83,11 @@ def _require_reachable(run: directory.RunFolder, history: History, driver: Owner
 
 def _request(run: directory.RunFolder) -> None:
     directory.write_private(run.path / REQUEST, b"")
+
+
+def _withdraw(run: directory.RunFolder) -> None:
+    with suppress(OSError):  # the next driver forgets it too
+        (run.path / REQUEST).unlink(missing_ok=True)
 
 
 def _ask(run: directory.RunFolder, driver: Owner) -> None:

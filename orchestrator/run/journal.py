@@ -115,8 +115,11 @@ class Journal:
         tell: Callable[[Event], None] | None = None,
         say: Callable[[str], None] = lambda _: None,
         persist: Persistence | None = None,
+        interrupted: Callable[[], str] = str,
     ) -> None:
         """Claim the run and open its journal; `persist` is how long storage that fails is waited for.
+
+        `interrupted` returns the signal that ends the wait for a driver that has fallen silent.
 
         Raises Driven while another driver has the run, Failure where its files cannot be used.
         """
@@ -125,7 +128,7 @@ class Journal:
         self.persist = persist or Persistence(folder, say=say)
         self._tell = tell
         self._file: int | None = None
-        self._lock = Lock(folder, say=say)
+        self._lock = Lock(folder, say=say, interrupted=interrupted)
         self._marked: float | None = None
         self._history: History = ()  # of the events, as far as somebody asked for it
         try:

@@ -16,6 +16,7 @@ import contextlib
 import errno
 import os
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -26,7 +27,7 @@ from typing import NamedTuple
 import msgspec
 
 from autotune.orchestrator.calls import call
-from autotune.orchestrator.errors import Failure, writing
+from autotune.orchestrator.errors import ExitCode, Failure, writing
 from autotune.orchestrator.run.storage import create_durably, sync_folder
 from autotune.policies.values.value import Value
 
@@ -170,10 +171,17 @@ def last_owner(folder: Path) -> Owner | None:
 class Lock:
     """The claim of the driver of a run, renewed by a thread; the rows of its journal carry its `number`."""
 
-    def __init__(self, folder: Path, *, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        say: Callable[[str], None] = lambda _: None,
+        interrupted: Callable[[], str] = str,
+    ) -> None:
         """Claim the run; raises Driven while another driver has it.
 
-        A driver of another host is watched: for STALE_S where it is silent, which `say` is told.
+        A driver of another host is watched: for STALE_S where it is silent, which `say` is told. The signal
+        that `interrupted` returns ends this wait: it raises Failure.
         """
         self._folder = folder
         self._me = Owner(
@@ -186,7 +194,7 @@ class Lock:
         )
         with writing(folder / FOLDER):
             _create_folder(folder / FOLDER)
-            self.number = self._take(say)
+            self.number = self._take(say, interrupted)
         self._taken_by = 0
         self._confirmed_at = _boot_s()
         self._released = threading.Event()
@@ -237,7 +245,7 @@ class Lock:
             fresh.replace(self.path)
             sync_folder(self.path.parent)
 
-    def _take(self, say: Callable[[str], None]) -> int:
+    def _take(self, say: Callable[[str], None], interrupted: Callable[[], str]) -> int:
         watch, told = Watch(self._folder), False
         while True:
             claim = watch.look()
@@ -251,6 +259,11 @@ class Lock:
                 say(
                     f"run {self._folder.name} was driven by {_words(claim.owner)};"
                     f" waiting up to {STALE_S:.0f} s for its heartbeat"
+                )
+            elif by := interrupted():
+                raise Failure(
+                    f"stopped by {by} while waiting for {_words(claim.owner)}",
+                    code=ExitCode.INTERRUPTED if by == signal.SIGINT.name else ExitCode.TERMINATED,
                 )
             time.sleep(_LOOK_S)
 

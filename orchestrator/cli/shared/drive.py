@@ -98,7 +98,12 @@ def drive(
         with (
             listening(run.path / directory.REQUEST, hung_up=views.hang_up) as interrupts,
             beside.outlasting(interrupts),
-            Journal(run.path, tell=beside.after(views.tell), say=views.say) as journal,
+            Journal(
+                run.path,
+                tell=beside.after(views.tell),
+                say=views.say,
+                interrupted=lambda: interrupts.by,
+            ) as journal,
             beside.at_work(journal, interrupts),
         ):
             journal.persist.hurry_s = interrupts.patience_s
@@ -165,7 +170,10 @@ def end(run: directory.RunFolder, *, options: Options) -> None:
     """
     console = Console(sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=True)
     views = Views(console, DriverLog(run.path))
-    with listening() as interrupts, Journal(run.path) as journal:
+    with (
+        listening() as interrupts,
+        Journal(run.path, say=views.say, interrupted=lambda: interrupts.by) as journal,
+    ):
         interrupts.note(signal.SIGTERM)
         history = journal.history()
         if isinstance(history[-1], Finished) and accepted_of(history).cluster.address == "local":

@@ -155,6 +155,16 @@ def test_a_silent_driver_of_another_host_is_watched_before_its_run_is_taken(
     held.release()
 
 
+@pytest.mark.parametrize(("by", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_who_is_asked_to_end_watches_no_longer(by: str, code: int, folder: Path, hands: list[float]) -> None:
+    path = claim(folder, 4, FOREIGN)
+    begun = hands[0]
+    with pytest.raises(Failure, match=f"stopped by {by} while waiting for pid .* on elsewhere") as raised:
+        Lock(folder, interrupted=lambda: by if hands[0] - begun > 5 else "")
+    assert raised.value.code == code and hands[0] - begun < STALE_S
+    assert [path.name] == [each.name for each in path.parent.iterdir()]
+
+
 def test_a_beat_refuses_whoever_watches_even_where_it_shows_a_minute_late(
     folder: Path, hands: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
