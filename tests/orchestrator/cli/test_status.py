@@ -101,6 +101,17 @@ def test_a_run_that_goes_on_is_read_on(tmp_path: Path, monkeypatch: pytest.Monke
     assert seen == RunReader(run).look(now=0.0) == standing(run, now=0.0)
 
 
+def test_a_run_is_not_said_to_be_interrupted_where_its_driver_cannot_be_asked_for(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "7c1e")
+    rows = (Decided(attempt=1, reason=RESUMED), Started(attempt=2, knobs=Knobs(), at="2027-01-16T00:00:00Z"))
+    with (run.path / "events.jsonl").open("ab") as file:
+        file.writelines(encode(row) + b"\n" for row in rows)
+    assert standing(run, now=0.0).status == "INTERRUPTED"
+    (run.path / "drivers").touch()  # a folder that cannot be listed
+    seen = standing(run, now=0.0)
+    assert seen.status == "RECOVERING" and seen.running
+
+
 def test_a_summary_of_another_run_is_not_believed(tmp_path: Path) -> None:
     run, other = finished_run(tmp_path / "7c1e"), RunFolder(tmp_path / "beef")
     write_run(other.path, steps=20)

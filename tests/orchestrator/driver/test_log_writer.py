@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import math
+import os
 import random
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 
 from autotune.launchers.base import OWN_SOURCE, Chunk
 from autotune.orchestrator.driver.log_writer import LogLine, LogWriter, reread
-from autotune.orchestrator.run import memory_record, storage
+from autotune.orchestrator.run import log_parts, memory_record, storage
 from autotune.orchestrator.run.log_parts import LIMIT_BYTES
 from autotune.orchestrator.run.memory_record import MemoryRecord, minutes_of, samples_of, so_far
 from autotune.policies.values.observation import GpuMemory, Sample
@@ -160,6 +163,33 @@ def test_samples_become_a_line_a_minute_and_peaks_survive(
     recent = b"".join(file.read_bytes() for file in folder.glob("samples*.jsonl"))
     assert len(recent.splitlines()) < 2 * 2 * 1300
     assert len(set(recent.splitlines())) == len(recent.splitlines())
+
+
+@pytest.mark.parametrize("limit", [LIMIT_BYTES, 1 << 20], ids=["one part", "parts"])
+def test_what_is_recorded_is_read_once_by_a_driver_whose_storage_fails(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = attempt(tmp_path)
+    before = LogWriter(log, limit_bytes=limit)
+    for at in range(0, 3000, 100):
+        feed(before, *noise(100, seed=at))
+    before.finish()
+    kept, reads, said = list(reread(log)), [0], list[str]()
+    row_of = log_parts.row_of
+
+    def fails_at_times(data: bytes) -> log_parts.Row:
+        reads[0] += 1
+        if reads[0] in (700, 2500):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return row_of(data)
+
+    monkeypatch.setattr(log_parts, "row_of", fails_at_times)
+    persist = storage.Persistence(tmp_path, say=said.append, patience_s=math.inf, sleep=lambda _: None)
+    attached = LogWriter(log, limit_bytes=limit, persist=persist)
+    again: list[LogLine] = []
+    while not attached.caught_up:
+        again += [line for part in attached.catch_up() for line in part]
+    assert again == kept and len(said) >= 2 and "stale file handle" in said[0]
 
 
 HOUR = 1_800_000_000.0
