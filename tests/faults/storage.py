@@ -1,18 +1,23 @@
 """`python -m tests.faults.storage`: play every error of a file system at every moment, and write the table.
 
 A driver runs a scripted job on a real folder; a library that is preloaded into it (storage_shim.c) answers
-the error at its calls on that folder. The table of docs/reliability.md is written at the end.
+the error at its calls on that folder; with --fuse a mounted file system (passthrough.py) does. The table of
+docs/reliability.md is written at the end.
 """
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +31,8 @@ from tests.orchestrator.scripted import JOB
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 SHIM = Path(__file__).with_name("storage_shim.c")
+PASSTHROUGH = Path(__file__).with_name("passthrough.py")
+CACHED_S = 60.0
 OUTAGE_S = 1.5
 ADDRESSES = ("local", "10.0.0.1:6379")
 # What answers it: the first sentence of each in docs/reliability.md.
@@ -67,40 +74,72 @@ def compiled(folder: Path) -> Path | None:
     return library
 
 
+@contextmanager
+def mounted(folder: Path, mount: Path, control: Path) -> Iterator[None]:
+    """Show a folder through a file system that fails as `control` says; its clients cache attributes."""
+    words = [sys.executable, str(PASSTHROUGH), str(folder), str(mount), str(control), str(CACHED_S)]
+    server = subprocess.Popen(words)
+    try:
+        until = time.monotonic() + 10
+        while not mount.is_mount():
+            if server.poll() is not None or time.monotonic() > until:
+                raise RuntimeError("cannot mount: this needs fusepy, libfuse and root")
+            time.sleep(0.05)
+        yield
+    finally:
+        control.write_text("")
+        subprocess.run(["umount", "--lazy", mount], check=False)
+        server.wait(10)
+
+
 def play(
-    library: Path, number: int, moment: str, *, calls: str = "*", address: str = "local", always: bool = False
+    library: Path | None,
+    number: int,
+    moment: str,
+    *,
+    calls: str = "*",
+    address: str = "local",
+    always: bool = False,
 ) -> Played:
-    """Run a job whose driver's calls fail for a while, or `always`; compare its record and the journal."""
+    """Run a job whose driver's calls fail for a while, or `always`; compare its record and the journal.
+
+    Without a library the folder of the runs is a mounted file system that fails.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         home, control = Path(temporary), Path(temporary) / "control"
-        text = JOB.replace("steps: 4", f"steps: {STEPS}").replace(
-            "trainer_budget: 100MiB", "trainer_budget: 400MiB"
-        )
+        runs, backing = home / "runs", home / "backing"
+        text = JOB.replace("steps: 4", f"steps: {STEPS}").replace("100MiB", "400MiB")
         (home / "job.yaml").write_text(text)
         control.write_text(f"{number} {calls}" if always else "")
         outage_s = 1e6 if always else OUTAGE_S
+        shim = {"LD_PRELOAD": str(library), "FAULT_FOLDER": str(runs)}
         env = {
             **os.environ,
-            "LD_PRELOAD": str(library),
+            **(shim if library is not None else {}),
             "FAULT": f"{number} {calls}",
-            "FAULT_FOLDER": str(home / "runs"),
             "FAULT_CONTROL": str(control),
             "XDG_CACHE_HOME": str(home / "cache"),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         }
         words = [sys.executable, "-m", "tests.faults.storage_driver", moment, str(outage_s), address]
-        done = subprocess.run(
-            [*words, "launch", "job.yaml"],
-            cwd=home,
-            env={**env, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        if library is None:
+            runs.mkdir()
+            backing.mkdir()
+        with mounted(backing, runs, control) if library is None else nullcontext():
+            done = subprocess.run(
+                [*words, "launch", "job.yaml"],
+                cwd=home,
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+        runs = backing if library is None else runs
         failed = len(lines_of(Path(f"{control}.log")))
         job = lines_of(Path(f"{control}.job"))
         try:
-            (run,) = (home / "runs").iterdir()
+            (run,) = runs.iterdir()
             problem, lost = compared(run, job, stopped=moment == "while stopping", code=done.returncode)
         except (ValueError, OSError) as error:
             problem, lost = f"{type(error).__name__}: {error}", 0
@@ -164,24 +203,42 @@ def _cell(rows: list[Played]) -> str:
 
 def main() -> int:
     """Play all; returns 1 where a run was not survived."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.storage", description=__doc__)
+    parser.add_argument(
+        "--fuse",
+        action="store_true",
+        help="on a mounted file system (needs fusepy, libfuse and root)",
+    )
+    options = parser.parse_args()
     rows: list[Played] = []
     with tempfile.TemporaryDirectory() as folder:
-        library = compiled(Path(folder))
-        if library is None:
+        library = None if options.fuse else compiled(Path(folder))
+        if library is None and not options.fuse:
             print("no C compiler (cc) is there", file=sys.stderr)
             return 1
         for place, number in enumerate(ERRORS):
             for moment in MOMENTS:
                 every = [("*", ADDRESSES[place % 2])]
-                if number == errno.EIO:
+                if number == errno.EIO and not options.fuse:
                     every += [("*", ADDRESSES[1]), *((calls, ADDRESSES[0]) for calls in GROUPS)]
                 for calls, address in every:
                     row = play(library, number, moment, calls=calls, address=address)
                     rows += [row] if row.failed or row.problem else []  # else no such call was made
                     name = f"{errno.errorcode[number]:9} {calls:7} {moment:22} {address:14}"
                     print(f"{name} {row.failed:5} calls failed  {row.problem or 'survived'}", flush=True)
-    PAGE.write_text(placed(PAGE.read_text(), "storage", table(rows)))
+    name, text = ("storage-fuse", summary(rows)) if options.fuse else ("storage", table(rows))
+    PAGE.write_text(placed(PAGE.read_text(), name, text))
     return int(any(row.problem for row in rows))
+
+
+def summary(rows: list[Played]) -> str:
+    """Return the sentence of the page on a file system that is mounted."""
+    survived = sum(not row.problem for row in rows)
+    repeated, lost = sum(row.repeated for row in rows), sum(row.lost for row in rows)
+    return (
+        f"Played {datetime.now(UTC):%Y-%m-%d}: {len(rows)} runs, {survived} survived,"
+        f" {repeated} steps repeated, {lost} rows lost."
+    )
 
 
 if __name__ == "__main__":
