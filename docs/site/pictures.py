@@ -24,6 +24,7 @@ from autotune.orchestrator.run import export, journal
 from autotune.orchestrator.terminal.console import Console
 from autotune.policies.values.events import History
 from autotune.policies.values.history import accepted_of
+from autotune.policies.values.run.view import RunView
 from docs.site.links import ROOT
 
 FOLDER = ROOT / "docs" / "pictures"
@@ -50,7 +51,7 @@ def terminal_text(history: History) -> str:
     for event in history:
         at[0] = seconds_of(event.at)
         console.print_event(event)
-    knobs = export.stable_knobs(history)
+    knobs = export.stable_knobs(RunView(history))
     if knobs is not None:
         accepted = accepted_of(history)
         rows = export.changes(history, frameworks.find(accepted.job.framework), knobs)

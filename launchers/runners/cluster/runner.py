@@ -91,7 +91,8 @@ class RayRunner:
             early = growth.grows is None and time.monotonic() - self._opened_at < self._waits.report
             if there >= self._nodes or not early:
                 return None
-            return Capacity(ready=False, nodes=there, wanted=self._nodes, gpus=each)
+            note = "whether the cluster has an autoscaler is not known yet"
+            return Capacity(ready=False, nodes=there, wanted=self._nodes, gpus=each, note=note)
         return self._request.look(gpus=each)
 
     def withdraw(self) -> None:
