@@ -16,7 +16,7 @@ from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.journal import Tail
-from autotune.orchestrator.run.lock import owner
+from autotune.orchestrator.run.lock import Watch
 from autotune.orchestrator.run.log_parts import Line, read
 from autotune.orchestrator.run.log_reader import LogReader
 from autotune.orchestrator.terminal.standard_streams import was_left
@@ -65,12 +65,13 @@ class _Watch:
         self._tail = Tail(run.path / "events.jsonl")
         self._looked_at = -math.inf
         self._driven = False
+        self._claims = Watch(run.path)
 
     def look(self) -> tuple[bool, RunView]:
         """Return whether the run has a driver, as of a few seconds ago, and its view."""
         now = time.monotonic()
         if now - self._looked_at >= _OWNER_S:
-            self._looked_at, self._driven = now, owner(self._run.path) is not None
+            self._looked_at, self._driven = now, self._claims.owner() is not None
         self._tail.update()
         return self._driven, self._tail.view
 

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from autotune.orchestrator import messages
 from autotune.orchestrator.calls import option_of
 from autotune.orchestrator.cli.shared.options import Options, given, global_options, run_ids
-from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.clock import seconds_of, timestamp
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory, summary, waiting
 from autotune.orchestrator.run.journal import Tail
-from autotune.orchestrator.run.lock import owner
+from autotune.orchestrator.run.lock import Owner, Watch
 from autotune.orchestrator.run.memory_record import MemorySpan, so_far
 from autotune.orchestrator.run.waiting import Waiting
 from autotune.orchestrator.run_states import DISPLAYS
@@ -82,7 +82,8 @@ class RunStatus(Value, frozen=True, kw_only=True):
     total_s: float = 0.0
     running_s: float = 0.0
     status: str = "STARTING"
-    running: bool = False  # a driver is at work on it
+    running: bool = False  # a driver is at work on it, as far as can be told
+    driver: str = ""  # where that is on another machine, or cannot be read
     attempts: tuple[AttemptStatus, ...] = ()  # without those of a search's trials
     trials: tuple[TrialStatus, ...] = ()  # of a search
     edits: tuple[str, ...] = ()  # what the user changed in the job since the launch
@@ -98,6 +99,7 @@ class RunReader:
     def __init__(self, run: directory.RunFolder, *, keeps: bool = True) -> None:
         """Follow `run`; `keeps` allows a summary beside the journal of a finished run."""
         self.run, self._keeps = run, keeps
+        self._watch = Watch(run.path)
         self._tail = Tail(run.path / "events.jsonl")
         self._stamp: summary.Stamp | None = None
         self._over: RunStatus | None = None  # as of `_stamp`
@@ -127,7 +129,8 @@ class RunReader:
         return awaiting(self.run, status)
 
     def _read(self, *, now: float) -> RunStatus:
-        driven = owner(self.run.path) is not None
+        holder = self._watch.owner()
+        driven = holder is not None
         try:
             events, again = self._tail.update()
         except Failure as failure:
@@ -143,6 +146,8 @@ class RunReader:
         status = _status_of(self.run, view, driven=driven, now=now)
         if not status.running:
             return status
+        if holder is not None and not holder.can_be_signalled:
+            status = replace(status, driver=_elsewhere(holder, beat_at=self._watch.beat_at))
         if self._live is None:
             from autotune.orchestrator.terminal.live_view import LiveView
 
@@ -165,6 +170,13 @@ def awaiting(run: directory.RunFolder, status: RunStatus) -> RunStatus:
         return status
     word = f"{DISPLAYS[RunState.WAITING].word} {row.nodes}/{row.wanted} nodes"
     return replace(status, status=word if status.running else status.status, waiting=row)
+
+
+def _elsewhere(holder: Owner, *, beat_at: float) -> str:
+    """Return where a driver is that cannot be looked for here; who reads it judges whether it still lives."""
+    if not holder.is_known:
+        return "whether one is at work cannot be read"
+    return f"pid {holder.pid} on {holder.host}, last heartbeat {timestamp(beat_at)} (file server's clock)"
 
 
 def _not_accepted(run: directory.RunFolder, *, driven: bool) -> RunStatus:
@@ -290,6 +302,7 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
             _below([(f"  ↳{a.attempt}", a.change, a.seconds, a.status) for a in run.attempts], width)
         )
     parts += [f"  attempt #{a.attempt}: {messages.cured(e)}" for a in run.attempts for e in a.cured]
+    parts += [f"  driver: {run.driver}"] if run.driver else []
     if run.waiting is not None:
         parts.append(f"  {waiting.sentence(run.waiting, now=now if run.running else None)}")
     parts += _left(run)

@@ -120,6 +120,7 @@ class Watch:
         self._stamp: tuple[int, int, int] | None = None  # number, inode and time of the newest claim
         self._since = 0.0
         self._changes = 0
+        self.beat_at = 0.0  # Unix seconds of the newest claim, by the file server's clock: to be shown only
 
     def owner(self) -> Owner | None:
         """Return who drives the run as far as it can be told by now; UNKNOWN where it cannot be read."""
@@ -144,6 +145,7 @@ class Watch:
             except FileNotFoundError:  # a newer one has just come and taken its place
                 if not left:
                     raise
+        self.beat_at = state.st_mtime
         stamp, now = (number, state.st_ino, state.st_mtime_ns), self._monotonic()
         if stamp != self._stamp:
             self._changes += self._stamp is not None

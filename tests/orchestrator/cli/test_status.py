@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from autotune.orchestrator.cli.status import (
 from autotune.orchestrator.run import summary
 from autotune.orchestrator.run.directory import RunFolder
 from autotune.orchestrator.run.journal import Tail, encode
+from autotune.orchestrator.run.lock import STALE_S, Watch
 from autotune.policies.forecast.time_left import TimeLeft, Until
 from autotune.policies.values.events import Decided, Started
 from autotune.policies.values.history import RESUMED
@@ -110,6 +112,28 @@ def test_a_run_is_not_said_to_be_interrupted_where_its_driver_cannot_be_asked_fo
     (run.path / "drivers").touch()  # a folder that cannot be listed
     seen = standing(run, now=0.0)
     assert seen.status == "RECOVERING" and seen.running
+    assert seen.driver == "whether one is at work cannot be read"
+
+
+def test_a_driver_of_another_host_is_named_with_its_heartbeat_and_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, at = finished_run(tmp_path / "7c1e"), [0.0]
+    rows = (Decided(attempt=1, reason=RESUMED), Started(attempt=2, knobs=Knobs(), at="2027-01-16T00:00:00Z"))
+    with (run.path / "events.jsonl").open("ab") as file:
+        file.writelines(encode(row) + b"\n" for row in rows)
+    (run.path / "drivers").mkdir()
+    claim = run.path / "drivers" / "1"
+    claim.write_bytes(b'{"host":"gpu-03","pid":7,"boot_id":"b"}')
+    os.utime(claim, (1_800_000_000, 1_800_000_000))
+    monkeypatch.setattr(status, "Watch", lambda path: Watch(path, monotonic=lambda: at[0]))
+    reader = RunReader(run)
+    seen = reader.look(now=0.0)
+    assert seen.running and seen.driver.startswith("pid 7 on gpu-03, last heartbeat 2027-01-15T08:00:00.000Z")
+    assert "  driver: pid 7 on gpu-03" in table([seen], now=0.0, attempts=True)
+    at[0] = STALE_S
+    seen = reader.look(now=0.0)
+    assert (seen.running, seen.driver, seen.status) == (False, "", "INTERRUPTED")
 
 
 def test_a_summary_of_another_run_is_not_believed(tmp_path: Path) -> None:
