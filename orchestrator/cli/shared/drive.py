@@ -179,7 +179,7 @@ def end(run: directory.RunFolder, *, options: Options) -> None:
         if isinstance(history[-1], Finished) and accepted_of(history).cluster.address == "local":
             require_gone(run, end_run(run.id, grace_s=SWEEP_GRACE_S))  # its Ray ended with its driver
             return
-        job = _job(run, history)
+        job, _ = secrets.filled(accepted_of(history).job, known_to(run))  # nothing starts that needs the rest
         with _insisted(run, journal, views, interrupts):
             _drive(run, job, journal, views, interrupts, ends=True)
 

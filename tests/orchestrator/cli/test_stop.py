@@ -69,6 +69,18 @@ def test_a_run_whose_driver_dies_as_it_is_asked_is_stopped_all_the_same(home: Pa
     assert not (the_run(home).path / "stop").exists()
 
 
+def test_a_run_is_stopped_without_the_secrets_that_it_needs_to_go_on(home: Path) -> None:
+    def kill(child: subprocess.Popen[bytes]) -> None:
+        until(home, "progressed")
+        child.kill()
+
+    (home / "job.yaml").write_text(JOB + "env: {HF_TOKEN: {env: HF_TOKEN}}\n")
+    run("launch", "job.yaml", cwd=home, play="forever", meanwhile=kill, env={"HF_TOKEN": "hf_a1b2"})
+    assert run("resume", cwd=home, play="forever").code == 2
+    assert run("stop", cwd=home, play="forever").code == 0
+    assert isinstance(the_run(home).history()[-1], Finished)
+
+
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [
