@@ -17,3 +17,16 @@ def suggestion(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return `did you mean ...?` for the nearest known name, or the empty string."""
     near = nearest(name, known, cutoff=cutoff)
     return f"did you mean `{near}`?" if near else ""
+
+
+def is_slip(name: str, known: str) -> bool:
+    """Return whether two names differ by a typing slip: one letter too many or too few, or two swapped.
+
+    A replaced letter is no slip: `top_k` and `top_p` are both names.
+    """
+    start = next(
+        (i for i, (a, b) in enumerate(zip(name, known, strict=False)) if a != b), min(len(name), len(known))
+    )
+    ours, theirs = name[start:], known[start:]
+    swapped = ours[:2] == theirs[1::-1] and ours[2:] == theirs[2:] and len(ours) > 1
+    return swapped or ours[1:] == theirs or theirs[1:] == ours

@@ -14,9 +14,9 @@ from autotune.launchers.frameworks.dialects.hydra import bare, prefix
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.keys import ENGINES, RELEASES, keys_of
 from autotune.launchers.frameworks.verl.knobs import critic_tokens, scored
+from autotune.launchers.likeness import is_slip
 
 _COUNTED = "verl needs it while micro-batches are counted in sequences"
-_NEAR = "did you mean "
 
 Refusal = tuple[str, str, str]  # a setting, what is wrong with it, and what to write instead
 
@@ -45,15 +45,17 @@ def unknown(config: Config) -> Iterator[Problem]:
 
 
 def is_misspelt(config: Config, problem: Problem) -> bool:
-    """Return whether a setting is no known release's, but like one, in a job whose release nobody knows.
+    """Return whether a setting of a job of unknown release is one of verl's with a typing slip.
 
-    Hydra refuses such a key, unless it is added with `+` or `++`.
+    Hydra refuses such a key, unless it is added with `+` or `++`. A setting that merely resembles one
+    of verl's may be a fork's or an older release's own, as may one that stands beside it.
     """
     spelled = str(problem.path[-1])
-    if config.names_release or prefix(spelled) or not problem.hint.startswith(_NEAR):
+    key = bare(spelled)
+    if config.names_release or prefix(spelled) or key in removed():
         return False
-    every = (keys_of(version, engine) for version in RELEASES for engine in ENGINES)
-    return not any(bare(spelled) in keys.types for keys in every)
+    names = {name for version in RELEASES for engine in ENGINES for name in keys_of(version, engine).types}
+    return key not in names and any(is_slip(key, name) and not config.has(name) for name in names)
 
 
 def refused(config: Config) -> Iterator[Problem]:

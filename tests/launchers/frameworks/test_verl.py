@@ -302,8 +302,11 @@ def test_a_misspelt_setting_of_no_known_release_is_an_error_unless_the_job_insis
     assert f"did you mean {ACTOR}.ppo_max_token_len_per_gpu?" in problem.hint
     assert problem.hint.endswith(f"If verl has it: ++{name}")
     assert VERL.check(with_settings(unknown, {f"++{name}": 24576})) == ()
+    alike = {f"{ACTOR}.ppo_max_token_len_per_cpu": 1, f"{ROLLOUT}.gpu_memory_utilisation": 0.5}
     of_another_release = {"actor_rollout_ref.rollout.update_weights_bucket_megabytes": 512}
-    assert VERL.check(with_settings(unknown, of_another_release)) == ()
+    assert VERL.check(with_settings(unknown, alike | of_another_release)) == ()
+    beside = {name: 24576, f"{ACTOR}.ppo_max_token_len_per_gpu": 24576}
+    assert VERL.check(with_settings(unknown, beside)) == ()
 
 
 def test_values_of_several_types_and_names_in_a_mapping_are_accepted() -> None:
