@@ -52,7 +52,7 @@ ROWS: tuple[Row[Config], ...] = (
 
 ABSENT: dict[KnobName, str] = {
     "logprob_tokens": "--log-probs-max-tokens-per-gpu is parsed and never read; --max-tokens-per-gpu acts",
-    "dataloader_workers": "the rollout feeds the trainer directly: --num-workers is of a loader that does not run",
+    "dataloader_workers": "the rollout feeds the trainer directly, there are no loader processes for --num-workers",
     "sync_mode": "files carry changes only, found with a pinned copy of all weights in host memory: nothing is freed",
     "nccl_memory_check": "there is no such check",
 }

@@ -26,7 +26,7 @@ ROWS: tuple[Row[Config], ...] = (
 
 ABSENT: dict[KnobName, str] = {
     "logprob_tokens": "--log-probs-max-tokens-per-gpu is parsed and never read; --max-tokens-per-gpu acts",
-    "dataloader_workers": "the rollout feeds the trainer directly: --num-workers is of a loader that does not run",
+    "dataloader_workers": "the rollout feeds the trainer directly, there are no loader processes for --num-workers",
     "weights_backup": "--disable-weights-backuper is gone; the copy feeds the weight sync",
     "memory_margin": "--train-memory-margin-bytes is gone",
     "nccl_memory_check": "the check is always on, below 3 GiB of free memory",
