@@ -40,8 +40,8 @@ def fraction(config: Config) -> float:
 
 def requests(config: Config) -> int:
     """Return the requests that an engine works on at once."""
-    limits = ("sglang-server-concurrency", "sglang-max-running-requests")
-    return max(1, min(config.most_requests, *map(config.count, limits)))
+    client, engine = map(config.count, ("sglang-server-concurrency", "sglang-max-running-requests"))
+    return max(1, min(config.most_requests, client, engine or client))  # SGLang itself sets no limit
 
 
 def graphs(config: Config) -> str | None:

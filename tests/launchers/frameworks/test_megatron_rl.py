@@ -482,3 +482,11 @@ def test_a_small_card_has_limited_graphs_by_itself():
     assert SLIME.profile(written, CLUSTER).knobs.cuda_graphs == "limited"
     off = msgspec.structs.replace(job(SLIME, {"sglang-disable-cuda-graph": True}), cluster=SMALL_CARD)
     assert SLIME.settings(off, Knobs(cuda_graphs="limited"))[NEW] == 24
+
+
+@pytest.mark.parametrize("framework", EVERY, ids=lambda each: each.name)
+def test_an_engine_that_nobody_limits_works_on_what_its_client_sends(framework: MegatronRl) -> None:
+    many = {**COLOCATED, "rollout-batch-size": 4096, "sglang-server-concurrency": 1024}
+    assert framework.profile(job(framework, many), CLUSTER).knobs.concurrency == 1024
+    few = {**many, "sglang-max-running-requests": 64}
+    assert framework.profile(job(framework, few), CLUSTER).knobs.concurrency == 64
