@@ -10,7 +10,6 @@ from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import waiting
 from autotune.orchestrator.run.waiting import Waiting
 from autotune.orchestrator.units import show_duration
-from autotune.policies.values.history import unended
 
 _LOOK_S = 1.0
 _SILENT_S = 3.0  # nodes that are free are granted at once: there is nothing to read about
@@ -42,8 +41,8 @@ def await_to_measure(context: RunContext, *, changed: bool) -> bool:
 
     Returns false where the user ended the wait; raises as `await_nodes`.
     """
-    history = context.journal.history()
-    measures = not history or (changed and not unended(history))
+    view = context.journal.view
+    measures = view.last is None or (changed and not view.unended)
     return await_nodes(context) if measures else True
 
 

@@ -19,11 +19,10 @@ from autotune.policies.search.feasibility import Forecast
 from autotune.policies.search.next_trial import SearchSpace, forecast_of
 from autotune.policies.search.packing import gpus_of
 from autotune.policies.search.space import space
-from autotune.policies.search.trial_history import TrialHistory, has_trials, stable_start, start_result
+from autotune.policies.search.trial_history import TrialHistory, stable_start, start_result
 from autotune.policies.values.events import (
     Accepted,
     Finished,
-    History,
     Infrastructure,
     Interrupted,
     Purpose,
@@ -53,7 +52,7 @@ def search(
     accepted = accepted_of(journal.history())
     check(job, accepted)
     bench = TrialContext(context, cluster=accepted.cluster)
-    if has_trials(journal.history()):
+    if journal.view.trial_rows:
         _reopen(context)
     else:
         first = bench.trial_job(_FIRST, longest=bench.forced, steps=job.goal.steps)
@@ -63,7 +62,7 @@ def search(
             if not isinstance(verdict, Interrupted | Infrastructure):
                 bench.clear()
             return verdict
-    base = stable_start(journal.history()).knobs
+    base = stable_start(journal.view).started.knobs
     dimensions = space(job, accepted.profile, base)
     varied = SearchSpace(
         profile=accepted.profile,
@@ -73,7 +72,7 @@ def search(
         started=job.resume,
         recovery=job.recovery,
     )
-    shown_already = start_result(journal.history(), headroom=job.goal.headroom)
+    shown_already = start_result(journal.view, headroom=job.goal.headroom)
     scheduler = TrialScheduler(
         bench,
         space=varied,
@@ -97,7 +96,7 @@ def search(
     left_s = max(0.0, job.search.duration_s - scheduler.elapsed_s)
     left = max(0, job.search.trials - schedule.count(results))
     observer.say(f"budget left: {left} of {job.search.trials} trials, {show_duration(left_s)}")
-    summary(journal.history(), importance_of(dimensions, results), say=observer.say)
+    summary(journal.view, importance_of(dimensions, results), say=observer.say)
     bench.clear()
     return _finish(context, schedule.verdict_of(results, start=base))
 
@@ -135,10 +134,10 @@ def check(job: Job, accepted: Accepted) -> None:
         )
 
 
-def summary(history: History, importance: dict[str, float], *, say: Callable[[str], None]) -> None:
+def summary(view: RunView, importance: dict[str, float], *, say: Callable[[str], None]) -> None:
     """Report a search through `say`: the winner, the Pareto front, each knob's importance and the cost."""
-    results = trials.tried(history)
-    start = stable_start(history).knobs
+    results = tuple(view.tried)
+    start = stable_start(view).started.knobs
     best, compared = trials.winner(results, start=start), trials.gain(results, start=start)
     if best is None:
         say("no trial met `goal.headroom`; the starting configuration is kept")
@@ -164,11 +163,12 @@ def summary(history: History, importance: dict[str, float], *, say: Callable[[st
     if importance:
         worth = ", ".join(f"{name} {share:.0%}" for name, share in importance.items() if share >= 0.005)
         say(f"importance of each knob: {worth}")
-    accepted = accepted_of(history)
+    accepted = view.accepted
+    assert accepted is not None
     cluster, job = accepted.cluster, accepted.job
     gpus = cluster.nodes * cluster.gpus_per_node
     parts = {}
-    for what, seconds in trials.spent(RunView(history)).items():
+    for what, seconds in trials.spent(view).items():
         share = gpus if what == "becoming stable" else gpus / max(1, job.search.parallel)
         parts[what] = share * seconds / 3600 if gpus else seconds
     if parts and gpus:

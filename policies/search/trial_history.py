@@ -14,7 +14,6 @@ from autotune.policies.values.events import (
     Ended,
     Event,
     History,
-    Progressed,
     Purpose,
     Result,
     Started,
@@ -23,6 +22,7 @@ from autotune.policies.values.events import (
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Lost
+from autotune.policies.values.run.view import AttemptView, RunView
 from autotune.policies.values.value import Value
 
 _REMEMBERED = 16  # attempts of each kind that the calibration looks at: those before say nothing new
@@ -96,26 +96,20 @@ def informative(failed: list[int], held: list[int]) -> set[int]:
     return {*failed[-_REMEMBERED:], *held[:1], *held[-_REMEMBERED:]}
 
 
-def has_trials(history: History) -> bool:
-    """Return whether the trials of a search have started."""
-    return any(isinstance(e, Tried) or (isinstance(e, Started) and e.trial is not None) for e in history)
-
-
-def stable_start(history: History) -> Started:
+def stable_start(view: RunView) -> AttemptView:
     """Return the attempt that made the job stable; raises IndexError if none has ended."""
-    ended = {e.attempt for e in history if isinstance(e, Ended)}
-    return [e for e in history if isinstance(e, Started) and e.trains and e.attempt in ended][-1]
+    return [attempt for attempt in view.training if attempt.ended is not None][-1]
 
 
-def start_result(history: History, *, headroom: float) -> Tried:
+def start_result(view: RunView, *, headroom: float) -> Tried:
     """Return what the attempt that made the job stable showed, as a trial that held for goal.steps."""
-    start = stable_start(history)
-    steps = [e for e in history if isinstance(e, Progressed) and e.attempt == start.attempt]
+    start = stable_start(view)
+    steps = start.steps
     peaks = trials.highest(*(step.peaks for step in steps))
     result = Tried(
-        attempt=start.attempt,
+        attempt=start.number,
         trial=0,
-        knobs=start.knobs,
+        knobs=start.started.knobs,
         purpose=Purpose.CONFIRM,
         result=Result.FITS,
         headroom=trials.free_share(peaks),

@@ -465,12 +465,6 @@ class _Elapsed:
                 pass
 
 
-def unended(history: History) -> tuple[int, ...]:
-    """Return the attempts that have started and have no recorded end."""
-    ended = {e.attempt for e in history if isinstance(e, Ended)}
-    return tuple(e.attempt for e in history if isinstance(e, Started) and e.attempt not in ended)
-
-
 def accepted_of(history: History) -> Accepted:
     """Return the row that a history starts with, its job as the user changed it since.
 

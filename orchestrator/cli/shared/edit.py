@@ -21,10 +21,10 @@ from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.config.yaml_nodes import Document
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import directory
-from autotune.policies.search.trial_history import has_trials
-from autotune.policies.values.events import Finished, GaveUp, History, Rehearsed, Stable, TrainingCompleted
-from autotune.policies.values.history import accepted_of, unended
+from autotune.policies.values.events import GaveUp, History, Rehearsed, Stable, TrainingCompleted
+from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Job
+from autotune.policies.values.run.view import RunView
 from autotune.policies.values.value import Value
 
 
@@ -124,9 +124,8 @@ def changed_job(
 
 def check(edit: RequestedJob | None, run: directory.RunFolder) -> None:
     """Refuse an edit that the run cannot go on with; raises Failure."""
-    history = run.history()
-    last = history[-1]
-    verdict = last.verdict if isinstance(last, Finished) else None
+    view = RunView(run.history())
+    verdict = view.verdict
     launch_again = f"`autotune {run.request.mode} {run.request.job_file or 'job.yaml'}` starts a new run"
     if edit is None:
         if isinstance(verdict, GaveUp):
@@ -136,23 +135,22 @@ def check(edit: RequestedJob | None, run: directory.RunFolder) -> None:
                 code=ExitCode.USAGE,
             )
         return
-    left = unended(history)
-    if left:
+    if left := view.unended:
         raise Failure(
             f"attempt #{left[-1]} of run {run.id} may still run with the previous job",
             hint=f"`{run.call('stop')}`, then try again",
             code=ExitCode.USAGE,
         )
-    if has_trials(history) and concerns_trials(edit.changes):
+    if view.trial_rows and concerns_trials(edit.changes):
         raise Failure(
             f"run {run.id} compares trials of one job; only `search`, `goal`, `recovery`, `notify` and"
             " `annotate` can change",
             hint=launch_again,
             code=ExitCode.USAGE,
         )
-    if isinstance(verdict, (TrainingCompleted, Stable, Rehearsed)) and not has_trials(history):
+    if isinstance(verdict, (TrainingCompleted, Stable, Rehearsed)) and not view.trial_rows:
         raise Failure(f"run {run.id} is complete", hint=launch_again, code=ExitCode.USAGE)
-    if edit.job.framework != accepted_of(history).job.framework:
+    if view.accepted is not None and edit.job.framework != view.accepted.job.framework:
         raise Failure("`framework` cannot change within a run", hint=launch_again, code=ExitCode.USAGE)
 
 
