@@ -62,6 +62,26 @@ def test_a_run_of_our_own_ray_goes_on_with_one_of_our_own(monkeypatch: pytest.Mo
     assert opened(None, "local", monkeypatch) == "local"
 
 
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ("local", "starting Ray on this machine ..."),
+        (None, "looking for a Ray cluster ..."),
+        ("auto", "looking for a Ray cluster ..."),
+        ("10.0.0.1:6379", "connecting to the Ray cluster at 10.0.0.1:6379 ..."),
+    ],
+)
+def test_what_is_waited_for_is_shown_before_ray_is_asked(
+    stated: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    before: list[str] = []
+    monkeypatch.setattr(RayRunner, "open", lambda **_: before.extend(shown))
+    job = Job(name="x", framework="builtin", cluster=ClusterSpec(address=stated))
+    connect.open_runner(job, say=shown.append)
+    assert before == [words]
+
+
 def left_running(home: Path) -> None:
     def kill(child: subprocess.Popen[bytes]) -> None:
         until(home, "progressed")
