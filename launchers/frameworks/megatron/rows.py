@@ -197,7 +197,7 @@ WARNED: tuple[Warned[Config], ...] = (
         "--load is read as start weights, from step 0; `resume: true` continues it"),
     Warned(lambda c: c.starts_over and c.get("megatron-to-hf-mode") == "bridge",
         "until a checkpoint is saved, a relaunch takes its start weights from --hf-checkpoint"),
-    Warned(lambda c: c.starts_over and c.reference and (c.text("megatron-to-hf-mode") != "bridge"),
+    Warned(lambda c: c.starts_over and c.reference and c.text("megatron-to-hf-mode") != "bridge",
         "until a checkpoint is saved, a relaunch takes its start weights from --ref-load"),
     Warned(lambda c: c.saves and c.flag("async-save"),
         "--async-save finishes a checkpoint at the next one: a crash loses the newest"),

@@ -110,7 +110,7 @@ REFUSED: tuple[Refusal[Config], ...] = (
     Refusal("vllm_mode", lambda c: c.on("use_vllm") != (c.get("vllm_mode") is not None),
         "use_vllm and vllm_mode are written together", "colocate or server"),
     Refusal("generation_batch_size",
-        lambda c: bool(c.passes_written) and c.count(WHOLE) not in (0, c.samples_of_a_pass * c.passes_written),
+        lambda c: c.passes_written and c.count(WHOLE) not in (0, c.samples_of_a_pass * c.passes_written),
         lambda c: f"generation_batch_size {c.get('generation_batch_size')} is not {c.samples_of_a_pass} samples of a pass times steps_per_generation {c.passes_written}"),
 )
 

@@ -152,7 +152,7 @@ REFUSED: tuple[Refusal[Config], ...] = (
         lambda c: f"the engines take {c.engine_world} GPUs, the trainer {c.world}",
         "trainer.placement.colocate_all: num_engines x tensor_parallel_size = the trainer's GPUs"),
     Refusal("trainer.micro_train_batch_size_per_gpu",
-        lambda c: c.mini_batch and (not c.packs_by_tokens) and _leaves_a_rest(c),
+        lambda c: c.mini_batch and not c.packs_by_tokens and _leaves_a_rest(c),
         lambda c: f"{c.get('trainer.micro_train_batch_size_per_gpu')} does not divide {c.mini_batch}: {c.shared}"),
 )
 

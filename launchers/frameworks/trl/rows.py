@@ -109,7 +109,7 @@ REFUSED: tuple[Refusal[Config], ...] = (
     Refusal("num_generations", lambda c: c.count("num_generations") < 2,
         "GRPO compares at least 2 samples of a prompt"),
     Refusal("generation_batch_size",
-        lambda c: c.count("num_generations") > 1 and c.count(WHOLE) > 0 and (c.written.get(SPREAD) is not None),
+        lambda c: c.count("num_generations") > 1 and c.count(WHOLE) > 0 and c.written.get(SPREAD) is not None,
         "generation_batch_size and steps_per_generation exclude each other"),
 )
 
