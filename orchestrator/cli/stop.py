@@ -113,6 +113,11 @@ def _ask(run: directory.RunFolder, driver: Owner) -> None:
     until = time.monotonic() + _STOP_S
     watch = Watch(run.path)
     while watch.owner() is not None:
+        if time.monotonic() > until and not driver.is_known:
+            raise Failure(
+                f"run {run.id} does not stop, and who drives it cannot be read",
+                hint=f"`{run.call('stop')}` again once `{run.path}` can be read",
+            )
         if time.monotonic() > until:
             raise Failure(
                 f"the driver of run {run.id} (pid {driver.pid} on {driver.host}) does not stop",

@@ -15,7 +15,7 @@ from autotune.orchestrator.cli.shared import start
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.directory import RunFolder
-from autotune.orchestrator.run.lock import Lock, Owner, boot_id, owner, pid_namespace
+from autotune.orchestrator.run.lock import UNKNOWN, Lock, Owner, boot_id, owner, pid_namespace
 from tests.orchestrator.cli.terminal import Seen, call
 from tests.orchestrator.scripted import JOB
 
@@ -90,6 +90,12 @@ def test_a_pid_of_another_container_is_not_signalled(run: RunFolder, signalled: 
         stop._ask(run, driver)
     assert not signalled and (run.path / "stop").exists()
     assert f"in its container on {driver.host} run `kill -9 4242`" in raised.value.hint
+
+
+def test_no_command_is_named_for_a_driver_that_is_not_known(run: RunFolder, signalled: list[int]) -> None:
+    with pytest.raises(Failure, match="who drives it cannot be read") as raised:
+        stop._ask(run, UNKNOWN)
+    assert not signalled and "kill" not in raised.value.hint
 
 
 @pytest.mark.parametrize("pids", [None, pid_namespace()], ids=["written before", "the same"])
