@@ -84,9 +84,7 @@ def drive(
     )
     exported = {"stable.yaml": lambda: _export(run, current()), certificate.NAME: lambda: _certify(run)}
     views = Views(console, log, as_json=options.json, exported=exported)
-
     beside = SideTasks(*(kind(run, say=views.say, warn=views.warn) for kind in (Courier, Annotator)))
-
     new = job is not None
 
     def current() -> Job:
@@ -285,12 +283,11 @@ def _insisted(
 
 def _tell_bug(error: Exception, run: directory.RunFolder, journal: Journal, log: DriverLog) -> None:
     """Say in driver.log, and in the traceback that the user sees, what became of the run."""
-    left, unsure = journal.view.unended, doubtful(journal.history())
     fate = "no process of the run is still running"
-    if left:
+    if left := journal.view.unended:
         fate = f"attempt #{left[-1]} continues under its supervisor"
-    elif unsure:
-        fate = f"whether attempt #{unsure[-1]} is gone is not known; `{run.call('stop')}` makes sure"
+    elif unsure := doubtful(journal.history()):
+        fate = f"attempt #{unsure[-1]} may still be running; `{run.call('stop')}` makes sure"
     error.add_note(f"run {run.id}: {fate}; `{run.call('resume')}` continues the run")
     log.note("".join(traceback.format_exception(error)).rstrip())
 

@@ -12,6 +12,7 @@ from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.signals import ForcedExit, Interrupts
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import (
+    Action,
     Ended,
     Event,
     Finished,
@@ -20,9 +21,9 @@ from autotune.policies.values.events import (
     Started,
     TrainingCompleted,
 )
-from autotune.policies.values.history import fold
+from autotune.policies.values.history import Folding, fold
 from autotune.policies.values.observation import Cancelled, Lost
-from tests.orchestrator.driver.test_reconcile import ROOMY, Case
+from tests.orchestrator.driver.test_reconcile import ROOMY, Case, Said
 from tests.orchestrator.scripted import Killed, Script, World, forever, silent, step, tight_memory
 
 
@@ -31,14 +32,14 @@ def test_a_bug_leaves_no_attempt_orphaned(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(tmp_path, World(forever, address=address))
-    decide = reconcile.decide
+    decide_on = reconcile.decide_on
 
-    def broken(history: tuple[object, ...]) -> object:
-        if any(isinstance(e, Started) for e in history):
+    def broken(folding: Folding) -> Action:
+        if any(isinstance(e, Started) for e in case.history):
             raise ZeroDivisionError("a bug")
-        return decide(history)  # type: ignore[arg-type]
+        return decide_on(folding)
 
-    monkeypatch.setattr(reconcile, "decide", broken)
+    monkeypatch.setattr(reconcile, "decide_on", broken)
     with pytest.raises(ZeroDivisionError):
         case.drive()
     life = case.world.lives[1]
@@ -126,9 +127,7 @@ def test_what_does_not_answer_is_named_and_not_called_stopped(
 
     case.world.play = interrupted_start
     monkeypatch.setattr("tests.orchestrator.scripted.Place.attach", unreachable)
-    monkeypatch.setattr(
-        "autotune.orchestrator.driver.context.Observer.warn", lambda _, text: warned.append(text)
-    )
+    monkeypatch.setattr(Said, "warn", lambda _, text: warned.append(text))
     assert case.drive() == Interrupted(by="SIGINT")
     assert warned == [f"attempt #1 may still run; `{case.run.call('stop')}` ends it"]
     assert not [e for e in case.history if isinstance(e, Ended)]
@@ -141,9 +140,7 @@ def test_an_attempt_that_cannot_be_asked_to_end_is_not_called_stopped(
     case = Case(tmp_path, World(forever, address="10.0.0.1:6379"))
     case.world.play = lambda w, c: ([step(n, 9) for n in range(1, 9)], None)
     warned: list[str] = []
-    monkeypatch.setattr(
-        "autotune.orchestrator.driver.context.Observer.warn", lambda _, text: warned.append(text)
-    )
+    monkeypatch.setattr(Said, "warn", lambda _, text: warned.append(text))
 
     def interrupt(event: Event) -> None:
         if isinstance(event, Progressed) and not case.interrupts.by:
