@@ -32,7 +32,7 @@ from autotune.orchestrator.driver import rehearsal
 from autotune.orchestrator.driver.capacity import NodesMissing
 from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.run import directory
-from autotune.orchestrator.run.lock import owner
+from autotune.orchestrator.run.lock import UNKNOWN, owner
 from autotune.orchestrator.run.script import script
 from autotune.orchestrator.run_states import display_of
 from autotune.policies.values.command import Command
@@ -266,7 +266,7 @@ def detach(prepared: RequestedJob, *, options: Options) -> None:
     finally:
         os.close(descriptor)
     until = time.monotonic() + _DRIVER_START_S
-    while owner(run.path) is None:
+    while owner(run.path) in (None, UNKNOWN):
         if child.poll() is not None:
             raise Failure(
                 f"the background driver did not start; see `{log}`",

@@ -49,6 +49,14 @@ def test_a_driver_that_is_slow_to_start_is_named(tmp_path: Path, monkeypatch: py
     assert "  kill 4242   ends it" in seen.err and "did not start" not in seen.err
 
 
+def test_a_driver_that_cannot_be_read_is_not_said_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "owner", lambda _: UNKNOWN)
+    seen, made = detached(None, tmp_path, monkeypatch)
+    assert f"run {made.id} is still starting" in seen.err and "continues" not in seen.err
+
+
 def test_a_driver_that_ended_did_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, made = detached(1, tmp_path, monkeypatch)
     assert seen.code == 3 and seen.out == ""
