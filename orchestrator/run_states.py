@@ -17,7 +17,7 @@ class Display(NamedTuple):
     metric: str  # label `state` of the metric `autotune_state`
     report: str = "unfinished"  # `conclusion.status` of a report
     tone: str = "warn"  # good | warn | bad
-    exit_code: ExitCode = ExitCode.OK
+    exit_code: ExitCode = ExitCode.INFRASTRUCTURE  # of a driver that ends in this state
     occasion: Occasion | None = None  # of the notification that its start sends
 
 

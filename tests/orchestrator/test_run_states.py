@@ -32,7 +32,7 @@ def test_the_public_words_stay() -> None:
 
 
 def test_a_success_exits_with_0_and_nothing_else_does() -> None:
-    for state in ENDS.values():
+    for state in RunState:
         assert (DISPLAYS[state].exit_code is ExitCode.OK) == state.is_success
 
 
