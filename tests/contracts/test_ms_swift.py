@@ -13,8 +13,9 @@ from autotune.launchers.frameworks import find
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.hugging_face import entry
 from autotune.launchers.frameworks.hugging_face.settings import shown_settings
-from autotune.launchers.frameworks.ms_swift.adapter import _LOSSES, _MODULE
+from autotune.launchers.frameworks.ms_swift.adapter import _MODULE
 from autotune.launchers.frameworks.ms_swift.config import LAUNCH_VARIABLES, RELEASES
+from autotune.launchers.frameworks.ms_swift.rows import LOSSES
 from autotune.launchers.frameworks.tabular.declared import facts as known_facts
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.rehearsing import Part
@@ -63,7 +64,7 @@ def test_the_entry_finds_what_it_watches(text: dict[str, str]) -> None:
 
 def test_every_loss_is_one_of_the_trainer(text: dict[str, str]) -> None:
     trainer = text["swift/rlhf_trainers/grpo_trainer.py"]
-    assert all(f"'{loss}'" in trainer for loss in _LOSSES)
+    assert all(f"'{loss}'" in trainer for loss in LOSSES)
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -20,7 +20,7 @@ from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
 
-_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
 _COLOCATED = "only with use_vllm and vllm_mode colocate; `swift rollout` is started with its own flags"
 
 
@@ -101,7 +101,7 @@ ABSENT: dict[KnobName, str] = {
 REFUSED: tuple[Refusal[Config], ...] = (
     Refusal("rlhf_type", lambda c: c.get("rlhf_type") != "grpo",
         lambda c: f"rlhf_type is {c.get('rlhf_type')}; autotune drives `grpo`", "write rlhf_type: grpo"),
-    Refusal("loss_type", lambda c: c.get("loss_type") not in _LOSSES,
+    Refusal("loss_type", lambda c: c.get("loss_type") not in LOSSES,
         lambda c: f"GRPO has no loss_type {c.get('loss_type')}",
         "grpo, bnpo, dr_grpo, dapo, cispo, sapo, real, fipo"),
     Refusal("num_generations", lambda c: c.count("num_generations") < 1, "a prompt has at least one sample"),
