@@ -6,6 +6,7 @@ and the last bytes that the summary was made from, and only for the version of a
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from contextlib import suppress
@@ -48,9 +49,12 @@ def stamp_of(folder: Path) -> Stamp | None:
             tail = hashlib.sha256(file.read(_TAIL_BYTES)).hexdigest()
     except OSError:
         return None
-    return Stamp(
-        version=version_of(DISTRIBUTION), bytes=status.st_size, mtime_ns=status.st_mtime_ns, tail=tail
-    )
+    return Stamp(version=_version(), bytes=status.st_size, mtime_ns=status.st_mtime_ns, tail=tail)
+
+
+@functools.cache
+def _version() -> str:
+    return version_of(DISTRIBUTION)
 
 
 def read(folder: Path, kind: type[_T], *, stamp: Stamp) -> _T | None:
