@@ -100,9 +100,11 @@ class Areal(TabularFramework[Config]):
         return None
 
     def gpus(self, job: Job) -> int | None:
-        """Return how many GPUs the job's settings ask for; its backends are spread over them."""
+        """Return how many GPUs trainer and engines are spread over; None if their backends do not say."""
         config = self.config(job)
-        return (config.count("cluster.n_nodes") * config.count("cluster.n_gpus_per_node")) or None
+        if config.rollout is None or config.actor is None:
+            return None
+        return config.actor.ranks + (0 if config.colocated else config.rollout.ranks)
 
     def training(self, job: Job) -> Training:
         """Return the sizes of a step, and what decides which samples it has."""

@@ -95,3 +95,9 @@ def test_an_engine_s_defaults_are_those_of_the_card_that_is_named() -> None:
         for table in (by_name, json.loads(by_size.stdout))
     ]
     assert knobs[0]["max_batched_tokens"] == knobs[1]["max_batched_tokens"] == 8192
+
+
+def test_a_default_of_a_framework_is_no_number_of_gpus_that_the_job_asks_for() -> None:
+    case = CONFIGS.parent / "benchmarks" / "published" / "cases" / "areal-1.5b-ppo-8xh800" / "job.yaml"
+    result = CliRunner().invoke(main, ["plan", str(case)])  # AReaL's own cluster.n_nodes is 32
+    assert result.exit_code == 0, result.stderr
