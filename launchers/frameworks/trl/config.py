@@ -75,9 +75,12 @@ class Config(TrainerSettings):
 
     @property
     def version(self) -> tuple[int, int]:
-        """Major and minor number of the release that the job runs, the newest known where none is named."""
-        known = re.compile(r"(\d+)\.(\d+)")
-        match = known.match(self.job.framework_version or "") or known.match(RELEASES[-1])
+        """Major and minor number of the release that the job runs; zeros where it is not known.
+
+        What a log shows of a job has no folder, and nothing starts it: there the newest known release counts.
+        """
+        assumed = "" if self.job.workdir.startswith("/") else RELEASES[-1]
+        match = re.match(r"(\d+)\.(\d+)", self.job.framework_version or assumed)
         return (int(match[1]), int(match[2])) if match is not None else (0, 0)
 
     @property
@@ -88,7 +91,7 @@ class Config(TrainerSettings):
     @property
     def has_head(self) -> bool:
         """Whether the trainer has the fused head, which writes no logits but of a tile."""
-        return self.version >= _FUSED_HEAD
+        return not self.job.framework_version or self.version >= _FUSED_HEAD
 
     @property
     def sharding(self) -> str:
@@ -138,8 +141,8 @@ class Config(TrainerSettings):
         return self.has_script and any(self.written.get(name) is None for name in (MICRO, ACCUMULATION))
 
     @property
-    def defaults_to_bnpo(self) -> bool:
-        """Whether the job leaves its loss to a release whose default is bnpo."""
+    def leaves_an_unknown_loss(self) -> bool:
+        """Whether the default loss of the release counts, and is not known to be dapo."""
         return self.written.get("loss_type") is None and self.version < _DAPO
 
     @property

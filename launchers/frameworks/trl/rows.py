@@ -30,7 +30,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="microbatch_size", key="per_device_train_batch_size",
         unless={
             "the script may have defaults of its own: write per_device_train_batch_size and gradient_accumulation_steps under `settings:`": lambda c: c.hides_its_batch,
-            "the default loss_type of this release is bnpo, a mean over the tokens of a pass: other passes are another loss": lambda c: c.defaults_to_bnpo,
+            "the default loss_type of old releases is a mean over the tokens of a pass, and this one is old or not known: write loss_type, or framework_version at the top of the job": lambda c: c.leaves_an_unknown_loss,
             "liger's loss is normalised by the pass: other passes are another loss": lambda c: c.normalises_by_pass,
             "loss_type bnpo is a mean over the tokens of a pass: other passes are another loss": lambda c: c.get("loss_type") == "bnpo",
             "the entropy bonus is a mean over a pass: other passes are another loss": lambda c: c.get("entropy_coef") or c.on("use_adaptive_entropy"),

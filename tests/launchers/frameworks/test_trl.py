@@ -294,13 +294,13 @@ def test_a_setting_of_another_release_is_passed_on_and_told() -> None:
 @pytest.mark.parametrize(
     ("release", "loss", "liger", "is_offered"),
     [
-        *((None, None, False, True), (None, "dapo", False, True), (None, "dapo", True, True)),
+        *((None, None, False, False), (None, "dapo", False, True), (None, "dapo", True, False)),
         *(("0.23.1", None, False, False), ("0.23.1", "dapo", False, True), ("0.24.0", None, False, True)),
         *(("1.9.0", None, False, True), ("1.14.2", "grpo", True, False), ("1.15.0", None, True, True)),
-        *(("0.9.6", None, False, False), ("main", None, False, True)),
+        *(("0.9.6", None, False, False), ("main", None, False, False)),
     ],
 )
-def test_a_pass_stays_where_the_loss_of_a_release_is_normalised_by_it(
+def test_a_pass_stays_where_the_loss_of_a_release_is_not_known(
     release: str | None, loss: str | None, *, liger: bool, is_offered: bool
 ) -> None:
     written = replace(job(loss_type=loss, use_liger_kernel=liger), framework_version=release)
