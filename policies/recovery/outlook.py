@@ -31,6 +31,7 @@ from autotune.policies.values.knobs import Knobs
 HEADROOM = 0.01  # share of the capacity kept free on top, for what no step so far has shown
 _WRONG = 2  # predictions of one phase that failed in it before the ladder alone decides
 _BEYOND = 1.6  # times the estimate: coefficients a quarter off, all in one direction, stay well below
+_ROUNDING = 1e-9  # share by which one configuration may differ between two vectorised sums, by processor
 LATE = 4  # steps of an attempt after which a failure says nothing against its prediction
 MODELLED = frozenset({Cause.GPU_OOM, Cause.HOST_OOM, Cause.POOL_TOO_SMALL})
 
@@ -156,7 +157,9 @@ def less_than(
     """
     asked = view.estimates([a.knobs for a in failed])
     before = predicted(view.calibration, asked, late=False)
-    below = np.less_equal if clearly else np.less
+
+    def below(after: Floats, most: Floats) -> NDArray[np.bool_]:
+        return after <= most if clearly else after < most * (1 - _ROUNDING)
 
     def less_of(estimate: Estimates) -> NDArray[np.bool_]:
         less = np.ones(len(estimate.step_s), dtype=bool)
