@@ -47,6 +47,7 @@ from autotune.policies.values.run.view import AttemptView
 from autotune.policies.values.value import Value
 
 _SIGKILL, _SIGTERM = 9, 15
+_REPORTED = 64  # steps by which a worker's own log may lag behind the driver's
 _ANY_SCRIPT = "command"  # only its exit says that it is done
 
 
@@ -112,6 +113,7 @@ class AttemptMonitor:
         self._resumed_from: int | None = None
         self._losses: deque[float] = deque(maxlen=10_000)  # of the updates since the last step
         self._step_s: float | None = None  # of the last step
+        self._reported: dict[int, StepDone] = {}  # the latest steps as their lines had them
         self._forecaster = Forecaster(known=known, longest_response=longest_response)
         self._cures = Cures(known=known, attempt=attempt)
         self._done = False
@@ -265,8 +267,17 @@ class AttemptMonitor:
     def _take_marker(self, marker: Marker | None, events: list[Event], now: float) -> None:
         if isinstance(marker, StepTokens):
             events[:] = self._counted(events, marker.tokens)
-        elif marker is not None:
+        elif marker is not None and not (isinstance(marker, StepDone) and self._is_repeated(marker)):
             events += self._mark(marker, now)
+
+    def _is_repeated(self, done: StepDone) -> bool:
+        """Return whether a step was read before: Ray forwards to the driver what a worker's own log holds."""
+        if self._reported.get(done.step) == done:
+            return True
+        self._reported[done.step] = done
+        if len(self._reported) > _REPORTED:
+            del self._reported[next(iter(self._reported))]
+        return False
 
     def _failure(self, finding: Finding, witness: str) -> FailureSeen:
         self._failure_known = True

@@ -125,6 +125,14 @@ def test_the_goal_needs_consecutive_steps(followed: Followed) -> None:
     assert any(isinstance(e, GoalReached) and e.step == 9 for e in followed.see(step(9, 9)))
 
 
+def test_a_step_that_a_workers_own_log_repeats_counts_once(followed: Followed) -> None:
+    lines = [step(number, 20) for number in range(1, 6)]
+    first = followed.see(*lines[:2]) + followed.see(*lines[:2], source="worker-7.out")
+    assert [event.step for event in first if isinstance(event, Progressed)] == [1, 2]
+    later = followed.see(*lines[2:]) + followed.see(*lines[2:], source="worker-7.out")
+    assert [event.step for event in later if isinstance(event, Progressed)] == [3, 4, 5]
+
+
 def test_cards_stand_in_where_the_framework_reports_no_peaks(followed: Followed) -> None:
     followed.see("builtin: phase start name=rollout step=1\n")
     followed.see(samples=(sample(1, card=93),))
