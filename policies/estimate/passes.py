@@ -248,6 +248,21 @@ def _kernel(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
     return _Loss(first(score_rows), forward, kept, backward, size * rows)
 
 
+def _rows(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
+    """Return the sizes of verl 0.9.1's loss over padded passes where flash-attention is not installed.
+
+    `prepare_model_outputs` copies the head's output without its padding and applies log_softmax to each row;
+    autocast computes and keeps the result in fp32. The entropy runs operation by operation on the padded
+    output: a softmax, and for logsumexp an fp32 copy and its exponentials. Measured on an H200 (docs/gpu.md),
+    except for an entropy in the loss, which is counted from the tensors that autograd saves.
+    """
+    size = load.layout.compute_bytes
+    kept, forward = (size + FP32) * rows, (2 * size + FP32) * rows
+    if load.layout.entropy:
+        kept, forward = kept + (size + 2 * FP32) * rows, forward + 2 * FP32 * rows
+    return _Loss((size + 3 * FP32) * score_rows, forward, kept, kept, size * rows)
+
+
 def _pieces(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
     """Return the sizes of compiled pieces in fp32, or of an fp32 softmax where ranks split the words.
 
@@ -267,4 +282,4 @@ def _pieces(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
     )
 
 
-_LOSSES = {"softmax": _softmax, "kernel": _kernel, "pieces": _pieces}
+_LOSSES = {"softmax": _softmax, "kernel": _kernel, "pieces": _pieces, "rows": _rows}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import (
     megatron_state_bytes,
@@ -98,7 +100,7 @@ def layout(config: Config) -> Layout:
         logits_in_place=not (config.entropy or squares),
         per_tensor_optimizer=apart,
         optimizer_temporary_bytes=temporary,
-        loss="softmax" if config.megatron or squares else "kernel",
+        loss="softmax" if config.megatron or squares else _loss(config),
         compiled_loss=config.flag(f"{FSDP}.use_torch_compile"),
         scaled_logits=config.share(f"{ROLLOUT}.temperature") != 1.0,
         padded=not config.flag(f"{MODEL}.use_remove_padding"),
@@ -108,6 +110,16 @@ def layout(config: Config) -> Layout:
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )
     return with_transformer(spread, transformer.get)
+
+
+def _loss(config: Config) -> Literal["kernel", "rows"]:
+    """Return the loss of FSDP: flash-attention's kernel, or PyTorch's log_softmax where it is not installed.
+
+    A job that pads its passes and chooses another attention is taken to have no flash-attention.
+    """
+    attention = config.text(f"{MODEL}.override_config.attn_implementation")
+    without = attention in ("sdpa", "eager") and not config.flag(f"{MODEL}.use_remove_padding")
+    return "rows" if without else "kernel"
 
 
 def _gradient_bytes(config: Config, stored: int) -> int:

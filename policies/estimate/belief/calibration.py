@@ -11,6 +11,7 @@ import numpy as np
 from autotune.policies.estimate.belief.gaussian import Belief, Floats, less_sure
 from autotune.policies.estimate.belief.growth import Growth
 from autotune.policies.estimate.belief.observations import (
+    fills_microbatch,
     growths,
     lengths_seen,
     likely_phase,
@@ -116,7 +117,8 @@ def _after(belief: Belief, run: Run, evidence: _Evidence) -> Calibration:
                 moved[attempt.number] = likely
                 attempt = in_phase(attempt, likely)
         floor = evidence.floors[attempt.longest][attempt.knobs]
-        belief = shown_by(belief, shown, column, attempt, capacity, floor, grew)
+        filled = attempt.longest or fills_microbatch(profile, attempt)
+        belief = shown_by(belief, shown, column, attempt, capacity, floor, grew, filled)
         if not attempt.longest:
             belief = lengths_seen(belief, profile, attempt)
         pool = float(estimate.pool_tokens[column])

@@ -143,10 +143,12 @@ def shown_by(
     unit: float,
     floor: dict[str, float],
     grown: dict[str, Growth],
+    filled: bool = True,
 ) -> Belief:
     """Return the belief after one attempt: its peaks, the phases it passed, and where it failed.
 
     Shorter batches of one attempt do not lower what another with the same knobs needed: `floor`, in bytes.
+    That training passed bounds what it needs only where its steps `filled` a micro-batch.
     """
     diagnosis = attempt.diagnosis
     steady = [event for event in attempt.progress if event.step > 1 or attempt.continued]
@@ -158,6 +160,8 @@ def shown_by(
             peak = attempt.ended.peaks.get(name)
         if peak is not None:
             belief = _read(belief, estimate, place, column, peak, unit, floor.get(name, 0.0), grown.get(name))
+        elif not filled and phase in (Phase.FORWARD, Phase.BACKWARD):
+            continue
         elif steady:
             row = _row(estimate, place, column, unit, late=False)
             belief = _under(belief, row, capacity - _total(estimate, place, column), capacity)
@@ -176,11 +180,23 @@ def shown_by(
     return _host_shown(belief, estimate, column, attempt)
 
 
+def fills_microbatch(profile: Profile, attempt: Attempt) -> bool:
+    """Return whether a step of an attempt had the tokens that its micro-batch may hold; unknown is yes."""
+    tokens, limit = step_tokens(attempt), attempt.knobs.tokens_per_microbatch
+    # Of one replica each; with several a step needs more, so that their number is not asked for.
+    return not tokens or not limit or max(tokens) >= limit
+
+
+def step_tokens(attempt: Attempt) -> list[float]:
+    """Return the tokens of each step that reported its speed."""
+    rates = [(event.tokens_per_second or 0.0) * (event.seconds or 0.0) for event in attempt.progress]
+    return [tokens for tokens in rates if tokens > 0]
+
+
 def lengths_seen(belief: Belief, profile: Profile, attempt: Attempt) -> Belief:
     """Return the belief after the mean length of an attempt's sequences was seen: tokens over samples."""
     layout = profile.layout
-    rates = [(e.tokens_per_second or 0.0) * (e.seconds or 0.0) for e in attempt.progress]
-    tokens = [tokens for tokens in rates if tokens > 0]
+    tokens = step_tokens(attempt)
     if not tokens or not layout.sequences:
         return belief
     mean = sorted(tokens)[len(tokens) // 2] / layout.sequences

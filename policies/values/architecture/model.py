@@ -163,7 +163,9 @@ class Layout(Value, frozen=True, kw_only=True):
     # Megatron: what selective recomputation computes again; empty: attention's core
     recompute_modules: tuple[str, ...] = ()
     logits_in_place: bool = False  # the loss and its gradient overwrite the logits
-    loss: Literal["softmax", "kernel", "pieces"] = "softmax"  # what it keeps: policies/estimate/passes.py
+    loss: Literal["softmax", "kernel", "pieces", "rows"] = (
+        "softmax"  # what it keeps: policies/estimate/passes.py
+    )
     compiled_loss: bool = True  # `kernel`: the entropy is one compiled function
     scaled_logits: bool = False  # `kernel`: a temperature other than 1 divides the logits
     logits_share: float = 1.0  # of a micro-batch's tokens, those whose logits are computed

@@ -600,6 +600,11 @@ def test_the_layout_says_how_fsdp_wraps_reduces_and_computes_the_loss() -> None:
     assert changed.scaled_logits and not changed.compiled_loss
     assert profile(job(**{f"{ACTOR}.calculate_sum_pi_squared": True})).layout.loss == "softmax"
     assert profile(JOBS["megatron"]).layout.loss == "softmax"
+    padded = {"actor_rollout_ref.model.use_remove_padding": False}
+    assert profile(job(**padded)).layout.loss == "kernel"
+    sdpa = {"+actor_rollout_ref.model.override_config.attn_implementation": "sdpa"}
+    assert profile(job(**padded, **sdpa)).layout.loss == "rows"
+    assert profile(job(**sdpa)).layout.loss == "kernel"
 
 
 def test_concurrency_counts_no_more_requests_than_there_are() -> None:

@@ -10,7 +10,7 @@ from autotune.policies.estimate.belief.prior import INDEX, LENGTHS, prior
 from autotune.policies.estimate.lengths import Assumption, deviation_of
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES, estimates
-from autotune.policies.values.events import Ended, Started
+from autotune.policies.values.events import Ended, Progressed, Started
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import fold
 from autotune.policies.values.observation import Cancelled
@@ -43,6 +43,16 @@ def test_an_engine_whose_device_is_unknown_hides_no_other_phase():
         job = accepted(apart, cluster=cluster)
         run = fold((job, Started(knobs=wider), *fails(Phase.CHECKPOINT)))
         assert calibrated(run, MODEL).moved == {1: Phase.FORWARD}
+
+
+@pytest.mark.parametrize(("tokens", "bounds"), [(60_000, False), (70_000, True), (None, True)])
+def test_a_step_that_fills_no_micro_batch_does_not_show_what_one_takes(tokens, bounds):
+    full = replace(KNOBS, tokens_per_microbatch=65_536)
+    held = Progressed(step=1, seconds=10.0, tokens_per_second=tokens and tokens / 10.0)
+    history = (accepted(), Started(knobs=full), held, *fails(Phase.OPTIMIZER, shown=True))
+    before, after = about([accepted()], Phase.BACKWARD, full)[0], about(history, Phase.BACKWARD, full)[0]
+    assert before > 1.2 * CLUSTER.gpu_memory_bytes
+    assert (after < 1.02 * CLUSTER.gpu_memory_bytes) is bounds
 
 
 @pytest.mark.parametrize(

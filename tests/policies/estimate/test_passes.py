@@ -129,6 +129,7 @@ SOFTMAX = replace(LAYOUT, logits_bytes=4, loss="softmax")
 KERNEL = replace(LAYOUT, loss="kernel")
 STEPWISE = replace(KERNEL, compiled_loss=False)
 PIECES = replace(LAYOUT, loss="pieces")
+ROWS = replace(LAYOUT, loss="rows")
 IN_PLACE = {"logits_in_place": True}
 ENTROPY, CHUNKED = {"entropy": True}, {"chunked_head": True}
 AGAIN, HALF = {"loss_recompute": True}, {"logprob_chunk": 50}
@@ -181,6 +182,9 @@ def bytes_of_a_logit(layout, tokens=TOKENS, **knobs):
         (STEPWISE, ENTROPY, {"entropy_chunking": True}, (14, 14, 10, 18, 2, 2)),
         (STEPWISE, ENTROPY, {"entropy_chunking": True, "entropy_recompute": True}, (14, 14, 2, 20, 2, 2)),
         (STEPWISE, ENTROPY | {"scaled_logits": True}, {}, (8, 8, 4, 14, 2, 2)),
+        # Padded passes without flash-attention: the head's output, a packed copy, log_softmax in fp32.
+        (ROWS, {}, {}, (14, 8, 6, 6, 2, 2)),
+        (ROWS, ENTROPY, {}, (14, 16, 16, 16, 2, 2)),
         (PIECES, {}, {}, (2, 6, 2, 8, 2, 4)),
         (PIECES, {}, HALF, (2, 4, 2, 7, 2, 4)),
         # Ranks that split the words keep an fp32 softmax beside the logits.
