@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
 SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long golden demo search-demo overhead faults-storage schema facts clean explain-speed faults soak fuzz mutation report-page docs pictures pip-audit gpu-measure gpu-launch
+.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long golden demo search-demo overhead faults-storage schema facts clean explain-speed faults soak fuzz mutation report-page docs pictures pip-audit gpu-measure gpu-launch gpu-real
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -151,6 +151,11 @@ gpu-measure:  ## peaks and real OOMs of one trainer, on a GPU
 
 gpu-launch:  ## recover the built-in job, and installed frameworks' jobs, on a GPU
 	$(PYTHON) benchmarks/gpu/launch.py
+
+# PACKAGES is a folder that `python -m benchmarks.gpu.pack` wrote; empty where TRL and verl are installed.
+PACKAGES ?=
+gpu-real:  ## recover TRL and verl from real OOMs, on a GPU
+	$(PYTHON) benchmarks/gpu/real.py --out runs/gpu-real $(if $(PACKAGES),--packages $(PACKAGES))
 
 schema: install  ## write configs/job.schema.json, configs/schemas and docs/job.md
 	$(BIN)/python -m autotune.orchestrator.config.json_schema > configs/job.schema.json

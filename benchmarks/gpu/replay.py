@@ -243,6 +243,45 @@ def run_peaks(path: Path) -> Iterator[RunPeak]:
                 pass
 
 
+class RealPeak(NamedTuple):
+    """The allocated peak of a phase of a real framework's trainer, beside the estimate."""
+
+    step: int
+    phase: Phase
+    tokens: int  # of the longest sequence
+    allocated_bytes: int
+    predicted_bytes: float
+
+
+def real_peaks(path: Path) -> Iterator[RealPeak]:
+    """Yield the peaks that `NAME-peaks.jsonl` holds of the job whose events `NAME.jsonl` has.
+
+    The estimate is told how many sequences the step had, and their lengths, which are all alike.
+    """
+    events = path.with_name(path.name.replace("-peaks", ""))
+    accepted = next(event for event in journal.read(events) if isinstance(event, Accepted))
+    model = accepted.job.shape
+    assert model is not None
+    profile = FRAMEWORKS[accepted.job.framework].profile(accepted.job, accepted.cluster)
+    for line in path.read_bytes().splitlines():
+        row = msgspec.json.decode(line)
+        prompt, response = row["prompt_tokens"], row["response_tokens"]
+        lengths = {"prompt_tokens": prompt, "response_tokens": response}
+        lengths |= {"prompt_mean": float(prompt), "response_mean": float(response)}
+        lengths |= {"sequences": row["sequences"], "mini_batch": row["sequences"]}
+        seen = msgspec.structs.replace(
+            profile,
+            layout=msgspec.structs.replace(profile.layout, **lengths),
+            longest_sequence=prompt + response,
+        )
+        knobs = msgspec.structs.replace(profile.knobs, tokens_per_microbatch=row["tokens_per_microbatch"])
+        phase = Phase(row["phase"])
+        gpu = estimate(seen, accepted.cluster, model, knobs).phases[phase].gpu
+        predicted = gpu.total - gpu.outside - gpu.residue + constant("workspaces")
+        predicted -= 0.0 if row["with_optimizer"] else gpu.optimizer
+        yield RealPeak(row["step"], phase, prompt + response, row["allocated_bytes"], predicted)
+
+
 def main() -> None:
     """Print a line per measurement, and the errors of each file."""
     if not files():
@@ -280,6 +319,12 @@ def main() -> None:
             share = peak.predicted_bytes / peak.used_bytes - 1.0
             measured = peak.used_bytes / (1 << 30)
             print(f"#{peak.attempt} {peak.phase}: measured {measured:.2f} GiB, estimate {100 * share:+.1f} %")
+    for path in sorted(FOLDER.glob("*-real/*-peaks.jsonl")):
+        print(f"\n{path.parent.name}/{path.name}")
+        for step, phase_name, tokens, measured, predicted in real_peaks(path):
+            share = 100 * (predicted / measured - 1.0)
+            size = f"measured {measured / (1 << 30):.2f} GiB, estimate {share:+.1f} %"
+            print(f"step {step}, {tokens} tokens a sequence, {phase_name}: {size}")
 
 
 if __name__ == "__main__":

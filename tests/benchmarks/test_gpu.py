@@ -14,6 +14,7 @@ from autotune.orchestrator.run import journal
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.estimate.constants import constant
+from autotune.policies.recovery.decide import decide
 from autotune.policies.values.events import (
     Decided,
     Diagnosed,
@@ -197,6 +198,34 @@ def test_the_peaks_of_a_recorded_run_agree_with_the_estimate(path):
     errors = sorted(abs(peak.predicted_bytes / peak.used_bytes - 1.0) for peak in compared)
     assert statistics.fmean(errors) < 0.05
     assert errors[-1] < 0.2
+
+
+@pytest.mark.parametrize("path", sorted(replay.FOLDER.glob("*-real/*-peaks.jsonl")), ids=str)
+def test_the_peaks_of_a_real_framework_agree_with_the_estimate(path):
+    compared = list(replay.real_peaks(path))
+    errors = sorted(abs(peak.predicted_bytes / peak.allocated_bytes - 1.0) for peak in compared)
+    assert {peak.phase.value for peak in compared} == {"log_prob", "forward", "backward", "optimizer"}
+    assert statistics.fmean(errors) < 0.03
+    assert errors[-1] < 0.05
+
+
+@pytest.mark.parametrize("name", ["trl", "verl"])
+def test_a_real_framework_ran_out_of_memory_and_was_cured(name):
+    path = replay.FOLDER / "h200-real" / f"{name}.jsonl"
+    rows = launch.table(name, journal.read(path))
+    assert rows[0].cause == "gpu-oom" and rows[-1].cause == "completed"
+    resumed = [event for event in journal.read(path) if isinstance(event, Progressed) and event.resumed_from]
+    assert resumed[0].step == 2
+
+
+def test_a_cure_of_verl_is_sized_by_what_the_failed_pass_needs_not_by_shorter_ones_before():
+    # The first step held with 6,144 of the 131,072 tokens that a pass may have.
+    history = list(journal.read(replay.FOLDER / "h200-real" / "verl.jsonl"))
+    place = next(at for at, event in enumerate(history) if isinstance(event, Decided))
+    cure = decide(tuple(history[:place])).remedy
+    assert cure.changes == {"tokens_per_microbatch": 32768}
+    measured = 92_548_191_232  # of the forward pass at 32,768 tokens, as allocated
+    assert measured < cure.predicted["forward"] < 1.1 * measured
 
 
 def test_recorded_runs_are_told_attempt_by_attempt():

@@ -1,0 +1,102 @@
+"""Peaks of the trainer's phases, and a budget for a process that has no card.
+
+VERL_PLUGIN_PEAKS names a file that gets a line of JSON per pass. VERL_PLUGIN_BUDGET is what the trainer's
+process may take, in bytes of private memory above what it has after its first step; RLIMIT_DATA enforces it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import resource
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from verl.plugin.platform import get_platform
+
+from .cpu import private_bytes
+
+
+class Memory:
+    """What the trainer's process does, and how much memory it takes."""
+
+    def __init__(self) -> None:
+        self.device = get_platform().device_module
+        self.path = os.environ.get("VERL_PLUGIN_PEAKS")
+        self.budget = int(os.environ.get("VERL_PLUGIN_BUDGET") or 0)
+        self.updates = 0
+        self.step = 0
+        self.began = time.monotonic()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a phase."""
+        self.began = time.monotonic()
+        self.device.reset_peak_memory_stats()
+
+    def end(self, name: str) -> None:
+        """Write down what a phase took since the last beginning, and begin the next one."""
+        if self.path:
+            free, total = self.device.mem_get_info()
+            line = {
+                "phase": name,
+                "step": self.step + 1,
+                "seconds": round(time.monotonic() - self.began, 3),
+                "allocated_bytes": self.device.max_memory_allocated(),
+                "reserved_bytes": self.device.max_memory_reserved(),
+                "allocated_now_bytes": self.device.memory_allocated(),
+                "reserved_now_bytes": self.device.memory_reserved(),
+                "free_bytes": free,
+                "total_bytes": total,
+            }
+            with Path(self.path).open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        self.begin()
+
+    @contextmanager
+    def phase(self, name: str):
+        """Measure a phase that succeeds."""
+        self.begin()
+        yield
+        self.end(name)
+
+    def updated(self, step: int | None) -> None:
+        """Note that the engine has new weights, which ends a step."""
+        self.step = step or 0
+        self.updates += 1
+        if self.updates == 2 and self.budget:  # after the first step, which allocates what stays
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (private_bytes() + self.budget, hard))
+
+    def follow(self) -> None:
+        """Measure the passes of verl's engine: forward ends where backward begins."""
+        from verl.workers.engine.base import BaseEngine
+        from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+        def measured(owner: type, method: str, name: str, before: str | None = None) -> None:
+            call = getattr(owner, method)
+
+            @functools.wraps(call)
+            def passes(*arguments, **named):
+                self.end(before) if before else self.begin()
+                result = call(*arguments, **named)
+                self.end(name)
+                return result
+
+            setattr(owner, method, passes)
+
+        measured(BaseEngine, "infer_batch", "log_prob")
+        measured(FSDPEngine, "optimizer_step", "optimizer")
+        measured(torch.Tensor, "backward", "backward", before="forward")
+
+
+@functools.cache
+def watch() -> Memory:
+    """Return this process's account; the first call begins it."""
+    memory = Memory()
+    if memory.path:
+        memory.follow()
+    return memory
