@@ -115,7 +115,8 @@ class RunReader:
         if stamp is None or stamp != self._stamp:
             self._stamp, self._over = stamp, None
             if stamp is not None and self._keeps:
-                self._over = summary.read(self.run.path, RunStatus, stamp=stamp)
+                kept = summary.read(self.run.path, RunStatus, stamp=stamp)
+                self._over = kept and replace(kept, run=self.run.id)  # the folder may be a copy
         status = self._over or self._read(now=now)
         if self._over is None and self._tail.view.state.is_terminal:
             self._over = status

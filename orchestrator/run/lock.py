@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -49,7 +49,7 @@ class Owner(Value, frozen=True, kw_only=True):
     """Who drives a run: enough to signal it from another terminal of the same host."""
 
     host: str
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=1)]  # a record without one is damaged; UNKNOWN has 0
     boot_id: str
     pids: int | None = None  # the namespace of its pid; containers of one host have their own
     started: int = 0  # clock ticks from the machine's boot to the process's start; 0: not known

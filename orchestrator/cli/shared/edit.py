@@ -232,10 +232,13 @@ def edit_of(
     changes = differences(before, secrets.masked(job))
     if not changes:
         return None
+    launched = Path(file).absolute() == Path(request.job_file).absolute()
+    seen = launched or bool(request.identity)  # a run without one is found by this digest
     request = msgspec.structs.replace(
         request,
-        job_digest=_digest_of(request.job_file, request.job_digest),
-        identity=_identity_of(request.job_file, request) or request.identity,
+        job_digest=_digest_of(request.job_file, request.job_digest) if seen else request.job_digest,
+        # What the launched file states by now was never run where the edit is of another file.
+        identity=(launched and _identity_of(request.job_file, request)) or request.identity,
         edited_digest=_digest_of(request.edited_file, ""),
         edited_identity=_identity_of(request.edited_file, request),
     )

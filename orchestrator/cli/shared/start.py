@@ -42,6 +42,7 @@ from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.value import Value
 
 _DRIVER_START_S = 30.0
+_STATED = ("job_digest", "overrides", "relaunches", "trials", "duration")  # of a request: its job
 
 
 class Begun(Value, frozen=True, kw_only=True):
@@ -184,17 +185,14 @@ def _continued(
         request = run.request
         if asked.identity in (request.identity, request.edited_identity):
             return run, None
-        if not request.identity and asked.job_digest == request.job_digest:
+        if not request.identity and all(getattr(asked, n) == getattr(request, n) for n in _STATED):
             return run, None  # it began before there were identities
     history = () if latest is None else latest.history()
     if latest is None or not history:
         return None, None
     request = msgspec.structs.replace(
         latest.request,
-        **{
-            name: getattr(asked, name)
-            for name in ("job_digest", "identity", "overrides", "relaunches", "trials", "duration")
-        },
+        **{name: getattr(asked, name) for name in ("identity", *_STATED)},
         edited_file="",
     )
     edit = edit_of(history, prepared.text, prepared.job, file=asked.job_file, request=request)

@@ -186,8 +186,26 @@ def test_a_run_from_before_identities_is_found_by_its_file(home: Path) -> None:
     assert requeued(home, "never_fits").code == 0 and len(directory.runs(home / "runs")) == 1
     (home / "job.yaml").write_text("# another comment\n" + JOB)
     assert requeued(home, "never_fits").code == 0 and len(directory.runs(home / "runs")) == 1
+    changed = requeued(home, "own_failure", "--set", "tokens_per_microbatch=512")
+    assert changed.code == 1 and len(directory.runs(home / "runs")) == 2
     (home / "job.yaml").write_text(LONGER)
-    assert requeued(home, "own_failure").code == 1 and len(directory.runs(home / "runs")) == 2
+    assert requeued(home, "own_failure").code == 1
+    assert trained(home)[0] == "steps: 4 TrainingCompleted"
+
+
+@pytest.mark.parametrize("identified", [True, False])
+def test_an_edit_from_another_file_is_no_run_of_what_the_launched_file_states_since(
+    home: Path, identified: bool
+) -> None:
+    assert requeued(home, "own_failure").code == 1
+    if not identified:
+        record = the_run(home).path / "asked.json"
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"identity": ""}))
+    (home / "other.yaml").write_text(JOB.replace("prompt_tokens: 8", "prompt_tokens: 4"))
+    (home / "job.yaml").write_text(LONGER)
+    assert run("resume", "--job", "other.yaml", cwd=home, play="tight_memory").code == 0
+    assert requeued(home, "own_failure").code == 1
+    assert trained(home) == ["steps: 4 NeedsHuman TrainingCompleted", "steps: 400 NeedsHuman"]
 
 
 def test_resume_says_that_the_job_file_has_changed(home: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,6 +135,14 @@ def test_a_driver_of_another_host_is_named_with_its_heartbeat_and_watched(
     at[0] = STALE_S
     seen = reader.look(now=0.0)
     assert (seen.running, seen.driver, seen.status) == (False, "", "INTERRUPTED")
+
+
+def test_a_copied_run_is_listed_under_its_own_id(tmp_path: Path) -> None:
+    original = finished_run(tmp_path / "7c1e")
+    seen = RunReader(original).look(now=0.0)
+    copy = RunFolder(tmp_path / "copy")
+    shutil.copytree(original.path, copy.path)  # with the times of its files
+    assert RunReader(copy).look(now=0.0) == replace(seen, run="copy")
 
 
 def test_a_summary_of_another_run_is_not_believed(tmp_path: Path) -> None:

@@ -72,6 +72,12 @@ def test_one_driver_has_the_run_and_the_next_has_the_next_number(folder: Path) -
     assert (folder / "drivers").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("pid", [0, -1])
+def test_a_record_whose_pid_names_many_processes_is_nobody_to_signal(folder: Path, pid: int) -> None:
+    claim(folder, 1, Owner(host=socket.gethostname(), pid=pid, boot_id=boot_id()))
+    assert owner(folder) == UNKNOWN and not UNKNOWN.can_be_signalled
+
+
 def test_of_many_that_claim_at_once_one_has_the_run(folder: Path) -> None:
     program = (
         "import pathlib, sys\n"
