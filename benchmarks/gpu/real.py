@@ -267,7 +267,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     began = time.monotonic()
     work = Path(tempfile.mkdtemp(prefix="real-"))
-    options.out.mkdir(parents=True, exist_ok=True)
     needed = {STEPS[step][0] for step in options.steps}
     pythons = {name: interpreter(name, options.packages, work) for name in needed}
     core = [str(work / "packages" / "core")] if options.packages else []
@@ -278,6 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not found and not options.rehearsal:
         sys.stderr.write("no GPU: NVML shows no NVIDIA card on this machine\n")
         return _NO_GPU
+    options.out.mkdir(parents=True, exist_ok=True)
     print(f"{found[0] if found else 'no GPU'}: packages after {time.monotonic() - began:.0f} s", flush=True)
     total = 0 if options.rehearsal else card_bytes()
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *core])}

@@ -30,7 +30,6 @@ from autotune.policies.values.knobs import Knobs
 
 HEADROOM = 0.01  # share of the capacity kept free on top, for what no step so far has shown
 _WRONG = 2  # predictions of one phase that failed in it before the ladder alone decides
-_ROUNDING = 1e-9  # sums of the same terms differ by it: a configuration is never less than itself
 _BEYOND = 1.6  # times the estimate: coefficients a quarter off, all in one direction, stay well below
 _ROUNDING = 1e-9  # share by which one configuration may differ between two vectorised sums, by processor
 LATE = 4  # steps of an attempt after which a failure says nothing against its prediction
@@ -170,7 +169,7 @@ def less_than(
                 case Diagnosis(cause=Cause.GPU_OOM, phase=phase, facts=facts) if phase in PHASES:
                     short = max(clearly * view.calibration.unit, float(missing_bytes(facts) or 0))
                     most = before.gpu[PHASES.index(phase), column] - (short if clearly else 0.0)
-                    less &= below(after.gpu[PHASES.index(phase)], most * (1 - _ROUNDING))
+                    less &= below(after.gpu[PHASES.index(phase)], most)
                 case Diagnosis(cause=Cause.HOST_OOM):
                     less &= below(after.host.max(axis=0), before.host[:, column].max() * (1 - clearly))
                 case Diagnosis(cause=Cause.POOL_TOO_SMALL):

@@ -293,10 +293,10 @@ def test_running_out_is_recorded_and_survived(tmp_path):
     assert min(tokens) < max(line["settings"]["tokens_per_microbatch"] for line in failures)
 
 
-@pytest.mark.parametrize("program", ["measure.py", "launch.py"])
+@pytest.mark.parametrize("program", ["measure.py", "launch.py", "real.py"])
 def test_without_a_gpu_the_programs_say_so(program, tmp_path):
     pytest.importorskip("torch")
-    out = ["--out", str(tmp_path / "out.jsonl")] if program == "measure.py" else []
+    out = ["--out", str(tmp_path / "out.jsonl")] if program != "launch.py" else []
     done = subprocess.run(
         [sys.executable, f"benchmarks/gpu/{program}", *out],
         cwd=ROOT, capture_output=True, text=True, timeout=120,
