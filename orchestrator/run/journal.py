@@ -20,7 +20,7 @@ import msgspec
 from autotune.orchestrator.clock import Clock, seconds_of, timestamp
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of, writing
 from autotune.orchestrator.run.lock import Lock
-from autotune.orchestrator.run.storage import Persistence, sync_folder
+from autotune.orchestrator.run.storage import Persistence, open_to_read, sync_folder
 from autotune.policies.values.events import DriverBegan, Event, History, Notified, Row
 from autotune.policies.values.run.view import RunView
 
@@ -47,7 +47,8 @@ def encode(event: Row) -> bytes:
 def read(path: Path) -> History:
     """Return the events on record without locking; a torn last line is left out."""
     try:
-        data = path.read_bytes()
+        with open_to_read(path) as file:
+            data = file.read()
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -82,7 +83,7 @@ class Tail:
 
     def _new(self) -> tuple[History, bool]:
         try:
-            with self.path.open("rb") as file:
+            with open_to_read(self.path) as file:
                 status = os.fstat(file.fileno())
                 stamp = status.st_ino, status.st_size, status.st_mtime_ns
                 before, self._stamp = self._stamp, stamp

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import signal
 import socket
@@ -28,7 +29,7 @@ import msgspec
 
 from autotune.orchestrator.calls import call
 from autotune.orchestrator.errors import ExitCode, Failure, writing
-from autotune.orchestrator.run.storage import create_durably, sync_folder
+from autotune.orchestrator.run.storage import create_durably, open_to_read, sync_folder
 from autotune.policies.values.value import Value
 
 FOLDER = "drivers"
@@ -42,13 +43,14 @@ _TRIES = 3
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _RECORD_BYTES = 8192
+_NUMBER = re.compile(r"[1-9][0-9]{0,16}")  # what a row of the journal can carry, also after the next claim
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EMLINK)
 
 
 class Owner(Value, frozen=True, kw_only=True):
     """Who drives a run: enough to signal it from another terminal of the same host."""
 
-    host: str
+    host: Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x20\x7f-\x9f]{1,255}\Z")]  # it is printed
     pid: Annotated[int, msgspec.Meta(ge=1)]  # a record without one is damaged; UNKNOWN has 0
     boot_id: str
     pids: int | None = None  # the namespace of its pid; containers of one host have their own
@@ -139,7 +141,7 @@ class Watch:
             if not number:
                 return Claim(0, None, changed=False)
             try:
-                with (self._folder / FOLDER / str(number)).open("rb") as file:  # an open asks an NFS server
+                with open_to_read(self._folder / FOLDER / str(number)) as file:  # which asks an NFS server
                     state, data = os.fstat(file.fileno()), file.read(_RECORD_BYTES)
                 break
             except FileNotFoundError:  # a newer one has just come and taken its place
@@ -164,10 +166,13 @@ def last_owner(folder: Path) -> Owner | None:
     """Return who holds the run's lock, or held it when its process died; None after an orderly end."""
     try:
         number = max(_numbers(folder), default=0)
-        last = _decoded((folder / FOLDER / str(number)).read_bytes()) if number else None
+        if not number:
+            return None
+        with open_to_read(folder / FOLDER / str(number)) as file:
+            last = _decoded(file.read(_RECORD_BYTES))
     except OSError:
         return UNKNOWN
-    return None if last is None or last.over else last
+    return None if last.over else last
 
 
 class Lock:
@@ -320,7 +325,7 @@ class Lock:
 def _numbers(folder: Path) -> list[int]:
     """Return the numbers that are claimed; raises OSError."""
     try:
-        return [int(each.name) for each in (folder / FOLDER).iterdir() if each.name.isdecimal()]
+        return [int(each.name) for each in (folder / FOLDER).iterdir() if _NUMBER.fullmatch(each.name)]
     except FileNotFoundError:
         folder.stat()  # raises where the run itself is not there, such as a file system that is not mounted
         return []

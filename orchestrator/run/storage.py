@@ -11,11 +11,12 @@ import contextlib
 import errno
 import math
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 from autotune.orchestrator.calls import call
 from autotune.orchestrator.errors import Failure, reason_of
@@ -69,6 +70,15 @@ def is_absent(path: Path) -> bool:
         path.parent.stat()
         return True
     return False
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """Open a file of a run that may be another user's; raises OSError, also for a pipe, which could wait."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def append(descriptor: int, data: bytes) -> None:

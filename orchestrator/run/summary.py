@@ -17,6 +17,7 @@ import msgspec
 
 from autotune.launchers.packages import DISTRIBUTION, version_of
 from autotune.orchestrator.run.directory import partial_of
+from autotune.orchestrator.run.storage import open_to_read
 from autotune.policies.values.value import Value
 
 NAME = ".summary.json"
@@ -43,7 +44,7 @@ class _Kept(Value, frozen=True, kw_only=True):
 def stamp_of(folder: Path) -> Stamp | None:
     """Return the stamp of a run's journal; None where there is none to read."""
     try:
-        with (folder / "events.jsonl").open("rb") as file:
+        with open_to_read(folder / "events.jsonl") as file:
             status = os.fstat(file.fileno())
             file.seek(max(0, status.st_size - _TAIL_BYTES))
             tail = hashlib.sha256(file.read(_TAIL_BYTES)).hexdigest()

@@ -9,6 +9,7 @@ import msgspec
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.cluster_fit import nodes_of
 from autotune.orchestrator.run.directory import write_private
+from autotune.orchestrator.run.storage import open_to_read
 from autotune.orchestrator.units import show_duration
 from autotune.policies.values.value import Value
 
@@ -51,6 +52,7 @@ def clear(folder: Path) -> None:
 def read(folder: Path) -> Waiting | None:
     """Return what a run waits for; None where it waits for nothing, or that cannot be read."""
     try:
-        return msgspec.json.decode((folder / _NAME).read_bytes(), type=Waiting)
+        with open_to_read(folder / _NAME) as file:
+            return msgspec.json.decode(file.read(), type=Waiting)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None

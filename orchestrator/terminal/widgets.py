@@ -48,6 +48,7 @@ _UNBOUNDED = 10_000
 _BAR_CELLS = 24
 _LEVELS = "▁▂▃▄▅▆▇█"
 _MARGINAL, _FULL = 0.9, 0.95  # of a memory: yellow, red
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a run's files and its job may hold them
 _STYLES = (
     (re.compile(r"^(error(\[[\w-]+\])?|unknown):", re.MULTILINE), {"fg": "red", "bold": True}),
     (re.compile(r"^warning:", re.MULTILINE), {"fg": "yellow"}),
@@ -86,9 +87,12 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def echo(text: str, *, color: str, err: bool = False) -> None:
-    """Print a text on stdout or stderr with the colours and the glyphs that the stream takes."""
+    """Print a text on stdout or stderr with the colours and the glyphs that the stream takes.
+
+    Control characters are replaced: a text may come from the files of another user's run.
+    """
     stream = sys.stderr if err else sys.stdout
-    text = encodable(text, stream)
+    text = _CONTROL.sub("?", encodable(text, stream))
     click.echo(highlighted(text) if wants_color(color, stream) else text, err=err, color=True)
 
 

@@ -145,6 +145,15 @@ def test_a_copied_run_is_listed_under_its_own_id(tmp_path: Path) -> None:
     assert RunReader(copy).look(now=0.0) == replace(seen, run="copy")
 
 
+@pytest.mark.parametrize("name", ["events.jsonl", "drivers/1", "waiting.json"])
+def test_a_pipe_in_the_folder_of_a_run_does_not_keep_the_table_waiting(tmp_path: Path, name: str) -> None:
+    run = finished_run(tmp_path / "7c1e")
+    (run.path / "drivers").mkdir(exist_ok=True)
+    (run.path / name).unlink(missing_ok=True)
+    os.mkfifo(run.path / name)
+    assert RunReader(run).look(now=0.0).run == "7c1e"
+
+
 def test_a_summary_of_another_run_is_not_believed(tmp_path: Path) -> None:
     run, other = finished_run(tmp_path / "7c1e"), RunFolder(tmp_path / "beef")
     write_run(other.path, steps=20)

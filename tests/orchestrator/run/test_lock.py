@@ -78,6 +78,27 @@ def test_a_record_whose_pid_names_many_processes_is_nobody_to_signal(folder: Pat
     assert owner(folder) == UNKNOWN and not UNKNOWN.can_be_signalled
 
 
+def test_the_name_of_a_host_that_a_terminal_would_obey_is_not_known(folder: Path) -> None:
+    claim(folder, 1, Owner(host="gpu\x1b[31m-01", pid=1, boot_id="other"))
+    assert owner(folder) == UNKNOWN
+
+
+@pytest.mark.parametrize("name", ["\u0663", "007", "0", "9" * 18, "9" * 200])
+def test_what_is_no_number_that_rows_can_carry_is_no_claim(folder: Path, name: str) -> None:
+    claim(folder, 1, Owner(host="gpu-01", pid=1, boot_id="other", over=True))
+    (folder / "drivers" / name).write_bytes(msgspec.json.encode(FOREIGN))
+    assert owner(folder) is None
+    held = Lock(folder)
+    held.release()
+    assert held.number == 2
+
+
+def test_a_pipe_in_the_place_of_a_claim_is_not_waited_for(folder: Path) -> None:
+    (folder / "drivers").mkdir()
+    os.mkfifo(folder / "drivers" / "1")
+    assert owner(folder) == lock.last_owner(folder) == UNKNOWN
+
+
 def test_of_many_that_claim_at_once_one_has_the_run(folder: Path) -> None:
     program = (
         "import pathlib, sys\n"

@@ -9,6 +9,7 @@ import pytest
 from autotune.orchestrator.terminal.widgets import (
     ASCII,
     ascii_text,
+    echo,
     encodable,
     memory_bar,
     rendered,
@@ -58,3 +59,8 @@ def test_a_sparkline_begins_at_zero() -> None:
     assert sparkline([0.0, 1.0, 7.0, 3.5]) == "▁▂█▅"
     assert sparkline([5.0]) == sparkline([]) == sparkline([0.0, 0.0]) == ""
     assert sparkline([10.0, 10.0]) == "██"
+
+
+def test_no_text_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    echo("error: \x1b]0;title\x07 of\trun\r\nhint: \x9b31m", color="never", err=True)
+    assert capsys.readouterr().err == "error: ?]0;title? of\trun?\nhint: ?31m\n"
