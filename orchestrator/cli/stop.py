@@ -38,7 +38,8 @@ def stop(run: directory.RunFolder, *, options: Options) -> None:
     if driver is not None:
         _ask(run, driver)
     history = run.history()
-    if not history and driver is not None:
+    silent = last_owner(run.path)  # one of another host that did not respond may begin later
+    if not history and driver is not None and (silent is None or silent.can_be_signalled):
         _withdraw(run)
         click.echo(f"run {run.id} is stopped before anything was started", err=True)
         return

@@ -15,8 +15,9 @@ import pytest
 
 from autotune.launchers.runners.node.processes import MARKER, attempt_of
 from autotune.orchestrator.cli import stop
+from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.driver.attempt import doubtful
-from autotune.orchestrator.run import directory
+from autotune.orchestrator.run import directory, lock
 from autotune.orchestrator.run.journal import Journal
 from autotune.orchestrator.run.lock import Lock, Owner, boot_id
 from autotune.policies.values.events import Ended, Event, Finished, Interrupted, Started
@@ -161,6 +162,18 @@ def test_a_request_for_an_earlier_driver_is_forgotten_and_one_for_the_first_is_n
     assert run("resume", cwd=home, play="tight_memory").code == 143
     assert (made.path / "stop").exists()
     assert run("resume", cwd=home, play="tight_memory").code == 0
+
+
+def test_a_request_outlasts_the_silence_of_a_driver_that_has_begun_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = directory.create(tmp_path, job_text=JOB)
+    (made.path / "drivers").mkdir()
+    elsewhere = Owner(host="gpu-07", pid=1, boot_id="another")
+    (made.path / "drivers" / "1").write_bytes(msgspec.json.encode(elsewhere))
+    monkeypatch.setattr(lock, "STALE_S", 0.5)
+    stop.stop(made, options=Options(runs_dir=tmp_path))
+    assert (made.path / "stop").exists() and "a driver that is starting now stops" in capsys.readouterr().err
 
 
 def test_a_request_is_repeated_until_the_driver_is_gone(tmp_path: Path) -> None:
