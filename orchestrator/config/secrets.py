@@ -144,7 +144,8 @@ def in_shell_texts(job: Job) -> Iterator[tuple[Path, str]]:
     """
     for place, words in ((("command",), job.command), (("notify", "command"), job.notify.command)):
         for index, word in enumerate(words):
-            if any(map(str.isspace, word)) and (shown := masked_text(word)) != word:
+            program = index > 0 and re.fullmatch(r"-[a-z]*c", words[index - 1])
+            if (program or any(map(str.isspace, word))) and (shown := masked_text(word)) != word:
                 yield (*place, index), shown
 
 

@@ -27,6 +27,7 @@ _PRIVATE_KEY = re.compile(
 _USER_INFO = re.compile(r"(://[^\s/@:'\"]{0,200}:)[^\s/@'\"]{1,400}@")
 _HEADER = re.compile(
     r"(?i)\b((?:bearer|basic)\s{1,4}|authorization['\"]?\s{0,4}[:=]\s{0,4}['\"]?(?:token|bearer|basic)?\s{0,4})"
+    r"(?!(?:token|bearer|basic)\b)"
     r"(?=[A-Za-z0-9+/=_\-.~]{0,4096}(?-i:[0-9A-Z=_\-]))([A-Za-z0-9+/=_\-.~]{6,4096})"
 )
 # The key behind `wandb login` and its options.
@@ -57,7 +58,10 @@ _OF_REVISION = re.compile(
     r"(?i)(?:^|[^a-z])(?:rev|revision|commit|sha\d{0,3}|hash|digest|checksum|version|ref|tag|git\b[^;|&]{0,80})[^a-z]{0,3}$"
 )
 _NAME_REACH = 64  # characters before the word that may belong to the name
-_PLAIN = re.compile(r"(?i)(none|null|true|false|\*+|<\w+>|\$\{?\w+.{0,20}|-?\d+(\.\d+)?(e[+-]?\d+)?%?)$")
+# No secrets: words for none, references to variables, what a shell fetches by a command, numbers.
+_PLAIN = re.compile(
+    r"(?i)(none|null|true|false|\*+|<\w+>|\$\{?\w+.{0,20}|(?:\$\(|`).*|-?\d+(\.\d+)?(e[+-]?\d+)?%?)$"
+)
 _NAME_END = re.compile(r"[A-Za-z0-9_.\-]*$")
 # Tokens of a vocabulary, and counts of tokens.
 _VOCABULARY = re.compile(

@@ -235,6 +235,7 @@ SHELL_TEXTS = {
     "curl -H 'Authorization: Bearer s3cr3t-t0ken-9f8e7d6c' https://x && python t.py": "NAME",
     "python t.py --db-password hunter2hunter2": "NAME",
     "curl https://hooks.slack.com/services/T000/B000/XXXXXXXXXXXX -d x": "NAME",
+    f"WANDB_API_KEY={HEX};./train.sh": "WANDB_API_KEY",
 }
 
 
@@ -252,6 +253,22 @@ def test_a_secret_inside_a_text_for_a_shell_is_an_error_with_what_to_write(text:
     assert complaint.hint == f"write `${name}` in the text, and `env: {{{name}: {{env: {name}}}}}` in the job"
     for secret in (HEX, "hf_AbC", "s3cr3t", "hunter2", "XXXXXXXX"):
         assert secret not in str(errors.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export HF_TOKEN=$(cat ~/.hf); python t.py",
+        'export HF_TOKEN="$(cat ~/.hf)" && python t.py',
+        "HF_TOKEN=`cat ~/.hf` python t.py",
+        "HF_TOKEN=$(<~/.hf);./t.sh",
+        "huggingface-cli login --token $(cat ~/.hf); python t.py",
+        "curl -H 'Authorization: Bearer $(cat ~/.key)' https://x",
+        'curl -H "Authorization: Bearer $API_KEY" https://x',
+    ],
+)
+def test_what_a_shell_reads_a_secret_from_is_none(text: str) -> None:
+    assert parse(of_command("bash", "-c", text)).command == ("bash", "-c", text)
 
 
 def test_what_the_error_says_to_write_is_a_job() -> None:
