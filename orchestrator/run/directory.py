@@ -216,8 +216,6 @@ def find(root: Path, prefix: str | None) -> RunFolder:
     if prefix is not None and os.sep in prefix:
         root, prefix = Path(prefix).parent, Path(prefix).name
     every = runs(root)
-    if root.is_dir():
-        refuse_unsafe(root, by=stat.S_IWOTH)  # a team may share the folder of its runs
     if not every:
         raise Failure(
             f"no runs in `{root}`",
@@ -225,12 +223,12 @@ def find(root: Path, prefix: str | None) -> RunFolder:
             code=ExitCode.USAGE,
         )
     if prefix is None:
-        return _checked(every[-1])
+        return checked(every[-1])
     matches = [run for run in every if run.id == prefix] or [
         run for run in every if run.id.startswith(prefix)
     ]
     if len(matches) == 1:
-        return _checked(matches[0])
+        return checked(matches[0])
     if matches:
         names = ", ".join(run.id for run in matches)
         raise Failure(
@@ -278,8 +276,9 @@ def owner_note(run: RunFolder) -> str:
     return "" if uid == os.geteuid() else f"warning: run {run.id} belongs to another user (uid {uid})"
 
 
-def _checked(run: RunFolder) -> RunFolder:
+def checked(run: RunFolder) -> RunFolder:
     """Return a run that nobody else can have written; raises Failure, also for a record that cannot be."""
+    refuse_unsafe(run.path.parent, by=stat.S_IWOTH)  # a team may share the folder of its runs
     refuse_unsafe(run.path, files=("job.yaml", "asked.json", "events.jsonl", "attempts", "drivers", REQUEST))
     history = run.history()
     path = run.path / "events.jsonl"

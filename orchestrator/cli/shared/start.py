@@ -224,7 +224,7 @@ def _runs_of(prepared: RequestedJob, *, root: Path) -> Iterator[directory.RunFol
             continue
         request = run.request
         if (request.job_file, request.mode) == (asked.job_file, asked.mode):
-            yield directory.find(root, run.id)
+            yield directory.checked(run)
 
 
 def under_ray_job() -> bool:

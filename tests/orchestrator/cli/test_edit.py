@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from autotune.orchestrator.cli.shared.edit import identity, known_to
+from autotune.orchestrator.cli.shared import start
+from autotune.orchestrator.cli.shared.edit import RequestedJob, identity, known_to
 from autotune.orchestrator.config.includes import with_document
-from autotune.orchestrator.config.loader import written
+from autotune.orchestrator.config.loader import parse, written
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import Owner
 from autotune.policies.values.events import Decided, Edited, Finished, Started
@@ -206,6 +207,19 @@ def test_an_edit_from_another_file_is_no_run_of_what_the_launched_file_states_si
     assert run("resume", "--job", "other.yaml", cwd=home, play="tight_memory").code == 0
     assert requeued(home, "own_failure").code == 1
     assert trained(home) == ["steps: 4 NeedsHuman TrainingCompleted", "steps: 400 NeedsHuman"]
+
+
+def test_many_earlier_runs_of_a_job_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    asked = directory.RunRequest(job_file=str(tmp_path / "job.yaml"), identity="another job")
+    made = [directory.create(tmp_path / "runs", job_text=JOB, request=asked) for _ in range(5)]
+    listings: list[Path] = []
+    listed = directory.runs
+    monkeypatch.setattr(directory, "runs", lambda root: (listings.append(root), listed(root))[1])
+    request = msgspec.structs.replace(asked, identity="this job")
+    prepared = RequestedJob(text=JOB, job=parse(JOB, file="job.yaml"), request=request)
+    found = list(start._runs_of(prepared, root=tmp_path / "runs"))
+    assert {run.id for run in found} == {run.id for run in made} and len(listings) == 1
 
 
 def test_resume_says_that_the_job_file_has_changed(home: Path) -> None:
