@@ -313,7 +313,7 @@ def _recorded(data: bytes, path: Path, *, driver: int = 0, before: int = 0) -> _
                 code=ExitCode.USAGE,
             ) from None
         by = _driver_of(line)
-        if 0 < by < newest:
+        if by < newest:
             continue
         newest = max(newest, by)
         if isinstance(row, Notified):

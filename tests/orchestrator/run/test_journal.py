@@ -81,6 +81,16 @@ def test_a_row_of_an_older_release_is_read() -> None:
     assert journal.decode(row) == Diagnosed(cause=Cause.GPU_OOM, at="2026-11-23T03:40:09.816Z", attempt=1)
 
 
+def test_a_driver_of_an_older_release_adds_nothing_once_another_has_the_run(folder: Path) -> None:
+    path = folder / "events.jsonl"
+    rows = [journal.encode(event) + b"\n" for event in EVENTS]  # without a number
+    path.write_bytes(b"".join(rows[:2]))
+    with Journal(folder) as book, path.open("ab") as older:
+        older.write(rows[1])
+        older.flush()
+        assert journal.read(path) == book.history() == EVENTS[:2]
+
+
 def test_a_newer_event_is_told(folder: Path) -> None:
     path = folder / "events.jsonl"
     path.write_bytes(path.read_bytes() + b'{"type":"paused","attempt":1}\n')
