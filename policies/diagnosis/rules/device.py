@@ -88,6 +88,15 @@ DEVICE: tuple[Rule, ...] = (
         component=Component.ROLLOUT,
     ),
     row(
+        "ray-task-oom-alone",  # printed without the remote traceback; torch's error is the usual one
+        Cause.GPU_OOM,
+        r"RayTaskError\(OutOfMemoryError\)\s*$",
+        UNLESS_PROGRESS,
+        "ray.exceptions.RayTaskError(OutOfMemoryError)",
+        "RayTaskError(OutOfMemoryError)",
+        weak=True,
+    ),
+    row(
         "ray-task-oom",  # torch's OutOfMemoryError or Ray's: the last line of the traceback says which
         None,
         r"RayTaskError\(OutOfMemoryError\)",
