@@ -145,7 +145,8 @@ def in_shell_texts(job: Job) -> Iterator[tuple[Path, str]]:
     for place, words in ((("command",), job.command), (("notify", "command"), job.notify.command)):
         for index, word in enumerate(words):
             program = index > 0 and re.fullmatch(r"-[a-z]*c", words[index - 1])
-            if (program or any(map(str.isspace, word))) and (shown := masked_text(word)) != word:
+            text = re.sub(r"\\\n\s*", "", word)  # what a shell reads of a line that goes on
+            if (program or any(map(str.isspace, word))) and (shown := masked_text(text)) != text:
                 yield (*place, index), shown
 
 

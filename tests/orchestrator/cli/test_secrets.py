@@ -255,6 +255,13 @@ def test_a_secret_inside_a_text_for_a_shell_is_an_error_with_what_to_write(text:
         assert secret not in str(errors.value)
 
 
+def test_a_secret_behind_a_line_that_goes_on_is_not_printed() -> None:
+    text = f"  export WANDB_API_KEY=\\\n    {HEX}\n  python train.py\n"
+    with pytest.raises(JobErrors, match="holds a secret: export WANDB_API_KEY=") as errors:
+        parse(f"name: t\nframework: command\ncommand:\n- bash\n- -c\n- |\n{text}")
+    assert HEX not in str(errors.value)
+
+
 @pytest.mark.parametrize(
     "text",
     [
