@@ -17,7 +17,7 @@ from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, facts
-from autotune.launchers.frameworks.tabular.table import Table
+from autotune.launchers.frameworks.tabular.table import Row, Table
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
 
@@ -27,6 +27,12 @@ ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 PRELOAD = "LD_PRELOAD"
 ENVIRONMENT = (*ALLOCATORS, PRELOAD)  # settings that go to the environment
 EXPANDABLE = "expandable_segments:True"
+ALLOCATOR_MODES = {"default": "default", "expandable": "expandable"}
+HOST_ALLOCATOR: Row[Any] = Row(
+    knob="host_allocator",
+    key=PRELOAD,
+    modes={"default": "default", "jemalloc": "jemalloc", "tcmalloc": "tcmalloc"},
+)
 
 
 class TrainerSettings(DeclaredSettings):

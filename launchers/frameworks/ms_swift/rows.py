@@ -6,7 +6,7 @@ Variables of the environment hold the mode of their knob.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
-from autotune.launchers.frameworks.hugging_face.settings import WHOLE
+from autotune.launchers.frameworks.hugging_face.settings import ALLOCATOR_MODES, HOST_ALLOCATOR, WHOLE
 from autotune.launchers.frameworks.ms_swift.config import PROCESSES, Config
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
@@ -70,9 +70,8 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="dataloader_workers", key="dataloader_num_workers", grid=Grid(minimum=0, multiple=1),
         read_at="swift/trainers/arguments.py:306"),
     Row(knob="allocator", key="PYTORCH_CUDA_ALLOC_CONF",
-        modes={"default": "default", "expandable": "expandable"}),
-    Row(knob="host_allocator", key="LD_PRELOAD",
-        modes={"default": "default", "jemalloc": "jemalloc", "tcmalloc": "tcmalloc"}),
+        modes=ALLOCATOR_MODES),
+    HOST_ALLOCATOR,
 )
 
 ABSENT: dict[KnobName, str] = {

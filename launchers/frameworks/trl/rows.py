@@ -6,7 +6,7 @@ Variables of the environment hold the mode of their knob.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
-from autotune.launchers.frameworks.hugging_face.settings import SPREAD, WHOLE
+from autotune.launchers.frameworks.hugging_face.settings import ALLOCATOR_MODES, HOST_ALLOCATOR, SPREAD, WHOLE
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
     Needs,
@@ -68,11 +68,10 @@ ROWS: tuple[Row[Config], ...] = (
         unless={_SHARDED: lambda c: not c.is_sharded},
         needs=(Needs(value=True, other="optimizer_offload", values=(True,), why="DeepSpeed offloads weights beside an offloaded optimizer"),)),
     Row(knob="allocator", key="PYTORCH_CUDA_ALLOC_CONF", when=lambda c: not c.has_newer_variable,
-        modes={"default": "default", "expandable": "expandable"}),
+        modes=ALLOCATOR_MODES),
     Row(knob="allocator", key="PYTORCH_ALLOC_CONF", when=lambda c: c.has_newer_variable,
-        modes={"default": "default", "expandable": "expandable"}),
-    Row(knob="host_allocator", key="LD_PRELOAD",
-        modes={"default": "default", "jemalloc": "jemalloc", "tcmalloc": "tcmalloc"}),
+        modes=ALLOCATOR_MODES),
+    HOST_ALLOCATOR,
 )
 
 ABSENT: dict[KnobName, str] = {
