@@ -227,6 +227,7 @@ class Exit(Value, frozen=True, kw_only=True):
     code: int | None = None
     signal: int | None = None
     at: float = 0.0  # Unix seconds
+    ran_s: float | None = None  # by a clock that nobody sets; None: not known
 
     @property
     def killed_by(self) -> int | None:

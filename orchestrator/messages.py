@@ -280,6 +280,13 @@ def trial_result(result: Tried) -> str:
     return "   ".join(parts)
 
 
+def lasted(seconds: float | None, *, at_least: bool = False) -> str:
+    """Return how long something took; with `at_least` its end was not observed."""
+    if seconds is None or (at_least and not seconds):  # 0: of a journal from before that was recorded
+        return "unknown time"
+    return f"at least {show_duration(seconds)}" if at_least else show_duration(seconds)
+
+
 def verdict(value: Verdict, *, attempts: int, seconds: float) -> str:
     """Return how a run ended, in one sentence."""
     tries = f"{attempts} attempt{'' if attempts == 1 else 's'}"

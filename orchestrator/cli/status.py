@@ -55,8 +55,9 @@ class AttemptStatus(Value, frozen=True, kw_only=True):
 
     attempt: int
     change: str
-    seconds: float
+    seconds: float | None  # None: unknown
     status: str
+    unwatched: bool = False  # no driver was there at its end: it ran for `seconds` or longer
     cured: tuple[CuredInPlace, ...] = ()  # failures after which the job itself went on
     foreseen: tuple[Foreseen, ...] = ()  # memories that are expected to run out in it
     memory: tuple[MemorySpan, ...] = ()  # of each node, from its start to now; for one run alone
@@ -67,8 +68,9 @@ class TrialStatus(Value, frozen=True, kw_only=True):
 
     trial: int
     change: str
-    seconds: float
+    seconds: float | None  # of a trial without a result as in `AttemptStatus`
     status: str
+    unwatched: bool = False
 
 
 class RunStatus(Value, frozen=True, kw_only=True):
@@ -205,7 +207,7 @@ def _status_of(run: directory.RunFolder, view: RunView, *, driven: bool, now: fl
         cluster=_short_place(accepted),
         submitted=accepted.at,
         total_s=max(0.0, end - seconds_of(accepted.at)),
-        running_s=sum(_seconds(attempt, now=end) for attempt in view.attempts.values()),
+        running_s=sum(_seconds(attempt, now=end) or 0.0 for attempt in view.attempts.values()),
         status=DISPLAYS[view.state_with(driven=driven)].word,
         running=driven and not over,
         attempts=tuple(
@@ -214,13 +216,14 @@ def _status_of(run: directory.RunFolder, view: RunView, *, driven: bool, now: fl
                 change=messages.attempt(attempt.started, before=attempt.before, first=first),
                 seconds=_seconds(attempt, now=end),
                 status=_attempt_status(attempt),
+                unwatched=_unwatched(attempt, driven=driven),
                 foreseen=_forecasts(attempt),
                 cured=tuple(attempt.cures),
             )
             for attempt in view.launched
         ),
         trials=tuple(
-            _trial(view, view.trial_rows[trial], first=accepted.profile.knobs, now=end)
+            _trial(view, view.trial_rows[trial], first=accepted.profile.knobs, now=end, driven=driven)
             for trial in sorted(view.trial_rows)
         ),
         edits=tuple(messages.edits(edit) for edit in view.edits),
@@ -288,7 +291,7 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
             run.cluster,
             _ago(now - seconds_of(run.submitted)) if run.submitted else "-",
             show_duration(run.total_s),
-            show_duration(run.running_s),
+            messages.lasted(run.running_s, at_least=_is_open_ended(run)),
             str(len(run.attempts)),
             run.status,
         )
@@ -299,9 +302,7 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
         return text
     run, parts = standings[0], [text]
     if run.attempts:
-        parts.append(
-            _below([(f"  ↳{a.attempt}", a.change, a.seconds, a.status) for a in run.attempts], width)
-        )
+        parts.append(_below([(f"  ↳{a.attempt}", a.change, _took(a), a.status) for a in run.attempts], width))
     parts += [f"  attempt #{a.attempt}: {messages.cured(e)}" for a in run.attempts for e in a.cured]
     parts += [f"  driver: {run.driver}"] if run.driver else []
     if run.waiting is not None:
@@ -313,7 +314,7 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
         parts += [f"peak memory of attempt #{measured.attempt}", *_memory(measured.memory)]
     if run.trials:
         parts.append(
-            _below([(f"  trial {t.trial}", t.change, t.seconds, t.status) for t in run.trials], width)
+            _below([(f"  trial {t.trial}", t.change, _took(t), t.status) for t in run.trials], width)
         )
     parts += [f"  edited: {edit}" for edit in run.edits]
     parts += [f"  {run.problem}"] if run.problem else []
@@ -340,15 +341,27 @@ def _memory(nodes: tuple[MemorySpan, ...]) -> list[str]:
     return lines
 
 
-def _below(rows: list[tuple[str, str, float, str]], width: int | None) -> str:
-    cells = [(name, change, show_duration(seconds), status) for name, change, seconds, status in rows]
-    return rendered(widgets.table(cells, right=(2,), wrap={1: 32, 3: 20}), width=width)
+def _below(rows: list[tuple[str, str, str, str]], width: int | None) -> str:
+    return rendered(widgets.table(rows, right=(2,), wrap={1: 32, 3: 20}), width=width)
 
 
-def _seconds(attempt: AttemptView, *, now: float) -> float:
+def _took(part: AttemptStatus | TrialStatus) -> str:
+    return messages.lasted(part.seconds, at_least=part.unwatched)
+
+
+def _is_open_ended(run: RunStatus) -> bool:
+    return any(a.unwatched for a in run.attempts) or any(t.unwatched for t in run.trials)
+
+
+def _seconds(attempt: AttemptView, *, now: float) -> float | None:
     """Return how long an attempt took, or has run until `now`."""
-    ended = attempt.ended
-    return ended.seconds if ended is not None else max(0.0, now - seconds_of(attempt.started.at))
+    if attempt.ended is not None:
+        return attempt.ended.seconds
+    return max(0.0, now - seconds_of(attempt.started.at))
+
+
+def _unwatched(attempt: AttemptView, *, driven: bool) -> bool:
+    return not driven if attempt.ended is None else attempt.ended.unwatched
 
 
 def _forecasts(attempt: AttemptView) -> tuple[Foreseen, ...]:
@@ -358,15 +371,21 @@ def _forecasts(attempt: AttemptView) -> tuple[Foreseen, ...]:
     return tuple(forecast for forecast in attempt.forecasts.values() if forecast.holds)
 
 
-def _trial(view: RunView, row: Started | Tried, *, first: Knobs, now: float) -> TrialStatus:
+def _trial(view: RunView, row: Started | Tried, *, first: Knobs, now: float, driven: bool) -> TrialStatus:
     """Return a trial with its result, or with the attempt that is under way for it."""
     assert row.trial is not None
+    change = _change(first, row.knobs)
     if isinstance(row, Tried):
-        seconds, status = row.seconds, messages.trial_result(row)
-    else:
-        attempt = view.attempts[row.attempt]
-        seconds, status = _seconds(attempt, now=now), _attempt_status(attempt)
-    return TrialStatus(trial=row.trial, change=_change(first, row.knobs), seconds=seconds, status=status)
+        status = messages.trial_result(row)
+        return TrialStatus(trial=row.trial, change=change, seconds=row.seconds, status=status)
+    attempt = view.attempts[row.attempt]
+    return TrialStatus(
+        trial=row.trial,
+        change=change,
+        seconds=_seconds(attempt, now=now),
+        status=_attempt_status(attempt),
+        unwatched=_unwatched(attempt, driven=driven),
+    )
 
 
 def _change(first: Knobs, knobs: Knobs) -> str:

@@ -17,6 +17,7 @@ from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.directory import REQUEST
 from autotune.orchestrator.run.lock import Owner, Watch, last_owner, owner
+from autotune.orchestrator.run.storage import is_absent
 from autotune.policies.values.events import Finished, History, Interrupted
 from autotune.policies.values.history import accepted_of
 
@@ -34,6 +35,17 @@ def stop(run: directory.RunFolder, *, options: Options) -> None:
 
     Raises Failure where that could not be done, or could not be observed.
     """
+    try:
+        _stop(run, options=options)
+    except Failure:
+        if not is_absent(run.path):
+            raise
+        click.echo(
+            f"run {run.id} was refused and removed by its launch before anything was started", err=True
+        )
+
+
+def _stop(run: directory.RunFolder, *, options: Options) -> None:
     driver = owner(run.path)
     if driver is not None:
         _ask(run, driver)

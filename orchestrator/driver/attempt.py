@@ -162,6 +162,7 @@ def kill(context: RunContext, running: Mapping[int, Handle | None], *, by: str) 
             Ended(
                 attempt=number,
                 outcome=Cancelled(by="user"),
+                seconds=context.watched_s(number, until_now=True) if number in attempts else 0.0,
                 step=attempts[number].step if number in attempts else None,
                 stop_s=round(killed.result(), 3),
             )
@@ -273,10 +274,11 @@ class RunningAttempt:
             self.seen = msgspec.structs.replace(self.seen, lost=self.seen.lost or unreachable.message)
         outcome = self.watch.outcome(self.seen.exit, lost=self.seen.lost, stopped_by=stopped_by)
         evidence = self.watch.evidence(outcome, self.seen.exit)
+        ran_s = self.seen.exit.ran_s if self.seen.exit is not None else None  # also while nobody watched it
         ended = Ended(
             attempt=self.number,
             outcome=outcome,
-            seconds=round(self._clock.monotonic() - self._begun_at, 3),
+            seconds=round(max(self._clock.monotonic() - self._begun_at, ran_s or 0.0), 3),
             step=self.watch.step,
             saved=self.watch.saved,
             stop_s=None if stop_s is None else round(stop_s, 3),

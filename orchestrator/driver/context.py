@@ -59,6 +59,12 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
         with self.interrupts.shielded():
             return self.journal.persist(do, path=path)
 
+    def watched_s(self, attempt: int, *, until_now: bool = False) -> float:
+        """Return for how long drivers have watched an attempt, until the last row or until now."""
+        rows = self.journal.history()[self.journal.view.attempts[attempt].place + 1 :]
+        unrecorded_s = self.journal.unrecorded_s(self.clock.monotonic()) if until_now else 0.0
+        return round(sum(row.after_s or 0.0 for row in rows) + unrecorded_s, 3)
+
     def record(self, event: Event) -> None:
         """Append an event to the journal, as of now."""
         with self.interrupts.shielded():

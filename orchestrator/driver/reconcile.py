@@ -204,7 +204,7 @@ class _Reconciler:
             )
             why = "the driver ended and no supervisor was left"
             end = self.context.persist(
-                lambda: unwatched_end(folder, self.attempt, reason=why), path=folder.path
+                lambda: unwatched_end(self.context, self.attempt, reason=why), path=folder.path
             )
             self.record(end)
             if isinstance(end.outcome, Lost) and end.step is not None:
@@ -213,7 +213,7 @@ class _Reconciler:
             self.go_on()
             return
         self.observer.say(f"run {self.folder.id} · attempt #{self.number} is still running, attaching")
-        self.follow(handle, begun_at=self.clock.monotonic() - self.ran_before_s())
+        self.follow(handle, begun_at=self.clock.monotonic() - self.context.watched_s(self.number))
         if self.attempt.stop is not None:
             self.end(stopped_by=self.attempt.stop.by)
             self.go_on()
@@ -365,11 +365,6 @@ class _Reconciler:
         if isinstance(ended.outcome, (Crashed, Hung)) or ended.outcome == Cancelled(by="failure"):
             self.explain()  # at once: a resume runs again what ended without a diagnosis
 
-    def ran_before_s(self) -> float:
-        """Return how long an attempt that another driver started has run already, while it was watched."""
-        rows = self.journal.history()[self.attempt.place + 1 :]
-        return sum(row.after_s or 0.0 for row in rows)
-
     def explain(self) -> None:
         """Record why the last attempt failed."""
         attempt, ended = self.attempt, self.attempt.ended
@@ -405,5 +400,11 @@ class _Reconciler:
             lost = Lost(reason=reason)
             with suppress(Failure):  # the first is the one to tell
                 self.record(
-                    Ended(attempt=attempt.number, outcome=lost, step=attempt.watch.step, stop_s=stop_s)
+                    Ended(
+                        attempt=attempt.number,
+                        outcome=lost,
+                        seconds=self.context.watched_s(attempt.number, until_now=True),
+                        step=attempt.watch.step,
+                        stop_s=stop_s,
+                    )
                 )

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 
 import msgspec
 
+from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.log_writer import reread
 from autotune.orchestrator.driver.memory import HostMemory
 from autotune.orchestrator.run.directory import AttemptFolder
-from autotune.orchestrator.run.memory_record import samples_of
+from autotune.orchestrator.run.memory_record import samples_of, so_far
 from autotune.policies.diagnosis.scan import Scanner
 from autotune.policies.values.diagnosis import Evidence
 from autotune.policies.values.events import Ended
@@ -27,15 +29,28 @@ def host_share_at_end(samples: Iterable[Sample]) -> float | None:
     return memory.share(None)
 
 
-def unwatched_end(folder: AttemptFolder, attempt: AttemptView, *, reason: str) -> Ended:
+def unwatched_end(context: RunContext, attempt: AttemptView, *, reason: str) -> Ended:
     """Return the end of an attempt that no living driver watched to it; raises OSError."""
+    folder = context.folder.attempt(attempt.number)
     share = host_share_at_end(samples_of(folder.path, strict=True))
     return Ended(
         attempt=attempt.number,
         outcome=_outcome(attempt, reason=reason, host_share=share),
+        seconds=observed_s(context, attempt),
         step=attempt.step,
         unwatched=True,
     )
+
+
+def observed_s(context: RunContext, attempt: AttemptView) -> float | None:
+    """Return the seconds up to the last sign of an attempt, a row or a sample; None where there is none.
+
+    The times of samples are by a node's clock, which may be set: no more than the driver's clock allows.
+    """
+    nodes = so_far(context.folder.attempt(attempt.number).path)
+    sampled_s = max((span.until - span.at for span in nodes), default=0.0)
+    most_s = context.clock.now() - seconds_of(attempt.started.at)
+    return max(context.watched_s(attempt.number), round(min(sampled_s, most_s), 3)) or None
 
 
 def _outcome(attempt: AttemptView, *, reason: str, host_share: float | None) -> Outcome:

@@ -197,7 +197,7 @@ def _of_attempts(view: RunView) -> dict[str, float]:
             what = "attempts that were stopped"
         else:
             what = "attempts that failed"
-        seconds[what] = seconds.get(what, 0.0) + ended.seconds
+        seconds[what] = seconds.get(what, 0.0) + (ended.seconds or 0.0)
         waited = (ended.stop_s or 0.0) + (ended.drain_s or 0.0)
         if waited:
             seconds["freeing memory"] = seconds.get("freeing memory", 0.0) + waited

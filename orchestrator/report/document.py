@@ -85,7 +85,8 @@ class AttemptStory(Value, frozen=True, kw_only=True):
     cause: str = ""
     figures: str = ""
     outcome: str = ""
-    seconds: float | None = None
+    seconds: float | None = None  # None: it runs, or unknown
+    unwatched: bool = False  # no driver was there at its end: it ran for `seconds` or longer
     log: str = ""  # path in the run's folder, with the line
     lines: tuple[LogLine, ...] = ()
     candidates: tuple[Candidate, ...] = ()

@@ -10,6 +10,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from autotune.orchestrator import messages
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.report.document import Report
 from autotune.orchestrator.report.report import report_of
@@ -59,6 +60,7 @@ def rendered(report: Report) -> str:
     )
     environment.filters |= {
         "duration": show_duration,
+        "lasted": messages.lasted,
         "gib": show_gib,
         "rate": show_rate,
         "value": show_value,

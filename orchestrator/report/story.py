@@ -54,6 +54,7 @@ def _attempt(
         steps="" if last is None else messages.step_of(last.step, last.of),
         outcome=_outcome(attempt),
         seconds=None if attempt.ended is None else attempt.ended.seconds,
+        unwatched=attempt.ended is not None and attempt.ended.unwatched,
         log=f"attempts/{attempt.number:04d}/run.log",
     )
     if diagnosed is None:

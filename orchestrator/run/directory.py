@@ -191,7 +191,10 @@ def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> R
 def discard_unaccepted(run: RunFolder) -> None:
     """Remove the folder of a new run whose job was refused before anything of it was on record."""
     if not run.history():
-        shutil.rmtree(run.path, ignore_errors=True)
+        hidden = run.path.with_name(f".{run.path.name}")
+        with suppress(OSError):
+            run.path.rename(hidden)  # at once: no request of `stop` is written into what is being removed
+            shutil.rmtree(hidden, ignore_errors=True)
 
 
 def runs(root: Path) -> tuple[RunFolder, ...]:

@@ -172,9 +172,13 @@ class Journal:
 
         What the driver before worked after its last row is not counted: only its own clock could tell.
         """
-        worked = 0.0 if self._marked is None else max(0.0, now - self._marked)
+        worked = self.unrecorded_s(now)
         self._marked = now
         return worked
+
+    def unrecorded_s(self, now: float) -> float:
+        """Return the seconds since the last call of `worked_s`; 0 before the first."""
+        return 0.0 if self._marked is None else max(0.0, now - self._marked)
 
     def append(self, event: Event) -> None:
         """Record an event durably, or wait until that is possible.

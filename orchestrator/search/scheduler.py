@@ -13,6 +13,7 @@ from autotune.orchestrator.driver.capacity import await_nodes
 from autotune.orchestrator.driver.executor import Invoke, ThreadedInvoke, here
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.driver.signals import ForcedExit
+from autotune.orchestrator.driver.unwatched import observed_s
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run.lock import TakenOver
 from autotune.orchestrator.search.optuna_study import TpeProposals
@@ -190,14 +191,16 @@ class TrialScheduler:
         """End what a dead driver left running and close its trials."""
         context = self._rig
         end_survivors(context)
-        left = [attempt.number for attempt in context.journal.view.trials if attempt.ended is None]
-        for number in left:
-            handle = context.runner.attach(run=context.folder.id, attempt=number)
+        left = [attempt for attempt in context.journal.view.trials if attempt.ended is None]
+        for attempt in left:
+            handle = context.runner.attach(run=context.folder.id, attempt=attempt.number)
             if handle is not None and abandon(handle, grace_s=0.0) is None:
-                raise Unreachable(f"attempt #{number} cannot be asked to end")
+                raise Unreachable(f"attempt #{attempt.number} cannot be asked to end")
         context.runner.sweep(run=context.folder.id)
-        for number in left:
-            context.record(Ended(attempt=number, outcome=Lost(reason="the driver ended"), unwatched=True))
+        lost = Lost(reason="the driver ended")
+        for attempt in left:
+            seconds = observed_s(context, attempt)
+            context.record(Ended(attempt=attempt.number, outcome=lost, seconds=seconds, unwatched=True))
         self._learn()
 
     # ------------------------------------------------------------------ what to try

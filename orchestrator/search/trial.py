@@ -243,7 +243,7 @@ class Trial:
             self._under_way, self.unreached = None, unreachable.message
             return None
         self._under_way = self.handle = None
-        self._seconds += ended.seconds
+        self._seconds += ended.seconds or 0.0
         if by and by == self._stop_by:
             return None
         if ended.held:

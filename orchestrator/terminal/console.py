@@ -239,12 +239,13 @@ class Console:
         rehearsal = attempt is not None and attempt.started.rehearsal is not None
         outcome = messages.outcome(event.outcome, rehearsal=rehearsal)
         last = "" if event.step is None else f", last step {event.step}"
+        took = messages.lasted(event.seconds, at_least=event.unwatched)
         if not self._is_live:
-            self._dated(f"{outcome}{last} ({show_duration(event.seconds)})")
+            self._dated(f"{outcome}{last} ({took})")
         else:
             title = f"#{event.attempt}  {self._view.title(event.attempt)}"
             goal, step = (None, None) if attempt is None else (attempt.goal, attempt.last)
-            self._line(two_ends(title, show_duration(event.seconds), width=self._terminal.width))
+            self._line(two_ends(title, took, width=self._terminal.width))
             if goal is not None:
                 self._line(Text(f"    {messages.goal(goal)}", style=goal_style(goal)))
             if isinstance(event.outcome, Completed):
@@ -252,8 +253,8 @@ class Console:
             elif isinstance(event.outcome, Lost):
                 self._line(Text(f"    ! {outcome}{last}", style="yellow"))
             elif isinstance(event.outcome, Cancelled) and event.outcome.by == "user":
-                took = "" if event.stop_s is None else f" in {show_duration(event.stop_s)}"
-                self._line(Text(f"    {outcome}{took}{last}", style="dim"))
+                stop = "" if event.stop_s is None else f" in {show_duration(event.stop_s)}"
+                self._line(Text(f"    {outcome}{stop}{last}", style="dim"))
         if event.held:
             self._point(Text(f"✗ memory was not released: {event.held}", style="red"))
 

@@ -288,7 +288,7 @@ def spent(view: RunView) -> dict[str, float]:
     seconds: dict[str, float] = {}
     results = view.tried
     every, own = (
-        sum(attempt.ended.seconds for attempt in group if attempt.ended is not None)
+        sum(attempt.ended.seconds or 0.0 for attempt in group if attempt.ended is not None)
         for group in (view.attempts.values(), view.launched)
     )
     if own:

@@ -240,7 +240,9 @@ class Ended(EventBase, frozen=True, kw_only=True, tag="ended", tag_field="type")
     """The attempt is over, its processes are gone and its memory is back (or that failed: `held`)."""
 
     outcome: Outcome
-    seconds: float = 0.0
+    seconds: float | None = (
+        0.0  # where `unwatched`, at least, up to the last sign of it; None: there was none
+    )
     step: int | None = None  # last completed step
     saved: int | None = None  # step of its last checkpoint
     stop_s: float | None = None  # request -> processes gone

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         )  # handled by the loop; a handler, unlike SIG_IGN, ends at exec
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans come to us, not to process 1
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR1), 0, 0, 0)
-    child = _start(argv)
+    begun, child = time.monotonic(), _start(argv)
     while True:
         select.select([lifeline, wakeup_read], [], [])
         if select.select([wakeup_read], [], [], 0)[0]:
@@ -48,7 +48,8 @@ def main(arguments: list[str]) -> int:
         ended = _reap(child)
         if ended is not None:
             code, number = ended
-            record = {"code": code, "signal": number, "at": time.time()}
+            ran_s = time.monotonic() - begun
+            record = {"code": code, "signal": number, "at": time.time(), "ran_s": ran_s}
             status.with_suffix(".part").write_text(json.dumps(record))
             status.with_suffix(".part").rename(status)
             return code if code is not None else 128 + (number or 0)

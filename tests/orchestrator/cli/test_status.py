@@ -32,6 +32,8 @@ from autotune.policies.values.knobs import Knobs
 from benchmarks.status import write_run
 
 ATTEMPT = AttemptStatus(attempt=1, change="as written", seconds=62.0, status="RUNNING step 3/20")
+UNWATCHED = AttemptStatus(attempt=2, change="as written", seconds=62.0, status="lost", unwatched=True)
+NO_SIGN = AttemptStatus(attempt=3, change="as written", seconds=None, status="lost", unwatched=True)
 RUN = RunStatus(run="7c1e", name="story", status="RUNNING", running=True, attempts=(ATTEMPT,))
 
 
@@ -45,6 +47,14 @@ def test_one_run_says_how_long_is_left_and_how_long_its_steps_took() -> None:
     search = replace(run, left=TimeLeft(least_s=0.0, most_s=7512.0), step_s=(), trials=(trial,))
     lines = table([search], now=0.0, attempts=True).splitlines()
     assert "  at most 2h 10m left" in lines and lines[-1].startswith("  trial 4  concurrency 64 → 32")
+
+
+def test_the_time_of_an_attempt_that_nobody_watched_to_its_end_is_at_least_what_was_seen() -> None:
+    run = replace(RUN, attempts=(ATTEMPT, UNWATCHED, NO_SIGN), running_s=124.0)
+    first, *below = table([run], now=0.0, attempts=True).splitlines()[1:]
+    assert "at least 2m 04s" in first
+    times = [line.split("as written")[1].strip().split("  ")[0] for line in below]
+    assert times == ["1m 02s", "at least 1m 02s", "unknown time"]
 
 
 def test_a_watched_table_in_a_file_is_printed_when_there_is_news_and_once_a_minute(

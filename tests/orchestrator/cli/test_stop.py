@@ -176,6 +176,27 @@ def test_a_request_outlasts_the_silence_of_a_driver_that_has_begun_nothing(
     assert (made.path / "stop").exists() and "a driver that is starting now stops" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["before the request", "after the request"])
+def test_a_run_that_its_launch_refuses_meanwhile_leaves_nothing_to_stop(
+    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = directory.create(tmp_path, job_text=JOB)
+    driver, request = Lock(made.path), stop._request
+
+    def refuse_the_job(run: directory.RunFolder) -> None:
+        if asked:
+            request(run)
+        if run.path.exists():
+            driver.release()
+            directory.discard_unaccepted(run)
+        request(run)
+
+    monkeypatch.setattr(stop, "_request", refuse_the_job)
+    stop.stop(made, options=Options(runs_dir=tmp_path))
+    assert "was refused and removed by its launch before anything was started" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_request_is_repeated_until_the_driver_is_gone(tmp_path: Path) -> None:
     made = directory.create(tmp_path, job_text=JOB)
     lock, request = Lock(made.path), made.path / "stop"

@@ -17,11 +17,12 @@ import pytest
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Command, Exit, Observed, Unreachable
+from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.attempt import POLL_S, WATCH_S
 from autotune.orchestrator.driver.context import Observer, RunContext
-from autotune.orchestrator.driver.signals import Interrupts
+from autotune.orchestrator.driver.signals import ForcedExit, Interrupts
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import directory, journal, log_cursor
 from autotune.orchestrator.run.lock import TakenOver
@@ -525,6 +526,70 @@ def test_a_container_that_is_killed_as_a_whole_ran_out_of_memory(share: float, t
     assert isinstance(case.history[-1], Finished)
     knobs = [e.knobs for e in case.history if isinstance(e, Started)]
     assert all(before != after for before, after in itertools.pairwise(knobs))
+
+
+@pytest.mark.parametrize(
+    ("script", "least_s"),
+    [
+        ([step(1), step(2)], WATCH_S),
+        ([step(1), Observed(samples=(sample(5.0), sample(45.0)))], 40.0),
+        ([Observed(samples=(sample(5.0), sample(9_000_000.0)))], 100.0),  # the node's clock was set
+        ([], None),
+    ],
+    ids=["rows", "samples", "a clock that was set", "no sign"],
+)
+def test_an_attempt_whose_end_nobody_watched_lasted_at_least_until_its_last_sign(
+    script: Script, least_s: float | None, tmp_path: Path
+) -> None:
+    world = World(lambda _, __: (list(script), None))
+    case = Case(tmp_path, world)
+    sleep, looks = case.clock.sleep, itertools.count()
+
+    def sleep_or_die(seconds: float) -> None:
+        sleep(seconds)
+        if next(looks) == 20:
+            raise Killed
+
+    case.clock.sleep = sleep_or_die  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        case.drive()
+    case.clock.sleep = sleep  # type: ignore[method-assign]
+    started = next(e for e in case.history if isinstance(e, Started))
+    world.lives[1].supervised = False
+    case.clock.at = seconds_of(started.at) + 100.0
+    world.play = tight_memory
+    case.drive()
+    ended = next(e for e in case.history if isinstance(e, Ended))
+    assert ended.unwatched and ended.seconds == (least_s and pytest.approx(least_s, abs=0.01))
+
+
+def test_an_attempt_that_ended_under_its_supervisor_lasted_as_long_as_that_measured(tmp_path: Path) -> None:
+    world = World(lambda _, __: ([step(1)], Exit(code=1, ran_s=7200.0)), address="10.0.0.1:6379")
+    case = Case(tmp_path, world)
+    case.told = lambda event: setattr(
+        world, "kill_at", world.ticks + 1 if isinstance(event, Progressed) else None
+    )
+    with pytest.raises(Killed):
+        case.drive()
+    case.told = lambda _: None
+    case.drive()
+    ended = next(e for e in case.history if isinstance(e, Ended))
+    assert ended.seconds == 7200.0 and not ended.unwatched
+
+
+def test_an_attempt_that_is_killed_lasted_until_then(tmp_path: Path) -> None:
+    case = Case(tmp_path, World(lambda _, __: ([step(1)], None)))
+    sleep = case.clock.sleep
+
+    def insist(seconds: float) -> None:
+        sleep(seconds)
+        if case.clock.at > 1_800_000_060.0:
+            raise ForcedExit
+
+    case.clock.sleep = insist  # type: ignore[method-assign]
+    assert isinstance(case.drive(), Interrupted)
+    ended = next(e for e in case.history if isinstance(e, Ended))
+    assert ended.outcome == Cancelled(by="user") and ended.seconds == pytest.approx(60.0, abs=2.0)
 
 
 def test_an_attempt_that_could_not_be_ended_ends_before_a_resume_starts_another(tmp_path: Path) -> None:
