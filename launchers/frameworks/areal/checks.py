@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 from autotune.launchers.base import Problem
@@ -16,11 +15,11 @@ from autotune.launchers.frameworks.areal.backend import (
     parse,
 )
 from autotune.launchers.frameworks.areal.config import Config
-from autotune.launchers.frameworks.core.data import table
+from autotune.launchers.frameworks.areal.rows import RENAMED
+from autotune.launchers.frameworks.core.renames import replacement
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.tabular.declared import SECTION, Facts
 from autotune.launchers.likeness import nearest, suggestion
-from autotune.policies.values.value import Value
 
 SHARED_SILENTLY = "AReaL's local scheduler then puts two workers on one card without a word"
 _HYDRA = ("defaults", "hydra")
@@ -34,19 +33,6 @@ _NAMES = ("experiment_name", "trial_name")
 _FILES = ("saver", "evaluator", "stats_logger")  # and recover, which is filled in
 NO_NAME = "is no dotted name of a setting"
 _NAME = re.compile(r"\w+(\.\w+)*")
-
-
-class _Moved(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of a key: the setting that took its place, or a hint where nothing did."""
-
-    today: str = ""
-    hint: str = ""
-
-
-@cache
-def moved() -> dict[str, _Moved]:
-    """Return the keys of guides and of earlier releases that AReaL no longer knows, by their last part."""
-    return table(__package__, "moved.yaml", _Moved)
 
 
 def problems(config: Config) -> Iterator[Problem]:
@@ -101,7 +87,7 @@ def _is_own(config: Config, root: str) -> bool:
     A name like one of AReaL's is a misspelt one only where the file lacks that one.
     """
     known = [name for name in config.facts.kinds if "." not in name]
-    if root in known or root in moved():
+    if root in known or replacement(RENAMED, root):
         return False
     meant = nearest(root, known, cutoff=0.75)
     return not meant or meant in config.job.document
@@ -110,9 +96,9 @@ def _is_own(config: Config, root: str) -> bool:
 def _suggestion(name: str, facts: Facts) -> str:
     """Return what an unknown setting probably stands for, or the empty string."""
     section, _, last = name.rpartition(".")
-    move = moved().get(last)
-    if move is not None and move.today != name:
-        return move.hint or f"it is `{move.today}` today"
+    instead = replacement(RENAMED, last)
+    if instead and instead != f"write {name}":
+        return instead
     siblings = [other for other in facts.kinds if section and other.rpartition(".")[0] == section]
     alike = [other for other in facts.kinds if section and other.rpartition(".")[2] == last]
     for names, cutoff in ((facts.kinds, 0.85), (siblings, 0.75), (alike, 0.0)):

@@ -9,6 +9,7 @@ from autotune.launchers.frameworks.areal import knobs
 from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.areal.layout import split_sizes
 from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
+from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
     SWITCH,
@@ -207,6 +208,18 @@ WARNED: tuple[Warned[Config], ...] = (
     Warned(lambda c: c.count("cluster.n_nodes") > 1 and c.text("cluster.name_resolve.type") == "nfs" and c.text("cluster.name_resolve.nfs_record_root").startswith("/tmp"),  # noqa: S108
         "cluster.name_resolve.nfs_record_root lies in /tmp; with several nodes it must be shared."),
 )
+# Keys of guides and of earlier releases, by the last part of their names.
+RENAMED = (
+    Renamed("max_concurrent_rollouts", "rollout.max_concurrent_rollouts"),
+    Renamed("weight_update_mode", "actor.weight_update_mode"),
+    Renamed("mb_spec", "actor.mb_spec"),
+    Renamed("async_training", "rollout.max_head_offpolicyness"),
+    Renamed("mem_fraction_static", "sglang.mem_fraction_static"),
+    Renamed("behav_imp_weight_cap", "actor.rejection_sampling"),
+    Renamed("behave_imp_weight_cap", "actor.rejection_sampling"),
+    Renamed("behave_imp_weight_mode", "actor.rejection_sampling"),
+    Renamed("weight_chunked_mem_mb", hint="it is no setting; actor.weight_update_mode=disk needs no such buffer"),
+)
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED)
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, renamed=RENAMED)

@@ -64,7 +64,7 @@ class Settings:
 
     def followed(self, key: str) -> str:
         """Return the key whose value a key takes because the job does not set it; empty if none."""
-        default = None if self.has(key) else self._defaults.get(key)
+        default = None if self.has(key) else self.raw(key)
         reference = _REFERENCE.match(default) if isinstance(default, str) else None
         return "" if reference is None else reference[1]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from functools import cache
 from importlib import resources
 from typing import Any, ClassVar, TypeVar
 
@@ -14,7 +13,7 @@ import msgspec
 from autotune.launchers.base import Problem, Tracked
 from autotune.launchers.frameworks.core import trackers
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
-from autotune.launchers.frameworks.core.data import document, package_of
+from autotune.launchers.frameworks.core.data import package_of
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import parsed_value
@@ -50,9 +49,15 @@ _NOWHERE = Cluster(address="", nodes=0, gpus_per_node=0, gpu_memory_bytes=0, hos
 C = TypeVar("C", bound=TrainerSettings)
 
 
-@cache
-def _older_settings() -> tuple[str, ...]:
-    return document(__package__, "older_settings.yaml", tuple[str, ...])
+# Settings that TRL's arguments have with transformers 4.56.2 or 4.57.3, and not with 5.23.0: releases of TRL
+# and ms-swift run with either. Read by `python -m benchmarks.facts trl 1.16.0 --with transformers==4.57.3`.
+_OF_OLDER_TRANSFORMERS = """
+    adafactor fp16_backend fp16_opt_level group_by_length half_precision_backend include_inputs_for_metrics
+    include_tokens_per_second jit_mode_eval logging_dir mp_parameters no_cuda overwrite_output_dir past_index
+    per_gpu_eval_batch_size per_gpu_train_batch_size push_to_hub_model_id push_to_hub_organization
+    push_to_hub_token ray_scope save_safetensors torchdynamo tpu_metrics_debug tpu_num_cores use_ipex
+    use_legacy_prediction_loop use_mps_device warmup_ratio
+"""
 
 
 class HuggingFaceTrainer(TabularFramework[C]):
@@ -127,7 +132,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
 
     def is_certain(self, config: C, problem: Problem) -> bool:
         """Return whether an unknown setting is a mistake, which no older transformers takes either."""
-        return super().is_certain(config, problem) and problem.path[-1] not in _older_settings()
+        return super().is_certain(config, problem) and problem.path[-1] not in _OF_OLDER_TRANSFORMERS.split()
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's command and settings."""

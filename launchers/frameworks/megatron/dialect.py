@@ -33,7 +33,7 @@ class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     trainer_first: bool  # the trainer is built before the engines start
 
     def knows(self, flag: str) -> bool:
-        """Return whether the framework takes a flag, or took it once."""
+        """Return whether the framework takes a flag."""
         if (name := self.argument(flag)) is not None:
             return flag.startswith(_OF_CLIENT) or name in self.engine_types
         if flag.startswith(_OPEN) or (flag.startswith("no-") and flag[3:] in self.negatable):

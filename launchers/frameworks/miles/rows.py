@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.megatron import knobs
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.rows import NO_SLEEP, SHARED
@@ -71,6 +72,29 @@ REFUSED: tuple[Refusal[Config], ...] = (
     Refusal("fully-async", lambda c: c.flag("fully-async") and c.flag("colocate"),
         "--fully-async and --colocate exclude each other"),
 )
+# Flags of guides and other versions that it refuses today.
+RENAMED = (
+    Renamed("disable-weights-backuper", hint="removed in August 2026; --rematerialize-param-from-master-weight goes without the copy"),
+    Renamed("enable-cuda-memory-check", hint="a flag of Relax"),
+    Renamed("recompute-loss-function-use-reentrant", hint="a flag of Relax"),
+    Renamed("profile-with-memory", hint="leave it out: --use-pytorch-profiler always records memory"),
+    Renamed("megatron-config-path", hint="a flag of slime"),
+    Renamed("release-train", hint="a flag of slime; use --offload-train"),
+    Renamed("use-stateless-adam", hint="a flag of slime; use --stream-optimizer-state-to-disk, or leave it out"),
+    Renamed("update-weight-transport", hint="a flag of slime; use --update-weight-transfer-mode"),
+    Renamed("update-weight-mode", hint="a flag of slime; use --update-weight-transfer-mode"),
+    Renamed("update-weight-disk-keep-files", hint="a flag of slime"),
+    Renamed("rollout-data-transport", hint="a flag of slime; use --object-store-backend"),
+    Renamed("custom-advantage-function-path", hint="a flag of slime"),
+    Renamed("rollout-sample-hook-path", hint="a flag of slime"),
+    Renamed("only-train-params-name-list", hint="a flag of slime"),
+    Renamed("freeze-params-name-list", hint="a flag of slime"),
+    Renamed("load-forge-rollout-data", hint="a flag of slime"),
+    Renamed("ci-train-rollout-logprob-abs-diff-threshold", hint="a flag of slime"),
+    Renamed("use-health-check", hint="a flag of Relax"),
+    Renamed("max-staleness", hint="a flag of Relax; use --max-weight-staleness"),
+    Renamed("resource", hint="a flag of Relax; use --actor-num-gpus-per-node and --rollout-num-gpus"),
+)
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED).over(SHARED)
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, renamed=RENAMED).over(SHARED)

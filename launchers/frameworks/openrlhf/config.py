@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.checkpoints import absolute
+from autotune.launchers.frameworks.openrlhf.renamed import RENAMED
 from autotune.launchers.frameworks.tabular.argparse_flags import ArgparseSettings
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
@@ -14,6 +15,7 @@ class Config(ArgparseSettings):
     """What a job's flags come to."""
 
     engine = "vllm"
+    renamed = RENAMED
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, __package__, RELEASES, entry="openrlhf")
@@ -119,7 +121,7 @@ class Config(ArgparseSettings):
     @property
     def resumes(self) -> bool:
         """Whether checkpoints are wanted: a null `ckpt.path` in the job says no."""
-        return self.given.get("ckpt.path", "") is not None and not self.flag("ckpt.disable_ds")
+        return self.given.get(self.named("ckpt.path"), "") is not None and not self.flag("ckpt.disable_ds")
 
     @property
     def root(self) -> str:

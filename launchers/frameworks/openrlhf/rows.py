@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
 from autotune.launchers.frameworks.openrlhf.config import Config
+from autotune.launchers.frameworks.openrlhf.renamed import RENAMED
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
     PASS,
@@ -152,4 +153,4 @@ WARNED: tuple[Warned[Config], ...] = (
 )
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED)
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, renamed=RENAMED)

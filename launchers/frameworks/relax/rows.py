@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.megatron import knobs
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.rows import NO_SLEEP, SHARED, budget_holds
@@ -76,6 +77,17 @@ REFUSED: tuple[Refusal[Config], ...] = (
     Refusal("fully-async", lambda c: c.flag("fully-async") and c.flag("colocate"),
         "--fully-async and --colocate exclude each other", "--hybrid is the mix"),
 )
+# Flags of guides and other versions that it ignores today.
+RENAMED = (
+    Renamed("sglang-cuda-graph-max-bs-decode", hint="its SGLang 0.5.9 says sglang-cuda-graph-max-bs"),
+    Renamed("update-weight-transport", hint="a flag of slime; weights go through device memory"),
+    Renamed("update-weight-disk-dir", hint="a flag of slime; weights go through device memory"),
+    Renamed("release-train", hint="a flag of slime"),
+    Renamed("balance-by-flops", hint="a flag of slime; use --balance-data"),
+    Renamed("use-stateless-adam", hint="a flag of slime"),
+)
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, unless=UNLESS, refused=REFUSED).over(SHARED)
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, unless=UNLESS, refused=REFUSED, renamed=RENAMED).over(
+    SHARED
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.megatron import knobs
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.rows import SHARED
@@ -36,6 +37,22 @@ REFUSED: tuple[Refusal[Config], ...] = (
     Refusal("fully-async", lambda c: c.flag("fully-async") and c.flag("colocate"),
         "--fully-async and --colocate exclude each other"),
 )
+# Flags of guides and other versions that it ignores today.
+RENAMED = (
+    Renamed("train-memory-margin-bytes", hint="removed in August 2026; leave it out"),
+    Renamed("disable-weights-backuper", hint="removed in May 2026; leave it out"),
+    Renamed("enable-cuda-memory-check", hint="leave it out: the check is always on, below 3 GiB of free memory"),
+    Renamed("profile-with-memory", hint="leave it out: --use-pytorch-profiler always records memory"),
+    Renamed("megatron-to-hf-mode", hint="no longer a flag; leave it out"),
+    Renamed("qkv-format", hint="no longer a flag; samples are always packed"),
+    Renamed("use-health-check", hint="a flag of Relax"),
+    Renamed("max-global-restart", hint="a flag of Relax"),
+    Renamed("rollout-health-check-max-consecutive-failures", hint="a flag of Relax"),
+    Renamed("rotate-ckpt", hint="a flag of Relax"),
+    Renamed("recompute-loss-function-use-reentrant", hint="a flag of Relax"),
+    Renamed("max-staleness", hint="a flag of Relax"),
+    Renamed("resource", hint="a flag of Relax; use --actor-num-gpus-per-node and --rollout-num-gpus"),
+)
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED).over(SHARED)
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, renamed=RENAMED).over(SHARED)

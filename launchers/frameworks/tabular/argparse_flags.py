@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import resources
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +12,7 @@ from packaging.version import Version
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import document, package_of
+from autotune.launchers.frameworks.core.renames import Renamed, names_in
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects import flag_facts
 from autotune.launchers.frameworks.dialects.flags import (
@@ -38,33 +38,15 @@ def flags(package: str, version: str) -> flag_facts.FlagFacts:
 
 
 @cache
-def _today(package: str) -> dict[str, str]:
-    """Return the names that flags have today, by their older ones: `older.yaml`, if there is one."""
-    if not resources.files(package).joinpath("older.yaml").is_file():
-        return {}
-    return {before: today for today, before in document(package, "older.yaml", dict[str, str]).items()}
-
-
-@cache
-def older(package: str, version: str) -> dict[str, str]:
-    """Return the flags that a known release has under another name: today's name -> the release's."""
-    known = flags(package, version).flags
-    return {
-        today: before for before, today in _today(package).items() if before in known and today not in known
-    }
-
-
-@cache
-def declared(package: str, version: str) -> Facts:
-    """Return the settings of a known release under today's names, with the defaults of the data files."""
-    today = {before: name for name, before in older(package, version).items()}
-    known = {today.get(name, name): flag for name, flag in flags(package, version).flags.items()}
+def declared(package: str, version: str, renamed: tuple[Renamed, ...] = ()) -> Facts:
+    """Return the settings of a known release under its names, with the defaults of the data files."""
+    known, names = flags(package, version).flags, names_in(renamed, version)
     off = {name: False for name, flag in known.items() if flag.action == "store_true"}
-    types = {name: "bool" if name in off else flag.type for name, flag in known.items()}
-    defaults = off | document(package, "defaults.yaml", dict[str, Any])
+    common = document(package, "defaults.yaml", dict[str, Any])
+    before = {row.old: row.default for row in renamed if row.new in names and row.default is not None}
     return Facts(
-        types=types,
-        defaults=defaults | (document(package, "older_defaults.yaml", dict[str, Any]) if today else {}),
+        types={name: "bool" if name in off else flag.type for name, flag in known.items()},
+        defaults=off | {names.get(name, name): value for name, value in common.items()} | before,
     )
 
 
@@ -83,27 +65,19 @@ def release(job: Job, package: str, releases: tuple[str, ...]) -> str:
 
 
 class ArgparseSettings(FlagSettings):
-    """What a job's flags come to, under today's names; a value that argparse refuses counts as absent."""
+    """What a job's flags come to; a value that argparse refuses counts as absent."""
 
     def __init__(self, job: Job, package: str, releases: tuple[str, ...], *, entry: str) -> None:
         version = release(job, package, releases)
         self.known = flags(package, version)
-        self.older = older(package, version)
-        today = {before: name for name, before in self.older.items()}
         self.flags = flags_of(job.settings, negatable=_NONE)
-        given = {today.get(name, name): value for name, value in self.flags.items()}
-        facts = declared(package, version)
-        super().__init__(job, package, (version,), entry=entry, declared=facts, given=given)
+        facts = declared(package, version, self.renamed)
+        super().__init__(job, package, (version,), entry=entry, declared=facts, given=self.flags)
         read = {
-            name: flag_facts.value_of(self.known.flags.get(self.named(name)), value)
-            for name, value in given.items()
+            name: flag_facts.value_of(self.known.flags.get(name), value) for name, value in self.flags.items()
         }
         self._values = {name: value for name, value in read.items() if value is not None}
         self.job = job
-
-    def named(self, name: str) -> str:
-        """Return the name that the job's release has for a flag, without dashes."""
-        return self.older.get(name, name)
 
     def worded(self, text: str) -> str:
         """Return a text with its flags named as in the job's release."""
@@ -115,7 +89,8 @@ class ArgparseSettings(FlagSettings):
 
     def as_written(self, name: str) -> str:
         """Return a flag as the job itself writes it, else its plain name."""
-        return self.key(name) if name in self.given else self.named(name)
+        own = self.named(name)
+        return self.key(name) if own in self.given else own
 
 
 C = TypeVar("C", bound=ArgparseSettings)
@@ -126,7 +101,7 @@ class ArgparseFramework(FlagFramework[C]):
 
     def bare(self, key: str) -> str:
         """Return today's name of a flag, without dashes."""
-        return _today(package_of(self)).get(bare(key), bare(key))
+        return {row.old: row.new for row in self.table.renamed}.get(bare(key), bare(key))
 
     def release_by_settings(self, job: Job) -> str:
         """Return the known release that the names of a job's flags tell; empty where it is the newest."""
@@ -135,7 +110,7 @@ class ArgparseFramework(FlagFramework[C]):
 
     def declared(self, version: str) -> Facts:
         """Return the flags of a known release."""
-        return declared(package_of(self), version)
+        return declared(package_of(self), version, self.table.renamed)
 
     def mistakes_of(self, config: C, key: str, value: Any) -> Iterator[Problem]:
         """Yield that a flag is misspelt, or that its value is of no use."""

@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import cache, cached_property, lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from packaging.version import Version
 
 from autotune.launchers.base import Problem
+from autotune.launchers.frameworks.core.renames import Renamed, names_in, translated
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects.hydra import bare, overrides_in, prefix, value_of
@@ -94,6 +95,7 @@ class DeclaredSettings(Settings, ABC):
     """A job's settings beside those that the release which stands for its own declares."""
 
     engine_versions: Mapping[str, str] = {}  # that the job names, by the name of the engine
+    renamed: ClassVar[tuple[Renamed, ...]] = ()
 
     def __init__(
         self,
@@ -124,6 +126,18 @@ class DeclaredSettings(Settings, ABC):
         # Of a file that is not here nothing is known.
         own = self._document if document else {} if job.config is not None else self.facts.types
         self.keys = frozenset(own)
+
+    def named(self, key: str) -> str:
+        """Return the name that the job's release has for a setting."""
+        return translated(key, names_in(self.renamed, self.release.version))
+
+    def has(self, key: str) -> bool:
+        """Return whether the job itself sets a key, under the name that its release has."""
+        return super().has(self.named(key))
+
+    def raw(self, key: str) -> Any:
+        """Return what is written for a key, under the name that the job's release has."""
+        return super().raw(self.named(key))
 
     @property
     def knows_all(self) -> bool:

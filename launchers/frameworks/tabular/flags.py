@@ -22,10 +22,6 @@ class FlagSettings(DeclaredSettings):
     job: Job
     flags: Mapping[str, Any]  # as the job names them
 
-    def named(self, name: str) -> str:
-        """Return the name that the job's release has for a flag, without dashes."""
-        return name
-
 
 F = TypeVar("F", bound=FlagSettings)
 

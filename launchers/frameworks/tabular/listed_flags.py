@@ -12,6 +12,7 @@ import msgspec
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import Words, document
+from autotune.launchers.frameworks.core.renames import replacement
 from autotune.launchers.frameworks.core.versions import Release
 from autotune.launchers.frameworks.dialects import flag_facts
 from autotune.launchers.frameworks.dialects.flag_facts import Flag
@@ -33,12 +34,11 @@ class FlagNames(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     names: Words
     negatable: frozenset[str] = frozenset()  # with a --no- form
     strict: bool = True  # it refuses a flag that it does not know; else it ignores it without a word
-    removed: dict[str, str] = {}  # flags of guides and other versions -> what became of them
     aliases: dict[str, str] = {}  # second names of flags -> the flag: the last one that is given counts
 
     def knows(self, flag: str) -> bool:
-        """Return whether the framework takes a flag, or took it once."""
-        return flag in self.names or flag in self.removed
+        """Return whether the framework takes a flag."""
+        return flag in self.names
 
 
 class FlagValues(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,9 +154,9 @@ class ListedFlagFramework(FlagFramework[F]):
         """Yield that a flag is misspelt or gone."""
         ignores, silently = ("refuse", "") if self.dialect.strict else ("ignore", " without a word")
         flag, path = bare(key), ("settings", key)
-        if flag in self.dialect.removed:
+        if hint := replacement(self.table.renamed, flag):
             message = f"{self.name} {ignores}s --{flag}{silently}"
-            yield Problem(path=path, message=message, hint=self.dialect.removed[flag])
+            yield Problem(path=path, message=message, hint=hint)
         elif not self.dialect.knows(flag) and (meant := self._meant(flag)):
             message = f"unknown flag --{flag}, which {self.name} would {ignores}{silently}"
             yield Problem(path=path, message=message, hint=f"did you mean --{meant}?")
@@ -176,7 +176,8 @@ class ListedFlagFramework(FlagFramework[F]):
     def _passed_on(self, job: Job, config: F) -> Iterator[str]:
         told = "refuses" if self.dialect.strict else "ignores without a word"
         for flag in map(bare, config.given):
-            if not self.dialect.knows(flag) and not self._meant(flag):
+            known = self.dialect.knows(flag) or replacement(self.table.renamed, flag)
+            if not known and not self._meant(flag):
                 yield f"--{flag} is in no list of flags; {self.name} {told} what it does not know"
 
     def _misfits(self, config: F) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KnobName, Knobs, Setting
 from autotune.policies.values.profile import Grid
@@ -146,6 +147,7 @@ class Table(NamedTuple, Generic[C]):
     refused: tuple[Refusal[C], ...] = ()
     warned: tuple[Warned[C], ...] = ()
     unread: tuple[Unread[C], ...] = ()
+    renamed: tuple[Renamed, ...] = ()
 
     def over(self, shared: Table[C]) -> Table[C]:
         """Return the table with what it shares with its dialects behind its own."""
@@ -159,6 +161,7 @@ class Table(NamedTuple, Generic[C]):
             refused=(*self.refused, *shared.refused),
             warned=(*self.warned, *shared.warned),
             unread=(*self.unread, *shared.unread),
+            renamed=self.renamed,
         )
 
 

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 
 import msgspec
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import splits
-from autotune.launchers.frameworks.core.data import table
+from autotune.launchers.frameworks.core.renames import replacement
 from autotune.launchers.frameworks.dialects.hydra import bare, prefix
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, Config
 from autotune.launchers.frameworks.verl.keys import ENGINES, RELEASES, keys_of
 from autotune.launchers.frameworks.verl.knobs import critic_tokens, scored
+from autotune.launchers.frameworks.verl.renamed import RENAMED
 from autotune.launchers.likeness import is_slip
 
 _COUNTED = "verl needs it while micro-batches are counted in sequences"
 
 Refusal = tuple[str, str, str]  # a setting, what is wrong with it, and what to write instead
-
-
-@cache
-def removed() -> dict[str, str]:
-    """Return the settings that verl no longer knows, each with a hint at what to write today."""
-    return table(__package__, "removed.yaml", str)
 
 
 def unknown(config: Config) -> Iterator[Problem]:
@@ -33,8 +27,10 @@ def unknown(config: Config) -> Iterator[Problem]:
     for problem in config.known.unknown(config.given) if config.model_engine in ENGINES else ():
         spelled = str(problem.path[-1])
         key, hint = bare(spelled), problem.hint
-        if key in removed():
-            hint = removed()[key]
+        if instead := replacement(RENAMED, key):
+            hint = instead
+        elif config.named(key) != key:
+            hint = f"verl {config.release.version} calls it {config.named(key)}"
         elif prefix(spelled) in ("+", "++") and config.known.is_plain(key):
             continue
         elif key in keys_of(config.release.version, other).defaults:
@@ -52,7 +48,7 @@ def is_misspelt(config: Config, problem: Problem) -> bool:
     """
     spelled = str(problem.path[-1])
     key = bare(spelled)
-    if config.names_release or prefix(spelled) or key in removed():
+    if config.names_release or prefix(spelled) or replacement(RENAMED, key):
         return False
     names = {name for version in RELEASES for engine in ENGINES for name in keys_of(version, engine).types}
     return key not in names and any(is_slip(key, name) and not config.has(name) for name in names)

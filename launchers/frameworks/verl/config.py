@@ -12,6 +12,7 @@ from autotune.launchers.frameworks.dialects import hydra
 from autotune.launchers.frameworks.dialects.hydra import bare, prefix, value_of
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
 from autotune.launchers.frameworks.verl.keys import RELEASES, is_node, keys_of
+from autotune.launchers.frameworks.verl.renamed import RENAMED
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
 
@@ -29,6 +30,8 @@ _OF_ENGINES = {"rollout.nnodes": 1, "rollout.n_gpus_per_node": 8}  # with the de
 
 class Config(DeclaredSettings):
     """What a job's settings come to; `get` takes the keys without Hydra's prefixes."""
+
+    renamed = RENAMED
 
     def __init__(self, job: Job) -> None:
         given = written(job)
@@ -51,19 +54,11 @@ class Config(DeclaredSettings):
 
     def key(self, name: str) -> str:
         """Return an override's spelling of a key: the job's own, else with `++` where Hydra needs it."""
-        name = self.known.older.get(name, name)
+        name = self.named(name)
         for spelled in self.given:
             if bare(spelled) == name and prefix(spelled) != "~":
                 return spelled
         return name if name in self.known.configured else f"++{name}"
-
-    def has(self, key: str) -> bool:
-        """Return whether the job itself sets a key, be it by the name that its release has."""
-        return super().has(self.known.older.get(key, key))
-
-    def raw(self, key: str) -> Any:
-        """Return what is written for a key, by the name that the job's release has."""
-        return super().raw(self.known.older.get(key, key))
 
     @property
     def engine(self) -> str:

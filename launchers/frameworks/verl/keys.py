@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, cached_property
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -27,15 +27,6 @@ class Keys(Facts, frozen=True):
         root = key.split(".")[0]
         known = {name.split(".")[0] for name in self.configured}
         return root not in known or any(key.startswith(f"{node}.") for node in _nodes()["plain"])
-
-    @cached_property
-    def older(self) -> dict[str, str]:
-        """The names of settings in the release, by those that newer ones gave them."""
-        found: dict[str, str] = {}
-        for today, before in table(__package__, "older.yaml", str).items():
-            names = (key for key in self.types if key == before or key.startswith(f"{before}."))
-            found |= {today + key.removeprefix(before): key for key in names}
-        return {today: before for today, before in found.items() if today not in self.types}
 
 
 @cache

@@ -51,7 +51,7 @@ def concurrency(config: Config) -> int:
 
 def sends_single_tensors(config: Config) -> bool:
     """Return whether a sync has no buckets: in the release with their older name only SGLang's has."""
-    return config.engine == "vllm" and _BUCKET in config.known.older
+    return config.engine == "vllm" and config.named(_BUCKET) != _BUCKET
 
 
 def sync_buffer(config: Config) -> int:

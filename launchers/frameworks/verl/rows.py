@@ -22,6 +22,7 @@ from autotune.launchers.frameworks.tabular.table import (
 from autotune.launchers.frameworks.verl import knobs
 from autotune.launchers.frameworks.verl.config import Config
 from autotune.launchers.frameworks.verl.keys import ENGINES
+from autotune.launchers.frameworks.verl.renamed import RENAMED
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
 
@@ -279,4 +280,6 @@ UNREAD: tuple[Unread[Config], ...] = (
 )
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, unread=UNREAD)
+TABLE: Table[Config] = Table(
+    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, unread=UNREAD, renamed=RENAMED
+)

@@ -418,7 +418,7 @@ def test_backends_that_areal_refuses(wrong):
 @pytest.mark.parametrize(
     ("settings", "hint"),
     [
-        ({"max_concurrent_rollouts": 200}, "it is `rollout.max_concurrent_rollouts` today"),
+        ({"max_concurrent_rollouts": 200}, "write rollout.max_concurrent_rollouts"),
         ({"actor.mb_spec.max_token_per_mb": 4096}, "did you mean `actor.mb_spec.max_tokens_per_mb`?"),
         ({"sglang.mem_fraction": 0.8}, "did you mean `sglang.mem_fraction_static`?"),
         ({"actor.weight_chunked_mem_mb": 512}, "actor.weight_update_mode=disk needs no such buffer"),

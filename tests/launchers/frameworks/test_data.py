@@ -7,16 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Advice, Status
 from autotune.launchers.frameworks import FRAMEWORKS
-from autotune.launchers.frameworks.areal import checks as areal_check
 from autotune.launchers.frameworks.areal import config as areal
 from autotune.launchers.frameworks.core import data
 from autotune.launchers.frameworks.core.types import misfit
+from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import facts
-from autotune.launchers.frameworks.verl import checks, keys
+from autotune.launchers.frameworks.verl import keys
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KNOBS
@@ -140,14 +141,22 @@ def test_every_type_of_areals_settings_is_known_and_every_default_fits(release: 
 
 def test_settings_of_verl_stand_in_the_table_that_they_belong_to() -> None:
     known = {key for engine in ("dp", "megatron") for key in keys.keys_of("0.9.1", engine).defaults}
-    assert not set(checks.removed()) & known
     assert {row.key for row in FRAMEWORKS["verl"].table.unread} <= known
 
 
-def test_moved_settings_of_areal_lead_to_known_ones() -> None:
-    for key, move in areal_check.moved().items():
-        assert bool(move.today) != bool(move.hint), key
-        assert not move.today or move.today in areal.known(), key
+@pytest.mark.parametrize(
+    "name", [name for name, each in FRAMEWORKS.items() if isinstance(each, TabularFramework)]
+)
+def test_renamed_settings_are_in_the_releases_that_their_rows_name(name: str) -> None:
+    framework = FRAMEWORKS[name]
+    for row in framework.table.renamed:
+        assert row.new or row.hint, row
+        for release in framework.releases or ("",):
+            known = framework.declared(release).kinds
+            before = bool(row.since) and Version(release) < Version(row.since)
+            assert (row.old in known) is before, (row, release)
+            if row.new and row.new[0] != "+" and (row.since or release == framework.releases[-1]):
+                assert (row.new in known) is not before, (row, release)
 
 
 def test_presets_hold_literals_that_yaml_read_as_meant() -> None:

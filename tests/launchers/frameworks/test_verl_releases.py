@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from autotune.launchers.frameworks.core.renames import names_in, translated
 from autotune.launchers.frameworks.verl.keys import ENGINES, RELEASES, keys_of
+from autotune.launchers.frameworks.verl.renamed import RENAMED
 from autotune.policies.values.job import Job
 
 from .verl_jobs import JOBS, VERL, profile, with_settings
@@ -27,8 +29,9 @@ def changes(job: Job, **knobs: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("release", RELEASES)
 def test_each_release_has_the_setting_of_every_knob(release: str) -> None:
     known = [keys_of(release, engine) for engine in ENGINES]
-    names = {name for row in VERL.table.rows for name in row.keys}
-    assert not {name for name in names if not any(keys.older.get(name, name) in keys for keys in known)}
+    older = names_in(RENAMED, release)
+    names = {translated(name, older) for row in VERL.table.rows for name in row.keys}
+    assert not {name for name in names if not any(name in keys for keys in known)}
 
 
 def test_the_buckets_of_a_sync_are_those_of_the_release() -> None:
