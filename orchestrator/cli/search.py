@@ -8,10 +8,11 @@ from autotune.orchestrator.cli.launch import CODES, COMPLETE, HANDED_OVER
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions, launching
 from autotune.orchestrator.cli.shared.options import global_options
 
-_FOUND = "a stable configuration was found, and the search is over"
+_FOUND = "the search is over; `stable.yaml` is the fastest configuration that it proved stable"
+_CODES = CODES.replace(COMPLETE, _FOUND + HANDED_OVER).replace("fits, or", "fits, no trial succeeded, or")
 
 
-@click.command("search", epilog=CODES.replace(COMPLETE, _FOUND + HANDED_OVER))
+@click.command("search", epilog=_CODES)
 @launching("search")
 @click.option(
     "--trials",

@@ -62,7 +62,8 @@ def search(
             if not isinstance(verdict, Interrupted | Infrastructure):
                 bench.clear()
             return verdict
-    base = stable_start(journal.view).started.knobs
+    began_with = stable_start(journal.view)
+    base = began_with.started.knobs
     dimensions = space(job, accepted.profile, base)
     varied = SearchSpace(
         profile=accepted.profile,
@@ -98,7 +99,7 @@ def search(
     observer.say(f"budget left: {left} of {job.search.trials} trials, {show_duration(left_s)}")
     summary(journal.view, importance_of(dimensions, results), say=observer.say)
     bench.clear()
-    return _finish(context, schedule.verdict_of(results, start=base))
+    return _finish(context, schedule.verdict_of(results, start=base, began_with=began_with.number))
 
 
 def check(job: Job, accepted: Accepted) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from autotune.policies.recovery.decide import backoff_s
 from autotune.policies.search import trials
-from autotune.policies.values.events import Purpose, Result, Stable, Tried
+from autotune.policies.values.events import GaveUp, Purpose, Result, Stable, Tried
 from autotune.policies.values.job import Search
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.value import Value
@@ -14,6 +15,13 @@ from autotune.policies.values.value import Value
 _LEAST_PATIENCE, _PATIENCE_SHARE = 8, 0.3  # trials without gain before a search ends
 _PAIRS = 2  # runs of the stable start and of the winner under the same conditions
 _PROOF_SHARE = 0.5  # of search.duration, at most, that is kept for the proof
+
+_WITHOUT_RESULT = {
+    Result.FAILS: "out of memory",
+    Result.REFUSED: "refused by the job",
+    Result.LOST: "lost",
+    Result.GATED: "predicted not to fit",
+}
 
 
 def count(results: Iterable[Tried]) -> int:
@@ -90,10 +98,19 @@ def losses(results: Iterable[Tried], knobs: Knobs, *, retries: int) -> Losses:
     return Losses(count=lost, wait_s=backoff_s(lost), too_many=lost > retries)
 
 
-def verdict_of(results: Sequence[Tried], *, start: Knobs) -> Stable:
-    """Return the verdict of a finished search.
+def verdict_of(results: Sequence[Tried], *, start: Knobs, began_with: int) -> Stable | GaveUp:
+    """Return the verdict of a finished search, a success only if a trial was measured.
 
-    It is marginal where the stable start leaves too little headroom and nothing better was measured.
+    `began_with` is the attempt that made the job stable, which is no trial. A success is marginal where the
+    stable start leaves too little headroom and nothing better was measured.
     """
+    made = [r for r in results if r.attempt != began_with]
+    if not any(r.result in (Result.FITS, Result.SLOW) for r in made):
+        counts = Counter(r.result for r in made)
+        why = ", ".join(
+            f"{counts[result]} {word}" for result, word in _WITHOUT_RESULT.items() if counts[result]
+        )
+        reason = f"no trial of the search succeeded ({why or 'none was started'})"
+        return GaveUp(reason=f"{reason}; `stable.yaml` is the configuration that it started from")
     tight = any(trials.exceeds(r) for r in results if r.knobs == start)
     return Stable(marginal=tight and trials.winner(results, start=start) is None)

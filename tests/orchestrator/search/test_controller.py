@@ -29,6 +29,7 @@ from autotune.policies.values.events import (
     Accepted,
     Edited,
     Ended,
+    GaveUp,
     Interrupted,
     Purpose,
     Result,
@@ -69,6 +70,16 @@ def in_use(command: Command) -> Knobs:
 
 def proofs(night: Night) -> list[Tried]:
     return [r for r in night.results if r.purpose is Purpose.CONFIRM and r.result is not Result.LOST]
+
+
+def test_a_search_without_a_trial_that_succeeds_is_no_success(tmp_path: Path) -> None:
+    def play(world: World, command: Command) -> tuple[Script, Exit | None]:
+        return small(world, command) if not world.commands else ([reported("backward", 1)], Exit(code=1))
+
+    night = Night(tmp_path, World(play))
+    verdict = night.drive()
+    assert isinstance(verdict, GaveUp) and verdict.reason.startswith("no trial of the search succeeded")
+    assert {r.result for r in night.results if r.trial} == {Result.FAILS}
 
 
 def test_as_many_trials_run_at_once_as_the_job_says(tmp_path: Path) -> None:
