@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from autotune.launchers.frameworks.core.tool_spellings import spellings, traces_in
+from autotune.launchers.frameworks.tools.rows import CEILINGS
+from autotune.launchers.frameworks.tools.spellings import traces_in
 from autotune.orchestrator.explain.estimate_change import Prediction, predicted
 from autotune.orchestrator.explain.job_context import Context, Remedied, context_of, remedied
 from autotune.orchestrator.explain.reader import Reading
@@ -109,7 +110,7 @@ def _ceilings(reading: Reading, diagnosis: Diagnosis) -> tuple[tuple[str, str], 
     traces = traces_in(reading.ends)
     return tuple(
         (ceiling.place, ceiling.words)
-        for ceiling in spellings().ceilings
+        for ceiling in CEILINGS
         if diagnosis.cause in ceiling.causes and (not ceiling.traces or not traces.isdisjoint(ceiling.traces))
     )
 

@@ -11,8 +11,9 @@ import msgspec
 
 from autotune.launchers.base import Framework, Status
 from autotune.launchers.frameworks import FRAMEWORKS, traces
-from autotune.launchers.frameworks.core import tool_spellings
 from autotune.launchers.frameworks.core.traces import Traces
+from autotune.launchers.frameworks.tools import spellings
+from autotune.launchers.frameworks.tools.rows import Tool
 from autotune.orchestrator.config.public_models import find_by_numbers, find_public
 from autotune.orchestrator.explain.reader import Reading
 from autotune.orchestrator.explain.sanitize import uncoloured
@@ -43,7 +44,7 @@ class Context(Value, frozen=True, kw_only=True):
 
     framework: Framework | None = None
     job: Job | None = None  # with the settings that the log prints; None where it prints none
-    tools: tuple[tool_spellings.Tool, ...] = ()
+    tools: tuple[Tool, ...] = ()
     known: Known = Known()
     model: Model | None = None
     offers: dict[str, Support] = {}  # how the framework offers the knobs, in any job that its guides show
@@ -75,7 +76,7 @@ def context_of(
     name = framework or recognised(text, traces())
     found = FRAMEWORKS[name] if name else None
     shape = model or printed_model(reading.head)
-    tools = tool_spellings.seen(text, driven=found is not None)
+    tools = spellings.seen(text, driven=found is not None)
     if found is None:
         return Context(tools=tools, model=shape or _public(reading.head), known=_of_tools(tools, text))
     implied = traces()[found.name].implied(text)
@@ -110,7 +111,7 @@ def context_of(
         job=job if shape is not None else None,
         cluster=cluster if cluster.gpu_memory_bytes else None,
         offered=frozenset((*offers, *advised)),
-        fixed=frozenset() if settings else _fixed(tool_spellings.present(tools, text).knobs),
+        fixed=frozenset() if settings else _fixed(spellings.present(tools, text).knobs),
         engine=True,
         counts_tokens=True,
     )
@@ -136,7 +137,7 @@ def recognised(text: str, known: Mapping[str, Traces]) -> str | None:
     counts = {name: sum(seen.get(trace, 0) for trace in told.traces) for name, told in known.items()}
     inside = {library for name, told in known.items() if counts[name] for library in told.runs}
     best = max((name for name in counts if name not in inside), key=counts.__getitem__, default="")
-    return best if counts.get(best) and not tool_spellings.runs_inside(best, text) else None
+    return best if counts.get(best) and not spellings.runs_inside(best, text) else None
 
 
 def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
@@ -168,13 +169,13 @@ def _named(framework: Framework, settings: dict[str, Any]) -> Model | None:
     return known.shape if known is not None else None
 
 
-def _of_tools(tools: tuple[tool_spellings.Tool, ...], text: str) -> Known:
-    profile = tool_spellings.present(tools, text)
+def _of_tools(tools: tuple[Tool, ...], text: str) -> Known:
+    profile = spellings.present(tools, text)
     return Known(
         profile=profile,
-        offered=tool_spellings.offered(tools, frozenset(KNOBS), ENGINE_KNOBS),
-        fixed=tool_spellings.excluded(text),
-        engine=any(tool_spellings.is_engine(tool, ENGINE_KNOBS) for tool in tools) if tools else None,
+        offered=spellings.offered(tools, frozenset(KNOBS), ENGINE_KNOBS),
+        fixed=spellings.excluded(text),
+        engine=any(spellings.is_engine(tool, ENGINE_KNOBS) for tool in tools) if tools else None,
         scores_by_tokens=any(s.knob == "logprob_tokens" for tool in tools for s in tool.spellings),
     )
 
@@ -218,7 +219,7 @@ def _words(context: Context, cure: Cure) -> tuple[tuple[str, tuple[str, ...]], .
     framework = context.framework
     if framework is not None and (lines := _own_words(framework, context, cure)):
         return ((framework.name, lines),)
-    spelled = tool_spellings.words(context.tools, cure.changes, exact=cure.exact)
+    spelled = spellings.words(context.tools, cure.changes, exact=cure.exact)
     return tuple((tool, (line,)) for tool, line in spelled)
 
 

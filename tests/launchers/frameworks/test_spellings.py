@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from autotune.launchers.frameworks.core import tool_spellings
+from autotune.launchers.frameworks.megatron.rows import SHARED
+from autotune.launchers.frameworks.tools import spellings
+from autotune.launchers.frameworks.tools.rows import OTHER_FRAMEWORKS, PROCESS, TOOLS, Tool
 from autotune.policies.values.knob_table import ENGINE_KNOBS
 from autotune.policies.values.knobs import KNOBS
 
-EVERY = (
-    *tool_spellings.spellings().tools,
-    *tool_spellings.other_frameworks(),
-    tool_spellings.spellings().process,
-)
+EVERY = (*TOOLS, *OTHER_FRAMEWORKS, PROCESS)
 
 
-def tools(*names: str) -> tuple[tool_spellings.Tool, ...]:
-    return tuple(tool for tool in tool_spellings.spellings().tools if tool.name in names)
+def tools(*names: str) -> tuple[Tool, ...]:
+    return tuple(tool for tool in TOOLS if tool.name in names)
 
 
 def test_every_row_spells_a_knob() -> None:
     for tool in EVERY:
         assert all(row.knob in KNOBS and row.words for row in tool.spellings), tool.name
-        assert all(row.saving is not False for row in tool.spellings), f"{tool.name}: quote `off`"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,7 @@ def test_every_row_spells_a_knob() -> None:
     ],
 )
 def test_tools_are_told_by_their_traces(text: str, names: list[str]) -> None:
-    assert [tool.name for tool in tool_spellings.seen(text)] == names
+    assert [tool.name for tool in spellings.seen(text)] == names
 
 
 @pytest.mark.parametrize(
@@ -52,8 +51,8 @@ def test_tools_are_told_by_their_traces(text: str, names: list[str]) -> None:
     ],
 )
 def test_a_framework_that_is_not_driven_answers_for_its_parts(text: str, name: str) -> None:
-    assert [tool.name for tool in tool_spellings.seen(text)] == [name]
-    assert name not in [tool.name for tool in tool_spellings.seen(text, driven=True)]
+    assert [tool.name for tool in spellings.seen(text)] == [name]
+    assert name not in [tool.name for tool in spellings.seen(text, driven=True)]
 
 
 @pytest.mark.parametrize(
@@ -76,30 +75,39 @@ def test_a_framework_that_is_not_driven_answers_for_its_parts(text: str, name: s
     ],
 )
 def test_printed_values_are_read(tool: str, text: str, knob: str, value: object) -> None:
-    assert getattr(tool_spellings.present(tools(tool), text).knobs, knob) == value
+    assert getattr(spellings.present(tools(tool), text).knobs, knob) == value
+
+
+def test_megatrons_words_are_those_that_its_rows_write() -> None:
+    keys = {
+        row.knob: {row.key, *(key for made in row.writes.values() for key in made)} for row in SHARED.rows
+    }
+    for row in (row for tool in tools("megatron") for row in tool.spellings if row.knob in keys):
+        assert set(re.findall(r"--([a-z-]+)", row.words)) <= keys[row.knob], row
+        assert row.printed.replace("_", "-") in keys[row.knob], row
 
 
 def test_words_follow_the_direction() -> None:
     seen = tools("transformers", "sglang")
-    assert tool_spellings.words(seen, {"memory_fraction": 0.8}, exact=True) == (
+    assert spellings.words(seen, {"memory_fraction": 0.8}, exact=True) == (
         ("sglang", "--mem-fraction-static 0.8"),
     )
-    assert dict(tool_spellings.words(seen, {"microbatch_size": "lower"}, exact=False))[
-        "transformers"
-    ].startswith("per_device_train_batch_size=...")
-    on = dict(tool_spellings.words(seen, {"optimizer_offload": "on"}, exact=False))["transformers"]
-    off = dict(tool_spellings.words(seen, {"optimizer_offload": "off"}, exact=False))["transformers"]
+    assert dict(spellings.words(seen, {"microbatch_size": "lower"}, exact=False))["transformers"].startswith(
+        "per_device_train_batch_size=..."
+    )
+    on = dict(spellings.words(seen, {"optimizer_offload": "on"}, exact=False))["transformers"]
+    off = dict(spellings.words(seen, {"optimizer_offload": "off"}, exact=False))["transformers"]
     assert "offload" in on and "offload" not in off
 
 
 def test_a_tool_rules_out_what_it_cannot_change() -> None:
     knobs = frozenset(KNOBS)
-    assert "tokens_per_microbatch" not in tool_spellings.offered(tools("transformers"), knobs, ENGINE_KNOBS)
-    assert "tokens_per_microbatch" in tool_spellings.offered(tools("sglang"), knobs, ENGINE_KNOBS)
-    assert "concurrency" in tool_spellings.offered(tools("transformers"), knobs, ENGINE_KNOBS)
-    assert tool_spellings.offered((), knobs, ENGINE_KNOBS) == knobs
+    assert "tokens_per_microbatch" not in spellings.offered(tools("transformers"), knobs, ENGINE_KNOBS)
+    assert "tokens_per_microbatch" in spellings.offered(tools("sglang"), knobs, ENGINE_KNOBS)
+    assert "concurrency" in spellings.offered(tools("transformers"), knobs, ENGINE_KNOBS)
+    assert spellings.offered((), knobs, ENGINE_KNOBS) == knobs
 
 
 def test_pools_that_are_paused_exclude_expandable_segments() -> None:
-    assert tool_spellings.excluded("ServerArgs(enable_memory_saver=True)") == {"allocator"}
-    assert tool_spellings.excluded("ServerArgs(enable_memory_saver=False)") == frozenset()
+    assert spellings.excluded("ServerArgs(enable_memory_saver=True)") == {"allocator"}
+    assert spellings.excluded("ServerArgs(enable_memory_saver=False)") == frozenset()

@@ -8,83 +8,17 @@ from functools import cache
 
 import msgspec
 
-from autotune.launchers.frameworks.core.data import document, rows
-from autotune.launchers.frameworks.core.engine_settings import ENGINES
+from autotune.launchers.frameworks.tools.rows import (
+    CEILINGS,
+    OTHER_FRAMEWORKS,
+    PROCESS,
+    TOOLS,
+    Spelling,
+    Tool,
+)
 from autotune.policies.diagnosis.literal_search import Naming
-from autotune.policies.values.failure import Cause
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Grid, Profile, Support
-from autotune.policies.values.value import Value
-
-
-class Spelling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One knob in a tool's own words; `{value}` stands for the new value where it is known.
-
-    Words of a switch turn it to its saving side; `undo` turns it back.
-    """
-
-    knob: str
-    words: str
-    printed: str = ""  # the name under which logs show its value
-    saving: Setting = None  # what the printed value true means, where it is the most saving mode
-    undo: str = ""
-
-
-class Tool(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool, how its logs are told, and how it spells the knobs."""
-
-    name: str
-    traces: tuple[str, ...] = ()
-    spellings: tuple[Spelling, ...] = ()
-    engine: bool = False
-    runs: tuple[str, ...] = ()  # driven frameworks that it is built of
-
-
-class Ceiling(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a place to run sets the memory that ran out."""
-
-    place: str
-    causes: tuple[Cause, ...]
-    traces: tuple[str, ...] = ()  # empty: wherever nothing else is seen
-    words: str
-
-
-class Spellings(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What spellings.yaml holds."""
-
-    tools: tuple[Tool, ...]
-    process: Tool
-    ceilings: tuple[Ceiling, ...]
-
-
-@cache
-def spellings() -> Spellings:
-    """Return the tools, what belongs to the process and not to a tool, and where places set a limit."""
-    found = document(__package__, "tool_spellings.yaml", Spellings)
-    return msgspec.structs.replace(found, tools=tuple(map(_with_arguments, found.tools)))
-
-
-def _with_arguments(tool: Tool) -> Tool:
-    """Return an engine with the words of its own arguments, but for those that it spells otherwise today."""
-    spelled = {spelling.knob for spelling in tool.spellings}
-    further = (
-        Spelling(
-            knob=knob,
-            words=f"--{argument.name.replace('_', '-')}" + ("" if argument.modes else " {value}"),
-            printed=argument.name,
-            saving="off" if argument.modes else None,
-        )
-        for knob, argument in ENGINES.get(tool.name, {}).items()
-        if knob not in spelled and knob != "max_model_len"  # which logs print where nobody set it
-    )
-    return msgspec.structs.replace(tool, spellings=(*tool.spellings, *further))
-
-
-@cache
-def other_frameworks() -> tuple[Tool, ...]:
-    """Return the RL frameworks that are told and spelled, but not driven."""
-    return rows(__package__, "other_frameworks.yaml", Tool)
-
 
 _TRIES = 50  # places of a name in a log
 _VALUE = re.compile(r"(?:['\"]?\s{0,4}[=:]\s{0,4}|\s{1,4}\.{3,200}\s{0,4}|\s)['\"]?([\w.+-]{1,32})")
@@ -107,16 +41,16 @@ def seen(text: str, *, driven: bool = False) -> tuple[Tool, ...]:
     """
     traces = traces_in(text)
     if not driven:
-        for framework in other_frameworks():
+        for framework in OTHER_FRAMEWORKS:
             if not traces.isdisjoint(framework.traces):
                 return (framework,)
-    return tuple(tool for tool in spellings().tools if not traces.isdisjoint(tool.traces))
+    return tuple(tool for tool in TOOLS if not traces.isdisjoint(tool.traces))
 
 
 def runs_inside(framework: str, text: str) -> bool:
     """Return whether a text shows a framework that is built of this one."""
     traces = traces_in(text)
-    return any(framework in tool.runs and not traces.isdisjoint(tool.traces) for tool in other_frameworks())
+    return any(framework in tool.runs and not traces.isdisjoint(tool.traces) for tool in OTHER_FRAMEWORKS)
 
 
 def traces_in(text: str) -> frozenset[str]:
@@ -127,9 +61,9 @@ def traces_in(text: str) -> frozenset[str]:
 @cache
 def _traces() -> Naming:
     found: dict[str, None] = {}
-    for tool in (*other_frameworks(), *spellings().tools):
+    for tool in (*OTHER_FRAMEWORKS, *TOOLS):
         found |= dict.fromkeys(tool.traces)
-    for ceiling in spellings().ceilings:
+    for ceiling in CEILINGS:
         found |= dict.fromkeys(ceiling.traces)
     return Naming(found)
 
@@ -166,7 +100,7 @@ def excluded(text: str) -> frozenset[str]:
 
 def offered(tools: tuple[Tool, ...], knobs: frozenset[str], engine_knobs: frozenset[str]) -> frozenset[str]:
     """Return the knobs that the tools spell, and those of an area in which none of them was seen."""
-    own = {spelling.knob for tool in (*tools, spellings().process) for spelling in tool.spellings}
+    own: set[str] = {spelling.knob for tool in (*tools, PROCESS) for spelling in tool.spellings}
     engines = any(is_engine(tool, engine_knobs) for tool in tools)
     trainers = any(not tool.engine and len(tool.spellings) > _ADD_ON for tool in tools)
     if not engines:
@@ -186,7 +120,7 @@ def words(
 ) -> tuple[tuple[str, str], ...]:
     """Return (tool, what to type) for a change, in the words of every tool that knows it."""
     lines: dict[str, str] = {}
-    for tool in (*tools, spellings().process):
+    for tool in (*tools, PROCESS):
         for knob, value in changes.items():
             for spelling in tool.spellings:
                 if spelling.knob != knob or tool.name in lines:

@@ -1,0 +1,1 @@
+"""Tools that `explain` recognises and `launch` does not drive."""

@@ -1,0 +1,194 @@
+"""How tools that `launch` does not drive spell the knobs, and how their logs are recognised.
+
+Read in Megatron-LM (arguments.py), DeepSpeed 0.18 (config JSON), transformers 5 (TrainingArguments), prime-rl
+559b447, ROLL 8eb27cc, RLinf a3816b5, ms-swift 3602360, and in the axolotl, LLaMA-Factory, AgileRL and Unsloth of
+August 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM, Argument
+from autotune.policies.values.failure import Cause
+from autotune.policies.values.knobs import KnobName, Setting
+from autotune.policies.values.value import Value
+
+
+class Spelling(Value, frozen=True):
+    """One knob in a tool's own words; `{value}` stands for the new value where it is known.
+
+    Words of a switch turn it to its saving side; `undo` turns it back.
+    """
+
+    knob: KnobName
+    words: str
+    printed: str = ""  # the name under which logs show its value
+    saving: Setting = None  # what the printed value true means, where it is the most saving mode
+    undo: str = ""
+
+
+class Tool(Value, frozen=True):
+    """A tool, the traces of which its logs hold one, and how it spells the knobs."""
+
+    name: str
+    traces: tuple[str, ...] = ()
+    engine: bool = False
+    runs: tuple[
+        str, ...
+    ] = ()  # driven frameworks that it is built of: their traces in its logs are not theirs
+    spellings: tuple[Spelling, ...] = ()
+
+
+class Ceiling(Value, frozen=True):
+    """Where a place to run sets the memory that ran out."""
+
+    place: str
+    causes: tuple[Cause, ...]
+    words: str
+    traces: tuple[str, ...] = ()  # of the place in a log; empty: wherever no other place is recognised
+
+
+def _arguments(engine: Mapping[KnobName, Argument], but: str = "") -> Iterator[Spelling]:
+    """Yield the spellings of an engine's own arguments, except a knob that it spells otherwise today."""
+    for knob, argument in engine.items():
+        if knob in (but, "max_model_len"):  # which logs print where nobody set it
+            continue
+        flag, switch = f"--{argument.name.replace('_', '-')}", bool(argument.modes)
+        saving = "off" if switch else None
+        yield Spelling(knob, flag if switch else f"{flag} {{value}}", argument.name, saving=saving)
+
+
+# fmt: off
+TOOLS = (
+    Tool("sglang", traces=("sglang", "--mem-fraction-static", "sgl_", "#running-req"), engine=True, spellings=(
+        Spelling("cuda_graphs", "--cuda-graph-backend-decode disabled", "disable_cuda_graph", saving="off"),
+        Spelling("cuda_graphs", "--cuda-graph-backend-decode disabled", "disable_decode_cuda_graph", saving="off"),
+        *_arguments(SGLANG, but="cuda_graphs"),
+    )),
+    Tool("vllm", traces=("vllm", "EngineCore", "gpu_memory_utilization", "cumem_allocator"), engine=True, spellings=(
+        *_arguments(VLLM),
+    )),
+    Tool("tgi", traces=("text_generation_server", "text_generation_launcher", "text-generation-inference"), engine=True, spellings=(
+        Spelling("memory_fraction", "--cuda-memory-fraction {value}", "cuda_memory_fraction"),
+        Spelling("concurrency", "--max-batch-size {value}", "max_batch_size"),
+        Spelling("max_batched_tokens", "--max-batch-prefill-tokens {value}", "max_batch_prefill_tokens"),
+        Spelling("cuda_graphs", "--cuda-graphs 0"),
+        Spelling("rollout_tensor_parallel", "--num-shard {value}", "num_shard"),
+    )),
+    Tool("megatron", traces=("megatron/", "megatron.core", "Megatron"), spellings=(
+        Spelling("microbatch_size", "--micro-batch-size {value}", "micro_batch_size"),
+        Spelling("recompute", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "recompute_granularity"),
+        Spelling("optimizer_offload", "--optimizer-cpu-offload --use-precision-aware-optimizer", "optimizer_cpu_offload", saving=True, undo="without --optimizer-cpu-offload"),
+        Spelling("fused_kernels", "--cross-entropy-loss-fusion", "cross_entropy_loss_fusion", saving=True),
+        Spelling("context_parallel", "--context-parallel-size {value}", "context_parallel_size"),
+        Spelling("tensor_parallel", "--tensor-model-parallel-size {value}", "tensor_model_parallel_size"),
+        Spelling("dataloader_workers", "--num-workers {value}", "num_workers"),
+    )),
+    Tool("deepspeed", traces=("deepspeed", "DeepSpeed", "zero_optimization"), spellings=(
+        Spelling("microbatch_size", '"train_micro_batch_size_per_gpu": {value}', "train_micro_batch_size_per_gpu"),
+        Spelling("optimizer_offload", '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}', undo='"zero_optimization": {"offload_optimizer": {"device": "none"}}'),
+        Spelling("param_offload", '"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}'),
+        Spelling("activation_offload", '"activation_checkpointing": {"cpu_checkpointing": true}'),
+        Spelling("recompute", "model.gradient_checkpointing_enable()", "gradient_checkpointing", saving="full"),
+    )),
+    Tool("transformers", traces=("transformers/", "transformers.", "trl/", "accelerate/", "TrainingArguments"), spellings=(
+        Spelling("microbatch_size", "per_device_train_batch_size={value}, gradient_accumulation_steps up by the same factor", "per_device_train_batch_size"),
+        Spelling("recompute", "gradient_checkpointing=True", "gradient_checkpointing", saving="full"),
+        Spelling("fused_kernels", "use_liger_kernel=True", "use_liger_kernel", saving=True),
+        Spelling("param_offload", 'fsdp="full_shard auto_wrap offload"'),
+        Spelling("optimizer_offload", 'fsdp="full_shard auto_wrap offload"', undo='fsdp="full_shard auto_wrap"'),
+        Spelling("dataloader_workers", "dataloader_num_workers={value}", "dataloader_num_workers"),
+    )),
+    Tool("fsdp", traces=("torch/distributed/fsdp", "fully_sharded_data_parallel", "FullyShardedDataParallel"), spellings=(
+        Spelling("param_offload", "FSDP(cpu_offload=CPUOffload(offload_params=True))"),
+        Spelling("optimizer_offload", "fully_shard(offload_policy=CPUOffloadPolicy())"),
+        Spelling("recompute", "apply_activation_checkpointing(model)"),
+    )),
+)
+# RL frameworks that `explain` recognises and `launch` does not drive. The first one whose trace a log holds answers
+# alone: what it is built of has no words that its users can type, so a tool that wraps another stands before it.
+OTHER_FRAMEWORKS = (
+    Tool("prime-rl", traces=("prime_rl", "prime-rl", "    INFO Starting inference"), spellings=(
+        Spelling("recompute", "--trainer.model.ac.mode full"),
+        Spelling("activation_offload", "--trainer.model.ac-offloading.max-inflight-activations 5"),
+        Spelling("param_offload", "--trainer.model.fsdp-cpu-offload", undo="--no-trainer.model.fsdp-cpu-offload"),
+        Spelling("logprob_chunk", "--trainer.model.fused-lm-head-token-chunk-size 1024"),
+        Spelling("context_parallel", "--trainer.model.cp {value}"),
+        Spelling("memory_fraction", "--inference.vllm.gpu-memory-utilization {value}"),
+        Spelling("concurrency", "--orchestrator.concurrency.max-inflight {value}"),
+        Spelling("cuda_graphs", "--inference.vllm.enforce-eager"),
+        Spelling("rollout_tensor_parallel", "--inference.vllm.tensor-parallel-size {value}"),
+    )),
+    Tool("roll", traces=("roll/pipeline", "roll/distributed", "roll.pipeline", "start_rlvr_pipeline", "start_agentic_pipeline"), spellings=(
+        Spelling("tokens_per_microbatch", "actor_train: {max_tokens_per_microbatch_in_train: {value}}   (with use_dynamic_batching_in_train)", "max_tokens_per_microbatch_in_train"),
+        Spelling("logprob_tokens", "actor_train: {max_tokens_per_microbatch_in_infer: {value}}   (with use_dynamic_batching_in_infer)", "max_tokens_per_microbatch_in_infer"),
+        Spelling("microbatch_size", "actor_train: {training_args: {per_device_train_batch_size: {value}}}, gradient_accumulation_steps up by the same factor", "per_device_train_batch_size"),
+        Spelling("recompute", "actor_train: {strategy_args: {strategy_config: {recompute_granularity: full}}}", "recompute_granularity"),
+        Spelling("memory_fraction", "actor_infer: {strategy_args: {strategy_config: {gpu_memory_utilization: {value}}}}   (SGLang, mem_fraction_static)", "gpu_memory_utilization"),
+        Spelling("concurrency", "max_running_requests: {value}", "max_running_requests"),
+        Spelling("tensor_parallel", "actor_train: {strategy_args: {strategy_config: {tensor_model_parallel_size: {value}}}}"),
+    )),
+    Tool("rlinf", traces=("rlinf/", "rlinf.", "RLinf"), spellings=(
+        Spelling("tokens_per_microbatch", "runner.enable_dynamic_batch_size=True runner.max_tokens_per_mbs={value}", "max_tokens_per_mbs"),
+        Spelling("microbatch_size", "algorithm.training_batch_size_per_gpu={value}", "training_batch_size_per_gpu"),
+        Spelling("logprob_tokens", "algorithm.logprob_forward_micro_batch_size=1"),
+        Spelling("param_offload", "actor.enable_offload=True", undo="actor.enable_offload=False"),
+        Spelling("optimizer_offload", "actor.enable_offload=True", undo="actor.enable_offload=False"),
+        Spelling("memory_fraction", "rollout.gpu_memory_utilization={value}", "gpu_memory_utilization"),
+        Spelling("concurrency", "rollout.max_running_requests={value}", "max_running_requests"),
+        Spelling("cuda_graphs", "rollout.cuda_graph_max_bs=16"),
+    )),
+    Tool("megatron-swift", traces=("swift/megatron", "swift/ray/megatron", "swift/cli/_megatron", "megatron rlhf"), runs=("trl", "ms-swift"), spellings=(
+        Spelling("microbatch_size", "--micro_batch_size {value}", "micro_batch_size"),
+        Spelling("recompute", "--recompute_granularity full --recompute_method uniform --recompute_num_layers 1", "recompute_granularity"),
+        Spelling("optimizer_offload", "--optimizer_cpu_offload true --use_precision_aware_optimizer true", "optimizer_cpu_offload", saving=True, undo="--optimizer_cpu_offload false"),
+        Spelling("tensor_parallel", "--tensor_model_parallel_size {value}", "tensor_model_parallel_size"),
+        Spelling("context_parallel", "--context_parallel_size {value}", "context_parallel_size"),
+        Spelling("memory_fraction", "--vllm_gpu_memory_utilization {value}", "vllm_gpu_memory_utilization"),
+        Spelling("concurrency", "--vllm_max_num_seqs {value}", "vllm_max_num_seqs"),
+        Spelling("cuda_graphs", "--vllm_enforce_eager true"),
+        Spelling("rollout_tensor_parallel", "--vllm_tensor_parallel_size {value}"),
+    )),
+    Tool("llama-factory", traces=("llamafactory", "LLaMA-Factory", "llama_factory"), runs=("trl",), spellings=(
+        Spelling("microbatch_size", "per_device_train_batch_size: {value}, gradient_accumulation_steps up by the same factor", "per_device_train_batch_size"),
+        Spelling("recompute", "disable_gradient_checkpointing: false"),
+        Spelling("sharding", "deepspeed: examples/deepspeed/ds_z3_config.json"),
+        Spelling("param_offload", "deepspeed: examples/deepspeed/ds_z3_offload_config.json"),
+        Spelling("optimizer_offload", "deepspeed: examples/deepspeed/ds_z2_offload_config.json"),
+    )),
+    Tool("axolotl", traces=("axolotl", "memory/max_active (GiB)", "memory/device_reserved (GiB)", "memory/device_mem_reserved(gib)"), runs=("trl",), spellings=(
+        Spelling("microbatch_size", "micro_batch_size: {value}, gradient_accumulation_steps up by the same factor", "micro_batch_size"),
+        Spelling("recompute", "gradient_checkpointing: true", "gradient_checkpointing", saving="full"),
+        Spelling("sharding", "deepspeed: deepspeed_configs/zero3_bf16.json"),
+        Spelling("param_offload", "fsdp_config: {offload_params: true}"),
+    )),
+    Tool("agilerl", traces=("agilerl/", "agilerl.", "AgileRL"), spellings=(
+        Spelling("microbatch_size", "micro_batch_size_per_gpu={value}", "micro_batch_size_per_gpu"),
+        Spelling("recompute", "gradient_checkpointing=True", "gradient_checkpointing", saving="full"),
+        Spelling("fused_kernels", "use_liger_loss=True", "use_liger_loss", saving=True),
+        Spelling("memory_fraction", "VLLMConfig(gpu_memory_utilization={value})", "gpu_memory_utilization"),
+        Spelling("concurrency", "VLLMConfig(max_num_seqs={value})", "max_num_seqs"),
+        Spelling("max_batched_tokens", "VLLMConfig(max_num_batched_tokens={value})", "max_num_batched_tokens"),
+        Spelling("cuda_graphs", "VLLMConfig(enforce_eager=True)"),
+        Spelling("rollout_tensor_parallel", "VLLMConfig(tensor_parallel_size={value})", "tensor_parallel_size"),
+    )),
+    Tool("unsloth", traces=("==((====))==", "Unsloth: ", "unsloth_compiled_cache", "unsloth_zoo", "unsloth/models/", "unsloth/kernels/", "unsloth/trainer"), runs=("trl",), spellings=(
+        Spelling("microbatch_size", "per_device_train_batch_size={value}, gradient_accumulation_steps up by the same factor", "per_device_train_batch_size"),
+        Spelling("recompute", 'use_gradient_checkpointing="unsloth"'),
+        Spelling("memory_fraction", "gpu_memory_utilization={value}   (of FastLanguageModel.from_pretrained)", "gpu_memory_utilization"),
+    )),
+)
+# What belongs to the process and not to a tool.
+PROCESS = Tool("environment", spellings=(
+    Spelling("allocator", "PYTORCH_ALLOC_CONF=expandable_segments:True   (before torch 2.9: PYTORCH_CUDA_ALLOC_CONF)"),
+    Spelling("host_allocator", "LD_PRELOAD=libjemalloc.so.2"),
+    Spelling("dataloader_workers", "DataLoader(num_workers={value})"),
+))
+CEILINGS = (
+    Ceiling("slurm", (Cause.HOST_OOM,), "#SBATCH --mem=...   (0: the whole node)", traces=("slurmstepd", "srun:", "SLURM_")),
+    Ceiling("kubernetes", (Cause.HOST_OOM,), "resources.limits.memory", traces=("OOMKilled", "kubelet", "kubepods")),
+    Ceiling("ray", (Cause.OBJECT_STORE,), "ray start --object-store-memory=BYTES"),
+    Ceiling("docker", (Cause.SHM,), "docker run --shm-size=64g; in Kubernetes an emptyDir of medium Memory at /dev/shm"),
+)
+# fmt: on
