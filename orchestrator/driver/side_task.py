@@ -25,9 +25,6 @@ class SideTask:
     """One kind of work beside a run, done in threads of its own; the driver's thread calls what is here."""
 
     label = ""  # that its warnings begin with
-    records = (
-        False  # whether the journal holds what became of it, so that its end is awaited before the lock's
-    )
 
     def __init__(
         self, run: directory.RunFolder, *, say: Callable[[str], None], warn: Callable[[str], None]
@@ -86,10 +83,9 @@ class SideTasks:
 
     def __init__(self, *tasks: SideTask) -> None:
         self._tasks = tasks
-        self._waits_since: float | None = None
 
     @contextmanager
-    def at_work(self, journal: Journal, interrupts: Interrupts) -> Iterator[None]:
+    def at_work(self, journal: Journal) -> Iterator[None]:
         """Work from the first row to the last; an end by an error is one that a person waits for."""
         for task in self._tasks:
             task.journal = journal
@@ -102,16 +98,14 @@ class SideTasks:
         except Exception as error:
             self._fail(f"autotune failed: {type(error).__name__}: {error}")
             raise
-        finally:
-            self._wait(interrupts, recording=True)
 
     @contextmanager
     def outlasting(self, interrupts: Interrupts) -> Iterator[None]:
-        """Wait at the end, once the journal is closed and its lock free, for what it does not hold."""
+        """Wait at the end for what is under way, once the journal is closed and its lock free."""
         try:
             yield
         finally:
-            self._wait(interrupts, recording=False)
+            self._wait(interrupts)
 
     def begin(self, job: Job) -> None:
         """Work for a job from now on."""
@@ -132,15 +126,13 @@ class SideTasks:
         for task in self._tasks:
             task.guarded(partial(task.failed, reason))
 
-    def _wait(self, interrupts: Interrupts, *, recording: bool) -> None:
+    def _wait(self, interrupts: Interrupts) -> None:
         """Let what is under way end, within one limit for all, and report it."""
-        tasks = [task for task in self._tasks if task.records is recording]
-        if self._waits_since is None:
-            self._waits_since = time.monotonic()
-        while any(task.pending for task in tasks):
+        begun = time.monotonic()
+        while any(task.pending for task in self._tasks):
             limit_s = HURRIED_S if interrupts.by else LIMIT_S
-            if interrupts.impatient or time.monotonic() - self._waits_since >= limit_s:
+            if interrupts.impatient or time.monotonic() - begun >= limit_s:
                 break
             time.sleep(_POLL_S)
-        for task in tasks:
+        for task in self._tasks:
             task.guarded(task.settle)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from autotune.orchestrator.clock import Clock, timestamp
 from autotune.orchestrator.driver.side_task import SideTask
 from autotune.orchestrator.notify.channels import Channel, Undelivered, channels, faults
 from autotune.orchestrator.notify.document import Due, Notification, due, notification
 from autotune.orchestrator.run import directory
+from autotune.orchestrator.run.journal import Journal
 from autotune.policies.values.events import Event, Finished, GoalReached, Notified
 from autotune.policies.values.job import Job, Occasion
 
@@ -71,7 +72,6 @@ class Courier(SideTask):
     """Notifies of one run."""
 
     label = "notifications"
-    records = True
 
     def __init__(
         self, run: directory.RunFolder, *, say: Callable[[str], None], warn: Callable[[str], None]
@@ -93,7 +93,9 @@ class Courier(SideTask):
 
     def take(self, event: Event) -> None:
         """Send the notification of a row, and record what became of those before it."""
-        self._record()
+        assert self.journal is not None
+        for row in self._reported():
+            self.journal.append_notified(row)
         if isinstance(event, (GoalReached, Finished)):
             self._send_due()
 
@@ -112,8 +114,16 @@ class Courier(SideTask):
         return not all(delivery.over for delivery in self._under_way)
 
     def settle(self) -> None:
-        """Record what became of every notification; a channel that did not answer has failed."""
-        self._record(all_of_them=True)
+        """Report what became of every notification; a channel that did not answer has failed.
+
+        It is recorded unless another driver has the run by now, which has sent again what it found without a
+        row: a person may be notified twice, and is not kept from the run by a channel that hangs.
+        """
+        if self._under_way:
+            rows = list(self._reported(all_of_them=True))
+            with Journal(self.run.path, interrupted=lambda: "the end of its driver") as journal:
+                for row in rows:
+                    journal.append_notified(row)
 
     def _send_due(self) -> None:
         if self.journal is not None and self._channels:
@@ -130,17 +140,16 @@ class Courier(SideTask):
         before = self._under_way[-1] if self._under_way else None
         self._under_way.append(_Delivery(news, document, self._channels, before))
 
-    def _record(self, *, all_of_them: bool = False) -> None:
-        """Record and report what is through; with `all_of_them` also what did not answer."""
+    def _reported(self, *, all_of_them: bool = False) -> Iterator[Notified]:
+        """Report and yield what is through; with `all_of_them` also what did not answer."""
         for delivery in list(self._under_way):
             if not (delivery.over or all_of_them):
                 continue
             self._under_way.remove(delivery)
-            assert self.journal is not None
             attempt = 0 if delivery.about.about is None else delivery.about.about.attempt
             row = delivery.row(attempt=attempt, at=timestamp(Clock().now()))
             if row.by:
                 self.say(f"notified of `{row.occasion}`: {', '.join(row.by)}")
             for name, error in row.failed.items():
                 self.warn_once(name, f"notify.{name}: `{row.occasion}` was not delivered: {error}")
-            self.journal.append_notified(row)
+            yield row

@@ -102,7 +102,7 @@ def drive(
                 say=views.say,
                 interrupted=lambda: interrupts.by,
             ) as journal,
-            beside.at_work(journal, interrupts),
+            beside.at_work(journal),
         ):
             journal.persist.hurry_s = interrupts.patience_s
             if note := directory.owner_note(run):

@@ -143,7 +143,7 @@ class Watched:
         with (
             one.outlasting(interrupts),
             Journal(self.run.path, tell=one.after(lambda _: None)) as record,
-            one.at_work(record, interrupts),
+            one.at_work(record),
         ):
             one.begin(self.job)
             act(record)

@@ -49,10 +49,6 @@ class Busy(SideTask):
         raise Failure("the disk is full")
 
 
-class BusyRecorder(Busy):
-    records = True
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> directory.RunFolder:
     return directory.create(tmp_path / "runs", job_text="name: j\n")
@@ -74,8 +70,7 @@ def test_every_task_is_asked_and_the_end_waits_once_for_all(
     waited: list[float] = []
     monkeypatch.setattr(side_task.time, "sleep", lambda seconds: (waited.append(seconds), sleep(seconds)))
     warnings: list[str] = []
-    kinds = (Busy, BusyRecorder, Busy)
-    tasks = [kind(folder, say=lambda _: None, warn=warnings.append) for kind in kinds]
+    tasks = [Busy(folder, say=lambda _: None, warn=warnings.append) for _ in range(3)]
     beside = SideTasks(*tasks)
     shown: list[Event] = []
 
@@ -84,7 +79,7 @@ def test_every_task_is_asked_and_the_end_waits_once_for_all(
         with (
             beside.outlasting(interrupts),
             Journal(folder.path, tell=beside.after(shown.append)) as journal,
-            beside.at_work(journal, interrupts),
+            beside.at_work(journal),
         ):
             beside.begin(Job(name="j", framework="command"))
             journal.append(Decided(attempt=7))
@@ -102,8 +97,7 @@ def test_every_task_is_asked_and_the_end_waits_once_for_all(
     }
     failed = reasons.get(str(error), [])
     for task in tasks:
-        settled = "settle" if task.records else "settle without the lock"
-        assert task.asked == ["begin j", "take 7", *failed, settled]
+        assert task.asked == ["begin j", "take 7", *failed, "settle without the lock"]
     assert len(shown) == 1
     assert sum(waited) < 2 * 0.4, "the limit is for all of them together"
     own = ["busy: ZeroDivisionError: a bug; the run is unaffected"] * 3
@@ -115,7 +109,7 @@ def test_an_impatient_user_is_not_kept_waiting(folder: directory.RunFolder) -> N
     hurried.impatient = True
     task = Busy(folder, say=lambda _: None, warn=lambda _: None)
     beside = SideTasks(task)
-    with beside.outlasting(hurried), Journal(folder.path) as journal, beside.at_work(journal, hurried):
+    with beside.outlasting(hurried), Journal(folder.path) as journal, beside.at_work(journal):
         pass
     assert task.asked == ["settle without the lock"]
 

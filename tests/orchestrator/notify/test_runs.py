@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import textwrap
 import time
@@ -305,8 +306,9 @@ class Watched:
     def drive(self, act: Any = lambda journal: None, interrupts: Interrupts | None = None) -> None:
         one = SideTasks(Courier(self.run, say=lambda _: None, warn=self.warnings.append))
         with (
+            one.outlasting(interrupts or Interrupts()),
             Journal(self.run.path, tell=one.after(lambda _: None)) as record,
-            one.at_work(record, interrupts or Interrupts()),
+            one.at_work(record),
         ):
             one.begin(self.job)
             act(record)
@@ -361,6 +363,43 @@ def test_the_end_of_a_driver_does_not_wait_for_a_webhook_that_hangs(
         watched = Watched(tmp_path, past, hook)
         watched.drive(interrupts=hurried)
         assert time.monotonic() - begun < 10
+
+
+def test_a_webhook_that_hangs_keeps_no_other_driver_from_the_run(
+    past: tuple[Event, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    histories = []
+
+    def resume(_: float) -> None:
+        with Journal(watched.run.path) as other:
+            histories.append(other.history())
+        hook.held.set()
+        pause(0.01)
+
+    with receiver() as hook:
+        hook.held.clear()
+        watched = Watched(tmp_path, past, hook)
+        pause = time.sleep
+        monkeypatch.setattr(side_task.time, "sleep", resume)
+        watched.drive()
+    assert histories[0] == past and watched.warnings == []
+    assert [row.by for row in notified(tmp_path)] == [("webhook",), ("webhook",)]
+
+
+def test_a_result_that_another_driver_keeps_from_being_recorded_is_reported_all_the_same(
+    past: tuple[Event, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = []
+    monkeypatch.setattr(side_task, "LIMIT_S", 0.0)
+    monkeypatch.setattr(Courier, "pending", property(lambda _: others.append(Journal(watched.run.path))))
+    with receiver() as hook:
+        hook.held.clear()
+        watched = Watched(tmp_path, past, hook)
+        watched.drive()
+    others[0].close()
+    undelivered, unrecorded = watched.warnings
+    assert undelivered.startswith("notify.webhook: `stable` was not delivered: no answer")
+    assert unrecorded.startswith(f"notifications: run {watched.run.id} is driven by pid {os.getpid()}")
 
 
 def test_a_fault_of_our_own_ends_no_run(
