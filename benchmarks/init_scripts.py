@@ -1,83 +1,47 @@
-"""What `autotune init` makes of real launch scripts: python -m benchmarks.init_scripts FOLDER [--held-out].
+"""What `autotune init` makes of real launch scripts: python -m benchmarks.init_scripts [--held-out].
 
-FOLDER holds checkouts named as in `init_scripts.json`, which says repository and commit of each. A script
-counts as accepted when its framework is recognised, a prediction is made, and `launch -n` prints what the
-script itself gives to a stub on its PATH: the same program and every setting with the same value, beside what
-autotune adds so that attempts can be resumed. The script runs in namespaces of its own, without network, on a
-file system of which nothing but the stubs' record can be written. The scripts whose path has an odd hash are
-held out: they count with --held-out only.
+`init_scripts.json` names repositories, commits, scripts and their digests; git fetches them into --cache, and
+what cannot be fetched is not run. Each script runs on stubs (`launch_stubs`), and what it gives them is
+compared with the job file that `init` writes from it: every setting, without exception. What the first
+attempt sets otherwise is counted apart, by key, and put to the code of the job's own checkout (`own_code`).
+
+A script is well read where the framework and every setting are right, or where each setting that is not is
+named as needing an edit (exit code 1); every other value is wrong. Half of each sample, by the hash of
+repository and path, is held out: it counts with --held-out only.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import yaml
 from click.testing import CliRunner
 
+from benchmarks.launch_stubs import CALLER, NOW, starts_of
+from benchmarks.own_code import refusal_of
+
 _LIST = Path(__file__).with_name("init_scripts.json")
-_NOW = 1_795_000_000  # the clock of both sides, Unix seconds
-_STUBS = (
-    "python python3 torchrun ray uv accelerate deepspeed nvidia-smi pkill kill sleep pip pip3 curl wget git "
-    "hf huggingface-cli ps srun hostname npu-smi mkdir trl swift"
-)
-_REAL = "bash cat dirname basename seq tr wc cut head tail grep sed awk realpath readlink env sort uniq"
-# What autotune itself sets so that an attempt can be resumed and watched, by framework.
-_OURS: Mapping[str, str] = {
-    "verl": r"trainer\.(default_local_dir|resume_mode|logger|save_freq|max_\w+_ckpt_to_keep)"
-    r"|ray_kwargs\.ray_init\.runtime_env\.env_vars\..*",
-    "areal": r"recover\..*|stats_logger\..*|scheduler\.type|\w+\.backend|allocation_mode",
-    "slime": r"save|load|save-interval|finetune|no-load-optim|no-load-rng|start-rollout-id|ckpt-step"
-    r"|tb-experiment-name",
-}
-_OURS = {
-    **_OURS,
-    "relax": f"{_OURS['slime']}|use-health-check|max-global-restart",
-    "miles": _OURS["slime"],
-    "openrlhf": r"logger\.wandb\.run_name|ckpt\.(path|output_dir|save_steps|max_num|load_enable|disable_ds)",
-    "skyrl": r"trainer\.(logger|resume_mode|resume_path|ckpt_path|ckpt_interval|max_ckpts_to_keep)",
-    "nemo-rl": r"checkpointing\..*|logger\..*",
-    "trl": r"output_dir|save_\w+|report_to|num_processes|resume_from_checkpoint",
-    "ms-swift": r"output_dir|save_\w+|report_to|add_version|n\w+_per_node|nnodes|node_rank|master_\w+"
-    r"|resume_from_checkpoint",
-}
+_CACHE = Path.home() / ".cache/autotune-benchmarks/init-scripts"
+_BY_REPOSITORY = "2026-11-27"  # since this sample the repository is part of the hash
 _OF_FLAGS = ("slime", "relax", "miles", "openrlhf", "trl", "ms-swift")
-_INSIDE = r"""
-set -e
-root=$1 repo=$2 out=$3 stubs=$4
-mount -t tmpfs tmpfs "$root"
-mkdir -p "$root"/{usr,tmp,root,dev,proc,etc,out,stubs,tools} "$root$repo"
-for name in bin lib lib64; do ln -s "usr/$name" "$root/$name"; done
-mount --rbind /usr "$root/usr"; mount -o remount,bind,ro "$root/usr"
-mount --bind "$repo" "$root$repo"; mount -o remount,bind,ro "$root$repo"
-ln -s "$repo" "$root/root/${repo##*/}"
-mount --bind "$out" "$root/out"; mount --bind "$stubs" "$root/stubs"
-touch "$root/dev/null"; mount --bind /dev/null "$root/dev/null"
-for name in TOOLS; do ln -s "/usr/bin/$name" "$root/tools/$name"; done
-cd "$root"
-shift 4
-exec chroot "$root" /usr/bin/env -i HOME=/root PATH=/stubs:/tools BASH_ENV=/stubs/.bashrc "$@"
-"""
-_STUB = r"""#!/usr/bin/bash
-unset BASH_ENV
-record=$(/usr/bin/mktemp /out/XXXXXXXX)
-printf '%s\0' "${0##*/}" "$@" > "$record"
-case "${0##*/} $1" in python*" -c"|python*" -"|nvidia-smi*|npu-smi*|"ray status") exit 1 ;; esac
-case "$1" in */model_args_utils.py) exec /usr/bin/python3 "$@" ;; esac
-exit 0
-"""
+_MEMORY = re.compile(
+    r"batch_size|batch-size|max_token_len|max[-_]tokens|(?:memory|mem)[-_](?:utilization|fraction)|fraction"
+    r"|tensor_(?:model_)?parallel|pipeline|context-parallel|offload|gradient_checkpoint|recompute|zero_stage|deepspeed"
+    r"|max_\w*(?:length|len|seqs)|(?:response|prompt)-len|num_generations|rollout\.n$|n_samples|n-samples|colocate"
+)
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -85,6 +49,7 @@ class Case(msgspec.Struct, frozen=True):
 
     checkout: str
     path: str  # `README.md#2`: the second command of a document
+    digest: str = ""  # the first 16 digits of the SHA-256 of the file
     env: dict[str, str] = {}  # what its head says one has to set
     arguments: list[str] = []  # ... and to pass
     folder: str = ""  # of the checkout, where its document says to stand
@@ -93,114 +58,266 @@ class Case(msgspec.Struct, frozen=True):
     @property
     def is_held_out(self) -> bool:
         """Whether the script counts only in the end."""
-        return hashlib.sha256(self.path.encode()).digest()[0] % 2 == 1
+        key = f"{self.checkout}/{self.path}" if self.sample >= _BY_REPOSITORY else self.path
+        return hashlib.sha256(key.encode()).digest()[0] % 2 == 1
 
 
-class Judged(msgspec.Struct):
-    """What became of one script."""
+class Score(msgspec.Struct):
+    """What became of one script; None is a question that does not arise."""
 
-    case: Case
+    script: str
+    not_run: str = ""  # why, where it is not here
+    starts: bool = True  # the script starts a training on stubs
     framework: str = ""
+    exit: int | None = None
+    is_framework_right: bool | None = None
     settings: int = 0
-    problem: str = ""
-    refused: bool = False  # by the version of the framework that autotune knows
-    broken: bool = False  # the script itself starts no training
+    wrong: list[str] = []  # settings that the job file has with another value, or not at all
+    named: list[str] = []  # of these, those that the output names as needing an edit
+    wrong_memory: int = 0
+    has_shape: bool = False
+    has_prediction: bool = False
+    refusal: str | None = None  # by the job's own code; empty: it takes the command line
+    changed: list[str] = []  # what the first attempt sets otherwise than the script, by key
+    harms: list[str] = []  # of these, knobs that autotune turned before the first start
+    said: str = ""
+
+    @property
+    def is_well_read(self) -> bool:
+        """Whether no value is silently wrong."""
+        return self.is_framework_right is True and set(self.wrong) <= set(self.named)
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the job file can be launched as it is, and trains as the script does."""
+        right = self.exit == 0 and self.is_framework_right is True and not self.wrong
+        return right and not self.refusal and not self.harms
 
 
 def main() -> None:
     """Judge the scripts of the list and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("--cache", type=Path, default=_CACHE, help="folder of the checkouts")
     parser.add_argument("--held-out", action="store_true", help="judge the held-out half instead")
     parser.add_argument("--sample", default="", help="the day of a sample; default: all")
     parser.add_argument("--quiet", action="store_true", help="print the counts only")
     parser.add_argument("--only", default="", help="part of a path")
+    parser.add_argument("--json", type=Path, help="write every score into this file")
     options = parser.parse_args()
     listed = msgspec.json.decode(_LIST.read_bytes())
     cases = msgspec.convert(listed["scripts"], list[Case])
-    results = []
+    scores = []
     for case in cases:
-        wanted = case.is_held_out == options.held_out and options.only in f"{case.checkout}/{case.path}"
-        if wanted and options.sample in ("", case.sample):
-            result = judged(case, (options.folder / case.checkout).resolve())
-            results.append(result)
-            if options.quiet:
-                continue
-            mark = "ok" if not result.problem else "--"
-            print(
-                f"{mark} {result.framework or '?':7} {result.settings:4} {case.checkout}/{case.path}",
-                result.problem,
-            )
-    accepted = sum(not result.problem for result in results)
-    refused = sum(result.refused for result in results)
-    broken = sum(result.broken for result in results)
-    rest = max(1, len(results) - refused - broken)
-    print(f"\naccepted {accepted} of {len(results)} ({accepted / max(1, len(results)):.0%});", end=" ")
-    print(f"{refused} are refused by the version that autotune knows,", end=" ")
-    print(f"{broken} start no training themselves;", end=" ")
-    print(f"{accepted / rest:.0%} of the other {rest}")
+        if case.is_held_out != options.held_out or options.sample not in ("", case.sample):
+            continue
+        if options.only not in f"{case.checkout}/{case.path}":
+            continue
+        score = score_of(case, listed["checkouts"][case.checkout], options.cache)
+        scores.append(score)
+        if not options.quiet:
+            print(_line(score), flush=True)
+    print("\n" + "\n".join(_summary(scores)))
+    if options.json:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(scores)))
 
 
-def judged(case: Case, repository: Path) -> Judged:
-    """Return what `init` and `launch -n` make of one script, against what it does itself."""
+def _line(score: Score) -> str:
+    if score.not_run:
+        return f"-- not run   {score.script}: {score.not_run}"
+    mark = "ok" if score.is_accepted else "~ " if score.is_well_read else "--"
+    wrong = [name for name in score.wrong if name not in score.named]
+    parts = [
+        "starts no training itself" if not score.starts else "",
+        "framework" if score.is_framework_right is False else "",
+        f"wrong: {', '.join(wrong[:4])} ({len(wrong)})" if wrong else "",
+        f"to edit: {len(score.named)}" if score.named else "",
+        f"own code: {score.refusal}" if score.refusal else "",
+        f"changes {', '.join(score.harms)}" if score.harms else "",
+        score.said if score.exit else "",
+    ]
+    head = f"{mark} {score.framework or '?':9} {score.settings:3}{' p' if score.has_prediction else '  '}"
+    return f"{head} {score.script}  {'; '.join(part for part in parts if part)}"
+
+
+def _summary(scores: Sequence[Score]) -> list[str]:
+    ran = [score for score in scores if not score.not_run and score.starts]
+    judged = [score for score in ran if score.refusal is not None]
+    comparable = [score for score in ran if score.settings]
+    rows = {
+        "accepted: exit 0, all settings right, own code takes it, nothing changed": sum(
+            s.is_accepted for s in ran
+        ),
+        "exit 0": sum(s.exit == 0 for s in ran),
+        "framework right": sum(s.is_framework_right is True for s in ran),
+        "well read: no value is silently wrong": sum(s.is_well_read for s in ran),
+        "a wrong value with exit 0": sum(s.exit == 0 and bool(s.wrong) for s in ran),
+        "model's shape": sum(s.has_shape for s in ran),
+        "prediction": sum(s.has_prediction for s in ran),
+        "changed before the first start": sum(bool(s.harms) for s in ran),
+    }
+    lines = [f"{len(scores)} scripts, {sum(bool(s.not_run) for s in scores)} not run, "]
+    lines[0] += f"{sum(not s.starts for s in scores)} start no training on stubs; of the other {len(ran)}:"
+    lines += [f"{count:5}  {name}" for name, count in rows.items()]
+    lines.append(f"{sum(not s.wrong for s in comparable):5}  of {len(comparable)} have every setting right")
+    memory = sum(not s.wrong_memory for s in comparable)
+    lines.append(f"{memory:5}  of {len(comparable)} have every setting right that decides memory")
+    takes = sum(not s.refusal for s in judged)
+    lines.append(f"{takes:5}  of {len(judged)} command lines are taken by the code of the checkout")
+    keys = Counter(name for s in ran for name in s.changed)
+    lines.append("set for the first attempt otherwise than by the script: " + _counts(keys))
+    return lines
+
+
+def _counts(counted: Counter[str]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in counted.most_common(12)) or "nothing"
+
+
+def score_of(case: Case, origin: Mapping[str, str], cache: Path) -> Score:
+    """Return what `init` and `plan` make of one script, against what it does itself."""
+    score = Score(script=f"{case.checkout}/{case.path}")
+    folder = cache / f"{origin['repository'].replace('/', '+')}@{origin['commit'][:12]}"
+    path = folder / case.path.partition("#")[0]
+    score.not_run = _fetched(origin, folder) or ("" if path.is_file() else "no such file")
+    if not score.not_run and case.digest not in ("", hashlib.sha256(path.read_bytes()).hexdigest()[:16]):
+        score.not_run = "the file has another digest"
+    if score.not_run:
+        return score
     with tempfile.TemporaryDirectory(prefix="init-scripts-") as scratch:
-        script = _script_of(case, repository, Path(scratch))
-        result = Judged(case=case)
-        is_script = script.suffix == ".sh"
-        started = list(starts_of(script, repository, case, Path(scratch))) if is_script else []
-        code, said = _autotune(
-            ["init", str(script), "--gpus", "H100", "-o", f"{scratch}/job.yaml", "--", *case.arguments],
-            repository / case.folder,
-            case.env,
-        )
-        if not Path(scratch, "job.yaml").exists():
-            result.problem = said.strip().split("\n")[0]
-            return result
-        text = Path(scratch, "job.yaml").read_text()
-        result.framework = re.search(r"^framework: ([\w-]+)", text, re.M)[1]  # type: ignore[index]
-        if code:
-            wrong = [line for line in said.splitlines() if line.startswith("error")]
-            result.problem = f"the framework refuses it: {(wrong or [said])[0]}"
-            result.refused = True
-            return result
-        if "predicted peak" not in said:
-            result.problem = "no prediction: " + next((x for x in said.splitlines() if "estimate" in x), "")
-            return result
-        code, said = _autotune(
-            ["launch", "-n", "--json", f"{scratch}/job.yaml"], repository / case.folder, case.env
-        )
-        if code:
-            result.problem = said.strip().split("\n")[0]
-            return result
-        ours = json.loads(said[said.index("{") :].splitlines()[0])["argv"]
-        if not is_script:
-            result.problem = "" if str(script) in ours else f"`{case.path}` is not passed on: {ours}"
-            return result
-        training = [argv for argv in started if _is_training(argv, result.framework)]
-        if not training:
-            result.broken = True
-            result.problem = f"the script started no training: {[argv[:3] for argv in started][-3:]}"
-            return result
-        result.settings, result.problem = compared(_program(training[0]), ours, result.framework)
-        return result
+        _judge(score, case, folder.resolve(), Path(scratch))
+    return score
 
 
-def compared(theirs: list[str], ours: list[str], framework: str) -> tuple[int, str]:
-    """Return how many settings a script gives, and in what the two command lines differ."""
+def _fetched(origin: Mapping[str, str], folder: Path) -> str:
+    """Return why a checkout is not here; empty where it is, or was fetched."""
+    if folder.is_dir():
+        return ""
+    at = f"https://github.com/{origin['repository']}"
+    steps = (
+        ["init", "-q"],
+        ["fetch", "-q", "--depth", "1", at, origin["commit"]],
+        ["checkout", "-q", "FETCH_HEAD"],
+    )
+    with tempfile.TemporaryDirectory(dir=_made(folder.parent)) as scratch:
+        made = Path(scratch) / "checkout"
+        made.mkdir()
+        for step in steps:
+            ran = subprocess.run(
+                ["git", "-C", str(made), *step], capture_output=True, text=True, check=False, timeout=600
+            )
+            if ran.returncode:
+                return (ran.stderr.strip() or "git fails").split("\n")[-1]
+        made.rename(folder)
+    return ""
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _judge(score: Score, case: Case, repository: Path, scratch: Path) -> None:
+    script = _script_of(case, repository, scratch)
+    is_script = script.suffix not in (".yaml", ".yml")
+    started = (
+        list(
+            starts_of(script, repository, scratch, folder=case.folder, env=case.env, arguments=case.arguments)
+        )
+        if is_script
+        else []
+    )
+    theirs, expected = _training(started)
+    score.starts = bool(theirs) or not is_script
+    job = scratch / "job.yaml"
+    score.exit, said = _autotune(
+        ["init", str(script), "--gpus", "H100", "-o", str(job), "--", *case.arguments],
+        repository / case.folder,
+        case.env,
+    )
+    errors = [line for line in said.splitlines() if line.startswith("error")]
+    score.said = (errors or said.strip().splitlines() or [""])[0][:160]
+    if not job.exists():
+        score.is_framework_right = False
+        return
+    document = yaml.safe_load(job.read_text())
+    score.framework = document["framework"]
+    if theirs:
+        score.is_framework_right = score.framework == expected
+        wanted, given = _read(theirs, expected), _of_job(document, expected)
+        score.settings = len(wanted)
+        score.wrong = [name for name in wanted if given.get(name) != wanted[name]]
+        score.wrong_memory = sum(_MEMORY.search(name) is not None for name in score.wrong)
+        score.named = [name for name in score.wrong if score.exit and name in said + job.read_text()]
+    else:
+        score.is_framework_right = score.framework in _MARKS
+    code, planned = _autotune(["plan", "--json", str(job)], repository / case.folder, case.env)
+    if code > 1 or not planned.startswith("{"):
+        return
+    plan = json.loads(planned.splitlines()[0])
+    score.has_shape = not plan.get("model_unknown")
+    score.has_prediction = bool(plan.get("phases"))
+    score.harms = sorted(plan.get("first") or {})
+    if theirs and score.framework == expected:
+        ours = _read(plan["command"], expected)
+        score.changed = [name for name in ours if ours[name] != wanted.get(name, "")]
+        score.refusal = refusal_of(plan["command"], theirs, expected, repository)
+
+
+def _training(started: Sequence[list[str]]) -> tuple[list[str], str]:
+    """Return the first command line that is a training, without what submits it, and its framework."""
+    for argv in started:
+        line = argv
+        for wrapper in (["ray", "job", "submit"], ["uv", "run"]):
+            if wrapper == argv[: len(wrapper)] and "--" in argv:
+                line = argv[argv.index("--") + 1 :]
+        for framework, mark in _MARKS.items():
+            if re.search(mark, " ".join(line), re.DOTALL):
+                return line, framework
+    return [], ""
+
+
+# In this order: a script of TRL's flags is TRL's, and what has an adapter comes before what has none.
+_MARKS = {
+    "verl": r"actor_rollout_ref\.",
+    "areal": r"areal.* --config",
+    "miles": r"train(_async)?\.py .*--miles",
+    "slime": r"train(_async)?\.py .*--rollout-batch-size",
+    "relax": r"relax.entrypoints.train",
+    "openrlhf": r"openrlhf.cli.train_ppo_ray",
+    "skyrl": r"trainer\.placement|generator\.",
+    "nemo-rl": r"run_\w*grpo\w*\.py",
+    "ms-swift": r"swift rlhf|cli/rlhf\.py",
+    "trl": r"^trl grpo|grpo\w*\.py .*--",
+    "command": r"start_\w+_pipeline\.py",
+}
+
+
+def _read(argv: Sequence[str], framework: str) -> dict[str, str]:
+    """Return what a command line sets: overrides or flags by name, every other word by its place."""
+    words = [re.sub(r".*\{python\}$", "python3", word) for word in _without_entry(list(argv))]
     read = _flags if framework in _OF_FLAGS else _overrides
-    program, wanted = read(_without_entry(theirs), framework)
-    own_program, given = read(_without_entry(ours), framework)
-    words = [re.sub(r".*\{python\}$", "python3", word) for word in own_program]
-    if [_plain(w) for w in words] != [_plain(w) for w in program]:
-        return len(wanted), f"program {words} instead of {program}"
-    own = re.compile(_OURS[framework])
-    lost = [name for name in wanted if name not in given and not own.fullmatch(name)]
-    shown = {name for name, value in given.items() if not value.startswith("${")}  # a secret is masked
-    differing = [n for n in wanted if n in shown and given[n] != wanted[n] and not own.fullmatch(n)]
-    added = [name for name in given if name not in wanted and not own.fullmatch(name)]
-    parts = [f"lost {lost}" if lost else "", f"added {added}" if added else ""]
-    parts += [f"{name}: {given[name]} instead of {wanted[name]}" for name in differing[:3]]
-    return len(wanted), "; ".join(part for part in parts if part)
+    program, given = read(words, framework)
+    kept = {f"word {n}": _plain(word) for n, word in enumerate(program)} if framework == "command" else {}
+    return {**given, **kept}
+
+
+def _of_job(document: Mapping[str, Any], framework: str) -> dict[str, str]:
+    """Return what a job file sets, as `_read` returns it."""
+    words = [*document.get("command", [])]
+    if document.get("config"):
+        words += ["--config", document["config"]]
+    given = _read([word.replace("{{", "{").replace("}}", "}") for word in words], framework)
+    for name, value in (document.get("settings") or {}).items():
+        given[name.lstrip("+")] = _text(value, framework)
+    return given
+
+
+def _text(value: Any, framework: str) -> str:
+    if isinstance(value, list):
+        texts = [_text(item, framework) for item in value]
+        return " ".join(texts) if framework in _OF_FLAGS else _normal("[" + ",".join(texts) + "]")
+    if value is True and framework in _OF_FLAGS:
+        return "true" if framework in ("trl", "ms-swift") else ""
+    return _normal("null" if value is None else str(value))
 
 
 def _without_entry(argv: list[str]) -> list[str]:
@@ -265,69 +382,15 @@ def _normal(text: str) -> str:
     )
 
 
-def _program(argv: list[str]) -> list[str]:
-    return argv[argv.index("--") + 1 :] if argv[:3] == ["ray", "job", "submit"] and "--" in argv else argv
-
-
-def _is_training(argv: list[str], framework: str) -> bool:
-    words = " ".join(argv)
-    marks = {
-        "verl": r"actor_rollout_ref\.",
-        "areal": r"--config",
-        "slime": r"train(_async)?\.py .*--",
-        "miles": r"train(_async)?\.py .*--",
-        "relax": r"relax.entrypoints.train",
-        "openrlhf": r"openrlhf.cli.train_ppo_ray",
-        "skyrl": r"trainer\.",
-        "nemo-rl": r"run_\w*grpo\w*\.py",
-        "trl": r"^trl grpo|grpo\w*\.py",
-        "ms-swift": r"^swift rlhf",
-    }
-    return re.search(marks.get(framework, "train"), words, re.DOTALL) is not None
-
-
-def starts_of(script: Path, repository: Path, case: Case, scratch: Path) -> Iterator[list[str]]:
-    """Yield the command lines that a script gives to the stubs, in their order."""
-    out, stubs, root = scratch / "out", scratch / "stubs", scratch / "root"
-    for folder in (out, stubs, root):
-        folder.mkdir()
-    for name in _STUBS.split():
-        (stubs / name).write_text(_STUB)
-        (stubs / name).chmod(0o755)
-    (stubs / "date").write_text(f'#!/usr/bin/bash\nunset BASH_ENV\nexec /usr/bin/date -d @{_NOW} "$@"\n')
-    (stubs / "date").chmod(0o755)
-    (stubs / "tee").write_text("#!/usr/bin/bash\nexec /usr/bin/cat > /dev/null\n")
-    (stubs / "tee").chmod(0o755)
-    (stubs / ".bashrc").write_text("command_not_found_handle() { return 0; }\n")
-    inside = _INSIDE.replace("TOOLS", _REAL)
-    given = [f"{name}={value}" for name, value in case.env.items()]
-    place = script if script.is_relative_to(repository) else stubs / script.name
-    if place is not script:
-        place.write_text(script.read_text())
-    seen_as = place if script.is_relative_to(repository) else Path("/stubs", script.name)
-    started = f"cd {shlex.quote(str(repository / case.folder))} && bash {shlex.quote(str(seen_as))} "
-    started += shlex.join(case.arguments)
-    namespaces = ["unshare", "-r", "-m", "-n", "-p", "-f", "--kill-child"]
-    arguments = [str(root), str(repository), str(out), str(stubs), *given, "bash", "-c", started]
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for other nodes
-        subprocess.run(
-            [*namespaces, "bash", "-c", inside, "sandbox", *arguments],
-            capture_output=True,
-            timeout=20,
-            check=False,
-            env={"PATH": os.environ["PATH"]},
-        )
-    for record in sorted(out.iterdir(), key=lambda path: path.stat().st_mtime_ns):
-        yield record.read_bytes().decode(errors="replace").split("\0")[:-1]
-
-
 def _autotune(words: list[str], folder: Path, env: Mapping[str, str]) -> tuple[int, str]:
     """Return the exit code of a command and all that it says."""
     from autotune.orchestrator.cli import main as cli
 
     kept, here = dict(os.environ), Path.cwd()
     os.environ.clear()
-    os.environ.update({"HOME": "/root", "PATH": "/stubs:/tools", "SOURCE_DATE_EPOCH": str(_NOW), **env})
+    os.environ.update(
+        {"HOME": "/root", "PATH": "/stubs:/tools", "SOURCE_DATE_EPOCH": str(NOW), **CALLER, **env}
+    )
     os.chdir(folder)
     try:
         result = CliRunner().invoke(cli, words)

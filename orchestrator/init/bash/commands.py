@@ -21,7 +21,7 @@ from autotune.orchestrator.init.bash.builtins import (
 from autotune.orchestrator.init.bash.model_flags import model_flags, prints_model_flags
 from autotune.orchestrator.init.bash.state import Invocation, State, is_unknown, shown
 from autotune.orchestrator.init.bash.syntax import first_line, line_of, text_of
-from autotune.orchestrator.init.bash.text_commands import CannotTell, is_known, output_of
+from autotune.orchestrator.init.bash.text_commands import CannotTell, is_known, output_of, reads_input
 
 _DEPTH = 25  # of files and functions inside each other
 _IGNORED = frozenset(
@@ -290,7 +290,7 @@ class Commands(ABC):
 
     def text_command(self, node: Node, words: list[str], stdin: str | None) -> tuple[bool | None, str | None]:
         """Return the status and output of a program whose output follows from its words."""
-        reads = words[0] in ("cat", "tr", "wc", "cut", "head", "sed")
+        reads = reads_input(words[0])
         takes_input = reads and words[1:2] != ["-d"]
         if words[0] == "cat" and len(words) == 2 and words[1] in self.state.files:
             return True, self.state.files[words[1]]

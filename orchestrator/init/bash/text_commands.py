@@ -7,6 +7,8 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from autotune.orchestrator.init.bash.calculators import awk, bc, expr
+
 _MOST = 4096  # numbers that `seq` may print
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'"}
 _CLASSES = {"[:upper:]": "A-Z", "[:lower:]": "a-z", "[:digit:]": "0-9", "[:space:]": " \t\n"}
@@ -27,6 +29,11 @@ def output_of(words: Sequence[str], stdin: str, *, now: float) -> str:
     if program is None:
         raise CannotTell(words[0])
     return program(list(words[1:]), stdin, now)
+
+
+def reads_input(name: str) -> bool:
+    """Return whether what a program prints follows from its input."""
+    return name in ("awk", "bc", "cat", "cut", "head", "sed", "tail", "tr", "wc", "xargs")
 
 
 def is_known(name: str) -> bool:
@@ -156,17 +163,21 @@ def _cat(words: list[str], stdin: str, now: float) -> str:
 
 
 def _cut(words: list[str], stdin: str, now: float) -> str:
-    joined = " ".join(words)
-    found = re.fullmatch(r"-d ?(\S) ?-f ?(\d+)", joined) or re.fullmatch(r"-f ?(\d+) ?-d ?(\S)", joined)
-    if found is None:
+    joined = "\0".join(words)
+    found = re.fullmatch(r"-d\0?([^\0])\0-f\0?([\d,-]+)", joined)
+    turned = re.fullmatch(r"-f\0?([\d,-]+)\0-d\0?([^\0])", joined)
+    by, columns = (found[1], found[2]) if found else (turned[2], turned[1]) if turned else ("", "")
+    spans = [re.fullmatch(r"(\d+)(?:(-)(\d*))?", each) for each in columns.split(",")]
+    if not by or not all(spans):
         raise CannotTell("cut")
-    by, column = (found[1], int(found[2])) if joined.startswith("-d") else (found[2], int(found[1]))
-    lines = stdin.splitlines()
-    return "".join(
-        (parts[column - 1] if column <= len(parts) else "" if len(parts) > 1 else line) + "\n"
-        for line in lines
-        for parts in [line.split(by)]
-    )
+    result = ""
+    for line in stdin.splitlines():
+        parts, kept = line.split(by), list[str]()
+        for span in filter(None, spans):
+            last = int(span[3]) if span[3] else len(parts) if span[2] else int(span[1])
+            kept += parts[int(span[1]) - 1 : last]
+        result += (by.join(kept) if len(parts) > 1 else line) + "\n"
+    return result
 
 
 def _head(words: list[str], stdin: str, now: float) -> str:
@@ -176,23 +187,42 @@ def _head(words: list[str], stdin: str, now: float) -> str:
     return "".join(stdin.splitlines(keepends=True)[: int(found[1])])
 
 
+def _tail(words: list[str], stdin: str, now: float) -> str:
+    found = re.fullmatch(r"(?:-n ?)?-?(\d+)", " ".join(words) or "10")
+    if found is None:
+        raise CannotTell("tail")
+    return "".join(stdin.splitlines(keepends=True)[-int(found[1]) or len(stdin) :])
+
+
 def _sed(words: list[str], stdin: str, now: float) -> str:
     """Substitute as `s/old/new/` does, in the expressions that Python's `re` reads as sed does."""
-    extended = words[:1] in (["-E"], ["-r"])
-    script = words[1:] if extended else words
-    found = re.fullmatch(r"s([/|#,:@])((?:(?!\1).)*)\1((?:(?!\1).)*)\1(g?)", script[0]) if script else None
-    if found is None or len(script) != 1:
+    extended = [word for word in words if word in ("-E", "-r")]
+    scripts = [word for word in words if word not in ("-E", "-r", "-e")]
+    if len(scripts) != max(1, words.count("-e")):
         raise CannotTell("sed")
-    old, new, everywhere = found[2], found[3], found[4]
-    # Letters that mean other things to one of both, and groups repeated, which could take for ever.
-    if re.search(r"\\[^./^$*\[\]-]|\[:|\(\?|\)[*+{]", old) or (not extended and re.search(r"[+?(){}|]", old)):
-        raise CannotTell("sed")
-    new = re.sub(r"(?<!\\)&", r"\\g<0>", re.sub(r"\\(?![\d&\\])", "", new)).replace("\\&", "&")
-    try:
-        lines = [re.sub(old, new, line, count=0 if everywhere else 1) for line in stdin.splitlines()]
-    except (re.error, IndexError):
-        raise CannotTell("sed") from None
+    lines = stdin.splitlines()
+    for script in (part for text in scripts for part in re.split(r";\s*(?=s[/|#,:@])", text)):
+        found = re.fullmatch(r"s([/|#,:@])((?:\\.|(?!\1).)*)\1((?:\\.|(?!\1).)*)\1(g?)", script.strip())
+        if found is None:
+            raise CannotTell("sed")
+        old, new, everywhere = found[2], found[3], found[4]
+        # Letters that mean other things to one of both, and groups repeated, which could take for ever.
+        if re.search(r"\\[^./^$*\[\]-]|\[:|\(\?|\)[*+{]", old) or (
+            not extended and re.search(r"[+?(){}|]", old)
+        ):
+            raise CannotTell("sed")
+        new = re.sub(r"(?<!\\)&", r"\\g<0>", re.sub(r"\\(?![\d&\\])", "", new)).replace("\\&", "&")
+        try:
+            lines = [re.sub(old, new, line, count=0 if everywhere else 1) for line in lines]
+        except (re.error, IndexError):
+            raise CannotTell("sed") from None
     return "".join(f"{line}\n" for line in lines)
+
+
+def _xargs(words: list[str], stdin: str, now: float) -> str:
+    if words or set(stdin) & set("'\"\\"):
+        raise CannotTell("xargs")
+    return " ".join(stdin.split()) + "\n"
 
 
 def _nothing(words: list[str], stdin: str, now: float) -> str:
@@ -200,18 +230,23 @@ def _nothing(words: list[str], stdin: str, now: float) -> str:
 
 
 _PROGRAMS: Mapping[str, Callable[[list[str], str, float], str]] = {
+    "awk": lambda words, stdin, _: awk(words, stdin),
     "basename": _basename,
+    "bc": lambda words, stdin, _: bc(words, stdin),
     "cat": _cat,
     "cut": _cut,
     "date": _date,
     "dirname": _dirname,
     "echo": _echo,
+    "expr": lambda words, *_: expr(words),
     "head": _head,
     "mkdir": _nothing,
     "printf": _printf,
     "sed": _sed,
     "seq": _seq,
     "sleep": _nothing,
+    "tail": _tail,
     "tr": _tr,
     "wc": _wc,
+    "xargs": _xargs,
 }

@@ -1,0 +1,79 @@
+"""The benchmark of `init` can fail: no setting is exempt, and a job's own code has the last word."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks import init_scripts, own_code
+
+
+@pytest.mark.parametrize(
+    "lost", ["trainer.logger", "trainer.max_actor_ckpt_to_keep", "data.train_batch_size"]
+)
+def test_every_lost_setting_is_wrong(lost: str) -> None:
+    argv = ["python3", "-m", "verl.trainer.main_ppo", "actor_rollout_ref.rollout.n=8"]
+    settings = {
+        "trainer.logger": "[console]",
+        "trainer.max_actor_ckpt_to_keep": "3",
+        "data.train_batch_size": "64",
+    }
+    theirs = init_scripts._read([*argv, *(f"{name}={value}" for name, value in settings.items())], "verl")
+    kept = {name: value for name, value in settings.items() if name != lost}
+    job = {"command": argv[:3], "settings": {"actor_rollout_ref.rollout.n": 8, **kept}}
+
+    given = init_scripts._of_job(job, "verl")
+
+    assert [name for name in theirs if given.get(name) != theirs[name]] == [lost]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "True"),
+        (None, "null"),
+        ("1e-6", "1e-06"),
+        (["console", "wandb"], "['console','wandb']"),
+        (0.5, "0.50"),
+    ],
+)
+def test_a_value_of_a_job_file_is_the_word_that_hydra_reads_alike(value: object, text: str) -> None:
+    job = {"settings": {"actor_rollout_ref.x": value}}
+    given = init_scripts._of_job(job, "verl")
+
+    assert given == init_scripts._read([f"actor_rollout_ref.x={text}"], "verl")
+
+
+def test_a_harm_a_refusal_and_a_wrong_value_are_not_accepted() -> None:
+    right = init_scripts.Score(script="a/b/run.sh", exit=0, is_framework_right=True)
+
+    assert right.is_accepted
+    for wrong in (
+        {"harms": ["memory_fraction"]},
+        {"refusal": "no such key"},
+        {"wrong": ["a.b"]},
+        {"exit": 1},
+    ):
+        assert not msgspec.structs.replace(right, **wrong).is_accepted
+
+
+def test_a_wrong_value_that_nobody_names_is_not_well_read() -> None:
+    score = init_scripts.Score(
+        script="a", exit=1, is_framework_right=True, wrong=["a.b", "a.c"], named=["a.b"]
+    )
+
+    assert not score.is_well_read
+    assert msgspec.structs.replace(score, named=["a.b", "a.c"]).is_well_read
+
+
+def test_a_flag_that_the_checkout_does_not_define_is_refused(tmp_path: Path) -> None:
+    package = tmp_path / "slime"
+    package.mkdir()
+    (package / "arguments.py").write_text('parser.add_argument("--rollout-batch-size", type=int)\n')
+    theirs = ["python3", "train.py", "--rollout-batch-size", "8", "--of-the-fork", "1"]
+
+    assert own_code.refusal_of([*theirs, "--save", "/x"], theirs, "slime", tmp_path) == ""
+    assert "--max-restarts" in (
+        own_code.refusal_of([*theirs, "--max-restarts", "1"], theirs, "slime", tmp_path) or ""
+    )
+    assert own_code.refusal_of(theirs, theirs, "slime", tmp_path / "elsewhere") is None
