@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
 SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long golden demo search-demo overhead faults-storage schema facts clean explain-speed faults soak fuzz mutation report-page docs pictures pip-audit gpu-measure gpu-launch gpu-real
+.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long real golden demo search-demo overhead faults-storage schema facts clean explain-speed faults soak fuzz mutation report-page docs pictures pip-audit gpu-measure gpu-launch gpu-real
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -86,6 +86,10 @@ e2e: install  ## real Ray, SGLang and out-of-memory failures
 
 e2e-long: install  ## the same, minutes each
 	$(PYTEST) -m e2e_long --timeout 3600 tests
+
+real: install  ## real verl, TRL and ms-swift out of memory, recovered; 30 minutes, 6 GB of packages once; docs/real.md
+	$(PYTEST) tests/real --timeout 3600 --results tests/real/results.jsonl
+	$(BIN)/python -m tests.real.results
 
 golden: install  ## compare every recorded decision: launches, searches, look-alikes, explain's advice
 	$(BIN)/python -m benchmarks.golden

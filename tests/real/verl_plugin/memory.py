@@ -2,6 +2,8 @@
 
 VERL_PLUGIN_PEAKS names a file that gets a line of JSON per pass. VERL_PLUGIN_BUDGET is what the trainer's
 process may take, in bytes of private memory above what it has after its first step; RLIMIT_DATA enforces it.
+With VERL_PLUGIN_WORDS=cuda the class and the text of the allocator's error are those of a card. That wording
+is played; the failed request, its size, its place in the program and what is in use are real.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import resource
 import time
 from contextlib import contextmanager
@@ -27,6 +30,7 @@ class Memory:
         self.device = get_platform().device_module
         self.path = os.environ.get("VERL_PLUGIN_PEAKS")
         self.budget = int(os.environ.get("VERL_PLUGIN_BUDGET") or 0)
+        self.baseline = 0
         self.updates = 0
         self.step = 0
         self.began = time.monotonic()
@@ -69,7 +73,8 @@ class Memory:
         self.updates += 1
         if self.updates == 2 and self.budget:  # after the first step, which allocates what stays
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            resource.setrlimit(resource.RLIMIT_DATA, (private_bytes() + self.budget, hard))
+            self.baseline = private_bytes()
+            resource.setrlimit(resource.RLIMIT_DATA, (self.baseline + self.budget, hard))
 
     def follow(self) -> None:
         """Measure the passes of verl's engine: forward ends where backward begins."""
@@ -92,6 +97,38 @@ class Memory:
         measured(FSDPEngine, "optimizer_step", "optimizer")
         measured(torch.Tensor, "backward", "backward", before="forward")
 
+    def card_error(self, asked: int) -> torch.OutOfMemoryError:
+        """Return a card's error with the figures of a request of so many bytes that was refused."""
+        used = private_bytes() - self.baseline
+        capacity, in_use = self.budget / 2**30, used / 2**30
+        return torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {asked / 2**20:.2f} MiB. GPU 0 has a total capacity of "
+            f"{capacity:.2f} GiB of which {(self.budget - used) / 2**20:.2f} MiB is free. Including "
+            f"non-PyTorch memory, this process has {in_use:.2f} GiB memory in use. Of the allocated memory "
+            f"{in_use:.2f} GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
+        )
+
+    def speak_as_a_card(self) -> None:
+        """Replace the allocator's error where it leaves a pass of verl's engine; its traceback stays."""
+        from verl.workers.engine.base import BaseEngine
+
+        def translated(call):
+            @functools.wraps(call)
+            def batch(*arguments, **named):
+                try:
+                    return call(*arguments, **named)
+                except RuntimeError as error:
+                    refused = re.search(r"DefaultCPUAllocator.*tried to allocate (\d+) bytes", str(error))
+                    if refused is None or not self.baseline:
+                        raise
+                    card_error = self.card_error(int(refused[1]))
+                    raise card_error.with_traceback(error.__traceback__) from None
+
+            return batch
+
+        for method in ("train_batch", "infer_batch"):
+            setattr(BaseEngine, method, translated(getattr(BaseEngine, method)))
+
 
 @functools.cache
 def watch() -> Memory:
@@ -99,4 +136,6 @@ def watch() -> Memory:
     memory = Memory()
     if memory.path:
         memory.follow()
+    if os.environ.get("VERL_PLUGIN_WORDS") == "cuda":
+        memory.speak_as_a_card()
     return memory

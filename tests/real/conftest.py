@@ -1,0 +1,43 @@
+"""What the tests of real frameworks share: `make real` runs them and keeps what came of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_driver import Head, started_head
+from tests.real import results
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make real`."""
+    parser.addoption("--results", type=Path, help="JSON lines: replace each case's row by that of this run")
+
+
+@pytest.fixture(scope="session")
+def ray_head() -> Iterator[tuple[int, int]]:
+    """Start a Ray head of our own, with the GPU and the CPUs that a framework asks Ray for: numbers alone."""
+    with started_head("--num-gpus", "1", "--num-cpus", "32", env={"RAY_worker_niceness": "0"}) as ports:
+        yield ports
+
+
+@pytest.fixture
+def head(ray_head: tuple[int, int], tmp_path: Path) -> Head:
+    """Return that head for `cluster: {address: auto}`, and an empty folder to call autotune in."""
+    made = Head(tmp_path, *ray_head)
+    made.env["RAY_ADDRESS"] = made.address
+    return made
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Callable[[results.Row], None]:
+    """Return a function that writes down what a test saw, where `--results` names a file."""
+    path: Path | None = request.config.getoption("--results", None)
+
+    def write(row: results.Row) -> None:
+        if path is not None:
+            results.keep(path, row)
+
+    return write

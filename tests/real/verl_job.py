@@ -1,0 +1,66 @@
+"""A launch script of verl as a user has one, for a tiny model on this machine's processor."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.real import PROGRAMS, Sizes, verl_job
+from tests.contracts.environments import environment
+
+SIZES = Sizes(
+    shape={"hidden": 128, "layers": 2, "heads": 4, "kv": 2, "inner": 512, "vocab": 8192},
+    prompts=8,
+    samples=4,
+    short=16,
+    long=32,
+    response=32,
+    score_tokens=512,
+    update_tokens=2048,
+    steps=4,
+)
+BUDGET = 200_000_000  # bytes above what the trainer has after its first step
+
+
+def write_material(folder: Path) -> Path:
+    """Write a model, prompts and rewards that no job changes; return their folder."""
+    words = [f"--{name}={value}" for name, value in SIZES.shape.items()]
+    words += [f"--count={SIZES.prompts * (SIZES.steps + 1)}", f"--first={SIZES.prompts}"]
+    words += [f"--short={SIZES.short}", f"--long={SIZES.long}"]
+    program = str(PROGRAMS / "material.py")
+    subprocess.run([str(environment("verl")), program, str(folder), *words], check=True, timeout=600)
+    return folder
+
+
+def write_script(
+    folder: Path, material: Path, variables: dict[str, str] | None = None, **settings: Any
+) -> Path:
+    """Write the script that starts verl, its settings by their last names changed."""
+    written = verl_job(material, SIZES, cpu=True)
+    for name, value in settings.items():
+        (key,) = [key for key in written if key.rpartition(".")[2] == name]
+        written[key] = value
+    exported = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAY_DEDUP_LOGS": "0",
+        "MALLOC_ARENA_MAX": "1",  # what is freed serves the next request, whichever thread asks
+        "PYTHONPATH": str(PROGRAMS),
+        "VERL_USE_EXTERNAL_MODULES": "verl_plugin",
+        "VERL_PLATFORM": "cpu",
+        **(variables or {}),
+    }
+    script = folder / "run_grpo.sh"
+    command = [str(environment("verl")), "-m", "verl.trainer.main_ppo"]
+    command += [f"{key}={_word(value)}" for key, value in written.items()]
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
+    script.write_text("\n".join([*lines, " \\\n    ".join(map(shlex.quote, command))]) + "\n")
+    return script
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
