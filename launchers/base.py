@@ -16,6 +16,7 @@ from autotune.policies.values.job import Cluster, Job, Tracker
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker, Sample
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.provenance import CodeQuery
 from autotune.policies.values.rehearsing import STEPS, Met, Part
 from autotune.policies.values.value import Value
 
@@ -110,6 +111,10 @@ class Framework(Protocol):
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's own settings."""
+
+    def code_query(self, job: Job) -> CodeQuery | None:
+        """Return what to read of the framework's code that the job would run; None if nothing."""
+        return None
 
     def release_by_settings(self, job: Job) -> str:
         """Return the known release that the names of a job's settings tell; empty where none does."""

@@ -1,38 +1,40 @@
-"""The version of a framework that a job would run, found in files, and what only an older one accepts.
-
-Nothing is imported or started.
-"""
+"""The version and the code of a framework that a job would run, and what only an older release accepts."""
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Mapping
-from importlib.metadata import distributions
-from pathlib import Path
 
 import msgspec
 from packaging.version import Version
 
 from autotune.launchers.base import Framework, Problem
 from autotune.launchers.frameworks.core.versions import choose
+from autotune.orchestrator.config import own_code
 from autotune.orchestrator.config.yaml_nodes import Path as KeyPath
 from autotune.policies.values.job import Job
 
-_LONGEST = 64  # characters of a version
 _ENGINES = ("sglang", "vllm")
-_FOLDERS = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
 
 
 def with_version(job: Job, framework: Framework) -> Job:
-    """Return the job with the versions that it would run, and a note where it names another one."""
+    """Return the job with the versions and the code that it would run, and a note where it names another."""
     job = msgspec.structs.replace(job, engine_versions=_engines(job))
-    found, place = _found(job, framework)
+    query = framework.code_query(job)
+    code = own_code.Code() if query is None else own_code.find(job, framework)
+    version = job.framework_version or code.version
+    is_recorded = bool(framework.releases) and choose(version, framework.releases).exact
+    if query is not None and code.package is not None and not (is_recorded and code.is_installed):
+        job = msgspec.structs.replace(job, own_code=own_code.read(query, code.package))
     if not job.framework_version:
-        return msgspec.structs.replace(job, framework_version=found or None, version_from=place)
-    if not found or found == job.framework_version:
+        return msgspec.structs.replace(
+            job, framework_version=code.version or None, version_from=code.place if code.version else ""
+        )
+    if not code.version or code.version == job.framework_version:
         return job
-    note = f"framework_version is {job.framework_version}, but {framework.name} {found} would run: {place}"
+    note = (
+        f"framework_version is {job.framework_version}, but {framework.name} {code.version} would run:"
+        f" {code.place}"
+    )
     return msgspec.structs.replace(job, notes=(*job.notes, note))
 
 
@@ -84,37 +86,10 @@ def hinted(problem: Problem, older: Mapping[KeyPath, str], job: Job, framework: 
     return msgspec.structs.replace(problem, hint=f"{hint}; {problem.hint}" if problem.hint else hint)
 
 
-def _found(job: Job, framework: Framework) -> tuple[str, str]:
-    """Return a version and where it was found; a checkout in `workdir` goes first, as in Python."""
-    if framework.version_file and Path(job.workdir, framework.modules[0]).is_dir():
-        file = Path(job.workdir) / framework.version_file
-        try:
-            version = file.read_text()[:_LONGEST].strip()
-        except (OSError, UnicodeDecodeError):
-            version = ""
-        if version:
-            return version, str(file)
-    version = _installed(framework.distribution, job.python) if framework.distribution else ""
-    return (version, f"installed for {_interpreter(job.python)}") if version else ("", "")
-
-
 def _engines(job: Job) -> dict[str, str]:
     """Return the versions of the inference engines that are installed where the job runs."""
-    found = {name: _installed(name, job.python) for name in _ENGINES}
+    found = {name: own_code.installed_version(name, job.python) for name in _ENGINES}
     return {name: version for name, version in found.items() if version}
-
-
-def _installed(distribution: str, python: str | None) -> str:
-    """Return the version of a distribution for an interpreter, empty if there is none."""
-    root = _interpreter(python).parent.parent
-    places = sys.path if python is None else [str(each) for way in _FOLDERS for each in root.glob(way)]
-    return next((each.version[:_LONGEST] for each in distributions(name=distribution, path=places)), "")
-
-
-def _interpreter(python: str | None) -> Path:
-    if python is None:
-        return Path(sys.executable)
-    return Path(shutil.which(python) or python).expanduser()
 
 
 def _present(job: Job, framework: Framework) -> Version:

@@ -78,6 +78,7 @@ def with_edits(job: Job, edits: list[Edit]) -> Job:
         shape=job.shape,
         shape_from=job.shape_from,
         version_from=job.version_from,
+        own_code=job.own_code,
         engine_versions=job.engine_versions,
         notes=job.notes,
         document=job.document,

@@ -128,6 +128,7 @@ def _as_written(job: Job, base: Job) -> Job:
         document={},
         framework_version=base.framework_version,
         version_from="",
+        own_code=None,
         engine_versions={},
         notes=(),
         workdir=base.workdir,

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
 from autotune.policies.values.architecture.model import Model
+from autotune.policies.values.provenance import OwnCode
 from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
@@ -141,6 +142,7 @@ class Job(Value, frozen=True, kw_only=True):
     framework: str
     framework_version: str | None = None  # written, or found where the framework is installed
     version_from: str = ""  # where `framework_version` was found, in words; empty where the job names it
+    own_code: OwnCode | None = None  # what the code of the framework that the job runs says of itself
     engine_versions: dict[str, str] = {}  # of inference engines that are installed where the job runs
     notes: tuple[str, ...] = ()  # what the user should know of the job as it was read
     command: tuple[str, ...] = ()

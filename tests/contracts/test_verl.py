@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.launchers.frameworks.verl import keys as verl_keys
+from autotune.orchestrator.config.installed import with_version
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.diagnosis import Diagnosis
@@ -21,7 +23,18 @@ from autotune.policies.values.knobs import Setting
 from autotune.policies.values.observation import StepDone
 from autotune.policies.values.rehearsing import Part
 from tests.contracts.environments import environment, run
-from tests.launchers.frameworks.verl_jobs import JOBS, VERL, job, moves, profile, with_settings, written_jobs
+from tests.contracts.wheels import wheel
+from tests.launchers.frameworks.verl_jobs import (
+    ACTOR,
+    JOBS,
+    ROLLOUT,
+    VERL,
+    job,
+    moves,
+    profile,
+    with_settings,
+    written_jobs,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -260,3 +273,44 @@ print(json.dumps([data.train_files, trainer.experiment_name, data.val_files, tra
     keys = ("data.train_files", "trainer.experiment_name", "data.val_files", "trainer.project_name")
     of = job(**dict(zip(keys, names, strict=True)))
     assert json.loads(run("verl", program, *VERL.words(of.settings)).splitlines()[-1]) == names
+
+
+_TAKEN = """
+import json, sys
+from hydra import compose, initialize_config_dir
+package, words = sys.argv[1], json.loads(sys.argv[2])
+with initialize_config_dir(f"{package}/trainer/config", version_base=None):
+    config = compose("ppo_trainer", overrides=words)
+source = open(f"{package}/utils/tracking.py").read()
+scope = {"__name__": "tracking"}
+exec(compile(source, "tracking.py", "exec"), scope)
+print(json.dumps(sorted(set(config.trainer.logger) - set(scope["Tracking"].supported_backend))))
+print(config.trainer.resume_mode, config.trainer.default_local_dir)
+"""
+
+
+@pytest.mark.parametrize("version", ["0.2.0.post2", "0.4.1", "0.6.1"])
+@pytest.mark.parametrize("place", ["", "luffy/verl"])
+def test_a_checkout_of_an_older_release_takes_the_command_of_an_attempt(
+    tmp_path: Path, version: str, place: str
+) -> None:
+    with zipfile.ZipFile(wheel("verl", version)) as archive:
+        archive.extractall(tmp_path / place)
+    settings = {
+        "algorithm.adv_estimator": "grpo",
+        f"{ROLLOUT}.name": "vllm",
+        f"{ACTOR}.use_dynamic_bsz": True,
+        "trainer.logger": ["console", "wandb"],
+    }
+    python = str(tmp_path / "bin" / "python")
+    written = Job(name="j", framework="verl", workdir=str(tmp_path), python=python, settings=settings)
+    of = with_version(written, VERL)
+    assert of.framework_version == version
+    for attempt in (1, 2):
+        own = profile(of).knobs
+        command = VERL.command(of, own, run="7c1e", attempt=attempt, resume=attempt > 1)
+        words = [word.replace("{python}", python) for word in command.argv[3:]]
+        package = str(tmp_path / place / "verl")
+        unsupported, resumed = run("verl", _TAKEN, package, json.dumps(words)).splitlines()[-2:]
+        assert unsupported == "[]"
+        assert resumed.startswith("auto" if attempt > 1 else "disable") and resumed.endswith("7c1e")

@@ -49,6 +49,7 @@ class Areal(TabularFramework[Config]):
     modules = ("areal",)
     releases = RELEASES
     table = TABLE
+    is_whole = True
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     reads_declined = True

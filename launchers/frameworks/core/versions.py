@@ -41,6 +41,14 @@ def within(versions: Mapping[str, str], since: Mapping[str, str], until: Mapping
     )
 
 
+def is_before(version: str, first: str) -> bool:
+    """Return whether a version is known and precedes a release."""
+    try:
+        return Version(version) < Version(first)
+    except InvalidVersion:
+        return False
+
+
 def _at_least(written: str, first: str) -> bool:
     try:
         return Version(Version(written).public) >= Version(first)

@@ -45,7 +45,7 @@ class TrainerSettings(DeclaredSettings):
 
     def __init__(self, job: Job, package: str, releases: tuple[str, ...]) -> None:
         self.job = job
-        self.release = choose(job.framework_version, releases)
+        self.release, self.code = choose(job.framework_version, releases), job.own_code
         self.facts = facts(package, self.release.version)
         self.given = dict(job.settings)
         self.written = {**job.document, **job.settings}

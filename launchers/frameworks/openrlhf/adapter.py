@@ -33,6 +33,7 @@ class OpenRlhf(ArgparseFramework[Config]):
     releases = RELEASES
     modules = ("openrlhf",)
     table = TABLE
+    is_whole = True
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     entry = ("{python}", "-m", "openrlhf.cli.train_ppo_ray")

@@ -39,6 +39,7 @@ class SkyRL(TabularFramework[Config]):
     releases = RELEASES
     modules = ("skyrl",)
     table = TABLE
+    is_whole = True
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     entry = ("{python}", "-m", "skyrl.train.entrypoints.main_base")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -36,9 +37,11 @@ from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Constraint, Grid, Profile
+from autotune.policies.values.provenance import CodeQuery
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 C = TypeVar("C", bound=DeclaredSettings)
+_NAMES = re.compile(r"\w+")  # in dotted keys
 
 
 class TabularFramework(GuidedFramework, Generic[C]):
@@ -63,6 +66,10 @@ class TabularFramework(GuidedFramework, Generic[C]):
     program: ClassVar[Program | None] = None  # what its printed configuration is told by, if it prints one
     top: ClassVar[tuple[str, ...]] = ()  # keys of overrides without a section
     forces_longest: ClassVar[Mapping[str, Any]] = {}  # settings with which answers are as long as allowed
+    own_settings: ClassVar[
+        tuple[str, ...]
+    ] = ()  # of an attempt, left out where the job's own code lacks them
+    is_whole: ClassVar[bool] = False  # whether its package reads all of its settings, but for the engines'
     reads_declined: ClassVar[bool] = False  # whether the estimate needs knobs too that the job does not offer
 
     @property
@@ -133,7 +140,30 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def declined(self, config: C) -> dict[str, str]:
         """Return the knobs that a job does not offer, each with the first reason that holds."""
-        return rows.declined(self.table, config, self._versions(config))
+        found = rows.declined(self.table, config, self._versions(config))
+        for row in self.known(config) if self.is_whole and config.code is not None else ():
+            if absent := self._absent(config, row.key):
+                found.setdefault(row.knob, f"the job's own {self.name} has no {absent}")
+        return found
+
+    def _absent(self, config: C, key: str) -> str:
+        """Return the part of a setting's name that the job's own code has nowhere; empty if it has all."""
+        if config.code is None or key.startswith(tuple(each.partition("{")[0] for each in self.engine_nodes)):
+            return ""
+        names = config.code.names
+        return next((part for part in self.names_in(config, key) if part not in names), "")
+
+    def names_in(self, config: C, key: str) -> tuple[str, ...]:
+        """Return the words of a setting, or of a row's settings, that stand in the code which reads them."""
+        return tuple(word for word in _NAMES.findall(key) if not word.isupper())
+
+    def code_query(self, job: Job) -> CodeQuery | None:
+        """Return the names of all settings that matter to the job: the knobs', an attempt's, its own."""
+        config = self.config(job)
+        keys = (key for row in self.table.rows for key in row.keys)
+        every = (*keys, *self.own_settings, *map(self.bare, config.given))
+        names = frozenset(word for key in every for word in self.names_in(config, key))
+        return CodeQuery(package=self.modules[0], names=names)
 
     def _versions(self, config: C) -> dict[str, str]:
         """Return the releases that a job runs, by the name of the framework and of its engines."""
@@ -205,7 +235,11 @@ class TabularFramework(GuidedFramework, Generic[C]):
         whole = self.config(with_settings(job, changed))
         needed = self.of_attempt(whole, job, run=run, attempt=attempt)
         needed |= self.run_settings(whole, job, run=run, resume=resume)
-        own = {whole.key(key): value for key, value in needed.items()}
+        own = {
+            whole.key(key): value
+            for key, value in needed.items()
+            if key not in self.own_settings or not self._absent(whole, key)
+        }
         replaced = {bare(key) for key in (*changed, *own)}
         kept = {key: value for key, value in config.given.items() if bare(key) not in replaced}
         entry = tuple(word for word in job.command if not overrides_in([word], top=self.top)) or self.entry

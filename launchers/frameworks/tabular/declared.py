@@ -20,6 +20,7 @@ from autotune.launchers.frameworks.dialects.settings import Settings, flat
 from autotune.launchers.likeness import nearest
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
+from autotune.policies.values.provenance import OwnCode
 from autotune.policies.values.value import Value
 
 FREE = "any"  # the type of a setting that takes any value, sections of any names among them
@@ -96,6 +97,7 @@ class DeclaredSettings(Settings, ABC):
 
     engine_versions: Mapping[str, str] = {}  # that the job names, by the name of the engine
     renamed: ClassVar[tuple[Renamed, ...]] = ()
+    code: OwnCode | None = None  # of the framework, as the job would run it
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class DeclaredSettings(Settings, ABC):
         own settings, where the framework reads them in a way of its own.
         """
         self.release = choose(job.framework_version, releases)
-        self.engine_versions = job.engine_versions
+        self.engine_versions, self.code = job.engine_versions, job.own_code
         self.facts = facts(package, self.release.version) if declared is None else declared
         self.given = {**overrides_in(job.command), **flat(job.settings)} if given is None else dict(given)
         self.is_own = not job.command or any(entry in word for word in job.command)

@@ -65,6 +65,10 @@ class FlagFramework(TabularFramework[F]):
         """Return a flag without its dashes."""
         return bare(key)
 
+    def names_in(self, config: F, key: str) -> tuple[str, ...]:
+        """Return a flag as the parser of the job's release has it."""
+        return () if key.isupper() else (config.named(bare(key)),)
+
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as flags with their values."""
         return shown(settings, negatable=self.negatable)

@@ -58,7 +58,7 @@ class ListedFlagSettings(FlagSettings):
     def __init__(self, job: Job, facts: Facts, names: FlagNames) -> None:
         self.job = job
         self.flags = flags_of(job.settings, negatable=names.negatable)
-        self.release, self.facts = Release("", exact=True), facts
+        self.release, self.facts, self.code = Release("", exact=True), facts, job.own_code
         self.given = dict(job.settings)
         self.is_own = True
         self.keys = frozenset(facts.types)

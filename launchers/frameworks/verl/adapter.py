@@ -28,12 +28,17 @@ from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Grid
+from autotune.policies.values.provenance import CodeQuery
 
 _SECTIONS = ("actor_rollout_ref", "data", "trainer", "algorithm", "critic", "reward")
 _SEEDS = ("data.seed", f"{ACTOR}.data_loader_seed", f"{ROLLOUT}.seed")
 _KEPT = 2  # checkpoints: with one, verl deletes the old one before the new one is complete
 _RUNTIME = "ray_kwargs.ray_init.runtime_env"
 _DAY_S = "86400"
+FILES = "logger: file"  # in what is read of the job's own code
+_BACKENDS = r"supported_backend\s*=\s*\[[^\]]*[\"']file[\"']"  # verl/utils/tracking.py
+_OTHER_CONFIG = ("--config-name", "--config-path", "--config-dir", "-cn", "-cp", "-cd")
+_CONFIGS = ("trainer/config/_generated_{}.yaml", "trainer/config/{}.yaml")
 _UNSAFE = re.compile(r"[^\w.-]+")
 
 
@@ -53,6 +58,8 @@ class Verl(TabularFramework[Config]):
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     reads_declined = True
+    own_settings = tuple(f"trainer.max_{model}_ckpt_to_keep" for model in ("actor", "critic"))
+    is_whole = True
     entry = ("{python}", "-m", "verl.trainer.main_ppo")
     unread_in = "0.9.1"
     program = Program(sections=_SECTIONS, top=TOP, entry="main_ppo")
@@ -78,6 +85,20 @@ class Verl(TabularFramework[Config]):
     def is_certain(self, config: Config, problem: Problem) -> bool:
         """Return whether an unknown setting is a mistake: its release lacks it, or no release ever had it."""
         return super().is_certain(config, problem) or checks.is_misspelt(config, problem)
+
+    def code_query(self, job: Job) -> CodeQuery | None:
+        """Return what to read of the job's own verl: its names, its loggers and its configuration."""
+        query = super().code_query(job)
+        if query is None:
+            return None
+        name = "ppo_megatron_trainer" if Config(job).megatron else "ppo_trainer"
+        is_other = any(word.startswith(_OTHER_CONFIG) for word in job.command)
+        return msgspec.structs.replace(
+            query,
+            names=query.names | {*_RUNTIME.split(".")},
+            patterns={FILES: _BACKENDS},
+            configs=() if is_other else tuple(form.format(name) for form in _CONFIGS),
+        )
 
     def refused(self, config: Config) -> Iterator[Problem]:
         """Yield what would make the job fail at its start or at its first longest sequence."""
@@ -174,10 +195,11 @@ class Verl(TabularFramework[Config]):
         """Return what makes an attempt resumable, and its loggers go on where they stopped."""
         resumes = resume and config.text("trainer.resume_mode") != "disable"
         loggers = _loggers(config)
+        wanted = ("console", "file") if _writes_files(config) else ("console",)
         own: dict[str, Any] = {
             "trainer.default_local_dir": _checkpoints(config, job, run=run),
             "trainer.resume_mode": "auto" if resumes else "disable",
-            "trainer.logger": [*loggers, *(name for name in ("console", "file") if name not in loggers)],
+            "trainer.logger": [*loggers, *(name for name in wanted if name not in loggers)],
         }
         if not config.has("trainer.save_freq"):
             own["trainer.save_freq"] = job.recovery.save_every or SAVE_STEPS
@@ -185,6 +207,8 @@ class Verl(TabularFramework[Config]):
             models = ("actor", "critic") if config.critic else ("actor",)
             kept = (f"trainer.max_{model}_ckpt_to_keep" for model in models)
             own |= {key: _KEPT for key in kept if not config.has(key)}
+        if self._absent(config, _RUNTIME):
+            return own  # its Ray takes nothing from the settings
         if job.python is not None and config.get(f"{_RUNTIME}.py_executable") is None:
             # verl's own null would make Ray take the cluster's interpreter.
             own[f"{_RUNTIME}.py_executable"] = "{python}"
@@ -198,8 +222,10 @@ class Verl(TabularFramework[Config]):
 
     def of_attempt(self, config: Config, job: Job, *, run: str, attempt: int) -> dict[str, Any]:
         """Return where an attempt writes its metrics, and its snapshots of memory if it makes any."""
-        folder = _checkpoints(config, job, run=run)
-        own = _variables(config, job, {"VERL_FILE_LOGGER_ROOT": f"{folder}/metrics/attempt-{attempt:04d}"})
+        folder, own = _checkpoints(config, job, run=run), dict[str, Any]()
+        if _writes_files(config) and not self._absent(config, _RUNTIME):
+            variables = {"VERL_FILE_LOGGER_ROOT": f"{folder}/metrics/attempt-{attempt:04d}"}
+            own = _variables(config, job, variables)
         place = "global_profiler.save_path"
         if config.text("global_profiler.tool") == SNAPSHOT_TOOL and not config.has(place):
             own[place] = f"{folder}/memory/attempt-{attempt:04d}"
@@ -232,6 +258,11 @@ def _variables(config: Config, job: Job, variables: Mapping[str, str]) -> dict[s
 def _loggers(config: Config) -> list[str]:
     value = config.get("trainer.logger")
     return [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+
+
+def _writes_files(config: Config) -> bool:
+    """Return whether the job's own verl has a logger of files, as 0.6 and later have."""
+    return config.release.exact or (config.code is not None and FILES in config.code.names)
 
 
 def _experiment(config: Config) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from autotune.launchers.frameworks.core import residency
+from autotune.launchers.frameworks.core.versions import is_before
 from autotune.launchers.frameworks.dialects import hydra
 from autotune.launchers.frameworks.dialects.hydra import bare, prefix, value_of
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
-from autotune.launchers.frameworks.verl.keys import RELEASES, is_node, keys_of
+from autotune.launchers.frameworks.verl.keys import RELEASES, is_node, keys_of, of_code
 from autotune.launchers.frameworks.verl.renamed import RENAMED
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
@@ -37,8 +38,14 @@ class Config(DeclaredSettings):
         given = written(job)
         values = {bare(key): value_of(value) for key, value in given.items()}
         self.model_engine = str(values.get("model_engine") or _implied(job, values))
-        self.known = keys_of(job.framework_version, "megatron" if self.megatron else "dp")
+        known = keys_of(job.framework_version, "megatron" if self.megatron else "dp")
+        own = job.own_code.defaults if job.own_code is not None else {}
+        self.known = known if job.own_code is None or not own else of_code(known, job.own_code)
         super().__init__(job, __package__, RELEASES, entry="main_ppo", declared=self.known, given=given)
+        if own and own.keys() != known.configured.keys():  # a fork, whatever number it has
+            self.release = self.release._replace(exact=False)
+        self.takes_plain = self.known.configured if own or self.release.exact else {}  # without Hydra's `++`
+        self.version = job.framework_version or ""
         # Programs with longer names, as recipes have, take settings of their own.
         self.is_own = not job.command or any(word.endswith("main_ppo") for word in job.command)
         self.shape, self.env = job.shape, job.env
@@ -58,7 +65,7 @@ class Config(DeclaredSettings):
         for spelled in self.given:
             if bare(spelled) == name and prefix(spelled) != "~":
                 return spelled
-        return name if name in self.known.configured else f"++{name}"
+        return name if name in self.takes_plain else f"++{name}"
 
     @property
     def engine(self) -> str:
@@ -200,10 +207,15 @@ class Config(DeclaredSettings):
     @property
     def sleeps(self) -> bool:
         """Whether the engine gives its memory back while training runs."""
-        awake = not self.flag(f"{ROLLOUT}.free_cache_engine")
+        awake = not self.flag(f"{ROLLOUT}.free_cache_engine") and not self.always_sleeps
         if self.engine == "vllm":
             awake = awake or not self.flag(f"{ROLLOUT}.enable_sleep_mode")
         return self.colocated and not awake
+
+    @property
+    def always_sleeps(self) -> bool:
+        """Whether the engine sleeps whatever `free_cache_engine` says, as before 0.5.0 (fsdp_vllm.py)."""
+        return self.engine == "vllm" and is_before(self.version, "0.5.0")
 
     @property
     def entropy(self) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.tabular.declared import FREE, Facts, releases
+from autotune.policies.values.provenance import OwnCode
 
 _FACTS = "facts"
 ENGINES = ("dp", "megatron")  # the model engines whose settings are known
@@ -46,6 +47,18 @@ def keys_of(version: str | None, engine: str) -> Keys:
         defaults=defaults,
         engines=file["engines"],
         configured=configured,
+        sections=frozenset(".".join(parts[:n]) for parts in apart for n in range(1, len(parts))),
+    )
+
+
+def of_code(nearest: Keys, code: OwnCode) -> Keys:
+    """Return the settings of the job's own verl: its configuration over the nearest known release."""
+    apart = [key.split(".") for key in code.defaults]
+    return msgspec.structs.replace(
+        nearest,
+        types={key: _kind(value) for key, value in code.defaults.items()} | nearest.types,
+        defaults=nearest.defaults | code.defaults,
+        configured=code.defaults,
         sections=frozenset(".".join(parts[:n]) for parts in apart for n in range(1, len(parts))),
     )
 

@@ -3,10 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
+from autotune.launchers.frameworks.verl.adapter import FILES
 from autotune.policies.values.job import Job, Recovery
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.provenance import OwnCode
 
-from .verl_jobs import ACTOR, GRPO, JOBS, ROLLOUT, VERL, profile, with_settings
+from .verl_jobs import ACTOR, CLUSTER, GRPO, JOBS, ROLLOUT, VERL, profile, with_settings
 
 
 def words(of: Job, *, attempt: int = 1, resume: bool = False, run: str = "7c1e") -> dict[str, str]:
@@ -26,7 +28,13 @@ def test_an_attempt_is_verls_entry_point_with_overrides() -> None:
 
 
 def test_checkpoints_are_the_runs_own_and_absolute() -> None:
-    bare = Job(name="j", framework="verl", workdir="/home/me", settings={f"{ROLLOUT}.name": "vllm"})
+    bare = Job(
+        name="j",
+        framework="verl",
+        framework_version="0.9.1",
+        workdir="/home/me",
+        settings={f"{ROLLOUT}.name": "vllm"},
+    )
     first = words(bare)
     assert first["trainer.default_local_dir"] == "/home/me/checkpoints/j-7c1e"
     assert first["trainer.resume_mode"] == "disable"
@@ -141,3 +149,50 @@ def test_workers_have_the_interpreter_of_the_job() -> None:
     assert words(own)[name] == "{python}"  # filled in where it starts
     settings = {**own.settings, name: "uv run --frozen"}
     assert words(replace(own, settings=settings))[name] == "'uv run --frozen'"
+
+
+def test_a_verl_that_is_not_known_gets_what_every_verl_takes() -> None:
+    written = {f"{ROLLOUT}.name": "vllm", "trainer.logger": ["console", "wandb"]}
+    unknown = Job(name="j", framework="verl", workdir="/home/me", settings=written)
+    first = words(unknown)
+    assert first["trainer.logger"] == "[console,wandb]"  # verl before 0.6 has no logger of files
+    own = {key for key in first if key.startswith(("trainer.", "++trainer."))} - {"trainer.logger"}
+    assert own and all(key.startswith("++") for key in own)  # Hydra takes any key so
+    assert not any("VERL_FILE_LOGGER_ROOT" in key for key in first)
+    nearest = words(replace(unknown, framework_version="0.2.0.dev"))
+    assert nearest["trainer.logger"] == "[console,wandb]" and "++trainer.max_actor_ckpt_to_keep" in nearest
+
+
+def test_settings_that_the_jobs_own_verl_lacks_are_not_added() -> None:
+    own = OwnCode(folder="/home/me/verl", names=frozenset({"trainer"}), defaults={"trainer.save_freq": -1})
+    fork = Job(
+        name="j",
+        framework="verl",
+        framework_version="0.2.0.dev",
+        workdir="/home/me",
+        settings={f"{ROLLOUT}.name": "vllm", "trainer.logger": ["console"]},
+        own_code=own,
+    )
+    first = words(fork)
+    assert first["trainer.save_freq"] == "10"  # its configuration has the key
+    assert "++trainer.default_local_dir" in first and "++trainer.resume_mode" in first
+    assert not any("ckpt_to_keep" in key or "ray_kwargs" in key for key in first)
+    newer = frozenset({"trainer", "max_actor_ckpt_to_keep", "ray_kwargs", "ray_init", "runtime_env", FILES})
+    later = words(replace(fork, own_code=replace(own, names=newer)))
+    assert later["++trainer.max_actor_ckpt_to_keep"] == "2"
+    assert later["trainer.logger"] == "[console,file]"
+
+
+def test_an_engine_of_verl_before_0_5_sleeps_whatever_the_job_says() -> None:
+    def sleeps(version: str | None) -> bool:
+        settings = {f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.free_cache_engine": False}
+        of = Job(name="j", framework="verl", framework_version=version, settings=settings)
+        return VERL.profile(of, CLUSTER).layout.engine_sleeps
+
+    assert [sleeps(v) for v in ("0.2.0.dev", "0.4.1", "0.5.0", "0.9.1", None)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]

@@ -1,0 +1,214 @@
+"""The code of a framework that a job would run: where it lies, its version, which settings it has.
+
+Files are read; nothing is imported or started. Python's own order counts: the working directory, PYTHONPATH,
+the interpreter. Only where none of them has the package, a checkout nested in the working directory or
+around it is taken, if it is the only one so near.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlparse
+
+from autotune.launchers.base import Framework
+from autotune.launchers.frameworks.dialects.settings import flat
+from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
+from autotune.policies.values.job import Job
+from autotune.policies.values.provenance import CodeQuery, OwnCode
+
+_LONGEST = 64  # characters of a version
+_SITES = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
+_DEPTH, _MOST_FOLDERS = 3, 400  # below the working directory, where a nested checkout is looked for
+_MOST_FILES, _MOST_BYTES = 4000, 1 << 20  # of a package, and of one of its files
+_SUFFIXES = (".py", ".yaml", ".yml")
+_STATED = re.compile(
+    r"^_*version(?:__)?\s*(?::\s*\w+\s*)?=\s*[\"']([^\"']+)[\"']", re.MULTILINE | re.IGNORECASE
+)
+_CLASS = "_target_"  # ends a key of Hydra that names the class of a section
+_SKIPPED = frozenset({"node_modules", "site-packages", "__pycache__", "wandb", "outputs", "checkpoints"})
+
+
+class Code(NamedTuple):
+    """The code that a job would run."""
+
+    version: str = ""  # empty: not known
+    place: str = ""  # where the version was found, in words
+    package: Path | None = None  # the folder of the package; None: not here
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether an installer put it where it is, so that it is the release that it says."""
+        return self.package is not None and self.package.parent.name in ("site-packages", "dist-packages")
+
+
+def find(job: Job, framework: Framework) -> Code:
+    """Return the code of a framework that a job would run, as far as this machine shows it."""
+    module, base = framework.modules[0], Path(job.workdir)
+    paths = (base / entry for entry in str(job.env.get("PYTHONPATH", "")).split(os.pathsep) if entry)
+    for folder in (base, *paths):
+        if _is_package(folder / module, framework):
+            return _checkout(folder / module, framework)
+    installed = _distribution(framework.distribution, job.python) if framework.distribution else None
+    if installed is not None:
+        return _installed(installed, module, framework, job.python)
+    nested = _nested(base, module, framework)
+    return Code() if nested is None else _checkout(nested, framework)
+
+
+def read(query: CodeQuery, package: Path) -> OwnCode:
+    """Return which names stand in the code of a package, and the defaults of its configuration."""
+    left, found = set(query.names), set[str]()
+    patterns = {name: re.compile(pattern) for name, pattern in query.patterns.items()}
+    for text in _texts(package):
+        if left:
+            hits = {match[0] for match in _any_of(left).finditer(text)}
+            found |= hits
+            left -= hits
+        found |= {name for name, pattern in patterns.items() if pattern.search(text)}
+    return OwnCode(folder=str(package), names=frozenset(found), defaults=_defaults(query, package))
+
+
+def installed_version(distribution: str, python: str | None) -> str:
+    """Return the version of a distribution for an interpreter, empty if there is none."""
+    found = _distribution(distribution, python)
+    return "" if found is None else found.version[:_LONGEST]
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile(rf"(?<!\w)(?<!\w-)(?:{'|'.join(map(re.escape, longest_first))})(?![\w-])")
+
+
+def _texts(package: Path) -> Iterator[str]:
+    files = 0
+    for folder, inner, names in os.walk(package):
+        inner[:] = sorted(name for name in inner if name not in _SKIPPED and not name.startswith("."))
+        for name in sorted(names):
+            if not name.endswith(_SUFFIXES):
+                continue
+            files += 1
+            if files > _MOST_FILES:
+                return
+            try:
+                with Path(folder, name).open("rb") as stream:
+                    yield stream.read(_MOST_BYTES).decode(errors="replace")
+            except OSError:
+                continue
+
+
+def _defaults(query: CodeQuery, package: Path) -> dict[str, object]:
+    """Return the values of the configuration; none of one that is composed of other files."""
+    file = next((package / name for name in query.configs if (package / name).is_file()), None)
+    if file is None:
+        return {}
+    try:
+        document = Document(read_text(file), str(file), read=scalar_1_1)
+    except UnreadableError:
+        return {}
+    value = document.value
+    if document.complaints or not isinstance(value, dict) or "defaults" in value:
+        return {}
+    return {key: each for key, each in flat(value).items() if not key.endswith(_CLASS)}
+
+
+def _is_package(folder: Path, framework: Framework) -> bool:
+    return folder.is_dir() and ((folder / "__init__.py").is_file() or _version_file(folder, framework) != "")
+
+
+def _version_file(package: Path, framework: Framework) -> str:
+    if not framework.version_file:
+        return ""
+    try:
+        return (package.parent / framework.version_file).read_text()[:_LONGEST].strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _checkout(package: Path, framework: Framework) -> Code:
+    """Return a package that lies in a checkout, with the version that its files state."""
+    if version := _version_file(package, framework):
+        return Code(version, str(package.parent / framework.version_file), package)
+    for file in (*(package / name for name in ("__init__.py", "_version.py", "version.py")),
+                 package.parent / "pyproject.toml", package.parent.parent / "pyproject.toml"):  # fmt: skip
+        try:
+            stated = _STATED.search(file.read_text()[:_MOST_BYTES])
+        except (OSError, UnicodeDecodeError):
+            continue
+        if stated:
+            return Code(stated[1][:_LONGEST], str(file), package)
+    return Code("", str(package), package)
+
+
+def _distribution(name: str, python: str | None) -> Distribution | None:
+    root = _interpreter(python).parent.parent
+    places = sys.path if python is None else [str(each) for way in _SITES for each in root.glob(way)]
+    return next(iter(distributions(name=name, path=places)), None)
+
+
+def _installed(found: Distribution, module: str, framework: Framework, python: str | None) -> Code:
+    """Return an installed package; of an editable one the checkout that it points to."""
+    place = f"installed for {_interpreter(python)}"
+    package = Path(str(found.locate_file(module)))
+    for source in _editable(found):
+        for folder in (source / module, source / "src" / module):
+            if _is_package(folder, framework):
+                code = _checkout(folder, framework)
+                return code if code.version else Code(found.version[:_LONGEST], place, folder)
+    return Code(found.version[:_LONGEST], place, package if package.is_dir() else None)
+
+
+def _editable(found: Distribution) -> Iterator[Path]:
+    try:
+        url = json.loads(found.read_text("direct_url.json") or "{}")
+        parts = urlparse(url["url"] if url["dir_info"]["editable"] else "")
+    except (ValueError, KeyError, TypeError, OSError):
+        return
+    if parts.scheme == "file":
+        yield Path(unquote(parts.path))
+
+
+def _nested(base: Path, module: str, framework: Framework) -> Path | None:
+    """Return the only package of a checkout around or below a folder, none where two are equally near."""
+    level, opened = [base, *_above(base)], 0
+    for _ in range(_DEPTH):
+        below: list[Path] = []
+        for folder in level:
+            opened += 1
+            if opened > _MOST_FOLDERS:
+                return None
+            below += _folders(folder)
+        found = [each for each in below if each.name == module and _is_package(each, framework)]
+        if found:
+            return found[0] if len(found) == 1 else None
+        level = below
+    return None
+
+
+def _above(base: Path) -> Iterator[Path]:
+    """Yield the folders above one, up to that of its repository; none outside of a repository."""
+    above = [base, *base.parents]
+    root = next((n for n, folder in enumerate(above) if (folder / ".git").exists()), 0)
+    yield from above[1 : root + 1]
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.name for e in entries if e.is_dir() and e.name not in _SKIPPED and e.name[0] != "."]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(names)]
+
+
+def _interpreter(python: str | None) -> Path:
+    if python is None:
+        return Path(sys.executable)
+    return Path(shutil.which(python) or python).expanduser()

@@ -1,0 +1,53 @@
+"""Where a fact about a job comes from, and what was read of the job's own code.
+
+Before the first launch an assumption changes no setting, adds none, refuses no job and earns no check mark.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from autotune.policies.values.value import Value
+
+
+class Origin(StrEnum):
+    """Where a fact about a job comes from."""
+
+    WRITTEN = "written"  # in the job itself
+    READ = "read"  # in the job's own checkout or interpreter
+    EXACT = "exact"  # the record of the release that the job runs
+    PUBLIC = "public"  # a table of public models or cards
+    MEASURED = "measured"
+    ASSUMED = "assumed"  # another release, a guessed layout or launcher, a name that may mislead
+
+
+class Fact(Value, frozen=True, kw_only=True):
+    """A fact about a job that its settings, its prediction or its checks are made with."""
+
+    name: str  # of what it is about, such as `release`
+    value: str  # in words
+    origin: Origin
+    resolve: str = ""  # what would make an assumption known
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether nothing but an assumption says so."""
+        return self.origin is Origin.ASSUMED
+
+
+class OwnCode(Value, frozen=True, kw_only=True):
+    """What the code of a framework that a job would run says of itself, read without running it."""
+
+    folder: str  # of the package
+    names: frozenset[str]  # of the settings and words asked for, which stand somewhere in the code
+    defaults: dict[str, Any] = {}  # of its own configuration by dotted keys; empty where none could be read
+
+
+class CodeQuery(Value, frozen=True, kw_only=True):
+    """What to read of the code of a framework."""
+
+    package: str  # the module whose folder holds the code
+    names: frozenset[str]  # settings, flags and words to look for
+    patterns: dict[str, str] = {}  # name -> regular expression of what has to stand in the code for it
+    configs: tuple[str, ...] = ()  # YAML files below the package, of which the first that is there counts

@@ -1,0 +1,150 @@
+"""Where the code of a framework lies that a job would run, and what is read of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.launchers.frameworks import find
+from autotune.orchestrator.config import own_code
+from autotune.orchestrator.config.installed import with_version
+from autotune.policies.values.job import Job
+
+VERL = find("verl")
+_CONFIG = """
+data:
+  train_batch_size: 1024
+actor_rollout_ref:
+  rollout:
+    name: vllm
+    gpu_memory_utilization: 0.5
+    free_cache_engine: True
+  actor:
+    ppo_micro_batch_size: 256
+trainer:
+  logger: ['console', 'wandb']
+  save_freq: -1
+"""
+
+
+def checkout(folder: Path, *, version: str = "0.2.0.dev", backends: str = '"wandb", "console"') -> Path:
+    """Write a verl of the shape of an early release into a folder, and return its package."""
+    package = folder / "verl"
+    for path, text in {
+        "__init__.py": "",
+        "version/version": f"{version}\n",
+        "trainer/config/ppo_trainer.yaml": _CONFIG,
+        "utils/tracking.py": f"class Tracking:\n    supported_backend = [{backends}]\n",
+        "trainer/ppo/ray_trainer.py": 'if config.trainer.resume_mode == "auto": config.trainer.save_freq\n',
+    }.items():
+        file = package / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return package
+
+
+def job(folder: Path, **own: object) -> Job:
+    settings = {"actor_rollout_ref.rollout.gpu_memory_utilization": 0.6}
+    return Job(
+        name="j",
+        framework="verl",
+        workdir=str(folder),
+        python=str(folder / "no" / "bin" / "python"),
+        settings=settings,
+        **own,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("place", [".", "luffy/verl", "verl"])
+def test_a_checkout_in_the_working_directory_or_nested_in_it_is_read(tmp_path: Path, place: str) -> None:
+    package = checkout(tmp_path / place)
+    found = with_version(job(tmp_path), VERL)
+    assert found.framework_version == "0.2.0.dev"
+    assert found.version_from == str(package / "version" / "version")
+    assert found.own_code is not None and found.own_code.folder == str(package)
+    assert found.own_code.defaults["actor_rollout_ref.rollout.name"] == "vllm"
+    assert {"gpu_memory_utilization", "trainer"} <= found.own_code.names
+    assert found.own_code.names.isdisjoint({"max_actor_ckpt_to_keep", "ray_kwargs", "logger: file"})
+
+
+def test_the_checkout_around_the_working_directory_is_read(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    package = checkout(tmp_path)
+    (tmp_path / "examples" / "math").mkdir(parents=True)
+    assert with_version(job(tmp_path / "examples" / "math"), VERL).own_code.folder == str(package)  # type: ignore[union-attr]
+
+
+def test_of_two_checkouts_that_are_equally_near_none_is_taken(tmp_path: Path) -> None:
+    checkout(tmp_path / "one")
+    checkout(tmp_path / "two", version="0.4.0")
+    found = with_version(job(tmp_path), VERL)
+    assert (found.framework_version, found.own_code) == (None, None)
+
+
+def test_a_folder_of_the_path_of_python_goes_before_a_nested_checkout(tmp_path: Path) -> None:
+    checkout(tmp_path / "work" / "third_party")
+    package = checkout(tmp_path / "lib", version="0.4.1")
+    found = with_version(job(tmp_path / "work", env={"PYTHONPATH": f"{tmp_path}/none:{tmp_path}/lib"}), VERL)
+    assert found.framework_version == "0.4.1"
+    assert found.own_code is not None and found.own_code.folder == str(package)
+
+
+def test_an_editable_package_is_read_where_it_points_to(tmp_path: Path) -> None:
+    package = checkout(tmp_path / "src of mine", version="0.3.1")
+    metadata = tmp_path / "venv" / "lib" / "python3.12" / "site-packages" / "verl-0.3.1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.3.1\n")
+    url = (tmp_path / "src of mine").as_uri()
+    (metadata / "direct_url.json").write_text(json.dumps({"url": url, "dir_info": {"editable": True}}))
+    own = Job(name="j", framework="verl", workdir="/", python=str(tmp_path / "venv" / "bin" / "python"))
+    found = with_version(own, VERL)
+    assert found.framework_version == "0.3.1"
+    assert found.own_code is not None and found.own_code.folder == str(package)
+
+
+def test_the_loggers_of_the_code_are_told_by_its_list_of_them(tmp_path: Path) -> None:
+    checkout(tmp_path, backends='\n        "console",\n        "file",\n    ')
+    found = with_version(job(tmp_path), VERL)
+    assert found.own_code is not None and "logger: file" in found.own_code.names
+
+
+def test_a_configuration_that_is_composed_or_not_the_jobs_own_gives_no_defaults(tmp_path: Path) -> None:
+    package = checkout(tmp_path)
+    named = with_version(
+        job(tmp_path, command=("python", "-m", "verl.trainer.main_ppo", "--config-name=own")), VERL
+    )
+    assert named.own_code is not None and named.own_code.defaults == {}
+    (package / "trainer" / "config" / "ppo_trainer.yaml").write_text("defaults: [_self_]\ntrainer: {a: 1}\n")
+    composed = with_version(job(tmp_path), VERL)
+    assert composed.own_code is not None and composed.own_code.defaults == {}
+
+
+@pytest.mark.parametrize("text", ["\x00", "a: [", "- 1", "a: &a [*a]", "!!python/object:os.system {}"])
+def test_a_configuration_that_cannot_be_read_gives_no_defaults(tmp_path: Path, text: str) -> None:
+    package = checkout(tmp_path)
+    (package / "trainer" / "config" / "ppo_trainer.yaml").write_text(text)
+    found = with_version(job(tmp_path), VERL)
+    assert found.own_code is not None and found.own_code.defaults == {}
+
+
+def test_the_search_for_a_nested_checkout_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_code, "_MOST_FOLDERS", 3)
+    for name in "abcdef":
+        (tmp_path / name / "x").mkdir(parents=True)
+    checkout(tmp_path / "f" / "x")
+    assert own_code.find(job(tmp_path), VERL).package is None
+
+
+def test_flags_of_another_framework_are_read_in_its_own_tree(tmp_path: Path) -> None:
+    package = tmp_path / "openrlhf"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (tmp_path / "version.txt").write_text("0.5.9\n")
+    (package / "train.py").write_text('parser.add_argument("--zero_stage")\n')
+    settings = {"zero_stage": 3, "ds_tensor_parallel_size": 2}
+    own = Job(name="j", framework="openrlhf", workdir=str(tmp_path), settings=settings)
+    found = with_version(own, find("openrlhf"))
+    assert found.framework_version == "0.5.9" and found.own_code is not None
+    assert "zero_stage" in found.own_code.names and "ds_tensor_parallel_size" not in found.own_code.names
