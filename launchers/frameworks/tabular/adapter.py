@@ -155,7 +155,7 @@ class TabularFramework(GuidedFramework, Generic[C]):
 
     def names_in(self, config: C, key: str) -> tuple[str, ...]:
         """Return the words of a setting, or of a row's settings, that stand in the code which reads them."""
-        return tuple(word for word in _NAMES.findall(key) if not word.isupper())
+        return tuple(word for word in _NAMES.findall(config.named(key)) if not word.isupper())
 
     def code_query(self, job: Job) -> CodeQuery | None:
         """Return the names of all settings that matter to the job: the knobs', an attempt's, its own."""
