@@ -47,7 +47,7 @@ from autotune.policies.values.value import Value
 
 _SHELLS = re.compile(r"(?:.*/)?(?:ba|z|da)?sh")
 _FILE = re.compile(r".*\.(?:sh|bash|slurm|sbatch|job|py|ya?ml)")
-_INTERPRETER = re.compile(r"python(3(\.\d+)?)?")
+_INTERPRETER = re.compile(r"(?:/.*/)?python(3(\.\d+)?)?")
 _PROGRAM_END = {  # the last word of a program that takes flags
     "slime": r"(?:^|/)train(?:_async)?\.py$",
     "miles": r"(?:^|/)train(?:_async)?\.py$",
@@ -220,13 +220,15 @@ def _drafted(
     workdir = folder_of(program.workdir or invocation.cwd, command, config, script)
     document = readable_document(Path(workdir, config)) if config is not None else None
     interpreter = command[0] if command and _INTERPRETER.fullmatch(command[0]) else None
+    # A framework's workers run in its environment: where the command names one, in that.
+    is_named = interpreter is not None and "/" in interpreter and own != "command"
     return Draft(
         source=source,
         name=_name(script, own, given),
         framework=own,
         other=other,
         command=command,
-        python=interpreter if own == "areal" else None,
+        python=interpreter if is_named or own == "areal" else None,
         config=config,
         settings=given,
         env=env,

@@ -167,3 +167,12 @@ def test_what_of_this_machine_is_in_the_job_is_said(folder: Path) -> None:
     )
     result = init("run.sh", HOME="/home/somebody", USER="nobody-of-note")
     assert "values from your environment: HOME, PATH" in result.stderr
+
+
+@pytest.mark.parametrize(("interpreter", "named"), [("/opt/verl/bin/python3.12", True), ("python3", False)])
+def test_the_environment_that_a_command_names_is_that_of_the_workers(
+    interpreter: str, named: bool, folder: Path
+) -> None:
+    (folder / "run.sh").write_text(INNER.replace("python3", interpreter))
+    assert init("run.sh").exit_code == 0
+    assert job(folder).get("python") == (interpreter if named else None)

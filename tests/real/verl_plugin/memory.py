@@ -99,11 +99,12 @@ class Memory:
 
     def card_error(self, asked: int) -> torch.OutOfMemoryError:
         """Return a card's error with the figures of a request of so many bytes that was refused."""
-        used = private_bytes() - self.baseline
-        capacity, in_use = self.budget / 2**30, used / 2**30
+        # Leaving the pass has freed memory since; less was free than the request, or it had been granted.
+        free = min(self.budget + self.baseline - private_bytes(), asked)
+        capacity, in_use = self.budget / 2**30, (self.budget - free) / 2**30
         return torch.OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {asked / 2**20:.2f} MiB. GPU 0 has a total capacity of "
-            f"{capacity:.2f} GiB of which {(self.budget - used) / 2**20:.2f} MiB is free. Including "
+            f"{capacity:.2f} GiB of which {free / 2**20:.2f} MiB is free. Including "
             f"non-PyTorch memory, this process has {in_use:.2f} GiB memory in use. Of the allocated memory "
             f"{in_use:.2f} GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
         )
