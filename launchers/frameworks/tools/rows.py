@@ -34,9 +34,7 @@ class Tool(Value, frozen=True):
     name: str
     traces: tuple[str, ...] = ()
     engine: bool = False
-    runs: tuple[
-        str, ...
-    ] = ()  # driven frameworks that it is built of: their traces in its logs are not theirs
+    runs: tuple[str, ...] = ()  # driven frameworks that it is built of, whose traces its logs hold too
     spellings: tuple[Spelling, ...] = ()
 
 
