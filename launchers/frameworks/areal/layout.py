@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from autotune.launchers.frameworks.areal.backend import Backend
 from autotune.launchers.frameworks.areal.config import Config
-from autotune.launchers.frameworks.core import residency
-from autotune.launchers.frameworks.core.optimizer_state import (
-    megatron_state_bytes,
-    megatron_temporary_bytes,
-    torch_state_bytes,
-    width,
-)
+from autotune.launchers.frameworks.core import residency, transformer
+from autotune.launchers.frameworks.core.optimizer_state import megatron_bytes, torch_state_bytes, width
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.policies.values.architecture.model import Layout
 
@@ -59,53 +56,27 @@ def resident(config: Config) -> dict[str, residency.Held]:
 def layout(config: Config) -> Layout:
     """Return every size that an estimate of the job's memory needs."""
     actor = config.actor or Backend(engine="fsdp")
-    megatron = actor.engine == "megatron"
-    compute = width(config.text("actor.dtype"))
-    distributed = config.flag("actor.megatron.ddp.use_distributed_optimizer")
-    sharded = actor.data * actor.context
-    stored = compute if megatron else width(config.text("actor.optimizer_dtype"))
-    lora = config.flag("actor.use_lora")
-    kind = config.text("actor.optimizer.type")
+    megatron, compute = actor.engine == "megatron", width(config.text("actor.dtype"))
     engine_dtype = config.text(f"{config.engine}.dtype")
     return Layout(
-        strategy="megatron" if megatron else "fsdp2",
-        ranks=actor.ranks,
-        shards=sharded if not megatron or distributed else 1,
-        pipeline_parallel=actor.pipeline,
-        pipeline_chunks=max(1, config.number("actor.megatron.virtual_pipeline_parallel_size") or 1),
-        expert_parallel=actor.expert,
-        expert_shards=_expert_shards(actor) if megatron and distributed else 0,
+        **(_megatron(config, actor, compute) if megatron else _fsdp(config, actor)),
         engine_ranks=config.rollout.ranks if config.rollout is not None else 0,
-        parameter_bytes=stored,
         compute_bytes=compute,
-        gradient_bytes=_gradient_bytes(config, compute) if megatron else stored,
-        reduce_bytes=0 if megatron else width(config.text("actor.grad_reduce_dtype")),
-        optimizer_bytes=_optimizer_bytes(config, stored),
-        logits_bytes=4,  # every piece of 1024 tokens is computed in fp32
         engine_bytes=width(engine_dtype),
         kv_bytes=1 if config.text("sglang.kv_cache_dtype").startswith("fp8") else width(engine_dtype),
         reference=config.scores_reference,
-        reference_bytes=0 if megatron else width(config.text("ref.optimizer_dtype")),
         reference_offload=config.flag("ref.offload"),
         critic=config.critic is not None,
         critic_offload=config.flag("critic.offload"),
-        lora_rank=(config.number("actor.lora_rank") or 0) if lora else 0,
+        lora_rank=(config.number("actor.lora_rank") or 0) if config.flag("actor.use_lora") else 0,
         entropy=True,
         engine_sleeps=config.colocated,
         optimizer_stays_offloaded=True,
         parameters_stay_offloaded=True,
         tokens_before_split=True,
-        padded=False,
         reshards_root=True,
-        sequence_parallel=not megatron,
-        loss="softmax" if megatron else "pieces",
         selective_share=_selective_share(config),
-        logits_share=1.0,
-        chunked_head=False,
-        per_tensor_optimizer=kind == _HALVED and not megatron,
-        optimizer_temporary_bytes=_temporary_bytes(config, compute),
         loads_whole=actor.engine == "fsdp",
-        sync_buckets=2,  # of 1024 MiB: one is sent while the next is filled
         sequences=config.samples,
         mini_batch=-(-config.samples // config.updates("actor")),
         prompt_tokens=config.number("train_dataset.max_length") or max(0, config.longest - _answer(config)),
@@ -127,42 +98,48 @@ def _selective_share(config: Config) -> float:
     return 1.0 - 1.0 / every if every > 1 else _SAVED_BY_OPERATION
 
 
-def _expert_shards(actor: Backend) -> int:
-    return max(1, actor.ranks // (actor.pipeline * actor.expert))
-
-
 def _answer(config: Config) -> int:
     return config.number("gconfig.max_new_tokens") or 0
 
 
-def _gradient_bytes(config: Config, compute: int) -> int:
-    """Return the bytes of a gradient in Megatron's buffer, where it is also reduced."""
-    return 4 if config.flag("actor.megatron.ddp.grad_reduce_in_fp32") else compute
-
-
-def _temporary_bytes(config: Config, compute: int) -> int:
-    if config.trainer == "megatron":
-        return megatron_temporary_bytes(_gradient_bytes(config, compute), precise=_precise(config))
-    return 4 if config.text("actor.optimizer.type") == _HALVED else 0  # AdamW is the fused one
-
-
-def _precise(config: Config) -> bool:
-    halved = config.text("actor.optimizer.type") == _HALVED
-    return halved or config.flag("actor.megatron.use_precision_aware_optimizer")
-
-
-def _optimizer_bytes(config: Config, stored: int) -> int:
-    kind = config.text("actor.optimizer.type")
+def _fsdp(config: Config, actor: Backend) -> dict[str, Any]:
+    kind, stored = config.text("actor.optimizer.type"), width(config.text("actor.optimizer_dtype"))
     halved = kind == _HALVED
-    if config.trainer != "megatron":
-        arguments = _ANY_PRECISION if halved else {}
-        return torch_state_bytes(kind, parameter_bytes=stored, arguments=arguments)
-    place = "actor.megatron."
+    arguments = _ANY_PRECISION if halved else {}
+    return {
+        "strategy": "fsdp2",
+        "ranks": actor.ranks,
+        "shards": actor.data * actor.context,
+        "pipeline_parallel": actor.pipeline,
+        "expert_parallel": actor.expert,
+        "parameter_bytes": stored,
+        "gradient_bytes": stored,
+        "reduce_bytes": width(config.text("actor.grad_reduce_dtype")),
+        "reference_bytes": width(config.text("ref.optimizer_dtype")),
+        "optimizer_bytes": torch_state_bytes(kind, parameter_bytes=stored, arguments=arguments),
+        "per_tensor_optimizer": halved,
+        "optimizer_temporary_bytes": 4 if halved else 0,  # AdamW is the fused one
+        "loss": "pieces",  # of 1024 tokens
+    }
+
+
+def _megatron(config: Config, actor: Backend, compute: int) -> dict[str, Any]:
+    kind, place = config.text("actor.optimizer.type"), "actor.megatron."
+    halved = kind == _HALVED
     moments = (config.text(f"{place}exp_avg_dtype"), config.text(f"{place}exp_avg_sq_dtype"))
-    return megatron_state_bytes(
+    return transformer.spread(
+        ranks=actor.ranks,
+        tensor=actor.tensor,
+        pipeline=actor.pipeline,
+        chunks=max(1, config.number(f"{place}virtual_pipeline_parallel_size") or 1),
+        expert=actor.expert,
+        expert_tensor=1,
+        distributed=config.flag(f"{place}ddp.use_distributed_optimizer"),
+    ) | megatron_bytes(
         kind.removesuffix("_bf16"),
-        parameter_bytes=stored,
-        precise=_precise(config),
+        parameter_bytes=compute,
+        gradient_bytes=4 if config.flag(f"{place}ddp.grad_reduce_in_fp32") else compute,
+        precise=halved or config.flag(f"{place}use_precision_aware_optimizer"),
         master=config.text(f"{place}main_params_dtype"),
         moments=("bfloat16", "bfloat16") if halved else moments,
     )

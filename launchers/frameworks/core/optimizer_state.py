@@ -51,13 +51,28 @@ def megatron_state_bytes(
     return masters + sum(widths[: _MOMENTS.get(optimizer.lower(), _ADAM)])
 
 
-def megatron_temporary_bytes(gradient_bytes: int, *, precise: bool = False) -> int:
-    """Return the bytes per parameter that Megatron's optimizer needs while it runs.
+def megatron_bytes(
+    optimizer: str,
+    *,
+    parameter_bytes: int = _HALF,
+    gradient_bytes: int = _FP32,
+    precise: bool = False,
+    **state: Any,
+) -> dict[str, Any]:
+    """Return the fields of Layout that are bytes of Megatron's weights, gradients and optimizer.
 
-    Its Adam is fused and works in place. Gradients that are no fp32 are copied into fp32 first, unless the
-    precision-aware optimizer reads them as they are (distrib_optimizer.py, _copy_model_grads_to_main_grads).
+    `state`: further arguments of `megatron_state_bytes`. Megatron's Adam is fused and works in place.
+    Gradients that are no fp32 are copied into fp32 first, unless the precision-aware optimizer reads them as
+    they are (distrib_optimizer.py, _copy_model_grads_to_main_grads).
     """
-    return 0 if precise or gradient_bytes == _FP32 else _FP32
+    return {
+        "parameter_bytes": parameter_bytes,
+        "gradient_bytes": gradient_bytes,
+        "optimizer_bytes": megatron_state_bytes(
+            optimizer, parameter_bytes=parameter_bytes, precise=precise, **state
+        ),
+        "optimizer_temporary_bytes": 0 if precise or gradient_bytes == _FP32 else _FP32,
+    }
 
 
 def torch_state_bytes(

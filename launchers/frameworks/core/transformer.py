@@ -1,16 +1,48 @@
-"""A pipeline's stages, its experts and the type of its products, by names of Megatron's TransformerConfig."""
+"""How Megatron spreads a job: its parallel sizes, and what TransformerConfig says of stages and experts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
 from autotune.policies.values.architecture.model import Layout
 
 _FP8 = ("e4m3", "hybrid")
+
+
+def spread(
+    *,
+    ranks: int,
+    tensor: int,
+    pipeline: int = 1,
+    expert: int = 1,
+    expert_tensor: int = 0,
+    chunks: int = 1,
+    distributed: bool = True,
+) -> dict[str, Any]:
+    """Return the fields of Layout that say how Megatron spreads a job (megatron/core/parallel_state.py).
+
+    Sizes are numbers of ranks; `chunks`: parts of a stage; `expert_tensor`: 0 for Megatron's default, that of
+    `tensor`. Without the distributed optimizer every rank has the state of all its weights.
+    """
+    expert_tensor = expert_tensor or tensor
+    return {
+        "strategy": "megatron",
+        "ranks": ranks,
+        "shards": max(1, ranks // (tensor * pipeline)) if distributed else 1,
+        "pipeline_parallel": pipeline,
+        "pipeline_chunks": chunks,
+        "expert_parallel": expert,
+        "expert_tensor_parallel": expert_tensor,
+        # Experts take their ranks from data parallelism.
+        "expert_shards": max(1, ranks // (expert_tensor * expert * pipeline)) if distributed else 1,
+    }
+
+
 _DISPATCHERS = ("alltoall", "allgather", "flex")
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.launchers.frameworks.core import residency
-from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, megatron_temporary_bytes
-from autotune.launchers.frameworks.core.transformer import with_transformer
+from autotune.launchers.frameworks.core import residency, transformer
+from autotune.launchers.frameworks.core.optimizer_state import megatron_bytes
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.policies.values.architecture.model import Layout
 
@@ -31,22 +30,27 @@ def resident(config: Config) -> dict[str, residency.Held]:
 
 def layout(config: Config) -> Layout:
     """Return every size that an estimate of the job's memory needs."""
-    expert_tensor = config.count("expert-tensor-parallel-size") or config.tensor  # Megatron's default
-    expert_copies = config.trainer_gpus // (expert_tensor * config.expert * config.pipeline)
-    gradient_bytes = 2 if config.flag("grad-reduce-in-bf16") else 4
-    spread = Layout(
-        strategy="megatron",
+    trainer = transformer.spread(
         ranks=config.trainer_gpus,
-        shards=config.data_parallel * config.context,
-        pipeline_parallel=config.pipeline,
-        pipeline_chunks=_pipeline_chunks(config),
-        expert_parallel=config.expert,
-        expert_tensor_parallel=expert_tensor,
-        expert_shards=max(1, expert_copies),
+        tensor=config.tensor,
+        pipeline=config.pipeline,
+        chunks=_pipeline_chunks(config),
+        expert=config.expert,
+        expert_tensor=config.count("expert-tensor-parallel-size"),
+    )
+    trainer |= megatron_bytes(
+        config.text("optimizer"),
+        gradient_bytes=2 if config.flag("grad-reduce-in-bf16") else 4,
+        precise=config.flag("use-precision-aware-optimizer"),
+        on_host=config.flag("optimizer-cpu-offload"),
+        master=config.text("main-params-dtype"),
+        moments=(config.text("exp-avg-dtype"), config.text("exp-avg-sq-dtype")),
+    )
+    if config.flag("use-stateless-adam"):
+        trainer["optimizer_bytes"] = 4  # the master weights: moments live for one step (stateless_adam.py)
+    found = Layout(
+        **trainer,
         engine_ranks=config.engine_gpus,
-        parameter_bytes=2,
-        gradient_bytes=gradient_bytes,
-        optimizer_bytes=_optimizer_bytes(config),
         engine_bytes=_engine_bytes(config),
         kv_bytes=1 if config.text("sglang-kv-cache-dtype").startswith("fp8") else 2,
         reference=config.reference,
@@ -61,15 +65,12 @@ def layout(config: Config) -> Layout:
         optimizer_stays_offloaded=True,
         predicting_loss=config.flag("enable-mtp-training"),
         padded=config.text("qkv-format") == "bshd",
-        optimizer_temporary_bytes=megatron_temporary_bytes(
-            gradient_bytes, precise=config.flag("use-precision-aware-optimizer")
-        ),
         sequences=config.sequences,
         mini_batch=min(config.count("global-batch-size"), config.sequences),
         prompt_tokens=config.prompt,
         response_tokens=config.response,
     )
-    return with_transformer(spread, lambda field: _field(config, field))
+    return transformer.with_transformer(found, lambda field: _field(config, field))
 
 
 # Flags of fields of TransformerConfig that have another name; those of switches have their own.
@@ -104,19 +105,6 @@ def _pipeline_chunks(config: Config) -> int:
     layers = config.count("num-layers-per-virtual-pipeline-stage")
     of_size = config.count("num-layers") // (config.pipeline * layers) if layers else 1
     return max(1, config.count("num-virtual-stages-per-pipeline-rank") or of_size)
-
-
-def _optimizer_bytes(config: Config) -> int:
-    if config.flag("use-stateless-adam"):
-        return 4  # the master weights: moments live for one step (stateless_adam.py)
-    return megatron_state_bytes(
-        config.text("optimizer"),
-        parameter_bytes=2,
-        precise=config.flag("use-precision-aware-optimizer"),
-        on_host=config.flag("optimizer-cpu-offload"),
-        master=config.text("main-params-dtype"),
-        moments=(config.text("exp-avg-dtype"), config.text("exp-avg-sq-dtype")),
-    )
 
 
 def _engine_bytes(config: Config) -> float:

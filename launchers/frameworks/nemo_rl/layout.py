@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.launchers.frameworks.core import residency
-from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
-from autotune.launchers.frameworks.core.transformer import with_transformer
+from typing import Any
+
+from autotune.launchers.frameworks.core import residency, transformer
+from autotune.launchers.frameworks.core.optimizer_state import megatron_bytes, torch_state_bytes, width
 from autotune.launchers.frameworks.nemo_rl.config import DTENSOR, GENERATION, MEGATRON, Config
 from autotune.policies.values.architecture.model import Layout
 
@@ -26,33 +27,30 @@ def layout(config: Config) -> Layout:
     optimizer = f"{MEGATRON}.optimizer"
     on_host = megatron and config.flag(f"{optimizer}.optimizer_cpu_offload")
     precise = config.flag(f"{optimizer}.use_precision_aware_optimizer")
-    stored = 2 if megatron else 4  # the workers load fp32 and shard it by FSDP2
     engine = "sglang_cfg.dtype" if config.engine == "sglang" else "vllm_cfg.precision"
     precision = config.text(f"{GENERATION}.{engine}")
     # By default prompt and answer share policy.max_total_sequence_length as they like.
     prompt = max(config.longest - config.count(f"{GENERATION}.max_new_tokens"), config.longest // 8)
     name = config.text("policy.optimizer.name").rpartition(".")[2] or "AdamW"
-    spread = Layout(
-        strategy="megatron" if megatron else "fsdp2",
-        ranks=config.world,
-        shards=config.world // (config.ranks("tensor") * config.ranks("pipeline")),
-        pipeline_parallel=config.ranks("pipeline"),
-        expert_parallel=config.ranks("expert") if megatron else 1,
-        engine_ranks=config.engine_world,
-        parameter_bytes=stored,
-        gradient_bytes=4,
-        reduce_bytes=0 if megatron else 4,
-        optimizer_temporary_bytes=0
-        if megatron
-        else 4,  # Megatron's Adam is fused, and its gradients are fp32
-        optimizer_bytes=megatron_state_bytes(
-            config.text(f"{optimizer}.optimizer") or "adam",
-            parameter_bytes=stored,
-            precise=precise,
-            on_host=on_host,
+    trainer: dict[str, Any] = {  # the workers load fp32 and shard it
+        "strategy": "fsdp2",
+        "ranks": config.world,
+        "shards": config.world // config.ranks("tensor"),
+        "optimizer_bytes": torch_state_bytes(name, parameter_bytes=4),
+    }
+    if megatron:
+        trainer = transformer.spread(
+            ranks=config.world,
+            tensor=config.ranks("tensor"),
+            pipeline=config.ranks("pipeline"),
+            expert=config.ranks("expert"),
+            expert_tensor=config.count(f"{MEGATRON}.expert_tensor_parallel_size"),
         )
-        if megatron
-        else torch_state_bytes(name, parameter_bytes=stored),
+        kind = config.text(f"{optimizer}.optimizer") or "adam"
+        trainer |= megatron_bytes(kind, precise=precise, on_host=on_host)
+    found = Layout(
+        **trainer,
+        engine_ranks=config.engine_world,
         engine_bytes=width(precision),
         kv_bytes=width(precision),
         reference=config.share("loss_fn.reference_policy_kl_penalty") > 0,
@@ -64,7 +62,7 @@ def layout(config: Config) -> Layout:
         # The workers move the optimizer's state, where only the precision-aware one has its copy of
         # the weights (megatron_policy_worker.py, move_optimizer; Megatron's distrib_optimizer.py).
         masters_stay=config.colocated and megatron and not (precise or on_host),
-        sequence_parallel=config.flag(f"{MEGATRON if megatron else DTENSOR}.sequence_parallel"),
+        sequence_parallel=config.flag(f"{DTENSOR}.sequence_parallel"),
         optimizer_stays_offloaded=on_host,
         parameters_stay_offloaded=not megatron,
         tokens_before_split=True,
@@ -74,7 +72,7 @@ def layout(config: Config) -> Layout:
         prompt_tokens=prompt,
         response_tokens=config.longest - prompt,
     )
-    return with_transformer(spread, lambda field: _field(config, field)) if megatron else spread
+    return transformer.with_transformer(found, lambda field: _field(config, field)) if megatron else found
 
 
 def _field(config: Config, name: str) -> object:

@@ -27,7 +27,6 @@ def layout(config: Config) -> Layout:
     found = Layout(
         ranks=config.actors,
         engine_ranks=config.engine_gpus,
-        logits_bytes=4,
         reference=config.reference,
         reference_offload=config.flag("ref.offload"),
         critic=config.critic,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.launchers.frameworks.core import residency
-from autotune.launchers.frameworks.core.optimizer_state import megatron_state_bytes, torch_state_bytes, width
-from autotune.launchers.frameworks.core.transformer import with_transformer
+from typing import Any
+
+from autotune.launchers.frameworks.core import residency, transformer
+from autotune.launchers.frameworks.core.optimizer_state import megatron_bytes, width
 from autotune.launchers.frameworks.skyrl.config import CPU_ADAM, ENGINE, POLICY, TRANSFORMER, Config
 from autotune.policies.values.architecture.model import Layout
 
@@ -33,36 +34,30 @@ def resident(config: Config) -> dict[str, residency.Held]:
 def layout(config: Config) -> Layout:
     """Return every size that an estimate of the job's memory needs."""
     megatron = config.megatron
-    stored = 2 if megatron else 4  # FSDP's mixed precision keeps fp32 parameters
     on_host = config.flag(f"{CPU_ADAM}.optimizer_cpu_offload")
     group = config.count(f"{POLICY}.fsdp_config.fsdp_size")
-    model = config.ranks("tensor_model") * config.ranks("pipeline_model")
     sequences = config.count("trainer.train_batch_size") * config.samples
-    spread = Layout(
-        strategy="megatron" if megatron else "fsdp2",
-        ranks=config.world,
-        shards=config.world // model if megatron else (group if 0 < group < config.world else config.world),
-        pipeline_parallel=config.ranks("pipeline_model") if megatron else 1,
-        expert_parallel=config.ranks("expert_model") if megatron else 1,
-        engine_ranks=config.engine_world,
-        parameter_bytes=stored,
-        gradient_bytes=4,
-        reduce_bytes=0 if megatron else 4,
-        optimizer_temporary_bytes=0
-        if megatron
-        else 4,  # Megatron's Adam is fused, and its gradients are fp32
-        optimizer_bytes=megatron_state_bytes(
-            "adam",
-            parameter_bytes=2,
-            precise=config.flag(f"{CPU_ADAM}.use_precision_aware_optimizer"),
-            on_host=on_host,
+    trainer: dict[str, Any] = {  # its mixed precision keeps fp32 parameters
+        "strategy": "fsdp2",
+        "ranks": config.world,
+        "shards": group if 0 < group < config.world else config.world,
+    }
+    if megatron:
+        trainer = transformer.spread(
+            ranks=config.world,
+            tensor=config.ranks("tensor_model"),
+            pipeline=config.ranks("pipeline_model"),
+            expert=config.ranks("expert_model"),
+            expert_tensor=config.count(f"{POLICY}.megatron_config.expert_tensor_parallel_size"),
         )
-        if megatron
-        else torch_state_bytes("AdamW", parameter_bytes=stored),
+        precise = config.flag(f"{CPU_ADAM}.use_precision_aware_optimizer")
+        trainer |= megatron_bytes("adam", precise=precise, on_host=on_host)
+    found = Layout(
+        **trainer,
+        engine_ranks=config.engine_world,
         engine_bytes=width(config.text(f"{ENGINE}.model_dtype")),
         kv_bytes=width(config.text(f"{ENGINE}.model_dtype")),
         reference=config.reference,
-        reference_bytes=2,
         reference_offload=config.colocated,
         critic=config.critic,
         critic_offload=config.critic and config.colocated,
@@ -86,4 +81,4 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.longest - config.answer,
         response_tokens=config.answer,
     )
-    return with_transformer(spread, config.inside(TRANSFORMER).get) if megatron else spread
+    return transformer.with_transformer(found, config.inside(TRANSFORMER).get) if megatron else found

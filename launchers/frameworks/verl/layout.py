@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from autotune.launchers.frameworks.core import residency
-from autotune.launchers.frameworks.core.optimizer_state import (
-    megatron_state_bytes,
-    megatron_temporary_bytes,
-    torch_state_bytes,
-    width,
-)
-from autotune.launchers.frameworks.core.transformer import with_transformer
+from autotune.launchers.frameworks.core import residency, transformer
+from autotune.launchers.frameworks.core.optimizer_state import megatron_bytes, torch_state_bytes, width
 from autotune.launchers.frameworks.verl.config import ACTOR, FSDP, MEGATRON, MODEL, REF, ROLLOUT, Config
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Phase
 
 _FP32 = 4
 _OPTIMIZER = f"{ACTOR}.optim"
+_STATE_TYPES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
 def resident(config: Config) -> dict[str, residency.Held]:
@@ -43,37 +38,14 @@ def resident(config: Config) -> dict[str, residency.Held]:
 def layout(config: Config) -> Layout:
     """Return how the job is spread over its GPUs and in which precisions."""
     squares = config.flag(f"{ACTOR}.calculate_sum_pi_squared")
-    cpu_adam = config.share(f"{ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction") > 0
-    ignored = config.flag(f"{FSDP}.offload_policy") and config.text(f"{ACTOR}.strategy") == "fsdp"
-    stored = width(config.text(f"{MEGATRON}.dtype" if config.megatron else f"{FSDP}.model_dtype"))
-    mixed = config.inside(f"{FSDP}.mixed_precision")
-    apart, temporary = _temporaries(config, stored)
-    transformer = config.inside(f"{MEGATRON}.override_transformer_config") if config.megatron else {}
-    spread = Layout(
-        strategy="megatron" if config.megatron else config.text(f"{ACTOR}.strategy"),
-        ranks=config.world,
-        shards=_shards(config),
-        pipeline_parallel=config.ranks(MEGATRON, "pipeline_model") if config.megatron else 1,
-        pipeline_chunks=config.ranks(MEGATRON, "virtual_pipeline_model") if config.megatron else 1,
-        # The public models that have such layers have one.
-        predicting_layers=int(config.megatron and config.flag(f"{MODEL}.mtp.enable")),
-        predicting_loss=config.megatron and config.flag(f"{MODEL}.mtp.enable_train"),
-        expert_parallel=config.ranks(MEGATRON, "expert_model") if config.megatron else 1,
-        expert_tensor_parallel=_expert_tensor(config),
-        expert_shards=_expert_shards(config),
+    found = Layout(
+        **(_megatron(config) if config.megatron else _fsdp(config, squares=squares)),
         engine_ranks=config.rollout_world,
-        parameter_bytes=stored,
-        compute_bytes=stored if config.megatron else width(str(mixed.get("param_dtype", "bf16"))),
-        gradient_bytes=_gradient_bytes(config, stored) if config.megatron else stored,
-        reduce_bytes=0 if config.megatron else width(str(mixed.get("reduce_dtype", "fp32"))),
-        optimizer_bytes=_optimizer_bytes(config, stored),
-        logits_bytes=4 if config.megatron else 2,  # Megatron's output layer upcasts, FSDP's keeps bf16
         engine_bytes=1 if config.get(f"{ROLLOUT}.quantization") == "fp8" else 2,
         kv_bytes=1
         if config.text(f"{ROLLOUT}.engine_kwargs.{config.engine}.kv_cache_dtype").startswith("fp8")
         else 2,
         reference=config.reference,
-        reference_bytes=0 if config.megatron else width(config.text(f"{REF}.fsdp_config.model_dtype")),
         reference_offload=config.reference
         and (not config.megatron or config.flag(f"{ACTOR}.megatron.param_offload")),
         critic=config.critic,
@@ -90,18 +62,10 @@ def layout(config: Config) -> Layout:
         sync_buckets=0 if config.colocated and config.engine == "vllm" else 2,
         gathers_whole=config.summons_whole,
         copies_shards=config.copies_shards,
-        optimizer_stays_offloaded=config.megatron and cpu_adam,
-        grad_offload_takes_all=not config.megatron and not ignored,
         tokens_before_split=True,
         head_apart=True,
-        reshard_after_forward=config.megatron or config.flag(f"{FSDP}.reshard_after_forward"),
         reshards_root=True,
-        reduces_last=not config.megatron and config.flag(f"{FSDP}.use_no_sync_for_gradient_accumulation"),
         logits_in_place=not (config.entropy or squares),
-        per_tensor_optimizer=apart,
-        optimizer_temporary_bytes=temporary,
-        loss="softmax" if config.megatron or squares else _loss(config),
-        compiled_loss=config.flag(f"{FSDP}.use_torch_compile"),
         scaled_logits=config.share(f"{ROLLOUT}.temperature") != 1.0,
         padded=not config.flag(f"{MODEL}.use_remove_padding"),
         sequences=config.sequences,
@@ -109,7 +73,70 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )
-    return with_transformer(spread, transformer.get)
+    own = config.inside(f"{MEGATRON}.override_transformer_config") if config.megatron else {}
+    return transformer.with_transformer(found, own.get)
+
+
+def _megatron(config: Config) -> dict[str, Any]:
+    arguments = config.inside(f"{_OPTIMIZER}.override_optimizer_config")
+    stored = width(config.text(f"{MEGATRON}.dtype"))
+    named = {name: str(_chosen(config, name) or "fp32") for name in _STATE_TYPES}
+    return {
+        **transformer.spread(
+            ranks=config.world,
+            tensor=config.ranks(MEGATRON, "tensor_model"),
+            pipeline=config.ranks(MEGATRON, "pipeline_model"),
+            chunks=config.ranks(MEGATRON, "virtual_pipeline_model"),
+            expert=config.ranks(MEGATRON, "expert_model"),
+            expert_tensor=config.count(f"{MEGATRON}.expert_tensor_parallel_size"),
+            distributed=config.flag(f"{MEGATRON}.use_distributed_optimizer"),
+        ),
+        **megatron_bytes(
+            str(arguments.get("optimizer") or config.text(f"{_OPTIMIZER}.optimizer")),
+            parameter_bytes=stored,
+            gradient_bytes=_gradient_bytes(config, stored),
+            precise=_precise(config),
+            on_host=arguments.get("optimizer_cpu_offload") is True,
+            master=named["main_params_dtype"],
+            moments=(named["exp_avg_dtype"], named["exp_avg_sq_dtype"]),
+        ),
+        "compute_bytes": stored,
+        # The public models that have such layers have one.
+        "predicting_layers": int(config.flag(f"{MODEL}.mtp.enable")),
+        "predicting_loss": config.flag(f"{MODEL}.mtp.enable_train"),
+        "optimizer_stays_offloaded": config.share(
+            f"{_OPTIMIZER}.override_optimizer_config.optimizer_offload_fraction"
+        )
+        > 0,
+    }
+
+
+def _fsdp(config: Config, *, squares: bool) -> dict[str, Any]:
+    strategy = config.text(f"{ACTOR}.strategy")
+    stored, size = width(config.text(f"{FSDP}.model_dtype")), config.count(f"{FSDP}.fsdp_size")
+    mixed = config.inside(f"{FSDP}.mixed_precision")
+    arguments = config.inside(f"{_OPTIMIZER}.override_optimizer_config")
+    kind = config.text(f"{_OPTIMIZER}.optimizer")
+    each, temporary = _temporaries(config, stored)
+    return {
+        "strategy": strategy,
+        "ranks": config.world,
+        "shards": size if 0 < size < config.world else config.world,
+        "parameter_bytes": stored,
+        "compute_bytes": width(str(mixed.get("param_dtype", "bf16"))),
+        "gradient_bytes": stored,
+        "reduce_bytes": width(str(mixed.get("reduce_dtype", "fp32"))),
+        "reference_bytes": width(config.text(f"{REF}.fsdp_config.model_dtype")),
+        "optimizer_bytes": torch_state_bytes(kind, parameter_bytes=stored, arguments=arguments),
+        "per_tensor_optimizer": each,
+        "optimizer_temporary_bytes": temporary,
+        "logits_bytes": 2,  # its output layer keeps bf16
+        "loss": "softmax" if squares else _loss(config),
+        "compiled_loss": config.flag(f"{FSDP}.use_torch_compile"),
+        "grad_offload_takes_all": not (config.flag(f"{FSDP}.offload_policy") and strategy == "fsdp"),
+        "reshard_after_forward": config.flag(f"{FSDP}.reshard_after_forward"),
+        "reduces_last": config.flag(f"{FSDP}.use_no_sync_for_gradient_accumulation"),
+    }
 
 
 def _loss(config: Config) -> Literal["kernel", "rows"]:
@@ -131,25 +158,6 @@ def _gradient_bytes(config: Config, stored: int) -> int:
     return _FP32 if in_fp32 else stored
 
 
-def _optimizer_bytes(config: Config, stored: int) -> int:
-    arguments = config.inside(f"{_OPTIMIZER}.override_optimizer_config")
-    kind = config.text(f"{_OPTIMIZER}.optimizer")
-    if not config.megatron:
-        return torch_state_bytes(kind, parameter_bytes=stored, arguments=arguments)
-
-    def chosen(name: str) -> str:
-        return str(_chosen(config, name) or "fp32")
-
-    return megatron_state_bytes(
-        str(arguments.get("optimizer") or kind),
-        parameter_bytes=stored,
-        precise=_precise(config),
-        on_host=arguments.get("optimizer_cpu_offload") is True,
-        master=chosen("main_params_dtype"),
-        moments=(chosen("exp_avg_dtype"), chosen("exp_avg_sq_dtype")),
-    )
-
-
 def _chosen(config: Config, name: str) -> object:
     arguments = config.inside(f"{_OPTIMIZER}.override_optimizer_config")
     return arguments.get(name) or config.get(f"{_OPTIMIZER}.{name}")
@@ -166,33 +174,7 @@ def _temporaries(config: Config, width: int) -> tuple[bool, int]:
 
     They have the type of the parameters: one where it takes all at once, none if one kernel does it all.
     """
-    if config.megatron:
-        return False, megatron_temporary_bytes(_gradient_bytes(config, width), precise=_precise(config))
     options = f"{ACTOR}.optim.override_optimizer_config"
     if config.flag(f"{options}.fused"):
         return False, 0
     return (True, 2 * width) if config.get(f"{options}.foreach") is False else (False, width)
-
-
-def _expert_tensor(config: Config) -> int:
-    """Return over how many ranks one expert is split; Megatron's default is its tensor parallelism."""
-    if not config.megatron:
-        return 1
-    own = config.count(f"{MEGATRON}.expert_tensor_parallel_size")
-    return own or config.ranks(MEGATRON, "tensor_model")
-
-
-def _expert_shards(config: Config) -> int:
-    if not config.megatron or not config.flag(f"{ACTOR}.megatron.use_distributed_optimizer"):
-        return 0
-    others = config.ranks(MEGATRON, "expert_model", "pipeline_model")
-    return max(1, config.world // (_expert_tensor(config) * others))
-
-
-def _shards(config: Config) -> int:
-    if config.megatron:
-        if not config.flag(f"{ACTOR}.megatron.use_distributed_optimizer"):
-            return 1
-        return config.data_parallel * config.parallel
-    size = config.count(f"{FSDP}.fsdp_size")
-    return size if 0 < size < config.world else config.world
