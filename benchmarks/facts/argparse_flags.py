@@ -1,16 +1,9 @@
-"""The command-line flags of a framework, read in its source as text: name, type, action, choices.
-
-python -m benchmarks.facts.argparse_flags "radixark/miles 31f1ca96" FILE... [--only NAMES.json FILE...]
-
-Each FILE holds `add_argument` calls or dataclasses that Megatron turns into flags. Of the files behind
-`--only` those flags are kept that the named file of facts has too. Prints the JSON.
-"""
+"""The flags that a program adds to an argparse parser, read in its source: name, type, action, choices."""
 
 from __future__ import annotations
 
 import ast
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,16 +17,12 @@ _CALLS = ("add_argument", "reset_arg")
 
 
 def flags_of(source: str) -> dict[str, Fact]:
-    """Return the flags that a module declares, by their names without dashes: in calls and in dataclasses."""
-    found = {
+    """Return the flags that a module declares, by their names without dashes."""
+    return {
         name: {key: value for key, value in fact.items() if key != "dest"}
         for names, fact in added(source)
         for name in names
     }
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
-            found = dict(_fields(node)) | found
-    return found
 
 
 def added(source: str) -> Iterator[tuple[list[str], Fact]]:
@@ -87,42 +76,6 @@ def _fact(given: dict[str, ast.expr]) -> Fact:
     return fact
 
 
-def _fields(node: ast.ClassDef) -> Iterator[tuple[str, Fact]]:
-    for field in node.body:
-        if not isinstance(field, ast.AnnAssign) or field.value is None:
-            continue
-        name, kind, value = (ast.unparse(part) for part in (field.target, field.annotation, field.value))
-        written = [
-            word.value
-            for word in ast.walk(field.value)
-            if isinstance(word, ast.Constant) and str(word.value).startswith("--")
-        ]
-        name = (written[0] if written else f"--{name}").replace("_", "-")[2:]
-        if "bool" in kind:
-            is_on = value == "True" or "default=True" in value
-            yield (name if written or not is_on else f"no-{name}"), {"action": "store_true"}
-        elif "Literal" in kind:
-            words = [c.value for c in ast.walk(field.annotation) if isinstance(c, ast.Constant)]
-            yield name, {"choices": [word for word in words if word is not None]}
-        else:
-            yield name, {"type": next((k for k in ("int", "float") if k in kind), "str")}
-
-
-def main(words: list[str]) -> None:
-    """Print the facts of the files that the command line names."""
-    source, *files = words
-    at = files.index("--only") if "--only" in files else len(files)
-    found: dict[str, Fact] = {}
-    if files[at + 1 :]:
-        known = json.loads(Path(files[at + 1]).read_text())
-        wanted = {*known["flags"], *known["further"]}
-        for file in files[at + 2 :]:
-            found |= {n: fact for n, fact in flags_of(Path(file).read_text()).items() if n in wanted}
-    for file in files[:at]:
-        found |= flags_of(Path(file).read_text())
-    sys.stdout.write(written({"source": source, "flags": found}))
-
-
 def openrlhf(root: Path) -> dict[str, Any]:
     """Return the flags of an unpacked release of OpenRLHF."""
     (file,) = root.rglob(_OPENRLHF)
@@ -136,7 +89,3 @@ def written(found: dict[str, Any]) -> str:
         f"{json.dumps(name)}: {json.dumps(fact)}" for name, fact in sorted(found["flags"].items())
     )
     return f'{{\n"source": {json.dumps(found["source"])},\n"further": [],\n"flags": {{\n{rows}\n}}\n}}\n'
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from benchmarks.facts import engines, ms_swift, nemo_rl, trl
+from benchmarks.facts import engines, megatron, ms_swift, nemo_rl, trl
 from benchmarks.facts.__main__ import differences, knobs_of
 from benchmarks.facts.dataclass_fields import Field, dataclasses_in, fields_of, read
 from benchmarks.facts.pins import pinned, required, versions
+from benchmarks.facts.sources import Commit
 
 _SOURCE = """
 from dataclasses import dataclass, field
@@ -321,4 +323,45 @@ def test_the_type_of_a_default_that_is_null_is_what_all_annotations_of_its_name_
         "policy.many": "any",
         "policy.plan": "any",
         "policy.size": "float",
+    }
+
+
+def test_flags_of_megatron_are_those_of_its_parser_and_of_the_configurations_that_it_adds(
+    tmp_path: Path,
+) -> None:
+    files = {
+        "megatron/training/arguments.py": (
+            "def _add_size_args(parser):\n"
+            "    exclude = ['timers']\n"
+            "    ArgumentGroupFactory(TransformerConfig, exclude=exclude).build_group(parser)\n"
+            "    parser.add_argument('--kv-channels', type=int)\n"
+        ),
+        "megatron/core/base.py": (
+            "@dataclass\nclass ParallelConfig:\n    timers: int = 0\n    fp16: bool = False\n"
+        ),
+        "megatron/core/config.py": (
+            "@dataclass\nclass TransformerConfig(ParallelConfig):\n"
+            "    num_layers: int | None = None\n"
+            "    bias: bool = field(default=True, metadata={'argparse_meta': {'arg_names': ['--no-bias']}})\n"
+            "    gc_eval: bool = True\n"
+            "    modules: Optional[List[str]] = None\n"
+            "    dtype: Literal['bf16', 'fp16'] = 'bf16'\n"
+        ),
+        "megatron/core/other.py": "@dataclass\nclass UnusedConfig:\n    unused: int = 0\n",
+    }
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    assert megatron.flags("megatron", Commit(tmp_path, "HEAD")) == {
+        "kv-channels": {"type": "int"},
+        "num-layers": {"type": "int"},
+        "fp16": {"action": "store_true"},
+        "no-bias": {"action": "store_true"},
+        "no-gc-eval": {"action": "store_true"},
+        "disable-gc-eval": {"action": "store_true"},
+        "modules": {"action": "store(nargs=+)"},
+        "dtype": {"choices": ["bf16", "fp16"]},
     }

@@ -1,8 +1,7 @@
 """Every flag that a remedy, preset or example job of slime, Relax or miles produces is one that they take.
 
-The lists under `facts/` were read from their code at the versions they name, miles's by
-`benchmarks.facts.argparse_flags`. The real parsers of slime and Relax ignore an unknown flag; the one built
-here refuses it, as that of miles does.
+The facts were read in their code at the commits that they name, by `benchmarks.facts.megatron`. The real
+parsers of slime and Relax ignore an unknown flag; the one built here refuses it, as that of miles does.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from autotune.launchers.frameworks.dialects.flags import arguments, bare, from_words
+from autotune.launchers.frameworks.dialects.flag_facts import Flag
+from autotune.launchers.frameworks.dialects.flags import arguments, from_words
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
 from autotune.orchestrator.config.loader import parse
 from autotune.policies.remedies.legality import objections
@@ -28,7 +28,6 @@ from tests.launchers.frameworks.megatron_jobs import APART, COLOCATED, MILES, RE
 from tests.launchers.frameworks.megatron_replay import CLUSTER
 from tests.launchers.frameworks.test_megatron_rl import values_of
 
-FACTS = Path(__file__).parent / "facts"
 CONFIGS = Path(__file__).parents[2] / "configs"
 TYPES = {
     "int": int,
@@ -53,10 +52,13 @@ class Refusing(argparse.ArgumentParser):
 @functools.cache
 def parser(framework: MegatronRl) -> Refusing:
     """Return a parser of the framework's own flags, types and choices, that takes no abbreviations."""
-    facts = json.loads((FACTS / f"{framework.name}-flags.json").read_text())
-    own = Refusing(allow_abbrev=False)
-    for name, fact in facts["flags"].items():
-        action = fact.get("action", "store")
+    own = Refusing(allow_abbrev=False, conflict_handler="resolve")
+    engine = {
+        f"sglang-{name}": Flag(action="store_true" if kind == "bool" else "store")
+        for name, kind in framework.dialect.engine_types.items()
+    }
+    for name, fact in {**engine, **framework.dialect.flags}.items():
+        action = fact.action
         options: dict[str, Any] = {}
         if action == "BooleanOptionalAction":
             options["action"] = argparse.BooleanOptionalAction
@@ -65,11 +67,12 @@ def parser(framework: MegatronRl) -> Refusing:
         elif action == "DeprecatedStoreTrueAction":
             options["action"] = "store_true"
         else:
-            options["type"] = TYPES.get(fact.get("type", ""), str)
+            options["type"] = TYPES.get(fact.type, str)
             if action.startswith("store(nargs="):
-                options["nargs"] = action[len("store(nargs=") : -1]
-            if "choices" in fact:
-                options["choices"] = fact["choices"]
+                count = action[len("store(nargs=") : -1]
+                options["nargs"] = int(count) if count.isdigit() else count
+            if fact.choices:
+                options["choices"] = fact.choices
         own.add_argument(f"--{name}", **options)
     return own
 
@@ -131,18 +134,16 @@ def test_the_commands_of_example_jobs_hold_known_flags_with_values_that_fit(path
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
-def test_the_names_that_the_check_knows_hold_every_flag(framework) -> None:
-    facts = json.loads((FACTS / f"{framework.name}-flags.json").read_text())
-    own = {name for name in (*facts["flags"], *facts["further"]) if not name.startswith("sglang-")}
-    assert own - framework.dialect.names == set()
-    assert not own & {row.old for row in framework.table.renamed}
-    for flag in framework.check(Job(name="j", framework=framework.name, settings=dict.fromkeys(own, None))):
-        assert "unknown" not in flag.message, flag
+def test_the_check_takes_every_flag(framework) -> None:
+    own = framework.dialect.flags
+    assert not own.keys() & {row.old for row in framework.table.renamed}
+    for problem in framework.check(Job(name="j", framework=framework.name, settings=dict.fromkeys(own))):
+        assert "unknown" not in problem.message, problem
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
-def test_switches_that_can_be_turned_off_are_those_of_the_parser(framework) -> None:
-    facts = json.loads((FACTS / f"{framework.name}-flags.json").read_text())["flags"]
-    optional = {name for name, fact in facts.items() if fact.get("action") == "BooleanOptionalAction"}
-    assert optional == framework.dialect.negatable
-    assert all(bare(name) == name for name in facts)
+def test_a_flag_of_a_newer_trainer_is_a_warning_and_no_misspelt_one(framework) -> None:
+    written = job(framework, {**COLOCATED, "enable-mhc-connections": True})
+    assert not framework.check(written)
+    warned = [text for text in framework.profile(written, CLUSTER).warnings if "mhc" in text]
+    assert warned == [] if framework is RELAX else "is a flag of another release" in warned[0]

@@ -10,8 +10,8 @@ from tests.lookalikes.core import main, say
 from tests.lookalikes.megatron import RANK, parse, setup_of
 from tests.lookalikes.slime_train import Slime
 
-_MODEL = {"num-layers", "num-attention-heads", "num-query-groups"}  # Megatron's, not among the facts
-_FACTS = Path(__file__).parents[1] / "contracts" / "facts" / "miles-flags.json"
+_FOLDER = Path(__file__).parents[2] / "launchers" / "frameworks"
+_FACTS = ("megatron/facts/2e64d788.json", "miles/facts/31f1ca96.json", "dialects/facts/sglang/0.5.16.json")
 
 
 class Miles(Slime):
@@ -26,7 +26,9 @@ class Miles(Slime):
 
 def unknown(words: list[str]) -> list[str]:
     """Return the flags that miles does not take."""
-    known = _MODEL | json.loads(_FACTS.read_text())["flags"].keys()
+    *trees, engine = (json.loads((_FOLDER / file).read_text()) for file in _FACTS)
+    known = {name for tree in trees for name in tree["flags"]}
+    known |= {f"sglang-{name.replace('_', '-')}" for name in {**engine["types"], **engine["command_line"]}}
     given = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     return [name for name in given if name not in known and name.removeprefix("no-") not in known]
 

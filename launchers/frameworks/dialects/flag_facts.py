@@ -15,6 +15,7 @@ from autotune.launchers.frameworks.dialects.flags import bare, is_on, parsed_val
 from autotune.launchers.likeness import MISSPELT, nearest
 from autotune.policies.values.value import Value
 
+_SWITCHES = ("BooleanOptionalAction", "DeprecatedStoreTrueAction")
 _KINDS: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
 
 
@@ -80,7 +81,7 @@ def value_of(flag: Flag | None, value: Any) -> Any:
 
 def misfit(flag: Flag, value: Any) -> str:
     """Return what is wrong with the value of a flag, to follow its name; empty if argparse would take it."""
-    if flag.action.startswith("store_"):
+    if flag.action.startswith("store_") or flag.action in _SWITCHES:
         return "" if isinstance(parsed_value(str(value).capitalize()), bool) else "is a switch, true or false"
     if flag.choices and value not in flag.choices:
         return f"is one of {', '.join(map(str, flag.choices))}"

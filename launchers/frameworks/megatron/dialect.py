@@ -9,10 +9,12 @@ import msgspec
 
 from autotune.launchers.frameworks.core.data import Words, document, table
 from autotune.launchers.frameworks.dialects.engine_arguments import arguments_of
+from autotune.launchers.frameworks.dialects.flag_facts import Flag, flag_facts
 from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.listed_flags import FlagNames
 
 ENGINE = "sglang-"
+NEWEST_TRAINER = "d98e8a64"  # the newest Megatron-LM on record
 _OF_CLIENT = ("sglang-server-concurrency", "sglang-config", "sglang-router-")
 _OPEN = ("router-", "opd-", "teacher-")  # flags of other parsers, with these prefixes
 
@@ -21,8 +23,9 @@ class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A `dialect.yaml`, with the flags and the defaults that all of them share."""
 
     name: str
+    own: str  # commits whose flags are known: of the framework, in its facts/
+    trainer: str  # ... and of the Megatron-LM that it is built on, in megatron/facts
     engine_version: str
-    # `names` are the flags of the trainer and of Megatron.
     engine_types: dict[str, str] = {}  # of the arguments of SGLang behind --sglang-, by their names
     set_by_itself: Words = Words()  # ... that the framework sets, so that there is no flag for them
     prefixes: tuple[str, ...] = ()  # of arguments of SGLang besides --sglang-
@@ -52,7 +55,12 @@ class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def dialect_of(package: str) -> Dialect:
     """Return the dialect of a framework's folder."""
     own = document(package, "dialect.yaml", Dialect)
-    common = table(__package__, "flags.yaml", Words)
+    flags = {
+        **flag_facts(__package__, f"facts/{own.trainer}.json").flags,
+        **dict.fromkeys(own.names, Flag()),
+        **flag_facts(package, f"facts/{own.own}.json").flags,
+    }
+    newest = flag_facts(__package__, f"facts/{NEWEST_TRAINER}.json").flags
     engine = arguments_of("sglang", own.engine_version)
     aliases = {
         _flag(prefix, alias): _flag(prefix, name)
@@ -61,7 +69,10 @@ def dialect_of(package: str) -> Dialect:
     }
     return msgspec.structs.replace(
         own,
-        names=Words(own.names.union(*common.values())),
+        flags=flags,
+        names=Words(flags),
+        negatable=frozenset(name for name, flag in flags.items() if flag.action == "BooleanOptionalAction"),
+        of_other_releases=frozenset(newest.keys() - flags.keys()),
         engine_types=engine.flags,
         aliases=aliases,
         set_by_itself=table(__package__, "sglang_flags.yaml", Words)["set_by_the_framework"],

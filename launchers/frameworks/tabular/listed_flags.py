@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -31,7 +30,9 @@ from autotune.policies.values.value import Value
 class FlagNames(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The flags that a framework takes, without dashes."""
 
-    names: Words
+    names: Words = Words()
+    flags: dict[str, Flag] = {}  # what is known of each of them
+    of_other_releases: frozenset[str] = frozenset()  # flags that another release takes: no misspelt ones
     negatable: frozenset[str] = frozenset()  # with a --no- form
     strict: bool = True  # it refuses a flag that it does not know; else it ignores it without a word
     aliases: dict[str, str] = {}  # second names of flags -> the flag: the last one that is given counts
@@ -39,14 +40,6 @@ class FlagNames(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def knows(self, flag: str) -> bool:
         """Return whether the framework takes a flag."""
         return flag in self.names
-
-
-class FlagValues(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `values.yaml`: flags that are one number, switches, and the words that others know."""
-
-    numbers: Words
-    switches: Words
-    choices: dict[str, tuple[str, ...]]
 
 
 class ListedFlagSettings(FlagSettings):
@@ -128,11 +121,10 @@ class ListedFlagSettings(FlagSettings):
 
 
 F = TypeVar("F", bound=ListedFlagSettings)
-_NUMBER, _SWITCH, _WORD = Flag(type="float"), Flag(action="store_true"), Flag()
 
 
 class ListedFlagFramework(FlagFramework[F]):
-    """Its folder holds `values.yaml` too; its dialect says whether it refuses an unknown flag."""
+    """Its dialect holds the flags, and says whether it refuses an unknown one."""
 
     save_key: ClassVar[str]  # the flag of the folder of checkpoints, null in a job without any
 
@@ -162,7 +154,7 @@ class ListedFlagFramework(FlagFramework[F]):
             yield Problem(path=path, message=message, hint=f"did you mean --{meant}?")
 
     def mistakes(self, config: F) -> Iterator[Problem]:
-        """Yield names of no flag, then values that are not what `values.yaml` says."""
+        """Yield names of no flag, then values that a flag does not take."""
         yield from super().mistakes(config)
         yield from self._misfits(config)
 
@@ -171,6 +163,8 @@ class ListedFlagFramework(FlagFramework[F]):
         hyphens = flag.replace("_", "-")
         if self.dialect.knows(hyphens):
             return hyphens
+        if flag in self.dialect.of_other_releases:
+            return ""
         return nearest(hyphens, self.declared("").types, cutoff=MISSPELT)
 
     def _passed_on(self, job: Job, config: F) -> Iterator[str]:
@@ -178,25 +172,26 @@ class ListedFlagFramework(FlagFramework[F]):
         for flag in map(bare, config.given):
             known = self.dialect.knows(flag) or replacement(self.table.renamed, flag)
             if not known and not self._meant(flag):
-                yield f"--{flag} is in no list of flags; {self.name} {told} what it does not know"
+                other = flag in self.dialect.of_other_releases
+                which = "a flag of another release" if other else "no known flag"
+                yield f"--{flag} is {which}; {self.name} {told} what it does not know"
 
     def _misfits(self, config: F) -> Iterator[Problem]:
-        given = {flag: value for flag, value in config.flags.items() if value is not None}
-        known = _values(self.tables[-1])
-        for flag, value in given.items():
-            single = str(value) if isinstance(value, list) else value  # a list is no value of these
-            if wrong := self.misfit(flag, single):
-                yield Problem(path=config.place(flag), message=f"--{flag} {wrong}, not {value!r}")
-        for flag, choices in known.choices.items():
-            if flag in given and given[flag] not in choices:
-                message, hint = f"--{flag} has no {given[flag]!r}", "one of " + ", ".join(choices)
+        for flag, value in config.flags.items():
+            known = self.dialect.flags.get(flag, Flag())
+            if value is None:
+                continue
+            single = str(value) if isinstance(value, list) and known.action == "store" else value
+            choices = [str(word) for word in known.choices]
+            if known.action == "store" and choices and str(single) not in choices:
+                message, hint = f"--{flag} has no {value!r}", "one of " + ", ".join(choices)
                 yield Problem(path=config.place(flag), message=message, hint=hint)
+            elif wrong := self.misfit(flag, single):
+                yield Problem(path=config.place(flag), message=f"--{flag} {wrong}, not {value!r}")
 
     def misfit(self, flag: str, value: Any) -> str:
         """Return what is wrong with the value of a flag, to follow its name; empty where nothing is known."""
-        known = _values(self.tables[-1])
-        kind = _NUMBER if flag in known.numbers else _SWITCH if flag in known.switches else _WORD
-        return flag_facts.misfit(kind, value)
+        return flag_facts.misfit(self.dialect.flags.get(flag, Flag()), value)
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the flags that differ from the job as written, as the job writes them."""
@@ -227,8 +222,3 @@ class ListedFlagFramework(FlagFramework[F]):
     def _spelled(self, job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
         aliases = self.dialect.aliases
         return spelled(job.settings, changes, negatable=self.negatable, aliases=aliases)
-
-
-@cache
-def _values(package: str) -> FlagValues:
-    return document(package, "values.yaml", FlagValues)
