@@ -37,6 +37,7 @@ _LIST = Path(__file__).with_name("init_scripts.json")
 _CACHE = Path.home() / ".cache/autotune-benchmarks/init-scripts"
 _BY_REPOSITORY = "2026-11-27"  # since this sample the repository is part of the hash
 _OF_FLAGS = ("slime", "relax", "miles", "openrlhf", "trl", "ms-swift")
+_LEFT_OPEN = re.compile("is a placeholder|is known only where a shell runs it")
 _MEMORY = re.compile(
     r"batch_size|batch-size|max_token_len|max[-_]tokens|(?:memory|mem)[-_](?:utilization|fraction)|fraction"
     r"|tensor_(?:model_)?parallel|pipeline|context-parallel|offload|gradient_checkpoint|recompute|zero_stage|deepspeed"
@@ -80,6 +81,7 @@ class Score(msgspec.Struct):
     refusal: str | None = None  # by the job's own code; empty: it takes the command line
     changed: list[str] = []  # what the first attempt sets otherwise than the script, by key
     harms: list[str] = []  # of these, knobs that autotune turned before the first start
+    asks: bool = False  # only to fill in what the script leaves open
     said: str = ""
 
     @property
@@ -90,8 +92,16 @@ class Score(msgspec.Struct):
     @property
     def is_accepted(self) -> bool:
         """Whether the job file can be launched as it is, and trains as the script does."""
-        right = self.exit == 0 and self.is_framework_right is True and not self.wrong
-        return right and not self.refusal and not self.harms
+        return self.exit == 0 and self._is_right and not self.wrong
+
+    @property
+    def is_to_fill_in(self) -> bool:
+        """Whether nothing is missing but what the script leaves open, and the job file asks for that."""
+        return self.asks and self._is_right and set(self.wrong) <= set(self.named)
+
+    @property
+    def _is_right(self) -> bool:
+        return self.is_framework_right is True and not self.refusal and not self.harms
 
 
 def main() -> None:
@@ -146,6 +156,9 @@ def _summary(scores: Sequence[Score]) -> list[str]:
     rows = {
         "accepted: exit 0, all settings right, own code takes it, nothing changed": sum(
             s.is_accepted for s in ran
+        ),
+        "accepted once the places are filled in that the script leaves open": sum(
+            s.is_to_fill_in for s in ran
         ),
         "exit 0": sum(s.exit == 0 for s in ran),
         "framework right": sum(s.is_framework_right is True for s in ran),
@@ -234,6 +247,7 @@ def _judge(score: Score, case: Case, repository: Path, scratch: Path) -> None:
         case.env,
     )
     errors = [line for line in said.splitlines() if line.startswith("error")]
+    score.asks = bool(errors) and all(map(_LEFT_OPEN.search, errors))
     score.said = (errors or said.strip().splitlines() or [""])[0][:160]
     if not job.exists():
         score.is_framework_right = False
@@ -362,6 +376,9 @@ def _flags(argv: list[str], framework: str) -> tuple[list[str], dict[str, str]]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             given[name] = [value] if equals else []
+        elif name and word.endswith(".py") and given[name]:  # behind the flags of a launcher
+            program.append(word)
+            name = ""
         elif name:
             given[name].append(word)
         else:

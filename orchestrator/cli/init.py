@@ -89,7 +89,7 @@ def write(
 ) -> ExitCode:
     """Write the job file of a source and say what is in it."""
     from autotune.orchestrator.cli.plan import cards_of
-    from autotune.orchestrator.config.loader import parse_elsewhere
+    from autotune.orchestrator.config.loader import parse_elsewhere, unfilled
     from autotune.orchestrator.init.draft import draft_of
     from autotune.orchestrator.init.job_text import job_text
 
@@ -109,6 +109,11 @@ def write(
         job, missing = parse_elsewhere(text, file=str(output))
     except JobErrors as error:
         errors, job, missing = error, None, ()
+    edits = unfilled(text, file=str(output))
+    if edits:
+        places = {(each.line, each.column) for each in edits}
+        others = [c for c in errors.complaints if (c.line, c.column) not in places] if errors else []
+        errors = JobErrors((*edits, *others))
     warnings = (*(job.notes if job is not None else ()), *missing)
     if options.json:
         found = JobDraft(

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Problem
 from autotune.launchers.likeness import suggestion
-from autotune.orchestrator.config import secrets, yaml_nodes
+from autotune.orchestrator.config import placeholders, secrets, yaml_nodes
 from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.config.includes import with_document, with_prompts, with_shape
 from autotune.orchestrator.config.installed import accepted_before, hinted, with_releases, with_version
@@ -24,7 +24,7 @@ from autotune.orchestrator.config.public_models import find_public
 from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
 from autotune.orchestrator.config.yaml_nodes import Document, Place, UnreadableError
 from autotune.orchestrator.config.yaml_nodes import Path as KeyPath
-from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
+from autotune.orchestrator.errors import Complaint, ExitCode, Failure, JobErrors
 from autotune.policies.explain.secrets import one_line
 from autotune.policies.values.job import Cluster, Job
 
@@ -83,6 +83,8 @@ def _parse(text: str, *, file: str, missing: list[Problem] | None, lookup: secre
     if job is not None:
         framework = frameworks.find(job.framework)
         _complain_of_secrets(document, job)
+        if missing is None:
+            _complain_of_placeholders(document, job)
         notes = tuple(_LOOKS_RANDOM.format(_label(path)) for path in secrets.doubtful(job))
         job = msgspec.structs.replace(job, notes=(*job.notes, *notes))
         job, unset = secrets.filled(job, lookup)
@@ -101,6 +103,21 @@ def _parse(text: str, *, file: str, missing: list[Problem] | None, lookup: secre
     if document.complaints or job is None:
         raise JobErrors(tuple(dict.fromkeys(document.complaints)))
     return job
+
+
+def unfilled(text: str, *, file: str = "job.yaml") -> tuple[Complaint, ...]:
+    """Return the values of a job that somebody has to fill in before a launch, each at its place."""
+    document = Document(text, file, literal=LITERAL)
+    job = _job(document)
+    document.complaints.clear()
+    if job is not None:
+        _complain_of_placeholders(document, job)
+    return tuple(document.complaints)
+
+
+def _complain_of_placeholders(document: Document, job: Job) -> None:
+    for path, reason in placeholders.unfilled(job):
+        document.complain(f"`{_label(path)}`: {reason}", document.entry(path).value)
 
 
 def _complain_of_secrets(document: Document, job: Job) -> None:
@@ -256,7 +273,8 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
 def _check(document: Document, job: Job, framework: Framework, included: Document | None = None) -> None:
     problems = framework.check(job)
     if document.complaints:  # what is missing may be what could not be read
-        problems = tuple(problem for problem in problems if document.holds(problem.path))
+        open_ones = {path for path, _ in placeholders.unfilled(job)}
+        problems = tuple(p for p in problems if document.holds(p.path) and p.path not in open_ones)
     older = accepted_before(job, framework) if problems else {}
     for problem in (hinted(each, older, job, framework) for each in problems):
         if included is not None and problem.path[:1] == ("config",) and len(problem.path) > 1:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from autotune.launchers.frameworks.dialects.hydra import bare
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown, shown
+from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown, shown, to_edit
 from autotune.orchestrator.init.checkout import folder_of, trainer_of
 from autotune.orchestrator.init.documents import (
     areal_script,
@@ -24,13 +25,15 @@ from autotune.orchestrator.init.documents import (
     repository_of,
 )
 from autotune.orchestrator.init.entry_points import (
+    CONTAINERS,
     NEMO_RL_TRAINERS,
     Program,
     framework_of,
     framework_of_document,
     unwrapped,
 )
-from autotune.orchestrator.init.followed import QUIET, Followed, program_of
+from autotune.orchestrator.init.followed import LOCAL, QUIET, Followed, depending, from_outside, program_of
+from autotune.orchestrator.init.formulas import formula_of, placeholders_in, source_of, text_behind
 from autotune.orchestrator.init.hardware import Hardware, hardware_of
 from autotune.orchestrator.init.settings import (
     Settings,
@@ -45,6 +48,7 @@ from autotune.orchestrator.init.sources import Kind, kind_of
 from autotune.policies.explain.secrets import is_secret_variable, masked
 from autotune.policies.values.value import Value
 
+_QUOTES_AND_BRACES = "\"'${}"
 _SHELLS = re.compile(r"(?:.*/)?(?:ba|z|da)?sh")
 _FILE = re.compile(r".*\.(?:sh|bash|slurm|sbatch|job|py|ya?ml)")
 _INTERPRETER = re.compile(r"(?:/.*/)?python(3(\.\d+)?)?")
@@ -54,8 +58,6 @@ _PROGRAM_END = {  # the last word of a program that takes flags
     "relax": r"relax[./]entrypoints[./]train",
     "openrlhf": r"openrlhf[./]cli[./]train_ppo_ray",
 }
-# Folders of this machine and of this shell, which say nothing of the job.
-_LOCAL = frozenset({"PWD", "OLDPWD", "SHLVL", "HOME", "USER", "HOSTNAME", "_"})
 _PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_]\w*(?::\w+|\?[^{}]*)?)\}(?!\})")
 
 
@@ -74,6 +76,7 @@ class Draft(Value, frozen=True, kw_only=True):
     workdir: str = "."
     hardware: Hardware = Hardware()
     notes: tuple[Note, ...] = ()
+    formulas: dict[str, str] = {}  # settings that the script calculates, and from what
     secrets: tuple[str, ...] = ()  # variables that are left out
     is_private: bool = False  # a setting holds a secret
 
@@ -161,25 +164,14 @@ def _of_script(
         for name in dict.fromkeys(followed.written)
         if any(name in word for word in chosen[1].argv)
     ]
-    used = sorted(_from_outside(followed.outside, chosen[0], chosen[1]))
+    used = sorted(from_outside(followed.outside, chosen[0], chosen[1]))
     if used:
         notes.append(Note(file=str(path), line=1, message=f"values from your environment: {', '.join(used)}"))
+    notes += depending(followed.depends, chosen[1], chosen[0])
     draft = _drafted(*chosen, source=str(path), script=Path(cwd, path), notes=notes)
     hardware = draft.hardware.or_else(followed.hardware)
     near = [msgspec.structs.replace(note, file=note.file.removeprefix(f"{cwd}/")) for note in draft.notes]
     return msgspec.structs.replace(draft, notes=tuple(near), hardware=hardware)
-
-
-def _from_outside(outside: Mapping[str, str], invocation: Invocation, program: Program) -> Iterator[str]:
-    """Yield the variables of this machine whose values may be part of the job.
-
-    Those of the machine and its user count where their value is in the job.
-    """
-    words = [*program.argv, *invocation.env.values(), *program.env.values()]
-    for name, value in outside.items():
-        own = name in _LOCAL or name == "PATH"
-        if not own or (len(value) > 1 and any(value in word for word in words)):
-            yield name
 
 
 def _drafted(
@@ -201,6 +193,8 @@ def _drafted(
     others = [name for name in program.around if name.partition(" ")[0] not in QUIET]
     for name in others:
         note(f"left out: `{name}`; autotune starts the program itself")
+    if Path(program.argv[0]).name in CONTAINERS and framework == "command:":
+        note(f"the training runs inside `{program.argv[0]}`: kept whole, and its settings are not read")
     said = settings_of(framework, program.argv)
     for name in dict.fromkeys(said.repeated):
         note(f"`{name}` is given more than once: the last value counts")
@@ -213,10 +207,18 @@ def _drafted(
         if any(isinstance(text, str) and is_unknown(text) for text in texts):
             note(f"the value of `{shown(name)}` follows only from running the script: edit it")
         given[shown(name)] = [_told(text) for text in value] if isinstance(value, list) else _told(value)
-    command = tuple(map(shown, said.command))
+    source_text = text_behind(invocation, script)
+    words = {name: source_of(bare(name), source_text) for name in given}
+    empty = [name for name, word in words.items() if given[name] == "" and "$" in word and ":-" not in word]
+    for name in empty:
+        given[name] = f"$({words[name].strip(_QUOTES_AND_BRACES)})"
+        note(f"`{name}` is empty: {words[name]} has no value")
+    formulas = {name: formula_of(word, source_text) for name, word in words.items() if name not in empty}
+    command = tuple(map(to_edit, said.command))
+    notes += placeholders_in((*command, *given.values()), source_text, invocation)
     if own == "command":
         command = tuple(_PLACEHOLDER.sub(r"{{\1}}", word) for word in command)
-    config = shown(said.config) if said.config is not None else None
+    config = to_edit(said.config) if said.config is not None else None
     workdir = folder_of(program.workdir or invocation.cwd, command, config, script)
     document = readable_document(Path(workdir, config)) if config is not None else None
     interpreter = command[0] if command and _INTERPRETER.fullmatch(command[0]) else None
@@ -235,6 +237,7 @@ def _drafted(
         workdir=workdir,
         hardware=hardware_of(own, given, document or {}, alone=interpreter is not None),
         notes=tuple(notes),
+        formulas={name: formula for name, formula in formulas.items() if formula},
         secrets=secrets,
         is_private=any(
             masked(text) != text for text in (*command, *(f"{name}={value}" for name, value in given.items()))
@@ -353,7 +356,7 @@ def _of_document(path: Path) -> Draft:
 
 
 def _told(value: Any) -> Any:
-    return shown(value) if isinstance(value, str) else value
+    return to_edit(value) if isinstance(value, str) else value
 
 
 def _environment(
@@ -362,7 +365,7 @@ def _environment(
     env: dict[str, str] = {}
     secrets: list[str] = []
     for name, value in variables.items():
-        if name in _LOCAL:
+        if name in LOCAL:
             continue
         if is_unknown(value):
             note(f"the value of the variable {name} follows only from running the script: left out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -13,6 +14,7 @@ import yaml
 
 from autotune.launchers.frameworks.areal.config import known as areal_settings
 from autotune.launchers.frameworks.verl.config import overrides_in
+from autotune.orchestrator.init.settings import takes_value
 from autotune.policies.values.value import Value
 
 _PROGRAM = re.compile(
@@ -38,10 +40,12 @@ _WRAPPERS = frozenset(
         "taskset",
         "mpirun",
         "conda",
-        "docker",
         "nsys",
     }
 )
+CONTAINERS = frozenset({"docker", "podman", "apptainer", "singularity", "enroot", "shifter"})
+# Frameworks whose settings may follow the last word of a command, so also of one that a container runs.
+_ADDED_BEHIND = frozenset({"verl", "skyrl", "nemo-rl", "slime", "miles", "relax", "openrlhf"})
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SUBMIT_SWITCHES = frozenset({"--no-wait", "-v", "--verbose", "--verify"})
 _AREAL_KEYS = frozenset(
@@ -119,6 +123,8 @@ def unwrapped(argv: Sequence[str], *, is_script: Callable[[str], bool] = lambda 
                 break
             around.append(" ".join(words[:at]))
             words = words[at:]
+        elif name == "uv" and (at := _submission_at(words)):
+            words = words[at:]
         elif name == "ray" and words[1:3] == ["job", "submit"]:
             inner, variables, workdir, wrong = _submission(words[3:])
             if not inner:
@@ -138,6 +144,13 @@ def unwrapped(argv: Sequence[str], *, is_script: Callable[[str], bool] = lambda 
     return Program(
         argv=tuple(words), env=env, workdir=workdir, around=tuple(around), problems=tuple(problems)
     )
+
+
+def _submission_at(words: Sequence[str]) -> int:
+    """Return where `ray job submit` stands behind `uv run` and its options; 0 if it does not."""
+    own = list(words[: words.index("--")]) if "--" in words else list(words)
+    at = own.index("ray") if "ray" in own[2:] else 0
+    return at if words[1] == "run" and own[at + 1 : at + 3] == ["job", "submit"] else 0
 
 
 def _program_at(words: Sequence[str], is_script: Callable[[str], bool]) -> int | None:
@@ -161,11 +174,14 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
 
     `document` is what the file of `--config` holds.
     """
+    if PurePosixPath(argv[0]).name in CONTAINERS:
+        return _of_container(argv)
     joined = " ".join(argv)
     if re.search(r"relax[./]entrypoints[./]train", joined):
         return "relax"
     other = next((name for name, pattern in _OTHERS if re.search(pattern, joined)), "")
-    own = [key.lstrip("+~") for key in overrides_in(argv)]
+    own_words = [word for before, word in itertools.pairwise(("", *argv)) if not takes_value(before)]
+    own = [key.lstrip("+~") for key in overrides_in(own_words)]
     is_verl = any(key.startswith("actor_rollout_ref.") for key in own)
     if is_verl or re.search(r"verl[./].*main_\w*ppo|verl\.trainer\.main|(?:^|[./])main_ppo\b", joined):
         return "verl"
@@ -175,11 +191,8 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
         return "skyrl"
     if re.search(r"(?:^|[/\s])run_(?:vlm_)?grpo(?:_math|_rm|_nemo_gym)?\.py(?:\s|$)", joined):
         return "nemo-rl"
-    flags = {word.partition("=")[0] for word in argv}
-    if any(re.search(r"(?:^|/)train(?:_async)?\.py$", word) for word in argv) and _SLIME_FLAGS & flags:
-        return "miles" if _MILES_FLAGS & flags or any(map(_MILES.search, argv)) else "slime"
-    if "openrlhf.cli.train_ppo_ray" in argv or any(w.endswith("openrlhf/cli/train_ppo_ray.py") for w in argv):
-        return "openrlhf"
+    if framework := _of_flags(argv):
+        return framework
     if document is not None and framework_of_document(document) == "areal":
         return "areal"
     named = {word.partition("=")[0].lstrip("+") for word in argv if "=" in word}
@@ -191,6 +204,25 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
     if other:
         return "ms-swift" if _is_swift_grpo(argv) else f"command: {other}"
     return "command:" if _PROGRAM.fullmatch(argv[0]) and len(argv) > 1 and _trains(argv) else ""
+
+
+def _of_container(argv: Sequence[str]) -> str:
+    """Return the framework of a program in a container: `command:` where no setting can follow it."""
+    at = _program_at(argv, lambda _: False)
+    inner = list(argv[at:]) if at is not None else []
+    if inner and PurePosixPath(inner[0]).name in ("bash", "sh"):
+        return "command:" if re.search(r"train|grpo|ppo|rlhf|verl|swift|run", inner[-1]) else ""
+    framework = framework_of(inner) if inner else ""
+    return framework if framework in _ADDED_BEHIND else "command:" if framework else ""
+
+
+def _of_flags(argv: Sequence[str]) -> str:
+    flags = {word.partition("=")[0] for word in argv}
+    if any(re.search(r"(?:^|/)train(?:_async)?\.py$", word) for word in argv) and _SLIME_FLAGS & flags:
+        return "miles" if _MILES_FLAGS & flags or any(map(_MILES.search, argv)) else "slime"
+    if "openrlhf.cli.train_ppo_ray" in argv or any(w.endswith("openrlhf/cli/train_ppo_ray.py") for w in argv):
+        return "openrlhf"
+    return ""
 
 
 def framework_of_document(document: dict[str, Any]) -> str:
@@ -240,10 +272,9 @@ def _trains(argv: Sequence[str]) -> bool:
     name = PurePosixPath(argv[0]).name
     if name in ("torchrun", "accelerate", "deepspeed"):
         return True
-    script = next((word for word in argv[1:] if not word.startswith("-")), "")
-    words = " ".join(argv)
+    words, scripts = " ".join(argv), any(word.endswith(".py") for word in argv[1:])
     return name.startswith(("python", "uv")) and bool(
-        re.search(r"train|grpo|ppo|_rl\b|rlhf|rloo|dapo", words) and (script.endswith(".py") or "-m" in argv)
+        re.search(r"train|grpo|ppo|_rl\b|rlhf|rloo|dapo", words) and (scripts or "-m" in argv)
     )
 
 

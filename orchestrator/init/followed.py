@@ -12,7 +12,7 @@ from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init import slurm
 from autotune.orchestrator.init.bash.builtins import ENDS_HERE
 from autotune.orchestrator.init.bash.reader import Reading, read_script
-from autotune.orchestrator.init.bash.state import Invocation, Note
+from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown
 from autotune.orchestrator.init.entry_points import Program, is_shell_text, unwrapped
 from autotune.orchestrator.init.hardware import Hardware
 from autotune.orchestrator.init.sources import Kind, kind_of
@@ -20,6 +20,8 @@ from autotune.orchestrator.init.sources import Kind, kind_of
 _DEEPEST = 10  # scripts inside each other
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
 _SCRIPT_NAME = re.compile(r"(?!-)(?:.*/[^/]+|.*\.(?:sh|bash|slurm|sbatch|job|py))")
+# Folders of this machine and of this shell, which say nothing of the job.
+LOCAL = frozenset({"PWD", "OLDPWD", "SHLVL", "HOME", "USER", "HOSTNAME", "_"})
 # Wrappers that change nothing of where a program runs.
 QUIET = ("nohup", "env", "ray", "exec", "time")
 
@@ -31,6 +33,7 @@ class Followed:
         self._environment, self._now = environment, now
         self.notes: list[Note] = []
         self.outside: dict[str, str] = {}  # variables of the caller that the scripts read
+        self.depends: list[Note] = []  # which variables have one of several values
         self.written: list[str] = []  # files that they would write
         self.hardware = Hardware()  # what Slurm is asked for
         self.missing: list[tuple[str, tuple[str, ...]]] = []  # files that are not here, with their arguments
@@ -66,6 +69,7 @@ class Followed:
         self.notes += reading.notes
         self.outside |= {name: value for name, value in reading.outside.items() if name not in env}
         self.written += reading.written
+        self.depends += reading.depends
 
     def _inside(self, invocation: Invocation, callers: tuple[str, ...]) -> Iterator[Invocation]:
         """Yield a program, or those of the script or text that it runs."""
@@ -77,6 +81,10 @@ class Followed:
             self.hardware = self.hardware.or_else(slurm.of_options(wrapper.split()))
         if is_shell_text(words):
             place, text = Path(invocation.file), words[2]
+        elif words[:1] == ("sbatch",) and env.get("COMMAND"):  # as NeMo-RL's ray.sub takes its training
+            place, text = Path(invocation.file), env.pop("COMMAND")
+            self.hardware = self.hardware.or_else(slurm.of_options(words))
+            self._note(invocation, f"left out: `{shlex.join(words)}`; autotune starts its COMMAND itself")
         elif name and _is_script(cwd, name):
             place = Path(cwd, name)
             if str(place) in callers or len(callers) >= _DEEPEST:
@@ -148,3 +156,24 @@ def _is_script(cwd: str, word: str) -> bool:
         return path.is_file() and kind_of(path) is Kind.SHELL
     except (OSError, ValueError):  # a name that is too long, or no name
         return False
+
+
+def depending(depends: Sequence[Note], program: Program, invocation: Invocation) -> Iterator[Note]:
+    """Yield what decides the values of a job that could not be determined."""
+    texts = (*program.argv, *invocation.env.values(), *program.env.values())
+    unknown = " ".join(text for text in texts if is_unknown(text))
+    for note in depends:
+        if re.search(rf"\b{re.escape(note.message.partition(' ')[0])}\b", unknown):
+            yield note
+
+
+def from_outside(outside: Mapping[str, str], invocation: Invocation, program: Program) -> Iterator[str]:
+    """Yield the variables of this machine whose values may be part of the job.
+
+    Those of the machine and its user count where their value is in the job.
+    """
+    words = [*program.argv, *invocation.env.values(), *program.env.values()]
+    for name, value in outside.items():
+        own = name in LOCAL or name == "PATH"
+        if not own or (len(value) > 1 and any(value in word for word in words)):
+            yield name

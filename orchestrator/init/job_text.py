@@ -8,9 +8,18 @@ from typing import Any
 import yaml
 
 from autotune.orchestrator.config.cards import Gpus
+from autotune.orchestrator.config.loader import unfilled
+from autotune.orchestrator.config.placeholders import is_unfilled
 from autotune.orchestrator.init.bash.state import Note
 from autotune.orchestrator.init.draft import Draft
 
+# Settings that decide how much memory a job takes, by words in their names.
+_MEMORY = re.compile(
+    r"batch[-_]size|max_token_len|max[-_]tokens|(?:memory|mem)[-_]\w*(?:utilization|fraction)"
+    r"|(?:tensor|pipeline|context|expert|sequence)[-_](?:model[-_])?parallel|offload|checkpointing|recompute"
+    r"|zero_stage|deepspeed|fsdp|max[-_]\w*(?:length|len|seqs)$|num_generations|rollout\.n$|n[-_]samples|colocate"
+    r"|use_dynamic_bsz|use-dynamic-batch|dtype|lora_rank|max_num_batched_tokens|chunk"
+)
 _MOST_NOTES = 60  # notes in the head of the file; the rest is only said
 
 
@@ -42,13 +51,44 @@ def job_text(draft: Draft, *, gpus: Gpus | None = None, checked: str = "") -> st
         if not draft.env:
             lines[-len(draft.secrets) - 1] = "env: {}"
     if draft.settings:
-        lines += ["settings:  # in your order, under the framework's own names"]
-        lines += [f"  {_scalar(key)}: {_value(value)}" for key, value in draft.settings.items()]
+        lines += ["settings:  # under the framework's own names"]
+        lines += _settings(draft)
     lines += [
         "# lengths: {prompt: 512, response: 2000}  # mean tokens; with them the prediction is better",
         "goal: {steps: 20, headroom: 5%}  # stable after 20 steps with 5 % of every memory free",
     ]
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    edits = dict.fromkeys(complaint.line + 1 for complaint in unfilled(text))
+    if not edits:
+        return text
+    places = (
+        f"line {', '.join(map(str, edits))}" if len(edits) == 1 else f"lines {', '.join(map(str, edits))}"
+    )
+    first, rest = text.split("\n", 1)
+    marked = [
+        f"{line}{'' if '#' in line else '  # edit'}" if number in edits else line
+        for number, line in enumerate(rest.splitlines(), start=3)
+    ]
+    return "\n".join((first, f"# Edit before a launch: {places}.", *marked)) + "\n"
+
+
+def _settings(draft: Draft) -> list[str]:
+    """Return the lines of the settings: those that need an edit, those that decide memory, the rest."""
+    blocks: dict[str, list[str]] = {"needs an edit": [], "decides memory": [], "the rest": []}
+    for key, value in draft.settings.items():
+        first = (
+            "needs an edit" if is_unfilled(value) else "decides memory" if _MEMORY.search(key) else "the rest"
+        )
+        blocks[first].append(key)
+    lines = []
+    for title, names in blocks.items():
+        if names and len(names) < len(draft.settings):
+            lines.append(f"  # {title}")
+        for key in names:
+            formula = draft.formulas.get(key)
+            comment = f"  # was: {formula}" if formula else ""
+            lines.append(f"  {_scalar(key)}: {_value(draft.settings[key])}{comment}")
+    return lines
 
 
 def _as_command(draft: Draft) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from autotune.launchers.frameworks.verl.config import overrides_in
 from autotune.policies.values.value import Value
 
 _AREAL = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*|~[A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_HYDRA_SWITCHES = frozenset({"-m", "--multirun", "-r", "--run", "--resolve", "--"})
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
 
 
@@ -31,8 +33,8 @@ def hydra_settings(argv: Sequence[str]) -> Settings:
     command: list[str] = []
     given: dict[str, Any] = {}
     repeated: list[str] = []
-    for word in argv:
-        found = next(iter(overrides_in([word]).items()), None)
+    for before, word in itertools.pairwise(("", *argv)):
+        found = None if takes_value(before) else next(iter(overrides_in([word]).items()), None)
         if found is None:
             command.append(word)
             continue
@@ -42,6 +44,11 @@ def hydra_settings(argv: Sequence[str]) -> Settings:
             del given[other]
         given[key] = None if "=" not in word else hydra_value(text)
     return Settings(command=tuple(command), given=given, repeated=tuple(repeated))
+
+
+def takes_value(option: str) -> bool:
+    """Return whether a word is an option that the next word may belong to; Hydra's own switches take none."""
+    return option.startswith("-") and "=" not in option and option not in _HYDRA_SWITCHES
 
 
 def hydra_value(text: str) -> Any:

@@ -129,19 +129,33 @@ def _test(shell: Shell, node: Node, call: Call) -> bool | None:
 
 def _read(shell: Shell, node: Node, call: Call) -> bool | None:
     names = [word for word in call.words if not word.startswith("-") and re.fullmatch(r"\w+", word)]
-    if not call.stdin or is_unknown(call.stdin):
+    lines = shell.state.input if call.stdin == "" else (call.stdin or "").split("\n")[:1]
+    if lines is not None and not lines:
+        for name in names:
+            shell.state.assign(name, "")
+        return False
+    if not lines or is_unknown(lines[0]) or not (lines is shell.state.input or call.stdin):
         shell.state.note(node, f"input unknown: `{first_line(text_of(node))}`")
         for name in names:
             shell.state.assign(name, unknown(f"${name}"))
         return None
     separators = call.own.get("IFS", shell.state.text("IFS") or " \t\n")
-    parts = [part for part in re.split(f"[{re.escape(separators)}]+", call.stdin.split("\n")[0]) if part]
+    parts = [part for part in re.split(f"[{re.escape(separators)}]+", lines.pop(0)) if part]
     if any(word.startswith("-") and "a" in word for word in call.words):
         shell.state.assign(names[-1], parts)
     else:
         for at, name in enumerate(names):
             last = at == len(names) - 1
             shell.state.assign(name, " ".join(parts[at:]) if last else parts[at] if at < len(parts) else "")
+    return True
+
+
+def _mapfile(shell: Shell, node: Node, call: Call) -> bool | None:
+    name = next((word for word in call.words if re.fullmatch(r"[A-Za-z_]\w*", word)), "MAPFILE")
+    if call.words[:-1] not in ([], ["-t"]) or call.stdin is None or is_unknown(call.stdin):
+        shell.state.assign(name, [unknown(f"${name}")])
+        return None
+    shell.state.assign(name, call.stdin.splitlines())
     return True
 
 
@@ -212,7 +226,9 @@ BUILTINS: Mapping[str, Callable[[Shell, Node, Call], bool | None]] = {
     "shift": _shift,
     "test": _test,
     "[": _test,
+    "mapfile": _mapfile,
     "read": _read,
+    "readarray": _mapfile,
     "eval": _eval,
     "export": _export,
     "command": _command,

@@ -125,14 +125,17 @@ class Commands(ABC):
                 return results[-1][0], None if None in outputs else "".join(map(str, outputs))
             case "file_redirect":
                 return True, self._content(node)
-        return self._collected(node)
+        return self._collected(node, stdin)
 
-    def _collected(self, node: Node) -> tuple[bool | None, str | None]:
+    def _collected(self, node: Node, stdin: str | None) -> tuple[bool | None, str | None]:
         """Read a statement that holds others; returns its status and what they print together.
 
         What they print is unknown where it follows from an assumption, of which a note tells.
         """
         before, self._printed = self._printed, []
+        around = self.state.input
+        if stdin != "":
+            self.state.input = None if stdin is None or is_unknown(stdin) else stdin.splitlines()
         noted = self.state.noted
 
         def together() -> str | None:
@@ -145,7 +148,7 @@ class Commands(ABC):
             leave.printed = _joined(together(), leave.printed)
             raise
         finally:
-            self._printed = before
+            self._printed, self.state.input = before, around
 
     def passed(self, read: tuple[bool | None, str | None]) -> bool | None:
         """Return the status of a command whose output goes where that of its statement goes."""
@@ -195,7 +198,9 @@ class Commands(ABC):
                 stdin = expansion.text(self.state, redirect.children[-1]) + "\n"
             for piece in _file_redirects(redirect):
                 to, kinds = expansion.text(self.state, piece.children[-1]), {c.type for c in piece.children}
-                if "<" in kinds:
+                if "<" in kinds and piece.children[-1].type == "process_substitution":
+                    stdin = self.capture(piece.children[-1])
+                elif "<" in kinds:
                     stdin = self.state.files.get(to)
                 elif _is_output(piece) and ">&" in kinds:
                     to_errors = to == "2"

@@ -1,8 +1,8 @@
 """Reads a bash script as bash would, without starting anything: what it would run, and in which environment.
 
 What a program prints is known only of those in `text_commands`; everything else that a script asks of the
-machine is unknown. A condition that depends on it is assumed false, so that a probe for rare hardware
-leads to the ordinary branch, unless the script would then end with an error; a note says so.
+machine is unknown. Where a condition depends on it, each branch is read, and a variable that they leave with
+different values is unknown. The ordinary one, of a false condition, counts first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ from autotune.orchestrator.init.bash.assignments import Assignments
 from autotune.orchestrator.init.bash.builtins import Leave
 from autotune.orchestrator.init.bash.commands import WORDS
 from autotune.orchestrator.init.bash.patterns import matches
-from autotune.orchestrator.init.bash.state import Invocation, Note, State, is_unknown
-from autotune.orchestrator.init.bash.syntax import errors_in, first_line, parse, text_of
+from autotune.orchestrator.init.bash.state import (
+    Invocation,
+    Note,
+    State,
+    Variable,
+    is_unknown,
+    shown,
+    unknown,
+)
+from autotune.orchestrator.init.bash.syntax import errors_in, first_line, line_of, parse, text_of
 from autotune.policies.values.value import Value
 
 _MOST_TURNS = 1000  # of one loop
@@ -34,6 +42,7 @@ class Reading(Value, frozen=True, kw_only=True):
     notes: tuple[Note, ...]
     outside: dict[str, str]  # variables of the caller that the script reads
     written: tuple[str, ...]  # files that the script would write
+    depends: tuple[Note, ...]  # which variables have one of several values, and on what that depends
 
 
 def read_script(
@@ -62,6 +71,7 @@ def read_script(
         notes=tuple(state.notes),
         outside=dict(state.read_from_outside),
         written=tuple(state.files),
+        depends=tuple(state.depends),
     )
 
 
@@ -95,11 +105,7 @@ class _Reader(Assignments):
 
     def statements(self, node: Node) -> bool | None:
         """Read what a node contains, in order; returns the status of the last."""
-        status: bool | None = True
-        for child in node.children:
-            if child.is_named and child.type not in ("comment", "heredoc_body", "heredoc_end"):
-                status = self.statement(child)
-        return status
+        return self._each(node.children)
 
     def statement(self, node: Node) -> bool | None:
         """Read one statement; returns whether it succeeds, None if only running it would show."""
@@ -148,9 +154,17 @@ class _Reader(Assignments):
         parts = [child for child in node.children if child.type not in ("comment", "\n")]
         left, operator, right = parts[0], parts[1].type, parts[-1]
         nested = left.type == "list"
+        chosen = [child for child in left.children if child.type != "comment"] if nested else []
+        if nested and operator == "||" and chosen[1].type == "&&" and _sets(right) and _sets(chosen[-1]):
+            status = self.statement(chosen[0])
+            if status is None:  # `probe && NAME=this || NAME=that`
+                return self._either([right], [(chosen[0], chosen[-1:])])
+            return self.statement(chosen[-1] if status else right)
         if not nested:
             self.state.missing.clear()
         status = self.both(left, probed=operator == "||") if nested else self.statement(left)
+        if status is None and _sets(right):
+            return self._either([], [(left, [right])])
         if status is None and operator == "&&" and probed:
             self.state.note(left, f"assumed to fail: `{first_line(text_of(left))}`")
             status = False
@@ -164,10 +178,7 @@ class _Reader(Assignments):
         return self.statement(right) if status is False else status
 
     def branch(self, node: Node) -> bool | None:
-        """Read the branch of an `if` whose condition holds.
-
-        A condition that only running the script would show does not hold, unless the script would then end.
-        """
+        """Read the branch of an `if` whose condition holds, and those of which nobody can tell."""
         otherwise = next((child for child in node.children if child.type == "else_clause"), None)
         unknown: list[tuple[Node, list[Node]]] = []
         taken: list[Node] | None = None
@@ -191,35 +202,98 @@ class _Reader(Assignments):
         if taken is None and waited is not None:
             test, taken = unknown.pop(waited)
             self.state.note(test, f"assumed true, what the loop waits for: `{first_line(text_of(test))}`")
-        if taken is None and unknown and otherwise is not None and _gives_up(otherwise):
-            test, taken = unknown.pop(0)
-            self.state.note(test, f"assumed true, else the script ends: `{first_line(text_of(test))}`")
-        for test, _ in unknown:
-            self.state.note(test, f"assumed false: `{first_line(text_of(test))}`")
-        if taken is None:
-            return True if otherwise is None else self.statements(otherwise)
-        for child in taken:
-            self.statement(child)
-        return True
+        last = taken if taken is not None else otherwise.children if otherwise is not None else []
+        return self._either(last, [(test, body) for test, body in unknown])
+
+    def _either(self, ordinary: Sequence[Node], others: Sequence[tuple[Node, Sequence[Node]]]) -> bool | None:
+        """Read the branches of which only running the script would show which one is taken.
+
+        What each of them would start counts, the ordinary one's first. A branch that leaves what it stands in
+        is left out with a note.
+        """
+        if not others:
+            return self._each(ordinary)
+        start = self.state.fork()
+        ends: list[dict[str, Variable]] = []
+        more: list[Invocation] = []
+        for test, body in others:
+            notes = len(self.state.notes)
+            try:
+                self._each(body)
+            except Leave:
+                self.state.resume(start)
+                self.state.note(test, f"assumed false: `{first_line(text_of(test))}`")
+                start.notes = list(self.state.notes)
+                continue
+            started = self.state.invocations[len(start.invocations) :]
+            ends.append(self.state.variables)
+            del self.state.notes[notes:]
+            self.state.resume(start)
+            if started:
+                more += started
+                self.state.note(test, f"both branches are read: `{first_line(text_of(test))}`")
+                start.notes = list(self.state.notes)
+        try:
+            status = self._each(ordinary)
+        except Leave as leave:
+            if leave.what != "exit" or not ends:
+                raise
+            self.state.resume(start)
+            self.state.note(
+                others[0][0], f"assumed true, else the script ends: `{first_line(text_of(others[0][0]))}`"
+            )
+            self.state.variables, status = ends.pop(0), None
+        self.state.invocations += more
+        self._merge(others[0][0], ends)
+        self.state.noted += 1
+        return status
+
+    def _merge(self, test: Node, ends: list[dict[str, Variable]]) -> None:
+        """Make unknown what the branches before leave with other values than the present one."""
+        present = self.state.variables
+        for name in dict.fromkeys(name for end in ends for name in (*end, *present)):
+            values: list[Variable] = [present.get(name, ""), *(end.get(name, "") for end in ends)]
+            if all(value == values[0] for value in values) or any(isinstance(v, dict) for v in values):
+                continue
+            texts = list(dict.fromkeys(_words(value) for value in values))
+            present[name] = _uncertain(name, values)
+            choices = f"{', '.join(map(repr, texts[:-1]))} or {texts[-1]!r}"
+            condition = first_line(text_of(test))
+            self.state.depends.append(
+                Note(
+                    file=self.state.file,
+                    line=line_of(test),
+                    message=f"{name} is {choices}, as `{condition}` turns out where the job runs",
+                )
+            )
+
+    def _each(self, nodes: Sequence[Node]) -> bool | None:
+        status: bool | None = True
+        for child in nodes:
+            if child.is_named and child.type not in ("comment", "heredoc_body", "heredoc_end"):
+                status = self.statement(child)
+        return status
 
     def case(self, node: Node) -> bool | None:
         """Read the first item of a `case` that fits."""
         value = node.child_by_field_name("value")
         subject = expansion.text(self.state, value) if value is not None else ""
-        if is_unknown(subject):
-            self.state.note(node, f"value unknown, assumed `*`: `{first_line(text_of(node))}`")
-            subject = "\ue002"
+        bodies: list[Sequence[Node]] = []
+        otherwise: Sequence[Node] = []
         for item in node.children:
             if item.type != "case_item":
                 continue
             ends = next(n for n, child in enumerate(item.children) if child.type == ")")
             patterns = [child for child in item.children[:ends] if child.type not in ("|", "(")]
-            if any(matches(subject, expansion.text(self.state, each)) for each in patterns):
-                for child in item.children[ends + 1 :]:
-                    if child.is_named:
-                        self.statement(child)
-                return True
-        return True
+            body = item.children[ends + 1 :]
+            if is_unknown(subject):
+                if any(text_of(each) == "*" for each in patterns):
+                    otherwise = body
+                    break
+                bodies.append(body)
+            elif any(matches(subject, expansion.text(self.state, each)) for each in patterns):
+                return self._each(body)
+        return self._either(otherwise, [(value or node, body) for body in bodies])
 
     def loop(self, node: Node) -> bool | None:
         """Read the turns of a `for`."""
@@ -242,15 +316,16 @@ class _Reader(Assignments):
             return None
         wanted = node.children[0].type != "until"
         for _ in range(_MOST_TURNS):
+            lines = len(self.state.input or ())
             status = self.statement(condition)
             if status is None:
                 self.state.note(node, f"condition unknown, loop left out: `{first_line(text_of(node))}`")
             if status is not wanted:
                 return None if status is None else True
-            before = dict(self.state.variables), list(self.state.positional)
+            before = dict(self.state.variables), list(self.state.positional), lines
             if not self._turn(body):
                 return True
-            if before == (self.state.variables, self.state.positional):
+            if before == (self.state.variables, self.state.positional, len(self.state.input or ())):
                 self.state.note(node, f"end unknown, loop read once: `{first_line(text_of(node))}`")
                 return None
         return None
@@ -293,9 +368,24 @@ def _arm(node: Node) -> tuple[list[Node], list[Node]]:
     return [part for part in parts[:at] if part.is_named], [part for part in parts[at:] if part.is_named]
 
 
-def _gives_up(node: Node) -> bool:
-    """Return whether statements end the script with an error."""
-    return any(map(_ends, node.children))
+def _uncertain(name: str, values: Sequence[Variable]) -> Variable:
+    """Return the first of a variable's values with what another one has not, or has besides, as unknown."""
+    mark = unknown(f"$({name})")
+    if not isinstance(values[0], list):
+        return mark
+    made = [item if all(item in value for value in values) else mark for item in values[0]]
+    return made if made != values[0] else [*made, mark]
+
+
+def _sets(node: Node) -> bool:
+    """Return whether a statement does nothing but set variables."""
+    if node.type == "compound_statement":
+        return all(map(_sets, node.named_children))
+    return node.type in ("variable_assignment", "variable_assignments", "declaration_command", "comment")
+
+
+def _words(value: Variable) -> str:
+    return shown(" ".join(value) if isinstance(value, list) else str(value))
 
 
 def _ends(node: Node) -> bool:

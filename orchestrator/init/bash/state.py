@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from tree_sitter import Node
 
@@ -51,6 +53,34 @@ def shown(text: str) -> str:
     return text.replace(OPEN, "").replace(CLOSE, "")
 
 
+def to_edit(text: str) -> str:
+    """Return a text in which each part that could not be determined is a substitution `$(…)`."""
+
+    def substituted(found: re.Match[str]) -> str:
+        return found[1] if "$(" in found[1] or "`" in found[1] else f"$({found[1].strip('${}')})"
+
+    return re.sub(f"{OPEN}([^{CLOSE}]*){CLOSE}", substituted, text)
+
+
+@dataclass
+class Kept:
+    """What the statements of a branch may change."""
+
+    variables: dict[str, Variable]
+    exported: set[str]
+    positional: list[str]
+    cwd: str
+    functions: dict[str, tuple[str, Node]]
+    files: dict[str, str]
+    invocations: list[Invocation]
+    notes: list[Note]
+    depends: list[Note]
+
+
+def _copy(value: Any) -> Any:
+    return value if isinstance(value, str) else type(value)(value)
+
+
 @dataclass
 class State:
     """Variables and folders of a script while it is read."""
@@ -66,6 +96,8 @@ class State:
     functions: dict[str, tuple[str, Node]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # what the script itself writes
     notes: list[Note] = field(default_factory=list)
+    depends: list[Note] = field(default_factory=list)  # on what only running it shows; each names variables
+    input: list[str] | None = None  # the lines that a loop or group is given, for `read`; None if unknown
     noted: int = 0  # how often something was not understood or assumed, other than an unset variable
     message: tuple[str, int] = ("", 0)  # what `echo` or `printf` wrote last, and its line
     invocations: list[Invocation] = field(default_factory=list)
@@ -140,6 +172,25 @@ class State:
         kept = {name: value for name, value in self.variables.items() if name in self.exported}
         self.variables = kept | dict(own)
         self.positional = arguments
+
+    def fork(self) -> Kept:
+        """Return what a branch may change, so that another branch can begin at the same place."""
+        return Kept(
+            variables={name: _copy(value) for name, value in self.variables.items()},
+            exported=set(self.exported),
+            positional=list(self.positional),
+            cwd=self.cwd,
+            functions=dict(self.functions),
+            files=dict(self.files),
+            invocations=list(self.invocations),
+            notes=list(self.notes),
+            depends=list(self.depends),
+        )
+
+    def resume(self, kept: Kept) -> None:
+        """Go back to what `fork` returned."""
+        for name, value in vars(kept).items():
+            setattr(self, name, _copy(value))
 
     @contextmanager
     def inside(self, file: str, *, program: bool = False) -> Iterator[None]:

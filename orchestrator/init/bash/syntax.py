@@ -9,13 +9,15 @@ import tree_sitter
 import tree_sitter_bash
 from tree_sitter import Node
 
-# Words that go over the end of a line, and variables that another word stands directly before.
-_ODD_WORD = re.compile(r"(?<=[^\s\\])\\\n(?=\S)|(?<=[^\s(\[\"'`|&;<>{$])\$[A-Za-z_]")
+# Words that go over the end of a line, variables that another word stands directly before, and places to be
+# filled in.
+_ODD_WORD = re.compile(r"<[A-Za-z]|\$\[|(?<=[^\s\\])\\\n(?=\S)|(?<=[^\s(\[\"'`|&;<>{$])\$[A-Za-z_]")
 # Here-documents, quoted texts, comments and `${...}` stay as they are.
 _LEXEME = re.compile(
     r"""(?P<heredoc><<-?[ \t]*(?P<mark>['"]?)(?P<end>\w+)(?P=mark)[^\n]*\n
         (?:[^\n]*\n)*?[ \t]*(?P=end)(?=\n|\Z))
     |(?P<raw>'[^']*')|(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<comment>(?<![^\s;])\#[^\n]*)|(?P<braced>\$\{[^{}]*\})
+    |(?P<sum>\$\[[^\]\[\n]+\])|(?P<placeholder>(?<=[\s=])<[A-Za-z][\w-]*(?:[\ /][\w-]+)*>(?=[\s"']|\Z))
     |(?<=[^\s\\])(?P<broken>\\\n(?=\S))(?:\$(?P<joined>[A-Za-z_]\w*))?|(?P<escaped>\\.)
     |(?<=[^\s(\["'`|&;<>{$])\$(?P<inside>[A-Za-z_]\w*)|.""",
     re.VERBOSE | re.DOTALL,
@@ -29,14 +31,16 @@ def _parser() -> tree_sitter.Parser:
 
 def parse(text: str) -> Node:
     """Return the tree of a script; what the grammar cannot read are nodes of type `ERROR`."""
+    text = re.sub(r"(?<!\\)\\\s*\Z", "\n", text)  # a line that goes on behind the end of the file
     return _parser().parse(_whole_words(text).encode()).root_node
 
 
 def _whole_words(text: str) -> str:
-    r"""Return a script without two forms of words that the grammar reads wrongly.
+    r"""Return a script without two forms of words that the grammar reads wrongly, and with places as words.
 
     Bash joins `a\` and the line `b` to `ab`; the line ends that are left out follow behind the next one, so
-    that every later line keeps its number. And `$a-$b-c` becomes `$a-${b}-c`.
+    that every later line keeps its number. And `$a-$b-c` becomes `$a-${b}-c`. A place to be filled in,
+    `<YOUR_DATA>`, which bash would take for a file, becomes a quoted word.
     """
     if not _ODD_WORD.search(text):
         return text
@@ -46,6 +50,10 @@ def _whole_words(text: str) -> str:
         if found["broken"]:
             owed += 1
             result.append(f"${{{found['joined']}}}" if found["joined"] else "")
+        elif found.lastgroup == "sum":  # an old way to write `$((...))`
+            result.append(f"$(({piece[2:-1]}))")
+        elif found.lastgroup == "placeholder":
+            result.append(f"'{piece}'")
         elif found.lastgroup == "inside":
             result.append(f"${{{found['inside']}}}")
         elif piece == "\n" and owed:

@@ -234,8 +234,8 @@ def test_a_secret_flag_without_its_value_hides_no_other_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = f"python3 train.py {_MEGATRON} --wandb-key ${{WANDB_KEY}} --tensor-model-parallel-size 2\n"
+    text = f"python3 train.py {_MEGATRON} --wandb-key ${{WANDB_KEY}} --wandb-group g\n"
     (tmp_path / "run.sh").write_text(text)
     assert CliRunner().invoke(main, ["init", "run.sh"]).exit_code == 0
     shown = CliRunner().invoke(main, ["launch", "-n", "--json", "job.yaml"]).stdout
-    assert '"--wandb-key","--tensor-model-parallel-size","2"' in shown
+    assert '"--wandb-key","--wandb-group","g"' in shown

@@ -1,0 +1,70 @@
+"""Values of a job that are still to be filled in: text that only a shell can resolve, and placeholders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autotune.policies.values.job import Job
+
+KeyPath = tuple[str | int, ...]
+
+_FOR_A_SHELL = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)?|`[^`]+`")
+_WORDS = r"your|path|dir|folder|dataset|data|model|name|file|user|key|url|checkpoint|ckpt"
+_PLACEHOLDER = re.compile(
+    rf"""<(?=[^<>]*(?:{_WORDS}))[a-z][\w ./:-]*>  # <DATA_PATH>
+    |(?<![\w.-])/?path/to/[^\s'",\]}}]+  # /path/to/model
+    |(?:(?<=[/\s\['"<])|^)/?your[_/-][^\s'",\]}}]*  # your_model, /your/save/path
+    |(?:(?<=['"\[])|^)your(?:[ ]\w+){{1,4}}(?=['"\],]|$)  # 'Your Test Dataset'
+    |^(?:x{{3,}}|\.\.\.|todo|fixme|change[_-]?me|(?:to[_ -]be[_ -])?fill(?:ed)?(?:[_ -](?:me|in))?)$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def unfilled(job: Job) -> Iterator[tuple[KeyPath, str]]:
+    """Yield where a job has values that nobody filled in, and what is wrong with each.
+
+    A placeholder that is a path of this machine is a value; the text of `bash -c` may call programs.
+    """
+    yield from _inside(job.settings, ("settings",), for_a_shell=True)
+    for name in ("config", "model"):
+        yield from _inside(getattr(job, name), (name,), for_a_shell=True)
+    for at, word in enumerate(job.command):
+        is_text = any(re.fullmatch(r"-[a-z]*c", before) for before in job.command[max(0, at - 1) : at])
+        yield from _inside(word, ("command", at), for_a_shell=not is_text)
+    yield from _inside(job.env, ("env",), for_a_shell=False)
+
+
+def is_unfilled(setting: Any) -> bool:
+    """Return whether a setting has a value that nobody filled in."""
+    return any(_inside(setting, (), for_a_shell=True))
+
+
+def placeholder_in(text: str) -> str:
+    """Return the placeholder in a text; empty if there is none, or if it is a path of this machine."""
+    found = _PLACEHOLDER.search(text)
+    return found[0] if found and not _exists(text) else ""
+
+
+def _inside(value: Any, path: KeyPath, *, for_a_shell: bool) -> Iterator[tuple[KeyPath, str]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _inside(item, (*path, name), for_a_shell=for_a_shell)
+    elif isinstance(value, (list, tuple)):
+        for at, item in enumerate(value):
+            yield from _inside(item, (*path, at), for_a_shell=for_a_shell)
+    elif isinstance(value, str):
+        shell = _FOR_A_SHELL.search(value) if for_a_shell else None
+        if shell:
+            yield path, f"`{shell[0]}` is known only where a shell runs it: write the value"
+        elif placeholder := placeholder_in(value):
+            yield path, f"`{placeholder}` is a placeholder: write the value"
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
+        return False

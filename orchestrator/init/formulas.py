@@ -1,0 +1,61 @@
+"""What a script writes for a setting, and the formula behind it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.orchestrator.config.placeholders import placeholder_in
+from autotune.orchestrator.config.yaml_nodes import read_text
+from autotune.orchestrator.init.bash.state import Invocation, Note
+
+_LONGEST = 90  # characters of a formula that a comment shows
+_WORD = r"""("(?:[^"\\]|\\.)*"|'[^']*'|(?:\$\(\([^\n]*?\)\)|\$\([^\n]*?\)|`[^`\n]*`|[^\s\\'"])+)"""
+_VARIABLE = re.compile(r"""["']?\$\{?([A-Za-z_]\w*)\}?["']?""")
+
+
+def source_of(name: str, script: str) -> str:
+    """Return the word that a script writes last for an override or a flag; empty if it does not name it."""
+    lines = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
+    found = re.findall(rf"(?<![\w.]){re.escape(name)}(?:=|[ \t]+){_WORD}", lines)
+    return str(found[-1]) if found else ""
+
+
+def formula_of(source: str, script: str) -> str:
+    """Return what the value of a word is calculated from, on one line; empty where it is written out."""
+    variable = _VARIABLE.fullmatch(source)
+    if variable is not None:
+        assigned = re.findall(
+            rf"^[ \t]*(?:export |local |readonly )?{variable[1]}={_WORD}[ \t]*(?:$|;|\#)",
+            script,
+            re.MULTILINE,
+        )
+        source = assigned[0] if len(assigned) == 1 else ""
+    source = source.strip("\"'")
+    is_calculated = re.search(r"\$\(|`|\$\{?\w+\}?.*\$", source) is not None
+    return source if is_calculated and len(source) <= _LONGEST and "\n" not in source else ""
+
+
+def _line_of(text: str, script: str) -> int | None:
+    """Return the first line of a script that has a text, from 1; None if none has."""
+    return next((n for n, line in enumerate(script.splitlines(), start=1) if text in line), None)
+
+
+def placeholders_in(values: Sequence[Any], script: str, invocation: Invocation) -> Iterator[Note]:
+    """Yield which values of a job are placeholders, with the line of the script that has them."""
+    items = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    named = dict.fromkeys(placeholder_in(item) for item in items if isinstance(item, str))
+    for placeholder in filter(None, named):
+        yield Note(
+            file=invocation.file,
+            line=_line_of(placeholder, script) or invocation.line,
+            message=f"`{placeholder}` is a placeholder: edit it",
+        )
+
+
+def text_behind(invocation: Invocation, script: Path | None) -> str:
+    """Return the text of the script that starts a program, and of the one that was given."""
+    places = dict.fromkeys((Path(invocation.file), *([script] if script is not None else [])))
+    return "\n".join(read_text(place).replace("\r\n", "\n") for place in places if place.is_file())
