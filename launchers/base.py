@@ -41,7 +41,7 @@ class Status(StrEnum):
     IMPOSSIBLE = "impossible"  # never worked, or would change what is trained
 
 
-class Advice(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Advice(Value, frozen=True):
     """A remedy of the public guides and its status in the framework's current code."""
 
     remedy: str  # a name of autotune.policies.remedies.ladder, or the guide's own words where none exists

@@ -6,6 +6,7 @@ What is refused for more than values of settings is in checks.py; what depends o
 from __future__ import annotations
 
 from autotune.launchers.frameworks.areal import knobs
+from autotune.launchers.frameworks.areal.advice import ADVICE
 from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.areal.layout import split_sizes
 from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
@@ -222,4 +223,6 @@ RENAMED = (
 )
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, renamed=RENAMED)
+TABLE: Table[Config] = Table(
+    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, renamed=RENAMED, advice=ADVICE
+)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from autotune.launchers.base import Advice, Framework
+from autotune.launchers.base import Framework
 
 T = TypeVar("T")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -24,20 +22,6 @@ class Words(frozenset[str]):
 
 class DataError(ValueError):
     """A data file that does not hold what its readers expect; the message names file, line and entry."""
-
-
-class GuidedFramework(Framework):
-    """A framework whose folder holds `advice.yaml` and `presets.yaml`."""
-
-    @cached_property
-    def advice(self) -> tuple[Advice, ...]:
-        """What the framework's guide says beyond, or against, the supported knobs."""
-        return rows(package_of(self), "advice.yaml", Advice)
-
-    @cached_property
-    def presets(self) -> Mapping[str, Mapping[str, Any]]:
-        """Settings that the guide offers as a start, by name."""
-        return table(package_of(self), "presets.yaml", dict[str, Any])
 
 
 def rows(package: str, file: str, row: type[T]) -> tuple[T, ...]:

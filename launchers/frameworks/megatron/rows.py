@@ -7,6 +7,7 @@ defaults.yaml.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.megatron import knobs
+from autotune.launchers.frameworks.megatron.advice import ADVICE
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.tabular.table import (
     PASS,
@@ -214,4 +215,4 @@ WARNED: tuple[Warned[Config], ...] = (
 )
 # fmt: on
 
-SHARED: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED)
+SHARED: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE)

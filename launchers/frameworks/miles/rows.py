@@ -6,6 +6,7 @@ from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.megatron import knobs
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.megatron.rows import NO_SLEEP, SHARED
+from autotune.launchers.frameworks.miles.advice import ADVICE
 from autotune.launchers.frameworks.tabular.table import (
     SWITCH,
     Needs,
@@ -97,4 +98,6 @@ RENAMED = (
 )
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, renamed=RENAMED).over(SHARED)
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, renamed=RENAMED, advice=ADVICE).over(
+    SHARED
+)

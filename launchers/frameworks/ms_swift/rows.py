@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
 from autotune.launchers.frameworks.hugging_face.settings import ALLOCATOR_MODES, HOST_ALLOCATOR, WHOLE
+from autotune.launchers.frameworks.ms_swift.advice import ADVICE
 from autotune.launchers.frameworks.ms_swift.config import PROCESSES, Config
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
@@ -120,4 +121,4 @@ WARNED: tuple[Warned[Config], ...] = (
 )
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED)
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
 from autotune.launchers.frameworks.nemo_rl import config as key
+from autotune.launchers.frameworks.nemo_rl.advice import ADVICE
 from autotune.launchers.frameworks.nemo_rl.config import Config
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
@@ -197,4 +198,4 @@ WARNED: tuple[Warned[Config], ...] = (
 )
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED)
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE)

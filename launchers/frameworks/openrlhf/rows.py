@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
+from autotune.launchers.frameworks.openrlhf.advice import ADVICE
 from autotune.launchers.frameworks.openrlhf.config import Config
 from autotune.launchers.frameworks.openrlhf.renamed import RENAMED
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
@@ -153,4 +154,6 @@ WARNED: tuple[Warned[Config], ...] = (
 )
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, renamed=RENAMED)
+TABLE: Table[Config] = Table(
+    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, renamed=RENAMED, advice=ADVICE
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
+from autotune.launchers.frameworks.skyrl.advice import ADVICE
 from autotune.launchers.frameworks.skyrl.config import RECOMPUTE, TRAIN_SIZE, Config
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
@@ -164,4 +165,4 @@ WARNED: tuple[Warned[Config], ...] = (
 )
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED)
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE)

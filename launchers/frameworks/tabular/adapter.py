@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from autotune.launchers.base import Advice, Problem, Prompts, Tracked
+from autotune.launchers.base import Advice, Framework, Problem, Prompts, Tracked
 from autotune.launchers.frameworks.core import rehearsals, trackers
-from autotune.launchers.frameworks.core.data import GuidedFramework, document, package_of
-from autotune.launchers.frameworks.core.data import rows as data_rows
+from autotune.launchers.frameworks.core.data import document, package_of
+from autotune.launchers.frameworks.core.data import table as data_table
 from autotune.launchers.frameworks.core.lengths import PromptKeys, with_lengths
 from autotune.launchers.frameworks.dialects import engine_arguments
 from autotune.launchers.frameworks.dialects.hydra import (
@@ -44,7 +44,7 @@ C = TypeVar("C", bound=DeclaredSettings)
 _NAMES = re.compile(r"\w+")  # in dotted keys
 
 
-class TabularFramework(GuidedFramework, Generic[C]):
+class TabularFramework(Framework, Generic[C]):
     """Its folder holds `rows.py`, `facts/RELEASE.json` and, as `.yaml`, lines, trial and rehearsal."""
 
     table: ClassVar[Table[Any]]  # its knobs, what it refuses and what it warns of
@@ -82,11 +82,14 @@ class TabularFramework(GuidedFramework, Generic[C]):
         return rows.numbers(self.table)
 
     @cached_property
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        """Settings that the guide offers as a start, by name."""
+        return data_table(package_of(self), "presets.yaml", dict[str, Any])
+
+    @property
     def advice(self) -> tuple[Advice, ...]:
         """What the framework's guide says, after what it shares with its dialects."""
-        return tuple(
-            row for package in reversed(self.tables) for row in data_rows(package, "advice.yaml", Advice)
-        )
+        return self.table.advice
 
     def config(self, job: Job) -> C:
         """Return what a job's settings come to."""

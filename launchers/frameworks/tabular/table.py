@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+from autotune.launchers.base import Advice
 from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KnobName, Knobs, Setting
@@ -148,6 +149,7 @@ class Table(NamedTuple, Generic[C]):
     warned: tuple[Warned[C], ...] = ()
     unread: tuple[Unread[C], ...] = ()
     renamed: tuple[Renamed, ...] = ()
+    advice: tuple[Advice, ...] = ()  # of public guides, beyond or against the knobs
 
     def over(self, shared: Table[C]) -> Table[C]:
         """Return the table with what it shares with its dialects behind its own."""
@@ -162,6 +164,7 @@ class Table(NamedTuple, Generic[C]):
             warned=(*self.warned, *shared.warned),
             unread=(*self.unread, *shared.unread),
             renamed=self.renamed,
+            advice=(*shared.advice, *self.advice),
         )
 
 

@@ -15,6 +15,7 @@ from autotune.launchers.frameworks.tabular.table import (
     Table,
     Warned,
 )
+from autotune.launchers.frameworks.trl.advice import ADVICE
 from autotune.launchers.frameworks.trl.config import Config
 from autotune.launchers.frameworks.trl.layout import tile
 from autotune.policies.values.knobs import KnobName
@@ -120,4 +121,4 @@ WARNED: tuple[Warned[Config], ...] = (
 )
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED)
+TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE)

@@ -20,6 +20,7 @@ from autotune.launchers.frameworks.tabular.table import (
     Warned,
 )
 from autotune.launchers.frameworks.verl import knobs
+from autotune.launchers.frameworks.verl.advice import ADVICE
 from autotune.launchers.frameworks.verl.config import Config
 from autotune.launchers.frameworks.verl.keys import ENGINES
 from autotune.launchers.frameworks.verl.renamed import RENAMED
@@ -281,5 +282,5 @@ UNREAD: tuple[Unread[Config], ...] = (
 # fmt: on
 
 TABLE: Table[Config] = Table(
-    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, unread=UNREAD, renamed=RENAMED
+    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, unread=UNREAD, renamed=RENAMED, advice=ADVICE
 )

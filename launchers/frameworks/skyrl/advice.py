@@ -1,0 +1,47 @@
+"""What SkyRL's documentation says of out-of-memory errors, checked against its code in 0.4.0."""
+
+from autotune.launchers.base import Advice, Status
+
+# fmt: off
+ADVICE = (
+    Advice("reduce_tokens_per_mb", "backward", "trainer.max_tokens_per_microbatch=8192", Status.WORKS,
+        "passes are packed up to that many tokens, scoring passes too",
+        constraint="a sequence that is longer is a pass of its own, so less than the longest one saves nothing",
+        effect="activations and logits, GPU", cost="a few per cent of a step"),
+    Advice("smaller scoring passes", "log_prob", "trainer.micro_forward_batch_size_per_gpu=1", Status.WORKS,
+        "counts sequences of a scoring pass while max_tokens_per_microbatch is not positive",
+        constraint="not together with a number of tokens", effect="logits, GPU", cost="a few per cent of a step"),
+    Advice("reduce_mem_fraction", "weight_sync", "generator.inference_engine.gpu_memory_utilization=0.7", Status.WORKS,
+        "the share holds weights, pool and graphs; a weight sync needs memory in addition to it",
+        constraint="a start-up refusal of the pool asks for more of it, not less", effect="token pool, GPU",
+        cost="generation throughput when fewer requests fit"),
+    Advice("eager engines", "rollout", "generator.inference_engine.enforce_eager=true", Status.WORKS,
+        "no CUDA graphs are captured; with adapters SkyRL sets it back to false",
+        effect="graphs, GPU", cost="generation throughput"),
+    Advice("expandable segments", "any", "trainer.use_expandable_segments=true", Status.WORKS,
+        "on by default since the trainer switches it off around every weight sync through CUDA IPC",
+        effect="fragments between segments, GPU", cost="little"),
+    Advice("expandable segments of the engine", "rollout", "generator.inference_engine.use_expandable_segments=true", Status.WORKS,
+        "a switch of its own",
+        effect="fragments of the engine, GPU", cost="little"),
+    Advice("chunk_logits", "backward", "trainer.logprobs_chunk_size=256", Status.WORKS,
+        "log-probabilities are computed that many tokens at a time; the logits themselves stay whole",
+        constraint="FSDP takes a positive number only", effect="fp32 copies of logits, GPU",
+        cost="the loss is computed in more pieces"),
+    Advice("fused head", "backward", "trainer.fused_lm_head_logprob=true", Status.WORKS,
+        "the whole logits are never there; Megatron only",
+        effect="logits, GPU", cost="little"),
+    Advice("free the pool while weights are sent", "weight_sync", "generator.inference_engine.offload_kv_for_weight_sync=true", Status.WORKS,
+        "engines on GPUs of their own sleep meanwhile; refused with adapters and with shared GPUs",
+        effect="token pool, GPU", cost="a copy of the pool to the host and back in every step"),
+    Advice("chunked prefill", "rollout", "generator.inference_engine.enable_chunked_prefill", Status.OBSOLETE,
+        "the field is not passed to the engine",
+        instead="generator.inference_engine.max_num_batched_tokens"),
+    Advice("offload the policy", "any", "trainer.policy.fsdp_config.cpu_offload=true", Status.WORKS,
+        "FSDP2 keeps parameters, gradients and optimizer on the host and steps there; it replaces SkyRL's own offloading between phases",
+        effect="the whole state, GPU", cost="the optimizer's step runs on the CPU"),
+    Advice("sample packing", "any", "trainer.use_sample_packing=true", Status.REPLACED,
+        "renamed",
+        instead="trainer.remove_microbatch_padding=true"),
+)
+# fmt: on
