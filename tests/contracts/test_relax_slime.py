@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ from autotune.policies.remedies.legality import objections
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.rehearsing import Part
+from benchmarks.facts.reads import named_in
 from tests.launchers.frameworks.megatron_jobs import APART, COLOCATED, MILES, RELAX, SLIME, job
 from tests.launchers.frameworks.megatron_replay import CLUSTER
 from tests.launchers.frameworks.test_megatron_rl import values_of
@@ -147,3 +149,17 @@ def test_a_flag_of_a_newer_trainer_is_a_warning_and_no_misspelt_one(framework) -
     assert not framework.check(written)
     warned = [text for text in framework.profile(written, CLUSTER).warnings if "mhc" in text]
     assert warned == [] if framework is RELAX else "is a flag of another release" in warned[0]
+
+
+@pytest.mark.parametrize("framework", (SLIME, MILES), ids=lambda framework: framework.name)
+def test_the_code_reads_every_flag_of_a_row_and_none_of_those_that_are_said_to_be_never_read(
+    framework,
+) -> None:
+    on_record = json.loads((Path(__file__).parent / "reads" / f"{framework.name}.json").read_text())
+    named = {flag for flag in named_in(framework) if not flag.startswith("sglang-")}
+    assert named - on_record["reads"].keys() == {
+        "recompute-activations"
+    }  # the parser's word for another flag
+    ignored = [text for text in framework.table.absent.values() if "never read" in text]
+    assert ignored
+    assert all(re.search(r"--([\w-]+)", text)[1] in on_record["unread"] for text in ignored)

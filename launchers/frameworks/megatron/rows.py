@@ -1,6 +1,7 @@
 """What slime, Relax and miles share: the flags behind their knobs, what they refuse and what their users should know.
 
-What only one of them has stands in its own rows.py, whose rows come first. What counts where a flag is absent stands in
+What only one of them has stands in its own rows.py, whose rows come first. tests/contracts/reads holds the lines that read
+the flags. What counts where a flag is absent stands in
 defaults.yaml.
 """
 
@@ -50,21 +51,19 @@ ROWS: tuple[Row[Config], ...] = (
         divides={
             _HEADS: lambda c: c.heads,
             "{value} GPUs of all engines are split evenly": lambda c: c.engine_gpus,
-        }, read_at="slime/backends/megatron_utils/update_weight/update_weight_from_distributed.py:283"),
+        }),
     Row(knob="max_batched_tokens", key="sglang-chunked-prefill-size", read=knobs.chunk,
         grid=Grid(minimum=256, multiple=256)),
     Row(knob="tokens_per_microbatch", key="max-tokens-per-gpu",
         read=lambda c: (c.budget or None) if c.dynamic else None, write=knobs.write_tokens, grid=PASS,
         unless={"--max-tokens-per-gpu acts only with --use-dynamic-batch-size": lambda c: not c.flag("use-dynamic-batch-size")},
-        at_least={budget_holds: lambda c: c.floor}, read_at="slime/utils/dp_schedule.py:120"),
+        at_least={budget_holds: lambda c: c.floor}),
     Row(knob="microbatch_size", key="micro-batch-size",
         read=lambda c: None if c.dynamic else c.count("micro-batch-size"), grid=Grid(minimum=1),
         unless={"--use-dynamic-batch-size packs by tokens and ignores --micro-batch-size": lambda c: c.flag("use-dynamic-batch-size")},
-        divides={"{value} samples of a rank are split evenly": lambda c: c.samples_of_rank},
-        read_at="slime/backends/megatron_utils/initialize.py:83"),
+        divides={"{value} samples of a rank are split evenly": lambda c: c.samples_of_rank}),
     Row(knob="dynamic_batching", key="use-dynamic-batch-size", write=knobs.write_packing, grid=SWITCH,
-        unless={"--qkv-format bshd forbids --use-dynamic-batch-size": lambda c: c.get("qkv-format") == "bshd"},
-        read_at="slime/backends/megatron_utils/model.py:500"),
+        unless={"--qkv-format bshd forbids --use-dynamic-batch-size": lambda c: c.get("qkv-format") == "bshd"}),
     Row(knob="recompute", key="recompute-granularity", read=knobs.recompute,
         grid=Grid(values=("off", "selective", "full")),
         writes={
@@ -76,7 +75,7 @@ ROWS: tuple[Row[Config], ...] = (
         unless={
             "apart, nobody else could use the trainer's cards meanwhile": lambda c: not c.flag("colocate"),
             "with a critic the trainer always sleeps": lambda c: c.get("advantage-estimator") == "ppo",
-        }, read_at="slime/backends/megatron_utils/actor.py:117"),
+        }),
     Row(knob="optimizer_offload", key="optimizer-cpu-offload", grid=SWITCH, numeric="Adam steps on the CPU", fixed=_STATE,
         unless={_ADAM: lambda c: not c.trains_by_adam},
         writes={
@@ -90,35 +89,28 @@ ROWS: tuple[Row[Config], ...] = (
         unless={_ADAM: lambda c: not c.trains_by_adam},
         needs=(Needs(value=True, other="optimizer_offload", values=(True,), why="only an offloaded optimizer has copies to overlap"),)),
     Row(knob="context_parallel", key="context-parallel-size", read=lambda c: c.context, fixed=_SIZES,
-        divides={_STAGE: lambda c: c.context_devices}, divides_with_tensor={_gpus: lambda c: c.stage},
-        read_at="slime/backends/megatron_utils/initialize.py:42"),
+        divides={_STAGE: lambda c: c.context_devices}, divides_with_tensor={_gpus: lambda c: c.stage}),
     Row(knob="tensor_parallel", key="tensor-model-parallel-size", read=lambda c: c.tensor,
         write=knobs.write_tensor, fixed=_SIZES,
         divides={
             _HEADS: lambda c: c.heads,
             "{value} key-value heads are split evenly": lambda c: c.kv_heads,
             _STAGE: lambda c: c.tensor_devices,
-        }, read_at="slime/backends/megatron_utils/initialize.py:38"),
-    Row(knob="loss_recompute", key="recompute-loss-function", grid=SWITCH,
-        read_at="slime/backends/megatron_utils/loss.py:1339"),
+        }),
+    Row(knob="loss_recompute", key="recompute-loss-function", grid=SWITCH),
     Row(knob="logprob_chunk", key="log-probs-chunk-size",
-        read=lambda c: max(0, c.count("log-probs-chunk-size")) or None, grid=PASS,
-        read_at="slime/backends/megatron_utils/loss.py:548"),
+        read=lambda c: max(0, c.count("log-probs-chunk-size")) or None, grid=PASS),
     Row(knob="sync_buffer", key="update-weight-buffer-size", grid=Grid(minimum=16 << 20, multiple=1 << 20),
-        at_most={"a larger bucket frees nothing": lambda c: c.sync_buffer},
-        read_at="slime/backends/megatron_utils/update_weight/update_weight_from_distributed.py:170"),
+        at_most={"a larger bucket frees nothing": lambda c: c.sync_buffer}),
     Row(knob="host_allocator", key="train-env-vars",
         read=knobs.host_allocator,
         write=knobs.write_preload, grid=Grid(values=("default", "jemalloc", "tcmalloc")),
-        unless={"the sleeping trainer's own LD_PRELOAD (torch_memory_saver) replaces any other": lambda c: c.sleeps("train")},
-        read_at="slime/ray/actor_group.py:70"),
+        unless={"the sleeping trainer's own LD_PRELOAD (torch_memory_saver) replaces any other": lambda c: c.sleeps("train")}),
     Row(knob="allocator", key="train-env-vars", read=knobs.allocator, write=knobs.write_allocator,
         grid=Grid(values=("default", "expandable")),
-        unless={"expandable segments pass by torch_memory_saver, so the trainer would not sleep": lambda c: c.sleeps("train")},
-        read_at="slime/ray/actor_group.py:70"),
+        unless={"expandable segments pass by torch_memory_saver, so the trainer would not sleep": lambda c: c.sleeps("train")}),
     Row(knob="memory_snapshot", key="record-memory-history", grid=SWITCH,
-        fills={"memory-snapshot-dir": lambda c: f"{c.root}/memory-snapshots"},
-        read_at="slime/observability/profile_utils.py:23"),
+        fills={"memory-snapshot-dir": lambda c: f"{c.root}/memory-snapshots"}),
     Row(knob="sync_mode", always="memory"),
     Row(knob="weights_backup", always=True),
 )
