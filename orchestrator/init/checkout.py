@@ -22,15 +22,17 @@ def folder_of(cwd: str, command: Sequence[str], config: str | None, script: Path
 
 
 def trainer_of(framework: str, argv: Sequence[str], cwd: str, script: Path | None) -> str:
-    """Return the framework whose checkout holds `train.py`: miles and slime name theirs alike."""
+    """Return the framework whose checkout holds `train.py`: slime, miles and vime name theirs alike."""
     if framework != "slime":
         return framework
     name = next((word for word in argv if re.fullmatch(r"(?:.*/)?train(?:_async)?\.py", word)), "")
     found = _above(cwd, script, name) if script is not None else Path(cwd)
     checkout = Path(found, name).parent if found is not None else None
-    if checkout is not None and (checkout / "miles").is_dir() and not (checkout / "slime").is_dir():
+    if checkout is None or (checkout / "slime").is_dir():
+        return framework
+    if (checkout / "miles").is_dir():
         return "miles"
-    return framework
+    return "command: vime" if (checkout / "vime").is_dir() else framework
 
 
 def _above(cwd: str, script: Path, name: str) -> Path | None:

@@ -62,6 +62,8 @@ _MILES_FLAGS = frozenset(
     {"--use-miles-router", "--use-miles-dashboard", "--update-weight-transfer-mode"}
     | {"--rematerialize-param-from-master-weight", "--offload-train-target", "--fully-async"}
 )
+_VIME = re.compile(r"(?:^|/)vime/train(?:_async)?\.py$")
+_VIME_ENGINE = "--vllm-"  # vime is slime's trainer with vLLM, whose arguments it takes behind this
 _SLIME_FLAGS = frozenset({"--hf-checkpoint", "--rollout-batch-size", "--actor-num-gpus-per-node"})
 _TRL_FLAGS = frozenset(
     {"model_name_or_path", "dataset_name", "per_device_train_batch_size", "num_generations", "output_dir"}
@@ -219,6 +221,8 @@ def _of_container(argv: Sequence[str]) -> str:
 def _of_flags(argv: Sequence[str]) -> str:
     flags = {word.partition("=")[0] for word in argv}
     if any(re.search(r"(?:^|/)train(?:_async)?\.py$", word) for word in argv) and _SLIME_FLAGS & flags:
+        if any(flag.startswith(_VIME_ENGINE) for flag in flags) or any(map(_VIME.search, argv)):
+            return "command: vime"
         return "miles" if _MILES_FLAGS & flags or any(map(_MILES.search, argv)) else "slime"
     if "openrlhf.cli.train_ppo_ray" in argv or any(w.endswith("openrlhf/cli/train_ppo_ray.py") for w in argv):
         return "openrlhf"

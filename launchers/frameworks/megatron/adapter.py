@@ -26,6 +26,7 @@ from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
 
+_OF_VIME = "vllm-"
 _YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
 _FOLDERS = ("memory-snapshot-dir", "tensorboard-dir", "rollout-result-dir", "update-weight-disk-dir")
 _PACKED = ("tokens_per_microbatch", "logprob_tokens")  # of no use without dynamic batching
@@ -137,6 +138,10 @@ class MegatronRl(ListedFlagFramework[Config]):
         for key, flag in ((key, bare(key)) for key in config.given):
             if flag in self.dialect.names:
                 continue
+            if flag.startswith(_OF_VIME):
+                message = f"--{flag} is a flag of vime, whose engine is vLLM: {self.name}'s is SGLang"
+                hint = "write `framework: command`, with the flags in its `command:`"
+                yield Problem(path=("settings", key), message=message, hint=hint)
             if flag.startswith(ENGINE) and flag.removeprefix(ENGINE) in self.dialect.set_by_itself:
                 does = "refuses" if self.dialect.strict else "ignores"
                 message = f"{self.name} sets this of the engine itself and {does} --{flag}"

@@ -1,7 +1,7 @@
 """How tools that `launch` does not drive spell the knobs, and how their logs are recognised.
 
 Read in Megatron-LM (arguments.py), DeepSpeed 0.18 (config JSON), transformers 5 (TrainingArguments), prime-rl
-559b447, ROLL 8eb27cc, RLinf a3816b5, ms-swift 3602360, and in the axolotl, LLaMA-Factory, AgileRL and Unsloth of
+559b447, vime 0696c9bd, ROLL 8eb27cc, RLinf a3816b5, ms-swift 3602360, and in the axolotl, LLaMA-Factory, AgileRL and Unsloth of
 August 2026.
 """
 
@@ -117,6 +117,18 @@ OTHER_FRAMEWORKS = (
         Spelling("concurrency", "--orchestrator.concurrency.max-inflight {value}"),
         Spelling("cuda_graphs", "--inference.vllm.enforce-eager"),
         Spelling("rollout_tensor_parallel", "--inference.vllm.tensor-parallel-size {value}"),
+    )),
+    Tool("vime", traces=("vime/backends/", "vime/ray/", "vime/rollout/", "vime/utils/"), spellings=(
+        Spelling("tokens_per_microbatch", "--max-tokens-per-gpu {value}   (with --use-dynamic-batch-size)", "max_tokens_per_gpu"),
+        Spelling("recompute", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "recompute_granularity"),
+        Spelling("optimizer_offload", "--optimizer-cpu-offload --use-precision-aware-optimizer", "optimizer_cpu_offload", saving=True, undo="without --optimizer-cpu-offload"),
+        Spelling("tensor_parallel", "--tensor-model-parallel-size {value}", "tensor_model_parallel_size"),
+        Spelling("context_parallel", "--context-parallel-size {value}", "context_parallel_size"),
+        Spelling("memory_fraction", "--vllm-gpu-memory-utilization {value}", "vllm_gpu_memory_utilization"),
+        Spelling("concurrency", "--vllm-max-num-seqs {value}", "vllm_max_num_seqs"),
+        Spelling("max_batched_tokens", "--vllm-max-num-batched-tokens {value}", "vllm_max_num_batched_tokens"),
+        Spelling("cuda_graphs", "--vllm-enforce-eager"),
+        Spelling("rollout_tensor_parallel", "--rollout-num-gpus-per-engine {value}", "rollout_num_gpus_per_engine"),
     )),
     Tool("roll", traces=("roll/pipeline", "roll/distributed", "roll.pipeline", "start_rlvr_pipeline", "start_agentic_pipeline"), spellings=(
         Spelling("tokens_per_microbatch", "actor_train: {max_tokens_per_microbatch_in_train: {value}}   (with use_dynamic_batching_in_train)", "max_tokens_per_microbatch_in_train"),

@@ -46,6 +46,7 @@ def test_tools_are_told_by_their_traces(text: str, names: list[str]) -> None:
         ('  File "roll/pipeline/rlvr/rlvr_pipeline.py"\n  File "megatron/core/x.py"', "roll"),
         ('  File "rlinf/workers/actor/fsdp_actor_worker.py"', "rlinf"),
         ("uv run --project prime-rl rl @ rl.toml", "prime-rl"),
+        ('  File "vime/ray/rollout.py"\n  File "megatron/core/x.py"\n(EngineCore_DP0 pid=1)', "vime"),
         ("llamafactory-cli train grpo.yaml\nTrainingArguments(", "llama-factory"),
         ("axolotl train config.yml\nTrainingArguments(", "axolotl"),
     ],

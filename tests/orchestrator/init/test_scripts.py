@@ -266,6 +266,21 @@ def test_flags_of_a_framework_become_its_settings(
         assert job.settings["actor.adam.betas"] == [0.9, 0.95]
 
 
+@pytest.mark.parametrize("program", ["train.py --vllm-enforce-eager", "vime/train.py", "/root/vime/train.py"])
+def test_slime_with_vllm_is_vime_and_gets_no_engine_of_slime(program: str, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"python3 {program} {_MEGATRON}\n")
+    result = init(tmp_path, "run.sh")
+    assert "vime: no adapter yet" in result.stderr, result.stderr
+    assert load(tmp_path / "job.yaml").framework == "command"
+
+
+def test_a_checkout_of_vime_is_told_by_its_package(tmp_path: Path) -> None:
+    (tmp_path / "vime").mkdir()
+    (tmp_path / "train.py").touch()
+    (tmp_path / "run.sh").write_text(f"python3 train.py {_MEGATRON}\n")
+    assert "vime: no adapter yet" in init(tmp_path, "run.sh").stderr
+
+
 def test_an_existing_file_stays(checkout: Path) -> None:
     (checkout / "job.yaml").write_text("mine")
     result = init(checkout, "overrides.sh")
