@@ -26,7 +26,8 @@ MEANINGS: dict[str, str] = {
     "recompute": "Activation checkpointing in training: `off`, `selective` or `full`.",
     "activation_offload": "Whether activations wait in host memory for the backward pass.",
     "param_offload": "Whether the trainer's weights are in host memory while they are not used.",
-    "grad_offload": "Whether gradients are in host memory while they are not used.",
+    "grad_offload": "Whether gradients are in host memory while they are not used; with verl's FSDP2 weights"
+    " and optimizer too, with OpenRLHF the optimizer.",
     "optimizer_offload": "Whether the optimizer's state is in host memory.",
     "optimizer_offload_fraction": "Share of the optimizer's state that is in host memory.",
     "optimizer_offload_overlap": "Whether the copies of an offloaded optimizer overlap with computation.",

@@ -77,7 +77,7 @@ class Areal(TabularFramework[Config]):
     def declined(self, config: Config) -> dict[str, str]:
         """Return the knobs that a job does not offer; an older release may lack a setting."""
         refused, release = super().declined(config), config.release.version
-        for row in self.known(config):
+        for row in self.applicable(config):
             names = [name for name in _NAMES.findall(row.key) if name in known()]
             if absent := [name for name in names if name not in config.facts]:
                 refused.setdefault(row.knob, f"AReaL {release} has no setting {absent[0]}")
@@ -139,7 +139,7 @@ class Areal(TabularFramework[Config]):
 
     def constraints(self, config: Config) -> Iterator[Constraint]:
         """Yield that the optimizer state follows offloaded weights, where both can be offloaded."""
-        if "optimizer_offload" in {row.knob for row in self.present(config)}:
+        if "optimizer_offload" in {row.knob for row in self.offered(config)}:
             for knob, other, value in (
                 ("param_offload", "optimizer_offload", True),
                 ("optimizer_offload", "param_offload", False),
@@ -149,7 +149,7 @@ class Areal(TabularFramework[Config]):
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the settings that differ from the job as written."""
-        offered = self.present(Config(job))
+        offered = self.offered(Config(job))
         own = msgspec.structs.replace(Knobs(), **{row.knob: getattr(knobs, row.knob) for row in offered})
         result: dict[str, Any] = {}
         for _ in range(_ROUNDS):

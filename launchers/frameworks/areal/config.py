@@ -268,7 +268,7 @@ class Config(DeclaredSettings):
         return self._longest[1]
 
     @property
-    def what_bounds(self) -> str:
+    def bound_in_words(self) -> str:
         """What bounds a sequence, in words."""
         own = "train_dataset.max_length + gconfig.max_new_tokens"
         return own if self.lengths_known else "the engine's context"

@@ -36,7 +36,7 @@ def _rollout_devices(c: Config) -> str:
 
 
 def _whole(c: Config) -> str:
-    return f"a sequence may have {c.longest} tokens ({c.what_bounds}), and AReaL ends with `is larger than capacity` at the first above max_tokens_per_mb, whatever the context parallelism"
+    return f"a sequence may have {c.longest} tokens ({c.bound_in_words}), and AReaL ends with `is larger than capacity` at the first above max_tokens_per_mb, whatever the context parallelism"
 
 
 def _devices(c: Config) -> str:

@@ -91,7 +91,7 @@ class Builtin(Framework):
         gpus = cluster.gpus_per_node > 0
         shared = colocated(settings, cards=cluster.nodes * cluster.gpus_per_node)
         case = Case(settings, has_gpus_apart=gpus and not shared)
-        present = rows.known(TABLE, case, {})
+        present = rows.applicable(TABLE, case, {})
         return Profile(
             framework=self.name,
             knobs=Knobs(**own),

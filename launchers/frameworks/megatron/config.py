@@ -50,8 +50,8 @@ class Config(ListedFlagSettings):
         wanted = tuple(cards.values()) or (self.trainer_gpus, self.engine_gpus)
         self.wanted = max(wanted) if self.colocated else sum(wanted)
         self.offered = self.job.cluster.nodes * (self.job.cluster.gpus_per_node or 0)
-        self.split = self.tensor * self.pipeline * self.context  # cards of one copy of the model
-        self.data_parallel = max(1, self.trainer_gpus // self.split)
+        self.ranks_per_sequence = self.tensor * self.pipeline * self.context  # cards of one copy of the model
+        self.data_parallel = max(1, self.trainer_gpus // self.ranks_per_sequence)
         # Cards of a stage, and those that a kind of parallelism may split.
         self.stage = self.trainer_gpus // self.pipeline
         self.tensor_devices = self.trainer_gpus // (self.pipeline * self.context)
@@ -73,8 +73,8 @@ class Config(ListedFlagSettings):
         self.prompt = prompt or max(0, whole - self.response)
         self.longest = whole or (prompt + self.response if prompt and self.response else None)
         # Tokens per card below which a budget frees nothing, and what they hold.
-        self.floor = ceil((self.longest or self.response or 1) / self.context)
-        self.length = (
+        self.longest_per_gpu = ceil((self.longest or self.response or 1) / self.context)
+        self.longest_in_words = (
             f"longest sequence {self.longest}" if self.longest else f"longest answer {self.response}"
         )
         samples = max(1, self.count("n-samples-per-prompt"))  # per prompt

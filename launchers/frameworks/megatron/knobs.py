@@ -144,7 +144,7 @@ def write_tokens(config: Config, _: Knobs, after: Knobs) -> Found:
 
 def write_packing(config: Config, _: Knobs, after: Knobs) -> Found:
     """Return the flags of passes packed to a budget, or counted in sequences."""
-    tokens = config.budget or config.count("micro-batch-size") * config.floor
+    tokens = config.budget or config.count("micro-batch-size") * config.longest_per_gpu
     packs = bool(after.dynamic_batching)
     return {"use-dynamic-batch-size": packs, "max-tokens-per-gpu": tokens if packs else None}
 

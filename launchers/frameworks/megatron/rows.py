@@ -7,12 +7,12 @@ defaults.yaml.
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core.engine_settings import SGLANG
 from autotune.launchers.frameworks.megatron import knobs
 from autotune.launchers.frameworks.megatron.advice import ADVICE
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.tabular.table import (
     PASS,
-    SHARE,
     SWITCH,
     Needs,
     Refusal,
@@ -38,7 +38,7 @@ def _gpus(c: Config) -> str:
 
 def budget_holds(c: Config) -> str:
     """Return why a budget of tokens has a least size."""
-    return f"budget x context parallelism ({c.context}) must hold the {c.length}: a longer one fills a micro-batch of its own"
+    return f"budget x context parallelism ({c.context}) must hold the {c.longest_in_words}: a longer one fills a micro-batch of its own"
 
 
 # fmt: off
@@ -46,7 +46,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="concurrency", key="sglang-max-running-requests", read=knobs.requests, write=knobs.write_requests,
         grid=Grid(minimum=1),
         at_most={"no engine is given more requests of a rollout": lambda c: c.most_requests}),
-    Row(knob="memory_fraction", key="sglang-mem-fraction-static", read=knobs.fraction, grid=SHARE),
+    Row(knob="memory_fraction", key="sglang-mem-fraction-static", read=knobs.fraction, grid=SGLANG["memory_fraction"].grid),
     Row(knob="rollout_tensor_parallel", key="rollout-num-gpus-per-engine", read=lambda c: c.engine_size,
         divides={
             _HEADS: lambda c: c.heads,
@@ -57,7 +57,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="tokens_per_microbatch", key="max-tokens-per-gpu",
         read=lambda c: (c.budget or None) if c.dynamic else None, write=knobs.write_tokens, grid=PASS,
         unless={"--max-tokens-per-gpu acts only with --use-dynamic-batch-size": lambda c: not c.flag("use-dynamic-batch-size")},
-        at_least={budget_holds: lambda c: c.floor}),
+        at_least={budget_holds: lambda c: c.longest_per_gpu}),
     Row(knob="microbatch_size", key="micro-batch-size",
         read=lambda c: None if c.dynamic else c.count("micro-batch-size"), grid=Grid(minimum=1),
         unless={"--use-dynamic-batch-size packs by tokens and ignores --micro-batch-size": lambda c: c.flag("use-dynamic-batch-size")},
@@ -146,8 +146,8 @@ REFUSED: tuple[Refusal[Config], ...] = (
         "dynamic batching needs --max-tokens-per-gpu"),
     Refusal("qkv-format", lambda c: c.flag("use-dynamic-batch-size") and c.get("qkv-format") == "bshd",
         "--qkv-format bshd forbids --use-dynamic-batch-size"),
-    Refusal("tensor-model-parallel-size", lambda c: c.trainer_gpus % c.split != 0,
-        lambda c: f"tensor x pipeline x context parallelism = {c.split} does not divide {c.trainer_gpus} GPUs"),
+    Refusal("tensor-model-parallel-size", lambda c: c.trainer_gpus % c.ranks_per_sequence != 0,
+        lambda c: f"tensor x pipeline x context parallelism = {c.ranks_per_sequence} does not divide {c.trainer_gpus} GPUs"),
     Refusal("tensor-model-parallel-size", lambda c: c.heads % c.tensor != 0,
         lambda c: f"tensor parallelism {c.tensor} does not divide {c.heads} attention heads"),
     Refusal("tensor-model-parallel-size", lambda c: c.kv_heads % c.tensor != 0,

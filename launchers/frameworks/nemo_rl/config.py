@@ -12,7 +12,7 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
 
 GENERATION = "policy.generation"
-VLLM, VLLM_KWARGS, SGLANG = (f"{GENERATION}.{name}" for name in ("vllm_cfg", "vllm_kwargs", "sglang_cfg"))
+VLLM, SGLANG = f"{GENERATION}.vllm_cfg", f"{GENERATION}.sglang_cfg"
 DTENSOR, MEGATRON = "policy.dtensor_cfg", "policy.megatron_cfg"
 PACKING, DYNAMIC = "policy.sequence_packing", "policy.dynamic_batching"
 TRAIN_SIZE, SCORE_SIZE = "policy.train_micro_batch_size", "policy.logprob_batch_size"
@@ -96,20 +96,23 @@ class Config(DeclaredSettings):
         return max(1, self.count(f"{MEGATRON}.{kind}{model}_parallel_size"))
 
     @property
-    def split(self) -> int:
+    def ranks_per_sequence(self) -> int:
         """GPUs that share the sequences of one micro-batch."""
         return math.prod(map(self.ranks, ("tensor", "context", "pipeline")))
 
     @property
     def mini_batch(self) -> int:
         """A rank's sequences of an update, which a micro-batch divides; 0 if they do not divide evenly."""
-        sequences, ranks = self.count("policy.train_global_batch_size"), max(1, self.world // self.split)
+        sequences, ranks = (
+            self.count("policy.train_global_batch_size"),
+            max(1, self.world // self.ranks_per_sequence),
+        )
         return 0 if sequences % ranks else sequences // ranks
 
     @property
     def scored(self) -> int:
         """A rank's sequences of a step, which a scoring pass divides."""
-        return max(1, self.sequences // max(1, self.world // self.split))
+        return max(1, self.sequences // max(1, self.world // self.ranks_per_sequence))
 
     @property
     def sequences(self) -> int:

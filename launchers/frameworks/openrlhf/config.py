@@ -51,14 +51,14 @@ class Config(ArgparseSettings):
         return max(1, self.count("ds.tensor_parallel_size"))
 
     @property
-    def split(self) -> int:
+    def ranks_per_sequence(self) -> int:
         """GPUs of one copy of the model."""
         return self.ring * self.tensor
 
     @property
     def data_parallel(self) -> int:
         """Copies of the model that share the batch."""
-        return max(1, self.actors // self.split)
+        return max(1, self.actors // self.ranks_per_sequence)
 
     @property
     def placement(self) -> Placement:
@@ -99,9 +99,9 @@ class Config(ArgparseSettings):
         return sum(apart) if all(apart) else self.count("data.max_len")
 
     @property
-    def floor(self) -> int:
+    def longest_per_gpu(self) -> int:
         """Tokens per GPU below which a budget does not hold the longest sequence."""
-        return -(-self.longest // self.split)
+        return -(-self.longest // self.ranks_per_sequence)
 
     @property
     def batch(self) -> int:

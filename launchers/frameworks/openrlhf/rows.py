@@ -31,7 +31,7 @@ _HEADS = "{value} attention heads are split evenly"
 
 
 def _whole(c: Config) -> str:
-    return f"budget x ring x tensor parallelism ({c.split}) must hold the longest sequence {c.longest}"
+    return f"budget x ring x tensor parallelism ({c.ranks_per_sequence}) must hold the longest sequence {c.longest}"
 
 
 def _write_engine_size(config: Config, before: Knobs, after: Knobs) -> dict[str, Any]:
@@ -61,7 +61,7 @@ ROWS: tuple[Row[Config], ...] = (
         unless={
             "--train.max_tokens_per_gpu acts only with --train.dynamic_batch_enable": lambda c: not c.dynamic,
             _EXPERTS: lambda c: c.share("actor.aux_loss_coef") > 0,
-        }, at_least={_whole: lambda c: c.floor}, read_at="openrlhf/trainer/ppo_utils/replay_buffer.py:123"),
+        }, at_least={_whole: lambda c: c.longest_per_gpu}, read_at="openrlhf/trainer/ppo_utils/replay_buffer.py:123"),
     Row(knob="microbatch_size", key="train.micro_batch_size",
         read=lambda c: None if c.dynamic else c.count("train.micro_batch_size"), write=_write_microbatch_size,
         grid=Grid(minimum=1),
@@ -98,7 +98,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="logprob_tokens", key="rollout.max_tokens_per_gpu",
         read=lambda c: c.count("rollout.max_tokens_per_gpu") if c.dynamic else None, grid=PASS,
         unless={"--rollout.max_tokens_per_gpu acts only with --train.dynamic_batch_enable": lambda c: not c.dynamic},
-        at_least={_whole: lambda c: c.floor}, read_at="openrlhf/trainer/ppo_utils/experience_maker.py:59"),
+        at_least={_whole: lambda c: c.longest_per_gpu}, read_at="openrlhf/trainer/ppo_utils/experience_maker.py:59"),
     Row(knob="dataloader_workers", key="data.dataloader_num_workers", grid=Grid(minimum=0),
         unless={"prompts are read in the trainer's own process, there are no loader processes": lambda c: c.count("data.dataloader_num_workers") == 0},
         read_at="openrlhf/trainer/ppo_trainer.py:48"),
@@ -130,7 +130,7 @@ REFUSED: tuple[Refusal[Config], ...] = (
     Refusal("vllm.enable_sleep",
         lambda c: c.placement is Placement.ASYNCHRONOUS and c.flag("vllm.enable_sleep"),
         "--train.async_enable refuses it: the engines never pause", "leave it out"),
-    Refusal("ds.ring_attn_size", lambda c: c.actors % c.split > 0,
+    Refusal("ds.ring_attn_size", lambda c: c.actors % c.ranks_per_sequence > 0,
         lambda c: f"ring x tensor parallelism does not divide {c.actors} GPUs"),
     Refusal("rollout.micro_batch_size", lambda c: c.batch // max(1, c.count(_SCORED)) < c.data_parallel,
         "fewer scoring batches than ranks of the actor", "lower it"),

@@ -35,7 +35,7 @@ ROWS: tuple[Row[Config], ...] = (
         unless={
             "it acts only with --use-dynamic-batch-size": lambda c: not c.flag("use-dynamic-batch-size"),
             "here only the reference's pass reads it, and it follows --max-tokens-per-gpu, which bounds both": lambda c: c.placement is not Placement.ASYNCHRONOUS and not (c.reference and c.has(_BUDGET)),
-        }, at_least={budget_holds: lambda c: c.floor}),
+        }, at_least={budget_holds: lambda c: c.longest_per_gpu}),
     Row(knob="weights_backup", key="disable-weights-backuper", states=(True, False),
         grid=Grid(values=(True, False)),
         unless={"the weights of another model are switched in from this copy": lambda c: _switches_weights(c)}),
@@ -70,7 +70,7 @@ REFUSED: tuple[Refusal[Config], ...] = (
     Refusal("max-tokens-per-gpu",
         lambda c: c.dynamic and 0 < c.budget * c.context < c.count("rollout-max-context-len"),
         lambda c: f"--max-tokens-per-gpu {c.budget} x context parallelism {c.context} is below --rollout-max-context-len {c.longest}, which Relax refuses",
-        lambda c: f"at least {c.floor}"),
+        lambda c: f"at least {c.longest_per_gpu}"),
     Refusal("context-parallel-size", lambda c: c.context != 1 and not c.flag("calculate-per-token-loss"),
         "context parallelism asks for --calculate-per-token-loss"),
     Refusal("advantage-estimator", lambda c: c.get("advantage-estimator") == "ppo",

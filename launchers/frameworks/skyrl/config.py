@@ -80,7 +80,7 @@ class Config(DeclaredSettings):
         return max(1, self.count(f"{POLICY}.megatron_config.{kind}_parallel_size"))
 
     @property
-    def split(self) -> int:
+    def ranks_per_sequence(self) -> int:
         """Ranks that share the sequences of one micro-batch."""
         if self.megatron:
             return self.ranks("tensor_model") * self.ranks("pipeline_model") * self.ranks("context")
@@ -97,7 +97,7 @@ class Config(DeclaredSettings):
 
         With a critic it is the largest number that divides both models' sequences: they share the setting.
         """
-        own = self._of_rank("policy", max(1, self.world // self.split))
+        own = self._of_rank("policy", max(1, self.world // self.ranks_per_sequence))
         if not self.critic:
             return own
         gpus = math.prod(self.count(f"{PLACEMENT}.critic_num_{unit}") for unit in ("nodes", "gpus_per_node"))
@@ -106,7 +106,7 @@ class Config(DeclaredSettings):
         return math.gcd(own, critic) if own and critic else 0
 
     @property
-    def shared(self) -> str:
+    def divided_in_words(self) -> str:
         """What a micro-batch divides, in words."""
         who = "the policy's and the critic's mini-batch" if self.critic else "a mini-batch"
         return f"a rank's sequences of {who}"

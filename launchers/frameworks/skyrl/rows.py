@@ -29,7 +29,7 @@ def _leaves_a_rest(c: Config) -> bool:
 
 
 def _divides_both(c: Config) -> str:
-    return f"it divides {c.shared}"
+    return f"it divides {c.divided_in_words}"
 
 
 # fmt: off
@@ -147,14 +147,14 @@ REFUSED: tuple[Refusal[Config], ...] = (
         "name the folder of the others in trainer.ckpt_path and write `resume: true`"),
     Refusal("trainer.ckpt_path", lambda c: c.text("trainer.ckpt_path").startswith("~"),
         "SkyRL does not expand `~`", "write the whole path"),
-    Refusal("trainer.placement.policy_num_gpus_per_node", lambda c: c.world % c.split > 0,
-        lambda c: f"{c.world} GPUs cannot be split by {c.split}"),
+    Refusal("trainer.placement.policy_num_gpus_per_node", lambda c: c.world % c.ranks_per_sequence > 0,
+        lambda c: f"{c.world} GPUs cannot be split by {c.ranks_per_sequence}"),
     Refusal("generator.inference_engine.num_engines", lambda c: c.colocated and c.engine_world != c.world,
         lambda c: f"the engines take {c.engine_world} GPUs, the trainer {c.world}",
         "trainer.placement.colocate_all: num_engines x tensor_parallel_size = the trainer's GPUs"),
     Refusal("trainer.micro_train_batch_size_per_gpu",
         lambda c: c.mini_batch and not c.packs_by_tokens and _leaves_a_rest(c),
-        lambda c: f"{c.get('trainer.micro_train_batch_size_per_gpu')} does not divide {c.mini_batch}: {c.shared}"),
+        lambda c: f"{c.get('trainer.micro_train_batch_size_per_gpu')} does not divide {c.mini_batch}: {c.divided_in_words}"),
 )
 
 WARNED: tuple[Warned[Config], ...] = (

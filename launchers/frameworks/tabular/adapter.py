@@ -132,19 +132,19 @@ class TabularFramework(Framework, Generic[C]):
     def run_settings(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return the settings that an attempt needs beside the job's own, its checkpoints above all."""
 
-    def present(self, config: C) -> tuple[Row[C], ...]:
+    def offered(self, config: C) -> tuple[Row[C], ...]:
         """Return the rows of the knobs that a job offers."""
         refused = self.declined(config)
-        return tuple(row for row in self.known(config) if row.knob not in refused)
+        return tuple(row for row in self.applicable(config) if row.knob not in refused)
 
-    def known(self, config: C) -> tuple[Row[C], ...]:
+    def applicable(self, config: C) -> tuple[Row[C], ...]:
         """Return the rows of the knobs that mean something for a job, offered or not."""
-        return rows.known(self.table, config, self._versions(config))
+        return rows.applicable(self.table, config, self._versions(config))
 
     def declined(self, config: C) -> dict[str, str]:
         """Return the knobs that a job does not offer, each with the first reason that holds."""
         found = rows.declined(self.table, config, self._versions(config))
-        for row in self.known(config) if self.is_whole and config.code is not None else ():
+        for row in self.applicable(config) if self.is_whole and config.code is not None else ():
             if absent := self._absent(config, row.key):
                 found.setdefault(row.knob, f"the job's own {self.name} has no {absent}")
         return found
@@ -203,7 +203,7 @@ class TabularFramework(Framework, Generic[C]):
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with the defaults filled in, and what limits them."""
         config = self.config(job)
-        present = self.present(config)
+        present = self.offered(config)
         knobs = {row.knob for row in present}
         phases, grids = self.phases(config), self.sizes(config, job.shape)
         supported = rows.supports(present, grids, phases, spell=config.key)
@@ -387,8 +387,8 @@ class TabularFramework(Framework, Generic[C]):
 
     def _read(self, config: C) -> tuple[Row[C], ...]:
         if self.reads_declined:
-            return self.known(config)
-        return self.present(config)
+            return self.applicable(config)
+        return self.offered(config)
 
     def _passed_on(self, job: Job, config: C) -> Iterator[str]:
         release = config.release

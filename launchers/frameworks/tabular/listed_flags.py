@@ -198,7 +198,7 @@ class ListedFlagFramework(FlagFramework[F]):
 
         def again(found: Mapping[str, Any]) -> tuple[tuple[Row[F], ...], F]:
             config = self.config(with_settings(job, self._spelled(job, found)))
-            return self.known(config), config
+            return self.applicable(config), config
 
         return self._spelled(job, rows.settings_in_turn(again, knobs))
 

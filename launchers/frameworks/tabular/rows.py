@@ -40,7 +40,7 @@ C = TypeVar("C", bound=Settings)
 T = TypeVar("T")
 
 
-def known(table: Table[T], config: T, versions: Mapping[str, str]) -> tuple[Row[T], ...]:
+def applicable(table: Table[T], config: T, versions: Mapping[str, str]) -> tuple[Row[T], ...]:
     """Return the rows that hold of a job, with the other models that it has.
 
     `versions`: the job's releases by the name of the framework and of its engines.
@@ -58,7 +58,7 @@ def declined(table: Table[T], config: T, versions: Mapping[str, str]) -> dict[st
     """Return the knobs that a job does not offer, each with the first reason that holds."""
     found: dict[str, str] = {}
     holding: dict[str, list[Row[T]]] = {row.knob: [] for row in table.rows}
-    for row in known(table, config, versions):
+    for row in applicable(table, config, versions):
         holding[row.knob].append(row)
     for knob in KNOBS:
         if knob in table.absent or knob not in holding:

@@ -29,8 +29,6 @@ NO_SETTING = (
     "there is no setting for it"  # why a knob is not offered that has no row and no reason of its own
 )
 SWITCH = Grid(values=(False, True))
-SHARE = Grid(minimum=0.1, maximum=0.95, multiple=0.01)  # of a GPU, for an engine
-COUNT = Grid(minimum=1, multiple=1)
 PASS = Grid(minimum=64, multiple=64)  # of a pass: a multiple of every size of sequence parallelism in use
 
 

@@ -52,7 +52,7 @@ class Config(DeclaredSettings):
         # verl's one-step-off-policy and fully asynchronous programs, and those built on them, have engines on
         # GPUs of their own, counted in a section that verl's own program does not have.
         self.names_release = job.framework_version is not None  # the job, or what is installed for it
-        self.apart = any(map(self.has, _OF_ENGINES)) or any(map(_APART.search, job.command))
+        self.disaggregated = any(map(self.has, _OF_ENGINES)) or any(map(_APART.search, job.command))
 
     @property
     def megatron(self) -> bool:
@@ -195,7 +195,7 @@ class Config(DeclaredSettings):
     @property
     def colocated(self) -> bool:
         """Whether trainer and engine share their GPUs."""
-        if self.apart:
+        if self.disaggregated:
             return False
         return not self.flag("trainer.use_v1") or self.text("trainer.v1.trainer_mode") != "separate_async"
 
@@ -232,7 +232,7 @@ class Config(DeclaredSettings):
         """GPUs of all engines together."""
         if self.colocated:
             return self.world
-        if self.apart:
+        if self.disaggregated:
             return math.prod(self.count(key) if self.has(key) else n for key, n in _OF_ENGINES.items()) or 1
         return max(1, self.count(f"{ROLLOUT}.nnodes") * self.count(f"{ROLLOUT}.n_gpus_per_node"))
 
@@ -263,7 +263,7 @@ class Config(DeclaredSettings):
     def sequences(self) -> int:
         """Samples of one step; the fully asynchronous trainer waits for whole mini-batches instead."""
         batch = self.count("data.train_batch_size")
-        if self.apart and not batch:
+        if self.disaggregated and not batch:
             return self._update_written * max(1, self.count("async_training.require_batches"))
         return batch * max(1, self.count(f"{ROLLOUT}.n"))
 

@@ -24,9 +24,9 @@ from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.flags import FlagFramework
 from autotune.launchers.frameworks.tabular.lines import lines, marker_of
 from autotune.launchers.frameworks.tabular.rows import (
+    applicable,
     bounds,
     declined,
-    known,
     numbers,
     read,
     settings_for,
@@ -499,7 +499,7 @@ def test_a_reason_counts_in_the_releases_of_which_it_is_true() -> None:
     assert reason("0.19.0") == "the old pool needs it"
     assert reason("0.20.1") is reason("0.24.0", who="x") is None
     assert reason("0.25.0", who="x") == reason("unknown", who="x") == "x refuses it"  # newer than any
-    assert [row.key for row in known(WITH_REASONS, Settings({"critic": True}, {}), {"fw": "1"})] == [
+    assert [row.key for row in applicable(WITH_REASONS, Settings({"critic": True}, {}), {"fw": "1"})] == [
         "of_the_critic"
     ]
 
