@@ -126,14 +126,18 @@ class RunFolder:
     @property
     def request(self) -> RunRequest:
         """What the command line chose; raises Failure where that cannot be read."""
+        try:
+            return self.read_request()
+        except OSError as error:
+            raise Failure(f"cannot read `{self.path / 'asked.json'}`: {reason_of(error)}") from None
+
+    def read_request(self) -> RunRequest:
+        """Return what the command line chose; raises OSError, and Failure where it is damaged."""
         path = self.path / "asked.json"
         try:
             return msgspec.json.decode(path.read_bytes(), type=RunRequest)
         except FileNotFoundError:
             return RunRequest()
-        except OSError as error:
-            reason = reason_of(error)
-            raise Failure(f"cannot read `{path}`: {reason}", code=ExitCode.USAGE) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Failure(
                 f"`{path}` is damaged: {error}", hint="launch the job again", code=ExitCode.USAGE
@@ -274,7 +278,7 @@ def refuse_unsafe(folder: Path, *, files: Iterable[str] = (), by: int = stat.S_I
 
 
 def owner_note(run: RunFolder) -> str:
-    """Return a warning where a run belongs to another user, as it may in a container."""
+    """Return a warning where a run belongs to another user, as it may in a container; raises OSError."""
     uid = run.path.stat().st_uid
     return "" if uid == os.geteuid() else f"warning: run {run.id} belongs to another user (uid {uid})"
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from autotune.orchestrator.run import journal, log_parts
 from autotune.policies.values.events import Finished, Interrupted, Progressed, Started, TrainingCompleted
 from tests.faults.page import placed
-from tests.faults.storage_driver import MOMENTS, STEPS
+from tests.faults.storage_driver import ATTACHING, MOMENTS, STEPS
 from tests.orchestrator.scripted import JOB
 
 ROOT = Path(__file__).parents[2]
@@ -218,9 +218,11 @@ def main() -> int:
             return 1
         for place, number in enumerate(ERRORS):
             for moment in MOMENTS:
-                every = [("*", ADDRESSES[place % 2])]
+                attaching = moment == ATTACHING  # a driver's own Ray ends with it
+                every = [("*", ADDRESSES[1 if attaching else place % 2])]
                 if number == errno.EIO and not options.fuse:
-                    every += [("*", ADDRESSES[1]), *((calls, ADDRESSES[0]) for calls in GROUPS)]
+                    every += [] if attaching else [("*", ADDRESSES[1])]
+                    every += [(calls, ADDRESSES[attaching]) for calls in GROUPS]
                 for calls, address in every:
                     row = play(library, number, moment, calls=calls, address=address)
                     rows += [row] if row.failed or row.problem else []  # else no such call was made

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.storage import ERRORS, Played, compiled, play, table
-from tests.faults.storage_driver import MOMENTS
+from tests.faults.storage_driver import ATTACHING, MOMENTS
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (errno.ESTALE, "between steps", "local"),
         (errno.ESHUTDOWN, "between steps", "10.0.0.1:6379"),
         (errno.ENOENT, "while stopping", "local"),
+        (errno.EIO, ATTACHING, "10.0.0.1:6379"),
     ],
-    ids=["EIO", "ESTALE", "ESHUTDOWN", "ENOENT"],
+    ids=["EIO", "ESTALE", "ESHUTDOWN", "ENOENT", "EIO while attaching"],
 )
 def test_a_training_survives_its_storage(number: int, moment: str, address: str, library: Path) -> None:
     played = play(library, number, moment, address=address)
@@ -49,6 +50,6 @@ def test_the_table_hides_nothing() -> None:
     good = Played(errno.EIO, "*", "between steps", "local", failed=9, problem="", repeated=0, lost=0)
     bad = good._replace(address="10.0.0.1:6379", problem="exit code 3", repeated=2, lost=1)
     (line,) = (line for line in table([good, bad]).splitlines() if line.startswith("| EIO "))
-    assert line.endswith("| not played | NOT, 1 of 2 | not played | 2 | 1 |")
+    assert line.endswith("| not played | NOT, 1 of 2 | not played | not played | 2 | 1 |")
     assert "2 runs, 1 survived" in table([good, bad])
-    assert all(f"| {errno.errorcode[number]} |" in table([good]) for number in ERRORS) and len(MOMENTS) == 3
+    assert all(f"| {errno.errorcode[number]} |" in table([good]) for number in ERRORS) and len(MOMENTS) == 4

@@ -105,11 +105,13 @@ def drive(
             beside.at_work(journal),
         ):
             journal.persist.hurry_s = interrupts.patience_s
-            if note := directory.owner_note(run):
+            if journal.view.unended:
+                journal.persist.patience_s = math.inf  # its training goes on meanwhile
+            if note := journal.persist(lambda: directory.owner_note(run), path=run.path):
                 views.say(note)
             before = journal.history()
             if before or job is None:
-                job = _job(run, before)
+                job = journal.persist(lambda: _job(run, before), path=run.path)
             if edit is not None:
                 job = edit.job
             views.replay(before)
@@ -177,7 +179,9 @@ def end(run: directory.RunFolder, *, options: Options) -> None:
         if isinstance(history[-1], Finished) and accepted_of(history).cluster.address == "local":
             require_gone(run, end_run(run.id, grace_s=SWEEP_GRACE_S))  # its Ray ended with its driver
             return
-        job, _ = secrets.filled(accepted_of(history).job, known_to(run))  # nothing starts that needs the rest
+        job, _ = secrets.filled(
+            accepted_of(history).job, known_to(run.request)
+        )  # nothing starts that needs the rest
         with _insisted(run, journal, views, interrupts):
             _drive(run, job, journal, views, interrupts, ends=True)
 
@@ -202,8 +206,8 @@ def _drive(
         if display_of(finished.verdict).exit_code is ExitCode.NO and not fixed:
             views.show_end(finished, hint=how_to_go_on(run))
             return finished.verdict
-    require(f"run {run.id}", *NEEDED[run.request.mode])
     accepted = accepted_of(history) if history else None
+    require(f"run {run.id}", *NEEDED[accepted.mode if accepted is not None else run.request.mode])
     framework = frameworks.find(job.framework)
     runner: Runner | None = None
     try:
@@ -311,8 +315,8 @@ def _conduct(context: RunContext, views: Views) -> Verdict:
 
 
 def _job(run: directory.RunFolder, history: History) -> Job:
-    """Return a run's job with its secrets again: from its own job file, else from the environment."""
-    lookup = known_to(run)
+    """Return a run's job with its secrets again, of its job file, else the environment; raises OSError."""
+    lookup = known_to(run.read_request())
     if not history:
         return parse(run.job_text, file=str(run.path / "job.yaml"), lookup=lookup)
     job, missing = secrets.filled(accepted_of(history).job, lookup)

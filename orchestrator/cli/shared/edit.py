@@ -91,9 +91,8 @@ def with_options(
     return edited(text, edits, literal=LITERAL), changed
 
 
-def known_to(run: directory.RunFolder) -> secrets.Lookup:
+def known_to(request: directory.RunRequest) -> secrets.Lookup:
     """Return what gives the values of a run's variables: its own job files first, then the environment."""
-    request = run.request
     written_out = secrets.of_file(request.job_file) | secrets.of_file(request.edited_file)
     return lambda name: written_out.get(name) or os.environ.get(name)
 
@@ -189,7 +188,7 @@ def changed_file(run: directory.RunFolder) -> str:
         name, seen, stated = request.edited_file, request.edited_digest, request.edited_identity
     if not Path(name).is_absolute():  # as a Ray job brought it: here that may be another one
         return ""
-    states = _identity_of(name, request, lookup=known_to(run)) if stated else ""
+    states = _identity_of(name, request, lookup=known_to(request)) if stated else ""
     is_same = states == stated if states else _digest_of(name, seen) == seen
     return "" if is_same else name
 
@@ -213,7 +212,7 @@ def _edit(
     request: directory.RunRequest,
     options: bool,
 ) -> RequestedJob | None:
-    lookup = known_to(run)
+    lookup = known_to(run.request)
     if options:
         given, job = with_options(text, file=file, request=request, lookup=lookup)
     else:
