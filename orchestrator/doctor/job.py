@@ -30,6 +30,7 @@ _NEWS = (
     "is left out: ",
     " is added.",
 )
+_NO_MODULE = re.compile(r"No module named '(\w+)")
 _INTERPRETERS = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
@@ -174,6 +175,18 @@ def _own_extra(framework: Framework) -> str:
     return f", or {how_to_install(own)}" if own and framework.name == "builtin" else ""
 
 
+def _how_to_import(program: ProgramFacts, framework: Framework) -> str:
+    """Return the hint: what the framework's own import lacks is to be installed beside it."""
+    lacking = _NO_MODULE.search(program.error)
+    if (
+        lacking is None
+        or framework.distribution not in program.versions
+        or lacking[1] in framework.modules[:1]
+    ):
+        return "set `python:` in the job to the interpreter that has the framework"
+    return f"install what {framework.name} lacks there, such as `{program.path} -m pip install {lacking[1]}`"
+
+
 def _framework(node: str, program: ProgramFacts, job: Job, framework: Framework) -> Check:
     shown = ", ".join(f"{name} {version}" for name, version in program.versions.items())
     by = f"{program.path} (python {program.python})" if program.python else program.path
@@ -183,7 +196,7 @@ def _framework(node: str, program: ProgramFacts, job: Job, framework: Framework)
             "framework",
             f"{by} cannot import {needed}: {program.error}" if program.python else f"{by}: {program.error}",
             node=node,
-            hint="set `python:` in the job to the interpreter that has the framework" + _own_extra(framework),
+            hint=_how_to_import(program, framework) + _own_extra(framework),
         )
     if program.late:
         return warned(

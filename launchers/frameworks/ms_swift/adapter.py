@@ -43,7 +43,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
     reported_as = "swift"
     distribution = "ms-swift"
     releases = RELEASES
-    modules = ("swift",)
+    modules = ("swift", "msgspec")  # rlhf_trainers/utils.py imports it; the package does not declare it
     table = TABLE
     layout = staticmethod(layout)
     saving: ClassVar[Mapping[str, Any]] = {**dict.fromkeys(_SWITCHES, True), ALLOCATORS[0]: EXPANDABLE}

@@ -186,6 +186,25 @@ def test_what_a_job_finds_on_a_node(facts: NodeFacts, name: str, status: Status,
     assert bool(check.hint) == (status is not Status.OK)
 
 
+@pytest.mark.parametrize(
+    ("module", "versions", "hint"),
+    [
+        ("msgspec", {"ms-swift": "4.6.0"}, "`/p -m pip install msgspec`"),  # its package does not declare it
+        ("swift", {"ms-swift": "4.6.0"}, "set `python:` in the job"),
+        ("msgspec", {}, "set `python:` in the job"),
+    ],
+)
+def test_a_module_that_the_framework_needs_is_to_be_installed_beside_it(
+    module: str, versions: dict[str, str], hint: str
+) -> None:
+    text = (Path(__file__).parents[3] / "configs" / "ms-swift-grpo.yaml").read_text()
+    error = f"ModuleNotFoundError: No module named '{module}'"
+    program = ProgramFacts(path="/p", python="3.11.7", versions=versions, error=error)
+    check = of_job(with_(program=program), text)["framework"]
+    assert check.status is Status.FAILED and hint in check.hint
+    assert "cannot import `swift` and `msgspec`" in check.what
+
+
 def test_an_offline_job_without_its_model_cannot_begin() -> None:
     text = VERL + 'env: {HF_HUB_OFFLINE: "1"}\n'
     assert of_job(with_(model=ModelFacts()), text)["model"].status is Status.FAILED
