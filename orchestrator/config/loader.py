@@ -20,6 +20,7 @@ from autotune.orchestrator.config import placeholders, secrets, yaml_nodes
 from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.config.includes import with_document, with_prompts, with_shape
 from autotune.orchestrator.config.installed import accepted_before, hinted, with_releases, with_version
+from autotune.orchestrator.config.launcher_files import with_launcher
 from autotune.orchestrator.config.public_models import find_public
 from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
 from autotune.orchestrator.config.yaml_nodes import Document, Place, UnreadableError
@@ -247,6 +248,7 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
         document.complaints += included.complaints
     elif not problems:
         _check(document, job, framework, included)
+    job = with_launcher(job)
     absent = tuple(_absent_paths(document, job, framework))
     if missing is not None:
         missing += absent

@@ -48,6 +48,7 @@ from autotune.orchestrator.init.sources import Kind, kind_of
 from autotune.policies.explain.secrets import is_secret_variable, masked
 from autotune.policies.values.value import Value
 
+_SERVER = re.compile(r"vllm[-_]serve|serve_rm|api_server|launch_server|swift rollout|vllm serve")
 _QUOTES_AND_BRACES = "\"'${}"
 _SHELLS = re.compile(r"(?:.*/)?(?:ba|z|da)?sh")
 _FILE = re.compile(r".*\.(?:sh|bash|slurm|sbatch|job|py|ya?ml)")
@@ -143,13 +144,10 @@ def _of_script(
     for invocation, program, framework in found:
         if program is not chosen[1]:
             what = "also trains" if not framework.startswith("command:") else "also starts a program"
-            notes.append(
-                Note(
-                    file=invocation.file,
-                    line=invocation.line,
-                    message=f"{what}; left out: `{program.argv[0]}`",
-                )
-            )
+            message = f"{what}; left out: `{program.argv[0]}`"
+            if _SERVER.search(" ".join(program.argv[:4])):
+                message = f"left out: the server `{' '.join(program.argv[:2])}`; start it before a launch"
+            notes.append(Note(file=invocation.file, line=invocation.line, message=message))
     notes += [
         Note(
             file=invocation.file,
@@ -235,7 +233,7 @@ def _drafted(
         settings=given,
         env=env,
         workdir=workdir,
-        hardware=hardware_of(own, given, document or {}, alone=interpreter is not None),
+        hardware=hardware_of(own, given, document or {}, command=command, env=env),
         notes=tuple(notes),
         formulas={name: formula for name, formula in formulas.items() if formula},
         secrets=secrets,

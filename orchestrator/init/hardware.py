@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autotune.launchers.frameworks.openrlhf.renamed import RENAMED
 from autotune.policies.values.value import Value
 
 
@@ -28,12 +31,49 @@ class Hardware(Value, frozen=True, kw_only=True):
 
 
 def hardware_of(
-    framework: str, settings: Mapping[str, Any], document: Mapping[str, Any], *, alone: bool = False
+    framework: str,
+    settings: Mapping[str, Any],
+    document: Mapping[str, Any],
+    *,
+    command: Sequence[str] = (),
+    env: Mapping[str, str] = {},
 ) -> Hardware:
     """Return what a job's settings say of its size; `document` is the framework's own file.
 
-    `alone`: the interpreter starts the script, without a launcher.
+    Where these say nothing, the launcher in `command` and the variables in `env` do.
     """
+    return _of_settings(framework, settings, document).or_else(
+        _of_launcher(command, env, settings) if framework in ("trl", "ms-swift") else Hardware()
+    )
+
+
+def _of_launcher(command: Sequence[str], env: Mapping[str, str], settings: Mapping[str, Any]) -> Hardware:
+    """Return the cards of torchrun, of accelerate, of ms-swift's variables, or those that are visible.
+
+    An interpreter that starts the script itself has one process.
+    """
+    flags = {name.lstrip("-").replace("-", "_"): value for name, value in _flags(command)}
+    devices = [each for each in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
+    nodes = _whole(flags.get("nnodes") or settings.get("num_machines") or env.get("NNODES"))
+    per_node = _whole(flags.get("nproc_per_node") or env.get("NPROC_PER_NODE"))
+    total = _whole(settings.get("num_processes"))
+    if per_node is None and total is not None:
+        per_node = total // (nodes or 1)
+    is_python = bool(command) and re.fullmatch(r"(?:.*/)?python[\d.]*", command[0]) is not None
+    if per_node is None and is_python and "-m" not in command:
+        return Hardware(nodes=1, gpus_per_node=len(devices) or 1)
+    per_node = len(devices) or per_node
+    return Hardware(nodes=nodes or (1 if per_node else None), gpus_per_node=per_node)
+
+
+def _flags(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for word, following in itertools.pairwise((*command, "")):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            yield name, value if equals else following
+
+
+def _of_settings(framework: str, settings: Mapping[str, Any], document: Mapping[str, Any]) -> Hardware:
     match framework:
         case "verl":
             return _of_overrides({key.lstrip("+"): value for key, value in settings.items()})
@@ -62,8 +102,6 @@ def hardware_of(
             return _of_flags(settings)
         case "openrlhf":
             return _of_dotted_flags(settings)
-        case "trl" if alone:
-            return Hardware(nodes=1, gpus_per_node=1)
     return Hardware()
 
 
@@ -105,18 +143,24 @@ def _of_flags(settings: Mapping[str, Any]) -> Hardware:
 
 
 def _of_dotted_flags(settings: Mapping[str, Any]) -> Hardware:
-    def gpus(role: str) -> int:
-        nodes = _whole(settings.get(f"{role}.num_nodes", 1)) or 1
-        return nodes * (_whole(settings.get(f"{role}.num_gpus_per_node", 8)) or 8)
+    """Return OpenRLHF's cards, also by the names that its flags had before 0.10."""
+    older = {row.new: row.old for row in RENAMED}
 
-    if settings.get("train.colocate_all") and not settings.get("train.async_enable"):
+    def given(name: str, default: Any = None) -> Any:
+        names = (name, older.get(name, ""), name.replace(".", "_"), name.rpartition(".")[2])
+        return next((settings[each] for each in names if each in settings), default)
+
+    def gpus(role: str) -> int:
+        nodes = _whole(given(f"{role}.num_nodes", 1)) or 1
+        return nodes * (_whole(given(f"{role}.num_gpus_per_node", 8)) or 8)
+
+    if given("train.colocate_all") and not given("train.async_enable"):
         return _spread(gpus("actor"))
-    engines = _whole(settings.get("vllm.num_engines", 0)) or 0
-    beside = bool(settings.get("train.colocate_actor_ref") or settings.get("train.colocate_all"))
-    of_reference = 0 if beside or str(settings.get("algo.kl.init_coef")) in ("0", "0.0") else gpus("ref")
-    return _spread(
-        gpus("actor") + of_reference + engines * (_whole(settings.get("vllm.tensor_parallel_size", 1)) or 1)
-    )
+    engines = _whole(given("vllm.num_engines", 0)) or 0
+    beside = bool(given("train.colocate_actor_ref") or given("train.colocate_all"))
+    of_reference = 0 if beside or str(given("algo.kl.init_coef")) in ("0", "0.0") else gpus("ref")
+    per_engine = _whole(given("vllm.tensor_parallel_size", 1)) or 1
+    return _spread(gpus("actor") + of_reference + engines * per_engine)
 
 
 def _spread(total: int) -> Hardware:

@@ -135,6 +135,18 @@ class Tracker(StrEnum):
 Annotate: TypeAlias = Literal["none", "auto"] | tuple[Tracker, ...]  # auto: every tracker that the job uses
 
 
+class Launcher(Value, frozen=True, kw_only=True):
+    """How the file of a launcher shards a trainer: DeepSpeed's JSON, accelerate's YAML."""
+
+    sharding: str = ""  # zero0 to zero3, fsdp1, fsdp2, multi_gpu for a whole copy per process; empty: unknown
+    optimizer_on_host: bool = False
+    parameters_on_host: bool = False
+    processes: int = 0  # of all nodes; 0 where the file does not say
+    source: str = ""  # the file, as the job names it; empty without one
+    is_json: bool = False  # DeepSpeed's own file: flags of accelerate change nothing in it
+    is_assumed: bool = False  # the file cannot be read here: its name says it
+
+
 class Job(Value, frozen=True, kw_only=True):
     """A parsed job.yaml; `settings` are the framework's own, under its own names."""
 
@@ -153,6 +165,7 @@ class Job(Value, frozen=True, kw_only=True):
     shape: Model | None = None  # read from `model`, or from the model that the settings name
     shape_from: str = ""  # where `shape` was read, in words
     document: dict[str, Any] = {}  # what the file `config` holds
+    launcher: Launcher = Launcher()  # what the file of accelerate or DeepSpeed says that the job names
     cluster: ClusterSpec = ClusterSpec()
     env: dict[str, str] = {}
     log_limit_bytes: int = 1 << 30  # on disk, of the logs of all attempts of a run

@@ -115,8 +115,12 @@ class TrainerSettings(DeclaredSettings):
 
     @property
     def colocated(self) -> bool:
-        """Whether vLLM generates in the trainer's processes."""
-        return self.on("use_vllm") and self.get("vllm_mode") == "colocate"
+        """Whether vLLM generates in the trainer's processes.
+
+        `vllm_device` of old releases gives it a card of its own (TRL 0.16, grpo_config.py).
+        """
+        has_own_card = self.written.get("vllm_device") is not None
+        return self.on("use_vllm") and self.get("vllm_mode") == "colocate" and not has_own_card
 
     @property
     def balances_experts(self) -> bool:

@@ -59,8 +59,13 @@ class Config(TrainerSettings):
 
     @property
     def deepspeed(self) -> str:
-        """The name of a DeepSpeed configuration that ms-swift ships, or a path; empty without DeepSpeed."""
-        value = self.get("deepspeed")
+        """The name of a DeepSpeed configuration that ms-swift ships, or that a file is like, or a path.
+
+        Empty without DeepSpeed.
+        """
+        value, own = self.get("deepspeed"), self.job.launcher
+        if own.sharding.startswith("zero"):
+            return own.sharding + ("_offload" if own.optimizer_on_host else "")
         return value if isinstance(value, str) else "own" if value else ""
 
     @property

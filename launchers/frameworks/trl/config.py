@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Any
 
 from autotune.launchers.frameworks.hugging_face.settings import (
     ACCUMULATION,
@@ -64,6 +65,21 @@ class Config(TrainerSettings):
     def __init__(self, job: Job) -> None:
         super().__init__(job, __package__, RELEASES)
 
+    def get(self, key: str) -> Any:
+        """Return a setting's value; where the job is silent, what the launcher's file says."""
+        own = self.job.launcher
+        if key == "dtype" and self.written.get(key) is None:
+            key = "torch_dtype" if self.written.get("torch_dtype") else key  # its name before transformers 5
+        if own.source and self.written.get(key) is None:
+            match key:
+                case "offload_optimizer_device":
+                    return "cpu" if own.optimizer_on_host else "none"
+                case "offload_param_device":
+                    return "cpu" if own.parameters_on_host else "none"
+                case "fsdp_offload_params":
+                    return own.parameters_on_host
+        return super().get(key)
+
     def kind(self, name: str) -> str:
         """Return the type of a setting, of one of the launcher's too; empty where any value may be right."""
         kind = super().kind(name)
@@ -95,9 +111,14 @@ class Config(TrainerSettings):
 
     @property
     def sharding(self) -> str:
-        """The accelerate configuration: zero1 to zero3, fsdp1, fsdp2, or another name or file."""
+        """The sharding that settings, the launcher's file or TRL's own configuration of a name say.
+
+        zero0 to zero3, fsdp1, fsdp2, or another name or file.
+        """
         stage = self.get("zero_stage")
-        return f"zero{stage}" if stage is not None else str(self.get("accelerate_config") or "")
+        if stage is not None:
+            return f"zero{stage}"
+        return self.job.launcher.sharding or str(self.get("accelerate_config") or "")
 
     @property
     def is_fsdp(self) -> bool:
@@ -122,8 +143,9 @@ class Config(TrainerSettings):
     @property
     def stated_processes(self) -> int:
         """The trainer's processes as written, or as the shipped configuration says; 0: one per card."""
-        packaged = _PACKAGED_RANKS if self.sharding[:4] in ("zero", "fsdp", "mult") else 0
-        return self.count("num_processes") or packaged
+        own = self.job.launcher
+        is_packaged = not own.source and self.sharding[:4] in ("zero", "fsdp", "mult")
+        return self.count("num_processes") or own.processes or (_PACKAGED_RANKS if is_packaged else 0)
 
     @property
     def has_newer_switch(self) -> bool:

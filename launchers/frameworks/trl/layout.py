@@ -30,7 +30,9 @@ def layout(config: Config) -> Layout:
         lora_rank=config.count("lora_r") if config.on("use_peft") else 0,
         entropy=not config.has_head,  # it comes out of the same tiles
         engine_sleeps=config.on("vllm_enable_sleep_mode"),
-        parameters_stay_offloaded=config.is_fsdp,  # torch's CPUOffload and CPUOffloadPolicy
+        optimizer_stays_offloaded=config.job.launcher.optimizer_on_host,
+        # torch's CPUOffload and CPUOffloadPolicy
+        parameters_stay_offloaded=config.is_fsdp or config.job.launcher.parameters_on_host,
         engine_weights_on_host=False,  # they are sent anew when it wakes
         padded=True,
         chunked_head=config.has_head,

@@ -22,6 +22,7 @@ from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
 
 _SHARDED = "only with FSDP or DeepSpeed's stage 3"
+_OWN_FILE = "the DeepSpeed file that the job names decides it"
 _CHECKPOINT = "a checkpoint is only known to be read by the optimizer that wrote it"
 _COLOCATED = "only with use_vllm and vllm_mode colocate; a server is started with its own flags"
 
@@ -60,13 +61,14 @@ ROWS: tuple[Row[Config], ...] = (
         read_at="trl/trainer/grpo_trainer.py:1121"),
     Row(knob="optimizer_offload", key="offload_optimizer_device", states=("none", "cpu"), numeric="Adam steps on the CPU",
         fixed=_CHECKPOINT,
-        unless={"only with a DeepSpeed configuration of accelerate": lambda c: not c.sharding.startswith("zero")}),
+        unless={"only with a DeepSpeed configuration of accelerate": lambda c: not c.sharding.startswith("zero"),
+                _OWN_FILE: lambda c: c.job.launcher.is_json}),
     Row(knob="param_offload", key="fsdp_offload_params", when=lambda c: c.is_fsdp, states=(False, True),
         numeric="the optimizer steps on the CPU, beside the weights", fixed=_CHECKPOINT,
         unless={_SHARDED: lambda c: not c.is_sharded}),
     Row(knob="param_offload", key="offload_param_device", when=lambda c: not c.is_fsdp, states=("none", "cpu"),
         numeric="the optimizer steps on the CPU, beside the weights", fixed=_CHECKPOINT,
-        unless={_SHARDED: lambda c: not c.is_sharded},
+        unless={_SHARDED: lambda c: not c.is_sharded, _OWN_FILE: lambda c: c.job.launcher.is_json},
         needs=(Needs(value=True, other="optimizer_offload", values=(True,), why="DeepSpeed offloads weights beside an offloaded optimizer"),)),
     Row(knob="allocator", key="PYTORCH_CUDA_ALLOC_CONF", when=lambda c: not c.has_newer_variable,
         modes=ALLOCATOR_MODES),

@@ -1,0 +1,51 @@
+"""How many nodes and GPUs a job asks for, by its settings, its launcher or its variables."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.orchestrator.init.hardware import Hardware, hardware_of
+
+
+@pytest.mark.parametrize(
+    ("command", "env", "settings", "nodes", "gpus"),
+    [
+        ("torchrun --nproc_per_node 4 --nnodes=2 grpo.py", {}, {}, 2, 4),
+        ("torchrun --nproc-per-node=8 grpo.py", {}, {}, 1, 8),
+        ("torchrun --nproc_per_node gpu grpo.py", {}, {}, None, None),
+        ("accelerate launch grpo.py", {}, {"num_processes": 16, "num_machines": 2}, 2, 8),
+        ("accelerate launch grpo.py", {"CUDA_VISIBLE_DEVICES": "1,2,3"}, {"num_processes": 3}, 1, 3),
+        ("python grpo.py", {}, {}, 1, 1),
+        ("python3 -m torch.distributed.run --nproc_per_node 2 grpo.py", {}, {}, 1, 2),
+        ("", {"NPROC_PER_NODE": "4", "NNODES": "2"}, {}, 2, 4),
+    ],
+)
+def test_a_launcher_says_how_many_gpus_a_trainer_of_transformers_has(
+    command: str,
+    env: dict[str, str],
+    settings: dict[str, int],
+    nodes: int | None,
+    gpus: int | None,
+) -> None:
+    found = hardware_of("trl", settings, {}, command=command.split(), env=env)
+    assert (found.nodes, found.gpus_per_node) == (nodes, gpus)
+
+
+def test_the_flags_of_openrlhf_before_0_10_count_as_those_of_today() -> None:
+    older = {
+        "actor_num_nodes": 1,
+        "actor_num_gpus_per_node": 4,
+        "colocate_actor_ref": True,
+        "vllm_num_engines": 1,
+        "vllm_tensor_parallel_size": 2,
+    }
+    newer = {
+        "actor.num_nodes": 1,
+        "actor.num_gpus_per_node": 4,
+        "train.colocate_actor_ref": True,
+        "vllm.num_engines": 1,
+        "vllm.tensor_parallel_size": 2,
+    }
+    six = Hardware(nodes=1, gpus_per_node=6)
+    assert hardware_of("openrlhf", older, {}) == hardware_of("openrlhf", newer, {}) == six
+    assert hardware_of("openrlhf", {**older, "colocate_all_models": True}, {}).gpus_per_node == 4
