@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ _FLAG = re.compile(r"--[\w-]+")
 def sglang(root: Path) -> dict[str, Any]:
     """Return types and defaults of `ServerArgs`; later releases assemble it of namespaces.
 
-    `command_line`: types of the names that it takes beside them; `internal`: fields that it does not take;
-    `aliases`: names of the command line that set a field of another name.
+    `by_card`: what it chooses by the memory of its card. `command_line`: types of the names that it takes
+    beside them; `internal`: fields that it does not take; `aliases`: names of the command line that set a
+    field of another name.
     """
     source = root / "sglang" / "srt"
     folder = source / "arg_groups" / "fields"
@@ -54,6 +55,7 @@ def sglang(root: Path) -> dict[str, Any]:
             targets |= {_plain(alias): name for alias in _FLAG.findall(aliases)}
     hidden = {name for name, note in notes.items() if "no_cli=True" in note}
     return {
+        "by_card": by_card(texts),
         **_facts({name: field._replace(kind=kinds[name]) for name, field in found.items()}),
         "command_line": {name: kind for name, kind in sorted(flags.items()) if name not in found},
         "internal": sorted(hidden - flags.keys()),
@@ -63,6 +65,50 @@ def sglang(root: Path) -> dict[str, Any]:
             if target and name in flags.keys() - found.keys()
         },
     }
+
+
+def by_card(texts: Iterable[str]) -> list[list[int | None]]:
+    """Return the defaults of `handle_gpu_memory_settings`, from small cards to large ones.
+
+    A row: MiB of memory below which it holds (null: no limit), tokens of a prefill, the largest batch that is
+    captured, the same with tensor parallelism of 4 and more. The first row is of a card that is not known.
+    """
+    for node in (node for text in texts for node in ast.walk(ast.parse(text))):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "gpu_mem is not None":
+            chain = node.body[0]
+            if isinstance(chain, ast.If) and ast.unparse(chain.test).startswith("gpu_mem < "):
+                return [[1, *_chosen(node.orelse)], *_rows(chain)]
+    return []
+
+
+def _rows(node: ast.If) -> Iterator[list[int | None]]:
+    """Yield a row for each `if gpu_mem < 20 * 1024` of a chain, and for its `else`; none of an NPU."""
+    if isinstance(node.test, ast.Compare):
+        limit = node.test.comparators[0]
+        assert isinstance(limit, ast.BinOp)
+        yield [ast.literal_eval(limit.left) * ast.literal_eval(limit.right), *_chosen(node.body)]
+    match node.orelse:
+        case [ast.If() as further]:
+            yield from _rows(further)
+        case _:
+            yield [None, *_chosen(node.orelse)]
+
+
+def _chosen(body: list[ast.stmt]) -> list[int]:
+    """Return the numbers that the statements of a branch set, the batch without and with a large engine."""
+    found: dict[str, list[int]] = {"chunked_prefill_size": [], "max_bs": []}
+    for node in (inner for statement in body for inner in ast.walk(statement)):
+        pairs: list[tuple[str, ast.expr]] = []
+        if isinstance(node, ast.Assign):
+            pairs = [(ast.unparse(target), node.value) for target in node.targets]
+        elif isinstance(node, ast.Call):
+            pairs = [(word.arg or "", word.value) for word in node.keywords]
+        for target, value in pairs:
+            for name, numbers in found.items():
+                if target.endswith(name) and isinstance(value, ast.Constant) and isinstance(value.value, int):
+                    numbers.append(value.value)
+    (chunk,), batches = found.values()
+    return [chunk, batches[0], batches[-1]]
 
 
 def _notes(source: str) -> Iterator[tuple[str, str]]:

@@ -286,6 +286,7 @@ def test_what_the_command_line_of_sglang_takes_beside_its_fields_is_told(tmp_pat
     folder.mkdir(parents=True)
     (folder / "server_args.py").write_text(_SERVER_ARGS)
     assert engines.sglang(tmp_path) == {
+        "by_card": [],
         "types": {
             "context_length": "count?",
             "cuda_graph_max_bs": "int?",
@@ -324,6 +325,32 @@ def test_the_type_of_a_default_that_is_null_is_what_all_annotations_of_its_name_
         "policy.plan": "any",
         "policy.size": "float",
     }
+
+
+def test_what_sglang_chooses_by_its_card_is_read_of_the_branches_of_its_source() -> None:
+    source = (
+        "def handle_gpu_memory_settings(self, gpu_mem):\n"
+        "    if gpu_mem is not None:\n"
+        "        if gpu_mem < 20 * 1024:\n"
+        "            self.chunked_prefill_size = 2048\n"
+        "            decode.max_bs = 8\n"
+        "        elif is_npu() and gpu_mem < 32 * 1024:\n"
+        "            self.chunked_prefill_size = 1\n"
+        "        else:\n"
+        "            declare(self, chunked_prefill_size=4096)\n"
+        "            if self.tp_size < 4:\n"
+        "                decode.max_bs = 24\n"
+        "            else:\n"
+        "                decode.max_bs = 80\n"
+        "    else:\n"
+        "        self.chunked_prefill_size = 4096\n"
+        "        decode.max_bs = 160\n"
+    )
+    assert engines.by_card(["x = 1", source]) == [
+        [1, 4096, 160, 160],
+        [20480, 2048, 8, 8],
+        [None, 4096, 24, 80],
+    ]
 
 
 def test_flags_of_megatron_are_those_of_its_parser_and_of_the_configurations_that_it_adds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 # The batch sizes that an engine still captures where its CUDA graphs are limited, by verl's guide.
@@ -14,46 +15,28 @@ _UNKNOWN_FRACTION = 0.88
 
 
 class Tier(NamedTuple):
-    """Defaults up to a size of the card."""
+    """What SGLang chooses for cards up to a size (`handle_gpu_memory_settings`), of a release's facts."""
 
-    below_mib: float
+    below_mib: int | None  # None: a card of any size; the first tier is of a card that is not known
     chunk: int  # tokens of a prefill batch
     graph: int  # largest batch captured
     graph_tp4: int  # ... with tensor parallelism of 4 and more
 
-
-# sglang/srt/server_args.py, _handle_gpu_memory_settings: the same in 0.5.9 and 0.5.15.post1.
-_TIERS = (
-    Tier(20 * 1024, 2048, 8, 8),
-    Tier(35 * 1024, 2048, 24, 80),
-    Tier(60 * 1024, 4096, 32, 160),
-    Tier(160 * 1024, 8192, 256, 512),
-    Tier(float("inf"), 16384, 512, 512),
-)
-_UNKNOWN = Tier(float("inf"), 4096, 160, 160)
+    def captured(self, *, tensor_parallel: int) -> int:
+        """Return the largest batch that an engine captures by itself."""
+        return self.graph_tp4 if tensor_parallel >= 4 else self.graph
 
 
-def tier(gpu_memory_bytes: int) -> Tier:
+def tier(tiers: Sequence[Tier], gpu_memory_bytes: int) -> Tier:
     """Return the defaults for a card; 0 bytes: its size is not known."""
-    if gpu_memory_bytes <= 0:
-        return _UNKNOWN
-    return next(each for each in _TIERS if gpu_memory_bytes / _MIB < each.below_mib)
+    return next(each for each in tiers if each.below_mib is None or gpu_memory_bytes / _MIB < each.below_mib)
 
 
-def default_graph(gpu_memory_bytes: int, *, tensor_parallel: int) -> int:
-    """Return the largest batch that an engine captures by itself."""
-    own = tier(gpu_memory_bytes)
-    return own.graph_tp4 if tensor_parallel >= 4 else own.graph
-
-
-def auto_fraction(
-    gpu_memory_bytes: int, *, tensor_parallel: int, chunk: int, graph: int | None = None
-) -> float:
+def auto_fraction(gpu_memory_bytes: int, *, tensor_parallel: int, chunk: int, captured: int) -> float:
     """Return the static share that an engine gives itself, to two digits downwards."""
     if gpu_memory_bytes <= 0:
         return _UNKNOWN_FRACTION
     card = gpu_memory_bytes / _MIB
-    captured = default_graph(gpu_memory_bytes, tensor_parallel=tensor_parallel) if graph is None else graph
     reserved = 512 + 1.5 * max(chunk, 2048) + 2 * captured + tensor_parallel / 8 * 1024
     if card > _LARGE_MIB:
         reserved = max(reserved, 10 * 1024)

@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import versions
+from autotune.launchers.frameworks.core.engines import Tier
 from autotune.launchers.frameworks.core.types import is_count, misfit
 from autotune.launchers.likeness import MISSPELT, nearest
 from autotune.policies.values.job import Job
@@ -28,6 +29,7 @@ class EngineFacts(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     command_line: dict[str, str] = {}  # types of the names that only the command line has
     internal: frozenset[str] = frozenset()  # arguments that the command line does not have
     aliases: dict[str, str] = {}  # names of the command line -> the argument that they set
+    by_card: tuple[Tier, ...] = ()  # what SGLang chooses by the memory of its card, from small cards to large
 
     @property
     def flags(self) -> dict[str, str]:

@@ -6,6 +6,9 @@ from math import ceil
 
 from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.checkpoints import absolute
+from autotune.launchers.frameworks.core.engines import tier
+from autotune.launchers.frameworks.core.versions import choose
+from autotune.launchers.frameworks.dialects.engine_arguments import arguments_of, releases
 from autotune.launchers.frameworks.megatron.dialect import dialect_of, facts_of
 from autotune.launchers.frameworks.tabular.listed_flags import ListedFlagSettings
 from autotune.policies.values.job import Job
@@ -26,6 +29,10 @@ class Config(ListedFlagSettings):
     def __init__(self, job: Job, package: str) -> None:
         self.dialect = dialect_of(package)
         super().__init__(job, facts_of(package), self.dialect)
+        # Of the SGLang that is installed for the job, else of the one that the framework is built on.
+        version = choose(job.engine_versions.get("sglang") or self.dialect.engine_version, releases("sglang"))
+        by_card = arguments_of("sglang", version.version).by_card
+        self.engine_defaults = tier(by_card, job.cluster.gpu_memory_bytes or 0)
         self._find_devices()
         self._find_batch()
         self._find_checkpoints()

@@ -8,8 +8,6 @@ from autotune.launchers.frameworks.core import host_allocators
 from autotune.launchers.frameworks.core.engines import (
     LARGEST_LIMITED_BATCH,
     auto_fraction,
-    default_graph,
-    tier,
 )
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.policies.values.knobs import Knobs
@@ -23,8 +21,7 @@ _GRAPHS, _BACKEND = "sglang-cuda-graph-config", "sglang-cuda-graph-backend-decod
 
 def chunk(config: Config) -> int:
     """Return the tokens of a prefill: the flag, or what SGLang chooses by the card."""
-    default = tier(config.job.cluster.gpu_memory_bytes or 0).chunk
-    written = config.count("sglang-chunked-prefill-size", default)
+    written = config.count("sglang-chunked-prefill-size", config.engine_defaults.chunk)
     return written if written > 0 else config.count("sglang-max-prefill-tokens")
 
 
@@ -34,7 +31,7 @@ def fraction(config: Config) -> float:
         config.job.cluster.gpu_memory_bytes or 0,
         tensor_parallel=config.engine_size,
         chunk=chunk(config),
-        graph=_largest_graph(config) or None,
+        captured=_largest_graph(config) or _captured_by_itself(config),
     )
 
 
@@ -74,10 +71,13 @@ def _listed(config: Config) -> str:
     return config.dialect.graph_limit.replace("-max-bs", "-bs")
 
 
+def _captured_by_itself(config: Config) -> int:
+    return config.engine_defaults.captured(tensor_parallel=config.engine_size)
+
+
 def _default_graph(config: Config) -> int:
     """Return the largest batch that SGLang captures by itself; 0 if the card is unknown."""
-    memory = config.job.cluster.gpu_memory_bytes
-    return default_graph(memory, tensor_parallel=config.engine_size) if memory else 0
+    return _captured_by_itself(config) if config.job.cluster.gpu_memory_bytes else 0
 
 
 def recompute(config: Config) -> str:

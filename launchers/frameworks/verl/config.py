@@ -41,6 +41,7 @@ class Config(DeclaredSettings):
         known = keys_of(job.framework_version, "megatron" if self.megatron else "dp")
         own = job.own_code.defaults if job.own_code is not None else {}
         self.known = known if job.own_code is None or not own else of_code(known, job.own_code)
+        self.cluster = job.cluster
         super().__init__(job, __package__, RELEASES, entry="main_ppo", declared=self.known, given=given)
         if own and own.keys() != known.configured.keys():  # a fork, whatever number it has
             self.release = self.release._replace(exact=False)

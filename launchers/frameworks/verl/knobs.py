@@ -13,7 +13,9 @@ from autotune.policies.values.knobs import Knobs
 
 SNAPSHOT_TOOL = "torch_memory"
 LD_PRELOAD = "ray_kwargs.ray_init.runtime_env.env_vars.LD_PRELOAD"
-_REQUESTS = 256  # at once where max_num_seqs is null: vLLM's default on cards below 70 GiB (arg_utils.py)
+# Requests at once where max_num_seqs is null, by vLLM (get_batch_defaults of engine/arg_utils.py): more on a
+# card of 70 GiB and above that is no A100. On a card without a name the fewer count, as half is less on any.
+_REQUESTS, _REQUESTS_OF_LARGE, _LARGE_BYTES = 256, 1024, 70 << 30
 _CPU_ADAM = f"{ACTOR}.optim.override_optimizer_config"
 _TRAINING = f"{ACTOR}.ppo_max_token_len_per_gpu"
 _CRITIC_VALUES = "critic.forward_max_token_len_per_gpu"  # of the older workers; it follows that of the update
@@ -44,7 +46,9 @@ def scored(config: Config, name: str) -> list[str]:
 
 def concurrency(config: Config) -> int:
     """Return the requests that an engine works on at once; validation sends all its prompts together."""
-    most = config.most_requests or _REQUESTS
+    card = config.cluster
+    is_large = (card.gpu_memory_bytes or 0) >= _LARGE_BYTES and card.gpu and "a100" not in card.gpu.lower()
+    most = config.most_requests or (_REQUESTS_OF_LARGE if is_large else _REQUESTS)
     asked = requests(config)
     return most if asked is None else min(most, asked)
 

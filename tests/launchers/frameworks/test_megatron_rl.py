@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from autotune.launchers.frameworks.dialects.engine_arguments import arguments_of, releases
 from autotune.launchers.frameworks.dialects.flags import bare
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
 from autotune.orchestrator.config.loader import parse
@@ -490,3 +491,27 @@ def test_an_engine_that_nobody_limits_works_on_what_its_client_sends(framework: 
     assert framework.profile(job(framework, many), CLUSTER).knobs.concurrency == 1024
     few = {**many, "sglang-max-running-requests": 64}
     assert framework.profile(job(framework, few), CLUSTER).knobs.concurrency == 64
+
+
+@pytest.mark.parametrize(
+    ("gib", "installed", "chunk", "fraction"),
+    [
+        (24, {}, 2048, 0.84),
+        (24, {"sglang": "0.5.23"}, 4096, 0.72),
+        (80, {}, 8192, 0.83),
+        (80, {"sglang": "0.5.23"}, 8192, 0.83),
+    ],
+)
+def test_what_sglang_chooses_by_its_card_is_that_of_the_jobs_release(gib, installed, chunk, fraction) -> None:
+    flags = {key: value for key, value in COLOCATED.items() if not key.startswith("sglang-")}
+    written = job(SLIME, flags)
+    spec = msgspec.structs.replace(written.cluster, gpu_memory_bytes=gib << 30)
+    written = msgspec.structs.replace(written, cluster=spec, engine_versions=installed)
+    knobs = SLIME.profile(written, CLUSTER).knobs
+    assert (knobs.max_batched_tokens, knobs.memory_fraction) == (chunk, fraction)
+
+
+def test_every_release_of_sglang_says_what_it_chooses_by_its_card() -> None:
+    for version in releases("sglang"):
+        tiers = arguments_of("sglang", version).by_card
+        assert tiers[0].below_mib == 1 and tiers[-1].below_mib is None, version

@@ -1,8 +1,12 @@
 """slime: its own flags, its lines, and its failures, phase by phase."""
 
+import re
+
 import msgspec
 import pytest
+from packaging.version import Version
 
+from autotune.launchers.frameworks.dialects.engine_arguments import arguments_of, releases
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.knobs import Knobs
@@ -226,3 +230,17 @@ def test_a_trainer_that_is_released_leaves_the_cards_to_the_engines() -> None:
     assert SLIME.profile(job(SLIME, kept), CLUSTER).layout.trainer_sleeps is False
     released = {**kept, "release-train": True, "save": "/saves", "update-weight-transport": "disk"}
     assert SLIME.profile(job(SLIME, released), CLUSTER).layout.trainer_sleeps is True
+
+
+def test_what_is_said_of_the_alias_of_a_flag_is_what_the_releases_of_sglang_take() -> None:
+    (said,) = (advice.reason for advice in SLIME.advice if "an alias that SGLang" in advice.reason)
+    takes, refuses = (re.findall(r"[\d.]*\d", part) for part in said.split(" take "))
+    since = sorted(releases("sglang"), key=Version)
+    since = since[since.index("0.5.15.post1") :]  # of slime's own SGLang: before, the name was no alias
+    aliases = {version: "cuda-graph-max-bs" in arguments_of("sglang", version).flags for version in since}
+    assert {version for version in since if version.startswith(tuple(takes))} == {
+        version for version, taken in aliases.items() if taken
+    }
+    assert {version for version in since if version.startswith(tuple(refuses))} == {
+        version for version, taken in aliases.items() if not taken
+    }

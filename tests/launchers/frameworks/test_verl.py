@@ -614,9 +614,14 @@ def test_concurrency_counts_no_more_requests_than_there_are() -> None:
     assert profile(JOBS["fsdp"]).knobs.concurrency == 256  # validation asks for everything at once
 
 
-def test_a_limit_of_requests_left_to_the_engine_counts_as_its_default() -> None:
+@pytest.mark.parametrize(
+    ("card", "gib", "requests"),
+    [("H100-80GB", 80, 1024), ("A100-80GB", 80, 256), ("L40S-48GB", 48, 256), (None, 80, 256)],
+)
+def test_a_limit_of_requests_left_to_the_engine_is_its_default_for_the_card(card, gib, requests) -> None:
     of = job(**{f"{ROLLOUT}.max_num_seqs": None})
-    assert profile(of).knobs.concurrency == 256
+    of = replace(of, cluster=replace(of.cluster, gpu=card, gpu_memory_bytes=gib << 30))
+    assert profile(of).knobs.concurrency == requests
     assert not VERL.settings(of, profile(of).knobs)
 
 
