@@ -59,7 +59,10 @@ def _card(explanation: Explanation) -> str:
         (facts.outside_bytes, "outside PyTorch"),
         (facts.free_bytes, "free"),
     )
-    parts = [f"{_short(size, text)} {label}" for size, label in figures if size is not None]
+    sizes = [(figure(size, text), label) for size, label in figures if size is not None]
+    if all(size.endswith(" GiB") for size, _ in sizes):  # the unit stands once, behind the sum
+        sizes = [(size.removesuffix(" GiB"), label) for size, label in sizes]
+    parts = [f"{size} {label}" for size, label in sizes]
     whole = facts.outside_bytes is not None
     total = f"   = {show_gib(facts.capacity_bytes)}" if whole else f"   of {show_gib(facts.capacity_bytes)}"
     device = "budget" if on_budget(explanation) else f"GPU{f' {card[1]}' if card else ''}"
@@ -67,11 +70,6 @@ def _card(explanation: Explanation) -> str:
     if allowed is not None and allowed < facts.capacity_bytes:
         total += f"; the process may use {figure(allowed, text)}"
     return f"info: {device}   {' · '.join(parts)}{total}"
-
-
-def _short(size: int, text: str) -> str:
-    written = figure(size, text)
-    return written.removesuffix(" GiB")
 
 
 def _request(explanation: Explanation) -> str:

@@ -13,25 +13,28 @@ from tests.lookalikes.core import Setup, Shortage, main, number, say, write
 _TASK, _WORKER = "(TaskRunnerV1 pid=4128)", "(WorkerDict pid=4139)"
 _SERVER = "(vLLMHttpServer pid=4151) (EngineCore_DP0 pid=4153) ERROR 09-03 10:02:11 [core.py:842]"
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-# A traceback as verl prints it: its frames stand between the worker's header and the message, 60 lines below.
+# A traceback as verl 0.9.1 printed it, and the places of its source where others differ from that one.
 _REAL = Path(__file__).parents[1] / "policies" / "logs" / "ray-task-oom" / "run.log"
 _FRAMES: dict[str, tuple[Any, ...]] = {
     "log_prob": (
         "actor_rollout_ref_compute_log_prob",
-        ("engine_workers.py", 703, "compute_log_prob"),
-        ("engine_workers.py", 426, "infer_batch"),
+        ("engine_workers.py", 704, "compute_log_prob"),
+        ("engine_workers.py", 427, "infer_batch"),
+        ("engine/base.py", 148, "infer_batch"),
         ("engine/fsdp/transformer_impl.py", 761, "forward_backward_batch"),
+        ("engine/fsdp/transformer_impl.py", 1571, "forward_step"),
         ("engine/fsdp/transformer_impl.py", 1405, "prepare_model_outputs"),
     ),
     "backward": ("actor_rollout_update_actor",),
     "load": (
         "actor_rollout_ref_load_checkpoint",
-        ("engine_workers.py", 740, "load_checkpoint"),
-        ("engine/fsdp/transformer_impl.py", 803, "load_checkpoint"),
+        ("engine_workers.py", 720, "load_checkpoint"),
+        ("engine_workers.py", 449, "load_checkpoint"),
+        ("engine/fsdp/transformer_impl.py", 907, "load_checkpoint"),
     ),
     "rollout": (
         "actor_rollout_ref_update_weights",
-        ("engine_workers.py", 728, "update_weights"),
+        ("engine_workers.py", 804, "update_weights"),
     ),
 }
 
@@ -100,16 +103,23 @@ class Verl:
         return self._dies(f"WorkerDict.{method}", frames, "OutOfMemoryError", short.text)
 
     def step(self, step: int, *, of: int, seconds: float, tokens: int, peak_gib: float) -> None:
+        save_every = self._config.get("trainer.save_freq", -1)
+        if save_every > 0 and (step % save_every == 0 or step == of):
+            self._save(step)
         say(f"{_TASK} aggregated metrics done. cost 0.0112 seconds.")
         say(
             f"{_TASK} step:{step} - training/global_step:{step} - training/epoch:0 - "
-            f"critic/score/mean:np.float64(0.4121) - actor/perf/max_memory_allocated_gb:{peak_gib:.2f} - "
+            "critic/score/mean:0.4121 - training/num_turns/mean:np.float64(2.0) - "
+            f"actor/perf/max_memory_allocated_gb:{peak_gib:.2f} - "
             f"actor/perf/max_memory_reserved_gb:{peak_gib:.2f} - actor/perf/cpu_memory_used_gb:212.66 - "
             f"timing_s/gen:{seconds / 2} - timing_s/step:{seconds} - perf/total_num_tokens:{tokens} - "
-            f"perf/time_per_step:{seconds} - perf/throughput:np.float64({tokens / seconds / 8})"
+            f"perf/time_per_step:{seconds} - perf/throughput:{tokens / seconds / 8}"
         )
 
     def checkpoint(self, step: int) -> None:
+        """Do nothing: verl saves before it prints the step."""
+
+    def _save(self, step: int) -> None:
         folder = self._folder / f"global_step_{step}"
         say(f"{_TASK} INFO:2026-09-03 11:20:01,514:Saving checkpoint to {folder}")
         state = folder / "actor" / "extra_state_world_size_8_rank_0.pt"
@@ -140,7 +150,7 @@ class Verl:
             say(line.replace("(OutOfMemoryError)", f"({kind})"))
         if method.endswith("load_checkpoint"):
             manager = "/opt/verl/verl/utils/checkpoint/fsdp_checkpoint_manager.py"
-            say(f'  File "{manager}", line 181, in load_checkpoint')
+            say(f'  File "{manager}", line 237, in load_checkpoint')
             say('  File "/opt/verl/torch/optim/optimizer.py", line 960, in load_state_dict')
         say(f"{'torch.' if kind == 'OutOfMemoryError' else ''}{kind}: {text}")
         say("Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.")
@@ -155,7 +165,9 @@ def _traceback(method: str, frames: Any) -> list[str]:
         return lines
     at = [number for number, line in enumerate(lines) if "RayTaskError(" in line]
     fit = next(number for number, line in enumerate(lines) if line.endswith("in fit"))
-    call = next(number for number, line in enumerate(lines) if "engine_workers.py" in line)
+    call = [number for number, line in enumerate(lines) if "engine_workers.py" in line][
+        1
+    ]  # below a decorator
     worker = lines[at[1]].replace("WorkerDict.actor_rollout_update_actor", method)
     own = [f'  File "/opt/verl/verl/workers/{file}", line {line}, in {name}' for file, line, name in frames]
     return [*lines[: fit + 2], worker, *lines[at[1] + 1 : call], *own]

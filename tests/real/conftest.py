@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from tests.e2e.test_driver import Head, started_head
-from tests.real import results
+from tests.real import logs, results
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,12 +33,14 @@ def head(ray_head: tuple[int, int], tmp_path: Path) -> Head:
 
 
 @pytest.fixture
-def record(request: pytest.FixtureRequest) -> Callable[[results.Row], None]:
-    """Return a function that writes down what a test saw, where `--results` names a file."""
+def record(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Return a function that writes down a row and logs by name, where `--results` names a file."""
     path: Path | None = request.config.getoption("--results", None)
 
-    def write(row: results.Row) -> None:
+    def write(row: results.Row, kept: Mapping[str, Path] = MappingProxyType({})) -> None:
         if path is not None:
             results.keep(path, row)
+            for name, log in kept.items():
+                logs.keep(name, log)
 
     return write

@@ -45,9 +45,9 @@ def story(runs: Path) -> str:
     rows = table("", journal.read(path))
     attempts = []
     for row in rows:
-        text = f"attempt {row.attempt}: {row.steps} steps, {row.cause}" + (
-            f" in {row.phase}" if row.phase else ""
-        )
+        steps = f"{row.steps} step{'' if row.steps == 1 else 's'}"
+        where = f" in {row.phase}" if row.phase else ""
+        text = f"attempt {row.attempt}: {steps}, {row.cause}{where}"
         attempts.append(text + (f", then `{row.changes}`" if row.changes else ""))
     return "; ".join(attempts)
 

@@ -5,6 +5,7 @@ Trainer, FSDP2, agent loop, checkpoints and Ray are verl's own; the engine is tr
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.e2e_long, pytest.mark.timeout(3600)]
 VERL = "verl 0.9.1"
 PLAYED = "class and text of the error"
 CARD = {"VERL_PLUGIN_BUDGET": str(BUDGET), "VERL_PLUGIN_WORDS": "cuda"}
-Recorder = Callable[[Row], None]
+Recorder = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
@@ -30,17 +31,21 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_material(tmp_path_factory.mktemp("verl"))
 
 
-def launched(head: Head, *words: str) -> tuple[list[dict[str, Any]], float]:
-    """Make a job.yaml of the folder's script, launch it; return its events, and the seconds of the launch."""
+def write_job(head: Head, more: str = "") -> None:
+    """Make a job.yaml of the folder's script."""
     done = head.autotune("init", "run_grpo.sh")
     assert done.returncode == 0, done.stderr
     job = head.folder / "job.yaml"
     text = job.read_text()
     assert "gpus_per_node: 1" in text  # this machine's GPU is a number that Ray is given; NVML shows none
-    job.write_text(text.replace(", gpus_per_node: 1", ""))
+    job.write_text(text.replace(", gpus_per_node: 1", "") + more)
+
+
+def ran(head: Head, *words: str) -> tuple[list[dict[str, Any]], float]:
+    """Run autotune to its end; return its events and its seconds."""
     began = time.monotonic()
-    done = head.autotune(*(words or ("launch",)), "job.yaml", timeout_s=3000)
-    assert done.returncode == 0, done.stderr
+    done = head.autotune(*words, timeout_s=3000)
+    assert done.returncode == 0, done.stdout + done.stderr
     return list(head.events()), time.monotonic() - began
 
 
@@ -48,9 +53,16 @@ def of(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [event for event in events if event["type"] == kind]
 
 
-def logs(head: Head) -> list[str]:
+def logs(head: Head) -> list[Path]:
     """Return what verl printed, by attempt."""
-    return [path.read_text() for path in sorted(head.folder.glob("runs/*/attempts/*/run.log"))]
+    return sorted(head.folder.glob("runs/*/attempts/*/run.log"))
+
+
+def explained(head: Head, log: Path) -> tuple[str, str]:
+    """Return the cause and the phase that `autotune explain` finds in a log alone."""
+    done = head.autotune("explain", "--json", str(log))
+    failure = json.loads(done.stdout)
+    return failure["cause"], failure["phase"]
 
 
 def is_cured_from_the_checkpoint(head: Head, events: list[dict[str, Any]]) -> None:
@@ -58,20 +70,26 @@ def is_cured_from_the_checkpoint(head: Head, events: list[dict[str, Any]]) -> No
     progressed = of(events, "progressed")
     assert [event["step"] for event in progressed] == [1, 2, 3, 4]
     assert progressed[1]["resumed_from"] == 1
-    for text in logs(head):
-        assert re.findall(r"'train_batch_size': (\d+)", text) == [str(SIZES.prompts)]
+    texts = [log.read_text() for log in logs(head)]
+    for text in texts:
+        assert set(re.findall(r"'train_batch_size': (\d+)", text)) == {str(SIZES.prompts)}
         assert set(re.findall(r"'ppo_mini_batch_size': (\d+)", text)) == {str(SIZES.prompts)}
-        assert re.findall(r"Total training steps: (\d+)", text) == [str(SIZES.steps)]
-    last = logs(head)[-1]
+        assert set(re.findall(r"Total training steps: (\d+)", text)) == {str(SIZES.steps)}
+    last = texts[-1]
     assert re.search(r"Resuming from \S*global_step_1, setting global step to 1\b", last)
-    assert re.findall(r"\bstep:(\d+) - ", last) == ["2", "3", "4"]
+    assert list(dict.fromkeys(re.findall(r"\bstep:(\d+) - ", last))) == ["2", "3", "4"]  # Ray says it twice
     (tracker,) = head.folder.glob("**/latest_checkpointed_iteration.txt")
     assert tracker.read_text() == str(SIZES.steps)
 
 
+def row(head: Head, case: str, seconds: float, *, played: str = PLAYED) -> Row:
+    return Row(framework=VERL, case=case, outcome=story(head.folder / "runs"), seconds=seconds, played=played)
+
+
 def test_backward_is_cured_from_the_checkpoint(head: Head, material: Path, record: Recorder) -> None:
     write_script(head.folder, material, CARD)
-    events, seconds = launched(head)
+    write_job(head)
+    events, seconds = ran(head, "launch", "job.yaml")
     (diagnosed,) = of(events, "diagnosed")
     assert (diagnosed["cause"], diagnosed["phase"]) == ("gpu-oom", "backward")
     assert diagnosed["facts"]["requested_bytes"] > 0
@@ -79,12 +97,30 @@ def test_backward_is_cured_from_the_checkpoint(head: Head, material: Path, recor
     first, second = of(events, "started")
     assert second["knobs"]["tokens_per_microbatch"] < first["knobs"]["tokens_per_microbatch"]
     is_cured_from_the_checkpoint(head, events)
+    assert explained(head, logs(head)[0]) == ("gpu-oom", "backward")
     record(
-        Row(
-            framework=VERL,
-            case="backward over its budget, cured, resumed from verl's checkpoint",
-            outcome=story(head.folder / "runs"),
-            seconds=seconds,
-            played=PLAYED,
-        )
+        row(head, "the update's backward pass exceeds its memory", seconds), {"verl-backward": logs(head)[0]}
+    )
+
+
+def test_scoring_is_cured_from_the_checkpoint(head: Head, material: Path, record: Recorder) -> None:
+    write_script(
+        head.folder,
+        material,
+        CARD,
+        ppo_max_token_len_per_gpu=256,
+        log_prob_max_token_len_per_gpu=2048,
+    )
+    write_job(head)
+    events, seconds = ran(head, "launch", "job.yaml")
+    (diagnosed,) = of(events, "diagnosed")
+    assert (diagnosed["cause"], diagnosed["phase"]) == ("gpu-oom", "log_prob")
+    assert diagnosed["facts"]["requested_bytes"] == 2048 * SIZES.shape["vocab"] * 4  # one copy of the logits
+    first, second = of(events, "started")
+    assert second["knobs"]["logprob_tokens"] < first["knobs"]["logprob_tokens"]
+    is_cured_from_the_checkpoint(head, events)
+    assert explained(head, logs(head)[0]) == ("gpu-oom", "log_prob")
+    record(
+        row(head, "the log-probabilities' pass exceeds its memory", seconds),
+        {"verl-log_prob": logs(head)[0]},
     )

@@ -38,11 +38,10 @@ def write_material(folder: Path) -> Path:
 def write_script(
     folder: Path, material: Path, variables: dict[str, str] | None = None, **settings: Any
 ) -> Path:
-    """Write the script that starts verl, its settings by their last names changed."""
+    """Write the script that starts verl; `settings` go by their last names, or are new."""
     written = verl_job(material, SIZES, cpu=True)
-    for name, value in settings.items():
-        (key,) = [key for key in written if key.rpartition(".")[2] == name]
-        written[key] = value
+    by_name = {key.rpartition(".")[2]: key for key in written}
+    written |= {by_name.get(name, name): value for name, value in settings.items()}
     exported = {
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",

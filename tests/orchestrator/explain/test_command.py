@@ -100,6 +100,16 @@ def test_ascii_terminals_get_ascii() -> None:
     assert done.stdout.isascii() and b" | 1.41 cached | " in done.stdout
 
 
+def test_figures_of_other_units_name_them() -> None:
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity "
+        "of 0.19 GiB of which 41.73 MiB is free. Including non-PyTorch memory, this process has 0.15 GiB "
+        "memory in use. Of the allocated memory 0.15 GiB is allocated by PyTorch, and 0 bytes is reserved by "
+        "PyTorch but unallocated.\n"
+    )
+    assert " 0.15 GiB in use by PyTorch · " in call("-", text=text).output
+
+
 def test_a_compressed_log_is_read_as_what_it_holds(tmp_path: Path) -> None:
     plain = Path(TRAINING).read_bytes()
     whole, torn = tmp_path / "run.log.gz", tmp_path / "torn.log.gz"

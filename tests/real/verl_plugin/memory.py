@@ -100,7 +100,7 @@ class Memory:
     def card_error(self, asked: int) -> torch.OutOfMemoryError:
         """Return a card's error with the figures of a request of so many bytes that was refused."""
         # Leaving the pass has freed memory since; less was free than the request, or it had been granted.
-        free = min(self.budget + self.baseline - private_bytes(), asked)
+        free = max(0, min(self.budget + self.baseline - private_bytes(), asked))
         capacity, in_use = self.budget / 2**30, (self.budget - free) / 2**30
         return torch.OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {asked / 2**20:.2f} MiB. GPU 0 has a total capacity of "
