@@ -23,7 +23,7 @@ from autotune.launchers.frameworks.command.placeholders import (
 from autotune.launchers.frameworks.command.rows import Case, row_of
 from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.checkpoints import absolute
-from autotune.launchers.frameworks.core.data import table
+from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.table import Row
@@ -282,7 +282,7 @@ def _setting(job: Job, name: str, named: set[str]) -> Iterator[Problem]:
 @cache
 def _special_settings() -> dict[str, str]:
     """Return what `settings:` may say beside knobs, each with what it is."""
-    return table(__package__, "settings.yaml", str)
+    return document(__package__, "settings.yaml", dict[str, str])
 
 
 def _special(path: tuple[str | int, ...], name: str, written: Any) -> Iterator[Problem]:

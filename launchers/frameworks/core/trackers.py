@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from autotune.launchers.base import Tracked
-from autotune.launchers.frameworks.core.data import rows
+from autotune.launchers.frameworks.core.data import document
 from autotune.policies.values.job import Tracker
 from autotune.policies.values.value import Value
 
@@ -29,7 +29,7 @@ class TrackerRow(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @cache
 def _rows(package: str) -> tuple[TrackerRow, ...]:
-    return rows(package, _FILE, TrackerRow)
+    return document(package, _FILE, tuple[TrackerRow, ...])
 
 
 def tracked(

@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from autotune.launchers.frameworks.core import host_allocators, residency
-from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.settings import Settings
@@ -194,11 +193,10 @@ class TrainerSettings(DeclaredSettings):
 
 @cache
 def shown_settings(package: str) -> frozenset[str]:
-    """Return the settings whose values a log may show: those of a framework's knobs and of `shown.yaml`."""
-    table: Table[Any] = import_module(f"{package}.rows").TABLE  # which builds on the settings' own module
-    knobs = (row.key for row in table.rows)
-    further = document(package, "shown.yaml", tuple[str, ...])
-    return frozenset((*knobs, *further)).difference(("", *ENVIRONMENT))
+    """Return the settings whose values a log may show: those of a framework's knobs and of `SHOWN`."""
+    own = import_module(f"{package}.rows")  # which builds on the settings' own module
+    table: Table[Any] = own.TABLE
+    return frozenset((*(row.key for row in table.rows), *own.SHOWN.split())).difference(("", *ENVIRONMENT))
 
 
 def arguments(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -16,7 +16,13 @@ from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import bare, printed_flags
 from autotune.launchers.frameworks.dialects.settings import with_sizes
 from autotune.launchers.frameworks.megatron.config import Config
-from autotune.launchers.frameworks.megatron.dialect import ENGINE, Dialect, dialect_of, facts_of
+from autotune.launchers.frameworks.megatron.dialect import (
+    ENGINE,
+    SET_BY_ITSELF,
+    Dialect,
+    dialect_of,
+    facts_of,
+)
 from autotune.launchers.frameworks.megatron.layout import layout, resident
 from autotune.launchers.frameworks.megatron.model import model_of
 from autotune.launchers.frameworks.tabular.declared import Facts
@@ -142,7 +148,7 @@ class MegatronRl(ListedFlagFramework[Config]):
                 message = f"--{flag} is a flag of vime, whose engine is vLLM: {self.name}'s is SGLang"
                 hint = "write `framework: command`, with the flags in its `command:`"
                 yield Problem(path=("settings", key), message=message, hint=hint)
-            if flag.startswith(ENGINE) and flag.removeprefix(ENGINE) in self.dialect.set_by_itself:
+            if flag.startswith(ENGINE) and flag.removeprefix(ENGINE) in SET_BY_ITSELF.split():
                 does = "refuses" if self.dialect.strict else "ignores"
                 message = f"{self.name} sets this of the engine itself and {does} --{flag}"
                 yield Problem(path=("settings", key), message=message)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import msgspec
 
-from autotune.launchers.frameworks.core.data import Words, document, table
+from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.dialects.engine_arguments import arguments_of
 from autotune.launchers.frameworks.dialects.flag_facts import Flag, flag_facts
 from autotune.launchers.frameworks.tabular.declared import Facts
@@ -16,18 +17,26 @@ from autotune.launchers.frameworks.tabular.listed_flags import FlagNames
 ENGINE = "sglang-"
 NEWEST_TRAINER = "d98e8a64"  # the newest Megatron-LM on record
 _OF_CLIENT = ("sglang-server-concurrency", "sglang-config", "sglang-router-")
+# Arguments of SGLang that the frameworks set themselves, so that there is no flag for them.
+SET_BY_ITSELF = """
+    base-gpu-id config dist-init-addr enable-memory-saver enable-return-routed-experts gpu-id-step
+    model-path nccl-port nnodes node-rank port random-seed skip-server-warmup tp-size trust-remote-code
+"""
 _OPEN = ("router-", "opd-", "teacher-")  # flags of other parsers, with these prefixes
 
 
 class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `dialect.yaml`, with the flags and the defaults that all of them share."""
+    """In what one of them differs from the others.
+
+    Its flags are those of the commits `own` and `trainer`, which benchmarks.facts.megatron reads in their
+    repositories.
+    """
 
     name: str
     own: str  # commits whose flags are known: of the framework, in its facts/
     trainer: str  # ... and of the Megatron-LM that it is built on, in megatron/facts
     engine_version: str
     engine_types: dict[str, str] = {}  # of the arguments of SGLang behind --sglang-, by their names
-    set_by_itself: Words = Words()  # ... that the framework sets, so that there is no flag for them
     prefixes: tuple[str, ...] = ()  # of arguments of SGLang besides --sglang-
     strict: bool = False
     graph_limit: str  # flag of the largest captured batch
@@ -54,7 +63,7 @@ class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
 @cache
 def dialect_of(package: str) -> Dialect:
     """Return the dialect of a framework's folder."""
-    own = document(package, "dialect.yaml", Dialect)
+    own: Dialect = import_module(f"{package}.dialect").DIALECT
     flags = {
         **flag_facts(__package__, f"facts/{own.trainer}.json").flags,
         **dict.fromkeys(own.names, Flag()),
@@ -70,12 +79,11 @@ def dialect_of(package: str) -> Dialect:
     return msgspec.structs.replace(
         own,
         flags=flags,
-        names=Words(flags),
+        names=frozenset(flags),
         negatable=frozenset(name for name, flag in flags.items() if flag.action == "BooleanOptionalAction"),
         of_other_releases=frozenset(newest.keys() - flags.keys()),
         engine_types=engine.flags,
         aliases=aliases,
-        set_by_itself=table(__package__, "sglang_flags.yaml", Words)["set_by_the_framework"],
     )
 
 

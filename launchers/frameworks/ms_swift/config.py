@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.launchers.frameworks.core.data import table
+from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.hugging_face.settings import SPREAD, TrainerSettings
 from autotune.policies.values.job import Job
 
@@ -102,7 +102,7 @@ class Config(TrainerSettings):
     @property
     def takes_liger(self) -> bool:
         """Whether liger's loss is the job's own up to rounding."""
-        allowed = table(__package__, "liger.yaml", tuple[Any, ...])
+        allowed = document(__package__, "liger.yaml", dict[str, tuple[Any, ...]])
         return not self.adds_a_mean and all(self.get(name) in values for name, values in allowed.items())
 
     @property

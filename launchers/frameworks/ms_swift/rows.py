@@ -122,3 +122,10 @@ WARNED: tuple[Warned[Config], ...] = (
 # fmt: on
 
 TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE)
+
+# Settings that a log may show and that are read here beside those of the rows: what decides which knobs a job has,
+# and its sizes.
+SHOWN = """
+    beta generation_batch_size gradient_accumulation_steps loss_type max_completion_length max_length model
+    num_generations sleep_level steps_per_generation tuner_type use_vllm vllm_mode
+"""

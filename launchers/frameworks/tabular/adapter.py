@@ -13,7 +13,6 @@ import msgspec
 from autotune.launchers.base import Advice, Framework, Problem, Prompts, Tracked
 from autotune.launchers.frameworks.core import rehearsals, trackers
 from autotune.launchers.frameworks.core.data import document, package_of
-from autotune.launchers.frameworks.core.data import table as data_table
 from autotune.launchers.frameworks.core.lengths import PromptKeys, with_lengths
 from autotune.launchers.frameworks.dialects import engine_arguments
 from autotune.launchers.frameworks.dialects.hydra import (
@@ -84,7 +83,7 @@ class TabularFramework(Framework, Generic[C]):
     @cached_property
     def presets(self) -> Mapping[str, Mapping[str, Any]]:
         """Settings that the guide offers as a start, by name."""
-        return data_table(package_of(self), "presets.yaml", dict[str, Any])
+        return document(package_of(self), "presets.yaml", dict[str, dict[str, Any]])
 
     @property
     def advice(self) -> tuple[Advice, ...]:

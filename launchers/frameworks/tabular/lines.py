@@ -7,7 +7,7 @@ import re
 from functools import cache
 from typing import Literal, NamedTuple
 
-from autotune.launchers.frameworks.core.data import rows
+from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.dialects.printed_dicts import numbers_in
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.observation import (
@@ -66,7 +66,7 @@ class _Read(NamedTuple):
 
 def lines(package: str) -> tuple[Line, ...]:
     """Return a framework's `lines.yaml`."""
-    return rows(package, "lines.yaml", Line)
+    return document(package, "lines.yaml", tuple[Line, ...])
 
 
 @cache

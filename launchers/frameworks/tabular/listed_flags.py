@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core.data import Words, document
+from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.core.renames import replacement
 from autotune.launchers.frameworks.core.versions import Release
 from autotune.launchers.frameworks.dialects import flag_facts
@@ -30,7 +30,7 @@ from autotune.policies.values.value import Value
 class FlagNames(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The flags that a framework takes, without dashes."""
 
-    names: Words = Words()
+    names: frozenset[str] = frozenset()
     flags: dict[str, Flag] = {}  # what is known of each of them
     of_other_releases: frozenset[str] = frozenset()  # flags that another release takes: no misspelt ones
     negatable: frozenset[str] = frozenset()  # with a --no- form

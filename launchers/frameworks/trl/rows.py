@@ -124,3 +124,13 @@ WARNED: tuple[Warned[Config], ...] = (
 # fmt: on
 
 TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE)
+
+# Settings that a log may show and that are read here beside those of the rows: what decides which knobs a job has,
+# and its sizes.
+SHOWN = """
+    accelerate_config auto_find_batch_size beta dtype entropy_coef generation_batch_size
+    gradient_accumulation_steps lora_r loss_type max_completion_length max_steps num_generations
+    num_iterations num_processes optim router_aux_loss_coef save_only_model save_strategy
+    steps_per_generation top_entropy_quantile use_adaptive_entropy use_cpu use_peft use_vllm
+    vllm_enable_sleep_mode vllm_max_model_length vllm_mode zero_stage
+"""

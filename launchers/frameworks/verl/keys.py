@@ -8,12 +8,34 @@ from typing import Any
 
 import msgspec
 
-from autotune.launchers.frameworks.core.data import table
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.tabular.declared import FREE, Facts, releases
 from autotune.policies.values.provenance import OwnCode
 
 _FACTS = "facts"
+# Nodes below which a name is not checked against the release's settings; the package says neither.
+# Their content belongs to others: an inference engine, a model's config, Megatron, Ray, Hydra itself.
+_OPEN = """
+    actor_rollout_ref.actor.checkpoint.mbridge_config actor_rollout_ref.actor.megatron.override_ddp_config
+    actor_rollout_ref.actor.megatron.override_mcore_model_config
+    actor_rollout_ref.actor.megatron.override_transformer_config
+    actor_rollout_ref.actor.optim.override_optimizer_config actor_rollout_ref.model.override_config
+    actor_rollout_ref.ref.megatron.override_ddp_config
+    actor_rollout_ref.ref.megatron.override_mcore_model_config
+    actor_rollout_ref.ref.megatron.override_transformer_config
+    actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs actor_rollout_ref.rollout.custom
+    actor_rollout_ref.rollout.engine_kwargs critic.checkpoint.mbridge_config
+    critic.megatron.override_ddp_config critic.megatron.override_mcore_model_config
+    critic.megatron.override_transformer_config critic.model.override_config
+    critic.optim.override_optimizer_config data.apply_chat_template_kwargs data.mm_processor_kwargs
+    distillation.teacher_models hydra ray_kwargs.ray_init reward.custom_reward_function.reward_kwargs
+    reward.reward_model.rollout.engine_kwargs trainer.v1.sampler.sampler_kwargs
+"""
+# verl builds no object of these, so that what a recipe of one's own adds there does no harm.
+_PLAIN = """
+    algorithm.filter_groups custom_reward_function data ray_kwargs reward reward_model sandbox_fusion skip
+    trainer
+"""
 ENGINES = ("dp", "megatron")  # the model engines whose settings are known
 RELEASES = releases(__package__)
 
@@ -27,7 +49,7 @@ class Keys(Facts, frozen=True):
         """Return whether a key lies in a node that verl reads without building an object of it."""
         root = key.split(".")[0]
         known = {name.split(".")[0] for name in self.configured}
-        return root not in known or any(key.startswith(f"{node}.") for node in _nodes()["plain"])
+        return root not in known or any(key.startswith(f"{node}.") for node in _PLAIN.split())
 
 
 @cache
@@ -43,7 +65,7 @@ def keys_of(version: str | None, engine: str) -> Keys:
     apart = [key.split(".") for key in configured]
     kinds = {key: types.get(key) or _kind(configured.get(key)) for key in defaults}
     return Keys(
-        types=kinds | dict.fromkeys(_nodes()["open"], FREE),
+        types=kinds | dict.fromkeys(_OPEN.split(), FREE),
         defaults=defaults,
         engines=file["engines"],
         configured=configured,
@@ -80,8 +102,3 @@ def _kind(default: Any) -> str:
     if isinstance(default, bool):
         return "bool?"
     return "float?" if isinstance(default, int | float) else ""
-
-
-@cache
-def _nodes() -> dict[str, tuple[str, ...]]:
-    return table(__package__, "nodes.yaml", tuple[str, ...])

@@ -46,57 +46,25 @@ def written(tmp_path, monkeypatch):
 
 
 def test_a_row_is_decoded(written) -> None:
-    (row,) = data.rows(PACKAGE, written(ROW), Advice)
+    (row,) = data.document(PACKAGE, written(ROW), tuple[Advice, ...])
     assert row.status is Status.WORKS and row.setting == "--x" and row.instead == ""
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (ROW + ROW.replace("reason", "reasons"), "rows.yaml, line 2: "),
-        (ROW + ROW.replace("reason: it frees, ", "").replace(", reason: it frees", ""), "`reason`"),
-        (ROW.replace("it frees", "7"), "rows.yaml, line 1: Expected `str`, got `int` - at `$.reason`"),
-        (ROW.replace("works", "worked"), "line 1: Invalid enum value 'worked' - at `$.status`"),
-        ("a: b\n", "rows.yaml: expected a list"),
-        ("- {", "rows.yaml: "),
+        (ROW + ROW.replace("reason", "reasons"), "required field `reason` - at `$[1]`"),
+        (ROW.replace("it frees", "7"), "Expected `str`, got `int` - at `$[0].reason`"),
+        (ROW.replace("works", "worked"), "Invalid enum value 'worked' - at `$[0].status`"),
+        ("a: b\n", "Expected `array`, got `object`"),
+        (ROW + ROW.replace("phase", "remedy"), "a key is named twice"),
+        ("- {", "expected node content"),
     ],
 )
 def test_a_wrong_row_is_named(written, text: str, says: str) -> None:
     with pytest.raises(data.DataError) as error:
-        data.rows(PACKAGE, written(text), Advice)
-    assert says in str(error.value) and "rows.yaml" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("first: [a]\nsecond: [1]\n", "rows.yaml, line 2, second: Expected `str`, got `int` - at `$[0]`"),
-        ("first: [a]\nfirst: [b]\n", "rows.yaml, line 2, first: named twice"),
-        ("first: [{a: b, a: c}]\n", "rows.yaml, line 1, first: a key is named twice"),
-        ("- a\n", "rows.yaml: expected a mapping"),
-    ],
-)
-def test_a_wrong_entry_is_named(written, text: str, says: str) -> None:
-    with pytest.raises(data.DataError) as error:
-        data.table(PACKAGE, written(text), tuple[str, ...])
-    assert says in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("flags: [a, b]\n", "rows.yaml, line 1, flags: Expected names apart by spaces, got `list`"),
-        ("flags: yes\n", "rows.yaml, line 1, flags: Expected names apart by spaces, got `bool`"),
-        ("flags: a-b c a-b\n", "rows.yaml, line 1, flags: Named twice: a-b"),
-    ],
-)
-def test_names_are_one_text(written, text: str, says: str) -> None:
-    assert data.table(PACKAGE, written("flags: >-\n  a-b c\n  d\n"), data.Words) == {
-        "flags": {"a-b", "c", "d"}
-    }
-    with pytest.raises(data.DataError) as error:
-        data.table(PACKAGE, written(text), data.Words)
-    assert says in str(error.value)
+        data.document(PACKAGE, written(text), tuple[Advice, ...])
+    assert says in str(error.value) and str(error.value).startswith("rows.yaml: ")
 
 
 def test_every_framework_of_its_own_has_data_files() -> None:

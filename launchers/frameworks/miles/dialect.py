@@ -1,0 +1,15 @@
+"""In what miles differs from the others of its trainer and engine."""
+
+from autotune.launchers.frameworks.megatron.dialect import Dialect
+
+DIALECT = Dialect(
+    name="miles",
+    own="31f1ca96",
+    trainer="2e64d788",
+    engine_version="0.5.16",  # miles is built on a branch of it
+    prefixes=("eval-sglang-",),  # arguments of a separate engine for evaluations
+    strict=True,  # Megatron's parser is called without its leave to pass over unknown flags
+    graph_limit="sglang-cuda-graph-max-bs-decode",
+    expandable={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    trainer_first=False,
+)
