@@ -18,7 +18,8 @@ _PLACEHOLDER = re.compile(
     |(?<![\w.-])/?path/to/[^\s'",\]}}]+  # /path/to/model
     |(?:(?<=[/\s\['"<])|^)/?your[_/-][^\s'",\]}}]*  # your_model, /your/save/path
     |(?:(?<=['"\[])|^)your(?:[ ]\w+){{1,4}}(?=['"\],]|$)  # 'Your Test Dataset'
-    |^(?:x{{3,}}|\.\.\.|todo|fixme|change[_-]?me|(?:to[_ -]be[_ -])?fill(?:ed)?(?:[_ -](?:me|in))?)$""",
+    |^(?:x{{3,}}|\.\.\.)$
+    |(?:(?<=/)|^)(?:todo|fixme|change[_-]?me|(?:to[_ -]be[_ -])?fill(?:ed)?(?:[_ -](?:me|in))?)(?=/|$)""",
     re.VERBOSE | re.IGNORECASE,
 )
 

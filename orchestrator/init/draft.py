@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.frameworks.dialects.hydra import bare
+from autotune.orchestrator.config.placeholders import is_unfilled
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown, shown, to_edit
@@ -50,6 +51,10 @@ from autotune.policies.values.value import Value
 
 _SERVER = re.compile(r"vllm[-_]serve|serve_rm|api_server|launch_server|swift rollout|vllm serve")
 _QUOTES_AND_BRACES = "\"'${}"
+_RUN_NAMES = (
+    *("trainer.experiment_name", "experiment_name", "trainer.run_name", "run_name"),
+    *("logger.wandb.name", "logger.wandb.run_name", "wandb_run_name", "wandb-group"),
+)
 _SHELLS = re.compile(r"(?:.*/)?(?:ba|z|da)?sh")
 _FILE = re.compile(r".*\.(?:sh|bash|slurm|sbatch|job|py|ya?ml)")
 _INTERPRETER = re.compile(r"(?:/.*/)?python(3(\.\d+)?)?")
@@ -201,9 +206,6 @@ def _drafted(
     env, secrets = _environment({**invocation.env, **program.env}, note)
     given = {}
     for name, value in said.given.items():
-        texts = value if isinstance(value, list) else [value]
-        if any(isinstance(text, str) and is_unknown(text) for text in texts):
-            note(f"the value of `{shown(name)}` follows only from running the script: edit it")
         given[shown(name)] = [_told(text) for text in value] if isinstance(value, list) else _told(value)
     source_text = text_behind(invocation, script)
     words = {name: source_of(bare(name), source_text) for name in given}
@@ -376,14 +378,15 @@ def _environment(
 
 
 def _name(script: Path | None, framework: str, settings: Mapping[str, Any]) -> str:
-    named = script.stem if script is not None else ""
-    for key in (
-        "trainer.experiment_name",
-        "experiment_name",
-        "actor_rollout_ref.model.path",
-        "hf-checkpoint",
-    ):
-        value = settings.get(key)
-        if not named and isinstance(value, str) and "$" not in value:
-            named = value.rstrip("/").rpartition("/")[2]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", named or framework).strip("-._")[:60] or framework
+    """Return the name that the run has in its trackers, else that of the script, else of the model."""
+    of_run = [settings.get(key) for key in _RUN_NAMES]
+    of_model = [settings.get(key) for key in ("actor_rollout_ref.model.path", "hf-checkpoint")]
+    named = next(
+        (
+            text.rstrip("/").rpartition("/")[2]
+            for text in (*of_run, script.stem if script is not None else None, *of_model)
+            if isinstance(text, str) and text and not is_unfilled(text)
+        ),
+        framework,
+    )
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", named).strip("-._")[:60] or framework

@@ -58,7 +58,7 @@ def job_text(draft: Draft, *, gpus: Gpus | None = None, checked: str = "") -> st
         "goal: {steps: 20, headroom: 5%}  # stable after 20 steps with 5 % of every memory free",
     ]
     text = "\n".join(lines) + "\n"
-    edits = dict.fromkeys(complaint.line + 1 for complaint in unfilled(text))
+    edits = sorted({complaint.line + 1 for complaint in unfilled(text)})
     if not edits:
         return text
     places = (

@@ -142,7 +142,7 @@ def test_a_model_s_flags_that_need_python_stay_unknown(
     script = script_of(miles(tmp_path), "computed")
     result = CliRunner().invoke(main, ["init", script])
     assert result.exit_code == 1
-    assert "follows only from running the script" in result.stderr
+    assert "known only where a shell runs it" in result.stderr
 
 
 def test_the_folder_of_a_module_is_where_its_package_lies(

@@ -147,6 +147,8 @@ def test_places_to_be_filled_in_have_their_lines_and_lose_no_setting(tmp_path: P
         ("/your/save/path", "placeholder"),
         ("['Your Test Dataset']", "placeholder"),
         ("xxx", "placeholder"),
+        ("TO_BE_FILLED/Qwen2.5-7B", "placeholder"),
+        ("/data/refilled/x", ""),
         ("${oc.env:HOME}/x", ""),
         ("</search>", ""),
         ("<|im_end|>", ""),
@@ -251,3 +253,18 @@ def test_a_training_in_a_container_stays_there(inner: str, framework: str, tmp_p
     result, job = init(tmp_path, f"docker run --rm -v /data:/data image:1 {inner}\n")
     assert job["framework"] == framework and job["command"][:3] == ["docker", "run", "--rm"]  # type: ignore[index]
     assert ("kept whole" in result.stderr) == (framework == "command")
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ("trainer.experiment_name=azr/7b-coder", "7b-coder"),
+        ("trainer.experiment_name=$NAME", "train"),
+        ("trainer.experiment_name=your_experiment", "train"),
+        ("trainer.project_name=p", "train"),
+    ],
+)
+def test_a_job_has_the_name_of_its_run_before_that_of_its_script(
+    settings: str, name: str, tmp_path: Path
+) -> None:
+    assert init(tmp_path, f"{_VERL} {settings}\n", name="train.sh")[1]["name"] == name
