@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 
 from autotune.launchers.base import Framework
-from autotune.launchers.frameworks.core.traces import Traces, traces_of
+from autotune.launchers.frameworks.core.traces import Traces
 
 # The folder of each framework and the class in its adapter.py.
 _ADAPTERS: Mapping[str, tuple[str, str]] = {
@@ -23,6 +23,58 @@ _ADAPTERS: Mapping[str, tuple[str, str]] = {
     "ms-swift": ("ms_swift", "MsSwift"),
     "command": ("command", "AnyCommand"),
 }
+
+# How the logs of each framework are recognised; those of a command may be any program's.
+# fmt: off
+TRACES: Mapping[str, Traces] = {
+    "builtin": Traces(("builtin: phase ", "builtin: step ", "builtin: failure ", "launchers.builtin")),
+    # rLLM and verl-agent are verl with an agent's loop around it, and take its settings.
+    "verl": Traces((
+        "verl.trainer.main_ppo", "verl/trainer/", "verl/workers/", "verl/single_controller/",
+        "(TaskRunnerV1 pid=", "(WorkerDict pid=", "AgentLoopWorkerTQ", "actor_rollout_ref.",
+        "rllm/trainer/verl", "rllm.trainer.verl", "rllm/engine/", "rllm.engine.", "agent_system/",
+    ), implies={
+        "verl/workers/engine/megatron": {"model_engine": "megatron"},
+        "verl/workers/megatron_workers": {"model_engine": "megatron"},
+        "verl/workers/actor/megatron_actor": {"model_engine": "megatron"},
+    }),
+    "areal": Traces((
+        "(AReaL)", "areal/trainer/", "areal/engine/", "areal/infra/", "areal.infra.", "StatsLogger INFO",
+    )),
+    "relax": Traces((
+        "relax/backends/", "relax/components/", "relax/core/", "relax/distributed/", "relax.entrypoints",
+        "relax/utils/", "Actor training failed at step ",
+    )),
+    "slime": Traces(("slime/backends/", "slime/ray/", "slime/rollout/", "slime/utils/", "SLIME_")),
+    "miles": Traces((
+        "miles/backends", "miles/ray/", "miles/rollout/", "miles/utils", "miles.utils", "MILES_",
+    )),
+    "openrlhf": Traces(("openrlhf", "OpenRLHF", "PolicyModelActor", "ReferenceModelActor", "✨ Global step")),
+    "skyrl": Traces((
+        "skyrl/train/", "skyrl/backends/", "skyrl/workers/", "skyrl.train.", "skyrl.backends.",
+        "skyrl_train", "SkyRL", "(skyrl_entrypoint pid=", "PolicyWorkerBase",
+    ), implies={
+        "MegatronPolicyWorkerBase": {"trainer.strategy": "megatron"},
+    }),
+    "nemo-rl": Traces((
+        "nemo_rl/", "nemo_rl.", "NeMo-RL", "(lm_policy-", "▶ Training policy", "▶ Computing logprobs",
+        "▶ Setting up model and training",
+    ), implies={
+        "MegatronPolicyWorker": {"policy.megatron_cfg.enabled": True, "policy.dtensor_cfg.enabled": False},
+        "DTensorPolicyWorker": {"policy.megatron_cfg.enabled": False, "policy.dtensor_cfg.enabled": True},
+    }),
+    # TRL's and ms-swift's are also the lines of our entry that runs them; ms-swift's trainers are TRL's.
+    "trl": Traces((
+        "trl/trainer", "trl/generation", "trl/scripts", "trl/cli", "trl/experimental", "GRPOTrainer",
+        "'mean_token_accuracy': ", "trl.GRPOConfig", "trl: phase ", "trl: step ",
+    )),
+    "ms-swift": Traces((
+        "swift rlhf", "swift/trainers", "swift/llm", "swift/rlhf_trainers", "swift/pipelines", "swift/cli",
+        "swift.cli", "ms-swift", "ms_swift", "swift: phase ", "swift: step ",
+    ), runs=("trl",)),
+    "command": Traces(),
+}
+# fmt: on
 
 
 class Frameworks(Mapping[str, Framework]):
@@ -59,8 +111,3 @@ def find(name: str) -> Framework:
 def package_of(name: str) -> str:
     """Return the folder of a framework as a package, without an import of its adapter."""
     return f"{__name__}.{_ADAPTERS[name][0]}"
-
-
-def traces() -> dict[str, Traces]:
-    """Return how the logs of each framework are told, by its name."""
-    return {name: traces_of(f"{__name__}.{folder}") for name, (folder, _) in _ADAPTERS.items()}

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.base import Framework, Status
-from autotune.launchers.frameworks import FRAMEWORKS, traces
+from autotune.launchers.frameworks import FRAMEWORKS, TRACES
 from autotune.launchers.frameworks.core.traces import Traces
 from autotune.launchers.frameworks.tools import spellings
 from autotune.launchers.frameworks.tools.rows import Tool
@@ -73,13 +73,13 @@ def context_of(
 ) -> Context:
     """Return what the log shows of its job."""
     text = "\n".join((uncoloured(reading.ends), *(line.text for line in diagnosis.evidence)))
-    name = framework or recognised(text, traces())
+    name = framework or recognised(text, TRACES)
     found = FRAMEWORKS[name] if name else None
     shape = model or printed_model(reading.head)
     tools = spellings.seen(text, driven=found is not None)
     if found is None:
         return Context(tools=tools, model=shape or _public(reading.head), known=_of_tools(tools, text))
-    implied = traces()[found.name].implied(text)
+    implied = TRACES[found.name].implied(text)
     settings, note = _printed(found, reading.head)
     settings = implied | settings
     job = Job(name="log", framework=found.name, settings=settings, shape=shape)

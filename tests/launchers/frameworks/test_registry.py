@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from autotune.launchers.frameworks import FRAMEWORKS, find, traces
+from autotune.launchers.frameworks import FRAMEWORKS, TRACES, find
 
 _IMPORTED = """
 import sys
-from autotune.launchers.frameworks import FRAMEWORKS, traces
-assert "verl" in FRAMEWORKS and len(list(FRAMEWORKS)) == len(FRAMEWORKS) and traces()
+from autotune.launchers.frameworks import FRAMEWORKS, TRACES
+assert "verl" in FRAMEWORKS and len(list(FRAMEWORKS)) == len(FRAMEWORKS) and TRACES
 before = {name for name in sys.modules if name.endswith(".adapter")}
 FRAMEWORKS["slime"]
 print(sorted(before), sorted({name for name in sys.modules if name.endswith(".adapter")} - before))
@@ -40,7 +40,7 @@ def test_an_unknown_framework_is_none() -> None:
 
 
 def test_no_two_frameworks_share_a_trace_and_libraries_are_known() -> None:
-    known = traces()
+    known = TRACES
     told = [text for each in known.values() for text in each.traces]
     assert len(told) == len(set(told)) > len(known)
     assert {library for each in known.values() for library in each.runs} <= known.keys()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.launchers.frameworks import FRAMEWORKS, traces
+from autotune.launchers.frameworks import FRAMEWORKS, TRACES
 from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.launchers.frameworks.core.traces import Traces
 from autotune.orchestrator.config.model_files import read_model
@@ -65,7 +65,7 @@ class Scripted(Builtin):
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {**traces(), "scripted": Traces(traces=("scripted/",))}
+    told = {**TRACES, "scripted": Traces(traces=("scripted/",))}
     monkeypatch.setattr(job_context, "FRAMEWORKS", {**FRAMEWORKS, "scripted": Scripted()})
     monkeypatch.setattr(job_context, "traces", lambda: told)
 
