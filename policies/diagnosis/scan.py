@@ -20,7 +20,7 @@ from autotune.policies.diagnosis.log_prefixes import Line as Parsed
 from autotune.policies.diagnosis.message_figures import NOTHING, adds, facts_of, filled, refined
 from autotune.policies.diagnosis.phase_patterns import is_stage
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES, harmless, matching
-from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, Rule
+from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, QUOTED_OOM, Rule
 from autotune.policies.diagnosis.unknown_errors import WRONG, LastErrors, Suspects, looks_wrong
 from autotune.policies.values.diagnosis import Evidence, Finding
 from autotune.policies.values.failure import Phase
@@ -300,7 +300,7 @@ class Scanner:
     def _wrapped(self, rule: Rule | None, line: Parsed, number: int) -> tuple[int, Parsed, Rule | None]:
         """Return the line with the one that it continues, where only both together say what happened."""
         first, self._open = self._open, row_of(line, number, self._shape)
-        if first is None:
+        if first is None or (rule is not None and rule.name == QUOTED_OOM):  # its type decides, and is whole
             return number, line, rule
         above = first.line.bare
         for whole in first.joined(line, number):

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS, Rule, row
+from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, QUOTED_OOM, UNLESS_PROGRESS, Rule, row
 from autotune.policies.values.failure import Cause, Component, Phase
 
 HOST: tuple[Rule, ...] = (
+    # An exception that no allocator raises quotes a message; where it was raised from a memory error, that
+    # error's own traceback stands above it.
+    row(
+        QUOTED_OOM,
+        Cause.CODE,
+        r"^(?:\w+\.)*(?:Value|Key|Type|Assertion|Index|Attribute|Lookup|Name|Import|NotImplemented|Syntax|"
+        r"UnicodeDecode|JSONDecode|Validation)Error: .*(?:\b[A-Z]{2,6}(?: backend)? out of memory|"
+        r"OutOfMemoryError|[Cc]an(?:no|')t allocate memory)",
+        NEVER,
+        "ValueError: not a verdict: the run died of torch.OutOfMemoryError: CUDA out of memory. Tried to "
+        "allocate 2.00 GiB.",
+        "out of memory",
+        "OutOfMemoryError",
+        "allocate memory",
+        weak=True,
+    ),
     # ---- host memory
     row(
         "ray-memory-monitor",

@@ -9,6 +9,9 @@ from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.observation import Crashed, Hung, Lost
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+UNALLOCATED = (
+    "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 47054848 bytes."
+)
 DIED = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
 WATCHDOG = "[rank1]:[E ProcessGroupNCCL.cpp:607] [Rank 1] Watchdog caught collective operation timeout"
 
@@ -185,6 +188,18 @@ def test_a_mistake_that_quotes_advice_is_no_memory_failure():
     assert not of(advice).cause.is_oom
     assert not of("RuntimeError: bad flag (it helps to avoid CUDA out of memory)").cause.is_oom
     assert not of("    except torch.cuda.OutOfMemoryError:", "KeyError: 'x'").cause.is_oom
+
+
+@pytest.mark.parametrize("quoted", [OOM, UNALLOCATED])
+def test_the_type_of_an_exception_decides_what_its_message_only_quotes(quoted: str) -> None:
+    header = "ray.exceptions.RayTaskError(ValueError): ray::Judge.score() (pid=7, ip=10.0.0.1)"
+    frame, wrapper = '  File "/app/judge.py", line 44, in score', f"ValueError: not a verdict: {quoted}"
+    assert of(header, frame, wrapper).cause is Cause.CODE
+    chained = ("The above exception was the direct cause of the following exception:", header, frame, wrapper)
+    whole = of(quoted, *chained)
+    assert whole == of(quoted, *chained, "") and whole.cause is of(quoted).cause and whole.cause.is_oom
+    assert whole.evidence[0].text == quoted
+    assert of(header, frame, wrapper, *[""] * 300, quoted).cause is of(quoted).cause
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ SYMPTOMS = {
     "network-fault": Cause.INFRASTRUCTURE,
     "port-in-use": Cause.INFRASTRUCTURE,
     "python-error": Cause.CODE,
+    "quoted-oom": Cause.CODE,
     "ray-task-oom-alone": Cause.GPU_OOM,
     "sglang-request-aborted": Cause.KV_POOL,
     "told-to-stop": Cause.INFRASTRUCTURE,
