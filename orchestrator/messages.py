@@ -94,7 +94,8 @@ def figures(facts: Facts) -> str:
     if facts.requested_bytes is not None:
         parts.append(f"needed {show_gib(facts.requested_bytes)}")
     if facts.room_bytes is not None:
-        parts.append(f"{show_gib(facts.room_bytes)} was free")
+        enough = facts.requested_bytes is not None and facts.room_bytes >= facts.requested_bytes
+        parts.append(f"{show_gib(facts.room_bytes)} was free{' but not usable' if enough else ''}")
     elif facts.allocated_bytes is not None and facts.capacity_bytes:
         parts.append(f"{show_gib(facts.allocated_bytes)} of {show_gib(facts.capacity_bytes)} was in use")
     elif facts.capacity_bytes:

@@ -107,9 +107,10 @@ def submit(prepared: RequestedJob, *, url: str, options: Options, continued: boo
             hint=f"`ray job status --address {url} {submission}` shows it",
         ) from None
     except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
-        raise Failure(
-            f"cannot submit to {url}: {_first_line(error)}", hint="is this the cluster's dashboard?"
-        ) from None
+        hint = "is this the cluster's dashboard?"
+        if type(error).__name__ == "AuthenticationError":  # of Ray 2.52 and newer
+            hint = "set RAY_AUTH_MODE=token and, without the cluster's ~/.ray/auth_token here, RAY_AUTH_TOKEN"
+        raise Failure(f"cannot submit to {url}: {_first_line(error)}", hint=hint) from None
     if prepared.job.variables:
         names = ", ".join(sorted(prepared.job.variables))
         click.echo(f"the cluster must define {names}: `env_vars` of its runtime environment do", err=True)

@@ -27,7 +27,7 @@ class Board(ThreadingHTTPServer):
         self.jobs: list[str] = []  # that were accepted
         self.asked: list[str] = []  # the ids of every request to submit
         self.drops = 0  # answers to accepted submissions that are lost
-        self.refuses = self.is_deaf = False
+        self.refuses = self.is_deaf = self.wants_token = False
 
     @property
     def url(self) -> str:
@@ -38,7 +38,9 @@ class Answers(BaseHTTPRequestHandler):
     server: Board
 
     def do_GET(self) -> None:
-        if self.path == "/api/version":
+        if self.server.wants_token:
+            self._answer(401, {})
+        elif self.path == "/api/version":
             version = {"version": "4", "ray_version": ray.__version__, "ray_commit": "", "session_name": ""}
             self._answer(200, version)
         elif self.path.startswith("/api/packages/"):
@@ -125,3 +127,9 @@ def test_a_refused_submission_is_a_failure(board: Board, tmp_path: Path) -> None
     board.refuses = True
     seen = submitted(board, tmp_path)
     assert seen.code == 3 and "cannot submit to" in seen.err and len(board.asked) == 1
+
+
+def test_a_cluster_that_asks_for_a_token_is_no_wrong_address(board: Board, tmp_path: Path) -> None:
+    board.wants_token = True
+    seen = submitted(board, tmp_path)
+    assert seen.code == 3 and "Authentication required" in seen.err and "RAY_AUTH_MODE=token" in seen.err
