@@ -8,6 +8,8 @@ from autotune.policies.recovery.permissions import by_ladder
 from autotune.policies.remedies.catalogue import MOVES, spoken_for, turn_of
 from autotune.policies.remedies.ladder import LADDER, Rung
 from autotune.policies.remedies.proposals import host
+from autotune.policies.remedies.proposals.training import SMALLER_PASSES, runs_on_host
+from autotune.policies.remedies.step_size import fragmentation_prevails
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Policy
 from autotune.policies.values.failure import Cause, Component, Phase
@@ -119,6 +121,8 @@ def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> d
         if rung.name not in result and _serves(rung, diagnosis):
             cure = exact.get(rung.name) or _neutral(rung.name, diagnosis, known)
             result |= {} if cure is None else {cure.name: cure}
+    if diagnosis.cause is Cause.HOST_OOM and not _runs_on_host(diagnosis, known):
+        result.pop("recompute", None)
     if fragmentation_excluded(diagnosis):
         result.pop("expandable_segments", None)
     elif diagnosis.fragmentation and "expandable_segments" not in result:
@@ -131,6 +135,10 @@ def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> d
         order.insert(order.index("reduce_micro_batch") + 1, "reduce_tokens_per_mb")
         result = {name: result[name] for name in order}
     return result
+
+
+def _runs_on_host(diagnosis: Diagnosis, known: Known) -> bool:
+    return runs_on_host(Knobs() if known.profile is None else known.profile.knobs, diagnosis)
 
 
 def fragmentation_excluded(diagnosis: Diagnosis) -> bool:
@@ -212,7 +220,9 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
         return -2
     if cure.name == "expandable_segments":
         # NCCL's messages have no figures, and what it competes with is PyTorch's reserve.
-        return -1 if diagnosis.fragmentation else 0 if diagnosis.phase is Phase.COMM else 1
+        return -1 if fragmentation_prevails(diagnosis) else 0 if diagnosis.phase is Phase.COMM else 1
+    if cure.name in SMALLER_PASSES and _runs_on_host(diagnosis, known):
+        return -1
     if cure.exact:
         return 0
     if cure.name == "reduce_mem_fraction":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from autotune.policies.remedies.proposals.training import runs_on_host
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Cluster
@@ -110,7 +111,7 @@ def savers(run: Run, failures: int) -> frozenset[str]:
         case Cause.POOL_TOO_SMALL:
             levels = _POOL_AT_START if last.diagnosis.phase is Phase.ROLLOUT_INIT else _POOL
         case Cause.HOST_OOM:
-            levels = _HOST
+            levels = _LEVELS[PASSES] if runs_on_host(last.knobs, last.diagnosis) else _HOST
         case _:
             return frozenset()
     step = (last.step or 0) + 1 if last.diagnosis.step is None else last.diagnosis.step

@@ -18,6 +18,7 @@ from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.permissions import denied
 from autotune.policies.remedies.repeats import repeats
+from autotune.policies.remedies.step_size import fragmentation_prevails
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Attempt, Run
@@ -70,12 +71,12 @@ def by_ladder(run: Run, *, single: bool = False) -> Iterator[Remedy]:
     # Fragmentation is the allocator's; a host that filled when something was moved to it gets rid of that.
     # Numeric remedies come late, and last a streak's own that cannot be joined: they may still have room when
     # all others are used.
-    filled = diagnosis.cause is Cause.HOST_OOM
+    fragmented, filled = fragmentation_prevails(diagnosis), diagnosis.cause is Cause.HOST_OOM
     remedies.sort(
         key=lambda remedy: (
             remedy.name not in names and _used(remedy, failure.climbed),
             remedy.effect is not Effect.EXACT,
-            not (diagnosis.fragmentation and remedy.name == "expandable_segments"),
+            not (fragmented and remedy.name == "expandable_segments"),
             not (filled and undoes_offload(run, remedy)),
             remedy.name not in names,
         )

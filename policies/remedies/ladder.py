@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.proposals import Propose, engine, host, training
-from autotune.policies.remedies.step_size import missing_bytes
+from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knob_table import KNOB_TABLE, Knob, Part
@@ -236,10 +236,13 @@ LADDER: tuple[Rung, ...] = (
     *_rungs(
         (Cause.HOST_OOM,), _ANY_PHASE, host.reduce_workers, host.drop_weights_backup, host.host_allocator
     ),
-    *_rungs((Cause.HOST_OOM,), (Phase.FORWARD, Phase.BACKWARD), training.reduce_tokens_per_mb),
+    *_rungs(
+        (Cause.HOST_OOM,), (Phase.FORWARD, Phase.BACKWARD, Phase.LOG_PROB), training.reduce_tokens_per_mb
+    ),
     *_rungs((Cause.HOST_OOM,), _ANY_PHASE, host.reduce_host_offload),
     *_rungs((Cause.HOST_OOM,), (Phase.WEIGHT_SYNC,), engine.reduce_sync_buffer, engine.disk_weight_sync),
     *_rungs((Cause.HOST_OOM,), _TRAINING_ITSELF, training.reduce_micro_batch, engine.reduce_concurrency),
+    *_rungs((Cause.HOST_OOM,), (Phase.FORWARD, Phase.BACKWARD), training.recompute),
     *_rungs(
         (Cause.SHM,), _ANY_PHASE, host.reduce_workers, host.drop_weights_backup, host.reduce_host_offload
     ),
@@ -256,14 +259,17 @@ LADDER: tuple[Rung, ...] = (
 def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started: bool) -> Iterator[Remedy]:
     """Yield the legal remedies for a failure, cheapest first.
 
-    Where the message shows fragmentation, the allocator comes first: it costs nothing. Where it shows what an
-    engine misses, a smaller share comes first, because it frees just that.
+    Where fragmentation prevails, the allocator comes first: it costs nothing. Where it shows what an
+    engine misses, a smaller share comes first, because it frees just that. Where a pass computes on the host,
+    what makes passes smaller comes first.
     """
     rungs = [rung for rung in LADDER if rung.serves(profile, diagnosis)]
-    if diagnosis.fragmentation:
+    if fragmentation_prevails(diagnosis):
         rungs.sort(key=lambda rung: rung.propose is not host.expandable_segments)
     if diagnosis.phase in _ROLLOUTS and missing_bytes(diagnosis.facts) is not None:
         rungs.sort(key=lambda rung: rung.propose is not engine.reduce_mem_fraction)
+    if training.runs_on_host(knobs, diagnosis):
+        rungs.sort(key=lambda rung: rung.name not in training.SMALLER_PASSES)
     seen: list[Remedy] = []
     for rung in rungs:
         for remedy in rung.propose(profile, knobs, diagnosis):

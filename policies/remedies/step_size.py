@@ -13,6 +13,10 @@ from autotune.policies.values.profile import Profile
 
 # What is left free beside the figures of the message: the failed request is seldom the last of its phase.
 MARGIN = 0.9
+# The least that the caching allocator loses of a pass (`fragmentation` in estimate/constants.py, 3 to 12 %).
+# With the 1.3 % of an H200 that expandable segments returned, the same pass failed again:
+# benchmarks/gpu/measurements/h200-real-failures/trl-forward.log and trl-expandable.log.
+_NOTABLE = 0.03
 # Least and default cut of an engine's share of the card, and its default step upwards.
 FRACTION_STEP = 0.05
 FRACTION_STEP_BLIND = 0.1
@@ -26,6 +30,18 @@ def missing_bytes(facts: Facts) -> int | None:
     if facts.requested_bytes is None or facts.room_bytes is None:
         return None
     return max(0, facts.requested_bytes - facts.room_bytes)
+
+
+def fragmentation_prevails(diagnosis: Diagnosis) -> bool:
+    """Return whether fragmentation is more than a pass usually has, so that the allocator is its first cure.
+
+    What it would return covers the failed request with a margin, and is a notable share of the device.
+    """
+    facts = diagnosis.facts
+    requested, idle, limit = facts.requested_bytes, facts.reserved_unallocated_bytes, facts.limit_bytes
+    if not diagnosis.fragmentation or requested is None or idle is None or limit is None:
+        return diagnosis.fragmentation
+    return idle >= _NOTABLE * limit and MARGIN * (idle + (facts.room_bytes or 0)) >= requested
 
 
 def needed_bytes(facts: Facts) -> int | None:

@@ -18,13 +18,31 @@ from autotune.policies.values.remedy import Remedy
 ROLLOUT_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
 _CHUNK = 1024  # tokens of logits at once when nothing was chunked before
 
+# The remedies that make passes smaller.
+SMALLER_PASSES = ("reduce_tokens_per_mb", "reduce_micro_batch", "recompute")
+
+
+def runs_on_host(knobs: Knobs, diagnosis: Diagnosis) -> bool:
+    """Return whether a pass of the trainer ran out of host memory because it computes there.
+
+    The allocator failed in the pass, and no state is offloaded, a copy of which would be what it requested.
+    """
+    return (
+        diagnosis.cause is Cause.HOST_OOM
+        and diagnosis.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.LOG_PROB)
+        and diagnosis.component in (Component.TRAINER, Component.REF, Component.CRITIC)
+        and diagnosis.facts.requested_bytes is not None
+        and not (knobs.param_offload or knobs.grad_offload or knobs.optimizer_offload)
+    )
+
 
 def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose fewer tokens per pass in the phase that failed: same batch, more micro-batches.
 
-    Host memory holds something of a pass only while activations are offloaded to it.
+    Host memory holds something of a pass that runs there, or while activations are offloaded to it.
     """
-    if diagnosis.cause is Cause.HOST_OOM and knobs.activation_offload is not True:
+    keeps = knobs.activation_offload is True and diagnosis.phase is not Phase.LOG_PROB
+    if diagnosis.cause is Cause.HOST_OOM and not keeps and not runs_on_host(knobs, diagnosis):
         return
     names: tuple[str, ...] = ("tokens_per_microbatch",)
     if diagnosis.phase in ROLLOUT_PHASES:
@@ -73,7 +91,9 @@ def loss_recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iter
 
 
 def recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose activations computed again in backward instead of kept."""
+    """Propose activations computed again in backward instead of kept in the memory that failed."""
+    if diagnosis.cause is Cause.HOST_OOM and not runs_on_host(knobs, diagnosis):
+        return
     for mode in next_values(profile, knobs, "recompute", diagnosis, Memory.GPU):
         yield from change(
             "recompute",

@@ -4,17 +4,18 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.remedies.ladder import candidates
-from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.diagnosis import Diagnosis, Facts
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.profile import Placement
 from tests.policies.stories import KNOBS, profile, support
 from tests.policies.stories import SUPPORTED as OFFERED
 
 HALVES = "optimizer_offload_fraction"
+NOTHING = Facts()
 
 
-def proposed(of, phase, *, cause=Cause.GPU_OOM, component=Component.TRAINER, streak=1):
-    diagnosis = Diagnosis(cause=cause, phase=phase, component=component, streak=streak)
+def proposed(of, phase, *, cause=Cause.GPU_OOM, component=Component.TRAINER, streak=1, **evidence):
+    diagnosis = Diagnosis(cause=cause, phase=phase, component=component, streak=streak, **evidence)
     return list(candidates(of, of.knobs, diagnosis, started=False))
 
 
@@ -47,6 +48,51 @@ def test_workers_go_in_few_steps():
         proposed(of, Phase.DATA, cause=Cause.HOST_OOM, streak=streak)[0].changes for streak in (1, 2, 3, 4)
     ]
     assert [cut["dataloader_workers"] for cut in cuts] == [4, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("requested", "free", "idle", "first"),
+    [
+        (0.22, 0.20, 1.85, False),  # of 140 GiB on an H200: the next request of the pass failed
+        (0.38, 0.09, 9.7, True),
+        (10.0, 0.1, 10.5, False),  # it covers the request and nothing more
+        (10.0, 0.6, 10.6, True),
+    ],
+)
+def test_the_allocator_is_the_first_cure_where_it_returns_much_more_than_the_request(
+    requested, free, idle, first
+):
+    requested, free, idle, capacity = (round(size * 2**30) for size in (requested, free, idle, 140))
+    facts = Facts(
+        requested_bytes=requested, free_bytes=free, reserved_unallocated_bytes=idle, capacity_bytes=capacity
+    )
+    offered = OFFERED | {"allocator": support("allocator", "default", "expandable")}
+    of = profile(replace(KNOBS, allocator="default"), supported=offered)
+    names = [r.name for r in proposed(of, Phase.FORWARD, facts=facts, fragmentation=True)]
+    assert (names[0] == "expandable_segments") is first and "expandable_segments" in names
+
+
+PASSES = {"reduce_tokens_per_mb", "reduce_micro_batch", "recompute"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "offloaded", "component", "first"),
+    [
+        (Facts(requested_bytes=47054848), {}, Component.TRAINER, True),
+        (NOTHING, {}, Component.TRAINER, False),  # a kill for the node's memory
+        (Facts(requested_bytes=47054848), {"param_offload": True}, Component.TRAINER, False),
+        (Facts(requested_bytes=47054848), {}, Component.ROLLOUT, False),
+    ],
+)
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD])
+def test_passes_that_compute_on_the_host_and_fail_there_are_made_smaller(
+    phase, facts, offloaded, component, first
+):
+    of = profile(replace(KNOBS, activation_offload=False, **offloaded))
+    names = [r.name for r in proposed(of, phase, cause=Cause.HOST_OOM, component=component, facts=facts)]
+    smaller = [name for name in names if name in PASSES - {"reduce_micro_batch"}]
+    assert bool(smaller) is first
+    assert not first or (names[: len(smaller)] == smaller and "reduce_concurrency" in names[len(smaller) :])
 
 
 def test_a_share_that_is_the_engines_own_choice_can_be_lowered():
