@@ -88,14 +88,19 @@ def failure_line(finding: Finding) -> str:
     return f"{text} (line {finding.line.line})"
 
 
+def not_usable(facts: Facts) -> str:
+    """Return what follows `was free` where that would have been enough; else the empty string."""
+    requested, room = facts.requested_bytes, facts.room_bytes
+    return " but not usable" if requested is not None and room is not None and room >= requested else ""
+
+
 def figures(facts: Facts) -> str:
     """Return the figures of a failure message, or the empty string."""
     parts = []
     if facts.requested_bytes is not None:
         parts.append(f"needed {show_gib(facts.requested_bytes)}")
     if facts.room_bytes is not None:
-        enough = facts.requested_bytes is not None and facts.room_bytes >= facts.requested_bytes
-        parts.append(f"{show_gib(facts.room_bytes)} was free{' but not usable' if enough else ''}")
+        parts.append(f"{show_gib(facts.room_bytes)} was free{not_usable(facts)}")
     elif facts.allocated_bytes is not None and facts.capacity_bytes:
         parts.append(f"{show_gib(facts.allocated_bytes)} of {show_gib(facts.capacity_bytes)} was in use")
     elif facts.capacity_bytes:

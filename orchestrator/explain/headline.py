@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from autotune.orchestrator import messages
 from autotune.orchestrator.explain.analyze import Explanation
 from autotune.orchestrator.explain.sanitize import clipped, plain
 from autotune.orchestrator.units import show_gib, size_bytes
@@ -136,7 +137,7 @@ def _missing(explanation: Explanation, text: str) -> str:
     room = f"{needed}, {figure(facts.room_bytes, text)}"
     if facts.room_bytes != facts.free_bytes and facts.allowed_bytes is not None:
         room += f" of the {figure(facts.allowed_bytes, text)} that the process may use"
-    return f"{room} was free"
+    return f"{room} was free{messages.not_usable(facts)}"
 
 
 def _host(explanation: Explanation, text: str, where: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.units import show_gib, show_gpu_time, show_rate, show_time_left
+from autotune.policies.values.diagnosis import Facts
 from autotune.policies.values.events import Purpose, Result, Tried
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Unit
@@ -78,3 +79,10 @@ def test_gpu_time_of_a_short_run_is_in_minutes(hours: float, shown: str) -> None
 )
 def test_no_size_is_shown_as_nothing(size: int, shown: str) -> None:
     assert show_gib(size) == shown
+
+
+def test_free_memory_that_was_enough_was_not_usable() -> None:
+    exact = Facts(requested_bytes=322833920, free_bytes=322833920)
+    assert messages.figures(exact) == "needed 307.9 MiB, 307.9 MiB was free but not usable"
+    less = Facts(requested_bytes=322833920, free_bytes=1 << 20)
+    assert messages.figures(less) == "needed 307.9 MiB, 1.0 MiB was free"
