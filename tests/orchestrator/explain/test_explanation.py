@@ -65,9 +65,8 @@ class Scripted(Builtin):
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {**TRACES, "scripted": Traces(traces=("scripted/",))}
     monkeypatch.setattr(job_context, "FRAMEWORKS", {**FRAMEWORKS, "scripted": Scripted()})
-    monkeypatch.setattr(job_context, "traces", lambda: told)
+    monkeypatch.setattr(job_context, "TRACES", {**TRACES, "scripted": Traces(("scripted/",))})
 
 
 def of(log: str | bytes, **options: Any) -> Explanation:
