@@ -15,7 +15,7 @@ from autotune.launchers.frameworks.dialects.hydra import bare
 from autotune.orchestrator.config.placeholders import is_unfilled
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown, shown, to_edit
+from autotune.orchestrator.init.bash.state import UNSET, Invocation, Note, is_unknown, shown, to_edit
 from autotune.orchestrator.init.checkout import folder_of, trainer_of
 from autotune.orchestrator.init.documents import (
     areal_script,
@@ -34,7 +34,13 @@ from autotune.orchestrator.init.entry_points import (
     unwrapped,
 )
 from autotune.orchestrator.init.followed import LOCAL, QUIET, Followed, depending, from_outside, program_of
-from autotune.orchestrator.init.formulas import formula_of, placeholders_in, source_of, text_behind
+from autotune.orchestrator.init.formulas import (
+    formula_of,
+    placeholders_in,
+    source_of,
+    text_behind,
+    with_places,
+)
 from autotune.orchestrator.init.hardware import Hardware, hardware_of
 from autotune.orchestrator.init.settings import (
     Settings,
@@ -50,7 +56,6 @@ from autotune.policies.explain.secrets import is_secret_variable, masked
 from autotune.policies.values.value import Value
 
 _SERVER = re.compile(r"vllm[-_]serve|serve_rm|api_server|launch_server|swift rollout|vllm serve")
-_QUOTES_AND_BRACES = "\"'${}"
 _RUN_NAMES = (
     *("trainer.experiment_name", "experiment_name", "trainer.run_name", "run_name"),
     *("logger.wandb.name", "logger.wandb.run_name", "wandb_run_name", "wandb-group"),
@@ -151,7 +156,7 @@ def _of_script(
             what = "also trains" if not framework.startswith("command:") else "also starts a program"
             message = f"{what}; left out: `{program.argv[0]}`"
             if _SERVER.search(" ".join(program.argv[:4])):
-                message = f"left out: the server `{' '.join(program.argv[:2])}`; start it before a launch"
+                message = f"left out: the server `{' '.join(program.argv[:3])}`; start it before a launch"
             notes.append(Note(file=invocation.file, line=invocation.line, message=message))
     notes += [
         Note(
@@ -208,11 +213,12 @@ def _drafted(
     for name, value in said.given.items():
         given[shown(name)] = [_told(text) for text in value] if isinstance(value, list) else _told(value)
     source_text = text_behind(invocation, script)
-    words = {name: source_of(bare(name), source_text) for name in given}
-    empty = [name for name, word in words.items() if given[name] == "" and "$" in word and ":-" not in word]
-    for name in empty:
-        given[name] = f"$({words[name].strip(_QUOTES_AND_BRACES)})"
-        note(f"`{name}` is empty: {words[name]} has no value")
+    words = {n: source_of(bare(n), source_text) for n, value in given.items() if value is not True}
+    unset = {each.message[1:].partition(" ")[0] for each in notes if each.message.endswith(UNSET)}
+    empty = {name: made for name, word in words.items() if (made := with_places(word, unset))}
+    for name, made in empty.items():
+        given[name] = made
+        note(f"`{name}` needs a value: {words[name]} has none")
     formulas = {name: formula_of(word, source_text) for name, word in words.items() if name not in empty}
     command = tuple(map(to_edit, said.command))
     notes += placeholders_in((*command, *given.values()), source_text, invocation)

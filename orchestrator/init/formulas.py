@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from autotune.orchestrator.init.bash.state import Invocation, Note
 
 _LONGEST = 90  # characters of a formula that a comment shows
 _WORD = r"""("(?:[^"\\]|\\.)*"|'[^']*'|(?:\$\(\([^\n]*?\)\)|\$\([^\n]*?\)|`[^`\n]*`|[^\s\\'"])+)"""
+_EXPANDED = re.compile(r"\$\{([A-Za-z_]\w*)\}|\$([A-Za-z_]\w*)")
 _VARIABLE = re.compile(r"""["']?\$\{?([A-Za-z_]\w*)\}?["']?""")
 
 
@@ -21,6 +22,15 @@ def source_of(name: str, script: str) -> str:
     lines = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
     found = re.findall(rf"(?<![\w.]){re.escape(name)}(?:=|[ \t]+){_WORD}", lines)
     return str(found[-1]) if found else ""
+
+
+def with_places(source: str, unset: Collection[str]) -> str:
+    """Return a word with each of its variables as a place `$(NAME)`; empty unless none of them is set."""
+    plain = source.strip("\"'")
+    names = {found[1] or found[2] for found in _EXPANDED.finditer(plain)}
+    if not names or not names <= set(unset) or set(_EXPANDED.sub("", plain)) & set("$`"):
+        return ""
+    return _EXPANDED.sub(lambda found: f"$({found[1] or found[2]})", plain)
 
 
 def formula_of(source: str, script: str) -> str:

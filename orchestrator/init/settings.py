@@ -12,6 +12,7 @@ import msgspec
 from autotune.launchers.frameworks.dialects.hydra import bare, value_of, value_text
 from autotune.launchers.frameworks.trl.config import is_of_launcher
 from autotune.launchers.frameworks.verl.config import overrides_in
+from autotune.orchestrator.init.bash.state import is_unknown
 from autotune.policies.values.value import Value
 
 _AREAL = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*|~[A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -140,7 +141,10 @@ def flag_settings(argv: Sequence[str], *, last_of_program: str) -> Settings:
     repeated: list[str] = []
     name = ""
     for word in rest:
-        if word.startswith("--") and len(word) > 2:
+        if is_unknown(word) and "[@]" in word:  # any number of flags: not the value of the one before
+            command.append(word)
+            name = ""
+        elif word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
             if name in given:
                 repeated.append(name)

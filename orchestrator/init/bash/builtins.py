@@ -18,6 +18,7 @@ from autotune.orchestrator.init.bash.text_commands import is_known
 from autotune.policies.values.value import Value
 
 ENDS_HERE = "the script ends here"
+_OF_A_MACHINE = re.compile(r"rc$|activate|conda|profile|env")  # sourced for programs, not for settings
 _DEPTH = 25  # of files and functions inside each other
 _NEAR = 3  # lines between a message and the `exit` that it explains
 
@@ -83,6 +84,7 @@ def read_file(shell: Shell, node: Node, call: Call, *, program: bool = False) ->
         except UnreadableError:
             text = None
     if text is None or shell.depth >= _DEPTH:
+        shell.state.unread = shell.state.unread or not (program or _OF_A_MACHINE.search(name))
         shell.state.note(node, f"file not found or not readable: `{first_line(text_of(node))}`")
         return None
     shell.depth += 1
@@ -200,7 +202,8 @@ def _exec(shell: Shell, node: Node, call: Call) -> bool | None:
 def places_of(shell: Shell, name: str) -> list[Path]:
     """Return where a file that a script names may lie on this machine."""
     file = Path(shell.state.file)
-    return [Path(shell.state.cwd, name), file.parent / name, *_same_ending(name, file)]
+    above = [] if name.startswith("/") else [folder / name for folder in file.resolve().parents[1:]]
+    return [Path(shell.state.cwd, name), file.parent / name, *above, *_same_ending(name, file)]
 
 
 def _same_ending(name: str, script: Path) -> list[Path]:

@@ -210,6 +210,8 @@ def _expansion(state: State, node: Node, split: str) -> list[Piece]:
     whole = index in ("@", "*") or name in ("@", "*")
     operator, argument = _operator(state, node, head)
     items = list(state.positional) if name in ("@", "*") else state.items(name)
+    if index == "@" and state.unread and state.get(name) is None:
+        items = [unknown(f"$({name}[@])")]
     if index == "*" or name == "*":
         separator = state.text("IFS") if split == "whole" else None
         items = [(separator[:1] if separator is not None else " ").join(items)] if items else []

@@ -374,7 +374,7 @@ def _uncertain(name: str, values: Sequence[Variable]) -> Variable:
     if not isinstance(values[0], list):
         return mark
     made = [item if all(item in value for value in values) else mark for item in values[0]]
-    return made if made != values[0] else [*made, mark]
+    return made if made != values[0] else [*made, unknown(f"$({name}[@])")]
 
 
 def _sets(node: Node) -> bool:

@@ -98,6 +98,7 @@ class State:
     notes: list[Note] = field(default_factory=list)
     depends: list[Note] = field(default_factory=list)  # on what only running it shows; each names variables
     input: list[str] | None = None  # the lines that a loop or group is given, for `read`; None if unknown
+    unread: bool = False  # a file that the script sources could not be read: it may set what is not set
     noted: int = 0  # how often something was not understood or assumed, other than an unset variable
     message: tuple[str, int] = ("", 0)  # what `echo` or `printf` wrote last, and its line
     invocations: list[Invocation] = field(default_factory=list)

@@ -75,7 +75,7 @@ def test_a_text_that_a_script_prints_is_the_one_that_bash_prints(text: str, tmp_
         ('[ "$(probe)" = x ] && A=2 || A=3\nrecord $A', ["$(A)"]),
         ('A=1\n[ "$(probe)" = x ] || A=2\nrecord $A', ["$(A)"]),
         ("A=4\nif probe; then A=8; fi\nrecord $((A * 2))", ["$((A * 2))"]),
-        ('X=(--a 1)\nif probe; then X+=(--b 2); fi\nrecord "${X[@]}"', ["--a", "1", "$(X)"]),
+        ('X=(--a 1)\nif probe; then X+=(--b 2); fi\nrecord "${X[@]}"', ["--a", "1", "$(X[@])"]),
         ('X=(--a 1)\nif probe; then X=(--a 2); fi\nrecord "${X[@]}"', ["--a", "$(X)"]),
         ("A=1\nif probe; then unused=1; fi\nrecord $A", ["1"]),
     ],
@@ -116,7 +116,42 @@ def test_a_setting_of_an_empty_variable_needs_an_edit_and_one_that_may_be_empty_
     settings = job["settings"]
     assert isinstance(settings, dict) and result.exit_code == 1
     assert (settings["trainer.experiment_name"], settings["trainer.project_name"]) == ("$(EXPERIMENT)", "")
-    assert "run.sh:1: `trainer.experiment_name` is empty: $EXPERIMENT has no value" in result.stderr
+    assert "run.sh:1: `trainer.experiment_name` needs a value: $EXPERIMENT has none" in result.stderr
+
+
+def test_a_hole_in_a_value_is_a_place_to_be_filled_in(tmp_path: Path) -> None:
+    script = f'{_VERL} data.url="http://${{HOST}}:$PORT/reward" data.x=a$HOME_OF_DATA data.y=$A:b\n'
+    result, job = init(tmp_path, f"A=1\n{script}")
+    settings = job["settings"]
+    assert isinstance(settings, dict) and result.exit_code == 1
+    assert settings["data.url"] == "http://$(HOST):$(PORT)/reward"
+    assert (settings["data.x"], settings["data.y"]) == ("a$(HOME_OF_DATA)", "1:b")
+
+
+_SLIME = "--hf-checkpoint m --rollout-batch-size 32 --actor-num-gpus-per-node 4 --colocate --num-rollout 9"
+
+
+def test_an_array_of_a_file_that_is_not_here_needs_an_edit(tmp_path: Path) -> None:
+    script = f'source models/big.sh\npython3 train.py {_SLIME} "${{MODEL_ARGS[@]}}" --lr 1e-6\n'
+    result, job = init(tmp_path, script)
+    settings = job["settings"]
+    assert isinstance(settings, dict) and result.exit_code == 1
+    assert job["command"] == ["python3", "train.py", "$(MODEL_ARGS[@])"]
+    assert settings["num-rollout"] == 9 and settings["lr"] == "1e-6"
+
+
+def test_a_file_above_the_script_is_found(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/big.sh").write_text("MODEL_ARGS=(--num-layers 3)\n")
+    folder = tmp_path / "scripts/run"
+    folder.mkdir(parents=True)
+    words = read(folder, 'source models/big.sh\nrecord "${MODEL_ARGS[@]}"\n').invocations[-1].argv
+    assert words == ("record", "--num-layers", "3")
+
+
+@pytest.mark.parametrize("file", ["~/.bashrc", "/opt/conda/bin/activate", "venv/bin/activate"])
+def test_a_file_of_a_machine_sets_no_array(file: str, tmp_path: Path) -> None:
+    assert last_words(tmp_path, f'source {file}\nrecord a "${{MORE[@]}}"\n') == ["a"]
 
 
 def test_places_to_be_filled_in_have_their_lines_and_lose_no_setting(tmp_path: Path) -> None:
