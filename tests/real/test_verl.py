@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.test_driver import Head
 from tests.real.results import Row, story
-from tests.real.verl_job import BUDGET, SIZES, write_material, write_script
+from tests.real.verl_job import BUDGET, SIZES, write_material, write_own_code, write_script
 
 pytestmark = [pytest.mark.e2e_long, pytest.mark.timeout(3600)]
 
@@ -123,4 +123,24 @@ def test_scoring_is_cured_from_the_checkpoint(head: Head, material: Path, record
     record(
         row(head, "the log-probabilities' pass exceeds its memory", seconds),
         {"verl-log_prob": logs(head)[0]},
+    )
+
+
+def test_a_setting_that_the_model_refuses_is_undone(head: Head, material: Path, record: Recorder) -> None:
+    own = write_own_code(head.folder / "own", material)
+    trust = {"actor_rollout_ref.model.trust_remote_code": True}
+    write_script(head.folder, own, CARD, **trust)
+    write_job(head)
+    events, seconds = ran(head, "launch", "job.yaml")
+    failed, refused = of(events, "diagnosed")
+    assert (failed["cause"], failed["phase"]) == ("gpu-oom", "backward")
+    assert refused["cause"] in ("code", "config")
+    assert "ValueError: Own does not support gradient checkpointing." in logs(head)[1].read_text()
+    first, second, third = (event["knobs"] for event in of(events, "started"))
+    assert (first["recompute"], second["recompute"], third["recompute"]) == ("off", "full", "off")
+    assert third["tokens_per_microbatch"] < first["tokens_per_microbatch"]
+    is_cured_from_the_checkpoint(head, events)
+    record(
+        row(head, "verl refuses a setting of the cure: the model cannot recompute activations", seconds),
+        {"verl-refused": logs(head)[1]},
     )

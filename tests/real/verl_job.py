@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ SIZES = Sizes(
     update_tokens=2048,
     steps=4,
 )
+_OWN_CODE = """from transformers import Qwen2ForCausalLM
+
+class Own(Qwen2ForCausalLM):
+    supports_gradient_checkpointing = False
+"""
 BUDGET = 200_000_000  # bytes above what the trainer has after its first step
 
 
@@ -59,6 +65,16 @@ def write_script(
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
     script.write_text("\n".join([*lines, " \\\n    ".join(map(shlex.quote, command))]) + "\n")
     return script
+
+
+def write_own_code(folder: Path, material: Path) -> Path:
+    """Copy material with a model that brings its own class, which cannot recompute activations."""
+    shutil.copytree(material, folder)
+    (folder / "model" / "modeling.py").write_text(_OWN_CODE)
+    config = folder / "model" / "config.json"
+    own = {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | own))
+    return folder
 
 
 def _word(value: Any) -> str:
