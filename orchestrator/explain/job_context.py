@@ -82,7 +82,7 @@ def context_of(
     implied = TRACES[found.name].implied(text)
     settings, note = _printed(found, reading.head)
     settings = implied | settings
-    job = Job(name="log", framework=found.name, settings=settings, shape=shape)
+    job = _job(found, settings, shape)
     on_device = diagnosis.cause.resource == "gpu"
     cluster = _cluster((diagnosis.facts.capacity_bytes or 0) if on_device else 0)
     profile, why = _profile(found, job, cluster)
@@ -153,6 +153,18 @@ def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
     )
 
 
+def _job(framework: Framework, settings: Mapping[str, Any], shape: Model | None = None) -> Job:
+    """Return the job of a log, of the newest release: a log seldom says its own."""
+    release = framework.releases[-1] if framework.releases else None
+    return Job(
+        name="log",
+        framework=framework.name,
+        framework_version=release,
+        settings=dict(settings),
+        shape=shape,
+    )
+
+
 def _public(head: str) -> Model | None:
     """Return the public model of which a log prints enough numbers to tell it from all others."""
     known = find_by_numbers(printed_fields(head))
@@ -162,7 +174,7 @@ def _public(head: str) -> Model | None:
 def _named(framework: Framework, settings: dict[str, Any]) -> Model | None:
     """Return the public model that the printed settings name."""
     try:
-        name = framework.model_path(Job(name="log", framework=framework.name, settings=settings))
+        name = framework.model_path(_job(framework, settings))
     except Exception:  # settings read from a log may be ones that the adapter refuses
         return None
     known = find_public(name) if name else None
@@ -245,7 +257,7 @@ def _mode(framework: Framework, context: Context, knob: str, mode: Setting) -> t
     """Return how the framework's users type a mode of a knob; nothing where it is no mode that is offered."""
     if not isinstance(mode, str) or mode not in context.offers[knob].grid.values:
         return ()
-    job = Job(name="log", framework=framework.name, settings=dict(context.implied))
+    job = _job(framework, context.implied)
     return _said(framework, framework.settings(job, msgspec.structs.replace(Knobs(), **{knob: mode})))
 
 
@@ -312,7 +324,7 @@ def _offers(framework: Framework, implied: Mapping[str, Any]) -> dict[str, Suppo
     """Return how the framework offers the knobs, in any job of its guides with the `implied` settings."""
     found: dict[str, Support] = {}
     for preset in (*framework.presets.values(), {}):
-        job = Job(name="log", framework=framework.name, settings={**preset, **implied})
+        job = _job(framework, {**preset, **implied})
         profile, _ = _profile(framework, job, _cluster(0))
         if profile is not None:
             found = profile.supported | found

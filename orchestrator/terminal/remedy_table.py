@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from autotune import configs
 from autotune.launchers.base import Advice, Framework, Status
 from autotune.orchestrator.config.loader import load
@@ -72,7 +74,9 @@ def rows(framework: Framework) -> tuple[Row, ...]:
         *examples(framework),
         *(Job(name="ladder", framework=framework.name, settings=dict(s)) for s in starts),
     ]
-    profiles = [framework.profile(job, CLUSTER) for job in jobs]
+    newest = framework.releases[-1] if framework.releases else None
+    dated = (replace(job, framework_version=job.framework_version or newest) for job in jobs)
+    profiles = [framework.profile(job, CLUSTER) for job in dated]
     names = dict.fromkeys(rung.name for rung in LADDER)
     remedies = [row for name in names for row in _of_remedy(name, profiles)]
     return (*remedies, *map(_of_guide, framework.advice))
