@@ -215,7 +215,7 @@ def _status_of(run: directory.RunFolder, view: RunView, *, driven: bool, now: fl
                 attempt=attempt.number,
                 change=messages.attempt(attempt.started, before=attempt.before, first=first),
                 seconds=_seconds(attempt, now=end),
-                status=_attempt_status(attempt),
+                status=_attempt_status(attempt, driven=driven),
                 unwatched=_unwatched(attempt, driven=driven),
                 foreseen=_forecasts(attempt),
                 cured=tuple(attempt.cures),
@@ -383,7 +383,7 @@ def _trial(view: RunView, row: Started | Tried, *, first: Knobs, now: float, dri
         trial=row.trial,
         change=change,
         seconds=_seconds(attempt, now=now),
-        status=_attempt_status(attempt),
+        status=_attempt_status(attempt, driven=driven),
         unwatched=_unwatched(attempt, driven=driven),
     )
 
@@ -392,13 +392,13 @@ def _change(first: Knobs, knobs: Knobs) -> str:
     return messages.setting_changes(first, knobs) or "as written"
 
 
-def _attempt_status(attempt: AttemptView) -> str:
+def _attempt_status(attempt: AttemptView, *, driven: bool) -> str:
     if attempt.diagnosed is not None:
         return f"✗ {messages.diagnosis(attempt.diagnosed)}"
     if attempt.ended is not None:
         return messages.outcome(attempt.ended.outcome, rehearsal=attempt.started.rehearsal is not None)
-    last = attempt.last
-    return "RUNNING" if last is None else f"RUNNING step {messages.step_of(last.step, last.of)}"
+    word, last = "RUNNING" if driven else "UNWATCHED", attempt.last
+    return word if last is None else f"{word} step {messages.step_of(last.step, last.of)}"
 
 
 def _short_place(accepted: Accepted) -> str:

@@ -119,10 +119,15 @@ def test_a_run_is_not_said_to_be_interrupted_where_its_driver_cannot_be_asked_fo
     rows = (Decided(attempt=1, reason=RESUMED), Started(attempt=2, knobs=Knobs(), at="2027-01-16T00:00:00Z"))
     with (run.path / "events.jsonl").open("ab") as file:
         file.writelines(encode(row) + b"\n" for row in rows)
-    assert standing(run, now=0.0).status == "INTERRUPTED"
+    left = standing(run, now=0.0)
+    assert (left.status, left.attempts[1].status, left.attempts[1].unwatched) == (
+        "INTERRUPTED",
+        "UNWATCHED",
+        True,
+    )
     (run.path / "drivers").touch()  # a folder that cannot be listed
     seen = standing(run, now=0.0)
-    assert seen.status == "RECOVERING" and seen.running
+    assert seen.status == "RECOVERING" and seen.running and seen.attempts[1].status == "RUNNING"
     assert seen.driver == "whether one is at work cannot be read"
 
 
