@@ -31,6 +31,7 @@ from autotune.orchestrator.init.entry_points import (
     Program,
     framework_of,
     framework_of_document,
+    interpreter_beside,
     unwrapped,
 )
 from autotune.orchestrator.init.followed import LOCAL, QUIET, Followed, depending, from_outside, program_of
@@ -230,13 +231,14 @@ def _drafted(
     interpreter = command[0] if command and _INTERPRETER.fullmatch(command[0]) else None
     # A framework's workers run in its environment: where the command names one, in that.
     is_named = interpreter is not None and "/" in interpreter and own != "command"
+    beside = None if command else interpreter_beside(program.argv[0])
     return Draft(
         source=source,
         name=_name(script, own, given),
         framework=own,
         other=other,
         command=command,
-        python=interpreter if is_named or own == "areal" else None,
+        python=interpreter if is_named or own == "areal" else beside,
         config=config,
         settings=given,
         env=env,

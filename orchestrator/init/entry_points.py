@@ -14,6 +14,7 @@ import yaml
 
 from autotune.launchers.frameworks.areal.config import known as areal_settings
 from autotune.launchers.frameworks.verl.config import overrides_in
+from autotune.orchestrator.init.bash.state import is_unknown
 from autotune.orchestrator.init.settings import takes_value
 from autotune.policies.values.value import Value
 
@@ -251,6 +252,13 @@ def framework_of_document(document: dict[str, Any]) -> str:
     }:
         return "trl"
     return ""
+
+
+def interpreter_beside(program: str) -> str | None:
+    """Return the interpreter beside a console script that is named with its folder, such as `env/bin/trl`."""
+    path = PurePosixPath(program)
+    known = path.parent.name == "bin" and not is_unknown(program)
+    return str(path.with_name("python3")) if known else None
 
 
 def _is_grpo(argv: Sequence[str], document: dict[str, Any] | None) -> bool:

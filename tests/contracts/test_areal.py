@@ -17,13 +17,13 @@ from autotune.launchers.frameworks.areal.config import RELEASES, known
 from autotune.launchers.frameworks.tabular.declared import facts
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
-from autotune.policies.remedies.legality import completed, lowest, objections
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import StepDone, StepTokens
 from autotune.policies.values.rehearsing import Part
 from tests.launchers.frameworks.areal_jobs import CLUSTER, JOBS, ROOT, job
 
+from .changes import legal
 from .environments import environment, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -39,21 +39,6 @@ def ask(tmp_path):
         return json.loads(run("areal", READER, str(path), timeout_s=600).splitlines()[-1])
 
     return asked
-
-
-def legal_changes(each):
-    """Every change of one knob that the policies could make, as knobs."""
-    found = FRAMEWORK.profile(each, CLUSTER)
-    for name, support in found.supported.items():
-        values = support.grid.values
-        if not values:
-            step, low = support.grid.multiple or 1, lowest(found, name) or 0
-            values = (round(-(-low // step) * step, 2), getattr(found.knobs, name))
-        for value in values:
-            changes = completed(found, found.knobs, {name: type(getattr(found.knobs, name))(value)})
-            knobs = msgspec.structs.replace(found.knobs, **changes)
-            if changes and not objections(found, found.knobs, knobs, started=False):
-                yield name, knobs
 
 
 def overrides(argv):
@@ -103,7 +88,8 @@ def test_every_setting_of_every_change_is_one_of_the_release(release, kind):
     each = msgspec.structs.replace(JOBS[kind], framework_version=release)
     own = facts(PACKAGE, release)
     assert FRAMEWORK.check(each) == ()
-    for name, knobs in [("as written", Knobs()), *legal_changes(each)]:
+    moves = legal(FRAMEWORK.profile(each, CLUSTER), steps=1)
+    for name, knobs in [("as written", Knobs()), *((name, knobs) for name, _, knobs in moves)]:
         argv = FRAMEWORK.command(each, knobs, run="7c1e", attempt=1, resume=False).argv
         for word in overrides(argv):
             key = word.removeprefix("++").partition("=")[0]
@@ -111,9 +97,11 @@ def test_every_setting_of_every_change_is_one_of_the_release(release, kind):
 
 
 @pytest.mark.parametrize("kind", JOBS)
-def test_every_override_of_every_change_is_taken_and_arrives(ask, tmp_path, kind):
+def test_every_override_of_every_change_is_taken_and_arrives(ask, tmp_path, kind, checked):
     each, cases, wanted = JOBS[kind], [], []
-    for name, knobs in [("as written", Knobs()), *legal_changes(each)]:
+    profile = FRAMEWORK.profile(each, CLUSTER)
+    moves = list(legal(profile, steps=1))
+    for name, knobs in [("as written", Knobs()), *((name, knobs) for name, _, knobs in moves)]:
         settings = FRAMEWORK.settings(each, knobs)
         if any(settings == earlier for _, earlier in wanted):
             continue
@@ -132,6 +120,7 @@ def test_every_override_of_every_change_is_taken_and_arrives(ask, tmp_path, kind
         assert not any(isinstance(sizes, str) for sizes in answer["backends"]), (name, answer["backends"])
         for setting, value in settings.items():
             assert _contains(answer["values"][setting], value), (name, setting, value, answer["values"])
+    checked(profile, [(knob, value) for knob, value, _ in moves], "AReaL 1.0.4's own configuration")
 
 
 def _contains(found, value):
@@ -247,7 +236,7 @@ def test_engine_arguments_are_those_of_the_sglang_that_areal_pins(ask):
     written = {
         name
         for each in JOBS.values()
-        for _, knobs in legal_changes(each)
+        for _, _, knobs in legal(FRAMEWORK.profile(each, CLUSTER), steps=1)
         for name in FRAMEWORK.settings(each, knobs)
         if name.startswith("sglang.")
     }

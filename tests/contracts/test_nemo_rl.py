@@ -3,18 +3,17 @@
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 import yaml
 
 from autotune.launchers.frameworks.nemo_rl.adapter import NemoRL
 from autotune.launchers.frameworks.nemo_rl.config import Config
 from autotune.launchers.frameworks.tabular.declared import facts
-from autotune.policies.remedies.legality import completed, objections
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.rehearsing import Part
 from tests.launchers.frameworks.nemo_rl_jobs import CLUSTER, JOBS, job
 
+from .changes import legal
 from .environments import run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -51,20 +50,12 @@ def overrides(of, knobs):
     return list(FRAMEWORK.command(of, knobs, run="7c1e", attempt=1, resume=True).argv[3:])
 
 
-def legal_changes(of):
-    found = FRAMEWORK.profile(of, CLUSTER)
-    for name, support in found.supported.items():
-        for value in support.grid.values or (getattr(found.knobs, name) or int(support.grid.minimum),):
-            changes = completed(found, found.knobs, {name: value})
-            knobs = msgspec.structs.replace(found.knobs, **changes)
-            if changes and not objections(found, found.knobs, knobs, started=False):
-                yield knobs
-
-
 @pytest.mark.parametrize("kind", JOBS)
-def test_every_override_of_every_change_is_taken_and_arrives(ask, kind):
+def test_every_override_of_every_change_is_taken_and_arrives(ask, kind, checked):
     of, cases, wanted = JOBS[kind], [], []
-    for knobs in [Knobs(), *legal_changes(of)]:
+    profile = FRAMEWORK.profile(of, CLUSTER)
+    moves = list(legal(profile))
+    for knobs in [Knobs(), *(knobs for _, _, knobs in moves)]:
         settings = FRAMEWORK.settings(of, knobs)
         if settings not in wanted:
             wanted.append(settings)
@@ -72,6 +63,7 @@ def test_every_override_of_every_change_is_taken_and_arrives(ask, kind):
     assert len(wanted) > 5
     for settings, answer in zip(wanted, ask(cases), strict=True):
         assert answer.get("values") == settings, answer
+    checked(profile, [(knob, value) for knob, value, _ in moves], "OmegaConf and NeMo-RL 0.7.0's own schema")
 
 
 @pytest.mark.parametrize("kind", JOBS)

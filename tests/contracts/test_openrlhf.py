@@ -25,6 +25,7 @@ from autotune.policies.remedies.legality import objections
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.rehearsing import Part
 from benchmarks.facts.argparse_flags import flags_of
+from tests.contracts.conftest import Checked
 from tests.contracts.wheels import wheel
 from tests.launchers.frameworks.megatron_replay import CLUSTER
 from tests.launchers.frameworks.test_megatron_rl import values_of
@@ -87,14 +88,16 @@ def produced() -> Iterator[Any]:
                 wanted = msgspec.structs.replace(profile.knobs, **{knob: value})
                 if not objections(profile, profile.knobs, wanted, started=False):
                     changed = {**settings, **OPENRLHF.settings(written, wanted)}
-                    yield pytest.param(changed, version, id=f"{label}-{knob}-{value}")
+                    yield pytest.param(changed, version, (profile, knob, value), id=f"{label}-{knob}-{value}")
 
 
-@pytest.mark.parametrize(("settings", "version"), list(produced()))
+@pytest.mark.parametrize(("settings", "version", "move"), list(produced()))
 def test_every_value_of_a_knob_passes_the_real_checks(
-    settings: dict[str, Any], version: str, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], version: str, move: Any, monkeypatch: pytest.MonkeyPatch, checked: Checked
 ) -> None:
     accepted(list(arguments(settings, negatable=frozenset())), monkeypatch, version)
+    profile, knob, value = move
+    checked(profile, [(knob, value)], f"the parser and the checks in the wheel of OpenRLHF {version}")
 
 
 def test_attempts_of_an_older_release_pass_its_real_checks(monkeypatch: pytest.MonkeyPatch) -> None:

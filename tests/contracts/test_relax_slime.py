@@ -92,14 +92,19 @@ def produced(framework: MegatronRl) -> Iterator[Any]:
                 wanted = msgspec.structs.replace(profile.knobs, **{knob: value})
                 if not objections(profile, profile.knobs, wanted, started=False):
                     changes = framework.settings(written, wanted)
-                    yield pytest.param(framework, changes, id=f"{framework.name}-{label}-{knob}-{value}")
+                    move = (profile, knob, value)
+                    yield pytest.param(
+                        framework, changes, move, id=f"{framework.name}-{label}-{knob}-{value}"
+                    )
 
 
 @pytest.mark.parametrize(
-    ("framework", "changes"), [row for framework in FRAMEWORKS for row in produced(framework)]
+    ("framework", "changes", "move"), [row for framework in FRAMEWORKS for row in produced(framework)]
 )
-def test_every_value_of_a_knob_is_a_flag_of_the_framework(framework, changes) -> None:
+def test_every_value_of_a_knob_is_a_flag_of_the_framework(framework, changes, move, checked) -> None:
     parser(framework).parse_args(arguments(changes, negatable=framework.dialect.negatable))
+    profile, knob, value = move
+    checked(profile, [(knob, value)], "the flags, types and choices in its source")
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)

@@ -3,17 +3,16 @@
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 import yaml
 
 from autotune.launchers.frameworks.skyrl.adapter import SkyRL
 from autotune.launchers.frameworks.tabular.declared import facts
-from autotune.policies.remedies.legality import completed, objections
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.rehearsing import Part
 from tests.launchers.frameworks.skyrl_jobs import CLUSTER, JOBS, job
 
+from .changes import legal
 from .environments import run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -37,16 +36,6 @@ def overrides(of, knobs):
     return list(FRAMEWORK.command(of, knobs, run="7c1e", attempt=1, resume=True).argv[3:])
 
 
-def legal_changes(of):
-    found = FRAMEWORK.profile(of, CLUSTER)
-    for name, support in found.supported.items():
-        for value in support.grid.values or (getattr(found.knobs, name),):
-            changes = completed(found, found.knobs, {name: value})
-            knobs = msgspec.structs.replace(found.knobs, **changes)
-            if changes and not objections(found, found.knobs, knobs, started=False):
-                yield knobs
-
-
 def test_the_defaults_are_skyrl_s_own(ask):
     # Sections that are built on demand, and settings that follow from others, have no default to compare.
     built = ("delta_weight_sync.", "mixed_precision.", "eval_sampling_params.")
@@ -61,9 +50,11 @@ def test_the_defaults_are_skyrl_s_own(ask):
 
 
 @pytest.mark.parametrize("kind", JOBS)
-def test_every_override_of_every_change_is_taken_and_arrives(ask, kind):
+def test_every_override_of_every_change_is_taken_and_arrives(ask, kind, checked):
     of, cases, wanted = JOBS[kind], [], []
-    for knobs in [Knobs(), *legal_changes(of)]:
+    profile = FRAMEWORK.profile(of, CLUSTER)
+    moves = list(legal(profile))
+    for knobs in [Knobs(), *(knobs for _, _, knobs in moves)]:
         settings = FRAMEWORK.settings(of, knobs)
         if settings not in wanted:
             wanted.append(settings)
@@ -71,6 +62,7 @@ def test_every_override_of_every_change_is_taken_and_arrives(ask, kind):
     assert len(wanted) > 5
     for settings, answer in zip(wanted, ask(cases), strict=True):
         assert answer.get("values") == settings, answer
+    checked(profile, [(knob, value) for knob, value, _ in moves], "SkyRL 0.4.0's own configuration")
 
 
 def test_presets_the_example_and_trials_are_taken(ask):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from autotune.launchers.frameworks import find
 from autotune.launchers.frameworks.hugging_face import entry
@@ -16,6 +15,8 @@ from autotune.launchers.frameworks.tabular.declared import facts as known_facts
 from autotune.launchers.frameworks.trl.config import RELEASES
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.rehearsing import Part
+from tests.contracts.changes import legal
+from tests.contracts.conftest import Checked
 from tests.contracts.environments import run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -112,24 +113,24 @@ def test_the_entry_finds_what_it_watches(facts: dict[str, Any]) -> None:
     assert {"zero1", "zero2", "zero3", "fsdp1", "fsdp2", "multi_gpu"} <= set(facts["configurations"])
 
 
-def test_every_change_is_taken_and_keeps_the_batch(tmp_path: Path) -> None:
+def test_every_change_is_taken_and_keeps_the_batch(tmp_path: Path, checked: Checked) -> None:
     begun: list[dict[str, Any]] = [
         {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2},
         {"per_device_train_batch_size": 16, "steps_per_generation": 4},
         {"per_device_train_batch_size": 16, "generation_batch_size": 64},
         {"use_vllm": True, "vllm_gpu_memory_utilization": 0.4},
+        {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4},
         {"accelerate_config": "zero3", "num_processes": 1},
         {"accelerate_config": "fsdp2", "num_processes": 1},
         {"reward_funcs": ["reward.a", "reward.b"], "generation_kwargs": {"min_new_tokens": 4}},
     ]
-    lists, batches = [], []
+    lists, batches, rows = [], [], []
     for own in begun:
         job = Job(name="j", framework="trl", settings={"use_cpu": True, "bf16": False, **own})
         profile = TRL.profile(job, CLUSTER)
-        moves = [profile.knobs]
-        for knob, support in profile.supported.items():
-            moves += [replace(profile.knobs, **{knob: value}) for value in support.grid.values]
-        forms = [*((job, knobs) for knobs in moves)]
+        moves = list(legal(profile))
+        rows.append((profile, [(knob, value) for knob, value, _ in moves]))
+        forms = [(job, profile.knobs), *((job, knobs) for _, _, knobs in moves)]
         forms += [(TRL.trial(job, folder="/t", steps=2, longest=True), profile.knobs)]
         forms += [(TRL.rehearsal(job, folder="/r", part=part, longest=True), profile.knobs) for part in Part]
         for wanted, knobs in forms:
@@ -151,3 +152,5 @@ def test_every_change_is_taken_and_keeps_the_batch(tmp_path: Path) -> None:
         assert said == "TAKEN", (words, rest)
         micro, accumulation, generation = json.loads(rest)
         assert (micro * accumulation, generation) == batch, words
+    for profile, taken in rows:
+        checked(profile, taken, "the parsers of TRL 1.16.0 and accelerate 1.15.0")

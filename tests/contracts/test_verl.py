@@ -158,11 +158,13 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[dic
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_change_composes_and_validates(name, judged) -> None:
+def test_every_change_composes_and_validates(name, judged, checked) -> None:
     own = profile(ALL[name])
     changed = {knob for what, _ in judged[name] if isinstance(what, dict) for knob in what}
     assert changed >= own.supported.keys() - {"dynamic_batching"}
     assert {f"{what}: {line}" for what, line in judged[name] if line != "TAKEN"} == set()
+    changes = [change for what, _ in judged[name] if isinstance(what, dict) for change in what.items()]
+    checked(own, changes, "the composition and the validation of verl 0.9.1")
 
 
 @pytest.mark.parametrize("engine", ["dp", "megatron"])

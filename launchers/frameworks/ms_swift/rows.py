@@ -69,6 +69,7 @@ ROWS: tuple[Row[Config], ...] = (
         at_least={"max_length and max_completion_length are {value} tokens together": lambda c: c.longest},
         read_at="swift/rlhf_trainers/rollout_mixin.py:519"),
     Row(knob="dataloader_workers", key="dataloader_num_workers", grid=Grid(minimum=0, multiple=1),
+        at_least={"dataloader_prefetch_factor is only taken with a worker": lambda c: c.get("dataloader_prefetch_factor") is not None},
         read_at="swift/trainers/arguments.py:306"),
     Row(knob="allocator", key="PYTORCH_CUDA_ALLOC_CONF",
         modes=ALLOCATOR_MODES),

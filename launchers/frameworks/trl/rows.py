@@ -44,6 +44,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="recompute", key="activation_checkpointing", when=lambda c: c.has_newer_switch,
         modes={"off": False, "full": True}),
     Row(knob="dataloader_workers", key="dataloader_num_workers", grid=Grid(minimum=0, multiple=1),
+        at_least={"dataloader_prefetch_factor and dataloader_persistent_workers are only taken with a worker": lambda c: c.get("dataloader_prefetch_factor") is not None or c.on("dataloader_persistent_workers")},
         read_at="trl/trainer/grpo_trainer.py:1365"),
     Row(knob="fused_kernels", key="use_liger_kernel",
         stays="liger has no dapo and another normaliser, and from 1.15 on the trainer has a fused head of its own",

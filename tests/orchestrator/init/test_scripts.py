@@ -402,6 +402,22 @@ def test_ms_swift_is_driven_from_its_file_and_from_its_command(tmp_path: Path) -
     assert job.settings["reward_funcs"] == ["accuracy", "format"] and job.env == {"NPROC_PER_NODE": "8"}
 
 
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("trl", ("grpo", "--model_name_or_path", "Qwen/Qwen3-4B")),
+        ("swift", ("rlhf", "--rlhf_type", "grpo", "--per_device_train_batch_size", "8")),
+    ],
+)
+@pytest.mark.parametrize("folder", ["/opt/rl/bin/", "env/bin/", ""])
+def test_a_program_of_an_environment_runs_in_its_interpreter(
+    program: str, words: tuple[str, ...], folder: str, tmp_path: Path
+) -> None:
+    assert init(tmp_path, "--", f"{folder}{program}", *words).exit_code == 0
+    job = load(tmp_path / "job.yaml")
+    assert (job.command, job.python) == ((), f"{folder}python3" if folder else None)
+
+
 def test_another_trainer_of_ms_swift_is_run_and_not_driven(tmp_path: Path) -> None:
     assert init(tmp_path, "--", "swift", "rlhf", "--rlhf_type", "dpo", "--model", "m").exit_code == 0
     job = load(tmp_path / "job.yaml")
