@@ -183,7 +183,7 @@ def setup_of(tree: Tree) -> Setup:
         or tree.get("actor.fsdp.offload_params", False),
         fraction=tree.get("sglang.mem_fraction_static", 0.8),
         graphs=not tree.get("sglang.disable_cuda_graph", False),
-        concurrency=tree.get("rollout.max_concurrent_rollouts", 256),
+        concurrency=tree.get("sglang.max_running_requests", None) or 256,
     )
 
 

@@ -127,10 +127,9 @@ class Areal(TabularFramework[Config]):
         )
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
-        """Return the splits that heads and devices allow, and the fewest rollouts that hold a batch."""
+        """Return the splits that heads and devices allow."""
         context = split_sizes(config, "actor", "context")
         return {
-            "concurrency": Grid(minimum=max(1, config.least_rollouts), multiple=1),
             "rollout_tensor_parallel": split_sizes(config, "rollout", "tensor"),
             "tensor_parallel": split_sizes(config, "actor", "tensor"),
             "sequence_parallel": context,

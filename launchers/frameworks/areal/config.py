@@ -239,6 +239,16 @@ class Config(DeclaredSettings):
         """The sequences of one step."""
         return (self.number("train_dataset.batch_size") or 1) * (self.number("gconfig.n_samples") or 1)
 
+    @property
+    def most_requests(self) -> int:
+        """The requests in flight for each engine; 0: not known. A rollout is one per answer of a prompt."""
+        limits = map(self.number, ("rollout.max_concurrent_rollouts", "rollout.consumer_batch_size"))
+        rollouts = next(filter(None, limits), 0)
+        if not rollouts or self.rollout is None:
+            return 0
+        engines = max(1, self.rollout.ranks // (self.rollout.tensor * self.rollout.pipeline))
+        return -(-rollouts * (self.number("gconfig.n_samples") or 1) // engines)
+
     def updates(self, role: str) -> int:
         """Return how many updates of its weights a role makes in one step."""
         return self.number(f"{role}.ppo_n_minibatches") or 1
@@ -285,12 +295,6 @@ class Config(DeclaredSettings):
         if prompt is None or answer is None or any(each > 1 for each in turns):
             return bound, False
         return min(bound, prompt + answer), True
-
-    @property
-    def least_rollouts(self) -> int:
-        """The fewest rollouts at once: AReaL refuses a queue that does not hold a batch; 0: one is enough."""
-        least = -(-(self.number("train_dataset.batch_size") or 1) // self.queue)
-        return least if least > 1 and self.number("rollout.queue_size") is None else 0
 
     # ----------------------------------------------------------------------- checkpoints
 

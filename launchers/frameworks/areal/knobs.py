@@ -24,10 +24,10 @@ _WORKER |= {"cmd": "python -m areal.infra.rpc.rpc_server"}
 # --------------------------------------------------------------------------- engines
 
 
-def rollouts(config: Config) -> Setting:
-    """Return the rollouts that are in flight at once."""
-    limit = config.number("rollout.max_concurrent_rollouts")
-    return limit if limit is not None else config.number("rollout.consumer_batch_size")
+def requests(config: Config) -> Setting:
+    """Return the requests that an engine works on at once: its own limit, or what is in flight for it."""
+    limit = config.number("vllm.max_num_seqs" if config.engine == "vllm" else "sglang.max_running_requests")
+    return min(filter(None, (limit, config.most_requests)), default=None)
 
 
 def graphs(config: Config) -> Setting:

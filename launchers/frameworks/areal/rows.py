@@ -27,10 +27,6 @@ _SPLIT = "its layout cannot be split otherwise"
 _LAYOUT = "a recover checkpoint can only be read by the layout that wrote it"
 
 
-def _queue(c: Config) -> str:
-    return f"the queue holds {c.queue} tasks for each, and must hold train_dataset.batch_size"
-
-
 def _rollout_devices(c: Config) -> str:
     return f"{c.rollout} has {c.engine_devices} devices"
 
@@ -55,9 +51,13 @@ def _why_the_optimizer_stays(c: Config) -> str:
 
 # fmt: off
 ROWS: tuple[Row[Config], ...] = (
-    Row(knob="concurrency", key="rollout.max_concurrent_rollouts", read=knobs.rollouts,
-        at_least={_queue: lambda c: c.least_rollouts},
-        read_at="areal/infra/controller/rollout_controller.py:208"),
+    # Of the engine alone: rollout.max_concurrent_rollouts also bounds how stale the samples of an asynchronous job are.
+    *(Row(knob="concurrency", key=key, read=knobs.requests, when=when, grid=Grid(minimum=1, multiple=1),
+        at_most={"no engine is given more requests at once": lambda c: c.most_requests})
+        for key, when in (
+            ("sglang.max_running_requests", lambda c: c.engine != "vllm"),
+            ("vllm.max_num_seqs", lambda c: c.engine == "vllm"),
+        )),
     handed_on(SGLANG, "memory_fraction", "sglang.", when=lambda c: c.engine != "vllm"),
     handed_on(VLLM, "memory_fraction", "vllm.", when=lambda c: c.engine == "vllm"),
     Row(knob="rollout_tensor_parallel", key="rollout.backend", read=knobs.size("rollout", "tensor"),

@@ -101,7 +101,7 @@ def test_no_change_touches_what_is_trained(each):
 
 def test_the_profile_of_the_example():
     found = profile(job())
-    assert found.knobs.concurrency == 256
+    assert found.knobs.concurrency == 512  # 256 rollouts of 8 answers on 4 engines
     assert found.knobs.memory_fraction == 0.9
     assert found.knobs.tokens_per_microbatch == 16384
     assert (found.knobs.recompute, found.knobs.sync_mode, found.knobs.allocator) == (
@@ -144,7 +144,7 @@ def test_a_silent_job_gets_areals_own_defaults():
             actor__weight_update_mode=...,
         )
     ).knobs
-    assert knobs.concurrency == 256  # consumer_batch_size, which refers to the batch
+    assert knobs.concurrency == 512  # by consumer_batch_size, which refers to the batch
     assert (knobs.memory_fraction, knobs.dataloader_workers, knobs.sync_mode) == (0.9, 0, "memory")
     assert knobs.tokens_per_microbatch == 512 * 4096  # unlimited: all sequences of a data-parallel rank
 
@@ -200,15 +200,29 @@ def test_what_a_recover_checkpoint_depends_on_is_fixed_during_a_run():
 def test_devices_stay_the_same_however_they_are_split():
     found = profile(job())
     settings = FRAMEWORK.settings(job(), changed(found, "rollout_tensor_parallel", 2))
-    assert settings == {"rollout.backend": "sglang:d2t2"}
+    # Half as many engines would get twice the requests each: they keep what they had.
+    assert settings == {"rollout.backend": "sglang:d2t2", "sglang.max_running_requests": 512}
     both = msgspec.structs.replace(found.knobs, sequence_parallel=4, tensor_parallel=4)
     assert objections(found, found.knobs, both, started=False)
 
 
+@pytest.mark.parametrize(
+    ("settings", "key", "before"),
+    [
+        ({}, "sglang.max_running_requests", 512),
+        ({"sglang.max_running_requests": 100}, "sglang.max_running_requests", 100),
+        ({"rollout.backend": "vllm:d4"}, "vllm.max_num_seqs", 256),
+    ],
+)
+def test_the_limit_of_requests_is_the_engines_own_and_exact(settings, key, before):
+    each = job(settings)
+    found = profile(each)
+    support = found.supported["concurrency"]
+    assert (found.knobs.concurrency, support.setting, support.effect) == (before, key, Effect.EXACT)
+    assert FRAMEWORK.settings(each, changed(found, "concurrency", 64)) == {key: 64}
+
+
 def test_too_few_rollouts_would_not_hold_a_batch():
-    found = profile(job())
-    assert lowest(found, "concurrency") == 16
-    assert lowest(profile(job(rollout__queue_size=1024)), "concurrency") == 1
     mistakes = FRAMEWORK.check(job({"rollout.max_concurrent_rollouts": 8}))
     assert [p.path for p in mistakes] == [("settings", "rollout.max_concurrent_rollouts")]
 
@@ -306,10 +320,13 @@ def test_the_trainers_allocator_does_not_reach_the_engine():
 
 
 def test_what_refers_to_a_changed_setting_stays_as_it_is():
-    each = job(train_dataset__batch_size="${rollout.max_concurrent_rollouts}", rollout__consumer_batch_size=1)
+    each = job(
+        {"sglang.max_running_requests": 256}, train_dataset__batch_size="${sglang.max_running_requests}"
+    )
     assert FRAMEWORK.settings(each, Knobs(concurrency=128)) == {
-        "rollout.max_concurrent_rollouts": 128,
+        "sglang.max_running_requests": 128,
         "train_dataset.batch_size": 256,
+        "rollout.consumer_batch_size": 256,
     }
     critic = job(**{**CRITIC, "critic": {**CRITIC["critic"], "backend": "${actor.backend}"}})
     assert FRAMEWORK.settings(critic, Knobs(tensor_parallel=2)) == {"actor.backend": "fsdp:d2t2"}

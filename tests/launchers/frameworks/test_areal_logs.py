@@ -78,7 +78,11 @@ def decided(each, diagnosis, markers: list[Marker]):
             Phase.ROLLOUT_INIT,
             Component.ROLLOUT,
             "increase_mem_fraction",
-            ("++sglang.mem_fraction_static=0.95", "++rollout.backend=sglang:d2t2"),
+            (
+                "++sglang.mem_fraction_static=0.95",
+                "++rollout.backend=sglang:d2t2",
+                "++sglang.max_running_requests=512",
+            ),
         ),
         (
             "rollout",
