@@ -197,13 +197,16 @@ def test_places_to_be_filled_in_have_their_lines_and_lose_no_setting(tmp_path: P
     ],
 )
 def test_a_value_that_nobody_filled_in_is_an_error_of_the_job_at_its_line(value: object, reason: str) -> None:
-    text = yaml.safe_dump({"name": "a", "framework": "command", "command": ["x"], "settings": {"k": value}})
+    job = {"name": "a", "framework": "command", "command": ["x"], "settings": {"k": value}}
+    text = yaml.safe_dump(job, sort_keys=False)
     found = unfilled(text)
     assert [reason in each.message for each in found] == [True] * bool(reason)
     if reason:
         with pytest.raises(JobErrors) as error:
             parse(text)
-        assert error.value.complaints[0].line == len(text.splitlines())
+        assert [each.line for each in error.value.complaints if reason in each.message][-1:] == [
+            len(text.splitlines())
+        ]
 
 
 def test_the_text_of_a_shell_may_call_programs_and_a_path_of_this_machine_is_no_placeholder(
@@ -252,6 +255,12 @@ def test_a_value_that_follows_an_option_stays_with_it(tmp_path: Path) -> None:
     result, job = init(tmp_path, line + "\n")
     assert (result.exit_code, job["framework"]) == (0, "command")
     assert job["command"] == line.split()
+
+
+def test_a_value_that_follows_an_option_of_a_known_program_stays_with_it_too(tmp_path: Path) -> None:
+    job = init(tmp_path, f"{_VERL} --own algorithm.x=1 data.train_batch_size=64\n")[1]
+    assert job["command"][3:] == ["--own", "algorithm.x=1"]  # type: ignore[index]
+    assert "algorithm.x" not in job["settings"]  # type: ignore[operator]
 
 
 def test_switches_of_hydra_take_no_setting_away(tmp_path: Path) -> None:
