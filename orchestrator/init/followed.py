@@ -12,7 +12,7 @@ from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init import slurm
 from autotune.orchestrator.init.bash.builtins import ENDS_HERE
 from autotune.orchestrator.init.bash.reader import Reading, read_script
-from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown
+from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown, shown
 from autotune.orchestrator.init.entry_points import Program, is_shell_text, unwrapped
 from autotune.orchestrator.init.hardware import Hardware
 from autotune.orchestrator.init.sources import Kind, kind_of
@@ -81,10 +81,12 @@ class Followed:
             self.hardware = self.hardware.or_else(slurm.of_options(wrapper.split()))
         if is_shell_text(words):
             place, text = Path(invocation.file), words[2]
-        elif words[:1] == ("sbatch",) and env.get("COMMAND"):  # as NeMo-RL's ray.sub takes its training
+        elif invocation.argv[0] == "sbatch" and env.get("COMMAND"):  # as NeMo-RL's ray.sub takes its training
             place, text = Path(invocation.file), env.pop("COMMAND")
-            self.hardware = self.hardware.or_else(slurm.of_options(words))
-            self._note(invocation, f"left out: `{shlex.join(words)}`; autotune starts its COMMAND itself")
+            self.hardware = self.hardware.or_else(slurm.of_options(invocation.argv))
+            called = shlex.join(map(shown, invocation.argv))
+            self._note(invocation, f"left out: `{called}`; autotune starts its COMMAND itself")
+            program = Program(argv=())
         elif name and _is_script(cwd, name):
             place = Path(cwd, name)
             if str(place) in callers or len(callers) >= _DEEPEST:

@@ -275,7 +275,12 @@ def test_uv_in_front_of_a_submission_is_a_wrapper(tmp_path: Path) -> None:
     assert job["command"] == ["python3", "-m", "verl.trainer.main_ppo"]
 
 
-def test_a_program_that_a_batch_script_takes_from_a_variable_is_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_here", [False, True])
+def test_a_program_that_a_batch_script_takes_from_a_variable_is_followed(
+    is_here: bool, tmp_path: Path
+) -> None:
+    if is_here:
+        (tmp_path / "ray.sub").write_text('#!/bin/bash\nsrun ray start --head\necho "$COMMAND" > c\n')
     script = f'export COMMAND="cd /opt/x && A=1 {_VERL} data.train_batch_size=8"\n'
     script += "sbatch --nodes=2 --gres=gpu:8 ray.sub\n"
     result, job = init(tmp_path, script)
