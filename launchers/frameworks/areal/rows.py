@@ -11,6 +11,7 @@ from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.areal.layout import split_sizes
 from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
 from autotune.launchers.frameworks.core.renames import Renamed
+from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
     SWITCH,
@@ -19,6 +20,7 @@ from autotune.launchers.frameworks.tabular.table import (
     Table,
     Warned,
 )
+from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
 
@@ -221,8 +223,21 @@ RENAMED = (
     Renamed("behave_imp_weight_mode", "actor.rejection_sampling"),
     Renamed("weight_chunked_mem_mb", hint="it is no setting; actor.weight_update_mode=disk needs no such buffer"),
 )
+# Where trackers keep the run (areal/utils/stats_logger.py). W&B (but for its project), SwanLab and, without a space,
+# Trackio print it themselves.
+TRACKERS = (
+    TrackerRow(Tracker.TENSORBOARD, on="stats_logger.tensorboard.path", place={"folder": "{stats_logger.tensorboard.path}"}),
+    TrackerRow(Tracker.TRACKIO, on="stats_logger.trackio.mode", place={"space": "{stats_logger.trackio.space_id}"}),
+    TrackerRow(Tracker.WANDB, on="stats_logger.wandb.mode", place={"entity": "{stats_logger.wandb.entity}", "project": "{stats_logger.wandb.project}"}),
+)
 # fmt: on
 
 TABLE: Table[Config] = Table(
-    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, renamed=RENAMED, advice=ADVICE
+    rows=ROWS,
+    absent=ABSENT,
+    refused=REFUSED,
+    warned=WARNED,
+    renamed=RENAMED,
+    advice=ADVICE,
+    trackers=TRACKERS,
 )

@@ -1,39 +1,30 @@
-"""Where a framework's settings and lines say that an experiment tracker keeps its run: `trackers.yaml`."""
+"""Where a framework's settings and lines say that an experiment tracker keeps its run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from autotune.launchers.base import Tracked
-from autotune.launchers.frameworks.core.data import document
 from autotune.policies.values.job import Tracker
-from autotune.policies.values.value import Value
 
-_FILE = "trackers.yaml"
 _SETTING = re.compile(r"\{([^{}]+)\}")
 _OFF = ("", "no", "none", "null", "false", "disabled")
 
 
-class TrackerRow(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tracker in a framework's `trackers.yaml`; `{name}` in a text is the value of a setting."""
+class TrackerRow(NamedTuple):
+    """A tracker of a framework; `{name}` in a text is the value of a setting."""
 
     tracker: Tracker
     named_in: str = ""  # setting that names the trackers of the job, as a list or a text
     on: str = ""  # setting that turns this one on: true, or a text such as a path
-    place: dict[str, str] = {}  # an entry of which a setting says nothing is left out
+    place: Mapping[str, str] = {}  # an entry of which a setting says nothing is left out
     lines: tuple[str, ...] = ()  # of the log, with `{folder}` where it says the place
 
 
-@cache
-def _rows(package: str) -> tuple[TrackerRow, ...]:
-    return document(package, _FILE, tuple[TrackerRow, ...])
-
-
 def tracked(
-    package: str, get: Callable[[str], Any], *, given: Mapping[str, str] | None = None
+    rows: Iterable[TrackerRow], get: Callable[[str], Any], *, given: Mapping[str, str] | None = None
 ) -> tuple[Tracked, ...]:
     """Return the trackers that a job uses; `get` returns its settings by name, `given` are others."""
 
@@ -43,7 +34,7 @@ def tracked(
 
     return tuple(
         Tracked(tracker=row.tracker, place=_place(row.place, value_of), lines=row.lines)
-        for row in _rows(package)
+        for row in rows
         if _is_used(row, get)
     )
 

@@ -213,7 +213,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
         """Return where trackers keep the run; transformers writes events below its checkpoints."""
         config = self.config(job)
         given = {"output": _output(config, job, run=run)}
-        return trackers.tracked(package_of(self), config.get, given=given)
+        return trackers.tracked(self.table.trackers, config.get, given=given)
 
     def environment(self, config: C, job: Job, run: str) -> dict[str, str]:
         """Return an attempt's variables: the job's, those among its settings, and one run of a tracker."""

@@ -8,6 +8,7 @@ defaults.yaml.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import SGLANG
+from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.megatron import knobs
 from autotune.launchers.frameworks.megatron.advice import ADVICE
 from autotune.launchers.frameworks.megatron.config import Config
@@ -20,6 +21,7 @@ from autotune.launchers.frameworks.tabular.table import (
     Table,
     Warned,
 )
+from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
 
@@ -205,6 +207,15 @@ WARNED: tuple[Warned[Config], ...] = (
     Warned(lambda c: not c.longest,
         "--rollout-max-context-len or --rollout-max-prompt-len and --rollout-max-response-len would bound the longest sequence; without them a token budget may fall below it"),
 )
+# Where trackers keep the run (utils/tensorboard_utils.py, miles's utils/mlflow_utils.py). W&B (but for its project)
+# and SwanLab print it themselves.
+TRACKERS = (
+    TrackerRow(Tracker.TENSORBOARD, lines=("Saving tensorboard log to {folder}.",)),
+    TrackerRow(Tracker.MLFLOW, on="use-mlflow", place={"uri": "{mlflow-tracking-uri}", "id": "{mlflow-run-id}", "experiment": "{mlflow-experiment-name}", "name": "{mlflow-run-name}"}),
+    TrackerRow(Tracker.WANDB, on="use-wandb", place={"entity": "{wandb-team}", "project": "{wandb-project}"}),
+)
 # fmt: on
 
-SHARED: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE)
+SHARED: Table[Config] = Table(
+    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE, trackers=TRACKERS
+)

@@ -6,6 +6,7 @@ Variables of the environment hold the mode of their knob.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
+from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.hugging_face.settings import ALLOCATOR_MODES, HOST_ALLOCATOR, WHOLE
 from autotune.launchers.frameworks.ms_swift.advice import ADVICE
 from autotune.launchers.frameworks.ms_swift.config import PROCESSES, Config
@@ -18,6 +19,7 @@ from autotune.launchers.frameworks.tabular.table import (
     Warned,
 )
 from autotune.policies.values.failure import Phase
+from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
 
@@ -120,9 +122,18 @@ WARNED: tuple[Warned[Config], ...] = (
         lambda c: f"NPROC_PER_NODE is not in `env:`: ms-swift spreads the layers of one model over all {c.job.cluster.gpus_per_node} cards of one process, and estimates are of one card."),
     Warned(lambda c: c.job.cluster.nodes > 1, "ms-swift runs on one node here: the others stay idle."),
 )
+# Where trackers keep the run (swift/arguments/sft_args.py, transformers' integrations). W&B, SwanLab and Trackio print
+# it themselves. `output`: the folder of the run's checkpoints, as an attempt gets it.
+TRACKERS = (
+    TrackerRow(Tracker.TENSORBOARD, named_in="report_to", place={"folder": "{output}/runs"}),
+    TrackerRow(Tracker.TENSORBOARD, named_in="report_to", place={"folder": "{logging_dir}"}),
+    TrackerRow(Tracker.MLFLOW, named_in="report_to", place={"default_experiment": "Default", "name": "{run_name}"}),
+)
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE)
+TABLE: Table[Config] = Table(
+    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE, trackers=TRACKERS
+)
 
 # Settings that a log may show and that are read here beside those of the rows: what decides which knobs a job has,
 # and its sizes.

@@ -7,6 +7,7 @@ the sizes of passes are exact.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
+from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.nemo_rl import config as key
 from autotune.launchers.frameworks.nemo_rl.advice import ADVICE
 from autotune.launchers.frameworks.nemo_rl.config import Config
@@ -21,6 +22,7 @@ from autotune.launchers.frameworks.tabular.table import (
     Warned,
 )
 from autotune.policies.values.failure import Phase
+from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
 
@@ -196,6 +198,13 @@ WARNED: tuple[Warned[Config], ...] = (
     Warned(lambda c: c.flag("env.should_use_nemo_gym"),
         "with NeMo Gym the log has no line that numbers a step, so none is counted"),
 )
+# Where trackers keep the run (nemo_rl/utils/logger.py). W&B and SwanLab print it themselves.
+TRACKERS = (
+    TrackerRow(Tracker.MLFLOW, on="logger.mlflow_enabled", place={"uri": "{logger.mlflow.tracking_uri}", "experiment": "{logger.mlflow.experiment_name}", "name": "{logger.mlflow.run_name}"}),
+    TrackerRow(Tracker.TENSORBOARD, on="logger.tensorboard_enabled", lines=("Initialized TensorboardLogger at {folder}",)),
+)
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE)
+TABLE: Table[Config] = Table(
+    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE, trackers=TRACKERS
+)

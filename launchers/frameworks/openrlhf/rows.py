@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
+from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.openrlhf.advice import ADVICE
 from autotune.launchers.frameworks.openrlhf.config import Config
 from autotune.launchers.frameworks.openrlhf.renamed import RENAMED
@@ -21,6 +22,7 @@ from autotune.launchers.frameworks.tabular.table import (
     Table,
     Warned,
 )
+from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName, Knobs
 from autotune.policies.values.profile import Grid, Placement
 
@@ -152,8 +154,19 @@ WARNED: tuple[Warned[Config], ...] = (
     Warned(lambda c: c.colocated and c.has("reward.model_name_or_path"),
         "no estimate holds the reward model on the cards; --reward.offload keeps it on the host"),
 )
+# Where trackers keep the run (openrlhf/utils/logging_utils.py). W&B prints it itself. Without a name the folder of the
+# run is named by the time.
+TRACKERS = (
+    TrackerRow(Tracker.TENSORBOARD, on="logger.tensorboard_dir", place={"folder": "{logger.tensorboard_dir}/*"}),
+)
 # fmt: on
 
 TABLE: Table[Config] = Table(
-    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, renamed=RENAMED, advice=ADVICE
+    rows=ROWS,
+    absent=ABSENT,
+    refused=REFUSED,
+    warned=WARNED,
+    renamed=RENAMED,
+    advice=ADVICE,
+    trackers=TRACKERS,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
+from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.skyrl.advice import ADVICE
 from autotune.launchers.frameworks.skyrl.config import RECOMPUTE, TRAIN_SIZE, Config
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
@@ -16,6 +17,7 @@ from autotune.launchers.frameworks.tabular.table import (
     Warned,
 )
 from autotune.policies.values.failure import Phase
+from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
 
@@ -163,6 +165,14 @@ WARNED: tuple[Warned[Config], ...] = (
     Warned(lambda c: 0 < c.count("trainer.max_tokens_per_microbatch") < c.longest,
         lambda c: f"trainer.max_tokens_per_microbatch is below the longest sequence of {c.longest} tokens, which is then a pass of its own and needs more memory"),
 )
+# Where trackers keep the run (skyrl_train/utils/tracking.py). W&B (but for its project) and SwanLab print it themselves.
+TRACKERS = (
+    TrackerRow(Tracker.MLFLOW, named_in="trainer.logger", place={"experiment": "{trainer.project_name}", "name": "{trainer.run_name}"}),
+    TrackerRow(Tracker.TENSORBOARD, named_in="trainer.logger", lines=("Saving tensorboard log to {folder}.",)),
+    TrackerRow(Tracker.WANDB, named_in="trainer.logger", place={"project": "{trainer.project_name}"}),
+)
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE)
+TABLE: Table[Config] = Table(
+    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE, trackers=TRACKERS
+)

@@ -265,7 +265,7 @@ class TabularFramework(Framework, Generic[C]):
 
     def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
         """Return where trackers keep the run."""
-        return trackers.tracked(self.tables[-1], self.config(job).get)
+        return trackers.tracked(self.table.trackers, self.config(job).get)
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the overrides that differ from the job as written, in its own spelling."""

@@ -13,6 +13,7 @@ import msgspec
 
 from autotune.launchers.base import Advice
 from autotune.launchers.frameworks.core.renames import Renamed
+from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KnobName, Knobs, Setting
 from autotune.policies.values.profile import Grid
@@ -147,6 +148,7 @@ class Table(NamedTuple, Generic[C]):
     warned: tuple[Warned[C], ...] = ()
     unread: tuple[Unread[C], ...] = ()
     renamed: tuple[Renamed, ...] = ()
+    trackers: tuple[TrackerRow, ...] = ()
     advice: tuple[Advice, ...] = ()  # of public guides, beyond or against the knobs
 
     def over(self, shared: Table[C]) -> Table[C]:
@@ -162,6 +164,7 @@ class Table(NamedTuple, Generic[C]):
             warned=(*self.warned, *shared.warned),
             unread=(*self.unread, *shared.unread),
             renamed=self.renamed,
+            trackers=(*self.trackers, *shared.trackers),
             advice=(*shared.advice, *self.advice),
         )
 

@@ -6,6 +6,7 @@ Variables of the environment hold the mode of their knob.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
+from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.hugging_face.settings import ALLOCATOR_MODES, HOST_ALLOCATOR, SPREAD, WHOLE
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
@@ -18,6 +19,7 @@ from autotune.launchers.frameworks.tabular.table import (
 from autotune.launchers.frameworks.trl.advice import ADVICE
 from autotune.launchers.frameworks.trl.config import Config
 from autotune.launchers.frameworks.trl.layout import tile
+from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
 
@@ -122,9 +124,19 @@ WARNED: tuple[Warned[Config], ...] = (
     Warned(lambda c: c.job.command and (not any("trl" in word for word in c.job.command[:2])),
         "The script must give its command line to GRPOConfig, as TrlParser does: settings are flags."),
 )
+# Where trackers keep the run (transformers/integrations/integration_utils.py, to which TRL leaves it). W&B, SwanLab and
+# Trackio print it themselves. `output`: the folder of the run's checkpoints, as an attempt gets it.
+TRACKERS = (
+    TrackerRow(Tracker.TENSORBOARD, named_in="report_to", place={"folder": "{output}/runs/*"}),
+    TrackerRow(Tracker.TENSORBOARD, named_in="report_to", place={"folder": "{logging_dir}"}),
+    TrackerRow(Tracker.MLFLOW, named_in="report_to", place={"default_experiment": "Default", "name": "{run_name}"}),
+    TrackerRow(Tracker.TRACKIO, named_in="report_to", place={"space": "{trackio_space_id}"}),
+)
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE)
+TABLE: Table[Config] = Table(
+    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE, trackers=TRACKERS
+)
 
 # Settings that a log may show and that are read here beside those of the rows: what decides which knobs a job has,
 # and its sizes.

@@ -8,6 +8,7 @@ that share its sequences.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
+from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
     PASS,
@@ -24,6 +25,7 @@ from autotune.launchers.frameworks.verl.advice import ADVICE
 from autotune.launchers.frameworks.verl.config import Config
 from autotune.launchers.frameworks.verl.keys import ENGINES
 from autotune.launchers.frameworks.verl.renamed import RENAMED
+from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
 
@@ -279,8 +281,21 @@ UNREAD: tuple[Unread[Config], ...] = (
     Unread("actor_rollout_ref.nccl_timeout", _TIMEOUT),
     Unread("critic.nccl_timeout", _TIMEOUT),
 )
+# Where trackers keep the run (verl/utils/tracking.py). W&B (but for its project), SwanLab and Trackio print it themselves.
+TRACKERS = (
+    TrackerRow(Tracker.MLFLOW, named_in="trainer.logger", place={"default_uri": "sqlite:////tmp/mlruns.db", "experiment": "{trainer.project_name}", "name": "{trainer.experiment_name}"}),
+    TrackerRow(Tracker.TENSORBOARD, named_in="trainer.logger", lines=("Saving tensorboard log to {folder}.",)),
+    TrackerRow(Tracker.WANDB, named_in="trainer.logger", place={"project": "{trainer.project_name}"}),
+)
 # fmt: on
 
 TABLE: Table[Config] = Table(
-    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, unread=UNREAD, renamed=RENAMED, advice=ADVICE
+    rows=ROWS,
+    absent=ABSENT,
+    refused=REFUSED,
+    warned=WARNED,
+    unread=UNREAD,
+    renamed=RENAMED,
+    advice=ADVICE,
+    trackers=TRACKERS,
 )

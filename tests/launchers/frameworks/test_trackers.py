@@ -1,15 +1,13 @@
-"""Where the trackers of each framework keep a run: the rows of trackers.yaml on jobs that use them."""
+"""Where the trackers of each framework keep a run: the rows of their tables on jobs that use them."""
 
 from __future__ import annotations
 
-from importlib import resources
 from typing import Any
 
 import pytest
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Tracked
-from autotune.launchers.frameworks.core.trackers import tracked
 from autotune.policies.values.job import Job, Tracker
 
 SAVING = ("Saving tensorboard log to {folder}.",)
@@ -90,8 +88,6 @@ def test_frameworks_on_megatron(framework: str) -> None:
 
 
 def test_every_template_of_a_line_names_one_thing() -> None:
-    for name in ("verl", "areal", "megatron", "openrlhf", "skyrl", "nemo_rl", "trl", "ms_swift"):
-        package = f"autotune.launchers.frameworks.{name}"
-        assert resources.files(package).joinpath("trackers.yaml").is_file()
-        for row in tracked(package, lambda _: "all"):
-            assert all(line.count("{") == line.count("}") == 1 for line in row.lines)
+    for name in ("verl", "areal", "slime", "openrlhf", "skyrl", "nemo-rl", "trl", "ms-swift"):
+        rows = frameworks.find(name).table.trackers
+        assert rows and all(line.count("{") == line.count("}") == 1 for row in rows for line in row.lines)
