@@ -102,6 +102,7 @@ mutation: install  ## a sample of COUNT mutants of the policies against their te
 facts: install  ## what the newest releases of frameworks and engines changed against the facts on record, by knob and key
 	$(PIP) --group facts -c requirements/constraints.txt
 	for each in verl areal skyrl trl ms-swift openrlhf sglang vllm; do $(BIN)/python -m benchmarks.facts $$each --newest || exit 1; done
+	$(BIN)/python -m benchmarks.facts.tags
 
 pip-audit: install  ## known vulnerabilities of what is installed; asks PyPI's and OSV's database, so it needs the network
 	$(BIN)/python -m pip install --quiet --group audit

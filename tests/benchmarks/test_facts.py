@@ -7,9 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
-from benchmarks.facts import engines, megatron, ms_swift, nemo_rl, trl
-from benchmarks.facts.__main__ import differences, knobs_of
+from benchmarks.facts import engines, megatron, ms_swift, nemo_rl, tags, trl
+from benchmarks.facts.__main__ import SUBJECTS, differences, knobs_of
 from benchmarks.facts.dataclass_fields import Field, dataclasses_in, fields_of, read
 from benchmarks.facts.pins import pinned, required, versions
 from benchmarks.facts.sources import Commit
@@ -392,3 +393,20 @@ def test_flags_of_megatron_are_those_of_its_parser_and_of_the_configurations_tha
         "modules": {"action": "store(nargs=+)"},
         "dtype": {"choices": ["bf16", "fp16"]},
     }
+
+
+def test_a_tag_of_a_repository_that_is_no_release_of_pypi_is_newer_than_the_facts(tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert tags.newest_tag(str(tmp_path)) is None
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+    for name in ("v1.0.4", "skyrl-v2.0.0", "v3.0.0rc1", "nightly", "backup/0818"):
+        subprocess.run([*git, "tag", name], check=True)
+    assert tags.newest_tag(str(tmp_path)) == Version("2.0.0")
+
+
+def test_every_subject_has_a_repository_and_a_release_that_is_known() -> None:
+    assert SUBJECTS.keys() <= tags.REPOSITORIES.keys()
+    for subject in tags.REPOSITORIES:
+        assert tags.newest_known(subject).release
+    assert tags.newest_known("verl") >= Version("0.9.1")

@@ -57,6 +57,8 @@ class Areal(TabularFramework[Config]):
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings and its YAML."""
+        if another := checks.another_program(job.framework_version):
+            return (another,)
         config = Config(job)
         unknown = (problem for problem in self.unknown(config) if self.is_certain(config, problem))
         return (*unknown, *self.refused(config))

@@ -14,10 +14,11 @@ from autotune.launchers.frameworks.areal.backend import (
     from_allocation_mode,
     parse,
 )
-from autotune.launchers.frameworks.areal.config import Config
+from autotune.launchers.frameworks.areal.config import RELEASES, Config
 from autotune.launchers.frameworks.areal.rows import RENAMED
 from autotune.launchers.frameworks.core.renames import replacement
 from autotune.launchers.frameworks.core.types import misfit
+from autotune.launchers.frameworks.core.versions import major
 from autotune.launchers.frameworks.tabular.declared import SECTION, Facts
 from autotune.launchers.likeness import nearest, suggestion
 
@@ -33,6 +34,18 @@ _NAMES = ("experiment_name", "trial_name")
 _FILES = ("saver", "evaluator", "stats_logger")  # and recover, which is filled in
 NO_NAME = "is no dotted name of a setting"
 _NAME = re.compile(r"\w+(\.\w+)*")
+
+
+def another_program(version: str | None) -> Problem | None:
+    """Return what is wrong with a job whose AReaL is of a later major version than those that are known.
+
+    AReaL 2.0.0 is tagged in its repository and not on PyPI.
+    """
+    if (major(version) or 0) <= (major(RELEASES[-1]) or 0):
+        return None
+    message = f"nothing is known of AReaL {version} here, only of {' and '.join(RELEASES)}"
+    hint = "write `framework: command`, with its whole command line in `command:`"
+    return Problem(path=("framework",), message=message, hint=hint)
 
 
 def problems(config: Config) -> Iterator[Problem]:

@@ -41,6 +41,14 @@ def within(versions: Mapping[str, str], since: Mapping[str, str], until: Mapping
     )
 
 
+def major(version: str | None) -> int | None:
+    """Return the first number of a version; None where it is not known."""
+    try:
+        return Version(version or "").major
+    except InvalidVersion:
+        return None
+
+
 def is_before(version: str, first: str) -> bool:
     """Return whether a version is known and precedes a release."""
     try:

@@ -222,6 +222,17 @@ def test_the_limit_of_requests_is_the_engines_own_and_exact(settings, key, befor
     assert FRAMEWORK.settings(each, changed(found, "concurrency", 64)) == {key: 64}
 
 
+@pytest.mark.parametrize(
+    ("version", "is_known"), [("2.0.0", False), ("1.1.0", True), (None, True), ("main", True)]
+)
+def test_nothing_of_areal_1_is_assumed_of_areal_2(version, is_known):
+    problems = FRAMEWORK.check(msgspec.structs.replace(job(), framework_version=version))
+    assert (problems == ()) == is_known
+    assert is_known or (
+        "nothing is known of AReaL 2.0.0" in problems[0].message and "command" in problems[0].hint
+    )
+
+
 def test_too_few_rollouts_would_not_hold_a_batch():
     mistakes = FRAMEWORK.check(job({"rollout.max_concurrent_rollouts": 8}))
     assert [p.path for p in mistakes] == [("settings", "rollout.max_concurrent_rollouts")]
