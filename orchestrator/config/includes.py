@@ -1,9 +1,10 @@
-"""What a job refers to, read before it starts: its model's shape, its framework's own YAML, its prompts."""
+"""What a job refers to, read before it starts: its model's shape, its files of settings, its prompts."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,13 +20,23 @@ from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, r
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.policies.estimate.constants import constant
 from autotune.policies.values.architecture.model import Model, model_from_shape
-from autotune.policies.values.job import Job, PromptSample
+from autotune.policies.values.job import Job, Launcher, PromptSample
 
 _DEEPEST = 16  # files that extend one another
 _REPLACES = "_override_"  # a section with it replaces the one that it would extend
 _SAMPLE = 256  # prompts, from the beginning of a file
 _LONGEST_LINE = 4 << 20  # bytes
 _SHAPE = "{layers: 36, hidden: 4096, heads: 32, kv_heads: 8, intermediate: 12288, vocab: 151936}"
+_LAUNCHER_FILE = re.compile(r".*\.(?:json|ya?ml)")
+_LAUNCHER_KEYS = (
+    "deepspeed",
+    "config_file",
+    "accelerate_config",
+)  # of settings; flags of a launcher bear them too
+_ON_HOST = ("cpu", "nvme")
+_STAGE_NAME = re.compile(r"(?:zero|stage|ds)[-_]?([0-3])(?!\d)", re.IGNORECASE)
+_FSDP_NAME = re.compile(r"(fsdp)[-_]?v?([12])?(?!\d)", re.IGNORECASE)
+_UNSHARDED = ("NO_SHARD", "3")
 
 
 def with_document(job: Job, *, builds_on: str = "") -> tuple[Job, Document | None, tuple[Problem, ...]]:
@@ -216,3 +227,100 @@ def _text_bytes(prompt: Any) -> int:
         case {"text": str(text)}:
             return _text_bytes(text)
     return 0
+
+
+def with_launcher(job: Job) -> Job:
+    """Return the job with what its launcher's file says; of a file that is not here, what its name says.
+
+    A note tells that the layout is assumed where the file is not here.
+    """
+    name = _launcher_file(job)
+    if not name:
+        return job
+    try:
+        content = _mapping_in(Path(job.workdir) / Path(name).expanduser())
+    except UnreadableError:
+        stage, sharded = _STAGE_NAME.search(Path(name).name), _FSDP_NAME.search(Path(name).name)
+        kind = f"zero{stage[1]}" if stage else f"fsdp{sharded[2] or 1}" if sharded else ""
+        how = f"its name says {kind}" if kind else "one whole copy per process"
+        note = f"the layout of the trainer is assumed, {how}: `{name}` cannot be read here"
+        launcher = Launcher(sharding=kind, source=name, is_assumed=True)
+        return msgspec.structs.replace(job, launcher=launcher, notes=(*job.notes, note))
+    inner = content.get("deepspeed_config")
+    file = inner.get("deepspeed_config_file") if isinstance(inner, dict) else None
+    found = _of_mapping_in(content, name)
+    if isinstance(file, str):  # accelerate's file names DeepSpeed's own
+        nested = with_launcher(
+            msgspec.structs.replace(job, settings={"deepspeed": file}, document={}, command=())
+        )
+        processes = found.processes or nested.launcher.processes
+        found = msgspec.structs.replace(nested.launcher, processes=processes)
+        job = msgspec.structs.replace(job, notes=nested.notes)
+    return msgspec.structs.replace(job, launcher=found)
+
+
+def _launcher_file(job: Job) -> str:
+    """Return the file that a job's settings, its own file or its command name; empty if none."""
+    for place in (job.settings, job.document):
+        for key in _LAUNCHER_KEYS:
+            value = place.get(key)
+            if isinstance(value, str) and _LAUNCHER_FILE.fullmatch(value):
+                return value
+    words = list(job.command)
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        value = value if equals else words[at + 1] if at + 1 < len(words) else ""
+        if flag.lstrip("-") in _LAUNCHER_KEYS and flag.startswith("--") and _LAUNCHER_FILE.fullmatch(value):
+            return value
+    return ""
+
+
+def _mapping_in(path: Path) -> dict[str, Any]:
+    """Return the mapping in a file of YAML or JSON; raises UnreadableError if there is none."""
+    document = Document(read_text(path), str(path), read=scalar_1_1)
+    if document.complaints or not isinstance(document.value, dict):
+        raise UnreadableError(path, "it holds no mapping of settings")
+    return document.value
+
+
+def _of_mapping_in(content: dict[str, Any], name: str) -> Launcher:
+    zero = content.get("zero_optimization")
+    if isinstance(zero, dict):
+        return Launcher(
+            sharding=f"zero{zero.get('stage', 0)}",
+            optimizer_on_host=_device_of(zero.get("offload_optimizer")) in _ON_HOST,
+            parameters_on_host=_device_of(zero.get("offload_param")) in _ON_HOST,
+            source=name,
+            is_json=True,
+        )
+    count = content.get("num_processes")
+    processes = count if isinstance(count, int) else 0
+    match str(content.get("distributed_type", "NO")).upper():
+        case "DEEPSPEED":
+            section = _section_of(content, "deepspeed_config")
+            return Launcher(
+                sharding=f"zero{section.get('zero_stage', 2)}",
+                optimizer_on_host=str(section.get("offload_optimizer_device")) in _ON_HOST,
+                parameters_on_host=str(section.get("offload_param_device")) in _ON_HOST,
+                processes=processes,
+                source=name,
+            )
+        case "FSDP":
+            section = _section_of(content, "fsdp_config")
+            shards = str(section.get("fsdp_sharding_strategy", "FULL_SHARD")) not in _UNSHARDED
+            return Launcher(
+                sharding=f"fsdp{section.get('fsdp_version', 1)}" if shards else "multi_gpu",
+                parameters_on_host=str(section.get("fsdp_offload_params")).lower() == "true",
+                processes=processes,
+                source=name,
+            )
+    return Launcher(sharding="multi_gpu", processes=processes, source=name)
+
+
+def _section_of(content: dict[str, Any], name: str) -> dict[str, Any]:
+    section = content.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _device_of(section: Any) -> str:
+    return str(section.get("device", "")) if isinstance(section, dict) else ""

@@ -16,11 +16,11 @@ from pydantic_core import ErrorDetails
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Problem
 from autotune.launchers.likeness import suggestion
-from autotune.orchestrator.config import placeholders, secrets, yaml_nodes
+from autotune.orchestrator import placeholders
+from autotune.orchestrator.config import secrets, yaml_nodes
 from autotune.orchestrator.config.cards import find_card
-from autotune.orchestrator.config.includes import with_document, with_prompts, with_shape
+from autotune.orchestrator.config.includes import with_document, with_launcher, with_prompts, with_shape
 from autotune.orchestrator.config.installed import accepted_before, hinted, with_releases, with_version
-from autotune.orchestrator.config.launcher_files import with_launcher
 from autotune.orchestrator.config.public_models import find_public
 from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
 from autotune.orchestrator.config.yaml_nodes import Document, Place, UnreadableError

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.frameworks.dialects.hydra import bare
-from autotune.orchestrator.config.placeholders import is_unfilled
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init.bash.state import UNSET, Invocation, Note, is_unknown, shown, to_edit
@@ -53,6 +52,7 @@ from autotune.orchestrator.init.settings import (
     trl_settings,
 )
 from autotune.orchestrator.init.sources import Kind, kind_of
+from autotune.orchestrator.placeholders import is_unfilled
 from autotune.policies.explain.secrets import is_secret_variable, masked
 from autotune.policies.values.value import Value
 
@@ -123,8 +123,7 @@ def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], 
     made = Invocation(argv=tuple(words), env={}, cwd=cwd, file="the command", line=1)
     program = unwrapped(words)
     framework = framework_of(program.argv, document_of(program, cwd)) if program.argv else ""
-    if not framework:
-        framework = "command:"
+    framework = framework or "command:"
     return _drafted(made, program, framework, source="a command line", script=None, notes=())
 
 
@@ -199,20 +198,16 @@ def _drafted(
 
     for problem in program.problems:
         note(problem)
-    others = [name for name in program.around if name.partition(" ")[0] not in QUIET]
-    for name in others:
+    for name in (name for name in program.around if name.partition(" ")[0] not in QUIET):
         note(f"left out: `{name}`; autotune starts the program itself")
     if Path(program.argv[0]).name in CONTAINERS and framework == "command:":
         note(f"the training runs inside `{program.argv[0]}`: kept whole, and its settings are not read")
     said = settings_of(framework, program.argv)
     for name in dict.fromkeys(said.repeated):
         note(f"`{name}` is given more than once: the last value counts")
-    own, _, other = framework.partition(": ")
-    own = own.rstrip(":")
+    own, _, other = (part.strip() for part in framework.partition(":"))
     env, secrets = _environment({**invocation.env, **program.env}, note)
-    given = {}
-    for name, value in said.given.items():
-        given[shown(name)] = [_told(text) for text in value] if isinstance(value, list) else _told(value)
+    given = {shown(name): _told(value) for name, value in said.given.items()}
     source_text = text_behind(invocation, script)
     words = {n: source_of(bare(n), source_text) for n, value in given.items() if value is not True}
     unset = {each.message[1:].partition(" ")[0] for each in notes if each.message.endswith(UNSET)}
@@ -314,13 +309,16 @@ def _of_document(path: Path) -> Draft:
         )
     if own in ("trl", "ms-swift"):
         started = "trl grpo" if own == "trl" else "swift rlhf"
+        assumed = f"assumed that `{started}` starts the training"
+        if own == "trl":
+            assumed += ", each process with a whole copy of the model: `config_file` names accelerate's file"
         return Draft(
             source=str(path),
             name=name,
             framework=own,
             config=str(path.absolute()),
             workdir=str(path.parent.absolute()),
-            notes=(Note(file=str(path), line=1, message=f"assumed that `{started}` starts the training"),),
+            notes=(Note(file=str(path), line=1, message=assumed),),
         )
     if own == "verl":
         return Draft(
@@ -364,6 +362,8 @@ def _of_document(path: Path) -> Draft:
 
 
 def _told(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_told(item) for item in value]
     return to_edit(value) if isinstance(value, str) else value
 
 

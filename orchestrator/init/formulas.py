@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.orchestrator.config.placeholders import placeholder_in
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.init.bash.state import Invocation, Note
+from autotune.orchestrator.placeholders import placeholder_in
 
 _LONGEST = 90  # characters of a formula that a comment shows
 _WORD = r"""("(?:[^"\\]|\\.)*"|'[^']*'|(?:\$\(\([^\n]*?\)\)|\$\([^\n]*?\)|`[^`\n]*`|[^\s\\'"])+)"""

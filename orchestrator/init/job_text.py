@@ -9,9 +9,9 @@ import yaml
 
 from autotune.orchestrator.config.cards import Gpus
 from autotune.orchestrator.config.loader import unfilled
-from autotune.orchestrator.config.placeholders import is_unfilled
 from autotune.orchestrator.init.bash.state import Note
 from autotune.orchestrator.init.draft import Draft
+from autotune.orchestrator.placeholders import is_unfilled
 
 # Settings that decide how much memory a job takes, by words in their names.
 _MEMORY = re.compile(

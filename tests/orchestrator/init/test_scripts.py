@@ -377,7 +377,9 @@ def test_trl_is_driven_from_its_file_and_from_its_command(tmp_path: Path) -> Non
     (tmp_path / "grpo.yaml").write_text(
         "model_name_or_path: Qwen/Qwen3-4B\nnum_generations: 8\nuse_vllm: true\n"
     )
-    assert init(tmp_path, "grpo.yaml").exit_code == 0
+    result = init(tmp_path, "grpo.yaml")
+    assert result.exit_code == 0
+    assert "each process with a whole copy of the model: `config_file` names accelerate's" in result.stderr
     job = load(tmp_path / "job.yaml")
     assert (job.framework, job.command, job.document["num_generations"]) == ("trl", (), 8)
     (tmp_path / "job.yaml").unlink()
