@@ -69,7 +69,7 @@ def missing(root: Path, name: str) -> list[str]:
         "name": name,
         "package": package,
         "title": re.sub("-", ".?", name),
-        "trace": _trace(root, package),
+        "trace": _trace(root, name, package),
     }
     left = [
         f"{place.file.format_map(words)}: {place.purpose}"
@@ -87,15 +87,17 @@ def _names(root: Path, place: Place, words: dict[str, str]) -> bool:
     return any(not pattern or re.search(pattern, file.read_text(), re.M) for file in files)
 
 
-def _trace(root: Path, package: str) -> str:
+def _trace(root: Path, name: str, package: str) -> str:
     """Return a pattern of the modules whose frames a framework's logs hold."""
-    file = root / "launchers" / "frameworks" / package / "traces.yaml"
-    found = re.findall(r"^  - ([a-z]\w+)[/.]", file.read_text(), re.M) if file.is_file() else []
-    return "|".join(sorted({package, *found}))
+    table = (root / "launchers" / "frameworks" / "__init__.py").read_text()
+    row = re.search(rf'"{name}": Traces\(\((.*?)\)', table, re.DOTALL)
+    modules = re.findall(r'"([a-z]\w+)[/.]', row[1]) if row else []
+    return "|".join(sorted({package, *modules}))
 
 
 def _todos(root: Path, name: str, package: str) -> Iterator[str]:
     for pattern in (
+        "launchers/frameworks/__init__.py",
         f"launchers/frameworks/{package}/**/*.*",
         f"configs/{name}-*.yaml",
         f"docs/frameworks/{name}.md",
@@ -104,10 +106,10 @@ def _todos(root: Path, name: str, package: str) -> Iterator[str]:
         f"tests/orchestrator/explain/words/{name}.txt",
     ):
         for file in sorted(root.glob(pattern)):
-            if file.suffix in (".py", ".yaml", ".json", ".md", ".txt"):
-                for number, line in enumerate(file.read_text().splitlines(), 1):
-                    if "TODO" in line:
-                        text = (
-                            line[line.index("TODO") :].strip().removeprefix("TODO").lstrip(": ").rstrip('",')
-                        )
-                        yield f"{file.relative_to(root)}:{number}: {text or line.strip()}"
+            if file.suffix == ".pyc":
+                continue
+            of_all = file.parent.name == "frameworks" and file.suffix == ".py"
+            for number, line in enumerate(file.read_text().splitlines(), 1):
+                if "TODO" in line and (not of_all or f'"{name}"' in line):
+                    text = line.partition("TODO")[2].strip(': ",')
+                    yield f"{file.relative_to(root)}:{number}: {text or line.strip()}"

@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, tuple[str, str, object]] = {
     "logger": ("train.logger", "str", "console"),
 }
 _MODULES = ("__init__", "adapter", "advice", "config", "layout", "rows")
-_DATA = ("lines", "presets", "rehearsal", "start", "traces", "trackers", "trial")
+_DATA = ("lines", "presets", "rehearsal", "start", "trial")
 
 
 class _Insertion(NamedTuple):
@@ -106,6 +106,11 @@ def _register(root: Path, name: str, *, package: str, class_name: str, title: st
             "launchers/frameworks/__init__.py",
             r'^    "command": \(',
             f'    "{name}": ("{package}", "{class_name}"),\n',
+        ),
+        _Insertion(
+            "launchers/frameworks/__init__.py",
+            r'^    "command": Traces\(',
+            f'    "{name}": Traces(("{package}/", "{package}.train")),  # TODO: texts that only its logs hold\n',
         ),
         _Insertion(
             "mkdocs.yml", r"^      - Built-in job: frameworks/", f"      - {title}: frameworks/{name}.md\n"
