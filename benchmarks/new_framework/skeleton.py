@@ -110,7 +110,7 @@ def _register(root: Path, name: str, *, package: str, class_name: str, title: st
         _Insertion(
             "launchers/frameworks/__init__.py",
             r'^    "command": Traces\(',
-            f'    "{name}": Traces(("{package}/", "{package}.train")),  # TODO: texts that only its logs hold\n',
+            f'    "{name}": Traces(("{package}/", "{package}.train")),  # TODO: of its logs alone\n',
         ),
         _Insertion(
             "mkdocs.yml", r"^      - Built-in job: frameworks/", f"      - {title}: frameworks/{name}.md\n"
