@@ -22,6 +22,8 @@ Event = dict[str, Any]
 _IN_PART = ("miles", "openrlhf")  # of each other framework all scenarios run in CI
 _UNNUMBERED = ("openrlhf", "nemo-rl")  # they never say how many steps there are
 _REHEARSED = ("verl", "areal", "slime")  # answers that can be forced, twice, and that cannot
+# The script has a test of its own, and ms-swift itself does the others: tests/real.
+_ELSEWHERE = (("rehearsal", "command"), ("overflow", "ms-swift"), ("rehearsal", "ms-swift"))
 _AT_ONCE = 3  # the programs sleep more than they work
 
 
@@ -121,7 +123,7 @@ def every(case: str) -> pytest.MarkDecorator:
             pytest.param(case, name, marks=pytest.mark.e2e_long if _is_long(case, name) else pytest.mark.e2e)
             for name in jobs.FRAMEWORKS
             if case != "early" or name not in _UNNUMBERED
-            if (case, name) != ("rehearsal", "command")  # which has a test of its own
+            if (case, name) not in _ELSEWHERE
         ],
     )
 

@@ -98,7 +98,7 @@ class Trainer:
         self.state.global_step = step
         self.state.num_input_tokens_seen += tokens
         self._tell("on_step_end")
-        say(f"{{'loss': 0.0123, 'reward': 0.5, 'global_step/max_steps': '{step}/{of}'}}")
+        say(f"{{'loss': '0.0123', 'reward': '0.5', 'global_step/max_steps': '{step}/{of}'}}")
 
     def checkpoint(self, step: int) -> None:
         self._save_checkpoint()

@@ -14,16 +14,56 @@ from tests.lookalikes.jobs import ROOT
 
 _FACTS = ROOT / "launchers" / "frameworks" / "ms_swift" / "facts" / "4.6.0.json"
 _SITE = "/opt/swift/lib/python3.12/site-packages"
+# The frames of real failures on a processor, deepest last; those of vLLM, which did not run there, are read.
+_TRAIN = (
+    ("swift/cli/rlhf.py", 7, "<module>"),
+    ("swift/pipelines/train/rlhf.py", 259, "rlhf_main"),
+    ("swift/pipelines/base.py", 52, "main"),
+    ("swift/ray_utils/base.py", 168, "wrapper"),
+    ("swift/pipelines/train/sft.py", 189, "run"),
+    ("swift/pipelines/train/sft.py", 263, "train"),
+    ("swift/trainers/mixin.py", 1029, "train"),
+    ("transformers/trainer.py", 1562, "train"),
+    ("transformers/trainer.py", 1646, "_inner_training_loop"),
+    ("transformers/trainer.py", 1892, "_run_epoch"),
+    ("swift/rlhf_trainers/grpo_trainer.py", 1832, "training_step"),
+    ("trl/trainer/grpo_trainer.py", 1085, "training_step"),
+)
+_INPUTS = (
+    ("transformers/trainer.py", 2059, "training_step"),
+    ("swift/rlhf_trainers/utils.py", 596, "wrapper"),
+    ("swift/rlhf_trainers/grpo_trainer.py", 202, "_prepare_inputs"),
+    ("swift/rlhf_trainers/utils.py", 596, "wrapper"),
+)
 _FRAMES = {
-    "rollout": (("swift/rlhf_trainers/rollout_mixin.py", 612, "_generate_completions"),),
+    "rollout": (
+        *_INPUTS,
+        ("swift/rlhf_trainers/rollout_mixin.py", 141, "_generate_and_score_completions"),
+        ("swift/rlhf_trainers/grpo_trainer.py", 214, "_rollout_samples"),
+        ("swift/rlhf_trainers/rollout_mixin.py", 1174, "_generate_completions"),
+        ("swift/rlhf_trainers/rollout_mixin.py", 1128, "_infer_single_or_multi_turn"),
+        ("swift/rlhf_trainers/rollout_mixin.py", 1105, "_rollout"),
+        ("swift/rlhf_trainers/rollout_mixin.py", 1350, "_colocate_rollout"),
+        ("swift/rlhf_trainers/rollout_mixin.py", 1371, "_engine_infer"),
+    ),
     "log_prob": (
-        ("swift/rlhf_trainers/grpo_trainer.py", 1421, "_get_per_token_logps_and_entropies"),
-        ("transformers/models/qwen2/modeling_qwen2.py", 449, "forward"),
+        *_INPUTS,
+        ("swift/rlhf_trainers/rollout_mixin.py", 143, "_generate_and_score_completions"),
+        ("swift/rlhf_trainers/utils.py", 596, "wrapper"),
+        ("swift/rlhf_trainers/grpo_trainer.py", 762, "_prepare_batch_inputs"),
+        ("swift/rlhf_trainers/utils.py", 596, "wrapper"),
+        ("swift/rlhf_trainers/grpo_trainer.py", 1629, "_get_per_token_logps_and_entropies"),
+        ("swift/rlhf_trainers/grpo_trainer.py", 1660, "_get_per_token_logps_and_entropies_single"),
+        ("swift/rlhf_trainers/grpo_trainer.py", 1578, "_get_logps_via_local_forward"),
+        ("torch/nn/modules/module.py", 1789, "_call_impl"),
+        ("transformers/models/qwen2/modeling_qwen2.py", 444, "forward"),
     ),
     "backward": (
-        ("transformers/trainer.py", 4071, "training_step"),
-        ("accelerate/accelerator.py", 2734, "backward"),
-        ("torch/autograd/graph.py", 829, "_engine_run_backward"),
+        ("transformers/trainer.py", 2101, "training_step"),
+        ("accelerate/accelerator.py", 2861, "backward"),
+        ("torch/_tensor.py", 623, "backward"),
+        ("torch/autograd/__init__.py", 395, "backward"),
+        ("torch/autograd/graph.py", 979, "_engine_run_backward"),
     ),
 }
 
@@ -66,8 +106,7 @@ class Swift(Trainer):
     def out_of_memory(self, short: Shortage) -> int:
         self._until(short.phase)
         say("Traceback (most recent call last):")
-        say(f'  File "{_SITE}/swift/pipelines/train/sft.py", line 198, in train')
-        for file, line, name in _FRAMES[short.phase]:
+        for file, line, name in (*_TRAIN, *_FRAMES[short.phase]):
             say(f'  File "{_SITE}/{file}", line {line}, in {name}')
         say(f"torch.OutOfMemoryError: {short.text}")
         return 1
