@@ -92,21 +92,22 @@ def write(
     from autotune.orchestrator.config.loader import parse_elsewhere, unfilled
     from autotune.orchestrator.init.draft import draft_of
     from autotune.orchestrator.init.job_text import job_text
+    from autotune.orchestrator.init.variables import with_variables
 
     source = source[1:] if source[0] == "--" else source
     if not source:
         raise click.UsageError("`--` is followed by no command")
     cards = cards_of(gpus)
     now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
-    draft = draft_of(source, cwd=str(Path.cwd()), environment=os.environ, now=now)
+    draft = with_variables(draft_of(source, cwd=str(Path.cwd()), environment=os.environ, now=now))
     checked = _checked_against(job_text(draft, gpus=cards))
     text = job_text(draft, gpus=cards, checked=checked)
     to_stdout = str(output) == "-"
     if not to_stdout:
-        _put(output, text, force=force, private=draft.is_private)
+        _put(output, text, force=force)
     errors: JobErrors | None = None
     try:
-        job, missing = parse_elsewhere(text, file=str(output))
+        job, missing = parse_elsewhere(text, file=str(output), lookup=lambda name: name)
     except JobErrors as error:
         errors, job, missing = error, None, ()
     edits = unfilled(text, file=str(output))
@@ -154,14 +155,11 @@ def _checked_against(text: str) -> str:
     return settings_of(with_version(job, framework), framework)
 
 
-def _put(output: Path, text: str, *, force: bool, private: bool) -> None:
+def _put(output: Path, text: str, *, force: bool) -> None:
     mode = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
     try:
-        descriptor = os.open(output, mode, 0o600 if private else 0o644)
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(os.open(output, mode, 0o644), "w") as file:
             file.write(text)
-        if private:
-            output.chmod(0o600)
     except FileExistsError:
         raise Failure(
             f"`{output}` already exists",
@@ -202,8 +200,6 @@ def _say(draft: object, *, output: Path, checked: str, warnings: tuple[str, ...]
         click.echo(f"  and {len(draft.notes) - len(shown)} more at the top of the file", err=True)
     for warning in warnings:
         click.echo(f"  warning: {warning}", err=True)
-    if draft.is_private:
-        click.echo("  a setting holds a secret: only you can read the file", err=True)
 
 
 def _predict(job: object, output: Path, options: Options) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,12 @@ from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
 from autotune.orchestrator.config.yaml_nodes import Document, Place, UnreadableError
 from autotune.orchestrator.config.yaml_nodes import Path as KeyPath
 from autotune.orchestrator.errors import Complaint, ExitCode, Failure, JobErrors
-from autotune.policies.explain.secrets import one_line
+from autotune.policies.explain.secrets import Grade, looks_random, secrets_in
 from autotune.policies.values.job import Cluster, Job
 
-_SHOWN = 120  # characters of a command that an error shows
-_ASSIGNED = re.compile(r"\b([A-Z_][A-Z0-9_]*)=['\"]?\*\*\*")  # a variable whose value is masked
 _LOOKS_RANDOM = (
-    "`{}` looks like a key, and is shown and recorded by the name of a variable: write `{{env: NAME}}` for a"
-    " key, and `revision` or `commit` into the name of what is none"
+    "`{}` looks like a key and is masked, except in copies of the job file: write `{{env: NAME}}` for a key,"
+    " and `revision` or `commit` into the name of what is none"
 )
 
 
@@ -69,21 +66,30 @@ def read_text(path: str | Path) -> str:
         raise Failure(message, hint=hint, code=ExitCode.USAGE) from None
 
 
-def parse(text: str, *, file: str = "job.yaml", lookup: secrets.Lookup = os.environ.get) -> Job:
+def parse(
+    text: str, *, file: str = "job.yaml", lookup: secrets.Lookup = os.environ.get, recorded: bool = False
+) -> Job:
     """Return the job in a text; raises JobErrors with everything that is wrong in it.
 
-    `lookup` gives the values of the variables that `{env: NAME}` names.
+    `lookup` gives the values of the variables that `{env: NAME}` names; `recorded`: the text is that of a
+    run, which an earlier release may have begun with a secret in it.
     """
-    return _parse(text, file=file, missing=None, lookup=lookup)
+    return _parse(text, file=file, missing=None, lookup=lookup, recorded=recorded)
 
 
-def _parse(text: str, *, file: str, missing: list[Problem] | None, lookup: secrets.Lookup) -> Job:
+def _parse(
+    text: str, *, file: str, missing: list[Problem] | None, lookup: secrets.Lookup, recorded: bool = False
+) -> Job:
     """Return the job in a text; files that are not here go to `missing`, without it they are mistakes."""
     document = Document(text, file, literal=LITERAL)
+    hidden: tuple[str, ...] = ()
     job = _job(document)
     if job is not None:
         framework = frameworks.find(job.framework)
-        _complain_of_secrets(document, job)
+        hidden = tuple(each.value for each in secrets.written_out(job))
+        if not recorded:
+            _complain_of_secrets(document, job)
+            _complain_of_comments(document, hidden)
         if missing is None:
             _complain_of_placeholders(document, job)
         notes = tuple(_LOOKS_RANDOM.format(_label(path)) for path in secrets.doubtful(job))
@@ -102,7 +108,7 @@ def _parse(text: str, *, file: str, missing: list[Problem] | None, lookup: secre
             job = msgspec.structs.replace(job, workdir=workdir)
             job = _complete(document, job, framework, missing)
     if document.complaints or job is None:
-        raise JobErrors(tuple(dict.fromkeys(document.complaints)))
+        raise JobErrors(tuple(dict.fromkeys(_without_values(each, hidden) for each in document.complaints)))
     return job
 
 
@@ -122,15 +128,35 @@ def _complain_of_placeholders(document: Document, job: Job) -> None:
 
 
 def _complain_of_secrets(document: Document, job: Job) -> None:
-    """Record the secrets that stand inside a text for a shell: nothing could hide them."""
-    for path, shown in secrets.in_shell_texts(job):
-        named = _ASSIGNED.search(shown)
-        name = named[1] if named else "NAME"
+    """Record the secrets that are written out: a job file is copied, uploaded and shown."""
+    for path, shown, instead in secrets.certain(job):
+        excerpt = f": {shown}" if shown else ""
+        place = document.entry(path).value
         document.complain(
-            f"`{_label(path)}` holds a secret: {one_line(shown, longest=_SHOWN)}",
-            document.entry(path).value,
-            hint=f"write `${name}` in the text, and `env: {{{name}: {{env: {name}}}}}` in the job",
+            f"`{_label(path)}` holds a secret, but job files are recorded and shared{excerpt}",
+            place,
+            hint=instead,
+            hides=True,
         )
+
+
+def _complain_of_comments(document: Document, values: tuple[str, ...]) -> None:
+    """Record the secrets in comments, which are copied with the file; `values` are those that it states."""
+    for number, line in enumerate(document.lines):
+        _, mark, comment = line.partition("#")
+        for each in secrets_in(comment) if mark else ():
+            value = comment[each.start : each.end]
+            if each.grade is Grade.CERTAIN and looks_random(value) and value not in values:
+                place = Place(number, line.index("#"), 1)
+                document.complain("a comment holds a secret", place, hint="delete it", hides=True)
+
+
+def _without_values(complaint: Complaint, hidden: tuple[str, ...]) -> Complaint:
+    """Return a mistake without the secrets that may stand in the line that it shows."""
+    before, after = complaint.text[: complaint.column - 1], complaint.text[complaint.column - 1 :]
+    for value in hidden:
+        before, after = before.replace(value, "***"), after.replace(value, "***")
+    return msgspec.structs.replace(complaint, text=before + after, column=len(before) + 1)
 
 
 def written(text: str) -> Job | None:

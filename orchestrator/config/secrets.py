@@ -1,4 +1,4 @@
-"""The secrets of a job: found, masked for what is recorded, and filled in for what runs.
+"""The secrets of a job: refused where they are written out, filled in for what runs, masked elsewhere.
 
 A masked value is `{env: NAME}` under `env` and `settings` of YAML, and `${NAME:?}` in words of a command and
 in shell files. What a secret is, `policies.explain.secrets` decides.
@@ -7,41 +7,62 @@ in shell files. What a secret is, `policies.explain.secrets` decides.
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from autotune.orchestrator.config import schema
-from autotune.orchestrator.config.schema import LITERAL
-from autotune.orchestrator.config.yaml_edit import Edit, dumped, edited, with_values
-from autotune.orchestrator.config.yaml_nodes import Document, Path, UnreadableError, read_text
+from autotune.orchestrator.config.yaml_nodes import Path
 from autotune.policies.explain.secrets import (
-    has_shape,
-    is_secret_setting,
+    Grade,
+    Secret,
     is_secret_variable,
-    random_looking,
+    is_text,
+    looks_random,
+    one_line,
+    secrets_in,
+    secrets_in_words,
+    secrets_of,
+    variable_of,
 )
-from autotune.policies.explain.secrets import masked as masked_text
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import Job, Notify
 
 Lookup = Callable[[str], str | None]
 
 _SHORTEST = 4  # characters; a shorter text is part of everything
+_SHOWN = 120  # characters of a command that an error shows
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # in settings: `{env: CartPole}` is a setting of a game
 _WORD = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):\?\}")
-_FLAG = re.compile(r"(--?[A-Za-z][\w.-]*|[+~]*[A-Za-z_][\w.@/-]*)=(.+)", re.DOTALL)
+_URLS = (("notify", "webhook"), ("notify", "apprise"))
+_HOST = re.compile(r"^(?:https?|jsons?|ntfys?)://[^/]*")  # of other schemes Apprise reads it as a key
+_SHELL, _PYTHON = re.compile(r"\b(?:ba|da|z|k)?sh\b"), re.compile(r"\bpython[\d.]*\b")
 
 
-class Secret(NamedTuple):
+class Held(NamedTuple):
     """A secret that is written out in a job."""
 
     path: Path
-    variable: str
-    value: str
-    certain: bool = True  # by its name or a known prefix; else it only looks random
+    text: str  # the value at `path`, a shell's lines that go on joined
+    secret: Secret
+
+    @property
+    def value(self) -> str:
+        """The secret itself."""
+        return self.text[self.secret.start : self.secret.end]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the value at `path` is the secret."""
+        return self.value == self.text
+
+    def replaced(self, by: str) -> str:
+        """Return the value at `path` with something else in place of the secret, as one short line."""
+        text = self.text[: self.secret.start] + by + self.text[self.secret.end :]
+        return one_line(text, longest=_SHOWN)
 
 
 class Missing(NamedTuple):
@@ -59,7 +80,7 @@ def reference(value: Any, *, of_env: bool = False) -> str | None:
     return name if _VARIABLE.fullmatch(name) or (of_env and name.isidentifier()) else None
 
 
-def filled(job: Job, lookup: Lookup) -> tuple[Job, tuple[Missing, ...]]:
+def filled(job: Job, lookup: Lookup = os.environ.get) -> tuple[Job, tuple[Missing, ...]]:
     """Return a job with its variables filled in, and those that are not set."""
     missing: list[Missing] = []
     names: dict[str, str] = {}  # variable -> value
@@ -108,204 +129,214 @@ def _each_text(notify: Notify, change: Callable[[str, Path], str]) -> Notify:
     )
 
 
-def written_out(job: Job) -> tuple[Secret, ...]:
-    """Return the secrets that a job itself holds, in its settings, environment, commands and `notify`."""
-    found: list[Secret] = []
-    taken = {value: name for name, value in job.variables.items()}
-
-    def add(path: Path, variable: str, value: str, *, certain: bool = True) -> None:
-        other = next((s for s in found if s.variable == variable and s.value != value), None)
-        if other is not None and path[0] != "env":
-            variable = _name_of("_".join(str(part) for part in path[1:]))
-        found.append(Secret(path, variable, value, certain))
-
-    for name, value in job.env.items():
-        if value and value not in taken and (found_as := _is_certain(("env", name), value)) is not None:
-            add(("env", name), name, value, certain=found_as)
-    for path, value in (*_texts(job.settings, ("settings",)), *_texts(job.document, ("document",))):
-        if value not in taken and (found_as := _is_certain(path, value)) is not None:
-            add(path, _name_of(_last_name(path)), value, certain=found_as)
-    for path, variable, value in (
-        *_of_words(job.command, ("command",)),
-        *_of_words(job.notify.command, ("notify", "command")),
-    ):
-        if value not in taken:
-            add(path, variable, value)
-    for path, url in _urls(job.notify):
-        if url not in taken and not _WORD.search(url):
-            add(path, _name_of("_".join(map(str, path))), url)
-    return tuple(found)
+def written_out(job: Job) -> tuple[Held, ...]:
+    """Return what a job itself holds of secrets, and of values that may be some."""
+    taken = set(job.variables.values())
+    out: dict[tuple[Path, int], Held] = {}
+    for path, text, secret in _found(job):
+        each = Held(path, text, secret)
+        if (
+            secret.grade is Grade.LIKELY
+            or each.text in taken
+            or each.value in taken
+            or (path, secret.start) in out
+        ):
+            continue
+        if any(o.secret.variable == secret.variable and o.value != each.value for o in out.values()):
+            name = variable_of("_".join(map(str, path)).replace(".", "_"))
+            each = each._replace(secret=secret._replace(variable=name)) if path[0] != "env" else each
+        out[path, secret.start] = each
+    return tuple(out.values())
 
 
-def in_shell_texts(job: Job) -> Iterator[tuple[Path, str]]:
-    """Yield the words of commands that are texts for a shell and hold secrets, with these masked.
+def _found(job: Job) -> Iterator[tuple[Path, str, Secret]]:
+    for path, value in _values(schema.values_of(job), ()):
+        name = ".".join(part for part in path if isinstance(part, str))
+        if not isinstance(value, str):
+            if path[:2] in _URLS:
+                continue
+            for index, text, secret in secrets_in_words(value):
+                whole = secret._replace(start=0, end=len(text))
+                yield (*path, index), text, whole if path[0] == "settings" else secret
+        elif path[:2] in _URLS and value and not _WORD.search(value):
+            yield path, value, _of_url(path, value)
+        elif "command" not in path[:2] and not _WORD.search(value):  # words are judged with those before
+            for secret in secrets_of(name, value):
+                whole = secret._replace(start=0, end=len(value), variable=variable_of(name))
+                yield path, value, whole if path[0] == "settings" else secret  # nothing fills a part of one
+    for path, value in _values(job.document, ("document",)):
+        if isinstance(value, str):
+            found = secrets_of(str(path[-1]), value)
+            yield from ((path, value, secret) for secret in found if secret.grade is Grade.CERTAIN)
 
-    Nothing can stand for a part of such a text when it runs, so it is not recorded, and refused instead.
-    """
-    for place, words in ((("command",), job.command), (("notify", "command"), job.notify.command)):
-        for index, word in enumerate(words):
-            program = index > 0 and re.fullmatch(r"-[a-z]*c", words[index - 1])
-            text = re.sub(r"\\\n\s*", "", word)  # what a shell reads of a line that goes on
-            if (program or any(map(str.isspace, word))) and (shown := masked_text(text)) != text:
-                yield (*place, index), shown
+
+def _of_url(path: Path, url: str) -> Secret:
+    """Return the URL of a notification as a secret: who knows it can use it."""
+    certain = any(each.grade is Grade.CERTAIN for each in secrets_in(url)) or looks_random(_HOST.sub("", url))
+    grade = Grade.CERTAIN if certain else Grade.RANDOM
+    return Secret(0, len(url), variable_of("_".join(map(str, path))), grade)
+
+
+def _values(value: Any, path: Path) -> Iterator[tuple[Path, str | Sequence[str]]]:
+    """Yield the texts of a value with their places, and each list of texts as a whole too."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict) and reference(value) is None:
+        for name, item in value.items():
+            yield from _values(item, (*path, name))
+    elif isinstance(value, (list, tuple)):
+        if all(isinstance(each, str) for each in value):
+            yield path, value
+        for index, item in enumerate(value):
+            yield from _values(item, (*path, index))
+
+
+def certain(job: Job) -> Iterator[tuple[Path, str, str]]:
+    """Yield where a job holds secrets, how their values look without them, and what to write instead."""
+    for each in written_out(job):
+        if each.secret.grade is Grade.CERTAIN:
+            yield each.path, "" if each.is_whole else each.replaced("***"), _instead(each, job)
 
 
 def doubtful(job: Job) -> Iterator[Path]:
     """Yield where values stand that only look like keys."""
-    yield from (secret.path for secret in written_out(job) if not secret.certain)
-    for index, word in enumerate(job.command):
-        if random_looking(word, name=job.command[index - 1] if index else ""):
-            yield ("command", index)
+    found = (each for each in written_out(job) if each.secret.grade is Grade.RANDOM)
+    yield from dict.fromkeys(each.path for each in found if each.path[0] != "notify")
 
 
-def _urls(notify: Notify) -> Iterator[tuple[Path, str]]:
-    """Yield where notifications go: who knows such a URL can use it."""
-    if notify.webhook:
-        yield ("notify", "webhook"), notify.webhook
-    for index, url in enumerate(notify.apprise):
-        if url:
-            yield ("notify", "apprise", index), url
+def without_secrets(job: Job) -> tuple[Job, tuple[str, ...]]:
+    """Return a job that names variables in place of its secrets, and these variables."""
+    found = [each for each in written_out(job) if each.secret.grade is Grade.CERTAIN]
+    env, command, settings = dict(job.env), list(job.command), msgspec.to_builtins(job.settings)
+    for each in reversed(found):  # from the end of a text, so that the places before it stay
+        section, key = each.path[0], each.path[-1]
+        if section == "env":
+            env[str(key)] = _replaced(env[str(key)], each, job)
+        elif section == "command":
+            is_begun = command[int(key)] != job.command[int(key)]
+            command[int(key)] = _replaced(command[int(key)] if is_begun else each.text, each, job)
+            if is_text(job.command, int(key)):
+                env[each.secret.variable] = f"${{{each.secret.variable}:?}}"
+        elif section == "settings":
+            inner = settings
+            for part in each.path[1:-1]:
+                inner = inner[part]
+            inner[key] = {"env": each.secret.variable}
+    changed = msgspec.structs.replace(job, env=env, command=tuple(command), settings=settings)
+    return changed, tuple(dict.fromkeys(each.secret.variable for each in found))
 
 
-def _of_words(command: tuple[str, ...], place: Path) -> Iterator[tuple[Path, str, str]]:
-    for index, word in enumerate(command):
-        for variable, value in _of_word(word, command[index - 1] if index else ""):
-            yield (*place, index), variable, value
+def _replaced(text: str, held: Held, job: Job) -> str:
+    """Return a text of the job with a variable in place of a secret."""
+    by, quotes = _reference_to(held, job)
+    return text[: held.secret.start - quotes] + by + text[held.secret.end + quotes :]
+
+
+def _reference_to(held: Held, job: Job) -> tuple[str, int]:
+    """Return what stands for a secret in its text, and how many quotes around it that replaces."""
+    path, name = held.path, held.secret.variable
+    words = {"command": job.command, "notify": job.notify.command}.get(str(path[0]), ())
+    if not words or not is_text(words, int(path[-1])):
+        return f"${{{name}:?}}", 0
+    before = " ".join(words[: int(path[-1])])
+    if _PYTHON.search(before) and not _SHELL.search(before):
+        return f'os.environ["{name}"]', 1
+    return (f"'\"${name}\"'" if _is_single_quoted(held.text, held.secret.start) else f"${name}"), 0
+
+
+def _instead(held: Held, job: Job) -> str:
+    """Return what a user writes in place of a secret."""
+    path, name = held.path, held.secret.variable
+    export = f"and `export {name}=...` where autotune runs"
+    by, quotes = _reference_to(held, job)
+    if path[0] == "settings" or path[:2] in _URLS or (path[0] == "env" and held.is_whole):
+        key = f"{path[-1]}: " if isinstance(path[-1], str) else ""
+        return f"write `{key}{{env: {name}}}`, {export}"
+    if path[0] not in ("env", "command", "notify"):
+        return "leave it out: log in where autotune runs, or let the job read a variable of `env`"
+    if by.startswith("${"):
+        return f"write `{held.replaced(by)}`, {export}"
+    where = "in place of it and its quotes" if quotes else "in its place"
+    in_env = f", `env: {{{name}: {{env: {name}}}}}` in the job" if path[0] == "command" else ""
+    return f"write `{by}` {where}{in_env}, {export}"
+
+
+def _is_single_quoted(text: str, position: int) -> bool:
+    """Return whether a shell reads a position within single quotes, where it expands nothing."""
+    quote = ""
+    for each in re.findall(r"\\.|['\"]", text[:position], re.DOTALL):
+        if each == quote:
+            quote = ""
+        elif not quote and each in ("'", '"'):
+            quote = each
+    return quote == "'"
 
 
 def values_of(job: Job) -> dict[str, str]:
     """Return the values that nothing may show, each with its variable; the longest first."""
-    hidden = {value: name for name, value in job.variables.items() if len(value) >= _SHORTEST}
-    hidden |= {secret.value: secret.variable for secret in written_out(job) if len(secret.value) >= _SHORTEST}
+    hidden = {value: name for name, value in job.variables.items()}
+    hidden |= {each.value: each.secret.variable for each in written_out(job)}
     return dict(sorted(hidden.items(), key=lambda item: -len(item[0])))
 
 
 def masked(job: Job) -> Job:
     """Return the job as it may be recorded."""
-    hidden = {value: name for name, value in job.variables.items()}
-    hidden |= {secret.value: secret.variable for secret in written_out(job)}
-    of_env = {secret.path[1]: secret.variable for secret in written_out(job) if secret.path[0] == "env"}
+    whole = values_of(job)
+    parts = {value: name for value, name in whole.items() if len(value) >= _SHORTEST}
+    own = {each.value: each.secret.variable for each in written_out(job)}
+    of_env = {each.path[1]: each.secret.variable for each in written_out(job) if each.path[0] == "env"}
 
     def mask(value: Any) -> Any:
-        if isinstance(value, str) and value in hidden:
-            return {"env": hidden[value]}
+        if isinstance(value, str):
+            return {"env": whole[value]} if value in whole else _without(value, own)
         if isinstance(value, dict):
             return {name: mask(item) for name, item in value.items()}
         return [mask(item) for item in value] if isinstance(value, list) else value
 
-    longest = values_of(job)
-    env = {
-        name: f"${{{of_env.get(name) or hidden[value]}:?}}" if value in hidden else value
-        for name, value in job.env.items()
-    }
+    def mask_variable(name: str, value: str) -> str:
+        return f"${{{of_env.get(name, whole[value])}:?}}" if value in whole else _without(value, parts)
+
     return msgspec.structs.replace(
         job,
-        env={name: _without(value, longest) for name, value in env.items()},
+        env={name: mask_variable(name, value) for name, value in job.env.items()},
         settings=mask(job.settings),
         document=mask(job.document),
-        command=tuple(_without(word, longest) for word in job.command),
-        notify=_each_text(job.notify, lambda text, _: _without(text, longest)),
+        command=tuple(_without(word, parts) for word in job.command),
+        notify=_each_text(job.notify, lambda text, _: _without(text, parts)),
         variables={},
     )
 
 
-def of_file(path: str) -> dict[str, str]:
-    """Return the secrets that are written out in a job file, by the variables that stand for them."""
-    try:
-        text = read_text(path) if path else ""
-    except UnreadableError:
-        return {}
-    values = Document(text, "", literal=LITERAL).value
-    values = values if isinstance(values, dict) else {}
-    try:
-        job = Job(
-            name="",
-            framework="",
-            env=msgspec.convert(values.get("env") or {}, dict[str, Any], strict=False),
-            settings=msgspec.convert(values.get("settings") or {}, dict[str, Any]),
-            command=msgspec.convert(values.get("command") or (), tuple[str, ...], strict=False),
-            notify=_written_notify(values.get("notify")),
-        )
-    except msgspec.ValidationError:
-        return {}
-    env = {name: value for name, value in job.env.items() if isinstance(value, str)}
-    return {s.variable: s.value for s in written_out(msgspec.structs.replace(job, env=env))}
-
-
-def _written_notify(values: Any) -> Notify:
-    """Return what stands under `notify`, as far as it is text."""
-    section = values if isinstance(values, dict) else {}
-
-    def texts(name: str) -> tuple[str, ...]:
-        items = section.get(name)
-        return tuple(i if isinstance(i, str) else "" for i in items) if isinstance(items, list) else ()
-
-    webhook = section.get("webhook")
-    return Notify(
-        command=texts("command"),
-        webhook=webhook if isinstance(webhook, str) else None,
-        apprise=texts("apprise"),
-    )
+def restored(recorded: Job, stated: Job | None) -> Job:
+    """Return a masked job with what only looked like a secret, as its own file states it."""
+    if stated is None:
+        return recorded
+    fields = ("env", "settings", "command", "notify")
+    again = msgspec.structs.replace(recorded, **{name: getattr(stated, name) for name in fields})
+    return again if masked(again) == recorded else recorded
 
 
 def job_values(recorded: Job) -> dict[str, Any]:
     """Return the values of a job file that states all of a masked job."""
     values = schema.values_of(recorded)
-    env = {name: _as_yaml(value) for name, value in recorded.env.items()}
-    return values | {"env": env, "notify": values["notify"] | _notify_values(recorded.notify)}
-
-
-def _notify_values(recorded: Notify) -> dict[str, Any]:
-    return {
-        "command": list(recorded.command),
-        "webhook": recorded.webhook and _as_yaml(recorded.webhook),
-        "apprise": [_as_yaml(url) for url in recorded.apprise],
+    env = {name: as_yaml(value) for name, value in recorded.env.items()}
+    notify = {
+        "command": list(recorded.notify.command),
+        "webhook": recorded.notify.webhook and as_yaml(recorded.notify.webhook),
+        "apprise": [as_yaml(url) for url in recorded.notify.apprise],
     }
-
-
-def masked_job_text(text: str, job: Job) -> str:
-    """Return the text of a job file with the secrets that are written out in it masked."""
-    before = Document(text, "", literal=LITERAL)
-    secrets = written_out(job)
-    if not secrets or not isinstance(before.value, dict):
-        return text
-    recorded = masked(job)
-    shown = {
-        "env": {name: _as_yaml(value) for name, value in recorded.env.items()},
-        "settings": recorded.settings,
-        "command": list(recorded.command),
-    }
-    if isinstance(before.value.get("notify"), dict):
-        shown["notify"] = before.value["notify"] | {
-            name: value
-            for name, value in _notify_values(recorded.notify).items()
-            if name in before.value["notify"]
-        }
-    touched = {secret.path[0] for secret in secrets}
-    edits = [
-        edit
-        for section in ("env", "settings", "command", "notify")
-        if section in touched and section in before.value
-        for edit in _differences(before.value[section], shown[section], (section,))
-    ]
-    out = edited(text, edits, literal=LITERAL)
-    lines = [masked_text(line) if "#" in line else line for line in out.split("\n")]
-    if Document("\n".join(lines), "", literal=LITERAL).value == Document(out, "", literal=LITERAL).value:
-        out = "\n".join(lines)
-    if any(secret.value in out for secret in secrets if len(secret.value) >= _SHORTEST):
-        out = dumped(with_values(before.value, edits))
-    return out
+    return values | {"env": env, "notify": values["notify"] | notify}
 
 
 def shown_command(command: Command, job: Job) -> Command:
     """Return a command as it may be recorded: secrets of the job, of flags and of known shapes masked."""
-    hidden = values_of(job)
+    hidden = {value: name for value, name in values_of(job).items() if len(value) >= _SHORTEST}
     hidden |= {v: n for n, v in command.env.items() if len(v) >= _SHORTEST and is_secret_variable(n)}
-    of_env = {s.path[1]: s.variable for s in written_out(job) if s.path[0] == "env"}
-    argv = [
-        _masked_word(word, command.argv[index - 1] if index else "", hidden)
-        for index, word in enumerate(command.argv)
-    ]
+    of_env = {each.path[1]: each.secret.variable for each in written_out(job) if each.path[0] == "env"}
+    argv = [_without(word, hidden) for word in command.argv]
+    for index, text, secret in tuple(secrets_in_words(argv)):
+        if secret.grade is not Grade.LIKELY:
+            argv[index] = argv[index].replace(text[secret.start : secret.end], f"${{{secret.variable}:?}}")
     env = {
         name: f"${{{of_env.get(name, hidden.get(value, name))}:?}}"
         if value and (is_secret_variable(name) or value in hidden)
@@ -316,67 +347,6 @@ def shown_command(command: Command, job: Job) -> Command:
     return msgspec.structs.replace(command, argv=tuple(argv), env=env, files=files)
 
 
-def _masked_word(word: str, before: str, hidden: Mapping[str, str]) -> str:
-    word = _without(word, hidden)
-    for variable, value in _of_word(word, before):
-        word = word.replace(value, f"${{{variable}:?}}")
-    for value in random_looking(word, name=before):
-        word = word.replace(value, f"${{{_name_of(before if before.startswith('-') else 'secret')}:?}}")
-    return word
-
-
-def _of_word(word: str, before: str) -> Iterator[tuple[str, str]]:
-    """Yield the secret in a word of a command line with the variable that stands for it."""
-    if _WORD.search(word):
-        return
-    flag = _FLAG.fullmatch(word)
-    if flag is not None and (is_secret_setting(flag[1]) or has_shape(flag[2], name=flag[1])):
-        yield _name_of(flag[1]), flag[2]
-    elif before.startswith("-") and "=" not in before and is_secret_setting(before):
-        if word.startswith("--"):  # the next flag: the one before it has no value
-            return
-        yield _name_of(before), word
-    elif has_shape(word, name=before) and not any(map(str.isspace, word)):
-        yield _name_of(before if before.startswith("-") else "secret"), word
-
-
-def _is_certain(path: Path, value: str) -> bool | None:
-    """Return whether a value is surely a secret, or only looks random; None where it is neither."""
-    name = _last_name(path)
-    if path[0] == "env":
-        certain = is_secret_variable(name) or has_shape(value, name=name) or masked_text(value) != value
-    else:
-        certain = _is_secret(path, value)
-    if certain:
-        return True
-    return False if path[0] != "document" and random_looking(value, name=name) == (value,) else None
-
-
-def _is_secret(path: Path, value: str) -> bool:
-    name = ".".join(str(part) for part in path[1:] if isinstance(part, str))
-    if not value or value.startswith("${") or value.lower() in ("null", "none", "true", "false"):
-        return False
-    return is_secret_setting(name) or has_shape(value, name=name)
-
-
-def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, (dict, list)) and reference(value) is None:
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _texts(item, (*path, name))
-
-
-def _last_name(path: Path) -> str:
-    return next((str(part) for part in reversed(path) if isinstance(part, str)), "secret").rpartition(".")[2]
-
-
-def _name_of(key: str) -> str:
-    """Return the variable that a key's value is expected in: `trainer.wandb-key` is WANDB_KEY."""
-    name = re.sub(r"[^A-Za-z0-9]+", "_", key).strip("_").upper()
-    return f"_{name}" if not name or name[0].isdigit() else name
-
-
 def _without(text: str, hidden: Mapping[str, str]) -> str:
     """Return a text with secrets as `${NAME:?}`, also where they are written as JSON."""
     for value, variable in hidden.items():
@@ -385,14 +355,7 @@ def _without(text: str, hidden: Mapping[str, str]) -> str:
     return text
 
 
-def _as_yaml(value: str) -> Any:
+def as_yaml(value: str) -> Any:
+    """Return a masked text as a job file states it: `{env: NAME}` for a whole `${NAME:?}`."""
     whole = _WORD.fullmatch(value)
     return {"env": whole[1]} if whole else value
-
-
-def _differences(old: Any, new: Any, path: Path) -> Iterator[Edit]:
-    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
-        for name in old:
-            yield from _differences(old[name], new[name], (*path, name))
-    elif old != new and not (isinstance(old, dict) and reference(old, of_env=True)):
-        yield Edit(path, new, "")

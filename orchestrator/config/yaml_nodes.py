@@ -173,9 +173,10 @@ class Document:
             with suppress(_TooLargeError):
                 self.value = self._read(root, (), ())
 
-    def complain(self, message: str, place: Place, *, hint: str = "") -> None:
-        """Record a mistake at a place."""
+    def complain(self, message: str, place: Place, *, hint: str = "", hides: bool = False) -> None:
+        """Record a mistake at a place; with `hides` the line is shown up to there."""
         text = self.lines[place.line] if place.line < len(self.lines) else ""
+        text = f"{text[: place.column]}***" if hides else text
         self.complaints.append(
             Complaint(
                 message=message,

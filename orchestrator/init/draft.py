@@ -53,7 +53,7 @@ from autotune.orchestrator.init.settings import (
 )
 from autotune.orchestrator.init.sources import Kind, kind_of
 from autotune.orchestrator.placeholders import is_unfilled
-from autotune.policies.explain.secrets import is_secret_variable, masked
+from autotune.policies.explain.secrets import is_secret_variable
 from autotune.policies.values.value import Value
 
 _SERVER = re.compile(r"vllm[-_]serve|serve_rm|api_server|launch_server|swift rollout|vllm serve")
@@ -89,8 +89,6 @@ class Draft(Value, frozen=True, kw_only=True):
     hardware: Hardware = Hardware()
     notes: tuple[Note, ...] = ()
     formulas: dict[str, str] = {}  # settings that the script calculates, and from what
-    secrets: tuple[str, ...] = ()  # variables that are left out
-    is_private: bool = False  # a setting holds a secret
 
 
 def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], now: float) -> Draft:
@@ -206,7 +204,7 @@ def _drafted(
     for name in dict.fromkeys(said.repeated):
         note(f"`{name}` is given more than once: the last value counts")
     own, _, other = (part.strip() for part in framework.partition(":"))
-    env, secrets = _environment({**invocation.env, **program.env}, note)
+    env = _environment({**invocation.env, **program.env}, note)
     given = {shown(name): _told(value) for name, value in said.given.items()}
     source_text = text_behind(invocation, script)
     words = {n: source_of(bare(n), source_text) for n, value in given.items() if value is not True}
@@ -241,10 +239,6 @@ def _drafted(
         hardware=hardware_of(own, given, document or {}, command=command, env=env),
         notes=tuple(notes),
         formulas={name: formula for name, formula in formulas.items() if formula},
-        secrets=secrets,
-        is_private=any(
-            masked(text) != text for text in (*command, *(f"{name}={value}" for name, value in given.items()))
-        ),
     )
 
 
@@ -367,22 +361,18 @@ def _told(value: Any) -> Any:
     return to_edit(value) if isinstance(value, str) else value
 
 
-def _environment(
-    variables: Mapping[str, str], note: Callable[[str], None]
-) -> tuple[dict[str, str], tuple[str, ...]]:
+def _environment(variables: Mapping[str, str], note: Callable[[str], None]) -> dict[str, str]:
     env: dict[str, str] = {}
-    secrets: list[str] = []
     for name, value in variables.items():
         if name in LOCAL:
             continue
         if is_unknown(value):
             note(f"the value of the variable {name} follows only from running the script: left out")
-        elif is_secret_variable(name) or masked(f"{name}={value}") != f"{name}={value}":
-            secrets.append(name)
-            note(f"{name} looks like a secret: left out; export it where autotune is started")
+        elif is_secret_variable(name) and value.lower() in ("", "none", "null"):
+            note(f"{name} looks like a secret and is empty here: left out; export it where autotune runs")
         else:
             env[name] = value
-    return env, tuple(secrets)
+    return env
 
 
 def _name(script: Path | None, framework: str, settings: Mapping[str, Any]) -> str:

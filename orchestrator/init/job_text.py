@@ -9,6 +9,7 @@ import yaml
 
 from autotune.orchestrator.config.cards import Gpus
 from autotune.orchestrator.config.loader import unfilled
+from autotune.orchestrator.config.secrets import as_yaml
 from autotune.orchestrator.init.bash.state import Note
 from autotune.orchestrator.init.draft import Draft
 from autotune.orchestrator.placeholders import is_unfilled
@@ -44,12 +45,9 @@ def job_text(draft: Draft, *, gpus: Gpus | None = None, checked: str = "") -> st
         lines.append(f"config: {_scalar(draft.config)}")
     lines.append(f"workdir: {_scalar(draft.workdir)}")
     lines.append(_cluster(draft, gpus))
-    if draft.env or draft.secrets:
+    if draft.env:
         lines += ["env:"]
-        lines += [f"  # {name}: left out, it looks like a secret; export it" for name in draft.secrets]
-        lines += [f"  {name}: {_text(value)}" for name, value in draft.env.items()]
-        if not draft.env:
-            lines[-len(draft.secrets) - 1] = "env: {}"
+        lines += [f"  {name}: {_value(as_yaml(value))}" for name, value in draft.env.items()]
     if draft.settings:
         lines += ["settings:  # under the framework's own names"]
         lines += _settings(draft)

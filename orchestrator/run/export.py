@@ -95,7 +95,7 @@ def stable_text(job_text: str, history: History, framework: Framework, job: Job,
     if base is None or base.workdir != job.workdir:
         edits.append(Edit(("workdir",), job.workdir, "where the job was launched"))
     shown = secrets.masked(job)
-    if base is None or base != _as_written(shown, base):
+    if base is None or secrets.masked(base) != _as_written(shown, base):
         job_text = dumped(secrets.job_values(shown))  # the run's copy is no longer the job that runs
     return edited(job_text, edits, literal=LITERAL)
 

@@ -7,7 +7,7 @@ import platform
 import signal
 import sys
 import traceback
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import click
@@ -25,14 +25,13 @@ from autotune.orchestrator.cli.shared.edit import (
     changed_job,
     check,
     how_to_go_on,
-    known_to,
 )
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.cli.shared.taken_up import taken_up
 from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config import secrets
-from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.config.loader import parse, written
 from autotune.orchestrator.driver import reconcile, rehearsal
 from autotune.orchestrator.driver.attempt import doubtful, end_doubtful
 from autotune.orchestrator.driver.capacity import await_to_measure
@@ -179,9 +178,7 @@ def end(run: directory.RunFolder, *, options: Options) -> None:
         if isinstance(history[-1], Finished) and accepted_of(history).cluster.address == "local":
             require_gone(run, end_run(run.id, grace_s=SWEEP_GRACE_S))  # its Ray ended with its driver
             return
-        job, _ = secrets.filled(
-            accepted_of(history).job, known_to(run.request)
-        )  # nothing starts that needs the rest
+        job, _ = secrets.filled(accepted_of(history).job)  # nothing starts that needs the rest
         with _insisted(run, journal, views, interrupts):
             _drive(run, job, journal, views, interrupts, ends=True)
 
@@ -315,18 +312,17 @@ def _conduct(context: RunContext, views: Views) -> Verdict:
 
 
 def _job(run: directory.RunFolder, history: History) -> Job:
-    """Return a run's job with its secrets again, of its job file, else the environment; raises OSError."""
-    lookup = known_to(run.read_request())
+    """Return a run's job with the values of its variables; raises OSError."""
     if not history:
-        return parse(run.job_text, file=str(run.path / "job.yaml"), lookup=lookup)
-    job, missing = secrets.filled(accepted_of(history).job, lookup)
-    missing = tuple(each for each in missing if each.path[0] != "notify")  # the courier warns of those
-    if missing:
-        names = " ".join(dict.fromkeys(f"{each.variable}=..." for each in missing))
-        needed = ", ".join(dict.fromkeys(f"`{each.variable}`" for each in missing))
-        raise Failure(
-            f"the job needs {needed}, which is not set", hint=f"export {names}", code=ExitCode.USAGE
-        )
+        return parse(run.job_text, file=str(run.path / "job.yaml"), recorded=True)
+    recorded = accepted_of(history).job
+    with suppress(FileNotFoundError, UnicodeDecodeError):
+        recorded = secrets.restored(recorded, written(run.job_text))
+    job, missing = secrets.filled(recorded)
+    # The courier warns of variables of `notify`.
+    if names := list(dict.fromkeys(each.variable for each in missing if each.path[0] != "notify")):
+        message = f"the job needs {', '.join(f'`{name}`' for name in names)}, which is not set"
+        raise Failure(message, hint=f"export {'=... '.join(names)}=...", code=ExitCode.USAGE)
     return job
 
 

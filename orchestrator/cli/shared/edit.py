@@ -47,9 +47,9 @@ def identity(text: str, job: Job) -> str:
     """Return what tells two jobs apart: a digest of the file and of the files of its `config:`.
 
     `text` is that of the file with the options of the command line in place, `job` what it says. Comments,
-    the order of keys, secrets and the values of variables do not count.
+    the order of keys and the values of variables do not count.
     """
-    stated = Document(secrets.masked_job_text(text, job), "", literal=LITERAL).value
+    stated = Document(text, "", literal=LITERAL).value
     return digest(json.dumps(_sorted([stated, job.document]), default=str))
 
 
@@ -89,12 +89,6 @@ def with_options(
     ]
     changed = msgspec.structs.replace(with_edits(job, edits), variables=job.variables)
     return edited(text, edits, literal=LITERAL), changed
-
-
-def known_to(request: directory.RunRequest) -> secrets.Lookup:
-    """Return what gives the values of a run's variables: its own job files first, then the environment."""
-    written_out = secrets.of_file(request.job_file) | secrets.of_file(request.edited_file)
-    return lambda name: written_out.get(name) or os.environ.get(name)
 
 
 def changed_job(
@@ -170,12 +164,12 @@ def _digest_of(name: str, default: str) -> str:
     return digest(read_text(path)) if name and path.is_file() else default
 
 
-def _identity_of(name: str, request: directory.RunRequest, *, lookup: secrets.Lookup = os.environ.get) -> str:
+def _identity_of(name: str, request: directory.RunRequest) -> str:
     """Return the identity of the job that a file states now; empty where that is not known."""
     if not name:
         return ""
     try:
-        return identity(*with_options(read_text(name), file=name, request=request, lookup=lookup))
+        return identity(*with_options(read_text(name), file=name, request=request))
     except Failure:
         return ""
 
@@ -188,7 +182,7 @@ def changed_file(run: directory.RunFolder) -> str:
         name, seen, stated = request.edited_file, request.edited_digest, request.edited_identity
     if not Path(name).is_absolute():  # as a Ray job brought it: here that may be another one
         return ""
-    states = _identity_of(name, request, lookup=known_to(request)) if stated else ""
+    states = _identity_of(name, request) if stated else ""
     is_same = states == stated if states else _digest_of(name, seen) == seen
     return "" if is_same else name
 
@@ -212,11 +206,10 @@ def _edit(
     request: directory.RunRequest,
     options: bool,
 ) -> RequestedJob | None:
-    lookup = known_to(run.request)
     if options:
-        given, job = with_options(text, file=file, request=request, lookup=lookup)
+        given, job = with_options(text, file=file, request=request)
     else:
-        given, job = text, parse(text, file=file, lookup=lookup)
+        given, job = text, parse(text, file=file, recorded=True)
     return edit_of(history, given, job, file=file, request=request)
 
 

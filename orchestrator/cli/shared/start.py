@@ -130,7 +130,7 @@ def launch(prepared: RequestedJob, *, options: Options) -> ExitCode:
             hint="pass --runs-dir /shared/runs",
             code=ExitCode.USAGE,
         )
-    run = _create(prepared, options=options)
+    run = directory.create(options.runs_dir, job_text=prepared.text, request=prepared.request)
     try:
         return drive.drive(run, options=options, job=prepared.job)
     except NodesMissing:
@@ -138,12 +138,6 @@ def launch(prepared: RequestedJob, *, options: Options) -> ExitCode:
     except Failure:
         directory.discard_unaccepted(run)
         raise
-
-
-def _create(prepared: RequestedJob, *, options: Options) -> directory.RunFolder:
-    """Return a new run's folder; the copy of the job file in it holds no secret."""
-    text = secrets.masked_job_text(prepared.text, prepared.job)
-    return directory.create(options.runs_dir, job_text=text, request=prepared.request)
 
 
 def proceed(prepared: RequestedJob, *, options: Options) -> ExitCode:
@@ -241,7 +235,7 @@ def detach(prepared: RequestedJob, *, options: Options) -> None:
         return
     if address == "local":
         connect.match(prepared.job, connect.here())
-    run = _create(prepared, options=options)
+    run = directory.create(options.runs_dir, job_text=prepared.text, request=prepared.request)
     log = run.path / "driver.log"
     argv = [
         sys.executable,
@@ -259,7 +253,6 @@ def detach(prepared: RequestedJob, *, options: Options) -> None:
             stdout=descriptor,
             stderr=descriptor,
             start_new_session=True,
-            env={**os.environ, **{each.variable: each.value for each in secrets.written_out(prepared.job)}},
         )
     finally:
         os.close(descriptor)

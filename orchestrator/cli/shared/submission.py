@@ -18,12 +18,10 @@ from autotune.launchers.base import Unreachable
 from autotune.launchers.packages import DISTRIBUTION
 from autotune.orchestrator.calls import option_of
 from autotune.orchestrator.cli.shared.options import Options
-from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.run import directory
-from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
 if TYPE_CHECKING:
@@ -68,7 +66,6 @@ def submit(prepared: RequestedJob, *, url: str, options: Options, continued: boo
             code=ExitCode.USAGE,
         )
     require("`--submit`", "ray")
-    _refuse_secrets(prepared.job)
     if "://" not in url:
         url = dashboard(url)
     from ray.exceptions import RayError
@@ -155,18 +152,6 @@ def _is_there(client: JobSubmissionClient, submission: str) -> bool | None:
     except OSError:
         return None
     return True
-
-
-def _refuse_secrets(job: Job) -> None:
-    """Raise Failure where a job that is uploaded holds secrets."""
-    found = [secret for secret in secrets.written_out(job) if secret.certain]
-    if found:
-        places = "\n".join(f"  {'.'.join(map(str, each.path))}: {{env: {each.variable}}}" for each in found)
-        raise Failure(
-            "--submit uploads the job file, and secrets are written out in it",
-            hint=f"name the cluster's variables instead:\n{places}",
-            code=ExitCode.USAGE,
-        )
 
 
 def _first_line(error: BaseException) -> str:

@@ -52,7 +52,7 @@ def _take_edit(context: RunContext, edit: RequestedJob, *, left: Cluster | None)
     context, row = _on_this_cluster(context, edit.job, left=left, changes=edit.changes)
     knobs, forgets = row.profile.knobs != before.knobs, concerns_training(edit.changes, row.profile)
     context.record(msgspec.structs.replace(row, file=edit.file, knobs=knobs, forgets=forgets))
-    context.folder.change(secrets.masked_job_text(edit.text, context.job), edit.request)
+    context.folder.change(edit.text, edit.request)
     return context
 
 

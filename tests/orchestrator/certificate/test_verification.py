@@ -36,7 +36,7 @@ settings:
   tokens_per_microbatch: 4096
   trainer_budget: 100MiB
   save_every: 1
-env: {WANDB_API_KEY: 0123456789abcdef0123456789abcdef01234567}
+env: {WANDB_API_KEY: {env: WANDB_API_KEY}}
 goal: {steps: 3}
 """
 VERL = """\
@@ -58,7 +58,7 @@ TAMPERED = Callable[[dict[str, Any]], object]
 
 def finished(folder: Path, text: str, *, losses: float = 0.0, name: str = "7c1e", **changes: Setting) -> Path:
     """Write a run whose second attempt repeats steps of the first with half the tokens at once."""
-    job = parse(text)
+    job = parse(text, lookup={"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567"}.get)
     framework = frameworks.find(job.framework)
     cluster = assumed(job)
     profile = framework.profile(job, cluster)
@@ -83,7 +83,7 @@ def finished(folder: Path, text: str, *, losses: float = 0.0, name: str = "7c1e"
     run = RunFolder(folder / name)
     run.path.mkdir()
     (run.path / "events.jsonl").write_bytes(b"".join(journal.encode(event) + b"\n" for event in history))
-    (run.path / "job.yaml").write_text(secrets.masked_job_text(text, job))
+    (run.path / "job.yaml").write_text(text)
     export.write(run, tuple(history), framework, job, knobs)
     certificate.write(run, run.history(), framework, knobs)
     return run.path / certificate.NAME

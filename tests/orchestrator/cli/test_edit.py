@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from autotune.orchestrator.cli.shared import start
-from autotune.orchestrator.cli.shared.edit import RequestedJob, identity, known_to
+from autotune.orchestrator.cli.shared.edit import RequestedJob, identity
 from autotune.orchestrator.config.includes import with_document
 from autotune.orchestrator.config.loader import parse, written
 from autotune.orchestrator.run import directory
@@ -279,7 +279,7 @@ def test_a_repeated_run_is_found_after_an_edit_from_another_file(home: Path) -> 
     other.write_text(JOB.replace("prompt_tokens: 8", "prompt_tokens: 4") + hook.format("b"))
     edited = run("resume", "--job", "other.yaml", cwd=home, play="own_failure")
     assert edited.code == 1 and str(other) in run("resume", cwd=home, play="tight_memory").err
-    assert known_to(the_run(home).request)("NOTIFY_WEBHOOK") == "https://hooks.example.org/b"
+    assert "https://hooks.example.org/b" in the_run(home).job_text
     # The launched file has not changed: what it says does not replace the edit.
     again = requeued(home, "tight_memory")
     assert again.code == 1 and "failed after" in again.err and "has changed since" not in again.err

@@ -795,14 +795,15 @@ def test_the_hours_until_a_run_is_resumed_are_not_of_its_duration(tmp_path: Path
     assert any(isinstance(e, Diagnosed) for e in case.history)
 
 
-def test_the_recorded_job_shows_no_secret(tmp_path: Path) -> None:
-    text = JOB.replace("4096", "2048") + "env: {HF_TOKEN: hf_abc, TOKENIZERS_PARALLELISM: false}\n"
+def test_the_recorded_job_shows_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_abc")
+    text = JOB.replace("4096", "2048") + "env: {HF_TOKEN: {env: HF_TOKEN}, TOKENIZERS_PARALLELISM: false}\n"
     case = Case(tmp_path, World(tight_memory), text)
     case.drive()
     accepted = case.history[0]
     assert isinstance(accepted, Accepted)
     assert accepted.job.env == {"HF_TOKEN": "${HF_TOKEN:?}", "TOKENIZERS_PARALLELISM": "false"}
     assert case.world.commands[0].env["HF_TOKEN"] == "hf_abc"
-    files = [p for p in case.run.path.rglob("*") if p.is_file() and p.name != "job.yaml"]
+    files = [p for p in case.run.path.rglob("*") if p.is_file()]
     assert not [p for p in files if "hf_abc" in p.read_text()]
     assert isinstance(case.history[1], Started) and not any(isinstance(e, FailureSeen) for e in case.history)

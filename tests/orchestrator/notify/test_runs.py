@@ -98,7 +98,9 @@ def test_a_webhook_and_a_command_are_told_once(
         if play == "own_failure":
             again = run("resume", cwd=tmp_path, play=play)
             assert again.code == code and len(hook.got) == len(occasions)
-    recorded = b"".join(file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file())
+    files = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]
+    copies = ("job.yaml", "stable.yaml")
+    recorded = b"".join(file.read_bytes() for file in files if file.name not in copies)
     assert b"of-mine" not in recorded and "of-mine" not in seen.err + seen.out
 
 

@@ -75,7 +75,7 @@ def test_an_unwritable_runs_folder_is_told(tmp_path: Path) -> None:
 JOB = Job(name="x", framework="command", python=sys.executable)
 COMMAND = Command(
     argv=("{python}", "-c", "import sys,os;print(sys.argv[1:],os.environ['A'],open(sys.argv[2]).read())",
-          "a 'b' $HOME", "{attempt}/x.yaml", "--wandb-key", "s3cret", "hydra.api_key=abc", "tok=hf_1"),
+          "a 'b' $HOME", "{attempt}/x.yaml", "--wandb-key", "s3cret", "hydra.api_key=a8c1", "tok=hf_1"),
     env={"A": "1 \"2\" $3", "HF_TOKEN": "hf_1"},
     cwd="/",
     files=(File(name="x.yaml", text="here: {attempt}\nEND\n$HOME `x`"),),
@@ -88,13 +88,13 @@ def test_command_sh_runs_by_hand_and_holds_no_secret(tmp_path: Path) -> None:
     attempt.write_command(COMMAND, JOB)
     written = attempt.path / "command.sh"
     text = written.read_text()
-    assert "hf_1" not in text and "s3cret" not in text and "abc" not in text
+    assert "hf_1" not in text and "s3cret" not in text and "a8c1" not in text
     assert written.stat().st_mode & 0o777 == 0o700
     refused = subprocess.run(
         ["bash", written], capture_output=True, text=True, env={"PATH": os.environ["PATH"]}
     )
     assert refused.returncode != 0 and "HF_TOKEN" in refused.stderr
-    secrets = {"HF_TOKEN": "hf_1", "WANDB_KEY": "s3cret", "HYDRA_API_KEY": "abc"}
+    secrets = {"HF_TOKEN": "hf_1", "WANDB_KEY": "s3cret", "API_KEY": "a8c1"}
     ran = subprocess.run(
         ["bash", written],
         capture_output=True,
