@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from autotune.policies.explain.secrets import is_secret_variable
 from autotune.policies.values.job import Job
 
 KeyPath = tuple[str | int, ...]
@@ -22,12 +23,14 @@ _PLACEHOLDER = re.compile(
     |(?:(?<=/)|^)(?:todo|fixme|change[_-]?me|(?:to[_ -]be[_ -])?fill(?:ed)?(?:[_ -](?:me|in))?)(?=/|$)""",
     re.VERBOSE | re.IGNORECASE,
 )
+_DUMMY = re.compile(r"[xX]+|\.+")
 
 
 def unfilled(job: Job) -> Iterator[tuple[KeyPath, str]]:
     """Yield where a job has values that nobody filled in, and what is wrong with each.
 
-    A placeholder that is a path of this machine is a value; the text of `bash -c` may call programs.
+    A placeholder that is a path of this machine is a value; the text of `bash -c` may call programs; a
+    variable may have a dummy for a key (`OPENAI_API_KEY: xxx`), which servers of one's own take.
     """
     yield from _inside(job.settings, ("settings",), for_a_shell=True)
     for name in ("config", "model"):
@@ -35,7 +38,9 @@ def unfilled(job: Job) -> Iterator[tuple[KeyPath, str]]:
     for at, word in enumerate(job.command):
         is_text = any(re.fullmatch(r"-[a-z]*c", before) for before in job.command[max(0, at - 1) : at])
         yield from _inside(word, ("command", at), for_a_shell=not is_text)
-    yield from _inside(job.env, ("env",), for_a_shell=False)
+    for name, value in job.env.items():
+        if not is_secret_variable(name) and _DUMMY.fullmatch(value) is None:
+            yield from _inside(value, ("env", name), for_a_shell=False)
 
 
 def is_unfilled(setting: Any) -> bool:

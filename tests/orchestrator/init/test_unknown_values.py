@@ -209,6 +209,20 @@ def test_a_value_that_nobody_filled_in_is_an_error_of_the_job_at_its_line(value:
         ]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "is_open"),
+    [
+        ("DATA_DIR", "/path/to/data", True),
+        ("DATA_DIR", "TO_BE_FILLED", True),
+        ("OPENAI_API_KEY", "your-key", False),
+        ("LABEL", "xxx", False),
+    ],
+)
+def test_a_variable_may_have_a_dummy_for_a_key(name: str, value: str, is_open: bool) -> None:
+    job = {"name": "a", "framework": "command", "command": ["x"], "env": {name: value}}
+    assert bool(unfilled(yaml.safe_dump(job))) == is_open
+
+
 def test_the_text_of_a_shell_may_call_programs_and_a_path_of_this_machine_is_no_placeholder(
     tmp_path: Path,
 ) -> None:
