@@ -47,6 +47,8 @@ from autotune.policies.values.run.view import AttemptView
 from autotune.policies.values.value import Value
 
 _SIGKILL, _SIGTERM = 9, 15
+# Ray's words for a worker whose connection ended without an exit of its own (gcs, WorkerExitType).
+_WORKER_GONE = "Worker exit type: SYSTEM_ERROR"
 _REPORTED = 64  # steps by which a worker's own log may lag behind the driver's
 _ANY_SCRIPT = "command"  # only its exit says that it is done
 
@@ -200,6 +202,8 @@ class AttemptMonitor:
             killed = ended.killed_by == _SIGKILL
             name = "SIGKILL" if killed else "SIGTERM"
             return Lost(reason=f"killed by {name}; the log gives no reason", killed=killed)
+        if not causes and not host_full and any(_WORKER_GONE in f.line.text for f in self._findings()):
+            return Lost(reason="a Ray worker was killed or crashed; the log gives no reason", killed=True)
         return Crashed(exit_code=ended.code, signal=ended.signal)
 
     def evidence(self, outcome: Outcome, ended: Exit | None) -> Evidence:

@@ -14,8 +14,8 @@ CASES = {
     "verl-backward": ("gpu-oom", "backward"),
     "verl-log_prob": ("gpu-oom", "log_prob"),
     "verl-refused": ("code", "init"),
-    "verl-killed": ("infrastructure", "none"),
-    "verl-memory-monitor": ("host-oom", "rollout"),
+    "verl-killed": ("unknown", "none"),
+    "verl-memory-monitor": ("host-oom", "weight_sync"),
 }
 
 

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.e2e.test_driver import Head
+from tests.e2e.test_driver import Head, started_head, until
 from tests.real.results import Row, story
 from tests.real.verl_job import BUDGET, SIZES, write_material, write_own_code, write_script
 
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.e2e_long, pytest.mark.timeout(3600)]
 VERL = "verl 0.9.1"
 PLAYED = "class and text of the error"
 CARD = {"VERL_PLUGIN_BUDGET": str(BUDGET), "VERL_PLUGIN_WORDS": "cuda"}
+GIB = 1 << 30
 Recorder = Callable[..., None]
 
 
@@ -144,3 +146,37 @@ def test_a_setting_that_the_model_refuses_is_undone(head: Head, material: Path, 
         row(head, "verl refuses a setting of the cure: the model cannot recompute activations", seconds),
         {"verl-refused": logs(head)[1]},
     )
+
+
+def test_rays_memory_monitor_is_the_hosts_memory(tmp_path: Path, material: Path, record: Recorder) -> None:
+    memory = psutil.virtual_memory()
+    limit = memory.total - memory.available + 6 * GIB
+    monitor = {
+        "RAY_memory_usage_threshold": f"{limit / memory.total:.4f}",
+        "RAY_memory_monitor_refresh_ms": "200",
+        "RAY_worker_niceness": "0",
+    }
+    with started_head("--num-gpus", "1", "--num-cpus", "32", env=monitor) as ports:
+        head = Head(tmp_path, *ports)
+        head.env["RAY_ADDRESS"] = head.address
+        write_script(head.folder, material)
+        write_job(head)
+        began = time.monotonic()
+        driver = head.start("launch", "job.yaml")
+        until(lambda: head.steps() == [1], "the first step", 600)
+        held = []
+        while not of(list(head.events()), "diagnosed"):  # another program fills the host
+            if psutil.virtual_memory().available > memory.total - limit - GIB // 2:
+                held.append(b"x" * (GIB // 4))
+            time.sleep(0.5)
+        del held
+        assert driver.wait(timeout=1200) == 0
+    events = list(head.events())
+    diagnosed = of(events, "diagnosed")[0]
+    assert diagnosed["cause"] == "host-oom"
+    text = logs(head)[0].read_text()
+    assert "worker(s) were killed due to the node running low on memory" in text
+    assert explained(head, logs(head)[0])[0] == "host-oom"
+    seconds = time.monotonic() - began
+    killed = row(head, "Ray's memory monitor kills workers", seconds, played="")
+    record(killed, {"verl-memory-monitor": logs(head)[0]})
