@@ -10,6 +10,7 @@ from autotune.launchers.frameworks.areal.advice import ADVICE
 from autotune.launchers.frameworks.areal.config import Config
 from autotune.launchers.frameworks.areal.layout import split_sizes
 from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
+from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
@@ -23,6 +24,7 @@ from autotune.launchers.frameworks.tabular.table import (
 from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
+from autotune.policies.values.rehearsing import LateEvent
 
 _HEADS = "the model's heads are not known; name the model in `model:`"
 _SPLIT = "its layout cannot be split otherwise"
@@ -230,10 +232,25 @@ TRACKERS = (
     TrackerRow(Tracker.TRACKIO, on="stats_logger.trackio.mode", place={"space": "{stats_logger.trackio.space_id}"}),
     TrackerRow(Tracker.WANDB, on="stats_logger.wandb.mode", place={"entity": "{stats_logger.wandb.entity}", "project": "{stats_logger.wandb.project}"}),
 )
+# Of the checkpoints it is the one for recovery that is written; `saver` exports weights and stays off.
+REHEARSAL = Rehearsal(
+    saves={"recover.mode": "on", "recover.freq_steps": 2, "recover.freq_epochs": None, "recover.freq_secs": None},
+    validates={"evaluator.freq_steps": 2},
+    unmet={
+        LateEvent.LENGTH: "the job does not say how long answers are, so they keep their natural length",
+        LateEvent.SAVE: "recover.mode or a v2 controller says that the job continues from no checkpoint",
+        LateEvent.RELOAD: "recover.mode or a v2 controller says that the job continues from no checkpoint",
+        LateEvent.VALIDATION: "none of evaluator.freq_epochs, freq_steps and freq_secs says when the job validates",
+    },
+    remarks={
+        LateEvent.LENGTH: "responses only; prompts keep the lengths of the data",
+    },
+)
 # fmt: on
 
 TABLE: Table[Config] = Table(
     rows=ROWS,
+    rehearsal=REHEARSAL,
     absent=ABSENT,
     refused=REFUSED,
     warned=WARNED,

@@ -12,7 +12,6 @@ from autotune.launchers.builtin.config.placement import colocated, half_precisio
 from autotune.launchers.builtin.config.settings import Settings, SettingsError, parse_settings
 from autotune.launchers.builtin.config.sizes import mini_batch, nominal
 from autotune.launchers.frameworks.builtin.rows import TABLE, Case
-from autotune.launchers.frameworks.core import rehearsals
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects.own_lines import own_marker, own_marks
@@ -188,13 +187,13 @@ class Builtin(Framework):
         """Return all but a validation, which the job has none of."""
         saves = self._document(job, run="meets")["save_every"] > 0
         without = [LateEvent.VALIDATION] + ([] if saves else [LateEvent.SAVE])
-        return rehearsals.met(__package__, without=without)
+        return TABLE.rehearsal.met(without=without)
 
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
         """Return a trial that writes checkpoints into its own folder."""
         trial = self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
         saves = self._document(job, run="rehearsal")["save_every"] > 0
-        own = rehearsals.additions(__package__, validation=False) if saves else {}
+        own = TABLE.rehearsal.additions(validation=False) if saves else {}
         return msgspec.structs.replace(trial, settings={**trial.settings, **own}, resume=False)
 
     def marks(self, text: bytes) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from autotune.launchers.builtin.config.settings import Settings
+from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.tabular.table import SWITCH, Row, Table
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
+from autotune.policies.values.rehearsing import LateEvent
 
 
 class Case(NamedTuple):
@@ -74,6 +76,14 @@ ABSENT: dict[KnobName, str] = {
     "nccl_memory_check": "peaks per phase are always recorded",
     "memory_profile": "peaks per phase are always recorded",
 }
+REHEARSAL = Rehearsal(
+    saves={"save_every": 2},
+    unmet={
+        LateEvent.SAVE: "save_every is 0, so the job writes no checkpoint",
+        LateEvent.RELOAD: "save_every is 0, so the job writes no checkpoint",
+        LateEvent.VALIDATION: "the job has no validation",
+    },
+)
 # fmt: on
 
-TABLE: Table[Case] = Table(rows=ROWS, absent=ABSENT)
+TABLE: Table[Case] = Table(rows=ROWS, rehearsal=REHEARSAL, absent=ABSENT)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -20,10 +19,8 @@ from autotune.launchers.frameworks.command.placeholders import (
     environment,
     placeholders,
 )
-from autotune.launchers.frameworks.command.rows import Case, row_of
-from autotune.launchers.frameworks.core import rehearsals
+from autotune.launchers.frameworks.command.rows import REHEARSAL, Case, row_of
 from autotune.launchers.frameworks.core.checkpoints import absolute
-from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.table import Row
@@ -39,6 +36,17 @@ from autotune.policies.values.rehearsing import LateEvent, Met
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Knobs)}
 _SIZES = ("sync_buffer", "memory_margin")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)")
+
+
+_SPECIAL: Mapping[str, str] = {  # what `settings:` may say beside knobs
+    "resume": "the words that make the command continue its last checkpoint, true when it does so by itself",
+    "longest_sequence": "tokens of the longest sequence",
+    "steps": "training steps, for `{steps}`",
+    "folder": "where checkpoints go, for `{folder}`",
+    "placement": "colocated, separate or asynchronous",
+    "engine": "sglang, vllm or none",
+    "layout": "how the job is spread, by the names of the estimate",
+}
 
 
 class AnyCommand(Framework):
@@ -133,7 +141,7 @@ class AnyCommand(Framework):
         if not {"steps", "folder"} <= {placeholder.name for placeholder in _all(job)}:
             return ()
         late = (LateEvent.LENGTH, LateEvent.SAVE, LateEvent.VALIDATION)
-        return rehearsals.met(__package__, without=late)
+        return REHEARSAL.met(without=late)
 
 
 # --------------------------------------------------------------------------- reading
@@ -259,11 +267,11 @@ def _placeholder(job: Job, place: tuple[str | int, ...], placeholder: Placeholde
 
 def _setting(job: Job, name: str, named: set[str]) -> Iterator[Problem]:
     path, written = ("settings", name), job.settings[name]
-    if name in _special_settings():
+    if name in _SPECIAL:
         yield from _special(path, name, written)
         return
     if name not in KNOBS:
-        hint = suggestion(name, (*KNOBS, *_special_settings()))
+        hint = suggestion(name, (*KNOBS, *_SPECIAL))
         hint = hint or "the script's own arguments belong into `command`"
         yield Problem(path=path, message=f"unknown setting `{name}`", hint=hint)
         return
@@ -277,12 +285,6 @@ def _setting(job: Job, name: str, named: set[str]) -> Iterator[Problem]:
         yield Problem(path=path, message=f"`{name}` cannot be {written!r}", hint=_kind(name))
     elif isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
         yield Problem(path=path, message=f"`{name}` cannot be negative")
-
-
-@cache
-def _special_settings() -> dict[str, str]:
-    """Return what `settings:` may say beside knobs, each with what it is."""
-    return document(__package__, "settings.yaml", dict[str, str])
 
 
 def _special(path: tuple[str | int, ...], name: str, written: Any) -> Iterator[Problem]:
@@ -307,7 +309,7 @@ def _special(path: tuple[str | int, ...], name: str, written: Any) -> Iterator[P
         except msgspec.ValidationError as error:
             yield Problem(path=path, message=f"`layout`: {error}")
     elif not fits:
-        yield Problem(path=path, message=f"`{name}` is {_special_settings()[name]}, not {written!r}")
+        yield Problem(path=path, message=f"`{name}` is {_SPECIAL[name]}, not {written!r}")
 
 
 def _kind(name: str) -> str:

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.tabular.table import Row
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
+from autotune.policies.values.rehearsing import LateEvent
 
 
 class Case(NamedTuple):
@@ -44,6 +46,14 @@ ROWS: tuple[Row[Case], ...] = (
     Row(knob="sync_mode", grid=Grid(values=("memory", "disk"))),
     Row(knob="weights_backup", grid=Grid(values=(True, False))),
     Row(knob="allocator", grid=Grid(values=("default", "expandable"))),
+)
+REHEARSAL = Rehearsal(
+    unmet={
+        LateEvent.LENGTH: "no placeholder makes every response as long as allowed",
+        LateEvent.SAVE: "no placeholder says when the script saves",
+        LateEvent.RELOAD: "no placeholder says when the script saves",
+        LateEvent.VALIDATION: "no placeholder says when the script validates",
+    },
 )
 # fmt: on
 _KNOWN = {row.knob: row for row in ROWS}

@@ -8,6 +8,7 @@ defaults.yaml.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import SGLANG
+from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.megatron import knobs
 from autotune.launchers.frameworks.megatron.advice import ADVICE
@@ -24,6 +25,7 @@ from autotune.launchers.frameworks.tabular.table import (
 from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
+from autotune.policies.values.rehearsing import LateEvent
 
 _NO_ENGINES = ("debug-train-only", "load-debug-rollout-data", "rollout-external-engine-addrs")
 _STATE = "the checkpoint holds the optimizer's state in another layout"
@@ -214,8 +216,27 @@ TRACKERS = (
     TrackerRow(Tracker.MLFLOW, on="use-mlflow", place={"uri": "{mlflow-tracking-uri}", "id": "{mlflow-run-id}", "experiment": "{mlflow-experiment-name}", "name": "{mlflow-run-name}"}),
     TrackerRow(Tracker.WANDB, on="use-wandb", place={"entity": "{wandb-team}", "project": "{wandb-project}"}),
 )
+# The folder of its checkpoints is the adapter's to say.
+REHEARSAL = Rehearsal(
+    saves={"save-interval": 2},
+    validates={"eval-interval": 2},
+    validating=("eval-interval",),
+    left_validating=("eval-function-path", "eval-num-gpus", "eval-num-gpus-per-engine", "eval-hf-dir"),
+    unmet={
+        LateEvent.LENGTH: "no flag makes the engine generate past the end of a response, so responses keep their natural length",
+        LateEvent.SAVE: "--save is null, so the job writes no checkpoint",
+        LateEvent.RELOAD: "--save is null, so the job writes no checkpoint",
+        LateEvent.VALIDATION: "without --eval-interval the job does not validate",
+    },
+)
 # fmt: on
 
 SHARED: Table[Config] = Table(
-    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE, trackers=TRACKERS
+    rows=ROWS,
+    rehearsal=REHEARSAL,
+    absent=ABSENT,
+    refused=REFUSED,
+    warned=WARNED,
+    advice=ADVICE,
+    trackers=TRACKERS,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.hugging_face.settings import SPREAD, TrainerSettings
 from autotune.policies.values.job import Job
 
@@ -13,6 +12,23 @@ RELEASES = ("4.5.3", "4.6.0")
 PROCESSES = "NPROC_PER_NODE"
 # What `swift` hands to torchrun (cli/main.py), in its order.
 LAUNCH_VARIABLES = (PROCESSES, "MASTER_PORT", "NNODES", "NODE_RANK", "MASTER_ADDR")
+# The values with which liger's loss is the job's own up to rounding (arguments/rlhf_args.py, _check_grpo);
+# None: neither the job nor ms-swift gives the setting.
+_OF_LIGER: Mapping[str, tuple[Any, ...]] = {
+    "loss_type": ("grpo", "dr_grpo"),
+    "importance_sampling_level": ("token", "sequence"),
+    "advantage_estimator": ("grpo",),
+    "top_entropy_quantile": (1.0,),
+    "sequence_parallel_size": (None, 0, 1),
+    "padding_free": (None, False),
+    "packing": (None, False),
+    "log_entropy": (None, False),
+    "delta": (None,),
+    "off_policy_sequence_mask_delta": (None,),
+    "teacher_model": (None,),
+    "teacher_model_server": (None,),
+    "advantage_reweight": (None,),
+}
 # Losses that liger divides by the tokens of a pass, and ms-swift by those of a step.
 _BY_PASS = ("dapo", "cispo", "fipo")
 
@@ -102,8 +118,7 @@ class Config(TrainerSettings):
     @property
     def takes_liger(self) -> bool:
         """Whether liger's loss is the job's own up to rounding."""
-        allowed = document(__package__, "liger.yaml", dict[str, tuple[Any, ...]])
-        return not self.adds_a_mean and all(self.get(name) in values for name, values in allowed.items())
+        return not self.adds_a_mean and all(self.get(name) in values for name, values in _OF_LIGER.items())
 
     @property
     def samples_of_a_pass(self) -> int:

@@ -6,6 +6,7 @@ Variables of the environment hold the mode of their knob.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
+from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.hugging_face.settings import ALLOCATOR_MODES, HOST_ALLOCATOR, WHOLE
 from autotune.launchers.frameworks.ms_swift.advice import ADVICE
@@ -22,6 +23,7 @@ from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
+from autotune.policies.values.rehearsing import LateEvent
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
 _COLOCATED = "only with use_vllm and vllm_mode colocate; `swift rollout` is started with its own flags"
@@ -129,10 +131,28 @@ TRACKERS = (
     TrackerRow(Tracker.TENSORBOARD, named_in="report_to", place={"folder": "{logging_dir}"}),
     TrackerRow(Tracker.MLFLOW, named_in="report_to", place={"default_experiment": "Default", "name": "{run_name}"}),
 )
+# hugging_face/adapter.py adds after how many optimizer steps it saves and validates: whole generations.
+REHEARSAL = Rehearsal(
+    saves={"save_strategy": "steps"},
+    validates={"eval_strategy": "steps"},
+    validating=("eval_strategy",),
+    unmet={
+        LateEvent.LENGTH: "no setting of ms-swift makes every response max_completion_length long",
+        LateEvent.SAVE: "save_strategy is no, so the job writes no checkpoint",
+        LateEvent.RELOAD: "the job writes no checkpoint, or only its model (save_only_model)",
+        LateEvent.VALIDATION: "the job has no data to validate with, or eval_strategy is no",
+    },
+)
 # fmt: on
 
 TABLE: Table[Config] = Table(
-    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE, trackers=TRACKERS
+    rows=ROWS,
+    rehearsal=REHEARSAL,
+    absent=ABSENT,
+    refused=REFUSED,
+    warned=WARNED,
+    advice=ADVICE,
+    trackers=TRACKERS,
 )
 
 # Settings that a log may show and that are read here beside those of the rows: what decides which knobs a job has,

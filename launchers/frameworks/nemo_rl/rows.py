@@ -7,6 +7,7 @@ the sizes of passes are exact.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
+from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.nemo_rl import config as key
 from autotune.launchers.frameworks.nemo_rl.advice import ADVICE
@@ -25,6 +26,7 @@ from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
+from autotune.policies.values.rehearsing import LateEvent
 
 _STAYS = "NeMo-RL's plans, paddings and conversions of weights are made for the job's parallel sizes"
 _EXPERTS = "moe_router_load_balancing_type balances the experts of each pass: other passes are another loss"
@@ -203,8 +205,26 @@ TRACKERS = (
     TrackerRow(Tracker.MLFLOW, on="logger.mlflow_enabled", place={"uri": "{logger.mlflow.tracking_uri}", "experiment": "{logger.mlflow.experiment_name}", "name": "{logger.mlflow.run_name}"}),
     TrackerRow(Tracker.TENSORBOARD, on="logger.tensorboard_enabled", lines=("Initialized TensorboardLogger at {folder}",)),
 )
+# NeMo-RL saves at its last step too, so the second start goes on from step 3.
+REHEARSAL = Rehearsal(
+    saves={"checkpointing.enabled": True, "checkpointing.save_period": 2},
+    validates={"grpo.val_period": 2},
+    validating=("grpo.val_period",),
+    unmet={
+        LateEvent.LENGTH: "no setting of its file makes the engine generate past the end of a response, so responses keep their natural length",
+        LateEvent.SAVE: "checkpointing.enabled is false or checkpointing.save_period not positive, so the job writes no checkpoint",
+        LateEvent.RELOAD: "checkpointing.enabled is false or checkpointing.save_period not positive, so the job writes no checkpoint",
+        LateEvent.VALIDATION: "grpo.val_period says that the job does not validate",
+    },
+)
 # fmt: on
 
 TABLE: Table[Config] = Table(
-    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE, trackers=TRACKERS
+    rows=ROWS,
+    rehearsal=REHEARSAL,
+    absent=ABSENT,
+    refused=REFUSED,
+    warned=WARNED,
+    advice=ADVICE,
+    trackers=TRACKERS,
 )

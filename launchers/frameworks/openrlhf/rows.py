@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
+from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.openrlhf.advice import ADVICE
 from autotune.launchers.frameworks.openrlhf.config import Config
@@ -25,6 +26,7 @@ from autotune.launchers.frameworks.tabular.table import (
 from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName, Knobs
 from autotune.policies.values.profile import Grid, Placement
+from autotune.policies.values.rehearsing import LateEvent
 
 _SCORED = "rollout.micro_batch_size"
 _EXPERTS = "--actor.aux_loss_coef adds a loss of each micro-batch for itself, so another size is another loss"
@@ -159,10 +161,23 @@ WARNED: tuple[Warned[Config], ...] = (
 TRACKERS = (
     TrackerRow(Tracker.TENSORBOARD, on="logger.tensorboard_dir", place={"folder": "{logger.tensorboard_dir}/*"}),
 )
+REHEARSAL = Rehearsal(
+    saves={"ckpt.path": "{folder}/checkpoints", "ckpt.save_steps": 2},
+    validates={"eval.steps": 2},
+    validating=("eval.dataset", "eval.steps"),
+    left_validating=("eval.dataset",),
+    unmet={
+        LateEvent.LENGTH: "no flag makes vLLM generate past the end of a response, so responses keep their natural length",
+        LateEvent.SAVE: "ckpt.path is null or ckpt.disable_ds is on, so the job writes no checkpoint to continue from",
+        LateEvent.RELOAD: "ckpt.path is null or ckpt.disable_ds is on, so the job writes no checkpoint to continue from",
+        LateEvent.VALIDATION: "eval.dataset and eval.steps do not say that the job validates",
+    },
+)
 # fmt: on
 
 TABLE: Table[Config] = Table(
     rows=ROWS,
+    rehearsal=REHEARSAL,
     absent=ABSENT,
     refused=REFUSED,
     warned=WARNED,

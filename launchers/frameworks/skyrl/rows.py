@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
+from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.skyrl.advice import ADVICE
 from autotune.launchers.frameworks.skyrl.config import RECOMPUTE, TRAIN_SIZE, Config
@@ -20,6 +21,7 @@ from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
+from autotune.policies.values.rehearsing import LateEvent
 
 _ENTROPY = "trainer.algorithm.use_entropy_loss averages the entropy over the tokens of each pass: other passes are another loss"
 _STATE = "Megatron's checkpoint holds the optimizer's state in this layout"
@@ -171,8 +173,29 @@ TRACKERS = (
     TrackerRow(Tracker.TENSORBOARD, named_in="trainer.logger", lines=("Saving tensorboard log to {folder}.",)),
     TrackerRow(Tracker.WANDB, named_in="trainer.logger", place={"project": "{trainer.project_name}"}),
 )
+REHEARSAL = Rehearsal(
+    saves={"trainer.ckpt_interval": 2},
+    validates={"trainer.eval_interval": 2},
+    validating=("trainer.eval_interval", "data.val_data"),
+    left=("trainer.resume_mode",),
+    unmet={
+        LateEvent.LENGTH: "with several turns, responses keep their natural length",
+        LateEvent.SAVE: "trainer.ckpt_interval says that the job writes no checkpoint",
+        LateEvent.RELOAD: "trainer.ckpt_interval says that the job writes no checkpoint",
+        LateEvent.VALIDATION: "trainer.eval_interval or data.val_data says that the job does not validate",
+    },
+    remarks={
+        LateEvent.LENGTH: "responses only; prompts keep the lengths of the data",
+    },
+)
 # fmt: on
 
 TABLE: Table[Config] = Table(
-    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE, trackers=TRACKERS
+    rows=ROWS,
+    rehearsal=REHEARSAL,
+    absent=ABSENT,
+    refused=REFUSED,
+    warned=WARNED,
+    advice=ADVICE,
+    trackers=TRACKERS,
 )

@@ -330,7 +330,7 @@ class TabularFramework(Framework, Generic[C]):
 
     def validates(self, config: C) -> bool:
         """Return whether the job validates during its training."""
-        return rehearsals.validates(self.tables[-1], config.get)
+        return self.table.rehearsal.validates_job(config.get)
 
     def meets(self, job: Job) -> tuple[Met, ...]:
         """Return what a rehearsal meets, by what the job itself saves, validates and can be made to do."""
@@ -339,7 +339,7 @@ class TabularFramework(Framework, Generic[C]):
         without += [] if config.saves else [LateEvent.SAVE]
         without += [] if config.resumes else [LateEvent.RELOAD]
         without += [] if self.validates(config) else [LateEvent.VALIDATION]
-        return rehearsals.met(self.tables[-1], without=without)
+        return self.table.rehearsal.met(without=without)
 
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
         """Return a trial that saves below `folder` and validates in the same step, where the job does."""
@@ -348,8 +348,8 @@ class TabularFramework(Framework, Generic[C]):
         if not config.saves:
             return trial
         validation = self.validates(config)
-        own = self.of_rehearsal(job, rehearsals.additions(self.tables[-1], validation=validation), folder)
-        left = rehearsals.left(self.tables[-1], validation=validation)
+        own = self.of_rehearsal(job, self.table.rehearsal.additions(validation=validation), folder)
+        left = self.table.rehearsal.kept(validation=validation)
         left = left.union(self.of_validation(config) if validation else ())
         settings = rehearsals.settings_of(job, trial, own, left=left, bare=self.bare)
         return msgspec.structs.replace(trial, settings=settings)

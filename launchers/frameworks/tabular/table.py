@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from autotune.launchers.base import Advice
+from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.policies.values.failure import Phase
@@ -148,6 +149,7 @@ class Table(NamedTuple, Generic[C]):
     warned: tuple[Warned[C], ...] = ()
     unread: tuple[Unread[C], ...] = ()
     renamed: tuple[Renamed, ...] = ()
+    rehearsal: Rehearsal = Rehearsal()
     trackers: tuple[TrackerRow, ...] = ()
     advice: tuple[Advice, ...] = ()  # of public guides, beyond or against the knobs
 
@@ -164,6 +166,7 @@ class Table(NamedTuple, Generic[C]):
             warned=(*self.warned, *shared.warned),
             unread=(*self.unread, *shared.unread),
             renamed=self.renamed,
+            rehearsal=shared.rehearsal,
             trackers=(*self.trackers, *shared.trackers),
             advice=(*shared.advice, *self.advice),
         )

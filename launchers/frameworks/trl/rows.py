@@ -6,6 +6,7 @@ Variables of the environment hold the mode of their knob.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import VLLM
+from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.hugging_face.settings import ALLOCATOR_MODES, HOST_ALLOCATOR, SPREAD, WHOLE
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
@@ -22,6 +23,7 @@ from autotune.launchers.frameworks.trl.layout import tile
 from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
+from autotune.policies.values.rehearsing import LateEvent
 
 _SHARDED = "only with FSDP or DeepSpeed's stage 3"
 _OWN_FILE = "the DeepSpeed file that the job names decides it"
@@ -132,10 +134,30 @@ TRACKERS = (
     TrackerRow(Tracker.MLFLOW, named_in="report_to", place={"default_experiment": "Default", "name": "{run_name}"}),
     TrackerRow(Tracker.TRACKIO, named_in="report_to", place={"space": "{trackio_space_id}"}),
 )
+# adapter.py adds after how many optimizer steps it saves and validates: whole generations.
+REHEARSAL = Rehearsal(
+    saves={"save_strategy": "steps"},
+    validates={"eval_strategy": "steps"},
+    validating=("eval_strategy",),
+    unmet={
+        LateEvent.SAVE: "save_strategy is no, so the job writes no checkpoint",
+        LateEvent.RELOAD: "the job writes no checkpoint, or only its model (save_only_model)",
+        LateEvent.VALIDATION: "eval_strategy is no, so the job does not validate",
+    },
+    remarks={
+        LateEvent.LENGTH: "responses only; prompts keep the lengths of the data",
+    },
+)
 # fmt: on
 
 TABLE: Table[Config] = Table(
-    rows=ROWS, absent=ABSENT, refused=REFUSED, warned=WARNED, advice=ADVICE, trackers=TRACKERS
+    rows=ROWS,
+    rehearsal=REHEARSAL,
+    absent=ABSENT,
+    refused=REFUSED,
+    warned=WARNED,
+    advice=ADVICE,
+    trackers=TRACKERS,
 )
 
 # Settings that a log may show and that are read here beside those of the rows: what decides which knobs a job has,

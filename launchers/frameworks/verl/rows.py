@@ -8,6 +8,7 @@ that share its sequences.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
+from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
@@ -28,6 +29,7 @@ from autotune.launchers.frameworks.verl.renamed import RENAMED
 from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
+from autotune.policies.values.rehearsing import LateEvent
 
 _OTHER_ENGINE = "the job's engine does not take it"
 _OTHER_TRAINER = "actor_rollout_ref.actor.strategy is neither fsdp nor fsdp2"
@@ -287,10 +289,27 @@ TRACKERS = (
     TrackerRow(Tracker.TENSORBOARD, named_in="trainer.logger", lines=("Saving tensorboard log to {folder}.",)),
     TrackerRow(Tracker.WANDB, named_in="trainer.logger", place={"project": "{trainer.project_name}"}),
 )
+# verl saves and validates at its last step too, so the second start goes on from step 3.
+REHEARSAL = Rehearsal(
+    saves={"trainer.save_freq": 2},
+    validates={"trainer.test_freq": 2},
+    validating=("trainer.test_freq",),
+    left=("trainer.resume_mode",),
+    unmet={
+        LateEvent.LENGTH: "verl passes `ignore_eos` to vLLM alone, so responses keep their natural length",
+        LateEvent.SAVE: "trainer.save_freq says that the job writes no checkpoint",
+        LateEvent.RELOAD: "trainer.save_freq or trainer.resume_mode says that the job continues from no checkpoint",
+        LateEvent.VALIDATION: "trainer.test_freq says that the job does not validate while it trains",
+    },
+    remarks={
+        LateEvent.LENGTH: "responses only; prompts keep the lengths of the data",
+    },
+)
 # fmt: on
 
 TABLE: Table[Config] = Table(
     rows=ROWS,
+    rehearsal=REHEARSAL,
     absent=ABSENT,
     refused=REFUSED,
     warned=WARNED,
