@@ -18,6 +18,8 @@ PLAYED = "the device: the kernel limits the process's memory, and autotune's ent
 # Bytes above the state after the first step with which a pass of all samples fails, by framework and phase.
 BUDGETS: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {
     ("ms-swift", "backward"): (100_000_000, {}),
+    ("ms-swift", "forward"): (120_000_000, {"gradient_checkpointing": "false"}),
+    ("ms-swift", "log_prob"): (40_000_000, {}),  # what scores then fails in backward, and is cured again
 }
 CASES = [
     pytest.param(*case, marks=pytest.mark.e2e if case == ("ms-swift", "backward") else pytest.mark.e2e_long)
