@@ -11,6 +11,10 @@ from autotune.orchestrator.cli import main
 from tests.real.logs import KEPT, compact
 
 CASES = {
+    # the words are those of a processor's allocator; that the device failed is in the record beside the log
+    "ms-swift-backward": ("host-oom", "backward"),
+    "ms-swift-forward": ("host-oom", "forward"),
+    "ms-swift-log_prob": ("host-oom", "log_prob"),
     "verl-backward": ("gpu-oom", "backward"),
     "verl-log_prob": ("gpu-oom", "log_prob"),
     "verl-refused": ("code", "init"),
