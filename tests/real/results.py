@@ -47,7 +47,7 @@ def story(runs: Path) -> str:
     for row in rows:
         steps = f"{row.steps} step{'' if row.steps == 1 else 's'}"
         where = f" in {row.phase}" if row.phase else ""
-        text = f"attempt {row.attempt}: {steps}, {row.cause}{where}"
+        text = f"attempt {row.attempt}: {steps}, {row.cause or 'lost'}{where}"
         attempts.append(text + (f", then `{row.changes}`" if row.changes else ""))
     return "; ".join(attempts)
 

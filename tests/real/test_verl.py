@@ -6,7 +6,9 @@ Trainer, FSDP2, agent loop, checkpoints and Ray are verl's own; the engine is tr
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.test_driver import Head, started_head, until
+from tests.e2e.test_driver import Head, marked, started_head, until
 from tests.real.results import Row, story
 from tests.real.verl_job import BUDGET, SIZES, write_material, write_own_code, write_script
 
@@ -146,6 +148,37 @@ def test_a_setting_that_the_model_refuses_is_undone(head: Head, material: Path, 
         row(head, "verl refuses a setting of the cure: the model cannot recompute activations", seconds),
         {"verl-refused": logs(head)[1]},
     )
+
+
+def trainer(run: str) -> int:
+    """Return the process of verl's trainer."""
+    (pid,) = (
+        pid for pid in marked(run) if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::WorkerDict")
+    )
+    return pid
+
+
+def run_of(head: Head) -> str:
+    (folder,) = head.folder.glob("runs/*/events.jsonl")
+    return folder.parent.name
+
+
+def test_a_killed_trainer_is_no_memory_failure(head: Head, material: Path, record: Recorder) -> None:
+    write_script(head.folder, material)
+    write_job(head)
+    began = time.monotonic()
+    driver = head.start("launch", "job.yaml")
+    until(lambda: head.steps() == [1], "the first step", 600)
+    os.kill(trainer(run_of(head)), signal.SIGKILL)
+    assert driver.wait(timeout=1200) == 0
+    events = list(head.events())
+    assert not of(events, "diagnosed")  # nothing says why
+    first, second = of(events, "started")
+    assert first["knobs"] == second["knobs"]
+    is_cured_from_the_checkpoint(head, events)
+    seconds = time.monotonic() - began
+    killed = row(head, "the trainer's process is killed (SIGKILL)", seconds, played="")
+    record(killed, {"verl-killed": logs(head)[0]})
 
 
 def test_rays_memory_monitor_is_the_hosts_memory(tmp_path: Path, material: Path, record: Recorder) -> None:
