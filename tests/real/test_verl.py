@@ -213,3 +213,15 @@ def test_rays_memory_monitor_is_the_hosts_memory(tmp_path: Path, material: Path,
     seconds = time.monotonic() - began
     killed = row(head, "Ray's memory monitor kills workers", seconds, played="")
     record(killed, {"verl-memory-monitor": logs(head)[0]})
+
+
+def test_a_rehearsal_meets_the_failure_before_the_training(
+    head: Head, material: Path, record: Recorder
+) -> None:
+    write_script(head.folder, material, CARD)
+    write_job(head)
+    events, seconds = ran(head, "rehearse", "job.yaml")
+    assert events[-1]["verdict"]["verdict"] == "rehearsed" and events[-1]["verdict"]["cured"]
+    (diagnosed,) = of(events, "diagnosed")
+    assert (diagnosed["cause"], diagnosed["phase"]) == ("gpu-oom", "backward")
+    record(row(head, "`rehearse`: the training's failure, before the training", seconds))
