@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from autotune.policies.values.job import Cluster, Job, Tracker
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker, Sample
 from autotune.policies.values.profile import Profile
-from autotune.policies.values.provenance import CodeQuery
+from autotune.policies.values.provenance import CodeQuery, Origin
 from autotune.policies.values.rehearsing import STEPS, Met, Part
 from autotune.policies.values.value import Value
 
@@ -30,6 +30,12 @@ class Problem(Value, frozen=True, kw_only=True):
     path: tuple[str | int, ...]  # keys into job.yaml, such as ("settings", "samples")
     message: str
     hint: str = ""
+    origin: Origin = Origin.EXACT  # of the rule that it breaks; one that is assumed refuses no job
+
+
+def refusals(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Return the problems for which a job is refused: those of rules that are known to hold for it."""
+    return tuple(problem for problem in problems if problem.origin is not Origin.ASSUMED)
 
 
 class Status(StrEnum):

@@ -48,7 +48,8 @@ def on_gpus(job: Job, *, nodes: int, per_node: int) -> tuple[Job, tuple[str, ...
         for name, value in after.items()
         if before.get(name) != value
     )
-    problems = framework.check(resized)
+    before = framework.check(job)
+    problems = [problem for problem in framework.check(resized) if problem not in before]
     if problems:
         raise Failure(
             f"{where}: {problems[0].message} (with {', '.join(changes)})",

@@ -14,6 +14,7 @@ from autotune.policies.estimate.belief.calibration import kind_of, predicted
 from autotune.policies.estimate.lengths import Assumption, lengths_of, longest_of
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
+from autotune.policies.recovery.assumptions import rests_on
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.ranking import judged
@@ -21,13 +22,14 @@ from autotune.policies.recovery.worst_case import cautions, longest_sequences
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.search.space import written
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.events import Accepted, Launch
+from autotune.policies.values.events import Accepted, Launch, Policy
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.history import fold
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting, changed
 from autotune.policies.values.priors import Kind, Learned
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.provenance import Fact
 from autotune.policies.values.rehearsing import Met
 from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
@@ -121,6 +123,8 @@ class Plan(Value, frozen=True, kw_only=True):
     ladder: tuple[RungPlan, ...]
     knobs: tuple[KnobPlan, ...]
     unsupported: dict[str, str]
+    facts: tuple[Fact, ...] = ()  # that the plan is made with beside the job's settings, and their origins
+    rests_on: tuple[Fact, ...] = ()  # of them the assumptions without which the prediction may be another
     warnings: tuple[str, ...]
     rehearsal: tuple[Met, ...] = ()  # what a rehearsal meets of what fails late; empty: there is none
 
@@ -134,12 +138,9 @@ def plan(
     render: Callable[[Accepted, Knobs], tuple[str, ...]],
 ) -> Plan:
     """Return what `launch` would do with a job on a cluster; `render` returns the first command."""
-    profile = framework.profile(job, cluster)
-    accepted = Accepted(run="plan", job=job, profile=profile, cluster=cluster)
-    accepted = msgspec.structs.replace(accepted, learned=recall(kind_of(fold((accepted,)))))
-    run = fold((accepted,))
-    view, action = outlook(run), decide((accepted,))
-    assert isinstance(action, Launch)
+    accepted, action = first_attempt(job, framework, cluster, recall=recall)
+    profile, run = accepted.profile, fold((accepted,))
+    view = outlook(run)
     return Plan(
         name=job.name,
         framework=job.framework,
@@ -158,9 +159,29 @@ def plan(
         ladder=tuple(_ladder(profile, action.knobs, job)),
         knobs=_knobs(job, profile, action.knobs),
         unsupported=profile.unsupported,
+        facts=profile.facts,
+        rests_on=rests_on(run, view) if view is not None else (),
         warnings=(*profile.warnings, *cautions(run, action.knobs)),
         rehearsal=framework.meets(job),
     )
+
+
+def first_attempt(
+    job: Job,
+    framework: Framework,
+    cluster: Cluster,
+    *,
+    recall: Callable[[Kind], Learned | None] = lambda _: None,
+    policy: Policy = Policy.ESTIMATE,
+) -> tuple[Accepted, Launch]:
+    """Return a job as a run would accept it on a cluster, and the launch that it would begin with."""
+    accepted = Accepted(
+        run="plan", job=job, profile=framework.profile(job, cluster), cluster=cluster, policy=policy
+    )
+    accepted = msgspec.structs.replace(accepted, learned=recall(kind_of(fold((accepted,)))))
+    action = decide((accepted,))
+    assert isinstance(action, Launch)
+    return accepted, action
 
 
 def settings_of(job: Job, framework: Framework) -> str:

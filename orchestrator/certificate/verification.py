@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from autotune.launchers.base import Framework
+from autotune.launchers.base import Framework, refusals
 from autotune.orchestrator.certificate import reading
 from autotune.orchestrator.certificate.replay import replayed
 from autotune.orchestrator.run import certificate as composing
@@ -128,11 +128,12 @@ def _contradictions(
     certificate: Certificate, framework: Framework, before: Job, after: Job, path: Path
 ) -> Iterator[str]:
     """Yield where the framework and the certificate disagree on the settings."""
-    for problem in framework.check(before):
+    for problem in refusals(framework.check(before)):
         key = ".".join(map(str, problem.path))
         raise reading.unusable(path, f"`{key}` of the job: {problem.message}", hint=problem.hint)
     refused = [
-        f"`{'.'.join(map(str, p.path))}` of the stable settings: {p.message}" for p in framework.check(after)
+        f"`{'.'.join(map(str, p.path))}` of the stable settings: {p.message}"
+        for p in refusals(framework.check(after))
     ]
     yield from refused
     profile = framework.profile(before, certificate.cluster)

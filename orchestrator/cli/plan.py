@@ -10,7 +10,6 @@ import click
 import msgspec
 
 from autotune.launchers import frameworks
-from autotune.launchers.runners.node.host import Card, measure
 from autotune.orchestrator.cli.shared.options import (
     Options,
     card_names,
@@ -20,7 +19,7 @@ from autotune.orchestrator.cli.shared.options import (
 )
 from autotune.orchestrator.cluster_fit import on_gpus, with_gpu_memory
 from autotune.orchestrator.config.cards import Gpus, parse_gpus
-from autotune.orchestrator.config.loader import assumed, load_elsewhere
+from autotune.orchestrator.config.loader import expected_cluster, load_elsewhere
 from autotune.orchestrator.config.secrets import shown_command
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.orchestrator.planner import Plan, plan
@@ -30,11 +29,10 @@ from autotune.orchestrator.terminal.plan_table import render_plan
 from autotune.orchestrator.terminal.widgets import echo, width_of
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.formatting import show_gib
-from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.value import Value
 
-_ROUNDED = 1.05  # of a card's memory: how far above it people write it
 _MOST_PER_NODE = 16  # GPUs; more are a mistake for several nodes, or a rack
 _OFFERED = ("verl", "slime")  # instead of a framework whose job does not fit
 _CODES = """\b
@@ -70,7 +68,7 @@ def show(job_file: Path, *, gpus: str | None, options: Options) -> None:
 
 def outcome_of(job: Job, *, missing: tuple[str, ...] = ()) -> Plan:
     """Return the plan of a job; `missing` are its files that are not on this machine."""
-    framework, cluster = frameworks.find(job.framework), _cluster(job)
+    framework, cluster = frameworks.find(job.framework), expected_cluster(job)
     job = with_gpu_memory(job, cluster)
 
     def shown(accepted: Accepted, knobs: Knobs) -> tuple[str, ...]:
@@ -175,30 +173,6 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
         err=True,
     )
     return ExitCode.OK
-
-
-def _cluster(job: Job) -> Cluster:
-    """Return the cluster as the job describes it, with this machine's sizes where the job can run here."""
-    spec = assumed(job)
-    if job.cluster.address not in (None, "local"):
-        return spec
-    here = measure()
-    cards = here.cards
-    if _lacks(spec, cards):
-        return spec
-    return msgspec.structs.replace(
-        spec,
-        gpus_per_node=spec.gpus_per_node or len(cards),
-        gpu_memory_bytes=spec.gpu_memory_bytes or min((c.total_bytes for c in cards), default=0),
-        host_memory_bytes=spec.host_memory_bytes or here.host_total_bytes,
-        gpu_name=here.card_name,
-    )
-
-
-def _lacks(spec: Cluster, cards: tuple[Card, ...]) -> bool:
-    """Return whether a job asks for GPUs that this machine does not have, so that it runs elsewhere."""
-    largest = max((card.total_bytes for card in cards), default=0)
-    return spec.gpus_per_node > len(cards) or spec.gpu_memory_bytes > _ROUNDED * largest
 
 
 @click.command("plan", epilog=_CODES)

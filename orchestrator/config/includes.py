@@ -15,12 +15,12 @@ import msgspec
 
 from autotune.launchers.base import Framework, Problem
 from autotune.launchers.runners.node.model_folder import find_folder
-from autotune.orchestrator.config.model_files import ASSUMED, find_model
+from autotune.orchestrator.config.model_files import find_model
 from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.policies.estimate.constants import constant
 from autotune.policies.values.architecture.model import Model, model_from_shape
-from autotune.policies.values.job import Job, Launcher, PromptSample
+from autotune.policies.values.job import ASSUMED_SHAPE, Job, Launcher, PromptSample
 
 _DEEPEST = 16  # files that extend one another
 _REPLACES = "_override_"  # a section with it replaces the one that it would extend
@@ -135,7 +135,7 @@ def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]
     read_here = name is not None and find_folder(name, job.workdir) is not None
     if own is not None and (found is None or (not read_here and _differ(own, found))):
         found, place = own, "the framework's own settings"
-    if place.startswith(ASSUMED):
+    if place.startswith(ASSUMED_SHAPE):
         note = f"the shape of the model `{name}` is {place.partition(':')[0]}"
         job = msgspec.structs.replace(job, notes=(*job.notes, note))
     return msgspec.structs.replace(job, shape=found, shape_from=place), ()

@@ -13,13 +13,14 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from autotune.launchers import frameworks
-from autotune.launchers.base import Framework, Problem
+from autotune.launchers.base import Framework, Problem, refusals
 from autotune.launchers.likeness import suggestion
+from autotune.launchers.runners.node.host import Card, measure
 from autotune.orchestrator import placeholders
 from autotune.orchestrator.config import secrets, yaml_nodes
 from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.config.includes import with_document, with_launcher, with_prompts, with_shape
-from autotune.orchestrator.config.installed import accepted_before, hinted, with_releases, with_version
+from autotune.orchestrator.config.installed import accepted_before, doubt, hinted, with_releases, with_version
 from autotune.orchestrator.config.public_models import find_public
 from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
 from autotune.orchestrator.config.yaml_nodes import Document, Place, UnreadableError
@@ -28,6 +29,7 @@ from autotune.orchestrator.errors import Complaint, ExitCode, Failure, JobErrors
 from autotune.policies.explain.secrets import Grade, looks_random, secrets_in
 from autotune.policies.values.job import Cluster, Job
 
+_ROUNDED = 1.05  # of a card's memory: how far above it people write it
 _LOOKS_RANDOM = (
     "`{}` looks like a key and is masked, except in copies of the job file: write `{{env: NAME}}` for a key,"
     " and `revision` or `commit` into the name of what is none"
@@ -273,7 +275,7 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
     if included is not None and included.complaints:
         document.complaints += included.complaints
     elif not problems:
-        _check(document, job, framework, included)
+        job = _check(document, job, framework, included)
     job = with_launcher(job)
     absent = tuple(_absent_paths(document, job, framework))
     if missing is not None:
@@ -298,11 +300,14 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
     return job
 
 
-def _check(document: Document, job: Job, framework: Framework, included: Document | None = None) -> None:
-    problems = framework.check(job)
+def _check(document: Document, job: Job, framework: Framework, included: Document | None = None) -> Job:
+    """Complain of what the job's framework refuses; return the job with notes on what it may refuse."""
+    every = framework.check(job)
+    problems = refusals(every)
     if document.complaints:  # what is missing may be what could not be read
         open_ones = {path for path, _ in placeholders.unfilled(job)}
         problems = tuple(p for p in problems if document.holds(p.path) and p.path not in open_ones)
+        every = problems
     older = accepted_before(job, framework) if problems else {}
     for problem in (hinted(each, older, job, framework) for each in problems):
         if included is not None and problem.path[:1] == ("config",) and len(problem.path) > 1:
@@ -312,6 +317,8 @@ def _check(document: Document, job: Job, framework: Framework, included: Documen
             _complain_of_problem(document, problem)
     if included is not None:
         document.complaints += included.complaints
+    doubts = tuple(doubt(each, job, framework) for each in every if each not in problems)
+    return msgspec.structs.replace(job, notes=(*job.notes, *doubts))
 
 
 def _complain_of_problem(document: Document, problem: Problem) -> None:
@@ -365,3 +372,27 @@ def assumed(job: Job) -> Cluster:
         host_memory_bytes=spec.host_memory_bytes or 0,
         gpu_name=card.device if card is not None else "",
     )
+
+
+def expected_cluster(job: Job) -> Cluster:
+    """Return the cluster as the job describes it, with this machine's sizes where the job can run here."""
+    spec = assumed(job)
+    if job.cluster.address not in (None, "local"):
+        return spec
+    here = measure()
+    cards = here.cards
+    if _lacks(spec, cards):
+        return spec
+    return msgspec.structs.replace(
+        spec,
+        gpus_per_node=spec.gpus_per_node or len(cards),
+        gpu_memory_bytes=spec.gpu_memory_bytes or min((c.total_bytes for c in cards), default=0),
+        host_memory_bytes=spec.host_memory_bytes or here.host_total_bytes,
+        gpu_name=here.card_name,
+    )
+
+
+def _lacks(spec: Cluster, cards: tuple[Card, ...]) -> bool:
+    """Return whether a job asks for GPUs that this machine does not have, so that it runs elsewhere."""
+    largest = max((card.total_bytes for card in cards), default=0)
+    return spec.gpus_per_node > len(cards) or spec.gpu_memory_bytes > _ROUNDED * largest

@@ -11,8 +11,8 @@ from autotune.launchers.runners.node.model_folder import CONFIG, HUB_NAME, find_
 from autotune.orchestrator.config.public_models import PublicModel, find_like, find_public, names_like
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.policies.values.architecture.model import Model, model_from_config
+from autotune.policies.values.job import ASSUMED_SHAPE
 
-ASSUMED = "assumed"  # begins where a shape comes from that only a name tells
 _EXAMPLE = "Qwen/Qwen3-8B"
 _LARGEST_CONFIG_BYTES = 8 << 20  # the longest public ones list every layer's quantisation, below 1 MiB
 _LARGEST_SIZE = 10**9  # of any count in a shape; the largest vocabularies are below 10**6
@@ -52,7 +52,8 @@ def find_model(name: str, workdir: str | Path) -> tuple[Model | None, str]:
     like = find_like(name)
     if like is None:
         return None, ""
-    return like[1].shape, f"{ASSUMED} to be that of {like[0]}, whose name it holds: {shipped_as(like[1])}"
+    name, model = like
+    return model.shape, f"{ASSUMED_SHAPE} to be that of {name}, whose name it holds: {shipped_as(model)}"
 
 
 def shipped_as(known: PublicModel) -> str:

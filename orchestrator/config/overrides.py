@@ -8,6 +8,7 @@ import msgspec
 from pydantic import ValidationError
 
 from autotune.launchers import frameworks
+from autotune.launchers.base import refusals
 from autotune.launchers.likeness import suggestion
 from autotune.orchestrator.config import knob_reference
 from autotune.orchestrator.config.loader import assumed
@@ -79,11 +80,12 @@ def with_edits(job: Job, edits: list[Edit]) -> Job:
         shape_from=job.shape_from,
         version_from=job.version_from,
         own_code=job.own_code,
+        launcher=job.launcher,
         engine_versions=job.engine_versions,
         notes=job.notes,
         document=job.document,
     )
-    problems = frameworks.find(job.framework).check(changed)
+    problems = refusals(frameworks.find(job.framework).check(changed))
     if problems:
         written = ", ".join(f"{edit.path[-1]}={show_value(edit.value)}" for edit in edits)
         raise JobErrors(tuple(_complaint(each.message, written, hint=each.hint) for each in problems))

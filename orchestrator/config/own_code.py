@@ -73,7 +73,7 @@ def read(query: CodeQuery, package: Path) -> OwnCode:
             found |= hits
             left -= hits
         found |= {name for name, pattern in patterns.items() if pattern.search(text)}
-    return OwnCode(folder=str(package), names=frozenset(found), defaults=_defaults(query, package))
+    return OwnCode(folder=str(package), names=tuple(sorted(found)), defaults=_defaults(query, package))
 
 
 def installed_version(distribution: str, python: str | None) -> str:
@@ -185,7 +185,9 @@ def _nested(base: Path, module: str, framework: Framework) -> Path | None:
             if opened > _MOST_FOLDERS:
                 return None
             below += _folders(folder)
-        found = [each for each in below if each.name == module and _is_package(each, framework)]
+        # Many a folder has the name of a framework: a checkout states its version.
+        named = [each for each in below if each.name == module and _is_package(each, framework)]
+        found = [each for each in named if _checkout(each, framework).version]
         if found:
             return found[0] if len(found) == 1 else None
         level = below

@@ -14,6 +14,7 @@ from autotune.launchers.runners.node.host import Card, Machine
 from autotune.orchestrator.cluster_fit import gpus_of_a_node, is_too_small, misfits, nodes_of
 from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.doctor.check import Check, Status, failed, skipped, warned
+from autotune.orchestrator.planner import settings_of
 from autotune.orchestrator.units import show_gib
 from autotune.policies.estimate.shapes import parameters
 from autotune.policies.values.command import Command
@@ -126,8 +127,14 @@ def cluster_checks(job: Job, cluster: Cluster, *, awaited: str = "") -> Iterator
 
 def settings_checks(job: Job, framework: Framework, profile: Profile) -> Iterator[Check]:
     """Yield what the job itself tells: its settings, what cannot be looked at, whether it can be resumed."""
-    release = f" of {framework.name} {job.framework_version}" if job.framework_version else ""
-    yield Check(name="settings", what=f"the job's {len(job.settings)} settings{release} are legal")
+    assumed = [fact for fact in profile.facts if fact.is_assumed]
+    count = f"the job's {len(job.settings)} settings"
+    if assumed:
+        known = settings_of(job, framework) or f"{framework.name} as it is on record"
+        yield skipped("settings", f"{count} were checked against {known}")
+    else:
+        release = f" of {framework.name} {job.framework_version}" if job.framework_version else ""
+        yield Check(name="settings", what=f"{count}{release} are legal")
     if not framework.modules:
         yield skipped("framework", "the imports of a custom command are not known")
     elif launcher := _launcher(first_command(job, framework, profile)):
@@ -139,7 +146,11 @@ def settings_checks(job: Job, framework: Framework, profile: Profile) -> Iterato
         name = "resume" if warning in of_resume else "settings"
         is_news = any(words in warning for words in _NEWS)
         yield Check(name=name, status=Status.OK if is_news else Status.WARNING, what=warning)
-    if profile.resumable:
+    if profile.resumable and assumed:
+        yield skipped(
+            "resume", f"whether a relaunch continues the last checkpoint: assumed, {assumed[0].value}"
+        )
+    elif profile.resumable:
         yield Check(name="resume", what="a relaunch continues the last checkpoint")
     elif not of_resume:
         yield warned(

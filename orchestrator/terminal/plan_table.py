@@ -174,6 +174,9 @@ def _model(plan: Plan, width: int) -> list[str]:
     lines = [f"model: {plan.model_from}"] if plan.model_from else []
     if plan.settings_of:
         lines.append(f"settings and defaults: {plan.settings_of}")
+    for fact in plan.rests_on:
+        known = f"; {fact.resolve}" if fact.resolve else ""
+        lines.append(f"the prediction rests on an assumption: {fact.value}{known}")
     if plan.model_unknown:
         lines.append(f"not counted, which widens the error: {plan.model_unknown}")
     wrap = textwrap.TextWrapper(width=width, subsequent_indent=_INDENT, break_on_hyphens=False)

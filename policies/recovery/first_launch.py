@@ -1,7 +1,11 @@
-"""The first launch: as written if it may fit, else the nearest configuration that is predicted to fit."""
+"""The first launch: as written if it may fit, else the nearest configuration that is predicted to fit.
+
+As written too where the verdict rests on an assumption: before the first launch that changes no setting.
+"""
 
 from __future__ import annotations
 
+from autotune.policies.recovery.assumptions import is_hopeless, rests_on
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.permissions import may_follow, started_before
 from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
@@ -12,12 +16,11 @@ from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
 from autotune.policies.values.job import Preflight
 from autotune.policies.values.knobs import Knobs, new_values
+from autotune.policies.values.provenance import Fact
 
 PREFLIGHT = "preflight"
 AS_WRITTEN = "as written"
 REHEARSED = "as rehearsed"
-# The chance of failure above which a launch as written would only cost a relaunch: two standard deviations.
-_HOPELESS = 0.97
 
 
 def first_launch(run: Run) -> Launch:
@@ -28,9 +31,11 @@ def first_launch(run: Run) -> Launch:
         return Launch(knobs=rehearsed.knobs, reason=f"{REHEARSED} in attempt #{rehearsed.number}")
     view = None if mode is Preflight.OFF or len(run.refused) > 1 else outlook(run)
     before = None if view is None else judged(view, written)
-    if view is None or before is None or before.least_risk < _HOPELESS:
+    if view is None or before is None or not is_hopeless(view, written):
         return Launch(knobs=written, reason=AS_WRITTEN)
     why = _why(view, before)
+    if doubts := rests_on(run, view):
+        return Launch(knobs=written, reason=f"{AS_WRITTEN}: {why}, but {_assumed(doubts)}")
     candidate = _nearest_fit(view, written)
     if candidate is None or candidate.risk >= before.risk:
         return Launch(
@@ -52,6 +57,13 @@ def _nearest_fit(view: Outlook, written: Knobs) -> Ranked | None:
         return may_follow(run, written, knobs, started=started)
 
     return best(view, written, diagnosis=None, started=started, permitted=permitted)
+
+
+def _assumed(doubts: tuple[Fact, ...]) -> str:
+    """Return on what a verdict rests, and what would make it known."""
+    values = " and ".join(fact.value for fact in doubts)
+    known = "; ".join(dict.fromkeys(fact.resolve for fact in doubts if fact.resolve))
+    return f"that rests on an assumption: {values}" + (f" ({known})" if known else "")
 
 
 def _why(view: Outlook, before: Ranked) -> str:

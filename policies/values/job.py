@@ -58,6 +58,9 @@ class Forecasting(StrEnum):
 SAVE_STEPS, SAVE_S = 10, 1200
 
 
+ASSUMED_SHAPE = "assumed"  # begins `shape_from` where only a name tells the shape
+
+
 class MeanLengths(Value, frozen=True, kw_only=True):
     """`lengths:` of a job: mean tokens of a sequence; None if the user does not know them."""
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.provenance import Fact
 from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
@@ -82,6 +83,15 @@ class FixedDuringRun(Value, frozen=True, kw_only=True, tag="fixed_during_run", t
 Constraint: TypeAlias = AtLeast | AtMost | Divides | Requires | FixedDuringRun
 
 
+class Alternative(Value, frozen=True, kw_only=True):
+    """What a profile would be with another plausible value of a fact that is assumed."""
+
+    fact: str  # its name
+    knobs: Knobs
+    placement: Placement
+    layout: Layout
+
+
 class Profile(Value, frozen=True, kw_only=True):
     """A framework's description of one job for the policies: a pure value."""
 
@@ -101,4 +111,6 @@ class Profile(Value, frozen=True, kw_only=True):
     cures_in_place: bool = False  # the job itself can go on in smaller micro-batches
     not_in_place: str = ""  # why it cannot, where another job of the framework can
     layout: Layout = Layout()
+    facts: tuple[Fact, ...] = ()  # that the rest follows from, beside the settings that the job writes
+    alternatives: tuple[Alternative, ...] = ()  # of its assumptions, where anything here would be another
     warnings: tuple[str, ...] = ()  # what the user should know before the launch, one sentence each

@@ -29,6 +29,7 @@ class Fact(Value, frozen=True, kw_only=True):
     value: str  # in words
     origin: Origin
     resolve: str = ""  # what would make an assumption known
+    is_open: bool = False  # nobody can list the other plausible values of an assumption
 
     @property
     def is_assumed(self) -> bool:
@@ -40,7 +41,7 @@ class OwnCode(Value, frozen=True, kw_only=True):
     """What the code of a framework that a job would run says of itself, read without running it."""
 
     folder: str  # of the package
-    names: frozenset[str]  # of the settings and words asked for, which stand somewhere in the code
+    names: tuple[str, ...]  # of the settings and words asked for, which stand somewhere in the code, sorted
     defaults: dict[str, Any] = {}  # of its own configuration by dotted keys; empty where none could be read
 
 

@@ -79,7 +79,7 @@ def test_this_machines_memory_is_the_hosts_only_where_the_job_can_run_here(
         host_total_bytes=24 << 30,
         cards=tuple(Card(index=i, used_bytes=0, total_bytes=80 << 30, utilisation=0) for i in range(cards)),
     )
-    monkeypatch.setattr("autotune.orchestrator.cli.plan.measure", lambda: here)
+    monkeypatch.setattr("autotune.orchestrator.config.loader.measure", lambda: here)
     job = tmp_path / "job.yaml"
     declared = f"{{address: local, gpus_per_node: {gpus}, gpu_memory: 80GiB}}" if gpus else "{address: local}"
     text = "name: any\nframework: command\ncommand: [python, train.py]\nsettings: {longest_sequence: 4096}\n"

@@ -25,6 +25,7 @@ from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Constraint, Grid, Requires
+from autotune.policies.values.provenance import Origin
 from autotune.policies.values.rehearsing import Part
 
 _SWANLAB_ID = 21  # characters of a run's id, lower-case letters and digits
@@ -55,7 +56,7 @@ class Areal(TabularFramework[Config]):
     reads_declined = True
     model_key = "actor.path"
 
-    def check(self, job: Job) -> tuple[Problem, ...]:
+    def problems(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings and its YAML."""
         if another := checks.another_program(job.framework_version):
             return (another,)
@@ -74,7 +75,7 @@ class Areal(TabularFramework[Config]):
 
     def is_certain(self, config: Config, problem: Problem) -> bool:
         """Return whether an unknown setting is a mistake: no name, or the exact release has a like one."""
-        return checks.NO_NAME in problem.message or (config.release.exact and bool(problem.hint))
+        return problem.origin is Origin.WRITTEN or (config.release.exact and bool(problem.hint))
 
     def declined(self, config: Config) -> dict[str, str]:
         """Return the knobs that a job does not offer; an older release may lack a setting."""

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.areal.backend import (
     ENGINES,
@@ -21,6 +23,7 @@ from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.core.versions import major
 from autotune.launchers.frameworks.tabular.declared import SECTION, Facts
 from autotune.launchers.likeness import nearest, suggestion
+from autotune.policies.values.provenance import Origin
 
 SHARED_SILENTLY = "AReaL's local scheduler then puts two workers on one card without a word"
 _HYDRA = ("defaults", "hydra")
@@ -78,7 +81,8 @@ def unknown(config: Config) -> Iterator[Problem]:
         if name in config.facts or name in _HYDRA:
             continue
         if not _NAME.fullmatch(name):
-            yield _wrong(config, name, f"`{name}` {NO_NAME}", "null removes a section")
+            found = _wrong(config, name, f"`{name}` {NO_NAME}", "null removes a section")
+            yield msgspec.structs.replace(found, origin=Origin.WRITTEN)
         else:
             own = _is_own(config, name.partition(".")[0])
             hint = "" if own else _suggestion(name, config.facts)

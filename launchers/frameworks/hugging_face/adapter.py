@@ -134,7 +134,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
         """Return whether an unknown setting is a mistake, which no older transformers takes either."""
         return super().is_certain(config, problem) and problem.path[-1] not in _OF_OLDER_TRANSFORMERS.split()
 
-    def check(self, job: Job) -> tuple[Problem, ...]:
+    def problems(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's command and settings."""
         config = self.config(job)
         return (*self._of_budget(job), *self._of_names(config), *self.refused(config))

@@ -88,6 +88,28 @@ class TrainerSettings(DeclaredSettings):
         return ":".join([*kept, *filter(None, [host_allocators.SONAMES.get(mode)])]) or None
 
     @property
+    def has_script(self) -> bool:
+        """Whether the job names a script of its own."""
+        return any(word.endswith(".py") for word in self.job.command)
+
+    @property
+    def leaves_layout_open(self) -> bool:
+        """Whether nothing in the job says how its processes share the model."""
+        return False
+
+    def guesses(self) -> Iterator[tuple[str, str]]:
+        """Yield what the job leaves to its script or to its launcher."""
+        if self.has_script:
+            yield "the script of the job changes no setting", ""
+        if self.leaves_layout_open:
+            yield "the model is not sharded: nothing says how the job is launched", "set accelerate_config"
+
+    @property
+    def knows_release(self) -> bool:
+        """Whether the facts are those of the release that the job runs, patch releases included."""
+        return self.knows_all
+
+    @property
     def knows_all(self) -> bool:
         """Whether the facts are those of the release that the job runs, patch releases included."""
         return (self.job.framework_version or "").startswith(self.release.version.rpartition(".")[0] + ".")

@@ -27,6 +27,7 @@ from autotune.launchers.frameworks.dialects.printed_config import Program, print
 from autotune.launchers.frameworks.dialects.settings import with_settings
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts
+from autotune.launchers.frameworks.tabular.known import alternatives, facts_of, has_alternatives
 from autotune.launchers.frameworks.tabular.lines import marker_of, marks_of
 from autotune.launchers.frameworks.tabular.table import Row, Table, text
 from autotune.policies.values.architecture.model import Layout, Model
@@ -36,7 +37,7 @@ from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Constraint, Grid, Profile
-from autotune.policies.values.provenance import CodeQuery
+from autotune.policies.values.provenance import CodeQuery, Origin
 from autotune.policies.values.rehearsing import STEPS, LateEvent, Met, Part
 
 C = TypeVar("C", bound=DeclaredSettings)
@@ -68,6 +69,7 @@ class TabularFramework(Framework, Generic[C]):
     own_settings: ClassVar[
         tuple[str, ...]
     ] = ()  # of an attempt, left out where the job's own code lacks them
+    elder: ClassVar[tuple[str, ...]] = ()  # releases before those on record that use memory in another way
     is_whole: ClassVar[bool] = False  # whether its package reads all of its settings, but for the engines'
     reads_declined: ClassVar[bool] = False  # whether the estimate needs knobs too that the job does not offer
 
@@ -172,7 +174,22 @@ class TabularFramework(Framework, Generic[C]):
         return {self.name: config.release.version, **config.facts.engines, **config.engine_versions}
 
     def check(self, job: Job) -> tuple[Problem, ...]:
-        """Return what is wrong with the job's settings."""
+        """Return what is wrong with the job's settings, by the rules of the release that stands for its own.
+
+        They are assumed where that is another one; what the job's own code does not have is left out then.
+        """
+        config = self.config(job)
+        found = self.problems(job)
+        if config.knows_release:
+            return found
+        return tuple(
+            each if not _is_of_release(each) else msgspec.structs.replace(each, origin=Origin.ASSUMED)
+            for each in found
+            if not (_is_of_release(each) and self.is_whole and self._absent(config, str(each.path[-1])))
+        )
+
+    def problems(self, job: Job) -> tuple[Problem, ...]:
+        """Return what is wrong with the job's settings, whatever is known of its release."""
         if job.config is not None and self.no_file:
             message = f"{self.name} reads no file of settings"
             return (Problem(path=("config",), message=message, hint=self.no_file),)
@@ -200,7 +217,17 @@ class TabularFramework(Framework, Generic[C]):
         return config.knows_all and bool(problem.hint)
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
-        """Return the job's knobs with the defaults filled in, and what limits them."""
+        """Return the job's knobs with the defaults filled in, what limits them, and what is assumed."""
+        found, config = self.profile_as(job, cluster), self.config(job)
+        facts = tuple(facts_of(self.name, config, job, self.releases))
+        versions = (*self.releases, *self.elder) if any(map(has_alternatives, facts)) else ()
+        jobs = [msgspec.structs.replace(job, framework_version=version) for version in versions]
+        problems = len(self.problems(job)) if jobs else 0  # another release takes the settings as well
+        others = (self.profile_as(own, cluster) for own in jobs if len(self.problems(own)) <= problems)
+        return msgspec.structs.replace(found, facts=facts, alternatives=alternatives(found, others))
+
+    def profile_as(self, job: Job, cluster: Cluster) -> Profile:
+        """Return the job's knobs and what limits them, as if its release were the one that stands for it."""
         config = self.config(job)
         present = self.offered(config)
         knobs = {row.knob for row in present}
@@ -423,3 +450,9 @@ class TabularFramework(Framework, Generic[C]):
             ]
             if engine is not None and found:
                 yield engine, found
+
+
+def _is_of_release(problem: Problem) -> bool:
+    """Return whether another release may see a problem otherwise: one of a setting, by a rule on record."""
+    inside = problem.path[:1] == ("settings",) or (problem.path[:1] == ("config",) and len(problem.path) > 1)
+    return inside and problem.origin is Origin.EXACT

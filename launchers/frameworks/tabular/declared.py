@@ -20,7 +20,7 @@ from autotune.launchers.frameworks.dialects.settings import Settings, flat
 from autotune.launchers.likeness import nearest
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
-from autotune.policies.values.provenance import OwnCode
+from autotune.policies.values.provenance import Origin, OwnCode
 from autotune.policies.values.value import Value
 
 FREE = "any"  # the type of a setting that takes any value, sections of any names among them
@@ -141,6 +141,15 @@ class DeclaredSettings(Settings, ABC):
         """Return what is written for a key, under the name that the job's release has."""
         return super().raw(self.named(key))
 
+    def guesses(self) -> Iterator[tuple[str, str]]:
+        """Yield what is guessed of how the job is launched, and what would make it known."""
+        return iter(())
+
+    @property
+    def knows_release(self) -> bool:
+        """Whether what is on record is of the release that the job runs."""
+        return self.release.exact
+
     @property
     def knows_all(self) -> bool:
         """Whether all settings are known that the program takes: from its file, or from the job's release."""
@@ -156,7 +165,10 @@ class DeclaredSettings(Settings, ABC):
             value, kind = self.get(key), self.facts.types.get(key, FREE)
             wanted = misfit("float" if kind == FREE and key in numbers else kind, value)
             if wanted and (self.release.exact or isinstance(value, str)):
-                yield Problem(path=place, message=f"{key} must be {wanted}, not {value!r}")
+                # No release takes a text for a number, and nothing follows from such a job.
+                origin = Origin.WRITTEN if isinstance(value, str) else Origin.EXACT
+                message = f"{key} must be {wanted}, not {value!r}"
+                yield Problem(path=place, message=message, origin=origin)
 
     def holds(self, key: str) -> bool:
         """Return whether the job's file, or without one the framework's own, has a key or a section."""

@@ -14,6 +14,7 @@ from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.provenance import Origin
 
 
 class FlagSettings(DeclaredSettings):
@@ -48,11 +49,11 @@ class FlagFramework(TabularFramework[F]):
         for key, value in config.job.settings.items():
             if (flag := bare(key)) in seen:
                 message = f"unknown which of `{seen[flag]}` and `{key}` counts: they are one flag"
-                yield Problem(path=("settings", key), message=message)
+                yield Problem(path=("settings", key), message=message, origin=Origin.WRITTEN)
             seen[flag] = key
             yield from self.mistakes_of(config, key, value)
 
-    def check(self, job: Job) -> tuple[Problem, ...]:
+    def problems(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's flags."""
         config = self.config(job)
         found = [*self.mistakes(config), *self.refused(config)]

@@ -51,7 +51,7 @@ class ListedFlagSettings(FlagSettings):
     def __init__(self, job: Job, facts: Facts, names: FlagNames) -> None:
         self.job = job
         self.flags = flags_of(job.settings, negatable=names.negatable)
-        self.release, self.facts, self.code = Release("", exact=True), facts, job.own_code
+        self.release, self.facts, self.code = Release("", exact=False), facts, job.own_code
         self.given = dict(job.settings)
         self.is_own = True
         self.keys = frozenset(facts.types)
@@ -146,6 +146,8 @@ class ListedFlagFramework(FlagFramework[F]):
         """Yield that a flag is misspelt or gone."""
         ignores, silently = ("refuse", "") if self.dialect.strict else ("ignore", " without a word")
         flag, path = bare(key), ("settings", key)
+        if config.code is not None and flag in config.code.names:
+            return  # whatever the lists say, the program that the job runs has it
         if hint := replacement(self.table.renamed, flag):
             message = f"{self.name} {ignores}s --{flag}{silently}"
             yield Problem(path=path, message=message, hint=hint)
@@ -170,6 +172,8 @@ class ListedFlagFramework(FlagFramework[F]):
     def _passed_on(self, job: Job, config: F) -> Iterator[str]:
         told = "refuses" if self.dialect.strict else "ignores without a word"
         for flag in map(bare, config.given):
+            if config.code is not None and flag in config.code.names:
+                continue
             known = self.dialect.knows(flag) or replacement(self.table.renamed, flag)
             if not known and not self._meant(flag):
                 other = flag in self.dialect.of_other_releases

@@ -29,6 +29,7 @@ from autotune.launchers.frameworks.trl.config import (
 from autotune.launchers.frameworks.trl.layout import layout
 from autotune.launchers.frameworks.trl.rows import TABLE
 from autotune.policies.values.job import Job
+from autotune.policies.values.provenance import Origin
 
 _MODULE = "trl.scripts.grpo"
 _RESUMED = "resume_from_checkpoint"
@@ -175,10 +176,12 @@ def _of_command(config: Config) -> Iterator[Problem]:
             yield Problem(
                 path=("settings", name),
                 message=f"`{name}` goes to `accelerate launch`, which `command` does not start",
+                origin=Origin.WRITTEN,
             )
         elif name == "accelerate_config":
             yield Problem(
                 path=("settings", name),
                 message="`accelerate_config` is of `trl grpo`; `accelerate launch` does not know it",
                 hint="write `config_file`, the path of such a file",
+                origin=Origin.WRITTEN,
             )

@@ -100,25 +100,22 @@ class Config(TrainerSettings):
         return (int(match[1]), int(match[2])) if match is not None else (0, 0)
 
     @property
-    def has_script(self) -> bool:
-        """Whether the job names a script of its own."""
-        return any(word.endswith(".py") for word in self.job.command)
-
-    @property
     def has_head(self) -> bool:
         """Whether the trainer has the fused head, which writes no logits but of a tile."""
         return not self.job.framework_version or self.version >= _FUSED_HEAD
 
     @property
     def sharding(self) -> str:
-        """The sharding that settings, the launcher's file or TRL's own configuration of a name say.
-
-        zero0 to zero3, fsdp1, fsdp2, or another name or file.
-        """
+        """The sharding of settings, launcher or TRL's file: zero0 to zero3, fsdp1, fsdp2, another name."""
         stage = self.get("zero_stage")
         if stage is not None:
             return f"zero{stage}"
         return self.job.launcher.sharding or str(self.get("accelerate_config") or "")
+
+    @property
+    def leaves_layout_open(self) -> bool:
+        """Whether nothing in the job says how its processes share the model."""
+        return not self.sharding and not self.job.launcher.source and self.processes > 1
 
     @property
     def is_fsdp(self) -> bool:

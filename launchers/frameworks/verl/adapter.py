@@ -59,6 +59,7 @@ class Verl(TabularFramework[Config]):
     resident = staticmethod(resident)
     reads_declined = True
     own_settings = tuple(f"trainer.max_{model}_ckpt_to_keep" for model in ("actor", "critic"))
+    elder = ("0.4.1",)  # whose engine sleeps whatever the settings say
     is_whole = True
     entry = ("{python}", "-m", "verl.trainer.main_ppo")
     unread_in = "0.9.1"

@@ -26,12 +26,14 @@ from autotune.orchestrator.cli.shared.edit import (
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.cli.shared.submission import dashboard, submit
+from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config import secrets
-from autotune.orchestrator.config.loader import assumed, read_text, written
+from autotune.orchestrator.config.loader import expected_cluster, read_text, written
 from autotune.orchestrator.driver import rehearsal
 from autotune.orchestrator.driver.capacity import NodesMissing
 from autotune.orchestrator.errors import ExitCode, Failure, require
-from autotune.orchestrator.run import directory
+from autotune.orchestrator.planner import first_attempt
+from autotune.orchestrator.run import calibration_cache, directory
 from autotune.orchestrator.run.lock import UNKNOWN, owner
 from autotune.orchestrator.run.script import script
 from autotune.orchestrator.run_states import display_of
@@ -72,9 +74,11 @@ def _assumed(variable: str) -> str:
 
 
 def first_command(job: Job, request: directory.RunRequest) -> Command:
-    """Return the command of the first attempt, as far as it is known before a cluster is."""
-    framework = frameworks.find(job.framework)
-    knobs = framework.profile(job, assumed(job)).knobs
+    """Return the command of the first attempt as far as it is known before a cluster is, as `plan` does."""
+    framework, cluster = frameworks.find(job.framework), expected_cluster(job)
+    job = with_gpu_memory(job, cluster)
+    _, launch = first_attempt(job, framework, cluster, recall=calibration_cache.recall, policy=request.policy)
+    knobs = launch.knobs
     planned = rehearsal.planned(framework, job, request)
     if planned is not None:
         folder = f"{job.workdir}/rehearsals/dry-run/1"

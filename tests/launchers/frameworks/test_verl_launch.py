@@ -164,7 +164,7 @@ def test_a_verl_that_is_not_known_gets_what_every_verl_takes() -> None:
 
 
 def test_settings_that_the_jobs_own_verl_lacks_are_not_added() -> None:
-    own = OwnCode(folder="/home/me/verl", names=frozenset({"trainer"}), defaults={"trainer.save_freq": -1})
+    own = OwnCode(folder="/home/me/verl", names=("trainer",), defaults={"trainer.save_freq": -1})
     fork = Job(
         name="j",
         framework="verl",
@@ -177,7 +177,7 @@ def test_settings_that_the_jobs_own_verl_lacks_are_not_added() -> None:
     assert first["trainer.save_freq"] == "10"  # its configuration has the key
     assert "++trainer.default_local_dir" in first and "++trainer.resume_mode" in first
     assert not any("ckpt_to_keep" in key or "ray_kwargs" in key for key in first)
-    newer = frozenset({"trainer", "max_actor_ckpt_to_keep", "ray_kwargs", "ray_init", "runtime_env", FILES})
+    newer = ("trainer", "max_actor_ckpt_to_keep", "ray_kwargs", "ray_init", "runtime_env", FILES)
     later = words(replace(fork, own_code=replace(own, names=newer)))
     assert later["++trainer.max_actor_ckpt_to_keep"] == "2"
     assert later["trainer.logger"] == "[console,file]"

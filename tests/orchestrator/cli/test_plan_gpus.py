@@ -101,3 +101,50 @@ def test_a_default_of_a_framework_is_no_number_of_gpus_that_the_job_asks_for() -
     case = CONFIGS.parent / "benchmarks" / "published" / "cases" / "areal-1.5b-ppo-8xh800" / "job.yaml"
     result = CliRunner().invoke(main, ["plan", str(case)])  # AReaL's own cluster.n_nodes is 32
     assert result.exit_code == 0, result.stderr
+
+
+_OVERFLOWS = """
+name: large
+framework: verl
+framework_version: 0.9.1
+workdir: {folder}
+cluster: {{address: auto, nodes: 1, gpus_per_node: 8, gpu: H100-80GB}}
+model: {{layers: 28, hidden: 3584, heads: 28, kv_heads: 4, intermediate: 18944, vocab: 152064}}
+lengths: {{prompt: 500, response: 3500}}
+settings:
+  algorithm.adv_estimator: grpo
+  actor_rollout_ref.rollout.name: vllm
+  actor_rollout_ref.rollout.n: 8
+  actor_rollout_ref.rollout.gpu_memory_utilization: 0.6
+  actor_rollout_ref.actor.use_dynamic_bsz: true
+  actor_rollout_ref.actor.ppo_max_token_len_per_gpu: 262144
+  data.max_prompt_length: 1024
+  data.max_response_length: 4096
+"""
+
+
+def printed(*words: str) -> str:
+    result = CliRunner().invoke(main, list(words))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_launch_n_prints_the_first_command_of_plan(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(_OVERFLOWS.format(folder=tmp_path))
+    plan = json.loads(printed("plan", "--json", str(file)))
+    command = json.loads(printed("launch", "-n", "--json", str(file)))
+    assert plan["first"] and plan["rests_on"] == [] and plan["facts"][0]["origin"] == "exact"
+    planned = [word.replace("-plan", "-dry-run") for word in plan["command"]]
+    assert [word for word in command["argv"] if "=" in word] == [word for word in planned if "=" in word]
+
+
+def test_what_a_prediction_rests_on_is_said_and_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    text = _OVERFLOWS.format(folder=tmp_path).replace("0.9.1", "0.2.0.dev")
+    file.write_text(text)
+    plan = json.loads(printed("plan", "--json", str(file)))
+    assert plan["first"] == {} and [fact["name"] for fact in plan["rests_on"]] == ["release"]
+    page = " ".join(printed("plan", str(file)).split())
+    assert "the prediction rests on an assumption: verl 0.2.0.dev uses memory as 0.7.0 does" in page
+    assert "first attempt: as written: " in page

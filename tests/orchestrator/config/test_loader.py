@@ -103,7 +103,8 @@ def test_a_forecast_warns_under_both_of_its_names(word: str) -> None:
 
 
 def test_a_misspelled_section_is_not_told_as_missing_settings(tmp_path: Path) -> None:
-    written = "name: x\nframework: verl\n{}: {{actor_rollout_ref.rollout.gpu_memory_utilization: 0.5}}\n"
+    head = "name: x\nframework: verl\nframework_version: 0.9.1\n"
+    written = head + "{}: {{actor_rollout_ref.rollout.gpu_memory_utilization: 0.5}}\n"
     (tmp_path / "job.yaml").write_text(written.format("settigns"))
     with pytest.raises(JobErrors) as wrong:
         load(tmp_path / "job.yaml")

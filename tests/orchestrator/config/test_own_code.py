@@ -65,8 +65,8 @@ def test_a_checkout_in_the_working_directory_or_nested_in_it_is_read(tmp_path: P
     assert found.version_from == str(package / "version" / "version")
     assert found.own_code is not None and found.own_code.folder == str(package)
     assert found.own_code.defaults["actor_rollout_ref.rollout.name"] == "vllm"
-    assert {"gpu_memory_utilization", "trainer"} <= found.own_code.names
-    assert found.own_code.names.isdisjoint({"max_actor_ckpt_to_keep", "ray_kwargs", "logger: file"})
+    assert {"gpu_memory_utilization", "trainer"} <= {*found.own_code.names}
+    assert {*found.own_code.names}.isdisjoint({"max_actor_ckpt_to_keep", "ray_kwargs", "logger: file"})
 
 
 def test_the_checkout_around_the_working_directory_is_read(tmp_path: Path) -> None:
@@ -74,6 +74,13 @@ def test_the_checkout_around_the_working_directory_is_read(tmp_path: Path) -> No
     package = checkout(tmp_path)
     (tmp_path / "examples" / "math").mkdir(parents=True)
     assert with_version(job(tmp_path / "examples" / "math"), VERL).own_code.folder == str(package)  # type: ignore[union-attr]
+
+
+def test_a_nested_folder_that_only_has_the_name_of_the_framework_is_not_taken(tmp_path: Path) -> None:
+    folder = tmp_path / "adapters" / "verl"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    assert own_code.find(job(tmp_path), VERL).package is None
 
 
 def test_of_two_checkouts_that_are_equally_near_none_is_taken(tmp_path: Path) -> None:

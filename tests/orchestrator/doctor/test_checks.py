@@ -266,11 +266,11 @@ def test_every_framework_says_what_it_imports_and_where_it_saves(name: str) -> N
 
 
 def test_the_checks_of_settings_carry_the_frameworks_warnings() -> None:
-    read = job(VERL + "  trainer.save_freq: -1\n")
+    read = job("framework_version: 0.9.1\n" + VERL.lstrip() + "  trainer.save_freq: -1\n")
     framework = frameworks.find("verl")
     profile = framework.profile(read, assumed(read))
     found = list(settings_checks(read, framework, profile))
-    assert found[0].what == "the job's 7 settings are legal" and found[0].status is Status.OK
+    assert found[0].what == "the job's 7 settings of verl 0.9.1 are legal" and found[0].status is Status.OK
     assert [c.what for c in found[1:]] == list(profile.warnings)
     (resume,) = [check for check in found if check.name == "resume"]
     assert resume.status is Status.WARNING and "trainer.save_freq" in resume.what

@@ -1,0 +1,91 @@
+"""What is known of a job beside its settings, and what is assumed: its release, its program, its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from autotune.launchers.frameworks.core.versions import is_before
+from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
+from autotune.policies.values.job import ASSUMED_SHAPE, Job
+from autotune.policies.values.profile import Alternative, Profile
+from autotune.policies.values.provenance import Fact, Origin
+
+RELEASE = "release"
+
+
+def facts_of(name: str, config: DeclaredSettings, job: Job, releases: tuple[str, ...]) -> Iterator[Fact]:
+    """Yield what a profile is made with beside the settings of a job."""
+    yield _release(name, config, job, releases)
+    yield from _guesses(name, config, job)
+
+
+def has_alternatives(fact: Fact) -> bool:
+    """Return whether a fact is a release of which the plausible others are on record."""
+    return fact.name == RELEASE and fact.is_assumed and not fact.is_open
+
+
+def alternatives(found: Profile, others: Iterable[Profile]) -> tuple[Alternative, ...]:
+    """Return in which ways the job would use memory with other releases, beside that of its profile."""
+    different = (
+        Alternative(fact=RELEASE, knobs=other.knobs, placement=other.placement, layout=other.layout)
+        for other in others
+        if (other.knobs, other.placement, other.layout) != (found.knobs, found.placement, found.layout)
+    )
+    result: list[Alternative] = []
+    for each in different:
+        result += [] if each in result else [each]
+    return tuple(result)
+
+
+def _release(name: str, config: DeclaredSettings, job: Job, releases: tuple[str, ...]) -> Fact:
+    """Return which release's settings, defaults and use of memory stand for those of the job.
+
+    The plausible others are those on record, unless the job's own is known to precede or to differ from them.
+    """
+    own, recorded = job.framework_version or "", config.release.version
+    if config.knows_release:
+        return Fact(name=RELEASE, value=f"{name} {own}", origin=Origin.EXACT)
+    if not releases:
+        return Fact(name=RELEASE, value=f"{name} as it is on record", origin=Origin.ASSUMED)
+    if not own:
+        return Fact(
+            name=RELEASE,
+            value=f"it uses memory as {name} {recorded} does",
+            origin=Origin.ASSUMED,
+            resolve="set framework_version",
+        )
+    forks = own == recorded or (config.code is not None and bool(config.code.defaults))
+    return Fact(
+        name=RELEASE,
+        value=f"{name} {own} uses memory as {recorded} does, the nearest on record",
+        origin=Origin.ASSUMED,
+        is_open=forks or is_before(own, releases[0]),
+    )
+
+
+def _guesses(name: str, config: DeclaredSettings, job: Job) -> Iterator[Fact]:
+    """Yield what else is assumed of a job, of which nobody can list the other plausible values."""
+    if not config.is_own:
+        yield Fact(
+            name="program",
+            value=f"the program of the job has the defaults of {name}'s own",
+            origin=Origin.ASSUMED,
+            is_open=True,
+        )
+    if job.launcher.is_assumed:
+        yield Fact(
+            name="layout",
+            value=f"the trainer's layout is what the name of {job.launcher.source} says",
+            origin=Origin.ASSUMED,
+            is_open=True,
+        )
+    if job.shape_from.startswith(ASSUMED_SHAPE):
+        yield Fact(
+            name="model",
+            value=f"the model's shape is {job.shape_from.partition(':')[0]}",
+            origin=Origin.ASSUMED,
+            resolve="set `model:`",
+            is_open=True,
+        )
+    for value, resolve in config.guesses():
+        yield Fact(name="layout", value=value, origin=Origin.ASSUMED, resolve=resolve, is_open=True)
