@@ -12,7 +12,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Container, Iterable, Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, r
 from autotune.policies.values.job import Job
 from autotune.policies.values.provenance import CodeQuery, OwnCode
 
-_LONGEST = 64  # characters of a version
+_VERSION = re.compile(r"[\w.+!-]{1,64}")
 _SITES = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
 _DEPTH, _MOST_FOLDERS = 3, 400  # below the working directory, where a nested checkout is looked for
 _MOST_FILES, _MOST_BYTES = 4000, 1 << 20  # of a package, and of one of its files
@@ -79,7 +80,7 @@ def read(query: CodeQuery, package: Path) -> OwnCode:
 def installed_version(distribution: str, python: str | None) -> str:
     """Return the version of a distribution for an interpreter, empty if there is none."""
     found = _distribution(distribution, python)
-    return "" if found is None else found.version[:_LONGEST]
+    return "" if found is None else _release(found)
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:
@@ -97,16 +98,23 @@ def _texts(package: Path) -> Iterator[str]:
             files += 1
             if files > _MOST_FILES:
                 return
-            try:
-                with Path(folder, name).open("rb") as stream:
-                    yield stream.read(_MOST_BYTES).decode(errors="replace")
-            except OSError:
-                continue
+            yield _text(Path(folder, name))
+
+
+def _text(file: Path) -> str:
+    """Return the beginning of a regular file, empty where it cannot be read."""
+    try:
+        if not file.is_file():  # to open a pipe would wait for its writer
+            return ""
+        with file.open("rb") as stream:
+            return stream.read(_MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _defaults(query: CodeQuery, package: Path) -> dict[str, object]:
     """Return the values of the configuration; none of one that is composed of other files."""
-    file = next((package / name for name in query.configs if (package / name).is_file()), None)
+    file = next((package / name for name in query.configs if _is_file(package / name)), None)
     if file is None:
         return {}
     try:
@@ -120,37 +128,82 @@ def _defaults(query: CodeQuery, package: Path) -> dict[str, object]:
 
 
 def _is_package(folder: Path, framework: Framework) -> bool:
-    return folder.is_dir() and ((folder / "__init__.py").is_file() or _version_file(folder, framework) != "")
+    if not _is_file(folder / "__init__.py"):
+        return _version_file(folder, framework) != "" and _is_folder(folder)
+    return True
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether a path is a regular file, as far as this user may know."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    """Return whether a path is a folder, as far as this user may know."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _version_file(package: Path, framework: Framework) -> str:
     if not framework.version_file:
         return ""
+    return _version(_text(package.parent / framework.version_file))
+
+
+def _version(text: str | None) -> str:
+    """Return the version that a text is, empty where it is none."""
+    text = (text or "").strip()
+    return text if _VERSION.fullmatch(text) else ""
+
+
+def _stated(file: Path) -> str:
+    match = _STATED.search(_text(file))
+    return _version(match[1]) if match else ""
+
+
+def _of_project(file: Path, names: Container[str]) -> str:
+    """Return the version that a pyproject.toml states, if its project has one of the names."""
     try:
-        return (package.parent / framework.version_file).read_text()[:_LONGEST].strip()
-    except (OSError, UnicodeDecodeError):
+        project = tomllib.loads(_text(file)).get("project")
+    except (tomllib.TOMLDecodeError, RecursionError):
         return ""
+    if not isinstance(project, dict) or str(project.get("name")).lower().replace("_", "-") not in names:
+        return ""  # of a project that has the framework's code in it
+    version = project.get("version")
+    return _version(version) if isinstance(version, str) else ""
 
 
 def _checkout(package: Path, framework: Framework) -> Code:
     """Return a package that lies in a checkout, with the version that its files state."""
     if version := _version_file(package, framework):
         return Code(version, str(package.parent / framework.version_file), package)
-    for file in (*(package / name for name in ("__init__.py", "_version.py", "version.py")),
-                 package.parent / "pyproject.toml", package.parent.parent / "pyproject.toml"):  # fmt: skip
-        try:
-            stated = _STATED.search(file.read_text()[:_MOST_BYTES])
-        except (OSError, UnicodeDecodeError):
-            continue
-        if stated:
-            return Code(stated[1][:_LONGEST], str(file), package)
+    for file in (package / name for name in ("__init__.py", "_version.py", "version.py")):
+        if version := _stated(file):
+            return Code(version, str(file), package)
+    names = {name.replace("_", "-") for name in (framework.distribution, framework.modules[0]) if name}
+    for file in (folder / "pyproject.toml" for folder in (package.parent, package.parent.parent)):
+        if version := _of_project(file, names):
+            return Code(version, str(file), package)
     return Code("", str(package), package)
 
 
 def _distribution(name: str, python: str | None) -> Distribution | None:
     root = _interpreter(python).parent.parent
     places = sys.path if python is None else [str(each) for way in _SITES for each in root.glob(way)]
-    return next(iter(distributions(name=name, path=places)), None)
+    return next((each for each in distributions(name=name, path=places) if _release(each)), None)
+
+
+def _release(found: Distribution) -> str:
+    """Return the version of a distribution, empty for what an interrupted installation left of one."""
+    try:
+        return _version(found.version)
+    except (KeyError, TypeError, ValueError, OSError):
+        return ""
 
 
 def _installed(found: Distribution, module: str, framework: Framework, python: str | None) -> Code:
@@ -161,14 +214,14 @@ def _installed(found: Distribution, module: str, framework: Framework, python: s
         for folder in (source / module, source / "src" / module):
             if _is_package(folder, framework):
                 code = _checkout(folder, framework)
-                return code if code.version else Code(found.version[:_LONGEST], place, folder)
-    return Code(found.version[:_LONGEST], place, package if package.is_dir() else None)
+                return code if code.version else Code(_release(found), place, folder)
+    return Code(_release(found), place, package if _is_folder(package) else None)
 
 
 def _editable(found: Distribution) -> Iterator[Path]:
     try:
         url = json.loads(found.read_text("direct_url.json") or "{}")
-        parts = urlparse(url["url"] if url["dir_info"]["editable"] else "")
+        parts = urlparse(str(url["url"]) if url["dir_info"]["editable"] else "")
     except (ValueError, KeyError, TypeError, OSError):
         return
     if parts.scheme == "file":
@@ -197,17 +250,19 @@ def _nested(base: Path, module: str, framework: Framework) -> Path | None:
 def _above(base: Path) -> Iterator[Path]:
     """Yield the folders above one, up to that of its repository; none outside of a repository."""
     above = [base, *base.parents]
-    root = next((n for n, folder in enumerate(above) if (folder / ".git").exists()), 0)
+    root = next(
+        (n for n, folder in enumerate(above) if _is_folder(git := folder / ".git") or _is_file(git)), 0
+    )
     yield from above[1 : root + 1]
 
 
 def _folders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
-            names = [e.name for e in entries if e.is_dir() and e.name not in _SKIPPED and e.name[0] != "."]
+            names = [e.name for e in entries if e.name not in _SKIPPED and e.name[0] != "."]
     except OSError:
         return []
-    return [folder / name for name in sorted(names)]
+    return [folder / name for name in sorted(names) if _is_folder(folder / name)]
 
 
 def _interpreter(python: str | None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,69 @@ def test_flags_of_another_framework_are_read_in_its_own_tree(tmp_path: Path) -> 
     found = with_version(own, find("openrlhf"))
     assert found.framework_version == "0.5.9" and found.own_code is not None
     assert "zero_stage" in found.own_code.names and "ds_tensor_parallel_size" not in found.own_code.names
+
+
+@pytest.mark.parametrize("text", ["no version\nat all", "\x1b[31m0.2", "9" * 5000, ""])
+def test_a_version_file_without_a_version_says_none(tmp_path: Path, text: str) -> None:
+    package = checkout(tmp_path, version=text)
+    assert own_code.find(job(tmp_path), VERL) == ("", str(package), package)
+
+
+def test_a_pipe_among_the_files_of_the_code_is_not_opened(tmp_path: Path) -> None:
+    package = checkout(tmp_path)
+    for name in ("version/version", "trainer/config/ppo_trainer.yaml", "utils/tracking.py"):
+        (package / name).unlink()
+        os.mkfifo(package / name)
+    found = with_version(job(tmp_path), VERL)
+    assert found.framework_version is None and found.own_code is not None
+    assert found.own_code.defaults == {} and "trainer" in found.own_code.names
+
+
+@pytest.mark.parametrize(("name", "version"), [("verl", "0.3.0"), ("my-reasoning", "")])
+def test_the_version_of_a_project_that_contains_the_framework_is_not_its_own(
+    tmp_path: Path, name: str, version: str
+) -> None:
+    package = checkout(tmp_path)
+    (package / "version" / "version").unlink()
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "{name}"\nversion = "0.3.0"\n')
+    assert own_code.find(job(tmp_path), VERL).version == version
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, b"Name: verl\n", b"Name: verl\nVersion: \xff\n", b"Name: verl\nVersion: a b\n"]
+)
+def test_the_rest_of_an_interrupted_installation_is_passed_over(
+    tmp_path: Path, metadata: bytes | None
+) -> None:
+    site = tmp_path / "no" / "lib" / "python3.12" / "site-packages"
+    for name in ("verl-0.1.dist-info", "verl-0.9.0.dist-info"):
+        (site / name).mkdir(parents=True)
+    if metadata is not None:
+        (site / "verl-0.1.dist-info" / "METADATA").write_bytes(metadata)
+    assert own_code.installed_version("verl", job(tmp_path).python) == ""
+    (site / "verl-0.9.0.dist-info" / "METADATA").write_text("Name: verl\nVersion: 0.9.0\n")
+    (site / "verl-0.9.0.dist-info" / "direct_url.json").write_text(
+        '{"url": 5, "dir_info": {"editable": true}}'
+    )
+    assert own_code.find(job(tmp_path), VERL).version == "0.9.0"
+
+
+def test_a_link_to_itself_does_not_hide_the_checkout_beside_it(tmp_path: Path) -> None:
+    package = checkout(tmp_path / "luffy")
+    (tmp_path / "aaa").symlink_to("aaa")
+    assert own_code.find(job(tmp_path), VERL).package == package
+
+
+def test_folders_that_the_user_may_not_open_hold_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may open every folder, so that the refusal of the system is imitated where a path is looked up."""
+    package, look = checkout(tmp_path), Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if package in path.parents or path.name == ".git":
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert own_code.find(job(tmp_path), VERL) == own_code.Code()
