@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from autotune.orchestrator.run import journal
+from autotune.policies.values.events import Ended
 from benchmarks.gpu.launch import table
 from tests.faults.__main__ import commit
 from tests.faults.page import placed
@@ -42,12 +43,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def story(runs: Path) -> str:
     """Return the attempts of the one run in a folder of runs: steps, failure and change of each."""
     (path,) = runs.glob("*/events.jsonl")
-    rows = table("", journal.read(path))
+    events = list(journal.read(path))
+    rows = table("", events)
+    ends = {
+        event.attempt: type(event.outcome).__name__.lower() for event in events if isinstance(event, Ended)
+    }
     attempts = []
     for row in rows:
         steps = f"{row.steps} step{'' if row.steps == 1 else 's'}"
         where = f" in {row.phase}" if row.phase else ""
-        text = f"attempt {row.attempt}: {steps}, {row.cause or 'lost'}{where}"
+        text = f"attempt {row.attempt}: {steps}, {row.cause or ends.get(row.attempt, 'unfinished')}{where}"
         attempts.append(text + (f", then `{row.changes}`" if row.changes else ""))
     return "; ".join(attempts)
 
