@@ -89,17 +89,14 @@ def hinted(problem: Problem, older: Mapping[KeyPath, str], job: Job, framework: 
 def doubt(problem: Problem, job: Job, framework: Framework) -> str:
     """Return a sentence on a rule of another release than the job's, which may not hold for it.
 
-    What to do instead is left out where the job's own release is known: that may not have it.
+    What to do instead is left out: the job's own release may not have it.
     """
     own = job.framework_version or framework.release_by_settings(job)
     release = f" {choose(own or None, framework.releases).version}" if framework.releases else ""
     setting = ".".join(map(str, problem.path[1:]))
     at = "" if setting in problem.message else f"{setting}: "
-    hint = "" if own or not problem.hint else f" ({problem.hint})"
     whose = f"is {own}" if own else "is not known"
-    return (
-        f"{framework.name}{release} would refuse {at}{problem.message}{hint}; the job's own release {whose}"
-    )
+    return f"{framework.name}{release} would refuse {at}{problem.message}; the job's own release {whose}"
 
 
 def _engines(job: Job) -> dict[str, str]:
