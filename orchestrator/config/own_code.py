@@ -114,7 +114,7 @@ def _text(file: Path) -> str:
 
 def _defaults(query: CodeQuery, package: Path) -> dict[str, object]:
     """Return the values of the configuration; none of one that is composed of other files."""
-    file = next((package / name for name in query.configs if _is_file(package / name)), None)
+    file = next((package / name for name in query.configs if is_file(package / name)), None)
     if file is None:
         return {}
     try:
@@ -128,12 +128,12 @@ def _defaults(query: CodeQuery, package: Path) -> dict[str, object]:
 
 
 def _is_package(folder: Path, framework: Framework) -> bool:
-    if not _is_file(folder / "__init__.py"):
-        return _version_file(folder, framework) != "" and _is_folder(folder)
+    if not is_file(folder / "__init__.py"):
+        return _version_file(folder, framework) != "" and is_folder(folder)
     return True
 
 
-def _is_file(path: Path) -> bool:
+def is_file(path: Path) -> bool:
     """Return whether a path is a regular file, as far as this user may know."""
     try:
         return path.is_file()
@@ -141,7 +141,15 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _is_folder(path: Path) -> bool:
+def is_there(path: Path) -> bool:
+    """Return whether a path exists, as far as this user may know."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
     """Return whether a path is a folder, as far as this user may know."""
     try:
         return path.is_dir()
@@ -215,7 +223,7 @@ def _installed(found: Distribution, module: str, framework: Framework, python: s
             if _is_package(folder, framework):
                 code = _checkout(folder, framework)
                 return code if code.version else Code(_release(found), place, folder)
-    return Code(_release(found), place, package if _is_folder(package) else None)
+    return Code(_release(found), place, package if is_folder(package) else None)
 
 
 def _editable(found: Distribution) -> Iterator[Path]:
@@ -250,9 +258,7 @@ def _nested(base: Path, module: str, framework: Framework) -> Path | None:
 def _above(base: Path) -> Iterator[Path]:
     """Yield the folders above one, up to that of its repository; none outside of a repository."""
     above = [base, *base.parents]
-    root = next(
-        (n for n, folder in enumerate(above) if _is_folder(git := folder / ".git") or _is_file(git)), 0
-    )
+    root = next((n for n, folder in enumerate(above) if is_there(folder / ".git")), 0)
     yield from above[1 : root + 1]
 
 
@@ -262,7 +268,7 @@ def _folders(folder: Path) -> list[Path]:
             names = [e.name for e in entries if e.name not in _SKIPPED and e.name[0] != "."]
     except OSError:
         return []
-    return [folder / name for name in sorted(names) if _is_folder(folder / name)]
+    return [folder / name for name in sorted(names) if is_folder(folder / name)]
 
 
 def _interpreter(python: str | None) -> Path:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from autotune.orchestrator.config.own_code import is_file, is_folder
+
 _FILE = re.compile(r"(?!/)[\w./-]+\.(?:py|ya?ml)")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 
@@ -28,17 +30,17 @@ def trainer_of(framework: str, argv: Sequence[str], cwd: str, script: Path | Non
     name = next((word for word in argv if re.fullmatch(r"(?:.*/)?train(?:_async)?\.py", word)), "")
     found = _above(cwd, script, name) if script is not None else Path(cwd)
     checkout = Path(found, name).parent if found is not None else None
-    if checkout is None or (checkout / "slime").is_dir():
+    if checkout is None or is_folder(checkout / "slime"):
         return framework
-    if (checkout / "miles").is_dir():
+    if is_folder(checkout / "miles"):
         return "miles"
-    return "command: vime" if (checkout / "vime").is_dir() else framework
+    return "command: vime" if is_folder(checkout / "vime") else framework
 
 
 def _above(cwd: str, script: Path, name: str) -> Path | None:
     """Return the folder in which a file is: where the program starts, else above the script."""
     folders = (Path(cwd), *script.resolve().parents)
-    return next((folder for folder in folders if (folder / name).is_file()), None)
+    return next((folder for folder in folders if is_file(folder / name)), None)
 
 
 def _relative(command: Sequence[str], config: str | None) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.orchestrator.config.includes import with_extended
+from autotune.orchestrator.config.own_code import is_file, is_there
 from autotune.orchestrator.config.yaml_nodes import Document, read_text, scalar_1_1
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.orchestrator.init.bash.state import is_unknown
@@ -34,7 +35,7 @@ def areal_script(path: Path) -> str:
 def repository_of(path: Path) -> Path | None:
     """Return the nearest folder above a file that is a repository or a project; None if there is none."""
     return next(
-        (p for p in path.absolute().parents if (p / ".git").exists() or (p / "pyproject.toml").exists()), None
+        (p for p in path.absolute().parents if is_there(p / ".git") or is_file(p / "pyproject.toml")), None
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.frameworks.dialects.hydra import bare
+from autotune.orchestrator.config.own_code import is_file, is_folder, is_there
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init.bash.state import UNSET, Invocation, Note, is_unknown, shown, to_edit
@@ -96,13 +97,13 @@ def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], 
     if _SHELLS.fullmatch(words[0]) and len(words) > 1 and not words[1].startswith("-"):
         words = words[1:]
     first, place = words[0], Path(cwd, words[0])
-    if place.is_dir():
+    if is_folder(place):
         raise Failure(
             f"`{first}` is a folder",
             hint="name the launch script or the configuration file in it",
             code=ExitCode.USAGE,
         )
-    kind = kind_of(place) if place.exists() else Kind.PROGRAM
+    kind = kind_of(place) if is_there(place) else Kind.PROGRAM
     if kind is Kind.DOCUMENT and len(words) == 1:
         return _of_document(Path(first))
     if kind is Kind.SHELL:
@@ -116,7 +117,7 @@ def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], 
             code=ExitCode.USAGE,
         )
     named = len(words) == 1 or _FILE.fullmatch(first) is not None
-    if named and not place.exists() and shutil.which(first) is None:
+    if named and not is_there(place) and shutil.which(first) is None:
         raise Failure(f"no such file or program: {first}", hint=f"looked in {cwd}", code=ExitCode.USAGE)
     made = Invocation(argv=tuple(words), env={}, cwd=cwd, file="the command", line=1)
     program = unwrapped(words)
@@ -286,7 +287,7 @@ def _of_document(path: Path) -> Draft:
         )
     if own == "nemo-rl":
         script = "examples/run_grpo.py"
-        base = next((each for each in path.absolute().parents if (each / script).is_file()), None)
+        base = next((each for each in path.absolute().parents if is_file(each / script)), None)
         return Draft(
             source=str(path),
             name=name,

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from autotune.orchestrator.config.own_code import is_there
 from autotune.orchestrator.config.yaml_nodes import UnreadableError, read_text
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init import slurm
@@ -98,7 +99,7 @@ class Followed:
                 self._note(invocation, f"cannot read `{name}`: {error.reason}")
                 return
         else:
-            if name and _SCRIPT_NAME.fullmatch(name) and not Path(cwd, name).exists():
+            if name and _SCRIPT_NAME.fullmatch(name) and not is_there(Path(cwd, name)):
                 self.missing.append((name, tuple(arguments)))
             yield invocation
             return

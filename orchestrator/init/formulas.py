@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.orchestrator.config.own_code import is_file
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.init.bash.state import Invocation, Note
 from autotune.orchestrator.placeholders import placeholder_in
@@ -68,4 +69,4 @@ def placeholders_in(values: Sequence[Any], script: str, invocation: Invocation) 
 def text_behind(invocation: Invocation, script: Path | None) -> str:
     """Return the text of the script that starts a program, and of the one that was given."""
     places = dict.fromkeys((Path(invocation.file), *([script] if script is not None else [])))
-    return "\n".join(read_text(place).replace("\r\n", "\n") for place in places if place.is_file())
+    return "\n".join(read_text(place).replace("\r\n", "\n") for place in places if is_file(place))

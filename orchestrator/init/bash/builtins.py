@@ -10,6 +10,7 @@ from typing import Protocol
 
 from tree_sitter import Node
 
+from autotune.orchestrator.config.own_code import is_file
 from autotune.orchestrator.config.yaml_nodes import UnreadableError, read_text
 from autotune.orchestrator.init.bash import conditions
 from autotune.orchestrator.init.bash.state import State, is_unknown, shown, unknown
@@ -77,7 +78,7 @@ def read_file(shell: Shell, node: Node, call: Call, *, program: bool = False) ->
     name = call.words[0] if call.words else ""
     places = [] if is_unknown(name) else places_of(shell, name)
     text = shell.state.files.get(name)
-    path = next((place for place in places if place.is_file()), None)
+    path = next((place for place in places if is_file(place)), None)
     if text is None and path is not None:
         try:
             text = read_text(path).replace("\r\n", "\n")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.orchestrator.config.own_code import is_folder
 from autotune.orchestrator.config.yaml_nodes import UnreadableError, read_text
 from autotune.orchestrator.init.bash.text_commands import CannotTell
 
@@ -40,7 +41,7 @@ def model_flags(places: Sequence[Path], name: str, environment: Mapping[str, str
     """
     for place in places:
         folder = Path(*place.resolve().parts[:-_UP], "scripts", "models")
-        if folder.is_dir() and "/" not in name:
+        if is_folder(folder) and "/" not in name:
             return " ".join(str(_Model(folder, environment).flags(name, {})).split()) + "\n"
     raise CannotTell(_PROGRAM)
 

@@ -585,3 +585,19 @@ def test_line_ends_and_byte_order_marks_of_windows_are_no_part_of_a_script(
     job = yaml.safe_load((tmp_path / "job.yaml").read_text())
     assert (job["framework"], job["command"]) == ("slime", ["python3", "train.py"])
     assert job["settings"] == {"colocate": True, "rollout-batch-size": 8, "num-rollout": 3}
+
+
+@pytest.mark.parametrize("test", ["source {name}", "bash {name}"])
+def test_a_path_that_the_system_refuses_to_look_up_is_not_there(test: str, tmp_path: Path) -> None:
+    """A name that is too long is refused to every user, as a folder of another user is."""
+    script = tmp_path / "run.sh"
+    line = "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=8"
+    script.write_text(f"{test.format(name='./' + 'x' * 300)}\n{line}\n")
+    result = CliRunner().invoke(main, ["init", str(script), "-o", str(tmp_path / "job.yaml")])
+    assert isinstance(result.exception, SystemExit | None)
+    assert "actor_rollout_ref.rollout.n: 8" in (tmp_path / "job.yaml").read_text()
+
+
+def test_a_name_that_the_system_refuses_to_look_up_is_one_error(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["init", "x" * 300, "-o", str(tmp_path / "job.yaml")])
+    assert result.exit_code == 2 and "no such file or program" in result.stderr
