@@ -12,7 +12,7 @@ from autotune.policies.values.job import Job
 
 KeyPath = tuple[str | int, ...]
 
-_FOR_A_SHELL = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)?|`[^`]+`")
+_FOR_A_SHELL = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)?|^[^\s`]*`[^`]+`[^\s`]*$")
 _WORDS = r"your|path|dir|folder|dataset|data|model|name|file|user|key|url|checkpoint|ckpt"
 _PLACEHOLDER = re.compile(
     rf"""<(?=[^<>]*(?:{_WORDS}))[a-z][\w ./:-]*>  # <DATA_PATH>

@@ -131,6 +131,11 @@ _VOCABULARY = re.compile(
     r"(?i)(^|[_.\-])(eos|bos|pad|unk|sep|cls|mask|image|video|audio|vision|next|new|start|end|stop|special|think"
     r"|prefix|suffix|decoder_start|eot|per|max|min|num|of|first|last|each|added|bad|tool|by|forced)[_\-]?$"
 )
+# Columns of a data set: `--input_key question2024`.
+_COLUMN = re.compile(
+    r"(?:^|_)(?:input|output|prompt|messages|question|label|answer|response|chosen|rejected|system|reward(?:_\w+)?"
+    r"|image|video|audio|tools?|metadata|id|index|sort|group|data_source)_keys?$"
+)
 _GENERIC = ("TOKEN", "KEY", "PASSWORD", "SECRET", "API_KEY", "AUTH_TOKEN")  # the form of a value says more
 _TOLD_BY_SHAPE = ("GITHUB_TOKEN", "GITLAB_TOKEN", "AWS_ACCESS_KEY_ID", "SLACK_TOKEN", "WEBHOOK_URL", "TOKEN")
 _FLAG = re.compile(r"(--?[A-Za-z][\w.-]*|[+~]*[A-Za-z_][\w.@/-]*)=(.+)", re.DOTALL)
@@ -305,7 +310,11 @@ def _is_named(name: str, value: str) -> bool:
         return False
     if _STRONG.search(own) or ("wandb" in own and _HEX_KEY.fullmatch(value)):
         return True
-    if _WEAK.search(own) is None or _VOCABULARY.search(re.sub(r"(token|key)$", "", own) or "?"):
+    if (
+        _WEAK.search(own) is None
+        or _COLUMN.search(own)
+        or _VOCABULARY.search(re.sub(r"(token|key)$", "", own) or "?")
+    ):
         return False
     like = looks_random if _ONLY_RANDOM.search(own) else _TOKEN_LIKE.match
     return bool(like(value))

@@ -176,7 +176,7 @@ def test_settings_of_tokens_and_keys_are_no_secrets() -> None:
     settings = {
         "max_tokens": 4096, "pad_token": "<|endoftext|>", "eos_token": "</s>", "eos_token_id": "151645",
         "token_level_loss": "true", "tokenizer": "/models/a", "password": None,
-        "prompt_key": "extra.prompt_v2",
+        "prompt_key": "extra.prompt_v2", "input_key": "question2024", "data.label_key": "gsm8kanswers",
         "reward_fn_key": "data_source", "image_token": "<image_token_128k>",
         "loss_agg_mode": "seq-mean-token-mean",
         "secret": "my-kubernetes-secret", "hub_strategy": "every_save", "stop_token": "im_end_2024_abc",

@@ -174,6 +174,8 @@ def test_places_to_be_filled_in_have_their_lines_and_lose_no_setting(tmp_path: P
     [
         ("$(nvidia-smi -L | wc -l)", "known only where a shell runs it"),
         ("`hostname`", "known only where a shell runs it"),
+        ("/runs/`date +%F`/x", "known only where a shell runs it"),
+        ("Use the `search` tool first", ""),
         ("<DATA_PATH>", "placeholder"),
         ("/path/to/data", "placeholder"),
         ("path/to/data", "placeholder"),
