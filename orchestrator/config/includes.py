@@ -16,6 +16,7 @@ import msgspec
 from autotune.launchers.base import Framework, Problem
 from autotune.launchers.runners.node.model_folder import find_folder
 from autotune.orchestrator.config.model_files import find_model
+from autotune.orchestrator.config.own_code import is_file
 from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.policies.estimate.constants import constant
@@ -182,7 +183,7 @@ def _data_file(job: Job, name: str) -> Path | None:
     """Return the file of this machine that a name stands for; None if there is none that can be read."""
     try:
         path = Path(job.workdir) / Path(name).expanduser()
-        return path if path.suffix in _READERS and path.is_file() else None
+        return path if path.suffix in _READERS and is_file(path) else None
     except (OSError, RuntimeError):  # a name that no file can have, a home that nobody has
         return None
 

@@ -21,6 +21,7 @@ from autotune.orchestrator.config import secrets, yaml_nodes
 from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.config.includes import with_document, with_launcher, with_prompts, with_shape
 from autotune.orchestrator.config.installed import accepted_before, doubt, hinted, with_releases, with_version
+from autotune.orchestrator.config.own_code import is_folder, is_there
 from autotune.orchestrator.config.public_models import find_public
 from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
 from autotune.orchestrator.config.yaml_nodes import Document, Place, UnreadableError
@@ -269,7 +270,7 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
     """Return the job with what it refers to; mistakes go to the document."""
     job = with_version(job, framework)
     job, included, problems = with_document(job, builds_on=framework.builds_on)
-    if missing is not None and problems and not (Path(job.workdir) / str(job.config)).exists():
+    if missing is not None and problems and not is_there(Path(job.workdir) / str(job.config)):
         missing += problems
         problems = ()
     if included is not None and included.complaints:
@@ -349,9 +350,9 @@ def _absent_paths(document: Document, job: Job, framework: Framework) -> Iterato
     for path in places:
         written = str(job.model) if path == ("model",) else str(named)
         known = path == ("model",) and find_public(written) is not None
-        if not known and not (base / Path(written).expanduser()).exists():
+        if not known and not is_there(base / Path(written).expanduser()):
             yield Problem(path=path, message="no such file or folder", hint=f"looked in {base}")
-    if here and not base.is_dir():
+    if here and not is_folder(base):
         yield Problem(path=("workdir",), message="no such folder", hint=str(base))
 
 

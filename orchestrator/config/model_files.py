@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from autotune.launchers.runners.node.model_folder import CONFIG, HUB_NAME, find_folder
+from autotune.orchestrator.config.own_code import is_folder
 from autotune.orchestrator.config.public_models import PublicModel, find_like, find_public, names_like
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.policies.values.architecture.model import Model, model_from_config
@@ -21,7 +22,7 @@ _LARGEST_SIZE = 10**9  # of any count in a shape; the largest vocabularies are b
 def read_model(path: str | Path) -> Model:
     """Return the shape of a model's folder or config.json; raises Failure with a hint."""
     place = Path(path).expanduser()
-    file = place / CONFIG if place.is_dir() else place
+    file = place / CONFIG if is_folder(place) else place
     try:
         if file.stat().st_size > _LARGEST_CONFIG_BYTES:
             raise _failure(file, "is too large for a config.json")
@@ -45,7 +46,7 @@ def find_model(name: str, workdir: str | Path) -> tuple[Model | None, str]:
     """Return a model's shape and where it was read: a folder, the Hugging Face cache, or what is shipped."""
     place = find_folder(name, workdir)
     if place is not None:
-        return read_model(place), str(place / CONFIG if place.is_dir() else place)
+        return read_model(place), str(place / CONFIG if is_folder(place) else place)
     known = find_public(name)
     if known is not None:
         return known.shape, shipped_as(known)

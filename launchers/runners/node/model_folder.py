@@ -14,8 +14,11 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def find_folder(name: str, workdir: str | Path, environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the folder or config.json that a model's path or hub name stands for on this machine."""
     local = Path(workdir) / Path(name).expanduser()
-    if local.is_file() or (local / CONFIG).is_file():
-        return local
+    try:
+        if local.is_file() or (local / CONFIG).is_file():
+            return local
+    except OSError:  # in a folder that this user may not open, or a name that is too long
+        return None
     if not HUB_NAME.fullmatch(name):
         return None
     return _snapshot(_cache(environment) / f"models--{name.replace('/', '--')}")

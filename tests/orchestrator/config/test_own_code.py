@@ -11,6 +11,8 @@ import pytest
 from autotune.launchers.frameworks import find
 from autotune.orchestrator.config import own_code
 from autotune.orchestrator.config.installed import with_version
+from autotune.orchestrator.config.loader import load, load_elsewhere
+from autotune.orchestrator.errors import JobErrors
 from autotune.policies.values.job import Job
 
 VERL = find("verl")
@@ -222,3 +224,14 @@ def test_folders_that_the_user_may_not_open_hold_no_code(
 
     monkeypatch.setattr(Path, "stat", stat)
     assert own_code.find(job(tmp_path), VERL) == own_code.Code()
+
+
+@pytest.mark.parametrize("name", ["model", "workdir", "config"])
+def test_a_path_that_the_system_refuses_to_look_up_is_an_error_of_the_job(tmp_path: Path, name: str) -> None:
+    """A name that is too long is refused to every user, as a folder of another user is."""
+    file = tmp_path / "job.yaml"
+    file.write_text(f"name: j\nframework: nemo-rl\ncommand: [x]\n{name}: {tmp_path}/{'y' * 300}\n")
+    with pytest.raises(JobErrors) as error:
+        load(str(file))
+    assert [each.line for each in error.value.complaints][:1] == [4]
+    assert load_elsewhere(str(file))[0].shape is None
