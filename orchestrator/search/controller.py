@@ -99,7 +99,10 @@ def search(
     observer.say(f"budget left: {left} of {job.search.trials} trials, {show_duration(left_s)}")
     summary(journal.view, importance_of(dimensions, results), say=observer.say)
     bench.clear()
-    return _finish(context, schedule.verdict_of(results, start=base, began_with=began_with.number))
+    verdict = schedule.verdict_of(
+        results, start=base, began_with=began_with.number, exhausted=scheduler.exhausted
+    )
+    return _finish(context, verdict)
 
 
 def check(job: Job, accepted: Accepted) -> None:
@@ -138,9 +141,12 @@ def check(job: Job, accepted: Accepted) -> None:
 def summary(view: RunView, importance: dict[str, float], *, say: Callable[[str], None]) -> None:
     """Report a search through `say`: the winner, the Pareto front, each knob's importance and the cost."""
     results = tuple(view.tried)
-    start = stable_start(view).started.knobs
+    began_with = stable_start(view)
+    start = began_with.started.knobs
     best, compared = trials.winner(results, start=start), trials.gain(results, start=start)
-    if best is None:
+    if not schedule.tried_besides(results, began_with=began_with.number):
+        say("no trial was started; the starting configuration is kept")
+    elif best is None:
         say("no trial met `goal.headroom`; the starting configuration is kept")
     elif compared is None:
         say(f"fastest: trial {best.trial}, {show_rate(best.rate, best.unit)}")

@@ -56,7 +56,7 @@ class TrialScheduler:
         self._forecast = forecasts(self._ledger.trials)
         self._running: list[Trial] = []
         self._beside = ThreadedInvoke(at_once=_AT_A_TIME) if self._settings.parallel > 1 else None
-        self._exhausted = False
+        self.exhausted = False
         self._fruitless = -1  # results at which nothing was worth a run beside what is running
         self._again_at = 0.0  # not before then does a trial begin, after a loss
 
@@ -117,7 +117,7 @@ class TrialScheduler:
 
     def _why_end(self) -> str:
         """Return why no further trial starts; those under way count as run."""
-        if self._exhausted:
+        if self.exhausted:
             return "no remaining configuration is expected to be faster"
         return schedule.why_end(
             self._results,
@@ -219,7 +219,7 @@ class TrialScheduler:
             )
             if proposed is None:
                 # What runs may still teach that something else is worth a run.
-                self._exhausted, self._fruitless = not self._running, len(self._results)
+                self.exhausted, self._fruitless = not self._running, len(self._results)
                 return False
             number = self._next_number()
             self._proposers[number] = proposed.by

@@ -98,14 +98,24 @@ def losses(results: Iterable[Tried], knobs: Knobs, *, retries: int) -> Losses:
     return Losses(count=lost, wait_s=backoff_s(lost), too_many=lost > retries)
 
 
-def verdict_of(results: Sequence[Tried], *, start: Knobs, began_with: int) -> Stable | GaveUp:
-    """Return the verdict of a finished search, a success only if a trial was measured.
+def tried_besides(results: Iterable[Tried], *, began_with: int) -> bool:
+    """Return whether a configuration ran besides the attempt that made the job stable."""
+    return any(r.attempt != began_with and r.result is not Result.GATED for r in results)
 
-    `began_with` is the attempt that made the job stable, which is no trial. A success is marginal where the
-    stable start leaves too little headroom and nothing better was measured.
+
+def verdict_of(
+    results: Sequence[Tried], *, start: Knobs, began_with: int, exhausted: bool = False
+) -> Stable | GaveUp:
+    """Return the verdict of a finished search.
+
+    It is a success if a trial was measured, or if none was started because, with time and trials left, no
+    configuration is expected to be faster than the start (`exhausted`). `began_with` is the attempt that made
+    the job stable, which is no trial. A success is marginal where the stable start leaves too little headroom
+    and nothing better was measured.
     """
     made = [r for r in results if r.attempt != began_with]
-    if not any(r.result in (Result.FITS, Result.SLOW) for r in made):
+    complete = exhausted and not tried_besides(results, began_with=began_with)
+    if not complete and not any(r.result in (Result.FITS, Result.SLOW) for r in made):
         counts = Counter(r.result for r in made)
         why = ", ".join(
             f"{counts[result]} {word}" for result, word in _WITHOUT_RESULT.items() if counts[result]

@@ -82,6 +82,26 @@ def test_a_search_without_a_trial_that_succeeds_is_no_success(tmp_path: Path) ->
     assert {r.result for r in night.results if r.trial} == {Result.FAILS}
 
 
+def test_a_search_that_expects_nothing_faster_than_its_start_is_complete(tmp_path: Path) -> None:
+    class Fastest(Forecast):
+        def much_slower(self, best: Knobs, knobs: Knobs) -> float:
+            return 1.0
+
+    night = Night(tmp_path, World(formula), forecast=Fastest())
+    assert night.drive() == Stable()
+    assert len(night.world.commands) == 1
+    assert export.stable_knobs(RunView(night.history)) == night.start
+    assert "no more trials: no remaining configuration is expected to be faster" in night.told
+    assert "no trial was started; the starting configuration is kept" in night.told
+    assert not any(text.startswith("fastest:") for text in night.told)
+
+
+def test_a_search_without_time_for_a_trial_is_no_success(tmp_path: Path) -> None:
+    night = Night(tmp_path, World(formula), JOB.replace("{trials: 12,", "{trials: 12, duration: 1s,"))
+    verdict = night.drive()
+    assert isinstance(verdict, GaveUp) and "none was started" in verdict.reason
+
+
 def test_as_many_trials_run_at_once_as_the_job_says(tmp_path: Path) -> None:
     text = parallel(12, JOB.replace("trials: 12", "trials: 24"))
     night = Night(tmp_path, World(formula, at_once=12), text)

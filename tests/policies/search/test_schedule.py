@@ -92,6 +92,10 @@ def test_a_search_is_no_success_without_a_trial_that_was_measured() -> None:
     start = replace(probe(START, 100.0), attempt=1)
     kept = "; `stable.yaml` is the configuration that it started from"
     assert reason_of(start) == f"no trial of the search succeeded (none was started){kept}"
+    complete = partial(schedule.verdict_of, start=START, began_with=1, exhausted=True)
+    assert complete([start]) == Stable()
+    assert complete([start, probe(FAST, 0.0, result=Result.GATED)]) == Stable()
+    assert isinstance(complete([start, probe(FAST, 0.0, result=Result.FAILS)]), GaveUp)
     others = [probe(FAST, 0.0, result=result) for result in (Result.FAILS, Result.LOST, Result.LOST)]
     assert reason_of(start, *others) == f"no trial of the search succeeded (1 out of memory, 2 lost){kept}"
     slow = probe(FAST, 0.0, result=Result.SLOW)
