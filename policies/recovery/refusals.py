@@ -39,7 +39,7 @@ def without_refused(run: Run) -> Run:
 
     What follows a refusal is then what follows the attempt before it, and never its change. An attempt
     refuses its change if it ends with an error that is neither memory nor infrastructure, and that names a
-    changed setting or comes before the point that the attempt before it reached. The same error after changes
+    changed setting or comes in a phase that the attempt before it reached. The same error after changes
     of different knobs is the job's own, and its attempt stays. Attempts with the same knobs that the cluster
     ended in between say nothing, and go with the one that refused. Parallel sizes are refused also where
     the host held the start before and does not hold it with them: no smaller batch helps there.
@@ -115,7 +115,7 @@ def _refusal(
         return None
     error = "" if line is None else line.text.strip()
     named = {knob: change for knob, change in changes.items() if _names(profile, knob, error)}
-    if not changes or not (named or _earlier(attempt, before)):
+    if not changes or not (named or _reached(attempt, before)):
         return None
     refusal = Refused(number=attempt.number, changes=named or changes, error=error, renewed=attempt.renewed)
     alike = [r for r in refused if _signature(r) == _signature(refusal)]
@@ -142,8 +142,17 @@ def _names(profile: Profile, knob: str, error: str) -> bool:
     return any(name.lower().replace("-", "_") in words for name in names if "_" in name or "-" in name)
 
 
+def _reached(attempt: Attempt, before: Attempt | None) -> bool:
+    """Return whether an attempt ended in a phase that the one before it reached."""
+    if _earlier(attempt, before):
+        return True
+    if attempt.diagnosis is None or attempt.progress or before is None or before.diagnosis is None:
+        return False
+    return attempt.diagnosis.phase is before.diagnosis.phase
+
+
 def _earlier(attempt: Attempt, before: Attempt | None) -> bool:
-    """Return whether an attempt ended before the point that the one before it reached."""
+    """Return whether an attempt ended in a phase before that in which the one before it ended."""
     if attempt.diagnosis is None or attempt.progress:
         return False
     phase = attempt.diagnosis.phase

@@ -120,6 +120,17 @@ def test_a_change_that_was_made_before_the_first_launch_is_refused_too():
     assert isinstance(refused(Phase.INIT).action(), Launch)
 
 
+@pytest.mark.parametrize("phase", [Phase.INIT, Phase.ROLLOUT_INIT, Phase.FORWARD, Phase.BACKWARD])
+@pytest.mark.parametrize("steps", [(), (1, 2)])
+def test_an_error_in_the_phase_that_ran_out_of_memory_is_a_refusal(phase: Phase, steps: tuple[int, ...]):
+    story = Story()
+    story.launch()
+    story.steps(*steps).fails(diagnosed(Cause.GPU_OOM, phase))
+    refused = story.launch()
+    launch = story.fails(refusal(phase=phase)).launch()
+    assert launch.knobs != refused.knobs and "the job refused" in launch.reason
+
+
 def test_an_error_beyond_the_point_that_was_reached_before_is_the_jobs_own():
     story = after_a_cure()
     assert isinstance(story.fails(refusal(phase=Phase.WEIGHT_SYNC)).verdict(), NeedsHuman)
