@@ -149,13 +149,8 @@ def prepare(
 class Outcome:
     """What `autotune` and the framework left behind."""
 
-    def __init__(self, head: Head, *command: str) -> None:
-        began = time.monotonic()
-        done = head.autotune(*command, timeout_s=1200)
-        self.seconds = time.monotonic() - began
-        self.text = done.stdout + done.stderr
-        assert done.returncode == 0, self.text
-        self.head = head
+    def __init__(self, head: Head, *, seconds: float, text: str = "") -> None:
+        self.head, self.seconds, self.text = head, seconds, text
         (self.run,) = (head.folder / "runs").iterdir()
         self.events: list[dict[str, Any]] = list(head.events())
 
@@ -203,3 +198,12 @@ class Outcome:
         """Check that `verify` agrees with the run's certificate."""
         done = self.head.autotune("verify", str(self.run / "certificate.json"))
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run(head: Head, *command: str) -> Outcome:
+    """Run autotune to its end."""
+    began = time.monotonic()
+    done = head.autotune(*command, timeout_s=1200)
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    return Outcome(head, seconds=time.monotonic() - began, text=text)

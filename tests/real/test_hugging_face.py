@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.real.hugging_face import RELEASES, SAMPLES, STEPS, Outcome, prepare, write_material
+from tests.e2e.test_driver import marked, until
+from tests.real.hugging_face import RELEASES, SAMPLES, STEPS, Outcome, prepare, run, write_material
 from tests.real.results import Row, story
 
 pytestmark = pytest.mark.timeout(1800)
@@ -34,13 +39,24 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def row(framework: str, case: str, outcome: Outcome, *, played: str = PLAYED) -> Row:
+    """Return the row of a case."""
+    return Row(
+        framework=RELEASES[framework],
+        case=case,
+        outcome=story(outcome.run.parent),
+        seconds=outcome.seconds,
+        played=played,
+    )
+
+
 @pytest.mark.parametrize(("framework", "phase"), CASES)
 def test_a_phase_over_its_budget_is_cured_from_the_checkpoint(
     framework: str, phase: str, tmp_path: Path, material: Path, record: Recorder
 ) -> None:
     budget, settings = BUDGETS[framework, phase]
     head = prepare(framework, tmp_path, material, budget=budget, settings=settings)
-    outcome = Outcome(head, "launch", "job.yaml")
+    outcome = run(head, "launch", "job.yaml")
     assert outcome.failures[0] == ("gpu-oom", phase)
     assert {cause for cause, _ in outcome.failures} == {"gpu-oom"}
     for event in outcome.of("diagnosed"):
@@ -52,12 +68,47 @@ def test_a_phase_over_its_budget_is_cured_from_the_checkpoint(
     outcome.check_training(again=len(outcome.failures))
     outcome.check_explanations()
     outcome.check_certificate()
-    record(
-        Row(
-            framework=RELEASES[framework],
-            case=f"{phase} over its budget, cured, resumed from its checkpoint",
-            outcome=story(outcome.run.parent),
-            seconds=outcome.seconds,
-            played=PLAYED,
-        )
-    )
+    record(row(framework, f"{phase} over its budget, cured, resumed from its checkpoint", outcome))
+
+
+def trainer(run: str) -> int:
+    """Return the process that trains; what it forks has the same words."""
+    own = {pid for pid in marked(run) if "--output_dir" in psutil.Process(pid).cmdline()}
+    (pid,) = (pid for pid in own if psutil.Process(pid).ppid() not in own)
+    return pid
+
+
+@pytest.mark.e2e_long
+def test_a_killed_trainer_is_no_memory_failure(tmp_path: Path, material: Path, record: Recorder) -> None:
+    head = prepare("ms-swift", tmp_path, material, recovery={"infrastructure_retries": 1})
+    driver, began = head.start("launch", "job.yaml"), time.monotonic()
+    generations = tmp_path / "generations"
+    until(lambda: generations.exists() and len(generations.read_text().splitlines()) > 1, "step 2", 600)
+    (folder,) = (tmp_path / "runs").iterdir()
+    os.kill(trainer(folder.name), signal.SIGKILL)
+    assert driver.wait(timeout=600) == 0
+    outcome = Outcome(head, seconds=time.monotonic() - began)
+    assert not outcome.failures
+    lost = outcome.of("ended")[0]["outcome"]
+    assert (lost["outcome"], lost["killed"]) == ("lost", True)
+    first, second = outcome.of("started")
+    assert first["knobs"] == second["knobs"]
+    outcome.check_training(again=1)
+    record(row("ms-swift", "the trainer's process is killed (SIGKILL)", outcome, played=""))
+
+
+@pytest.mark.e2e_long
+def test_a_rehearsal_meets_the_failure_before_the_training(
+    tmp_path: Path, material: Path, record: Recorder
+) -> None:
+    budget, settings = BUDGETS["ms-swift", "backward"]
+    head = prepare("ms-swift", tmp_path, material, budget=budget, settings=settings)
+    outcome = run(head, "rehearse", "job.yaml")
+    verdict = outcome.events[-1]["verdict"]
+    assert verdict["verdict"] == "rehearsed" and verdict["cured"]
+    parts = [event["rehearsal"] for event in outcome.of("started")]
+    assert parts == ["worst", "worst", "reload"]
+    assert outcome.failures == [("gpu-oom", "backward")]
+    assert not list(tmp_path.glob("out/*/checkpoint-*"))
+    outcome.check_explanations()
+    record(row("ms-swift", "`rehearse`: the training's failure, before the training", outcome))
