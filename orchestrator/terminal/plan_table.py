@@ -48,7 +48,10 @@ def render_plan(plan: Plan, *, file: str, verbose: bool, width: int | None = Non
     lines += [*_estimate(plan, width), *_model(plan, width or PIPED_WIDTH)]
     lines += ["", *_first_attempt(plan, width)]
     lines += _command(plan.command, verbose=verbose, width=width or PIPED_WIDTH)
-    lines += ["", "if it runs out of memory, in this order", *_remedies(plan.ladder, width)]
+    if plan.ladder:
+        lines += ["", "if it runs out of memory, in this order", *_remedies(plan.ladder, width)]
+    else:
+        lines += ["", "if it runs out of memory: no remedy, because autotune can change none of its settings"]
     lines += ["", *_rehearsal(plan, width or PIPED_WIDTH)]
     if verbose:
         knobs = ((_INDENT + k.knob, show_setting(k.knob, k.value), k.source, k.setting) for k in plan.knobs)

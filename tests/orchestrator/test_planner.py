@@ -162,3 +162,12 @@ def test_a_plan_says_where_the_model_was_read_and_what_of_it_is_not_counted(tmp_
         "{layers: 2, hidden: 64, heads: 2, intermediate: 128, vocab: 99, norm: layer, qk_norm: head}"
     )
     assert written["model_from"] == "`model:` of the job"
+
+
+def test_a_command_without_a_knob_has_no_remedy(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    text = "name: t\nframework: command\ncommand: [python, x.py]\n"
+    job.write_text(text)
+    assert "if it runs out of memory: no remedy" in CliRunner().invoke(main, ["plan", str(job)]).stdout
+    job.write_text(text.replace("x.py", "x.py, '{concurrency}'") + "settings: {concurrency: 8}\n")
+    assert "if it runs out of memory, in this order" in CliRunner().invoke(main, ["plan", str(job)]).stdout
