@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import isfinite
 
@@ -11,6 +11,7 @@ import msgspec
 from autotune.launchers.base import Framework
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.policies.estimate.belief.calibration import kind_of, predicted
+from autotune.policies.estimate.constants import has_speed
 from autotune.policies.estimate.lengths import Assumption, lengths_of, longest_of
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
@@ -25,7 +26,7 @@ from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Launch, Policy
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.history import fold
-from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.job import Cluster, Job, no_expandable_segments
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting, changed
 from autotune.policies.values.priors import Kind, Learned
 from autotune.policies.values.profile import Profile
@@ -161,9 +162,23 @@ def plan(
         unsupported=profile.unsupported,
         facts=profile.facts,
         rests_on=rests_on(run, view) if view is not None else (),
-        warnings=(*profile.warnings, *cautions(run, action.knobs)),
+        warnings=(*profile.warnings, *device_notes(cluster.gpu_name), *cautions(run, action.knobs)),
         rehearsal=framework.meets(job),
     )
+
+
+def device_notes(name: str) -> Iterator[str]:
+    """Yield what a plan for GPUs of this name cannot know."""
+    if no_expandable_segments(name):
+        yield (
+            f"{name}: a launch finds NVIDIA GPUs only, through NVML; what libraries use outside PyTorch's"
+            " allocator is taken from NVIDIA GPUs"
+        )
+    if name and not has_speed(name):
+        yield (
+            f"the speed of {name} is not on record: no step time is predicted, and configurations are ranked"
+            " as on an A100"
+        )
 
 
 def first_attempt(

@@ -11,6 +11,7 @@ from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.errors import JobErrors
 from autotune.orchestrator.first_job import Wish, first_texts, of_experts
 from autotune.orchestrator.search.presets import presets
+from autotune.policies.estimate.constants import has_speed
 from autotune.policies.search.feasibility import Foresight, foreseen, judged
 from autotune.policies.search.next_trial import SearchSpace
 from autotune.policies.search.space import legal, space
@@ -29,7 +30,7 @@ class Start(Value, frozen=True, kw_only=True):
     """A configuration that is predicted to be safe."""
 
     text: str  # of the job file
-    step_s: float  # predicted seconds of a step
+    step_s: float | None  # predicted seconds of a step; None where the card's speed is not known
     host_bytes: int  # predicted peak of host memory on a node, whose size is not known
     looked_at: int  # configurations that fit
 
@@ -84,7 +85,7 @@ def _fastest(wish: Wish, text: str) -> Start | None:
     estimate = judged(sight, (chosen,)).estimate
     return Start(
         text=edited(text, edits, literal=LITERAL).rstrip() + "\n",
-        step_s=float(estimate.step_s[0]),
+        step_s=float(estimate.step_s[0]) if has_speed(cluster.gpu_name) else None,
         host_bytes=int(estimate.host[:, 0].max()),
         looked_at=len(found),
     )

@@ -22,7 +22,7 @@ from autotune.orchestrator.config.cards import Gpus, parse_gpus
 from autotune.orchestrator.config.loader import expected_cluster, load_elsewhere
 from autotune.orchestrator.config.secrets import shown_command
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
-from autotune.orchestrator.planner import Plan, plan
+from autotune.orchestrator.planner import Plan, device_notes, plan
 from autotune.orchestrator.run import calibration_cache
 from autotune.orchestrator.run.script import command_of
 from autotune.orchestrator.terminal.plan_table import render_plan
@@ -47,7 +47,7 @@ class StartingJob(Value, frozen=True, kw_only=True):
 
     schema: int = 1
     job: str  # the text of the job file
-    step_s: float  # predicted seconds of a step
+    step_s: float | None  # predicted seconds of a step; null where the card's speed is not known
     host_bytes: int  # predicted peak of a node's host memory
 
 
@@ -166,8 +166,11 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
         click.echo(msgspec.json.encode(answer))
         return ExitCode.OK
     click.echo(found.text, nl=False)
+    for note in device_notes(wanted.card.device):
+        click.echo(f"note: {note}", err=True)
+    pace = "" if found.step_s is None else f"about {found.step_s:,.0f} s a step "
     click.echo(
-        f"# predicted, not measured: about {found.step_s:,.0f} s a step on {where};"
+        f"# predicted, not measured: {pace}on {where};"
         f" the fastest of {found.looked_at} configurations that fit\n"
         f"# if a node has {show_gib(found.host_bytes)} of host memory",
         err=True,

@@ -10,11 +10,11 @@ _MIB = 1 << 20
 
 
 class Card(Value, frozen=True, kw_only=True):
-    """A card; its speed and links stand in `policies/estimate/constants.py` under its device name."""
+    """A device as PyTorch counts them; its speed and links are in `policies/estimate/constants.py`."""
 
     name: str  # as it is written in `cluster.gpu`
-    device: str  # as NVML names it
-    memory_bytes: int  # NVML's total, which is what `nvidia-smi` prints; what a process can have is less
+    device: str  # as its driver names it
+    memory_bytes: int  # the driver's total, such as `nvidia-smi` prints; what a process can have is less
     also: tuple[str, ...] = ()  # other ways to write it
 
 
@@ -53,7 +53,28 @@ CARDS: tuple[Card, ...] = (
     _card("RTX-6000-Ada", "NVIDIA RTX 6000 Ada Generation", 49140, "RTX-6000", "6000-Ada"),
     _card("V100-32GB", "Tesla V100-SXM2-32GB", 32768, "V100"),
     _card("V100-16GB", "Tesla V100-SXM2-16GB", 16384),
+    # AMD: VRAM of the ROCm documentation's "AMD GPU specifications", of which the driver keeps 16 MiB.
+    # An MI250 and an MI250X are two devices each, one per die.
+    _card("MI210", "AMD Instinct MI210", 65520, "MI210-64GB"),
+    _card("MI250", "AMD Instinct MI250", 65520, "MI250-64GB"),
+    _card("MI250X", "AMD Instinct MI250X", 65520, "MI250X-64GB"),
+    _card("MI300A", "AMD Instinct MI300A", 131072, "MI300A-128GB"),  # shared with the host
+    _card("MI300X", "AMD Instinct MI300X", 196592, "MI300X-192GB"),
+    _card("MI325X", "AMD Instinct MI325X", 262128, "MI325X-256GB"),
+    _card("MI350X", "AMD Instinct MI350X", 294896, "MI350X-288GB"),
+    _card("MI355X", "AMD Instinct MI355X", 294896, "MI355X-288GB"),
+    # Huawei: HBM as `npu-smi info` prints it. A 910C is two devices, one per die.
+    _card("Ascend-910B", "Ascend910B3", 65536, "910B-64GB", "910B1", "910B2"),
+    _card("Ascend-910B-32GB", "Ascend910B4", 32768),
+    _card("Ascend-910C", "Ascend910_9392", 65536, "910C-64GB"),
+    # Intel: HBM of its product pages. A Max 1550 is two devices, one per stack: Level Zero's hierarchy FLAT,
+    # which is its default.
+    _card("Max-1550", "Intel(R) Data Center GPU Max 1550", 65536, "Max-1550-64GB"),
+    _card("Max-1100", "Intel(R) Data Center GPU Max 1100", 49152, "Max-1100-48GB"),
+    _card("Gaudi2", "Intel Gaudi2", 98304, "Gaudi2-96GB"),
+    _card("Gaudi3", "Intel Gaudi3", 131072, "Gaudi3-128GB"),
 )
+_MAKERS = re.compile(r"^(nvidia|amd|huawei|intel(\(r\))?)?(instinct|ascend|datacentergpu)?")
 
 
 def find_card(written: str) -> Card | None:
@@ -63,7 +84,7 @@ def find_card(written: str) -> Card | None:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[\s_-]+", "", name.lower()).removeprefix("nvidia").removesuffix("gb")
+    return _MAKERS.sub("", re.sub(r"[\s_-]+", "", name.lower())).removesuffix("gb")
 
 
 class Gpus(Value, frozen=True, kw_only=True):

@@ -112,8 +112,8 @@ class ClusterKeys(Section):
     gpu: OrNull[CardName] = _key(
         None,
         description=(
-            "GPU model of the cluster, such as `H100-80GB`: gives memory and speed for a `plan` elsewhere."
-            " On the cluster, measured values are used."
+            "GPU model of the cluster, such as `H100-80GB`, `MI300X` or `Ascend-910B`: gives memory and speed"
+            " for a `plan` elsewhere. On the cluster, measured values are used."
         ),
     )
     wait_for_nodes_s: OrNull[Duration] = _key(

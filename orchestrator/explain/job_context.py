@@ -50,6 +50,7 @@ class Context(Value, frozen=True, kw_only=True):
     offers: dict[str, Support] = {}  # how the framework offers the knobs, in any job that its guides show
     advised: dict[str, str] = {}  # settings that its guides name for a knob, where no preset uses them
     implied: dict[str, Any] = {}  # settings that the log tells without printing them
+    allocator: str = ""  # how it is set on a device that does not read the CUDA names
     note: str = ""  # why the printed settings could not be used
 
     @property
@@ -72,6 +73,14 @@ def context_of(
     reading: Reading, diagnosis: Diagnosis, *, framework: str | None, model: Model | None
 ) -> Context:
     """Return what the log shows of its job."""
+    context = _context(reading, diagnosis, framework=framework, model=model)
+    failure = "\n".join(line.text for line in diagnosis.evidence)
+    return msgspec.structs.replace(context, allocator=spellings.allocator_of(failure))
+
+
+def _context(
+    reading: Reading, diagnosis: Diagnosis, *, framework: str | None, model: Model | None
+) -> Context:
     text = "\n".join((uncoloured(reading.ends), *(line.text for line in diagnosis.evidence)))
     name = framework or recognised(text, TRACES)
     found = FRAMEWORKS[name] if name else None
@@ -228,6 +237,10 @@ def _why(framework: Framework, error: Exception) -> str:
 def _words(context: Context, cure: Cure) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if not cure.changes:
         return (("check", (_HOLDERS,)),)
+    if context.allocator and "allocator" in cure.changes:
+        rest = {knob: value for knob, value in cure.changes.items() if knob != "allocator"}
+        others = _words(context, msgspec.structs.replace(cure, changes=rest)) if rest else ()
+        return (*others, ("environment", (context.allocator,)))
     framework = context.framework
     if framework is not None and (lines := _own_words(framework, context, cure)):
         return ((framework.name, lines),)

@@ -214,17 +214,38 @@ CARDS: tuple[tuple[str, Card], ...] = (
     ("RTX 4090", Card(165e12, 1.0e12, _PCIE_4)),
     ("RTX 3090", Card(71e12, 0.94e12, _PCIE_4)),
     ("V100", Card(112e12, 0.9e12, 300e9)),
+    # AMD's product pages. An MI250 and an MI250X are two devices each: half of the card's figures.
+    ("MI210", Card(181e12, 1.638e12, 300e9)),
+    ("MI250", Card(181e12, 1.638e12, 400e9)),
+    ("MI250X", Card(191.5e12, 1.638e12, 400e9)),
+    ("MI300A", Card(980e12, 5.3e12, 768e9)),
     ("MI300X", Card(1307e12, 5.3e12, 896e9)),
+    ("MI325X", Card(1307e12, 6.0e12, 896e9)),
+    ("MI350X", Card(2.3e15, 8.0e12, 1075e9)),
+    ("MI355X", Card(2.5e15, 8.0e12, 1075e9)),
+    # Intel at Hot Chips 2024; 21 of the 24 Ethernet ports connect the cards of a node. Its Max series and
+    # Huawei's 910B and 910C have no row: no data sheet with all three figures was available.
+    ("Gaudi2", Card(432e12, 2.46e12, 525e9)),
+    ("Gaudi3", Card(1835e12, 3.67e12, 1050e9)),
 )
 DEFAULT_CARD = Card(312e12, 2.0e12, 600e9)
 CPU_CARD = Card(1e11, 2e10, 2e10)
 
 
 def card(name: str, *, gpus: bool = True) -> Card:
-    """Return what a device of this name can do; an unknown one counts as an A100."""
-    if not gpus:
-        return CPU_CARD
-    found = max(
-        (row for row in CARDS if row[0].lower() in name.lower()), key=lambda row: len(row[0]), default=None
-    )
-    return DEFAULT_CARD if found is None else found[1]
+    """Return what a device of this name can do.
+
+    An unknown one counts as an A100, which ranks configurations and says nothing of their seconds.
+    """
+    return CPU_CARD if not gpus else (_row(name) or DEFAULT_CARD)
+
+
+def has_speed(name: str) -> bool:
+    """Return whether the speed of a device of this name is on record; without it, no step time is shown."""
+    return _row(name) is not None
+
+
+def _row(name: str) -> Card | None:
+    rows = (row for row in CARDS if row[0].lower() in name.lower())
+    found = max(rows, key=lambda row: len(row[0]), default=None)
+    return None if found is None else found[1]

@@ -19,7 +19,7 @@ from autotune.policies.estimate.lengths import (
 )
 from autotune.policies.estimate.parts import Flags, Floats
 from autotune.policies.values.architecture.model import Layout
-from autotune.policies.values.job import Cluster, Goal
+from autotune.policies.values.job import Cluster, Goal, no_expandable_segments
 from autotune.policies.values.knob_table import KNOB_TABLE
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement, Profile
@@ -205,7 +205,8 @@ def load_of(
         sync_buffer=columns.number("sync_buffer", constant("sync_bucket")),
         backup=columns.flag("weights_backup"),
         workers=columns.number("dataloader_workers", 0),
-        expandable=columns.has_mode("allocator", "expandable") | layout.expandable_segments,
+        expandable=(columns.has_mode("allocator", "expandable") | layout.expandable_segments)
+        & (not no_expandable_segments(cluster.gpu_name)),
         margin=columns.number("memory_margin", 0),
         trainer_budgeted=gpus and profile.trainer_budget_bytes is not None,
         engine_budgeted=gpus and profile.engine_budget_bytes is not None,

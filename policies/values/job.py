@@ -184,6 +184,24 @@ class Job(Value, frozen=True, kw_only=True):
     annotate: Annotate = "none"
 
 
+# Why `expandable_segments` of PYTORCH_CUDA_ALLOC_CONF has no effect, by what the name of a device contains.
+_OTHER_MAKERS = (
+    ("amd", "PyTorch releases before March 2026 ignore expandable segments on ROCm (pytorch/pytorch#177974)"),
+    (
+        "ascend",
+        "Ascend reads PYTORCH_NPU_ALLOC_CONF: write expandable_segments:True there, in the job's `env`",
+    ),
+    ("gaudi", "Gaudi does not use the CUDA allocator of PyTorch"),
+    ("intel", "Intel GPUs do not use the CUDA allocator of PyTorch; PYTORCH_ALLOC_CONF reaches theirs"),
+)
+
+
+def no_expandable_segments(gpu_name: str) -> str:
+    """Return why a job's CUDA allocator gets no expandable segments on a GPU; empty on those of NVIDIA."""
+    name = gpu_name.lower()
+    return next((why for maker, why in _OTHER_MAKERS if maker in name), "")
+
+
 class Cluster(Value, frozen=True, kw_only=True):
     """What was measured of the cluster before the first launch."""
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TypeAlias
 
+import msgspec
+
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Phase
-from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.knobs import KnobName, Knobs
 from autotune.policies.values.provenance import Fact
 from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
@@ -114,3 +116,14 @@ class Profile(Value, frozen=True, kw_only=True):
     facts: tuple[Fact, ...] = ()  # that the rest follows from, beside the settings that the job writes
     alternatives: tuple[Alternative, ...] = ()  # of its assumptions, where anything here would be another
     warnings: tuple[str, ...] = ()  # what the user should know before the launch, one sentence each
+
+    def without(self, knob: KnobName, why: str) -> Profile:
+        """Return the profile with a knob that is not offered, for a reason; unchanged where there is none."""
+        if not why or knob not in self.supported:
+            return self
+        return msgspec.structs.replace(
+            self,
+            supported={name: support for name, support in self.supported.items() if name != knob},
+            unsupported={**self.unsupported, knob: why},
+            constraints=tuple(each for each in self.constraints if each.knob != knob),
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +17,7 @@ from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.errors import Complaint, JobErrors
 from autotune.orchestrator.first_job import Wish
 from autotune.orchestrator.starting_job import Start
-from autotune.policies.estimate.constants import DEFAULT_CARD, card
+from autotune.policies.estimate.constants import DEFAULT_CARD, card, has_speed
 
 _JOB = """\
 name: away
@@ -43,6 +44,13 @@ settings:
         ("4 x a100-40gb", "A100-40GB", 1, 4),
         ("NVIDIA H200", "H200", None, None),
         ("1×rtx 4090", "RTX-4090", 1, 1),
+        ("8xMI300X", "MI300X", 1, 8),
+        ("AMD Instinct MI355X", "MI355X", None, None),
+        ("2x8x910B", "Ascend-910B", 2, 8),
+        ("16xAscend 910C", "Ascend-910C", 1, 16),
+        ("8x910B4", "Ascend-910B-32GB", 1, 8),
+        ("4xIntel Max 1550", "Max-1550", 1, 4),
+        ("8xgaudi3", "Gaudi3", 1, 8),
     ],
 )
 def test_cards_as_people_write_them(written: str, name: str, nodes: int | None, per_node: int | None) -> None:
@@ -81,7 +89,9 @@ def test_only_an_unknown_card_needs_its_memory() -> None:
 def test_every_card_has_a_speed_and_one_meaning(known: object) -> None:
     assert known in CARDS
     row = next(each for each in CARDS if each is known)
-    assert card(row.device) is not DEFAULT_CARD
+    huawei_or_max = ("Ascend-910B", "Ascend-910B-32GB", "Ascend-910C", "Max-1550", "Max-1100")  # publish none
+    assert has_speed(row.device) is (row.name not in huawei_or_max)
+    assert (card(row.device) is DEFAULT_CARD) is (row.name in huawei_or_max)
     assert all(find_card(name) == row for name in (row.name, row.device, *row.also))
 
 
@@ -101,6 +111,37 @@ def test_other_cards_for_the_same_job(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["plan", str(tmp_path / "job.yaml"), "--gpus", "8xA10G"])
     assert "8 × NVIDIA A10G" in result.stdout
     assert CliRunner().invoke(main, ["plan", str(tmp_path / "job.yaml"), "--gpus", "8xZ1"]).exit_code == 2
+
+
+@pytest.mark.parametrize("gpus", ["8xMI300X", "8xAscend-910B", "8xMax-1550", "8xGaudi3"])
+def test_other_makers_get_no_setting_of_the_cuda_allocator(tmp_path: Path, gpus: str) -> None:
+    job = _JOB.replace("colocate: true", "colocate: false\n  rollout-num-gpus: 4")
+    job = job.replace("per-node: 8", "per-node: 4")
+    (tmp_path / "job.yaml").write_text(job)
+
+    def plan(on: str) -> dict[str, Any]:
+        result = CliRunner().invoke(main, ["plan", str(tmp_path / "job.yaml"), "--gpus", on, "--json"])
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    nvidia, other = plan("8xH100"), plan(gpus)
+    assert "allocator" not in nvidia["unsupported"]
+    assert other["unsupported"]["allocator"]
+    assert not any("NVML" in warning for warning in nvidia["warnings"])
+    assert any("a launch finds NVIDIA GPUs only" in warning for warning in other["warnings"])
+    unknown = any("speed" in warning for warning in other["warnings"])
+    assert unknown is (gpus in ("8xAscend-910B", "8xMax-1550"))
+
+
+@pytest.mark.parametrize("card_name", ["MI300X", "Ascend-910B"])
+def test_a_step_time_is_given_only_for_a_card_whose_speed_is_on_record(card_name: str) -> None:
+    arguments = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--framework", "verl"]
+    result = CliRunner().invoke(main, [*arguments, "--gpus", f"8x{card_name}"])
+    assert result.exit_code == 0, result.stderr
+    assert ("s a step" in result.stderr) is (card_name == "MI300X")
+    assert ("no step time is predicted" in result.stderr) is (card_name == "Ascend-910B")
+    answer = json.loads(CliRunner().invoke(main, [*arguments, "--gpus", f"8x{card_name}", "--json"]).stdout)
+    assert (answer["step_s"] is None) is (card_name == "Ascend-910B")
 
 
 @pytest.mark.parametrize(

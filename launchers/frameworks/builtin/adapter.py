@@ -20,7 +20,7 @@ from autotune.policies.certificate.contents import Training
 from autotune.policies.remedies.permissions import denial
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command, File
-from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
+from autotune.policies.values.job import SAVE_STEPS, Cluster, Job, no_expandable_segments
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Placement, Profile
@@ -105,7 +105,7 @@ class Builtin(Framework):
             resumable=settings.save_every > 0,
             cures_in_place=True,
             layout=with_lengths(_layout(settings, gpus=gpus, shared=shared), job),
-        )
+        ).without("allocator", no_expandable_segments(cluster.gpu_name))
 
     def training(self, job: Job) -> Training:
         """Return the sizes of a step, and what decides which samples it has."""

@@ -33,7 +33,7 @@ from autotune.launchers.frameworks.tabular.table import Row, Table, text
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.failure import Phase
-from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.job import Cluster, Job, no_expandable_segments
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker
 from autotune.policies.values.profile import Constraint, Grid, Profile
@@ -255,7 +255,7 @@ class TabularFramework(Framework, Generic[C]):
                 *self.warnings_on(config, cluster),
                 *self._passed_on(job, config),
             ),
-        )
+        ).without("allocator", no_expandable_segments(cluster.gpu_name))
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt: the program, the job's own settings, what its knobs change, what a run needs."""

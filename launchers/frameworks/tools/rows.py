@@ -195,6 +195,12 @@ PROCESS = Tool("environment", spellings=(
     Spelling("host_allocator", "LD_PRELOAD=libjemalloc.so.2"),
     Spelling("dataloader_workers", "DataLoader(num_workers={value})"),
 ))
+# PyTorch's allocator of other devices, by the name in their out-of-memory messages.
+ALLOCATORS: Mapping[str, str] = {
+    "HIP": "PYTORCH_HIP_ALLOC_CONF=expandable_segments:True   (ROCm builds of PyTorch before March 2026 ignore it)",
+    "NPU": "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True",
+    "XPU": "PYTORCH_ALLOC_CONF=expandable_segments:True   (before torch 2.10 it has no effect on XPU)",
+}
 CEILINGS = (
     Ceiling("slurm", (Cause.HOST_OOM,), "#SBATCH --mem=...   (0: the whole node)", traces=("slurmstepd", "srun:", "SLURM_")),
     Ceiling("kubernetes", (Cause.HOST_OOM,), "resources.limits.memory", traces=("OOMKilled", "kubelet", "kubepods")),

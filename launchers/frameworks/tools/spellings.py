@@ -9,6 +9,7 @@ from functools import cache
 import msgspec
 
 from autotune.launchers.frameworks.tools.rows import (
+    ALLOCATORS,
     CEILINGS,
     OTHER_FRAMEWORKS,
     PROCESS,
@@ -25,12 +26,13 @@ _VALUE = re.compile(r"(?:['\"]?\s{0,4}[=:]\s{0,4}|\s{1,4}\.{3,200}\s{0,4}|\s)['\
 _ON = frozenset(("true", "1", "on", "yes"))
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,6})?\Z")
 _EXPANDABLE = re.compile(
-    r"(?<!try setting )PYTORCH(?:_CUDA|_HIP)?_ALLOC_CONF['\"]?\s{0,4}[=:,]\s{0,4}"
+    r"(?<!try setting )PYTORCH(?:_CUDA|_HIP|_NPU)?_ALLOC_CONF['\"]?\s{0,4}[=:,]\s{0,4}"
     r"['\"]?[^\s'\"]{0,200}expandable_segments:True(?!['\"]?\s{1,4}to avoid)"
 )
 _PAUSABLE = re.compile(
     r"enable_(?:memory_saver|sleep_mode)['\"]?\s{0,4}[=:]\s{0,4}['\"]?[Tt]rue|--enable-memory-saver"
 )
+_DEVICE = re.compile(rf"\b({'|'.join(ALLOCATORS)}) out of memory")
 _GRIDS: dict[str, Grid] = {"memory_fraction": Grid(minimum=0.05, maximum=0.98, multiple=0.01)}
 
 
@@ -96,6 +98,12 @@ def excluded(text: str) -> frozenset[str]:
     segments would replace.
     """
     return frozenset(("allocator",)) if _PAUSABLE.search(text) is not None else frozenset()
+
+
+def allocator_of(text: str) -> str:
+    """Return how the allocator is set on the device whose memory ran out; empty where the CUDA names do."""
+    device = _DEVICE.search(text)
+    return ALLOCATORS[device[1]] if device is not None else ""
 
 
 def offered(tools: tuple[Tool, ...], knobs: frozenset[str], engine_knobs: frozenset[str]) -> frozenset[str]:

@@ -122,6 +122,19 @@ def test_a_log_of_megatron_workers_is_not_answered_with_settings_of_fsdp() -> No
         )
 
 
+@pytest.mark.parametrize(
+    ("device", "variable"),
+    [("HIP", "PYTORCH_HIP_ALLOC_CONF"), ("NPU", "PYTORCH_NPU_ALLOC_CONF"), ("XPU", "PYTORCH_ALLOC_CONF")],
+)
+@pytest.mark.parametrize("head", ["", "swift/rlhf_trainers/grpo_trainer.py\n"])
+def test_the_allocator_is_that_of_the_device(device: str, variable: str, head: str) -> None:
+    oom = _OOM.replace("CUDA", device).replace("410.55 MiB", "30.00 GiB").replace("72.61", "42.61")
+    result = explain(read_from(io.BytesIO((head + oom).encode()), name="run.log"), framework=None, model=None)
+    words = [r.words for r in result.remedies if "allocator" in r.cure.changes]
+    lines = [line for each in words for _, lines in each for line in lines]
+    assert lines and all(line.startswith(f"{variable}=expandable_segments:True") for line in lines), lines
+
+
 def test_no_remedy_has_two_values(found: dict[str, Explanation]) -> None:
     said = [
         line for each in found.values() for cure in each.remedies for _, lines in cure.words for line in lines

@@ -102,3 +102,11 @@ def test_a_model_that_is_sharded_on_its_device_has_a_unit_twice(apart, model, un
     found = estimates(job(layout, placement=Placement.SEPARATE), NODE, model, [KNOBS])
     whole = WHOLE + 2 * 8 * (model.vocab - TOY.vocab)
     assert by_phase(found, "weights")[Phase.INIT] == pytest.approx(4 * (whole + unit / shards))
+
+
+@pytest.mark.parametrize(("gpu", "helps"), [("NVIDIA H200", True), ("AMD Instinct MI300X", False)])
+def test_expandable_segments_count_only_where_the_device_has_them(gpu, helps):
+    node = replace(NODE, gpu_name=gpu)
+    always = load(replace(LAYOUT, expandable_segments=True), cluster=node)
+    assert always.expandable.all() == helps
+    assert not load(LAYOUT, cluster=node).expandable.any()
