@@ -214,17 +214,18 @@ CARDS: tuple[tuple[str, Card], ...] = (
     ("RTX 4090", Card(165e12, 1.0e12, _PCIE_4)),
     ("RTX 3090", Card(71e12, 0.94e12, _PCIE_4)),
     ("V100", Card(112e12, 0.9e12, 300e9)),
-    # AMD's product pages. An MI250 and an MI250X are two devices each: half of the card's figures.
+    # AMD's product pages. An MI250 and an MI250X are two devices each: half of the card's figures,
+    # six and eight links of 100 GB/s among them.
     ("MI210", Card(181e12, 1.638e12, 300e9)),
-    ("MI250", Card(181e12, 1.638e12, 400e9)),
+    ("MI250", Card(181e12, 1.638e12, 300e9)),
     ("MI250X", Card(191.5e12, 1.638e12, 400e9)),
     ("MI300A", Card(980e12, 5.3e12, 768e9)),
     ("MI300X", Card(1307e12, 5.3e12, 896e9)),
     ("MI325X", Card(1307e12, 6.0e12, 896e9)),
     ("MI350X", Card(2.3e15, 8.0e12, 1075e9)),
     ("MI355X", Card(2.5e15, 8.0e12, 1075e9)),
-    # Intel at Hot Chips 2024; 21 of the 24 Ethernet ports connect the cards of a node. Its Max series and
-    # Huawei's 910B and 910C have no row: no data sheet with all three figures was available.
+    # Intel at Hot Chips 2024; links by docs.habana.ai, "Intel Gaudi Network Configuration". The Max
+    # series and Huawei's 910B and 910C have no row: no data sheet with all three figures was available.
     ("Gaudi2", Card(432e12, 2.46e12, 525e9)),
     ("Gaudi3", Card(1835e12, 3.67e12, 1050e9)),
 )
