@@ -43,6 +43,14 @@ def unfilled(job: Job) -> Iterator[tuple[KeyPath, str]]:
             yield from _inside(value, ("env", name), for_a_shell=False)
 
 
+def warnings(job: Job) -> tuple[str, ...]:
+    """Return a sentence for each value that nobody filled in, for a command that launches nothing."""
+    return tuple(
+        f"`{'.'.join(map(str, path))}`: {reason}; `autotune launch` refuses it"
+        for path, reason in unfilled(job)
+    )
+
+
 def is_unfilled(setting: Any) -> bool:
     """Return whether a setting has a value that nobody filled in."""
     return any(_inside(setting, (), for_a_shell=True))

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from autotune.launchers import frameworks
+from autotune.orchestrator import placeholders
 from autotune.orchestrator.cli.shared.options import (
     Options,
     card_names,
@@ -56,12 +57,17 @@ def show(job_file: Path, *, gpus: str | None, options: Options) -> None:
     cards = cards_of(gpus)
     job, missing = load_elsewhere(job_file)
     job, resized = with_cards(job, cards)
-    outcome = outcome_of(job, missing=(*missing, *resized))
+    edits = placeholders.warnings(job)
+    outcome = outcome_of(job, missing=(*edits, *missing, *resized))
     if options.json:
         click.echo(msgspec.json.encode(outcome))
         return
     whole = render_plan(
-        outcome, file=str(job_file), verbose=bool(options.verbose), width=width_of(sys.stdout)
+        outcome,
+        file=str(job_file),
+        needs_edit=bool(edits),
+        verbose=bool(options.verbose),
+        width=width_of(sys.stdout),
     )
     echo(whole, color=options.color)
 

@@ -40,8 +40,13 @@ _SHORT_COMMAND = 8  # arguments
 _INDENT = "  "
 
 
-def render_plan(plan: Plan, *, file: str, verbose: bool, width: int | None = None) -> str:
-    """Return the plan of the job in `file`; tables fit into `width` columns, None does not wrap them."""
+def render_plan(
+    plan: Plan, *, file: str, verbose: bool, width: int | None = None, needs_edit: bool = False
+) -> str:
+    """Return the plan of the job in `file`; tables fit into `width` columns, None does not wrap them.
+
+    `needs_edit`: the job has values that nobody filled in, so that a launch would refuse it.
+    """
     lines = [f"{plan.name} · {plan.framework} on ray · {_where(plan)}", ""]
     lines += [f"warning: {warning}" for warning in plan.warnings]
     lines += [""] if plan.warnings else []
@@ -58,7 +63,8 @@ def render_plan(plan: Plan, *, file: str, verbose: bool, width: int | None = Non
         unsupported = ((_INDENT + name, why) for name, why in plan.unsupported.items())
         lines += ["", "where the values come from", rendered(table(knobs), width=width)]
         lines += ["", "not available", rendered(table(unsupported, wrap={1: 30}), width=width)]
-    lines += ["", f"Nothing was launched. Run it: autotune launch {shlex.quote(file)}"]
+    run = "Fill them in, then run it" if needs_edit else "Run it"
+    lines += ["", f"Nothing was launched. {run}: autotune launch {shlex.quote(file)}"]
     return "\n".join(lines)
 
 

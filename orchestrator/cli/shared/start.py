@@ -14,6 +14,7 @@ import msgspec
 
 from autotune.launchers import frameworks
 from autotune.launchers.packages import EXTRAS, NEEDED
+from autotune.orchestrator import placeholders
 from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.cli.shared.edit import (
     RequestedJob,
@@ -120,6 +121,8 @@ def show(prepared: RequestedJob, *, as_json: bool) -> None:
         click.echo(msgspec.json.encode(secrets.shown_command(command, prepared.job)))
     else:
         click.echo(script(command, prepared.job), nl=False)
+        for warning in placeholders.warnings(prepared.job):
+            click.echo(f"warning: {warning}", err=True)
         click.echo("Nothing was launched.", err=True)
 
 

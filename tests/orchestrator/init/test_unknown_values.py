@@ -333,3 +333,13 @@ def test_a_job_has_the_name_of_its_run_before_that_of_its_script(
     settings: str, name: str, tmp_path: Path
 ) -> None:
     assert init(tmp_path, f"{_VERL} {settings}\n", name="train.sh")[1]["name"] == name
+
+
+def test_plan_and_the_first_command_say_what_a_launch_will_refuse(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    job = {"name": "a", "framework": "command", "command": ["python3", "train.py"]}
+    file.write_text(yaml.safe_dump({**job, "env": {"DATA": "/path/to/data"}}))
+    for words in (["plan"], ["launch", "-n"]):
+        result = CliRunner().invoke(main, [*words, str(file)])
+        assert "`env.DATA`: " in result.output and "`autotune launch` refuses it" in result.output
+        assert "Run it: autotune launch" not in result.output
