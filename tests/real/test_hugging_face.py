@@ -112,3 +112,15 @@ def test_a_rehearsal_meets_the_failure_before_the_training(
     assert not list(tmp_path.glob("out/*/checkpoint-*"))
     outcome.check_explanations()
     record(row("ms-swift", "`rehearse`: the training's failure, before the training", outcome))
+
+
+@pytest.mark.e2e_long
+def test_a_search_tries_three_configurations(tmp_path: Path, material: Path, record: Recorder) -> None:
+    search = {"trials": 3, "probe_steps": 2, "confirm": 1, "vary": ["microbatch_size", "recompute"]}
+    settings = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": SAMPLES // 8}
+    head = prepare("ms-swift", tmp_path, material, settings=settings, search=search)
+    outcome = run(head, "search", "--no-rehearse", "job.yaml")
+    assert len({tuple(sorted(event["knobs"].items())) for event in outcome.of("started")}) >= 3, outcome.text
+    assert not outcome.failures
+    outcome.check_certificate()
+    record(row("ms-swift", "`search` of three trials", outcome, played=""))
