@@ -77,12 +77,14 @@ class AttemptMonitor:
         now: float,
         known: AttemptView | None = None,
         saved: int | None = None,
+        counts_from_zero: bool = False,
         longest_response: int | None = None,
         say: Callable[[str], None] = lambda _: None,
         persist: Persist = at_once,
     ) -> None:
         """Follow an attempt that should continue the checkpoint of step `saved`, if there is one.
 
+        `counts_from_zero`: an earlier attempt of the same script printed a step 0.
         `longest_response` is what the job allows, in tokens. `say` is told when its log can no longer be
         written; `persist` waits for what is on record of it.
         """
@@ -121,6 +123,7 @@ class AttemptMonitor:
         self._done = False
         self._hang = stop.reason if stop is not None and stop.by == "hang" else ""
         self._last_step = framework.last_step(job)
+        self._counts_from_zero = counts_from_zero or any(done.step == 0 for done in steps)
         self._hosts = HostMemory()
         self.progress = Progress()
 
@@ -224,7 +227,8 @@ class AttemptMonitor:
             return True
         of, step = self.progress.of or self._last_step, self.progress.step
         if of is not None and step is not None:
-            return step >= of  # AReaL says goodbye in the same words after a failure
+            from_zero = self._counts_from_zero and self._job.framework == _ANY_SCRIPT
+            return step >= of - from_zero  # AReaL says goodbye in the same words after a failure
         if self._done:
             return True
         if of is not None:
@@ -321,6 +325,7 @@ class AttemptMonitor:
         restart = self._restarted(done, now) if self.progress.step is None else []
         if done.saved:
             self.saved = done.step
+        self._counts_from_zero = self._counts_from_zero or done.step == 0
         for name, peak in done.peaks.items():
             raise_to(self._peaks, name, peak)
             raise_to(self._all_peaks, name, peak)

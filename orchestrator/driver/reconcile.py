@@ -291,6 +291,9 @@ class _Reconciler:
             known=self.attempt,
             now=self.clock.monotonic(),
             saved=self.saved_before(),
+            counts_from_zero=any(
+                done.step == 0 for each in self.view.attempts.values() for done in each.steps
+            ),
             longest_response=self.accepted.profile.layout.response_tokens or None,
             say=self.observer.say,
             persist=self.context.persist,

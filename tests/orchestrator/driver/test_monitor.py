@@ -195,6 +195,27 @@ def test_exit_code_0_after_the_last_step_is_a_success(followed: Followed) -> Non
     assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == Completed()
 
 
+SCRIPT = "name: q\nframework: command\ncommand: [python3, train.py]\n"
+
+
+def test_a_script_that_counts_its_steps_from_0_is_complete_after_the_one_before_the_total(
+    tmp_path: Path,
+) -> None:
+    followed = Followed(tmp_path, SCRIPT)
+    for number in range(4):
+        followed.see(f"step {number}/5\n")
+    assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == Crashed(exit_code=0)
+    followed.see("step 4/5\n")
+    assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == Completed()
+
+
+def test_a_script_that_counts_its_steps_from_1_is_not(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, SCRIPT)
+    for number in range(1, 5):
+        followed.see(f"step {number}/5\n")
+    assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == Crashed(exit_code=0)
+
+
 def test_exit_code_0_before_the_step_that_the_settings_name_is_no_success(tmp_path: Path) -> None:
     flags = "{colocate: true, num-rollout: 3}"
     followed = Followed(tmp_path, f"name: q\nframework: slime\nsettings: {flags}\n")
