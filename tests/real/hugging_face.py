@@ -1,6 +1,6 @@
-"""GRPO of ms-swift on this machine's processor: its own command, in a launch script of a user.
+"""GRPO of TRL and ms-swift on this machine's processor: their own commands, in launch scripts of a user.
 
-The wheel is the published one, and nothing of it is changed. AUTOTUNE_DEVICE_BUDGET stands
+The wheels are the published ones, and nothing of them is changed. AUTOTUNE_DEVICE_BUDGET stands
 for the card: above what the process holds after its first step the kernel gives it no more memory, so that an
 allocation fails in earnest, in the phase that makes it. Only the device is played: PyTorch's allocator of a
 processor has its own words, and autotune's entry records such a failure as one of the card.
@@ -21,7 +21,7 @@ import yaml
 from tests.contracts.environments import environment
 from tests.e2e.test_driver import Head
 
-RELEASES = {"ms-swift": "ms-swift 4.6.0"}
+RELEASES = {"trl": "TRL 1.16.0", "ms-swift": "ms-swift 4.6.0"}
 SAMPLES = 64  # of a generation, and of an optimizer step
 STEPS = 4
 MATERIAL = Path(__file__).with_name("material.py")
@@ -70,6 +70,14 @@ _COMMON = {
     "output_dir": "out",
 }
 _SETTINGS: dict[str, dict[str, Any]] = {
+    "trl": {
+        "model_name_or_path": "$HERE/model",
+        "dataset_name": "$HERE/prompts",
+        "reward_funcs": "reward.share",
+        "generation_kwargs": "'{\"min_new_tokens\": 32}'",
+        "dtype": "float32",
+        **_COMMON,
+    },
     "ms-swift": {
         "rlhf_type": "grpo",
         "model": "$HERE/model",
@@ -90,7 +98,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         **_COMMON,
     },
 }
-_PROGRAMS = {"ms-swift": "swift rlhf"}
+_PROGRAMS = {"trl": "trl grpo", "ms-swift": "swift rlhf"}
 
 
 def write_material(folder: Path) -> None:
