@@ -125,3 +125,24 @@ def test_a_search_tries_three_configurations(tmp_path: Path, material: Path, rec
     assert not outcome.failures
     outcome.check_certificate()
     record(row("ms-swift", "`search` of three trials", outcome, played=""))
+
+
+@pytest.mark.e2e_long
+def test_a_setting_that_torch_refuses_is_undone(tmp_path: Path, material: Path, record: Recorder) -> None:
+    budget, settings = BUDGETS["ms-swift", "forward"]
+    mistyped = {"gradient_checkpointing_kwargs": '\'{"use_reentrant": true, "preserve_rng": true}\''}
+    head = prepare("ms-swift", tmp_path, material, budget=budget, settings=settings | mistyped)
+    outcome = run(head, "launch", "job.yaml")
+    (refused,) = (event for event in outcome.of("diagnosed") if event["cause"] != "gpu-oom")
+    assert refused["phase"] == "forward"  # where memory ran out before
+    assert "Unexpected keyword arguments: preserve_rng" in refused["evidence"][0]["text"]
+    reason = next(
+        event["reason"] for event in outcome.of("decided") if event["attempt"] == refused["attempt"]
+    )
+    assert "the job refused" in reason and "recompute off → full" in reason
+    first, last = outcome.of("started")[0]["knobs"], outcome.of("started")[-1]["knobs"]
+    assert (first["recompute"], last["recompute"]) == ("off", "off")
+    assert last["microbatch_size"] < first["microbatch_size"]
+    outcome.check_training(again=len(outcome.failures))
+    outcome.check_certificate()
+    record(row("ms-swift", "torch refuses a setting of the cure: a mistyped name in the job", outcome))
