@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, tuple[str, str, object]] = {
     "logger": ("train.logger", "str", "console"),
 }
 _MODULES = ("__init__", "adapter", "advice", "config", "layout", "rows")
-_DATA = ("lines", "presets", "rehearsal", "start", "trial")
+_DATA = ("lines", "presets", "start", "trial")
 
 
 class _Insertion(NamedTuple):

@@ -22,6 +22,11 @@ OF_THE_PROGRAM = (
     "tests/lookalikes/jobs.py: a job of its look-alike",
     "tests/golden/lookalikes.txt: its decisions: python -m benchmarks.golden --write",
 )
+# What holds for every framework, made of the registry.
+OF_ALL = (
+    "tests/launchers/frameworks/test_tabular.py",
+    "tests/launchers/frameworks/test_rehearsals.py",
+)
 # The steps of CONTRIBUTING's recipe beside the folder: file -> (pattern, what stands there afterwards).
 BESIDE = {
     "README.md": (r"\[verl\]\(docs", "[ToyRL](docs/frameworks/toyrl.md) · [verl](docs"),
@@ -60,8 +65,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("launchers", "orchestrator", "policies", "configs", "docs", "src"):
         shutil.copytree(ROOT / folder, root / folder, symlinks=True, ignore=skip)
     for file in (
-        *("README.md", "mkdocs.yml", ".importlinter", "pyproject.toml", "tests/lookalikes/jobs.py"),
-        "tests/golden/lookalikes.txt",
+        *("README.md", "mkdocs.yml", ".importlinter", "pyproject.toml", "tests/golden/lookalikes.txt"),
+        *(f"tests/lookalikes/{module}.py" for module in ("jobs", "core", "card")),
+        *OF_ALL,
     ):
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, root / file)
@@ -111,7 +117,9 @@ def test_what_is_written_passes_its_own_tests_and_the_linter(
     ]
     run(tree, "ruff", "check", *written)
     run(tree, "ruff", "format", "--check", *written)
-    run(tree, "pytest", "-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null", written[1])
+    pytest_alone = ("pytest", "-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null")
+    run(tree, *pytest_alone, written[1])
+    run(tree, *pytest_alone, *OF_ALL, "-k", f"{name} or one_effect")
     assert main([name, "--missing"], root=tree) == 1
     assert re.search(rf"tiny_{dialect}/facts/0\.0\.0\.json:\d+: python -m", capsys.readouterr().out)
 

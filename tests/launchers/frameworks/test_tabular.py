@@ -535,12 +535,31 @@ def test_a_reason_says_of_which_releases_it_is_as_data(framework: TabularFramewo
     assert not [why for why in reasons if isinstance(why, str) and words.search(why)]
 
 
+@every
+def test_a_knob_has_one_setting_in_a_job_or_a_reason_and_not_both(framework: TabularFramework[Any]) -> None:
+    own = [row for row in framework.table.rows if row.always is None]
+    assert not {row.knob for row in own} & {*framework.table.absent}
+    of_every_job = [row.knob for row in own if row.when is always and not row.since and not row.until]
+    assert len(of_every_job) == len({*of_every_job}), of_every_job
+
+
+# Where the optimizer's step moves to the CPU, or its gradients are summed there.
+OTHERWISE_ROUNDED = {
+    "param_offload": {"areal", "skyrl", "nemo-rl", "trl"},
+    "grad_offload": {"verl"},
+    "optimizer_offload": {"areal", "openrlhf", "slime", "miles", "relax", "trl"},
+}
+
+
 def test_a_knob_has_one_effect_in_all_frameworks_but_where_the_step_moves_to_the_cpu() -> None:
-    classes: dict[str, set[bool]] = {}
-    for row in (row for framework in TABULAR for row in framework.table.rows if not row.stays):
-        classes.setdefault(row.knob, set()).add(bool(row.numeric))
-    mixed = {knob for knob, both in classes.items() if len(both) > 1}
-    assert mixed == {"param_offload", "grad_offload", "optimizer_offload"}
+    classes: dict[str, dict[bool, set[str]]] = {}
+    for framework in TABULAR:
+        for row in (each for each in framework.table.rows if not each.stays):
+            names = classes.setdefault(row.knob, {}).setdefault(bool(row.numeric), set())
+            names.add(framework.name)
+    mixed = {knob: both for knob, both in classes.items() if len(both) > 1}
+    assert {knob: both[True] for knob, both in mixed.items()} == OTHERWISE_ROUNDED
+    assert not any(both[True] & both[False] for both in mixed.values())
 
 
 def test_mypy_knows_the_names_of_all_knobs() -> None:
