@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from tests.e2e.test_driver import Head, marked, started_head, until
 from tests.real.results import Row, story
@@ -35,14 +36,13 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_material(tmp_path_factory.mktemp("verl"))
 
 
-def write_job(head: Head, more: str = "") -> None:
-    """Make a job.yaml of the folder's script."""
+def write_job(head: Head, **keys: Any) -> None:
+    """Make a job.yaml of the folder's script, with keys of the test's own."""
     done = head.autotune("init", "run_grpo.sh")
     assert done.returncode == 0, done.stderr
-    job = head.folder / "job.yaml"
-    text = job.read_text()
-    assert "gpus_per_node: 1" in text  # this machine's GPU is a number that Ray is given; NVML shows none
-    job.write_text(text.replace(", gpus_per_node: 1", "") + more)
+    path = head.folder / "job.yaml"
+    job = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump(job | keys, sort_keys=False))
 
 
 def ran(head: Head, *words: str) -> tuple[list[dict[str, Any]], float]:
@@ -225,3 +225,15 @@ def test_a_rehearsal_meets_the_failure_before_the_training(
     (diagnosed,) = of(events, "diagnosed")
     assert (diagnosed["cause"], diagnosed["phase"]) == ("gpu-oom", "backward")
     record(row(head, "`rehearse`: the training's failure, before the training", seconds))
+
+
+def test_a_search_tries_three_configurations(head: Head, material: Path, record: Recorder) -> None:
+    write_script(head.folder, material, ppo_max_token_len_per_gpu=1024)
+    search = {"trials": 3, "probe_steps": 2, "confirm": 1, "vary": ["tokens_per_microbatch", "recompute"]}
+    write_job(head, goal={"steps": 3}, search=search)
+    events, seconds = ran(head, "search", "--no-rehearse", "job.yaml")
+    tried = {json.dumps(event["knobs"], sort_keys=True) for event in of(events, "started")}
+    assert len(tried) >= 3 and not of(events, "diagnosed")
+    settings = [re.findall(r"'ppo_max_token_len_per_gpu': (\d+)", log.read_text()) for log in logs(head)]
+    assert len({values[0] for values in settings}) > 1  # verl itself had them
+    record(row(head, "`search` of three trials", seconds, played=""))
