@@ -25,6 +25,15 @@ def with_gpu_memory(job: Job, cluster: Cluster) -> Job:
     return msgspec.structs.replace(job, cluster=spec)
 
 
+def with_stated_gpus(cluster: Cluster, stated: Cluster) -> Cluster:
+    """Return the cluster with the memory that a job states for GPUs that NVML could not measure."""
+    if cluster.gpu_memory_bytes or not cluster.gpus_per_node:
+        return cluster
+    return msgspec.structs.replace(
+        cluster, gpu_memory_bytes=stated.gpu_memory_bytes, gpu_name=stated.gpu_name
+    )
+
+
 def on_gpus(job: Job, *, nodes: int, per_node: int) -> tuple[Job, tuple[str, ...]]:
     """Return a job with its framework's own sizes set to a number of GPUs, and what was changed.
 

@@ -97,8 +97,8 @@ class ClusterKeys(Section):
         None,
         alias="gpu_memory",
         description=(
-            "Memory of one GPU, 1GiB to 1TiB. `null`: measured. A value that differs from the measured one by"
-            " more than 3 % is an error."
+            "Memory of one GPU, 1GiB to 1TiB. `null`: measured, if NVML answers. A value that differs from"
+            " the measured one by more than 3 % is an error."
         ),
     )
     host_memory_bytes: OrNull[HostMemory] = _key(
@@ -113,7 +113,7 @@ class ClusterKeys(Section):
         None,
         description=(
             "GPU model of the cluster, such as `H100-80GB`, `MI300X` or `Ascend-910B`: gives memory and speed"
-            " for a `plan` elsewhere. On the cluster, measured values are used."
+            " for a `plan` elsewhere. On the cluster, measured values are used, where there are any."
         ),
     )
     wait_for_nodes_s: OrNull[Duration] = _key(

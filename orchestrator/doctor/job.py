@@ -84,6 +84,7 @@ def cluster_of(address: str, nodes: tuple[tuple[NodeFacts, int], ...]) -> Cluste
                 Card(index=c.index, used_bytes=c.used_bytes, total_bytes=c.total_bytes, utilisation=0.0)
                 for c in facts.cards
             ),
+            has_nvml=bool(facts.driver),
             card_name=facts.cards[0].name if facts.cards else "",
         )
         for facts, _ in nodes

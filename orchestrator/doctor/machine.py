@@ -79,7 +79,15 @@ def _gpus(node: str, facts: NodeFacts, offered: int) -> Iterator[Check]:
     shown = f"{len(cards)} × {' and '.join(names)}" if cards else "no GPUs"
     if len(names) == 1:
         shown += f", {show_gib(min(card.total_bytes for card in cards))} each"
-    if offered > len(cards) + len(facts.faults):
+    if offered and not facts.driver:
+        yield warned(
+            "gpus",
+            f"Ray offers {offered} GPUs; NVML does not answer, so their memory cannot be measured",
+            node=node,
+            hint="if they are NVIDIA's, look at `nvidia-smi` on the node; otherwise set `cluster.gpu` or"
+            " `cluster.gpu_memory` in the job",
+        )
+    elif offered > len(cards) + len(facts.faults):
         yield failed(
             "gpus",
             f"Ray offers {offered} GPUs, NVML sees {shown}",

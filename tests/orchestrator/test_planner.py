@@ -78,6 +78,7 @@ def test_this_machines_memory_is_the_hosts_only_where_the_job_can_run_here(
     here = Machine(
         host_total_bytes=24 << 30,
         cards=tuple(Card(index=i, used_bytes=0, total_bytes=80 << 30, utilisation=0) for i in range(cards)),
+        has_nvml=True,
     )
     monkeypatch.setattr("autotune.orchestrator.config.loader.measure", lambda: here)
     job = tmp_path / "job.yaml"

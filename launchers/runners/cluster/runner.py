@@ -293,19 +293,23 @@ class RayRunner:
 def summarize(address: str, machines: list[Machine], offered: list[int]) -> Cluster:
     """Return the cluster that machines make, which offer so many GPUs each.
 
-    With cards anywhere, only the machines that have some count: a head without them may be small.
+    With GPUs anywhere, only the machines that have some count: a head without them may be small. Where NVML
+    does not answer, as with GPUs of AMD, the number that Ray offers counts; their memory is not known.
     """
-    counts = [min(len(machine.cards), gpus) for machine, gpus in zip(machines, offered, strict=True)]
-    with_cards = [machine for machine, count in zip(machines, counts, strict=True) if count]
-    counted = with_cards or machines
-    cards = [card for machine in with_cards for card in machine.cards]
+    counts = [
+        min(len(machine.cards), gpus) if machine.has_nvml else gpus
+        for machine, gpus in zip(machines, offered, strict=True)
+    ]
+    with_gpus = [machine for machine, count in zip(machines, counts, strict=True) if count]
+    counted = with_gpus or machines
+    cards = [card for machine in with_gpus for card in machine.cards]
     return Cluster(
         address=address,
         nodes=len(counted),
         gpus_per_node=min((count for count in counts if count), default=0),
         gpu_memory_bytes=min((card.total_bytes for card in cards), default=0),
         host_memory_bytes=min(machine.host_total_bytes for machine in counted),
-        gpu_name=with_cards[0].card_name if with_cards else "",
+        gpu_name=with_gpus[0].card_name if with_gpus else "",
     )
 
 

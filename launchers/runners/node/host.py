@@ -39,6 +39,7 @@ class Machine(Value, frozen=True, kw_only=True):
 
     host_total_bytes: int
     cards: tuple[Card, ...]
+    has_nvml: bool  # whether it answers; without it the machine may have GPUs of another vendor
     card_name: str = ""
 
 
@@ -46,7 +47,10 @@ def measure() -> Machine:
     """Return what this machine has; a card that cannot be read is not there."""
     cards = read_cards()
     return Machine(
-        host_total_bytes=read_host().total_bytes, cards=cards, card_name=card_name(0) if cards else ""
+        host_total_bytes=read_host().total_bytes,
+        cards=cards,
+        has_nvml=_nvml() is not None,
+        card_name=card_name(0) if cards else "",
     )
 
 
@@ -111,7 +115,7 @@ def _nvml() -> tuple[Any, tuple[Any, ...]] | None:
         count = pynvml.nvmlDeviceGetCount()
         return pynvml, tuple(pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count))
     except pynvml.NVMLError:
-        return None  # no driver or no card: a machine without GPUs
+        return None  # no driver: a machine without GPUs, or with GPUs of another vendor
 
 
 def held_bytes(card: Card) -> int:

@@ -29,9 +29,9 @@ from autotune.orchestrator.cli.shared.edit import (
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.cli.shared.taken_up import taken_up
 from autotune.orchestrator.clock import Clock
-from autotune.orchestrator.cluster_fit import with_gpu_memory
+from autotune.orchestrator.cluster_fit import with_gpu_memory, with_stated_gpus
 from autotune.orchestrator.config import secrets
-from autotune.orchestrator.config.loader import parse, written
+from autotune.orchestrator.config.loader import assumed, parse, written
 from autotune.orchestrator.driver import reconcile, rehearsal
 from autotune.orchestrator.driver.attempt import doubtful, end_doubtful
 from autotune.orchestrator.driver.capacity import await_to_measure
@@ -329,7 +329,7 @@ def _job(run: directory.RunFolder, history: History) -> Job:
 def _accept(
     run: directory.RunFolder, journal: Journal, runner: Runner, framework: Framework, job: Job
 ) -> None:
-    cluster, request = runner.cluster(), run.request
+    cluster, request = with_stated_gpus(runner.cluster(), assumed(job)), run.request
     connect.match(job, cluster)
     job = with_gpu_memory(job, cluster)
     reconcile.accept(

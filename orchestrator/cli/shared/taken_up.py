@@ -9,10 +9,10 @@ import msgspec
 from autotune.orchestrator import messages
 from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.cli.shared.edit import RequestedJob
-from autotune.orchestrator.cluster_fit import with_gpu_memory
+from autotune.orchestrator.cluster_fit import with_gpu_memory, with_stated_gpus
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.job_changes import concerns_training
-from autotune.orchestrator.config.loader import written
+from autotune.orchestrator.config.loader import assumed, written
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.attempt import doubtful
 from autotune.orchestrator.driver.context import RunContext
@@ -70,7 +70,7 @@ def _on_this_cluster(
     context: RunContext, job: Job, *, left: Cluster | None, changes: dict[str, tuple[Any, Any]]
 ) -> tuple[RunContext, Edited]:
     """Return the context of a job as it is on this cluster, and the row that says so."""
-    cluster = context.runner.cluster()
+    cluster = with_stated_gpus(context.runner.cluster(), assumed(job))
     connect.match(job, cluster)
     if left is not None:
         context.observer.say(

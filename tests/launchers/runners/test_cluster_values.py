@@ -12,8 +12,13 @@ GIB = 1 << 30
 CARD = Card(index=0, used_bytes=0, total_bytes=80 * GIB, utilisation=0.0)
 
 
-def machine(host: int, *, cards: int) -> Machine:
-    return Machine(host_total_bytes=host * GIB, cards=(CARD,) * cards, card_name="H100" if cards else "")
+def machine(host: int, *, cards: int, has_nvml: bool = True) -> Machine:
+    return Machine(
+        host_total_bytes=host * GIB,
+        cards=(CARD,) * cards,
+        has_nvml=has_nvml,
+        card_name="H100" if cards else "",
+    )
 
 
 def test_a_small_head_without_cards_does_not_count():
@@ -27,6 +32,15 @@ def test_a_small_head_without_cards_does_not_count():
 def test_without_cards_every_node_counts():
     cluster = summarize("a:1", [machine(8, cards=0), machine(16, cards=0)], [0, 0])
     assert (cluster.nodes, cluster.gpus_per_node, cluster.host_memory_bytes) == (2, 0, 8 * GIB)
+
+
+def test_gpus_that_nvml_does_not_know_are_as_many_as_ray_offers():
+    head, others = machine(8, cards=0, has_nvml=False), machine(900, cards=0, has_nvml=False)
+    cluster = summarize("a:1", [head, others], [0, 8])
+    assert (cluster.nodes, cluster.gpus_per_node, cluster.gpu_name) == (1, 8, "")
+    assert (cluster.gpu_memory_bytes, cluster.host_memory_bytes) == (0, 900 * GIB)
+    lost = summarize("a:1", [machine(900, cards=0)], [8])  # NVML answers and sees none
+    assert lost.gpus_per_node == 0
 
 
 def test_workers_get_every_variable_but_those_that_name_the_attempts_folder():

@@ -13,6 +13,7 @@ import pytest
 
 from autotune.launchers.runners.cluster.runner import RayRunner
 from autotune.orchestrator.cli.shared import connect
+from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.report import training
 from autotune.policies.values.events import Edited, Ended, Started
 from autotune.policies.values.history import accepted_of
@@ -112,6 +113,13 @@ def test_another_cluster_is_told_measured_and_kept(home: Path) -> None:
     ]
     (told,) = json.loads(run("status", now.run, "--json", cwd=home).out)["edits"]
     assert told == 'cluster.address "10.0.0.1:6379" → "10.0.0.2:6379"'
+
+
+def test_the_memory_of_gpus_that_cannot_be_measured_is_as_stated(home: Path) -> None:
+    (home / "job.yaml").write_text(JOB + "cluster: {gpus_per_node: 1, gpu: MI300X}\n")
+    assert run("launch", "job.yaml", cwd=home, play="tight_memory@10.0.0.1:6379+0").code == 0
+    cluster = accepted_of(the_run(home).history()).cluster
+    assert (cluster.gpus_per_node, cluster.gpu_memory_bytes) == (1, find_card("MI300X").memory_bytes)
 
 
 def test_the_same_cluster_is_not_told(home: Path) -> None:

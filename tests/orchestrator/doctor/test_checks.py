@@ -103,6 +103,7 @@ def test_a_node_without_fault_passes() -> None:
         ({"autotune": ""}, "autotune", Status.WARNING, "version unknown; here it is 0.1.0"),
         ({"autotune": "0.0.9"}, "autotune", Status.FAILED, "0.0.9; here it is 0.1.0"),
         ({"cards": NODE.cards[:3]}, "gpus", Status.FAILED, "Ray offers 4 GPUs, NVML sees 3 ×"),
+        ({"cards": (), "driver": ""}, "gpus", Status.WARNING, "Ray offers 4 GPUs; NVML does not answer"),
         ({"faults": ("GPU 4 cannot be read: GPU is lost",)}, "gpus", Status.FAILED, "GPU is lost"),
         ({"shm_free_bytes": 64 << 20, "shm_total_bytes": 64 << 20}, "shm", Status.WARNING, "64.0 MiB free"),
         (
@@ -220,6 +221,11 @@ def test_another_release_than_the_settings_are_of_is_told() -> None:
 
 def of_cluster(text: str, *nodes: tuple[NodeFacts, int]) -> list[Check]:
     return list(cluster_checks(job(text), cluster_of("a:1", nodes)))
+
+
+def test_gpus_that_nvml_does_not_know_are_there() -> None:
+    (check,) = of_cluster(VERL, (with_(cards=(), driver=""), 4))
+    assert check.status is Status.OK and check.what == "the job's 1 × 4 GPUs are there"
 
 
 def test_nodes_that_a_launch_waits_for_are_no_failure() -> None:
