@@ -71,6 +71,7 @@ class Layout:
     compute_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
+    autocast: bool = False
 
     @property
     def state_bytes(self) -> int:
@@ -83,6 +84,14 @@ LAYOUTS = {
         strategy="none", parameter_bytes=4, compute_bytes=4, gradient_bytes=4, optimizer_bytes=8
     ),
     "bf16": Layout(strategy="none", parameter_bytes=2, compute_bytes=2, gradient_bytes=2, optimizer_bytes=4),
+    "autocast": Layout(
+        strategy="none",
+        parameter_bytes=4,
+        compute_bytes=2,
+        gradient_bytes=4,
+        optimizer_bytes=8,
+        autocast=True,
+    ),
     "fsdp2": Layout(
         strategy="fsdp2", parameter_bytes=4, compute_bytes=2, gradient_bytes=4, optimizer_bytes=8
     ),

@@ -57,12 +57,12 @@ TINY = {"hidden": 64, "layers": 2, "heads": 4, "kv": 2, "inner": 128, "vocab": 5
 HALF_BILLION = {"hidden": 896, "layers": 24, "heads": 14, "kv": 2, "inner": 4864, "vocab": 151936}
 
 
-def sizes(name: str, total_bytes: int) -> Sizes:
+def sizes(step: str, total_bytes: int) -> Sizes:
     """Return sizes that are too large for a card; of a processor, which has no bytes, tiny ones."""
     if not total_bytes:
         return Sizes(shape=TINY, prompts=8, samples=4, short=8, long=24, response=8, update_tokens=1024)
     times = 1 if total_bytes < 100 * GIB else 2
-    if name == "trl":
+    if STEPS[step][0] == "trl":
         return Sizes(shape=HALF_BILLION, prompts=8 * times, samples=8, short=64, long=960, response=64)
     return Sizes(
         shape=HALF_BILLION,
@@ -71,7 +71,8 @@ def sizes(name: str, total_bytes: int) -> Sizes:
         short=64,
         long=2000,
         response=32,
-        update_tokens=65536 * times,
+        update_tokens=(16384 if step == "verl-log-prob" else 65536) * times,
+        score_tokens=65536 * times if step == "verl-log-prob" else 16384,
         steps=2,
     )
 
@@ -160,7 +161,12 @@ def verl_job(material: Path, size: Sizes, *, cpu: bool) -> dict[str, Any]:
 
 JOBS = {"trl": trl_job, "verl": verl_job}
 # A framework, and whether autotune may make passes smaller without a restart.
-STEPS = {"trl": ("trl", False), "verl": ("verl", False), "trl-in-place": ("trl", True)}
+STEPS = {
+    "trl": ("trl", False),
+    "verl": ("verl", False),
+    "verl-log-prob": ("verl", False),
+    "trl-in-place": ("trl", True),
+}
 
 
 def interpreter(name: str, packages: Path | None, work: Path) -> str:
@@ -307,7 +313,7 @@ def prepared(
 ) -> dict[str, Any]:
     """Write what a step's job needs into its folder; return the job."""
     name, in_place = STEPS[step]
-    size = sizes(name, total_bytes)
+    size = sizes(step, total_bytes)
     material = write_material(folder, size, python, variables)
     return {
         "name": step,

@@ -134,13 +134,15 @@ def run(case: Case, phases: Phases) -> None:
     batches = [
         torch.randint(vocabulary, (case.rows, case.length), device=kind) for _ in range(case.microbatches)
     ]
+    mixed = torch.autocast(kind, torch.bfloat16, enabled=LAYOUTS[case.layout].autocast)
     for step in (1, 2):
         phases.step = step
         with phases("log_prob"), torch.no_grad():
             for batch in batches:
-                policy(batch, prompt=case.prompt_tokens)
+                with mixed:
+                    policy(batch, prompt=case.prompt_tokens)
         for batch in batches:
-            with phases("forward"):
+            with phases("forward"), mixed:
                 loss = policy(batch, prompt=case.prompt_tokens).mean()
             with phases("backward"):
                 loss.backward()

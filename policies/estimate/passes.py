@@ -11,7 +11,14 @@ from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.experts import gathered_rows, moving, recomputed
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats
-from autotune.policies.estimate.shapes import FP32, gradient_set, kept_at_the_end, kept_by_layer, working_set
+from autotune.policies.estimate.shapes import (
+    FP32,
+    gradient_set,
+    kept_at_the_end,
+    kept_by_layer,
+    parameters,
+    working_set,
+)
 from autotune.policies.estimate.stages import Stage, in_flight, stages_of
 from autotune.policies.values.architecture.model import Model
 
@@ -31,6 +38,7 @@ class Pass:
     backward: Floats  # one layer's transient gradients
     moving: Floats  # rows on their way to experts and back, in forward, beside what a layer keeps
     offloaded: Floats  # of `kept`, in host memory
+    casts: Floats  # weights in the type of the products, which autocast keeps until the pass ends
 
 
 # Of multi-token prediction: what three norms and the product of two rows that are joined keep.
@@ -44,6 +52,7 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     """
     stage = stage or stages_of(model, load.layout)[0]
     size = load.layout.compute_bytes
+    stream = FP32 if load.layout.autocast else size  # bytes per element of the residual stream
     megatron = load.layout.strategy == "megatron"
     masked = load.layout.masked_attention
     # Without a mask PyTorch is given grouped heads, for which it has no fused kernel in fp32: it keeps the
@@ -52,8 +61,12 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     repeated = masked or unfused
     scores = size * load.sequence * model.heads / load.tensor * unfused
     fp8 = load.layout.fp8
-    kept = kept_by_layer(model, element_bytes=size, repeated_kv=repeated, fused=megatron, fp8=fp8)
-    fused = kept_by_layer(model, element_bytes=size, repeated_kv=repeated, fused=True, fp8=fp8)
+    kept = kept_by_layer(
+        model, element_bytes=size, repeated_kv=repeated, fused=megatron, fp8=fp8, stream_bytes=stream
+    )
+    fused = kept_by_layer(
+        model, element_bytes=size, repeated_kv=repeated, fused=True, fp8=fp8, stream_bytes=stream
+    )
     mask = load.sequence * masked  # elements per token; each layer's copy has the type of the pass
     # Sequence parallelism splits what is outside of tensor parallelism. Megatron's always comes with it and
     # gathers a product's input again in backward; DTensor's keeps the gathered one.
@@ -64,9 +77,11 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     routed = np.where(load.fused, fused.experts, kept.experts) / load.tensor
     copies = gathered_rows(load.layout, load.tensor) if megatron else np.ones(load.count)
     routed = routed + np.where(load.fused, fused.rows, kept.rows) * (copies - 1.0) / load.tensor
-    layer = (whole + split + routed + size * mask + scores) * tokens
+    counts = parameters(model)
+    cast = size * (counts.attention + counts.mlp + counts.experts) * load.layout.autocast
+    layer = (whole + split + routed + size * mask + scores) * tokens + cast
     attention = size * model.heads * model.head_dim / load.tensor * tokens
-    inputs = size * model.hidden / whole_split * tokens
+    inputs = stream * model.hidden / whole_split * tokens
     selective = layer * load.layout.selective_share if load.layout.selective_share else layer - attention
     modules = load.layout.recompute_modules if megatron else ()
     if modules:
@@ -78,13 +93,14 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     all_layers = per_layer * (stage.layers + stage.predicting) * in_flight(load, stage)
     streamed = np.where(load.activation_offload, all_layers, 0.0)
     # In fp32 the input that recomputation starts from is itself what the first norm keeps.
-    again = np.where(load.recompute_full, layer - inputs * (size == FP32), 0.0)
+    again = np.where(load.recompute_full, layer - inputs * (stream == FP32), 0.0)
     if modules:
         again = np.where(load.recompute_selective, layer - selective, again)
     gradients, rows = gradient_set(model, element_bytes=size), size * model.hidden
     # Of the widest instants four rows, and two of their gradients, are of the residual stream.
-    working = (working_set(model, element_bytes=size) - 4.0 * rows) / load.tensor + 4.0 * rows / whole_split
-    backward = (gradients - 2.0 * rows) / load.tensor + 2.0 * rows / whole_split
+    streaming = stream * model.hidden / whole_split
+    working = (working_set(model, element_bytes=size) - 4.0 * rows) / load.tensor + 4.0 * streaming
+    backward = (gradients - 2.0 * rows) / load.tensor + 2.0 * streaming
     if load.layout.sequence_parallel and not megatron:
         # While an MLP's result is scattered: its input, this rank's part and a copy in the scatter's order.
         scattering = 3.0 * rows + (2.5 * rows + size * model.intermediate) / load.tensor
@@ -94,7 +110,8 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     working = np.maximum(working, routing.scored + 4.0 * rows / whole_split)
     backward = np.maximum(backward, routing.backward + 2.0 * rows / whole_split)
     last = 0.0 if megatron else size * model.hidden  # the head's input
-    at_end = last + (kept_at_the_end(model, element_bytes=size, fused=megatron) - last) / whole_split
+    ends = kept_at_the_end(model, element_bytes=size, fused=megatron, stream_bytes=stream)
+    at_end = last + (ends - last) / whole_split
     return Pass(
         layer=layer,
         kept_layer=per_layer,
@@ -107,6 +124,7 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
         backward=backward * tokens,
         moving=routing.forward * tokens,
         offloaded=streamed,
+        casts=cast * stage.layers + np.zeros(load.count),
     )
 
 

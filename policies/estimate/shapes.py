@@ -165,6 +165,7 @@ def kept_by_layer(
     repeated_kv: bool = False,
     fused: bool = False,
     fp8: bool = False,
+    stream_bytes: int = 0,
 ) -> Kept:
     """Return what autograd saves in one layer of the model as transformers writes it.
 
@@ -174,13 +175,19 @@ def kept_by_layer(
     `repeated_kv`: keys and values are repeated for grouped heads, as with a mask. `fused` is a model whose
     norms, gates and rotations are single kernels that keep their inputs alone (Liger, Transformer Engine).
     `fp8`: a product keeps its input in fp8; what attention, norms and router keep stays as it is.
+    `stream_bytes`: per element of the residual stream where it is wider than the products, as autocast leaves
+    it; each product then keeps a copy of its input (0: as `element_bytes`).
     """
     size, share = element_bytes, shares(model)
     hidden, wide, narrow = model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim
     norm = _norm(model, element_bytes=size, fused=fused)
     mixers = share.attention + share.linear
     inputs = size * hidden * (mixers + share.dense + share.sparse if model.norms_per_layer > 1 else 1)
-    whole = inputs + model.norms_per_layer * (norm * hidden + _RSQRT)
+    stream_norm = norm
+    if stream_bytes and stream_bytes != size:
+        inputs = size * hidden * _products_of_stream(model)
+        stream_norm = _norm(model, element_bytes=stream_bytes, fused=fused)
+    whole = inputs + model.norms_per_layer * (stream_norm * hidden + _RSQRT)
     split = share.linear * _linear_kept(model, element_bytes=size)
     if model.kv_lora_rank:
         whole += share.attention * (norm + size) * (model.q_lora_rank + model.kv_lora_rank)
@@ -219,6 +226,15 @@ def kept_by_layer(
     return Kept(whole, split, experts, entering)
 
 
+def _products_of_stream(model: Model) -> float:
+    """Return how many products of a layer read the residual stream; experts' own rows are counted apart."""
+    share = shares(model)
+    attention = 2 if model.kv_lora_rank else 1 if model.fused_qkv else 3
+    inner = 2 if model.gated and not model.fused_gate else 1
+    sparse = 1 + (inner + model.shared_gate if model.shared_intermediate else 0)
+    return share.attention * attention + share.linear + share.dense * inner + share.sparse * sparse
+
+
 def _kept_by_heads(model: Model, *, size: int, repeated_kv: bool, fused: bool) -> float:
     """Return bytes per token of attention's operands and its result."""
     wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -239,9 +255,9 @@ def _kept_by_heads(model: Model, *, size: int, repeated_kv: bool, fused: bool) -
     return kept
 
 
-def kept_at_the_end(model: Model, *, element_bytes: int, fused: bool = False) -> float:
+def kept_at_the_end(model: Model, *, element_bytes: int, fused: bool = False, stream_bytes: int = 0) -> float:
     """Return bytes per token that the final norm and the head keep, and the tanh that bounds the logits."""
-    norm = _norm(model, element_bytes=element_bytes, fused=fused)
+    norm = _norm(model, element_bytes=stream_bytes or element_bytes, fused=fused)
     bounded = element_bytes * model.vocab * (model.softcap and not fused)
     return (norm + element_bytes) * model.hidden + _RSQRT + bounded
 

@@ -192,7 +192,12 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
         return largest(load.count, (sizes,), of_equal_sizes)
 
     def scoring(gathered: Floats, **sizes: Floats) -> dict[str, Floats]:
-        return {"weights": passing + gathered, "gradients": idle, "optimizer": moments, **sizes}
+        return {
+            "weights": passing + score.casts + gathered,
+            "gradients": idle,
+            "optimizer": moments,
+            **sizes,
+        }
 
     def training(instants: Instants, *, reducing: Floats) -> Floats:
         resident = ((passing + sizes.pop("gathered", 0.0), sizes) for sizes in instants)

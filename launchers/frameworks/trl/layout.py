@@ -7,6 +7,7 @@ from autotune.launchers.frameworks.hugging_face.layout import layout as shared
 from autotune.launchers.frameworks.trl.config import Config
 from autotune.policies.values.architecture.model import Layout
 
+_FP32 = 4
 _TILE = 4096, 32768  # tokens and words of the vocabulary at once, trl/kernels/chunked_logprob.py
 
 
@@ -25,6 +26,8 @@ def layout(config: Config) -> Layout:
         config,
         stored=width,
         compute_bytes=2 if half else 4,
+        # FSDP and DeepSpeed cast their weights themselves.
+        autocast=half and width == _FP32 and not config.is_sharded,
         optimizer_bytes=torch_state_bytes(str(config.get("optim")), parameter_bytes=width),
         reference=bool(config.get("beta")) and not config.on("use_peft"),
         lora_rank=config.count("lora_r") if config.on("use_peft") else 0,

@@ -31,7 +31,8 @@ class Gradients:
 
 def forward(load: Load, gathers: Gathers, run: Pass, logits: Logits, gradients: Gradients) -> Instants:
     """Yield the candidates for forward's largest instant."""
-    earlier, within = gradients.earlier, _within(run)
+    earlier = gradients.earlier
+    within = _within(run) + np.where(load.recompute_full, run.casts, 0.0)
     alone = np.maximum(run.inputs, run.moving)
     unkept = np.where(load.recompute_full, np.maximum(0.0, run.working - 2.0 * run.inputs), alone)
     last = within + run.ends

@@ -115,6 +115,7 @@ class Layout(Value, frozen=True, kw_only=True):
     engine_ranks: int = 0  # devices of all rollout engines together; colocated: the trainer's own
     parameter_bytes: int = 4  # per resident (sharded) parameter: 4 where FSDP keeps fp32
     compute_bytes: int = 2  # per parameter and activation inside a pass
+    autocast: bool = False  # weights and residual stream stay in fp32, products are cast (torch.autocast)
     gradient_bytes: int = 4  # per parameter
     reduce_bytes: int = 0  # per parameter in a reduce-scatter's input; 0: as gradient_bytes
     optimizer_bytes: int = 8  # per parameter; 12 with an fp32 master copy of its own
