@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,50 +96,56 @@ def _available() -> int:
     return int(line.split()[1]) << 10
 
 
-def one(case: str, value: int) -> dict[str, Any]:
-    """Run a case and return what it took."""
+def rows(case: str, values: list[int]) -> Iterator[dict[str, Any]]:
+    """Run a case with each value and yield what it adds to this process; nothing is freed in between."""
     torch.zeros(1, device="cuda")
     torch.ones(1, pin_memory=True)
-    before, free = _resident("VmRSS"), _available()
-    size, kept = CASES[case](value)
-    torch.cuda.synchronize()
-    stats = torch.cuda.host_memory_stats()
-    found = {
-        "tensors_bytes": size,
-        "resident_bytes": _resident("VmRSS") - before,
-        "peak_bytes": _resident("VmHWM") - before,
-        "machine_bytes": free - _available(),
-        "allocator": {key: value for key, value in stats.items() if key.endswith("bytes.current")},
-    }
-    del kept
-    return found
+    kept = []
+    for value in values:
+        before, free = _resident("VmRSS"), _available()
+        size, new = CASES[case](value)
+        torch.cuda.synchronize()
+        kept.append(new)
+        yield {
+            "value": value,
+            "tensors_bytes": size,
+            "resident_bytes": _resident("VmRSS") - before,
+            "peak_bytes": _resident("VmHWM") - before,
+            "machine_bytes": free - _available(),
+            "allocator": {  # of page-locked memory, in all
+                key: size for key, size in torch.cuda.host_memory_stats().items() if key.endswith(".current")
+            },
+        }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure every case; return 3 where there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--one", nargs=2, metavar=("CASE", "VALUE"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs="+", metavar=("CASE", "VALUE"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.stderr.write("no GPU: PyTorch sees no CUDA device\n")
         return 3
     if options.one:
-        print(json.dumps(one(options.one[0], int(options.one[1]))))
+        for row in rows(options.one[0], [int(value) for value in options.one[1:]]):
+            print("row:" + json.dumps(row), flush=True)
         return 0
-    planned = [("pinned", size, setting) for setting in _ALLOCATORS for size in _SIZES]
-    planned += [("moved", 0, setting) for setting in _ALLOCATORS]
-    planned += [(case, value, "") for case in ("offloaded", "staged") for value in (0, 1)]
+    planned: list[tuple[str, tuple[int, ...], str]] = []
+    planned += [("pinned", _SIZES, setting) for setting in _ALLOCATORS]
+    planned += [("moved", (0,), setting) for setting in _ALLOCATORS]
+    planned += [(case, (value,), "") for case in ("offloaded", "staged") for value in (0, 1)]
     common = {"hardware": torch.cuda.get_device_name(), "torch": torch.__version__}
     with options.out.open("a") as file:
-        for case, value, setting in planned:
-            command = [sys.executable, __file__, "--out", "-", "--one", case, str(value)]
+        for case, values, setting in planned:
+            command = [sys.executable, __file__, "--out", "-", "--one", case, *map(str, values)]
             variables = {**os.environ, "PYTORCH_ALLOC_CONF": setting}
             child = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-            found = json.loads(child.stdout.splitlines()[-1]) if child.returncode == 0 else {}
-            line = {"case": case, "value": value, "setting": setting, **common, **found}
-            line |= {"error": child.stderr[-400:]} if child.returncode else {}
-            file.write(json.dumps(line, sort_keys=True) + "\n")
+            found = [json.loads(line[4:]) for line in child.stdout.splitlines() if line.startswith("row:")]
+            if child.returncode:
+                found.append({"error": child.stderr[-400:]})
+            for row in found:
+                file.write(json.dumps({"case": case, "setting": setting, **common, **row}) + "\n")
             file.flush()
     return 0
 
