@@ -10,7 +10,8 @@ from benchmarks.facts.dataclass_fields import Field, declared, fields_of, read
 from benchmarks.facts.pins import versions
 
 FILES = (
-    r"swift/(arguments/.*|trainers/arguments\.py|rlhf_trainers/args_mixin\.py|ray_utils/arguments\.py)"
+    r"swift/(arguments/.*|trainers/arguments\.py|rlhf_trainers/args_mixin\.py|ray_utils/arguments\.py"
+    r"|llm/argument/.*|trainers/rlhf_arguments\.py)"  # before 4.0
     r"|transformers/training_args(_seq2seq)?\.py"
 )
 BELOW = ("transformers",)
@@ -18,7 +19,6 @@ _ROOT, _BELOW_ROOT = "RLHFArguments", "Seq2SeqTrainingArguments"
 # What RLHFArguments fills in after its fields where `--rlhf_type grpo` is given (arguments/rlhf_args.py).
 _OF_GRPO = {
     "beta": 0.04,
-    "loss_type": "grpo",
     "gradient_accumulation_steps": 1,
     "dataloader_num_workers": 1,
     "optim": "adamw_torch_fused",  # of torch 2.8 on
@@ -29,7 +29,14 @@ def facts(root: Path) -> dict[str, Any]:
     """Return what `swift rlhf` takes: types and defaults, `any` for no plain value."""
     found = _inherited(fields_of(_BELOW_ROOT, read(root / "transformers")), root / "swift")
     below = versions(root)["transformers"]
-    return {"source": f"ms-swift with transformers-{below}", **declared(found, _OF_GRPO)}
+    filled = _OF_GRPO | {"loss_type": _loss(root / "swift")}
+    return {"source": f"ms-swift with transformers-{below}", **declared(found, filled)}
+
+
+def _loss(root: Path) -> str:
+    """Return the loss where none is named: before 3.3 the only one, a mean over the tokens of a pass."""
+    (file,) = root.rglob("rlhf_args.py")
+    return "grpo" if "self.loss_type = 'grpo'" in file.read_text() else "bnpo"
 
 
 def _inherited(below: dict[str, Field], root: Path) -> dict[str, Field]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -10,14 +10,17 @@ from packaging.version import Version
 
 
 class Renamed(NamedTuple):
-    """A setting, or a section, that releases before `since` call `old` and later ones `new`.
+    """A setting, or a section, that releases before `since` call `old`; later ones have `new`.
 
-    A job is read and written under the name that its release has.
+    A job is read and written under the name that it uses, else the one that its release has: some releases
+    go on taking `old` for a while.
     """
 
     old: str
     new: str = ""  # empty: no setting took its place
-    since: str = ""  # the first release without `old`; empty: no release on record has it
+    # The first release with `new`, or without `old` where nothing took its place; empty: none on record has
+    # `old`.
+    since: str = ""
     hint: str = ""  # what a user of `old` should write or know, where that is not `new` alone
     default: Any = None  # before `since`, where it was another one
 
@@ -28,6 +31,34 @@ def names_in(renamed: tuple[Renamed, ...], release: str) -> Mapping[str, str]:
     return {
         row.new: row.old for row in renamed if row.new and row.since and Version(release) < Version(row.since)
     }
+
+
+def names_of(renamed: Iterable[Renamed], given: Collection[str]) -> dict[str, str]:
+    """Return the older names that a job's settings have, by the newer ones.
+
+    Of a setting that it writes under both names the newer one counts.
+    """
+    return {
+        row.new: row.old
+        for row in renamed
+        if row.new and row.since and _holds(given, row.old) and not _holds(given, row.new)
+    }
+
+
+def release_before(renamed: Iterable[Renamed], given: Collection[str], releases: Iterable[str]) -> str:
+    """Return the newest of some releases that has every older name of a job; empty where it has none.
+
+    Where none of them is so old, it is the oldest.
+    """
+    ends = [Version(row.since) for row in renamed if row.since and _holds(given, row.old)]
+    known = sorted(releases, key=Version)
+    if not ends or not known:
+        return ""
+    return next((each for each in reversed(known) if Version(each) < min(ends)), known[0])
+
+
+def _holds(given: Collection[str], name: str) -> bool:
+    return name in given or any(each.startswith(f"{name}.") for each in given)
 
 
 def translated(key: str, names: Mapping[str, str]) -> str:

@@ -15,20 +15,22 @@ class Release(NamedTuple):
     exact: bool  # whether it is the job's own
 
 
-def choose(wanted: str | None, known: Iterable[str]) -> Release:
+def choose(wanted: str | None, known: Iterable[str], older: Iterable[str] = ()) -> Release:
     """Return the known release for a version: itself, else the next older one, else the oldest.
 
     The newest one where the version is not known or is none. A local version (`0.9.1+cu128`) is the release
-    that it was built from; a development version is not the release that it precedes.
+    that it was built from; a development version is not the release that it precedes. Of the `older` ones
+    names and defaults are on record, but not their rules: they are never exact.
     """
-    releases = sorted(map(Version, known))
+    ruled = set(map(Version, known))
+    every = sorted(ruled.union(map(Version, older)))
     try:
         own = Version(Version(wanted or "").public)
     except InvalidVersion:
-        return Release(str(releases[-1]), exact=False)
-    older = [release for release in releases if release <= own]
-    nearest = older[-1] if older else releases[0]
-    return Release(str(nearest), exact=nearest == own)
+        return Release(str(every[-1]), exact=False)
+    before = [release for release in every if release <= own]
+    nearest = before[-1] if before else every[0]
+    return Release(str(nearest), exact=nearest == own and nearest in ruled)
 
 
 def within(versions: Mapping[str, str], since: Mapping[str, str], until: Mapping[str, str]) -> bool:

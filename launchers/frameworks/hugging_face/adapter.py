@@ -14,6 +14,7 @@ from autotune.launchers.base import Problem, Tracked
 from autotune.launchers.frameworks.core import trackers
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.data import package_of
+from autotune.launchers.frameworks.core.renames import replacement
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import parsed_value
@@ -128,7 +129,8 @@ class HuggingFaceTrainer(TabularFramework[C]):
         for place, values in (("settings", config.job.settings), ("config", config.job.document)):
             for name in (name for name in values if name not in known):
                 message = f"{self.title} {config.release.version} has no setting `{name}`"
-                yield Problem(path=(place, name), message=message, hint=suggestion(str(name), config.keys))
+                hint = replacement(self.table.renamed, str(name)) or suggestion(str(name), config.keys)
+                yield Problem(path=(place, name), message=message, hint=hint)
 
     def is_certain(self, config: C, problem: Problem) -> bool:
         """Return whether an unknown setting is a mistake, which no older transformers takes either."""
@@ -196,7 +198,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
                 changed |= config.with_micro(value)
             else:
                 changed[name] = config.with_mode(name, value) if name in ENVIRONMENT else value
-        return changed
+        return {config.named(name): value for name, value in changed.items()}
 
     def run_settings(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return where checkpoints lie, and how often they come where the job does not say."""

@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from autotune.launchers.frameworks.core import host_allocators, residency
-from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects.flags import parsed_value
 from autotune.launchers.frameworks.dialects.settings import Settings
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, facts
@@ -43,11 +42,13 @@ class TrainerSettings(DeclaredSettings):
     router_by_default: ClassVar[bool] = False  # whether a loss has the router's term where no setting says so
 
     def __init__(self, job: Job, package: str, releases: tuple[str, ...]) -> None:
-        self.job = job
-        self.release, self.code = choose(job.framework_version, releases), job.own_code
+        self.job, self.code = job, job.own_code
+        self.given, spelled = dict(job.settings), {**job.document, **job.settings}
+        self.spelled = frozenset(spelled)
+        self.release = self.release_of(job, spelled, releases)
         self.facts = facts(package, self.release.version)
-        self.given = dict(job.settings)
-        self.written = {**job.document, **job.settings}
+        newer = {old: new for new, old in self.older_names.items()}
+        self.written = {newer.get(name, name): value for name, value in spelled.items()}  # by today's names
         self.is_own = True
         self.keys = frozenset(self.facts.types)
         Settings.__init__(self, self.written, self.facts.defaults)
@@ -63,7 +64,11 @@ class TrainerSettings(DeclaredSettings):
         value = self.written.get(key)
         if isinstance(value, str):
             value = parsed_value(value.capitalize() if value in ("true", "false") else value)
-        return self.facts.defaults.get(key) if value is None else value
+        return self.facts.defaults.get(self.named(key)) if value is None else value
+
+    def has(self, key: str) -> bool:
+        """Return whether the job itself, or its file, sets a key under any of its names."""
+        return key in self.written
 
     def on(self, name: str) -> bool:
         """Return whether a switch is on."""
@@ -71,7 +76,7 @@ class TrainerSettings(DeclaredSettings):
 
     def kind(self, name: str) -> str:
         """Return the type of a setting, such as `int?`; empty where any value may be right."""
-        return self.facts.types.get(name, "")
+        return self.facts.types.get(self.named(name), "")
 
     def variable(self, name: str) -> str:
         """Return a variable of the environment, as the settings or `env:` give it."""
@@ -112,7 +117,8 @@ class TrainerSettings(DeclaredSettings):
     @property
     def knows_all(self) -> bool:
         """Whether the facts are those of the release that the job runs, patch releases included."""
-        return (self.job.framework_version or "").startswith(self.release.version.rpartition(".")[0] + ".")
+        own = (self.job.framework_version or "").startswith(self.release.version.rpartition(".")[0] + ".")
+        return own and self.release.version not in self.older
 
     @property
     def heads(self) -> int:

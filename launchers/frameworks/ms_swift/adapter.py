@@ -78,7 +78,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
         torchrun = [word for name in given for word in (f"--{name.lower()}", config.env[name])]
         launcher = (*_TORCHRUN, *torchrun) if {PROCESSES, "NNODES"} & config.env.keys() else ("{python}",)
         every = {**config.written, **own, "add_version": False}
-        words = {name: value for name, value in every.items() if name not in ENVIRONMENT}
+        words = {config.named(name): value for name, value in every.items() if name not in ENVIRONMENT}
         return (*launcher, *entry, _MODULE, *arguments(words))
 
     def environment(self, config: Config, job: Job, run: str) -> dict[str, str]:

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.hugging_face.settings import SPREAD, TrainerSettings
 from autotune.policies.values.job import Job
 
 RELEASES = ("4.5.3", "4.6.0")
+OLDER = ("3.2.2", "3.5.3", "3.8.3", "3.12.6")  # of which names and defaults are on record
+RENAMED = (
+    Renamed("train_type", "tuner_type", since="4.0.0"),
+    Renamed("tensor_parallel_size", "vllm_tensor_parallel_size", since="3.5.0"),
+    Renamed("use_liger", "use_liger_kernel", since="3.3.0"),
+    Renamed("multi_turn_func", "multi_turn_scheduler", since="3.6.0"),
+    Renamed("num_infer_workers", since="3.6.0", hint="write vllm_mode: colocate, or server"),
+    Renamed("vllm_device", since="3.6.0", hint="write vllm_mode: colocate, or server"),
+    Renamed("use_lmdeploy", since="3.5.0", hint="it was removed: use_vllm"),
+)
 PROCESSES = "NPROC_PER_NODE"
 # What `swift` hands to torchrun (cli/main.py), in its order.
 LAUNCH_VARIABLES = (PROCESSES, "MASTER_PORT", "NNODES", "NODE_RANK", "MASTER_ADDR")
@@ -36,6 +47,9 @@ _BY_PASS = ("dapo", "cispo", "fipo")
 class Config(TrainerSettings):
     """The effective values of a job's settings."""
 
+    renamed = RENAMED
+    older = OLDER
+
     def __init__(self, job: Job) -> None:
         super().__init__(job, __package__, RELEASES)
         section = self.written.pop("ENV", None)  # variables of the file
@@ -45,11 +59,30 @@ class Config(TrainerSettings):
     def get(self, key: str) -> Any:
         """Return a setting's value as `swift rlhf` fills it in."""
         value = super().get(key)
+        if key == "vllm_mode" and (not self.kind(key) or key in self.facts.defaults):
+            return self._mode_by_server if self.on("use_vllm") else None  # until 3.9
         if key == "eval_strategy" and (value is None or not self._has_validation_data):
             return super().get("save_strategy") if self._has_validation_data else "no"
         if key == "loss_type" and isinstance(value, list) and len(value) == 1:
             return value[0]
         return value
+
+    @property
+    def _mode_by_server(self) -> str:
+        """Where vLLM generates in releases that have no say in it but by the address of a server."""
+        has_server = self.get("vllm_server_host") or self.get("vllm_server_base_url")
+        return "server" if has_server else "colocate"
+
+    @property
+    def colocated(self) -> bool:
+        """Whether vLLM generates in the trainer's processes; before 3.6 it may have cards of its own."""
+        engines = self.count("num_infer_workers")
+        return self.on("use_vllm") and self.get("vllm_mode") == "colocate" and engines in (0, self.processes)
+
+    @property
+    def spreads_generations(self) -> bool:
+        """Whether a generation may have several passes: before 3.5 each pass has its own."""
+        return bool(self.kind(SPREAD))
 
     @property
     def _has_validation_data(self) -> bool:

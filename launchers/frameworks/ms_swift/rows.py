@@ -10,7 +10,7 @@ from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.hugging_face.settings import ALLOCATOR_MODES, HOST_ALLOCATOR, WHOLE
 from autotune.launchers.frameworks.ms_swift.advice import ADVICE
-from autotune.launchers.frameworks.ms_swift.config import PROCESSES, Config
+from autotune.launchers.frameworks.ms_swift.config import PROCESSES, RENAMED, Config
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
     SWITCH,
@@ -33,6 +33,7 @@ _COLOCATED = "only with use_vllm and vllm_mode colocate; `swift rollout` is star
 ROWS: tuple[Row[Config], ...] = (
     Row(knob="microbatch_size", key="per_device_train_batch_size",
         unless={
+            "its release generates for every pass anew: other passes are other groups": lambda c: not c.spreads_generations,
             "loss_type bnpo is a mean over the tokens of a pass: other passes are another loss": lambda c: c.get("loss_type") == "bnpo",
             "loss_type real compares the groups within a pass: other passes are another loss": lambda c: c.get("loss_type") == "real",
             "liger divides this loss by the tokens of a pass: other passes are another loss": lambda c: c.liger_divides_by_pass,
@@ -147,6 +148,7 @@ REHEARSAL = Rehearsal(
 
 TABLE: Table[Config] = Table(
     rows=ROWS,
+    renamed=RENAMED,
     rehearsal=REHEARSAL,
     absent=ABSENT,
     refused=REFUSED,

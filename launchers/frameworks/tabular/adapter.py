@@ -188,6 +188,11 @@ class TabularFramework(Framework, Generic[C]):
             if not (_is_of_release(each) and self.is_whole and self._absent(config, str(each.path[-1])))
         )
 
+    def release_by_settings(self, job: Job) -> str:
+        """Return the release on record that the names of a job's settings tell; empty if it is the newest."""
+        found = self.config(job).release.version
+        return "" if job.framework_version or not self.releases or found == self.releases[-1] else found
+
     def problems(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings, whatever is known of its release."""
         if job.config is not None and self.no_file:
@@ -311,7 +316,9 @@ class TabularFramework(Framework, Generic[C]):
         own |= self.of_steps(config, steps)
         if longest and self.can_force_longest(job):
             own |= self.longest_settings(config)
-        given = {key: value for key, value in config.given.items() if self.bare(key) not in own}
+        own = {config.named(key): value for key, value in own.items()}
+        replaced = own.keys() | {self.bare(key) for key in own}
+        given = {key: value for key, value in config.given.items() if self.bare(key) not in replaced}
         return msgspec.structs.replace(job, settings={**given, **own}, resume=False)
 
     def longest_settings(self, config: C) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from packaging.version import Version
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.data import document, package_of
 from autotune.launchers.frameworks.core.renames import Renamed, names_in
-from autotune.launchers.frameworks.core.versions import choose
+from autotune.launchers.frameworks.core.versions import Release, choose
 from autotune.launchers.frameworks.dialects import flag_facts
 from autotune.launchers.frameworks.dialects.flags import (
     bare,
@@ -50,34 +50,32 @@ def declared(package: str, version: str, renamed: tuple[Renamed, ...] = ()) -> F
     )
 
 
-def release(job: Job, package: str, releases: tuple[str, ...]) -> str:
-    """Return the known release whose flags a job's are read as.
-
-    Without a version it is the newest of those that know most of the job's flags.
-    """
-    if job.framework_version:
-        return choose(job.framework_version, releases).version
-    names = [bare(name) for name in job.settings]
-    return max(
-        sorted(releases, key=Version),
-        key=lambda version: (sum(name in flags(package, version).flags for name in names), Version(version)),
-    )
-
-
 class ArgparseSettings(FlagSettings):
     """What a job's flags come to; a value that argparse refuses counts as absent."""
 
     def __init__(self, job: Job, package: str, releases: tuple[str, ...], *, entry: str) -> None:
-        version = release(job, package, releases)
-        self.known = flags(package, version)
         self.flags = flags_of(job.settings, negatable=_NONE)
+        version = self.release_of(job, self.flags, releases).version
+        self.known = flags(package, version)
         facts = declared(package, version, self.renamed)
-        super().__init__(job, package, (version,), entry=entry, declared=facts, given=self.flags)
+        super().__init__(job, package, releases, entry=entry, declared=facts, given=self.flags)
         read = {
             name: flag_facts.value_of(self.known.flags.get(name), value) for name, value in self.flags.items()
         }
         self._values = {name: value for name, value in read.items() if value is not None}
         self.job = job
+
+    @classmethod
+    def release_of(cls, job: Job, given: Iterable[str], releases: tuple[str, ...]) -> Release:
+        """Return the release of the job's version, else the newest of those that know most of its flags."""
+        if job.framework_version:
+            return choose(job.framework_version, releases, cls.older)
+        package, names = cls.__module__.rpartition(".")[0], list(given)
+        best = max(
+            sorted((*cls.older, *releases), key=Version, reverse=True),
+            key=lambda version: sum(name in flags(package, version).flags for name in names),
+        )
+        return Release(best, exact=False)
 
     def worded(self, text: str) -> str:
         """Return a text with its flags named as in the job's release."""
@@ -102,11 +100,6 @@ class ArgparseFramework(FlagFramework[C]):
     def bare(self, key: str) -> str:
         """Return today's name of a flag, without dashes."""
         return {row.old: row.new for row in self.table.renamed}.get(bare(key), bare(key))
-
-    def release_by_settings(self, job: Job) -> str:
-        """Return the known release that the names of a job's flags tell; empty where it is the newest."""
-        found = release(job, package_of(self), self.releases)
-        return found if found != self.releases[-1] else ""
 
     def declared(self, version: str) -> Facts:
         """Return the flags of a known release."""

@@ -12,9 +12,15 @@ import msgspec
 from packaging.version import Version
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core.renames import Renamed, names_in, translated
+from autotune.launchers.frameworks.core.renames import (
+    Renamed,
+    names_in,
+    names_of,
+    release_before,
+    translated,
+)
 from autotune.launchers.frameworks.core.types import misfit
-from autotune.launchers.frameworks.core.versions import choose
+from autotune.launchers.frameworks.core.versions import Release, choose
 from autotune.launchers.frameworks.dialects.hydra import bare, overrides_in, prefix, value_of
 from autotune.launchers.frameworks.dialects.settings import Settings, flat
 from autotune.launchers.likeness import nearest
@@ -97,7 +103,9 @@ class DeclaredSettings(Settings, ABC):
 
     engine_versions: Mapping[str, str] = {}  # that the job names, by the name of the engine
     renamed: ClassVar[tuple[Renamed, ...]] = ()
+    older: ClassVar[tuple[str, ...]] = ()  # releases of which only names and defaults are on record
     code: OwnCode | None = None  # of the framework, as the job would run it
+    spelled: frozenset[str] = frozenset()  # what the job and its file set, under their own names
 
     def __init__(
         self,
@@ -117,21 +125,37 @@ class DeclaredSettings(Settings, ABC):
         `filled`: defaults that neither tells; `declared` and `given`: the facts of the release and the job's
         own settings, where the framework reads them in a way of its own.
         """
-        self.release = choose(job.framework_version, releases)
+        self.given = {**overrides_in(job.command), **flat(job.settings)} if given is None else dict(given)
+        self.release = self.release_of(job, self.given, releases)
         self.engine_versions, self.code = job.engine_versions, job.own_code
         self.facts = facts(package, self.release.version) if declared is None else declared
-        self.given = {**overrides_in(job.command), **flat(job.settings)} if given is None else dict(given)
         self.is_own = not job.command or any(entry in word for word in job.command)
         self._document = flat(document or {})
+        self.spelled = frozenset((*self._document, *map(bare, self.given)))
         written = self._document | {bare(key): value_of(value) for key, value in self.given.items()}
         super().__init__(written, ({} if document else self.facts.defaults) | dict(filled or {}))
         # Of a file that is not here nothing is known.
         own = self._document if document else {} if job.config is not None else self.facts.types
         self.keys = frozenset(own)
 
+    @classmethod
+    def release_of(cls, job: Job, given: Iterable[str], releases: tuple[str, ...]) -> Release:
+        """Return the release that stands for the job's own: of its version, else by its settings' names."""
+        if job.framework_version:
+            return choose(job.framework_version, releases, cls.older)
+        before = release_before(cls.renamed, frozenset(map(bare, given)), (*cls.older, *releases))
+        return choose(before, releases, cls.older)._replace(exact=False)
+
     def named(self, key: str) -> str:
-        """Return the name that the job's release has for a setting."""
-        return translated(key, names_in(self.renamed, self.release.version))
+        """Return the name of a setting that the job uses, else the one that its release has."""
+        return translated(key, self.older_names)
+
+    @cached_property
+    def older_names(self) -> Mapping[str, str]:
+        """The older names of settings that the job uses or that its release has, by today's."""
+        own = names_of(self.renamed, self.spelled) if not self.release.exact else {}
+        of_release = names_in(self.renamed, self.release.version)
+        return {new: old for new, old in of_release.items() if new not in self.spelled} | own
 
     def has(self, key: str) -> bool:
         """Return whether the job itself sets a key, under the name that its release has."""

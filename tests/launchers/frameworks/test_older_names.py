@@ -1,0 +1,110 @@
+"""Jobs of older releases: read by the names and defaults of their time, written as their release has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from autotune.launchers.frameworks import find
+from autotune.launchers.frameworks.core.renames import Renamed, names_of, release_before
+from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.profile import Placement, Profile
+
+CLUSTER = Cluster(
+    address="local", nodes=1, gpus_per_node=8, gpu_memory_bytes=80 << 30, host_memory_bytes=1 << 40
+)
+ROWS = (
+    Renamed("plain", "section.plain", since="2.0"),
+    Renamed("part", "section.part", since="3.0"),
+    Renamed("gone", since="1.5", hint="it was removed"),
+    Renamed("never", "always"),
+)
+
+
+def job(framework: str, settings: dict[str, Any], *, version: str | None = None, processes: int = 8) -> Job:
+    return Job(
+        name="mine",
+        framework=framework,
+        framework_version=version,
+        settings=settings,
+        env={"NPROC_PER_NODE": str(processes)} if framework == "ms-swift" else {},
+        workdir="/home/me",
+    )
+
+
+def profile(of: Job) -> Profile:
+    return find(of.framework).profile(of, CLUSTER)
+
+
+def written(of: Job, **knobs: Any) -> dict[str, Any]:
+    return find(of.framework).settings(of, replace(profile(of).knobs, **knobs))
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "release"),
+    [
+        ({"plain"}, {"section.plain": "plain"}, "1.9"),
+        ({"plain", "section.plain"}, {}, "1.9"),
+        ({"part.of_it"}, {"section.part": "part"}, "2.9"),
+        ({"part.of_it", "plain"}, {"section.part": "part", "section.plain": "plain"}, "1.9"),
+        ({"gone"}, {}, "1.9"),  # no release on record is so old
+        ({"never", "section.plain"}, {}, ""),
+    ],
+)
+def test_the_names_of_a_job_tell_its_release(given: set[str], names: dict[str, str], release: str) -> None:
+    assert names_of(ROWS, given) == names
+    assert release_before(ROWS, given, ("1.9", "2.9", "3.1")) == release
+
+
+SWIFT_3: dict[str, Any] = {
+    "rlhf_type": "grpo",
+    "train_type": "full",
+    "use_vllm": True,
+    "vllm_gpu_memory_utilization": 0.5,
+    "num_generations": 8,
+    "per_device_train_batch_size": 4,
+}
+
+
+def test_ms_swift_3_trains_all_weights_where_it_says_so() -> None:
+    own = job("ms-swift", {**SWIFT_3, "vllm_mode": "colocate"})
+    assert find("ms-swift").release_by_settings(own) == "3.12.6"
+    assert profile(own).layout.lora_rank == 0
+    lora = job("ms-swift", {**SWIFT_3, "vllm_mode": "colocate", "train_type": "lora"})
+    assert profile(lora).layout.lora_rank == 8  # the default of its time
+    words = find("ms-swift").command(own, profile(own).knobs, run="r", attempt=1, resume=False).argv
+    assert words[words.index("--train_type") + 1] == "full" and "--tuner_type" not in words
+
+
+def test_the_engines_of_ms_swift_before_3_6_share_the_cards_if_there_is_one_on_each() -> None:
+    beside = job("ms-swift", {**SWIFT_3, "num_infer_workers": 1}, processes=7)
+    shared = job("ms-swift", {**SWIFT_3, "num_infer_workers": 8, "tensor_parallel_size": 4})
+    assert profile(beside).placement is Placement.SEPARATE
+    assert profile(shared).placement is Placement.COLOCATED
+    assert profile(shared).knobs.rollout_tensor_parallel == 4
+    assert written(shared, rollout_tensor_parallel=2) == {"tensor_parallel_size": 2}
+    assert written(shared, fused_kernels=True) == {"use_liger": True}
+    assert "anew" in profile(shared).unsupported["microbatch_size"]
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "placement"),
+    [
+        ("3.8.3", {}, Placement.COLOCATED),
+        ("3.8.3", {"vllm_server_host": "10.0.0.2"}, Placement.SEPARATE),
+        ("3.12.6", {"vllm_mode": "server"}, Placement.SEPARATE),
+    ],
+)
+def test_the_server_of_ms_swift_3_is_where_its_release_looks_for_it(
+    version: str, settings: dict[str, Any], placement: Placement
+) -> None:
+    own = job("ms-swift", {**SWIFT_3, **settings}, version=version)
+    assert profile(own).placement is placement
+    assert all(each.origin.value == "assumed" for each in find("ms-swift").check(own))
+
+
+def test_a_renamed_setting_is_refused_by_the_release_that_has_the_new_name() -> None:
+    (found, *_) = find("ms-swift").check(job("ms-swift", SWIFT_3, version="4.6.0"))
+    assert found.path == ("settings", "train_type") and found.hint == "write tuner_type"
