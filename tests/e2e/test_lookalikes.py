@@ -22,8 +22,14 @@ Event = dict[str, Any]
 _IN_PART = ("miles", "openrlhf")  # of each other framework all scenarios run in CI
 _UNNUMBERED = ("openrlhf", "nemo-rl")  # they never say how many steps there are
 _REHEARSED = ("verl", "areal", "slime")  # answers that can be forced, twice, and that cannot
-# The script has a test of its own, and ms-swift itself does the others: tests/real.
-_ELSEWHERE = (("rehearsal", "command"), ("overflow", "ms-swift"), ("rehearsal", "ms-swift"))
+# The script has a test of its own, ms-swift itself does the others (tests/real), verl of a fork its own in
+# test_forks.py.
+_ELSEWHERE = (
+    ("rehearsal", "command"),
+    ("overflow", "ms-swift"),
+    ("rehearsal", "ms-swift"),
+    ("overflow", "verl"),
+)
 _AT_ONCE = 3  # the programs sleep more than they work
 
 

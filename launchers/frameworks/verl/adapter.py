@@ -12,6 +12,7 @@ from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
+from autotune.launchers.frameworks.core.versions import is_before
 from autotune.launchers.frameworks.dialects.hydra import bare, override
 from autotune.launchers.frameworks.dialects.printed_config import Program
 from autotune.launchers.frameworks.dialects.settings import with_sizes
@@ -39,6 +40,7 @@ FILES = "logger: file"  # in what is read of the job's own code
 _BACKENDS = r"supported_backend\s*=\s*\[[^\]]*[\"']file[\"']"  # verl/utils/tracking.py
 _OTHER_CONFIG = ("--config-name", "--config-path", "--config-dir", "-cn", "-cp", "-cd")
 _CONFIGS = ("trainer/config/_generated_{}.yaml", "trainer/config/{}.yaml")
+_ENDS_AT_LAST = ("is_last_step", "0.3")  # a variable of the loop, and the first release that has it
 _UNSAFE = re.compile(r"[^\w.-]+")
 
 
@@ -96,7 +98,7 @@ class Verl(TabularFramework[Config]):
         is_other = any(word.startswith(_OTHER_CONFIG) for word in job.command)
         return msgspec.structs.replace(
             query,
-            names=query.names | {*_RUNTIME.split(".")},
+            names=query.names | {*_RUNTIME.split("."), _ENDS_AT_LAST[0]},
             patterns={FILES: _BACKENDS},
             configs=() if is_other else tuple(form.format(name) for form in _CONFIGS),
         )
@@ -162,7 +164,7 @@ class Verl(TabularFramework[Config]):
             samples_per_step=sequences,
             global_batch=update,
             updates_per_step=-(-sequences // update) * epochs if update else None,
-            steps=config.count("trainer.total_training_steps") or None,
+            steps=self.last_step(job),
             epochs=config.count("trainer.total_epochs") or None,
             prompt_tokens=config.count("data.max_prompt_length") or None,
             response_tokens=config.count("data.max_response_length") or None,
@@ -170,6 +172,15 @@ class Verl(TabularFramework[Config]):
             seeds={key: config.count(key) for key in _SEEDS if config.get(key) is not None},
             data_order="shuffled by `data.seed`" if config.flag("data.shuffle") else "as the files have it",
         )
+
+    def last_step(self, job: Job) -> int | None:
+        """Return the step that ends the training; before 0.3 the one before `total_training_steps`."""
+        last, config = super().last_step(job), Config(job)
+        return last - 1 if last and _ends_early(config) else last
+
+    def of_steps(self, config: Config, steps: int) -> dict[str, Any]:
+        """Return the settings that end a training after a number of steps."""
+        return super().of_steps(config, steps + 1 if _ends_early(config) else steps)
 
     def together(self, config: Config, found: dict[str, Any]) -> dict[str, Any]:
         """Return changed settings in the order in which verl's users read them."""
@@ -264,6 +275,12 @@ def _loggers(config: Config) -> list[str]:
 def _writes_files(config: Config) -> bool:
     """Return whether the job's own verl has a logger of files, as 0.6 and later have."""
     return config.release.exact or (config.code is not None and FILES in config.code.names)
+
+
+def _ends_early(config: Config) -> bool:
+    """Return whether the loop counts a step before it compares it with the last one."""
+    name, release = _ENDS_AT_LAST
+    return is_before(config.version, release) and not (config.code and name in config.code.names)
 
 
 def _experiment(config: Config) -> str:

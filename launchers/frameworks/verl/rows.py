@@ -10,6 +10,7 @@ from __future__ import annotations
 from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
+from autotune.launchers.frameworks.core.versions import is_before
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
     PASS,
@@ -24,7 +25,7 @@ from autotune.launchers.frameworks.tabular.table import (
 from autotune.launchers.frameworks.verl import knobs
 from autotune.launchers.frameworks.verl.advice import ADVICE
 from autotune.launchers.frameworks.verl.config import Config
-from autotune.launchers.frameworks.verl.keys import ENGINES
+from autotune.launchers.frameworks.verl.keys import ENGINES, RELEASES
 from autotune.launchers.frameworks.verl.renamed import RENAMED
 from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
@@ -256,7 +257,7 @@ WARNED: tuple[Warned[Config], ...] = (
         "trainer.max_actor_ckpt_to_keep: 1 deletes a checkpoint before the next is complete; keep 2"),
     Warned(lambda c: c.flag("actor_rollout_ref.actor.checkpoint.async_save"),
         "with checkpoint.async_save verl does not record the checkpoint that a resume would read"),
-    Warned(lambda c: c.engine == "vllm" and c.get("actor_rollout_ref.rollout.max_model_len") is None,
+    Warned(lambda c: c.engine == "vllm" and c.get("actor_rollout_ref.rollout.max_model_len") is None and not is_before(c.version, RELEASES[0]),
         lambda c: f"actor_rollout_ref.rollout.max_model_len is unset: vLLM plans for the model's longest context and may refuse to start; this job needs {c.longest}"),
     Warned(lambda c: c.engine == "sglang" and any("expandable_segments" in value for value in c.env.values()),
         "expandable_segments in the environment reaches SGLang, whose memory saver needs fixed segments; verl switches it on for the trainer by itself"),

@@ -183,6 +183,39 @@ def test_settings_that_the_jobs_own_verl_lacks_are_not_added() -> None:
     assert later["trainer.logger"] == "[console,file]"
 
 
+@pytest.mark.parametrize(
+    ("version", "names", "last"),
+    [
+        ("0.2.0", None, 5),
+        ("0.2.0.dev", ("trainer",), 5),
+        ("0.2.0.dev", ("is_last_step", "trainer"), 6),  # its loop was taken from a later release
+        ("0.3.0", ("trainer",), 6),
+        (None, None, 6),
+    ],
+)
+def test_the_loop_of_verl_before_0_3_ends_a_step_early(
+    version: str | None, names: tuple[str, ...] | None, last: int
+) -> None:
+    code = None if names is None else OwnCode(folder="/home/me/verl", names=names)
+    settings = {f"{ROLLOUT}.name": "vllm", "trainer.total_training_steps": 6}
+    own = Job(name="j", framework="verl", framework_version=version, settings=settings, own_code=code)
+    assert VERL.last_step(own) == VERL.training(own).steps == last
+    assert VERL.last_step(VERL.trial(own, folder="/tmp/t", steps=3, longest=False)) == 3
+
+
+def test_the_engine_of_verl_before_0_7_plans_for_the_jobs_lengths() -> None:
+    def warned(version: str) -> bool:
+        own = Job(name="j", framework="verl", framework_version=version, settings={f"{ROLLOUT}.name": "vllm"})
+        return any("max_model_len is unset" in each for each in VERL.profile(own, CLUSTER).warnings)
+
+    assert [warned(version) for version in ("0.2.0.dev", "0.6.1", "0.7.0", "0.9.1")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
 def test_an_engine_of_verl_before_0_5_sleeps_whatever_the_job_says() -> None:
     def sleeps(version: str | None) -> bool:
         settings = {f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.free_cache_engine": False}
