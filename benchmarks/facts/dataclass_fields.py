@@ -72,6 +72,8 @@ def read(root: Path) -> Source:
                 classes.setdefault(node.name, node)
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 constants.setdefault(node.targets[0].id, node.value)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+                constants.setdefault(node.target.id, node.value)
     return Source(classes, constants)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.facts.dataclass_fields import Field, dataclasses_in, declared
+from benchmarks.facts.dataclass_fields import Field, dataclasses_in, declared, read
 from benchmarks.facts.pins import pinned
 
 _ROOT = "SkyRLTrainConfig"
@@ -19,8 +20,20 @@ _FACTORIES = {
 
 def facts(root: Path) -> dict[str, Any]:
     """Return what an unpacked release takes: engines it pins, types and defaults; `any`: no plain value."""
-    classes = dataclasses_in(root / "skyrl" / "train" / "config")
-    return {"engines": pinned(root), **declared(dict(_leaves(_ROOT, classes, "")), _FACTORIES)}
+    folder = root / "skyrl" / "train" / "config"
+    found = declared(dict(_leaves(_ROOT, dataclasses_in(folder), "")), _FACTORIES)
+    older = {
+        old: found["types"][new] for old, new in _translated(folder / "legacy.py") if new in found["types"]
+    }
+    return {"engines": pinned(root), **found, "types": dict(sorted((found["types"] | older).items()))}
+
+
+def _translated(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the names of skyrl_train that a release still takes, and its own names for them."""
+    constants = read(file).constants if file.exists() else {}
+    if fields := constants.get("GENERATOR_TO_INFERENCE_ENGINE_FIELDS"):
+        for old, new in ast.literal_eval(fields).items():
+            yield f"generator.{old}", f"generator.inference_engine.{new or old}"
 
 
 def _leaves(name: str, classes: dict[str, dict[str, Field]], node: str) -> Iterator[tuple[str, Field]]:

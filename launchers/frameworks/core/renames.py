@@ -33,16 +33,14 @@ def names_in(renamed: tuple[Renamed, ...], release: str) -> Mapping[str, str]:
     }
 
 
-def names_of(renamed: Iterable[Renamed], given: Collection[str]) -> dict[str, str]:
-    """Return the older names that a job's settings have, by the newer ones.
+def names_of(renamed: Collection[Renamed], given: Collection[str]) -> dict[str, str]:
+    """Return the older names of a job, by the newer ones: those that it uses, and those of their time.
 
     Of a setting that it writes under both names the newer one counts.
     """
-    return {
-        row.new: row.old
-        for row in renamed
-        if row.new and row.since and _holds(given, row.old) and not _holds(given, row.new)
-    }
+    named = [row for row in renamed if row.new and row.since and not _holds(given, row.new)]
+    used = [Version(row.since) for row in named if _holds(given, row.old)]
+    return {row.new: row.old for row in named if used and Version(row.since) >= min(used)}
 
 
 def release_before(renamed: Iterable[Renamed], given: Collection[str], releases: Iterable[str]) -> str:

@@ -79,7 +79,7 @@ class SkyRL(TabularFramework[Config]):
         for role in ("policy", "ref", "critic"):
             own = {f"{PLACEMENT}.{role}_num_nodes": nodes, f"{PLACEMENT}.{role}_num_gpus_per_node": per_node}
             sizes |= own if role == "policy" or any(map(config.has, own)) else {}
-        resized = with_sizes(job, sizes)
+        resized = with_sizes(job, {config.named(name): size for name, size in sizes.items()})
         return resized if self.config(resized).mini_batch else None
 
     def checkpoint_folder(self, job: Job) -> str:

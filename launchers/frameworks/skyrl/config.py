@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from autotune.launchers.frameworks.core import residency
+from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
@@ -18,6 +19,22 @@ PLACEMENT = "trainer.placement"
 TOKENS = "trainer.max_tokens_per_microbatch"
 TRAIN_SIZE, SCORE_SIZE = "trainer.micro_train_batch_size_per_gpu", "trainer.micro_forward_batch_size_per_gpu"
 RELEASES = ("0.4.0",)
+OLDER = ("0.2.0",)  # of which names and defaults are on record; it takes those of skyrl_train too
+# What skyrl_train has under `generator.` (skyrl/train/config/legacy.py of 0.2.0).
+_KEPT = """
+    backend enable_chunked_prefill enable_prefix_caching enable_ray_prometheus_stats enforce_eager
+    engine_init_kwargs external_proxy_url external_server_urls fully_sharded_loras gpu_memory_utilization
+    max_num_batched_tokens max_num_seqs model_dtype run_engines_locally served_model_name
+    vllm_v1_disable_multiproc weight_sync_backend weight_transfer_threshold_cuda_ipc_GB
+"""
+_SIZES = "data_parallel_size expert_parallel_size pipeline_parallel_size tensor_parallel_size"
+RENAMED = (
+    Renamed("trainer.use_sample_packing", "trainer.remove_microbatch_padding", since="0.3.0"),
+    Renamed("generator.async_engine", since="0.3.0", hint="leave it out: engines are always asynchronous"),
+    Renamed("generator.num_inference_engines", f"{ENGINE}.num_engines", since="0.3.0"),
+    *(Renamed(f"generator.{name}", f"{ENGINE}.{name}", since="0.3.0") for name in _KEPT.split()),
+    *(Renamed(f"generator.inference_engine_{n}", f"{ENGINE}.{n}", since="0.3.0") for n in _SIZES.split()),
+)
 # What MegatronConfig puts into its sections where a job leaves it out.
 _FILLED = {
     f"{CPU_ADAM}.optimizer_offload_fraction": 0.0,
@@ -31,9 +48,11 @@ class Config(DeclaredSettings):
     """What a job's overrides come to."""
 
     engine = "vllm"
+    renamed = RENAMED
+    older = OLDER
 
     def __init__(self, job: Job) -> None:
-        super().__init__(job, __package__, RELEASES, entry="skyrl.train.entrypoints.", filled=_FILLED)
+        super().__init__(job, __package__, RELEASES, entry="train.entrypoints.", filled=_FILLED)
         self.is_own = self.is_own and "trainer.override_entrypoint" not in self.given
 
     @property

@@ -6,7 +6,7 @@ from autotune.launchers.frameworks.core.engine_settings import VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.skyrl.advice import ADVICE
-from autotune.launchers.frameworks.skyrl.config import RECOMPUTE, TRAIN_SIZE, Config
+from autotune.launchers.frameworks.skyrl.config import RECOMPUTE, RENAMED, TRAIN_SIZE, Config
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
     PASS,
@@ -192,6 +192,7 @@ REHEARSAL = Rehearsal(
 
 TABLE: Table[Config] = Table(
     rows=ROWS,
+    renamed=RENAMED,
     rehearsal=REHEARSAL,
     absent=ABSENT,
     refused=REFUSED,

@@ -145,6 +145,10 @@ class TabularFramework(Framework, Generic[C]):
     def declined(self, config: C) -> dict[str, str]:
         """Return the knobs that a job does not offer, each with the first reason that holds."""
         found = rows.declined(self.table, config, self._versions(config))
+        if config.release.version in config.older:
+            for row in self.applicable(config):
+                if row.key and not row.key.isupper() and config.named(row.key) not in config.facts:
+                    found[row.knob] = f"{self.name} {config.release.version} has no {row.key}"
         for row in self.applicable(config) if self.is_whole and config.code is not None else ():
             if absent := self._absent(config, row.key):
                 found.setdefault(row.knob, f"the job's own {self.name} has no {absent}")

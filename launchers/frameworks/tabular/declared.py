@@ -162,8 +162,9 @@ class DeclaredSettings(Settings, ABC):
         return super().has(self.named(key))
 
     def raw(self, key: str) -> Any:
-        """Return what is written for a key, under the name that the job's release has."""
-        return super().raw(self.named(key))
+        """Return what is written for a key under the job's own name of it, or else its default."""
+        own = self.named(key)
+        return super().raw(own if own in self._values or own in self._defaults else key)
 
     def guesses(self) -> Iterator[tuple[str, str]]:
         """Yield what is guessed of how the job is launched, and what would make it known."""
@@ -209,7 +210,7 @@ class DeclaredSettings(Settings, ABC):
 
     def key(self, name: str) -> str:
         """Return a setting as the job's own command line takes it."""
-        return name
+        return self.named(name)
 
     def as_written(self, name: str) -> str:
         """Return a setting as the job itself writes it, else its plain name."""

@@ -45,7 +45,7 @@ def written(of: Job, **knobs: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "names", "release"),
     [
-        ({"plain"}, {"section.plain": "plain"}, "1.9"),
+        ({"plain"}, {"section.plain": "plain", "section.part": "part"}, "1.9"),
         ({"plain", "section.plain"}, {}, "1.9"),
         ({"part.of_it"}, {"section.part": "part"}, "2.9"),
         ({"part.of_it", "plain"}, {"section.part": "part", "section.plain": "plain"}, "1.9"),
@@ -108,3 +108,45 @@ def test_the_server_of_ms_swift_3_is_where_its_release_looks_for_it(
 def test_a_renamed_setting_is_refused_by_the_release_that_has_the_new_name() -> None:
     (found, *_) = find("ms-swift").check(job("ms-swift", SWIFT_3, version="4.6.0"))
     assert found.path == ("settings", "train_type") and found.hint == "write tuner_type"
+
+
+SKYRL_TRAIN: dict[str, Any] = {
+    "trainer.placement.policy_num_gpus_per_node": 8,
+    "trainer.use_sample_packing": False,
+    "generator.num_inference_engines": 8,
+    "generator.inference_engine_tensor_parallel_size": 1,
+    "generator.gpu_memory_utilization": 0.8,
+}
+
+
+def test_the_engine_of_skyrl_train_is_read_and_changed_under_its_names() -> None:
+    own = job("skyrl", SKYRL_TRAIN)
+    knobs = profile(own).knobs
+    assert find("skyrl").release_by_settings(own) == "0.2.0"
+    assert (knobs.memory_fraction, knobs.rollout_tensor_parallel, knobs.cuda_graphs) == (0.8, 1, "off")
+    assert profile(own).layout.padded
+    assert written(own, memory_fraction=0.6) == {"generator.gpu_memory_utilization": 0.6}
+    assert written(own, concurrency=512) == {
+        "generator.max_num_seqs": 512
+    }  # a name that the job does not use
+    assert written(own, rollout_tensor_parallel=2) == {
+        "generator.inference_engine_tensor_parallel_size": 2,
+        "generator.num_inference_engines": 4,
+    }
+
+
+def test_what_an_older_release_does_not_have_is_not_offered() -> None:
+    unsupported = profile(job("skyrl", SKYRL_TRAIN)).unsupported
+    assert unsupported["logprob_chunk"] == "skyrl 0.2.0 has no trainer.logprobs_chunk_size"
+    assert "memory_fraction" not in unsupported
+
+
+def test_what_a_release_refuses_is_only_a_doubt_where_names_tell_another() -> None:
+    found = find("skyrl").check(job("skyrl", {**SKYRL_TRAIN, "generator.num_inference_engines": 4}))
+    assert found and all(each.origin.value == "assumed" for each in found)
+
+
+def test_other_gpus_change_the_sizes_under_the_names_of_the_job() -> None:
+    resized = find("skyrl").on_gpus(job("skyrl", SKYRL_TRAIN), nodes=1, per_node=4)
+    assert resized is not None and resized.settings["generator.num_inference_engines"] == 4
+    assert not [name for name in resized.settings if name.startswith("generator.inference_engine.")]
