@@ -87,9 +87,13 @@ e2e: install  ## real Ray, SGLang and out-of-memory failures
 e2e-long: install  ## the same, minutes each
 	$(PYTEST) -m e2e_long --timeout 3600 tests
 
-real: install  ## real verl, TRL and ms-swift out of memory, recovered; 30 minutes, 6 GB of packages once; docs/real.md
-	$(PYTEST) tests/real --timeout 3600 --results tests/real/results.jsonl
-	$(BIN)/python -m tests.real.results
+CASES ?=
+real: install  ## real verl, TRL and ms-swift out of memory, recovered; 30 minutes, 6 GB of packages once; CASES="-k backward" runs some
+	$(BIN)/python -m tests.contracts.environments verl ms-swift trl
+	@mkdir -p build
+	@$(PYTEST) $(SHARED) -v --durations 0 --timeout 3600 --basetemp build/real --results tests/real/results.jsonl \
+		tests/real/test_verl.py tests/real/test_hugging_face.py $(CASES); ended=$$?; \
+	$(BIN)/python -m tests.real.results && exit $$ended
 
 golden: install  ## compare every recorded decision: launches, searches, look-alikes, explain's advice
 	$(BIN)/python -m benchmarks.golden

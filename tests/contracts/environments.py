@@ -1,4 +1,7 @@
-"""A virtual environment per framework, built once from its pinned list and kept under the list's hash."""
+"""A virtual environment per framework, built once from its pinned list and kept under the list's hash.
+
+`python -m tests.contracts.environments NAME ...` makes those that are not there yet.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def environment(name: str) -> Path:
     requirements (CUDA, an inference engine) are not pulled in and the environment is the same every time.
     """
     requirements = REQUIREMENTS / f"{name}.txt"
-    folder = cache() / f"{name}-{_digest(requirements)}"
+    folder = _folder(name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once build it once
@@ -53,9 +56,10 @@ def run(name: str, program: str, *arguments: str, timeout_s: float = 120) -> str
     return done.stdout
 
 
-def _digest(requirements: Path) -> str:
+def _folder(name: str) -> Path:
     version = f"{sys.version_info.major}.{sys.version_info.minor}\n"
-    return hashlib.sha256(version.encode() + requirements.read_bytes()).hexdigest()[:12]
+    requirements = (REQUIREMENTS / f"{name}.txt").read_bytes()
+    return cache() / f"{name}-{hashlib.sha256(version.encode() + requirements).hexdigest()[:12]}"
 
 
 def _build(folder: Path, requirements: Path) -> None:
@@ -68,3 +72,24 @@ def _build(folder: Path, requirements: Path) -> None:
     if subprocess.run(install, check=False).returncode != 0:
         subprocess.run([*install, "--extra-index-url", _TORCH_INDEX], check=True)
     (folder / _COMPLETE).touch()
+
+
+def main(names: list[str]) -> int:
+    """Make environments and say where they are."""
+    for name in names:
+        there = (_folder(name) / _COMPLETE).exists()
+        print(f"{name} is {'in' if there else 'being installed into'} {_folder(name)}", flush=True)
+        try:
+            environment(name)
+        except (subprocess.CalledProcessError, OSError) as error:
+            print(
+                f"error: {error}\nhint: it needs PyPI and 2 GB of disk; AUTOTUNE_TEST_CACHE names another"
+                " folder. An environment that is complete is kept.",
+                file=sys.stderr,
+            )
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -44,3 +44,19 @@ def record(request: pytest.FixtureRequest) -> Callable[..., None]:
                 logs.keep(name, log)
 
     return write
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say where the logs of a failed case are, and how to run it alone."""
+    reports = [report for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, [])]
+    if not reports or config.getoption("--results", None) is None:
+        return
+    names = dict.fromkeys(report.nodeid.rpartition("::")[2].partition("[")[0] for report in reports)
+    folder = config.option.basetemp or "pytest's folder"
+    terminalreporter.section("what to do")
+    terminalreporter.write_line(
+        f"Each case has a folder below {folder}: job.yaml, runs/*/events.jsonl, runs/*/attempts/*/run.log.\n"
+        "A row of docs/real.md is replaced only by a case that passed. To run one again, alone:"
+    )
+    for name in names:
+        terminalreporter.write_line(f"    make real CASES='-k {name}'")

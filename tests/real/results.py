@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +14,6 @@ import msgspec
 from autotune.orchestrator.run import journal
 from autotune.policies.values.events import Ended
 from benchmarks.gpu.launch import table
-from tests.faults.__main__ import commit
 from tests.faults.page import placed
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,15 @@ def machine() -> str:
     return f"{os.cpu_count()} cores of {name}, no GPU"
 
 
+def version() -> str:
+    """Return the commit that is tested, marked where other files than the results differ from it."""
+    git = ["git", "-C", str(ROOT)]
+    results = [f":!{path.relative_to(ROOT)}" for path in (RESULTS, RESULTS.with_name("logs"), PAGE)]
+    commit = subprocess.run([*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True)
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", *results])
+    return (commit.stdout.strip() or "unknown") + ("-dirty" if changed.returncode else "")
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one case: a line of the results file, written only where the test's claims held."""
 
@@ -36,7 +46,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # of wall clock, of the whole command
     played: str = ""  # what of the failure is not what the program printed; empty: all of it is real
     machine: str = msgspec.field(default_factory=machine)
-    version: str = msgspec.field(default_factory=commit)
+    version: str = msgspec.field(default_factory=version)
     at: str = msgspec.field(default_factory=lambda: f"{datetime.now(UTC):%Y-%m-%d}")
 
 
@@ -59,9 +69,11 @@ def story(runs: Path) -> str:
 
 def keep(path: Path, row: Row) -> None:
     """Write a row in place of an earlier one of the same case."""
-    others = [old for old in read(path) if (old.framework, old.case) != (row.framework, row.case)]
-    rows = sorted([*others, row], key=lambda each: (each.framework, each.case))
-    path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in rows))
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # two processes share the cases
+        others = [old for old in read(path) if (old.framework, old.case) != (row.framework, row.case)]
+        rows = sorted([*others, row], key=lambda each: (each.framework, each.case))
+        path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in rows))
 
 
 def read(path: Path) -> list[Row]:
