@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,11 @@ OPENRLHF_FILE = rf".*{_OPENRLHF}"  # some wheels have it below a folder of data
 _CALLS = ("add_argument", "reset_arg")
 
 
-def flags_of(source: str) -> dict[str, Fact]:
-    """Return the flags that a module declares, by their names without dashes."""
+def flags_of(source: str, *, defaults: bool = False) -> dict[str, Fact]:
+    """Return the flags that a module declares, by their names; literal `defaults` if wanted."""
+    left = {"dest"} if defaults else {"dest", "default"}
     return {
-        name: {key: value for key, value in fact.items() if key != "dest"}
+        name: {key: value for key, value in fact.items() if key not in left}
         for names, fact in added(source)
         for name in names
     }
@@ -69,6 +71,9 @@ def _fact(given: dict[str, ast.expr]) -> Fact:
     kind = ast.unparse(given["type"]) if "type" in given else "str"
     if kind != "str":
         fact["type"] = kind
+    with contextlib.suppress(KeyError, ValueError):
+        if (default := ast.literal_eval(given["default"])) is not None:
+            fact["default"] = default
     if isinstance(target := given.get("dest"), ast.Constant):
         fact["dest"] = target.value
     if isinstance(given.get("choices"), ast.List | ast.Tuple):
@@ -80,7 +85,7 @@ def openrlhf(root: Path) -> dict[str, Any]:
     """Return the flags of an unpacked release of OpenRLHF."""
     (file,) = root.rglob(_OPENRLHF)
     source = f"openrlhf {versions(root)['openrlhf']}, {_OPENRLHF}"
-    return {"source": source, "further": [], "flags": flags_of(file.read_text())}
+    return {"source": source, "further": [], "flags": flags_of(file.read_text(), defaults=True)}
 
 
 def written(found: dict[str, Any]) -> str:

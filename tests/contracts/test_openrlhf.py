@@ -71,10 +71,10 @@ def accepted(words: list[str], monkeypatch: pytest.MonkeyPatch, version: str = N
     return names["args"]
 
 
-@pytest.mark.parametrize("version", OPENRLHF.releases)
+@pytest.mark.parametrize("version", (*OPENRLHF.settings_class.older, *OPENRLHF.releases))
 def test_the_facts_are_those_of_the_wheel(version: str) -> None:
     facts = json.loads((FACTS / f"{version}.json").read_text())
-    assert facts["flags"] == flags_of(text("cli/train_ppo_ray.py", version))
+    assert facts["flags"] == flags_of(text("cli/train_ppo_ray.py", version), defaults=True)
 
 
 def produced() -> Iterator[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -22,7 +22,6 @@ class Renamed(NamedTuple):
     # `old`.
     since: str = ""
     hint: str = ""  # what a user of `old` should write or know, where that is not `new` alone
-    default: Any = None  # before `since`, where it was another one
 
 
 @cache

@@ -25,6 +25,7 @@ class Flag(Value, frozen=True, kw_only=True):
     action: str = "store"
     type: str = "str"
     choices: tuple[str | int, ...] = ()
+    default: Any = None  # where it is a literal and on record
 
 
 class FlagFacts(Value, frozen=True, kw_only=True):

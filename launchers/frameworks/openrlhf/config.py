@@ -9,6 +9,7 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
 
 RELEASES = ("0.9.10", "0.11.0", "0.11.2")
+OLDER = ("0.5.9.post1", "0.7.5", "0.8.11")  # of which names and defaults are on record
 
 
 class Config(ArgparseSettings):
@@ -16,6 +17,7 @@ class Config(ArgparseSettings):
 
     engine = "vllm"
     renamed = RENAMED
+    older = OLDER
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, __package__, RELEASES, entry="openrlhf")

@@ -41,8 +41,8 @@ _OTHERWISE = {
 }
 
 RENAMED = (
-    Renamed("micro_rollout_batch_size", "rollout.micro_batch_size", since=_SINCE, default=8),
-    Renamed("micro_train_batch_size", "train.micro_batch_size", since=_SINCE, default=4),
+    Renamed("micro_rollout_batch_size", "rollout.micro_batch_size", since=_SINCE),
+    Renamed("micro_train_batch_size", "train.micro_batch_size", since=_SINCE),
     *(Renamed(new.rpartition(".")[2], new, since=_SINCE) for new in _UNSECTIONED.split()),
     *(Renamed(new.replace(".", "_"), new, since=_SINCE) for new in _UNDERSCORED.split()),
     *(Renamed(old, new, since=_SINCE) for new, old in _OTHERWISE.items()),

@@ -39,14 +39,17 @@ def flags(package: str, version: str) -> flag_facts.FlagFacts:
 
 @cache
 def declared(package: str, version: str, renamed: tuple[Renamed, ...] = ()) -> Facts:
-    """Return the settings of a known release under its names, with the defaults of the data files."""
+    """Return the settings of a known release under its names, with the defaults that are read.
+
+    `defaults.yaml` names them; its values are for what the parser of a release does not say by a literal.
+    """
     known, names = flags(package, version).flags, names_in(renamed, version)
     off = {name: False for name, flag in known.items() if flag.action == "store_true"}
-    common = document(package, "defaults.yaml", dict[str, Any])
-    before = {row.old: row.default for row in renamed if row.new in names and row.default is not None}
+    read = {names.get(n, n): v for n, v in document(package, "defaults.yaml", dict[str, Any]).items()}
+    read |= {name: known[name].default for name in read if name in known and known[name].default is not None}
     return Facts(
         types={name: "bool" if name in off else flag.type for name, flag in known.items()},
-        defaults=off | {names.get(name, name): value for name, value in common.items()} | before,
+        defaults=off | {name: value for name, value in read.items() if value is not None},
     )
 
 

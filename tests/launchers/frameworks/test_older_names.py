@@ -150,3 +150,27 @@ def test_other_gpus_change_the_sizes_under_the_names_of_the_job() -> None:
     resized = find("skyrl").on_gpus(job("skyrl", SKYRL_TRAIN), nodes=1, per_node=4)
     assert resized is not None and resized.settings["generator.num_inference_engines"] == 4
     assert not [name for name in resized.settings if name.startswith("generator.inference_engine.")]
+
+
+@pytest.mark.parametrize(
+    ("flag", "release", "fraction"),
+    [("use_kl_estimator_k3", "0.5.9.post1", 0.9), ("deepcompile", "0.7.5", 0.95)],
+)
+def test_the_flags_of_openrlhf_tell_the_defaults_of_their_time(
+    flag: str, release: str, fraction: float
+) -> None:
+    own = job(
+        "openrlhf", {"pretrain": "Qwen/Qwen3-4B", "vllm_num_engines": 8, "flash_attn": True, flag: True}
+    )
+    found = profile(own)
+    assert find("openrlhf").release_by_settings(own) == release
+    assert (found.knobs.memory_fraction, found.knobs.microbatch_size) == (fraction, 4)
+    assert written(own, memory_fraction=0.8) == {"vllm_gpu_memory_utilization": 0.8}
+    assert "logprob_tokens" in found.unsupported and "tokens_per_microbatch" in found.unsupported
+    assert "--train." not in " ".join(found.unsupported.values())
+
+
+def test_what_an_older_parser_has_under_no_name_is_no_fault_of_the_job() -> None:
+    own = job("openrlhf", {"pretrain": "q", "vllm_num_engines": 8, "use_kl_estimator_k3": True, "mine": 3})
+    assert not find("openrlhf").check(own)
+    assert any("--mine is no flag" in text for text in profile(own).warnings)

@@ -261,9 +261,10 @@ def test_attempts_trials_and_rehearsals_keep_the_names_of_the_release() -> None:
 def test_a_job_of_0_8_limits_prompts_and_responses_apart() -> None:
     older = {name: value for name, value in BEFORE_0_10.items() if name not in ("max_len", "max_new_tokens")}
     own = job({**older, "prompt_max_len": 1024, "generate_max_len": 4096, "bf16": True})
-    profile = OPENRLHF.profile(own, CLUSTER)
-    assert profile.longest_sequence == 5120
-    assert any("--prompt_max_len is no flag of openrlhf 0.9.10" in text for text in profile.warnings)
+    assert OPENRLHF.release_by_settings(own) == "0.8.11"
+    assert OPENRLHF.profile(own, CLUSTER).longest_sequence == 5120
+    shorter = job({name: value for name, value in own.settings.items() if name != "generate_max_len"})
+    assert OPENRLHF.profile(shorter, CLUSTER).longest_sequence == 2048  # 1024 of each by default
 
 
 def test_an_unknown_flag_is_warned_about() -> None:
