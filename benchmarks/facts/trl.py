@@ -30,7 +30,7 @@ def facts(root: Path) -> dict[str, Any]:
     source = read(root / "transformers") | read(root / "trl")
     found: dict[str, Field] = {}
     for name in _ROOTS:
-        found |= fields_of(name, source)
+        found |= fields_of(name, source) if name in source.classes else {}
     own = declared(found, _FILLED)
     flags = flags_of((root / "accelerate" / "commands" / "launch.py").read_text())
     launcher = {name.replace("-", "_"): _kind(flag) for name, flag in flags.items()} | _OF_LAUNCHER

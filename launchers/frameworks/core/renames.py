@@ -21,6 +21,7 @@ class Renamed(NamedTuple):
     # The first release with `new`, or without `old` where nothing took its place; empty: none on record has
     # `old`.
     since: str = ""
+    until: str = ""  # the first release that no longer takes `old`, where that is a later one
     hint: str = ""  # what a user of `old` should write or know, where that is not `new` alone
 
 
@@ -43,11 +44,11 @@ def names_of(renamed: Collection[Renamed], given: Collection[str]) -> dict[str, 
 
 
 def release_before(renamed: Iterable[Renamed], given: Collection[str], releases: Iterable[str]) -> str:
-    """Return the newest of some releases that has every older name of a job; empty where it has none.
+    """Return the newest of some releases that takes every older name of a job; empty where it has none.
 
     Where none of them is so old, it is the oldest.
     """
-    ends = [Version(row.since) for row in renamed if row.since and _holds(given, row.old)]
+    ends = [Version(row.until or row.since) for row in renamed if row.since and _holds(given, row.old)]
     known = sorted(releases, key=Version)
     if not ends or not known:
         return ""

@@ -183,6 +183,11 @@ class TrainerSettings(DeclaredSettings):
     # ------------------------------------------------------------------------ the batch
 
     @property
+    def spreads_generations(self) -> bool:
+        """Whether a generation may have several passes; in old releases each pass has its own."""
+        return bool(self.kind(SPREAD))
+
+    @property
     def micro(self) -> int:
         """Samples of one pass of one process."""
         return max(1, self.count(MICRO))

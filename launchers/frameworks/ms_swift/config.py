@@ -80,11 +80,6 @@ class Config(TrainerSettings):
         return self.on("use_vllm") and self.get("vllm_mode") == "colocate" and engines in (0, self.processes)
 
     @property
-    def spreads_generations(self) -> bool:
-        """Whether a generation may have several passes: before 3.5 each pass has its own."""
-        return bool(self.kind(SPREAD))
-
-    @property
     def _has_validation_data(self) -> bool:
         names = ("val_dataset", "eval_dataset", "split_dataset_ratio")
         return any(super(Config, self).get(name) for name in names)

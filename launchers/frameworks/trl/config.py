@@ -6,6 +6,7 @@ import re
 from functools import cache
 from typing import Any
 
+from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.hugging_face.settings import (
     ACCUMULATION,
     ALLOCATORS,
@@ -17,6 +18,23 @@ from autotune.launchers.frameworks.tabular.declared import facts
 from autotune.policies.values.job import Job
 
 RELEASES = ("1.16.0",)
+OLDER = (
+    "0.15.2",
+    "0.17.0",
+    "0.21.0",
+    "0.24.0",
+    "0.29.1",
+    "1.0.0",
+)  # of which names and defaults are on record
+RENAMED = (
+    Renamed("torch_dtype", "dtype", since="0.24.0", until="0.27.0"),
+    Renamed("wandb_log_unique_prompts", "log_unique_prompts", since="0.26.0", until="0.28.0"),
+    Renamed("vllm_guided_decoding_regex", "vllm_structured_outputs_regex", since="0.27.0", until="0.28.0"),
+    Renamed("max_prompt_length", since="0.28.0", hint="leave it out: TRL limits no prompt"),
+    Renamed("use_liger_loss", since="0.28.0", hint="write use_liger_kernel"),
+    Renamed("vllm_max_model_len", since="0.18.0", hint="write vllm_max_model_length"),
+    Renamed("vllm_device", since="0.16.0", hint="write vllm_mode: server, and start `trl vllm-serve`"),
+)
 _FUSED_HEAD = (1, 15)  # the first release whose trainer has a fused head of its own
 _DAPO = (0, 24)  # the first whose default loss is dapo (pull request 3938); before it was bnpo
 _PACKAGED_RANKS = 8  # of the configurations that TRL ships, but for single_gpu
@@ -60,6 +78,8 @@ def setting_of(word: str) -> str:
 class Config(TrainerSettings):
     """The effective values of a job's settings."""
 
+    renamed = RENAMED
+    older = OLDER
     router_by_default = True
 
     def __init__(self, job: Job) -> None:
@@ -68,8 +88,6 @@ class Config(TrainerSettings):
     def get(self, key: str) -> Any:
         """Return a setting's value; where the job is silent, what the launcher's file says."""
         own = self.job.launcher
-        if key == "dtype" and self.written.get(key) is None:
-            key = "torch_dtype" if self.written.get("torch_dtype") else key  # its name before transformers 5
         if own.source and self.written.get(key) is None:
             match key:
                 case "offload_optimizer_device":
@@ -86,8 +104,10 @@ class Config(TrainerSettings):
         return "bool" if kind == _LAUNCH_SWITCH else kind.removeprefix(_LAUNCH).strip()
 
     @property
-    def longest(self) -> None:
-        """Unknown: TRL limits no prompt."""
+    def longest(self) -> int | None:
+        """Tokens of the longest prompt and answer together; None where TRL limits no prompt."""
+        prompt = self.count("max_prompt_length")
+        return prompt + self.count("max_completion_length") if prompt else None
 
     @property
     def version(self) -> tuple[int, int]:
@@ -102,7 +122,8 @@ class Config(TrainerSettings):
     @property
     def has_head(self) -> bool:
         """Whether the trainer has the fused head, which writes no logits but of a tile."""
-        return not self.job.framework_version or self.version >= _FUSED_HEAD
+        is_new = not self.job.framework_version and self.release.version not in self.older
+        return is_new or self.version >= _FUSED_HEAD
 
     @property
     def sharding(self) -> str:
@@ -167,4 +188,5 @@ class Config(TrainerSettings):
     @property
     def normalises_by_pass(self) -> bool:
         """Whether liger computes the loss."""
-        return self.on("use_liger_kernel") and self.version < _FUSED_HEAD
+        is_on = self.on("use_liger_kernel") or self.on("use_liger_loss")
+        return is_on and self.version < _FUSED_HEAD

@@ -18,7 +18,7 @@ from autotune.launchers.frameworks.tabular.table import (
     Warned,
 )
 from autotune.launchers.frameworks.trl.advice import ADVICE
-from autotune.launchers.frameworks.trl.config import Config
+from autotune.launchers.frameworks.trl.config import RENAMED, Config
 from autotune.launchers.frameworks.trl.layout import tile
 from autotune.policies.values.job import Tracker
 from autotune.policies.values.knobs import KnobName
@@ -36,6 +36,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="microbatch_size", key="per_device_train_batch_size",
         unless={
             "the script may have defaults of its own: write per_device_train_batch_size and gradient_accumulation_steps under `settings:`": lambda c: c.hides_its_batch,
+            "its release generates for every pass anew: other passes are other groups": lambda c: not c.spreads_generations,
             "the default loss_type of old releases is a mean over the tokens of a pass, and this one is old or not known: write loss_type, or framework_version at the top of the job": lambda c: c.leaves_an_unknown_loss,
             "liger's loss is normalised by the pass: other passes are another loss": lambda c: c.normalises_by_pass,
             "loss_type bnpo is a mean over the tokens of a pass: other passes are another loss": lambda c: c.get("loss_type") == "bnpo",
@@ -152,6 +153,7 @@ REHEARSAL = Rehearsal(
 
 TABLE: Table[Config] = Table(
     rows=ROWS,
+    renamed=RENAMED,
     rehearsal=REHEARSAL,
     absent=ABSENT,
     refused=REFUSED,

@@ -14,6 +14,7 @@ from autotune.launchers.base import Advice, Status
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.launchers.frameworks.areal import config as areal
 from autotune.launchers.frameworks.core import data
+from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import facts
@@ -123,14 +124,17 @@ def test_renamed_settings_are_in_the_releases_that_their_rows_name(name: str) ->
         every = (*older, *framework.releases)
         for release in every or ("",):
             known = framework.declared(release).kinds
-            before = bool(row.since) and Version(release) < Version(row.since)
-            if before and any(Version(release) < Version(each) < Version(row.since) for each in every):
-                continue  # the last one before it counts: the setting may be younger than the first
+            end = row.until or row.since
+            before = [each for each in every if end and Version(each) < Version(end)]
             is_newest = not framework.releases or release == framework.releases[-1]
-            if before or is_newest or not row.new:
-                assert (row.old in known) is before, (row, release)
-            if row.new and row.new[0] != "+" and not before and (row.since or is_newest):
+            if before[-1:] == [release] or is_newest:  # the setting may be younger than the first of them
+                assert (row.old in known) is (release in before), (row, release)
+            if row.new and row.new[0] != "+" and (row.since or is_newest) and not _precedes(release, row):
                 assert row.new in known, (row, release)
+
+
+def _precedes(release: str, row: Renamed) -> bool:
+    return bool(row.since and release) and Version(release) < Version(row.since)
 
 
 def test_presets_hold_literals_that_yaml_read_as_meant() -> None:

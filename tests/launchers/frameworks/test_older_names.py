@@ -174,3 +174,43 @@ def test_what_an_older_parser_has_under_no_name_is_no_fault_of_the_job() -> None
     own = job("openrlhf", {"pretrain": "q", "vllm_num_engines": 8, "use_kl_estimator_k3": True, "mine": 3})
     assert not find("openrlhf").check(own)
     assert any("--mine is no flag" in text for text in profile(own).warnings)
+
+
+OPEN_R1: dict[str, Any] = {
+    "use_vllm": True,
+    "torch_dtype": "bfloat16",
+    "max_prompt_length": 512,
+    "max_completion_length": 1024,
+    "num_generations": 8,
+    "per_device_train_batch_size": 8,
+    "num_processes": 7,
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "release", "placement"),
+    [
+        (None, {}, "0.24.0", Placement.SEPARATE),  # the newest that limits prompts; a server is its default
+        (None, {"vllm_mode": "colocate"}, "0.24.0", Placement.COLOCATED),
+        (None, {"vllm_device": "auto", "vllm_gpu_memory_utilization": 0.7}, "0.15.2", Placement.SEPARATE),
+        ("0.17.0", {}, "0.17.0", Placement.SEPARATE),
+        ("0.29.1", {}, "0.29.1", Placement.SEPARATE),
+        ("1.12.0", {}, "1.0.0", Placement.COLOCATED),
+    ],
+)
+def test_vllm_of_trl_generates_where_its_release_has_it(
+    version: str | None, settings: dict[str, Any], release: str, placement: Placement
+) -> None:
+    own = job("trl", {**OPEN_R1, **settings}, version=version)
+    found = profile(own)
+    assert (find("trl").config(own).release.version, found.placement) == (release, placement)
+    assert ("memory_fraction" in found.supported) is (placement is Placement.COLOCATED)
+    assert found.layout.parameter_bytes == 2 and not found.layout.chunked_head
+    assert not find("trl").check(own)
+
+
+def test_trl_limits_prompts_until_0_27_and_generates_for_every_pass_before_0_18() -> None:
+    assert profile(job("trl", OPEN_R1)).longest_sequence == 1536
+    assert profile(job("trl", {"num_generations": 8})).longest_sequence is None
+    early = profile(job("trl", OPEN_R1, version="0.17.0")).unsupported["microbatch_size"]
+    assert early.startswith("its release generates for every pass anew")

@@ -284,8 +284,9 @@ def test_a_setting_of_another_release_is_passed_on_and_told() -> None:
     # TRL 1.16 runs with transformers 4.56 too, which has it.
     assert TRL.check(replace(older, framework_version="1.16.2")) == ()
     assert TRL.check(replace(job(warmup_ratios=0.1), framework_version="1.16.2"))
+    newer = TRL.profile(replace(older, framework_version="1.16.2"), CLUSTER)
+    assert any("does not have the setting warmup_ratio" in warning for warning in newer.warnings)
     profile = TRL.profile(older, CLUSTER)
-    assert any("does not have the setting warmup_ratio" in warning for warning in profile.warnings)
     assert flags(older)["warmup_ratio"] == "0.1"
     assert not profile.layout.chunked_head  # before 1.15 the logits exist as a whole
     assert TRL.profile(job(), CLUSTER).layout.chunked_head
