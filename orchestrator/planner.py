@@ -15,7 +15,7 @@ from autotune.policies.estimate.constants import has_speed
 from autotune.policies.estimate.lengths import Assumption, lengths_of, longest_of
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
-from autotune.policies.recovery.assumptions import rests_on
+from autotune.policies.recovery.assumptions import facts_of, rests_on
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.ranking import judged
@@ -160,7 +160,7 @@ def plan(
         ladder=tuple(_ladder(profile, action.knobs, job)),
         knobs=_knobs(job, profile, action.knobs),
         unsupported=profile.unsupported,
-        facts=profile.facts,
+        facts=facts_of(profile),
         rests_on=rests_on(run, view) if view is not None else (),
         warnings=(*profile.warnings, *device_notes(cluster.gpu_name), *cautions(run, action.knobs)),
         rehearsal=framework.meets(job),

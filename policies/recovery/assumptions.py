@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 
+from autotune.policies.estimate.lengths import Assumption, lengths_of, longest_of
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.ranking import judged
 from autotune.policies.values.history import Run
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.profile import Alternative
-from autotune.policies.values.provenance import Fact
+from autotune.policies.values.profile import Alternative, Profile
+from autotune.policies.values.provenance import Fact, Origin
 
 # The chance of failure above which a launch as written would only cost a relaunch: two standard deviations.
 _HOPELESS = 0.97
+_LENGTHS = Fact(
+    name="lengths",
+    value="sequences are as long as those of other jobs",
+    origin=Origin.ASSUMED,
+    resolve="set `lengths:`",
+)
 
 
 def rests_on(run: Run, view: Outlook) -> tuple[Fact, ...]:
@@ -23,7 +31,7 @@ def rests_on(run: Run, view: Outlook) -> tuple[Fact, ...]:
     The verdict is whether the job as written is hopeless.
     """
     knobs = run.accepted.profile.knobs
-    return tuple(dict.fromkeys(_doubtful(run, hopeless=is_hopeless(view, knobs))))
+    return tuple(dict.fromkeys(_doubtful(run, view, hopeless=is_hopeless(view, knobs))))
 
 
 def is_hopeless(view: Outlook, knobs: Knobs) -> bool:
@@ -31,13 +39,21 @@ def is_hopeless(view: Outlook, knobs: Knobs) -> bool:
     return bool(judged(view, knobs).least_risk >= _HOPELESS)
 
 
-def _doubtful(run: Run, *, hopeless: bool) -> Iterator[Fact]:
+def facts_of(profile: Profile) -> tuple[Fact, ...]:
+    """Return what a prediction is made with beside the settings of the job."""
+    return (*profile.facts, *((_LENGTHS,) if _assumes_lengths(profile) else ()))
+
+
+def _doubtful(run: Run, view: Outlook, *, hopeless: bool) -> Iterator[Fact]:
     profile = run.accepted.profile
     by_name = {fact.name: fact for fact in profile.facts if fact.is_assumed}
     yield from (fact for fact in by_name.values() if fact.is_open)
     for other in profile.alternatives:
         if other.fact in by_name and _is_hopeless_with(run, other) is not hopeless:
             yield by_name[other.fact]
+    # What longer sequences than expected would need is a caution of its own (`worst_case`).
+    if hopeless and _assumes_lengths(profile) and not is_hopeless(_typical(view), profile.knobs):
+        yield _LENGTHS
 
 
 def _is_hopeless_with(run: Run, other: Alternative) -> bool:
@@ -47,3 +63,20 @@ def _is_hopeless_with(run: Run, other: Alternative) -> bool:
     accepted = msgspec.structs.replace(run.accepted, profile=own)
     view = outlook(msgspec.structs.replace(run, accepted=accepted))
     return view is not None and is_hopeless(view, other.knobs)
+
+
+def _typical(view: Outlook) -> Outlook:
+    """Return the outlook of sequences of mean length, or of the length to which they are all padded."""
+    accepted = view.run.accepted
+    layout = accepted.profile.layout
+    own = msgspec.structs.replace(layout, padded=layout.padded_to_limit)
+    profile = msgspec.structs.replace(accepted.profile, layout=own)
+    accepted = msgspec.structs.replace(accepted, profile=profile)
+    run = msgspec.structs.replace(view.run, accepted=accepted)
+    return replace(view, run=run, assumption=Assumption.TYPICAL)
+
+
+def _assumes_lengths(profile: Profile) -> bool:
+    layout = profile.layout
+    stated = layout.response_mean and (layout.prompt_mean or not layout.prompt_tokens)
+    return not stated and lengths_of(layout, longest=longest_of(profile)).variation > 0

@@ -68,6 +68,7 @@ def layout(config: Config) -> Layout:
         logits_in_place=not (config.entropy or squares),
         scaled_logits=config.share(f"{ROLLOUT}.temperature") != 1.0,
         padded=not config.flag(f"{MODEL}.use_remove_padding"),
+        padded_to_limit=not config.flag(f"{MODEL}.use_remove_padding"),
         sequences=config.sequences,
         mini_batch=config.update,
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),

@@ -159,6 +159,7 @@ class Layout(Value, frozen=True, kw_only=True):
         False  # token budgets count before sequence and context parallelism split them
     )
     padded: bool = False  # a micro-batch is a rectangle as long as its longest sequence
+    padded_to_limit: bool = False  # or as long as any sequence of the job may be
     masked_attention: bool = False  # attention reads a dense mask: heads are repeated, layers keep the mask
     selective_share: float = 0.0  # of a layer, kept by selective recomputation; 0: all but attention's core
     # Megatron: what selective recomputation computes again; empty: attention's core

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
-from autotune.policies.recovery.assumptions import rests_on
+from autotune.policies.recovery.assumptions import facts_of, rests_on
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import outlook
 from autotune.policies.values.events import Accepted, Launch
@@ -69,3 +70,41 @@ def test_a_verdict_that_another_plausible_value_turns_starts_the_job_as_written(
 def test_an_assumption_whose_other_values_nobody_can_list_starts_the_job_as_written():
     doubtful = job(replace(RELEASE, is_open=True))
     assert first(doubtful).knobs == LARGE and doubts(doubtful) == ["release"]
+
+
+# Rows of sequences, as frameworks without packing have them.
+ROWS = replace(
+    KNOBS,
+    tokens_per_microbatch=None,
+    logprob_tokens=None,
+    dynamic_batching=False,
+    recompute="off",
+    microbatch_size=2,
+)
+
+
+def of_rows(**layout: float) -> Accepted:
+    own = replace(LAYOUT, ranks=8, shards=8, mini_batch=256, response_tokens=16384, **layout)
+    event = accepted(profile(ROWS, layout=own))
+    assert isinstance(event, Accepted)
+    return event
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_lengths_that_are_assumed_change_nothing_where_the_usual_ones_fit(is_padded: bool):
+    event = of_rows(padded=is_padded)
+    launch = first(event)
+    assert launch.knobs == ROWS and "(set `lengths:`)" in launch.reason
+    assert doubts(event) == ["lengths"]
+    assert [fact.name for fact in facts_of(event.profile)] == ["lengths"]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"prompt_mean": 400.0, "response_mean": 4900.0},  # the job states them
+        {"padded": True, "padded_to_limit": True},  # all sequences are as long as the longest
+    ],
+)
+def test_lengths_that_are_known_are_no_assumption(layout: dict[str, float]):
+    assert first(of_rows(**layout)).knobs != ROWS and doubts(of_rows(**layout)) == []
