@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from autotune.policies.values.job import Job
 
 KeyPath = tuple[str | int, ...]
 
+LITERAL = "# autotune: literal"  # ends a line of a job file whose values are meant as they are
 _FOR_A_SHELL = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)?|^[^\s`]*`[^`]+`[^\s`]*$")
 _WORDS = r"your|path|dir|folder|dataset|data|model|name|file|user|key|url|checkpoint|ckpt"
 _PLACEHOLDER = re.compile(
@@ -24,14 +25,32 @@ _PLACEHOLDER = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _DUMMY = re.compile(r"[xX]+|\.+")
+_MARKED = re.compile(r"(?<=\s)#\s*autotune:\s*literal\s*$")
 
 
 def unfilled(job: Job) -> Iterator[tuple[KeyPath, str]]:
     """Yield where a job has values that nobody filled in, and what is wrong with each.
 
     A placeholder that is a path of this machine is a value; the text of `bash -c` may call programs; a
-    variable may have a dummy for a key (`OPENAI_API_KEY: xxx`), which servers of one's own take.
+    variable may have a dummy for a key (`OPENAI_API_KEY: xxx`), which servers of one's own take. What the
+    job file marks as `LITERAL` is meant.
     """
+    for path, reason in _unfilled(job):
+        if dotted(path) not in job.literals:
+            yield path, reason
+
+
+def literals(job: Job, line_of: Callable[[KeyPath], str]) -> tuple[str, ...]:
+    """Return the dotted keys of values that look unfilled and stand in a line marked as `LITERAL`."""
+    return tuple(dotted(path) for path, _ in unfilled(job) if _MARKED.search(line_of(path)))
+
+
+def dotted(path: KeyPath) -> str:
+    """Return a path of keys as messages name it."""
+    return ".".join(map(str, path))
+
+
+def _unfilled(job: Job) -> Iterator[tuple[KeyPath, str]]:
     yield from _inside(job.settings, ("settings",), for_a_shell=True)
     for name in ("config", "model"):
         yield from _inside(getattr(job, name), (name,), for_a_shell=True)
@@ -46,8 +65,7 @@ def unfilled(job: Job) -> Iterator[tuple[KeyPath, str]]:
 def warnings(job: Job) -> tuple[str, ...]:
     """Return a sentence for each value that nobody filled in, for a command that launches nothing."""
     return tuple(
-        f"`{'.'.join(map(str, path))}`: {reason}; `autotune launch` refuses it"
-        for path, reason in unfilled(job)
+        f"`{dotted(path)}`: {reason}; `autotune launch` refuses it" for path, reason in unfilled(job)
     )
 
 

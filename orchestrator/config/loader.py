@@ -27,6 +27,8 @@ from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
 from autotune.orchestrator.config.yaml_nodes import Document, Place, UnreadableError
 from autotune.orchestrator.config.yaml_nodes import Path as KeyPath
 from autotune.orchestrator.errors import Complaint, ExitCode, Failure, JobErrors
+from autotune.orchestrator.placeholders import LITERAL as MARK
+from autotune.orchestrator.placeholders import dotted
 from autotune.policies.explain.secrets import Grade, looks_random, secrets_in
 from autotune.policies.values.job import Cluster, Job
 
@@ -56,7 +58,7 @@ def parse_elsewhere(
     """
     missing: list[Problem] = []
     job = _parse(text, file=file, missing=missing, lookup=lookup)
-    return job, tuple(f"`{_label(p.path)}`: {p.message} here ({p.hint})" for p in missing)
+    return job, tuple(f"`{dotted(p.path)}`: {p.message} here ({p.hint})" for p in missing)
 
 
 def read_text(path: str | Path) -> str:
@@ -95,12 +97,12 @@ def _parse(
             _complain_of_comments(document, hidden)
         if missing is None:
             _complain_of_placeholders(document, job)
-        notes = tuple(_LOOKS_RANDOM.format(_label(path)) for path in secrets.doubtful(job))
+        notes = tuple(_LOOKS_RANDOM.format(dotted(path)) for path in secrets.doubtful(job))
         job = msgspec.structs.replace(job, notes=(*job.notes, *notes))
         job, unset = secrets.filled(job, lookup)
         for path, variable in unset:
             document.complain(
-                f"`{_label(path)}` needs the environment variable `{variable}`, which is not set",
+                f"`{dotted(path)}` needs the environment variable `{variable}`, which is not set",
                 document.entry(path).value,
                 hint=f"export {variable}=...",
             )
@@ -127,7 +129,8 @@ def unfilled(text: str, *, file: str = "job.yaml") -> tuple[Complaint, ...]:
 
 def _complain_of_placeholders(document: Document, job: Job) -> None:
     for path, reason in placeholders.unfilled(job):
-        document.complain(f"`{_label(path)}`: {reason}", document.entry(path).value)
+        hint = f"if it is meant as it is, end its line with `{MARK}`"
+        document.complain(f"`{dotted(path)}`: {reason}", document.entry(path).value, hint=hint)
 
 
 def _complain_of_secrets(document: Document, job: Job) -> None:
@@ -136,7 +139,7 @@ def _complain_of_secrets(document: Document, job: Job) -> None:
         excerpt = f": {shown}" if shown else ""
         place = document.entry(path).value
         document.complain(
-            f"`{_label(path)}` holds a secret, but job files are recorded and shared{excerpt}",
+            f"`{dotted(path)}` holds a secret, but job files are recorded and shared{excerpt}",
             place,
             hint=instead,
             hides=True,
@@ -185,7 +188,7 @@ def _job(document: Document) -> Job | None:
         return None
     wrong: list[KeyPath] = []
     for path, must in _unfit_numbers(values.get("settings"), ("settings",)):
-        document.complain(f"`{_label(path)}` must be {must}", document.entry(path).value)
+        document.complain(f"`{dotted(path)}` must be {must}", document.entry(path).value)
         wrong.append(("settings",))
     try:
         file = JobFile.model_validate(values)
@@ -196,7 +199,8 @@ def _job(document: Document) -> Job | None:
             file = JobFile.model_validate(_without(values, wrong))
         except ValidationError:
             return None
-    return msgspec.convert(file, Job, from_attributes=True)
+    job = msgspec.convert(file, Job, from_attributes=True)
+    return msgspec.structs.replace(job, literals=placeholders.literals(job, document.line_of))
 
 
 def _unfit_numbers(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
@@ -213,7 +217,7 @@ def _unfit_numbers(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 def _complain_of_key(document: Document, error: ErrorDetails) -> KeyPath:
     """Record what is wrong with a key or its value; returns the key that has to be left out."""
     path = error["loc"][:-1] if error["loc"][-1] == "[key]" else error["loc"]
-    name, label = str(path[-1]), _label(path)
+    name, label = str(path[-1]), dotted(path)
     entry = document.entry(path)
     place, hint = entry.value, str(error.get("ctx", {}).get("hint", ""))
     match error["type"]:
@@ -284,7 +288,7 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
     for problem in absent if missing is None else ():
         place = document.entry(problem.path).value
         if not _complained_at(document, place):
-            document.complain(f"`{_label(problem.path)}`: {problem.message}", place, hint=problem.hint)
+            document.complain(f"`{dotted(problem.path)}`: {problem.message}", place, hint=problem.hint)
     asked, offered = framework.gpus(job) or 0, job.cluster.nodes * (job.cluster.gpus_per_node or 0)
     if not document.complaints and 0 < offered < asked:
         document.complain(
@@ -329,13 +333,9 @@ def _complain_of_problem(document: Document, problem: Problem) -> None:
         path = (name,)  # a setting that a key of the job itself stands for
     entry = document.entry(path)
     about_key = entry.key is not None and ("unknown" in problem.message.lower() or not entry.is_scalar)
-    label = _label(problem.path)
+    label = dotted(problem.path)
     message = problem.message if not label or name in problem.message else f"`{label}`: {problem.message}"
     document.complain(message, entry.key if about_key and entry.key else entry.value, hint=problem.hint)
-
-
-def _label(path: KeyPath) -> str:
-    return ".".join(map(str, path))
 
 
 def _absent_paths(document: Document, job: Job, framework: Framework) -> Iterator[Problem]:

@@ -74,17 +74,8 @@ def with_edits(job: Job, edits: list[Edit]) -> Job:
         raise JobErrors(
             tuple(_complaint(f"`{o.why}` {message}", str(o.value), option=o.why) for o, message in refused)
         ) from None
-    changed = msgspec.structs.replace(
-        msgspec.convert(file, Job, from_attributes=True),
-        shape=job.shape,
-        shape_from=job.shape_from,
-        version_from=job.version_from,
-        own_code=job.own_code,
-        launcher=job.launcher,
-        engine_versions=job.engine_versions,
-        notes=job.notes,
-        document=job.document,
-    )
+    read = {name: getattr(job, name) for name in Job.__struct_fields__ if name not in JobFile.model_fields}
+    changed = msgspec.structs.replace(msgspec.convert(file, Job, from_attributes=True), **read)
     problems = refusals(frameworks.find(job.framework).check(changed))
     if problems:
         written = ", ".join(f"{edit.path[-1]}={show_value(edit.value)}" for edit in edits)

@@ -195,6 +195,10 @@ class Document:
             path = path[:-1]
         return self._entries.get(path, Entry(None, Place(0, 0, 1)))
 
+    def line_of(self, path: Path) -> str:
+        """Return the line in which the value at a path begins."""
+        return self.lines[self.entry(path).value.line]
+
     def holds(self, path: Path) -> bool:
         """Return whether something is written at a path."""
         return path in self._entries

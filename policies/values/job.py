@@ -160,6 +160,9 @@ class Job(Value, frozen=True, kw_only=True):
     own_code: OwnCode | None = None  # what the code of the framework that the job runs says of itself
     engine_versions: dict[str, str] = {}  # of inference engines that are installed where the job runs
     notes: tuple[str, ...] = ()  # what the user should know of the job as it was read
+    literals: tuple[
+        str, ...
+    ] = ()  # dotted keys of values that look unfilled and that the file marks as meant
     command: tuple[str, ...] = ()
     python: str | None = None
     settings: dict[str, Any] = {}

@@ -11,10 +11,13 @@ from click.testing import CliRunner, Result
 
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.config.loader import parse, unfilled
+from autotune.orchestrator.config.overrides import with_edits
+from autotune.orchestrator.config.yaml_edit import Edit
 from autotune.orchestrator.errors import JobErrors
 from autotune.orchestrator.init.bash.reader import Reading, read_script
 from autotune.orchestrator.init.bash.state import to_edit
 from autotune.orchestrator.init.formulas import formula_of, source_of
+from autotune.orchestrator.placeholders import warnings
 
 _VERL = (
     "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.use_dynamic_bsz=true"
@@ -209,6 +212,33 @@ def test_a_value_that_nobody_filled_in_is_an_error_of_the_job_at_its_line(value:
         assert [each.line for each in error.value.complaints if reason in each.message][-1:] == [
             len(text.splitlines())
         ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  - <answer file>  # autotune: literal",
+        "  - '$(x) is an expression'  # any reason; # autotune: literal",
+        "  - 'Your Test Dataset'  #autotune:literal",
+        "  - |  # autotune: literal\n    Write <file name>\n    and stop.",
+    ],
+)
+def test_a_value_that_is_meant_is_marked_at_its_line(line: str, tmp_path: Path) -> None:
+    head = f"name: a\nframework: command\nworkdir: {tmp_path}\ncommand:\n  - x\n"
+    plain = line.split("#", 1)[0] + line.rpartition("literal")[2]
+    assert [each.line for each in unfilled(f"{head}{plain}\n")] == [6]
+    assert "`# autotune: literal`" in unfilled(f"{head}{plain}\n")[0].hint
+    text = f"{head}{line}\n  - <DATA_PATH>\n"
+    assert [each.message.split("`")[1] for each in unfilled(text)] == ["command.2"]
+    job = parse(f"{head}{line}\n")
+    assert warnings(job) == () and warnings(with_edits(job, [Edit(("recovery", "relaunches"), 3, "x")])) == ()
+
+
+def test_a_mark_within_a_value_or_at_another_line_marks_nothing() -> None:
+    head = "name: a\nframework: verl\nsettings:\n"
+    assert unfilled(f"{head}  k: '<DATA_PATH> # autotune: literal'\n")
+    assert unfilled(f"{head}  # autotune: literal\n  k: <DATA_PATH>\n")
+    assert unfilled(f"{head}  k: <DATA_PATH>  # not autotune: literally\n")
 
 
 @pytest.mark.parametrize(
