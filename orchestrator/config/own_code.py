@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -66,15 +66,20 @@ def find(job: Job, framework: Framework) -> Code:
 
 def read(query: CodeQuery, package: Path) -> OwnCode:
     """Return which names stand in the code of a package, and the defaults of its configuration."""
-    left, found = set(query.names), set[str]()
+    left, found, unread = set(query.names), set[str](), list[object]()
     patterns = {name: re.compile(pattern) for name, pattern in query.patterns.items()}
-    for text in _texts(package):
+    for text in _texts(package, unread.append):
         if left:
             hits = {match[0] for match in _any_of(left).finditer(text)}
             found |= hits
             left -= hits
         found |= {name for name, pattern in patterns.items() if pattern.search(text)}
-    return OwnCode(folder=str(package), names=tuple(sorted(found)), defaults=_defaults(query, package))
+    return OwnCode(
+        folder=str(package),
+        names=tuple(sorted(found)),
+        defaults=_defaults(query, package),
+        is_partial=bool(unread),
+    )
 
 
 def installed_version(distribution: str, python: str | None) -> str:
@@ -88,27 +93,35 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w)(?<!\w-)(?:{'|'.join(map(re.escape, longest_first))})(?![\w-])")
 
 
-def _texts(package: Path) -> Iterator[str]:
+def _texts(package: Path, missed: Callable[[object], None]) -> Iterator[str]:
+    """Yield the texts of a package; what is not read of it, or not to its end, goes to `missed`."""
     files = 0
-    for folder, inner, names in os.walk(package):
+    for folder, inner, names in os.walk(package, onerror=missed):
         inner[:] = sorted(name for name in inner if name not in _SKIPPED and not name.startswith("."))
+        for link in (name for name in inner if Path(folder, name).is_symlink()):
+            missed(link)  # os.walk does not follow it
         for name in sorted(names):
             if not name.endswith(_SUFFIXES):
                 continue
             files += 1
             if files > _MOST_FILES:
+                missed(name)
                 return
-            yield _text(Path(folder, name))
+            yield _text(Path(folder, name), missed)
 
 
-def _text(file: Path) -> str:
+def _text(file: Path, missed: Callable[[object], None] = lambda _: None) -> str:
     """Return the beginning of a regular file, empty where it cannot be read."""
     try:
         if not file.is_file():  # to open a pipe would wait for its writer
             return ""
         with file.open("rb") as stream:
-            return stream.read(_MOST_BYTES).decode(errors="replace")
-    except OSError:
+            text = stream.read(_MOST_BYTES)
+            if stream.read(1):
+                missed(file)
+            return text.decode(errors="replace")
+    except OSError as error:
+        missed(error)
         return ""
 
 

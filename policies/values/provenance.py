@@ -43,6 +43,11 @@ class OwnCode(Value, frozen=True, kw_only=True):
     folder: str  # of the package
     names: tuple[str, ...]  # of the settings and words asked for, which stand somewhere in the code, sorted
     defaults: dict[str, Any] = {}  # of its own configuration by dotted keys; empty where none could be read
+    is_partial: bool = False  # some of it could not be read: what is not in `names` may be there
+
+    def lacks(self, name: str) -> bool:
+        """Return whether a name that was asked for stands nowhere in the code."""
+        return name not in self.names and not self.is_partial
 
 
 class CodeQuery(Value, frozen=True, kw_only=True):

@@ -158,8 +158,7 @@ class TabularFramework(Framework, Generic[C]):
         """Return the part of a setting's name that the job's own code has nowhere; empty if it has all."""
         if config.code is None or key.startswith(tuple(each.partition("{")[0] for each in self.engine_nodes)):
             return ""
-        names = config.code.names
-        return next((part for part in self.names_in(config, key) if part not in names), "")
+        return next(filter(config.code.lacks, self.names_in(config, key)), "")
 
     def names_in(self, config: C, key: str) -> tuple[str, ...]:
         """Return the words of a setting, or of a row's settings, that stand in the code which reads them."""

@@ -11,7 +11,7 @@ import pytest
 from autotune.launchers.frameworks import find
 from autotune.orchestrator.config import own_code
 from autotune.orchestrator.config.installed import with_version
-from autotune.orchestrator.config.loader import load, load_elsewhere
+from autotune.orchestrator.config.loader import assumed, load, load_elsewhere
 from autotune.orchestrator.errors import JobErrors
 from autotune.policies.values.job import Job
 
@@ -158,6 +158,29 @@ def test_flags_of_another_framework_are_read_in_its_own_tree(tmp_path: Path) -> 
     found = with_version(own, find("openrlhf"))
     assert found.framework_version == "0.5.9" and found.own_code is not None
     assert "zero_stage" in found.own_code.names and "ds_tensor_parallel_size" not in found.own_code.names
+
+
+def test_a_setting_that_is_not_found_in_code_read_only_in_part_is_unknown_not_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = checkout(tmp_path)
+
+    def absent() -> set[str]:
+        found = with_version(job(tmp_path), VERL)
+        profile = VERL.profile(found, assumed(found))
+        return {knob for knob, why in profile.unsupported.items() if "the job's own verl has no" in why}
+
+    whole = absent()
+    assert whole and not with_version(job(tmp_path), VERL).own_code.is_partial  # type: ignore[union-attr]
+    (tmp_path / "elsewhere").mkdir()
+    (package / "workers").symlink_to(tmp_path / "elsewhere")
+    assert absent() == set()
+    (package / "workers").unlink()
+    assert absent() == whole
+    for limit in ("_MOST_FILES", "_MOST_BYTES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(own_code, limit, 3)
+            assert absent() == set()
 
 
 @pytest.mark.parametrize("text", ["no version\nat all", "\x1b[31m0.2", "9" * 5000, ""])
