@@ -101,10 +101,10 @@ def test_no_folder_holds_more_than_16_modules_and_no_module_more_than_400_lines(
 
 
 @pytest.mark.parametrize("name", ["miles", "ms_swift", "nemo_rl", "openrlhf", "skyrl", "trl"])
-def test_a_framework_has_at_most_400_lines_of_python_beside_its_table(name: str) -> None:
+def test_a_framework_has_at_most_450_lines_of_python_beside_its_table(name: str) -> None:
     modules = (ROOT / "launchers" / "frameworks" / name).rglob("*.py")
     lines = [len(path.read_text().splitlines()) for path in modules if path.stem not in ("rows", "advice")]
-    assert 0 < sum(lines) <= 400
+    assert 0 < sum(lines) <= 450
 
 
 def test_new_releases_are_compared_every_week_with_the_facts_on_record() -> None:

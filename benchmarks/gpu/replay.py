@@ -274,7 +274,7 @@ def real_peaks(path: Path) -> Iterator[RealPeak]:
             layout=msgspec.structs.replace(profile.layout, **lengths),
             longest_sequence=prompt + response,
         )
-        knobs = msgspec.structs.replace(profile.knobs, tokens_per_microbatch=row["tokens_per_microbatch"])
+        knobs = msgspec.structs.replace(profile.knobs, **row["knobs"])
         phase = Phase(row["phase"])
         gpu = estimate(seen, accepted.cluster, model, knobs).phases[phase].gpu
         predicted = gpu.total - gpu.outside - gpu.residue + constant("workspaces")

@@ -38,7 +38,8 @@ class Pass:
     backward: Floats  # one layer's transient gradients
     moving: Floats  # rows on their way to experts and back, in forward, beside what a layer keeps
     offloaded: Floats  # of `kept`, in host memory
-    casts: Floats  # weights in the type of the products, which autocast keeps until the pass ends
+    casts: Floats  # of layers' weights to the products' type, which autocast keeps until the pass ends
+    head_cast: Floats  # the same of the head's; `ends` has it
 
 
 # Of multi-token prediction: what three norms and the product of two rows that are joined keep.
@@ -52,7 +53,8 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     """
     stage = stage or stages_of(model, load.layout)[0]
     size = load.layout.compute_bytes
-    stream = FP32 if load.layout.autocast else size  # bytes per element of the residual stream
+    autocast = load.layout.autocast
+    stream = FP32 if autocast else size  # bytes per element of the residual stream
     megatron = load.layout.strategy == "megatron"
     masked = load.layout.masked_attention
     # Without a mask PyTorch is given grouped heads, for which it has no fused kernel in fp32: it keeps the
@@ -78,7 +80,7 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     copies = gathered_rows(load.layout, load.tensor) if megatron else np.ones(load.count)
     routed = routed + np.where(load.fused, fused.rows, kept.rows) * (copies - 1.0) / load.tensor
     counts = parameters(model)
-    cast = size * (counts.attention + counts.mlp + counts.experts) * load.layout.autocast
+    cast = size * (counts.attention + counts.mlp + counts.experts) * autocast
     layer = (whole + split + routed + size * mask + scores) * tokens + cast
     attention = size * model.heads * model.head_dim / load.tensor * tokens
     inputs = stream * model.hidden / whole_split * tokens
@@ -112,19 +114,22 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     last = 0.0 if megatron else size * model.hidden  # the head's input
     ends = kept_at_the_end(model, element_bytes=size, fused=megatron, stream_bytes=stream)
     at_end = last + (ends - last) / whole_split
+    head_cast = size * model.vocab * model.hidden * np.where(load.fused, 0.0, 1.0)
+    head_cast = head_cast * (autocast and load.layout.autocast_head and stage.last)
     return Pass(
         layer=layer,
         kept_layer=per_layer,
         again=again,
         kept=all_layers,
         shared=mask * tokens,
-        ends=at_end * tokens * stage.last + _JOINED_ROWS * stage.predicting * inputs,
+        ends=at_end * tokens * stage.last + _JOINED_ROWS * stage.predicting * inputs + head_cast,
         inputs=inputs,
         working=working * tokens,
         backward=backward * tokens,
         moving=routing.forward * tokens,
         offloaded=streamed,
         casts=cast * stage.layers + np.zeros(load.count),
+        head_cast=head_cast,
     )
 
 

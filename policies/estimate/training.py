@@ -29,6 +29,7 @@ class State:
     critic: Floats
     gradients: Floats
     last_gradients: Floats  # without sharding: of the first layer and the embedding, which come last
+    head_gradient: Floats  # without sharding: of the head, which comes first
     tied_gradient: Floats  # of a tied embedding, as it stays; 0 where embedding and head are two tensors
     tied_copies: Floats  # the two gradients of a tied embedding and their sum, while they are added
     optimizer: Floats  # all of it, wherever it is
@@ -63,7 +64,8 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
     experts = counts.experts if sharded else counts.experts / apart
     dense = counts.attention + counts.mlp + counts.norms
     # Apart from its embedding, a stage has a head of its own.
-    head = counts.head if alone else counts.head or counts.embedding
+    own_head = counts.head or counts.embedding
+    head = counts.head if alone else own_head
     ends = stage.first * (counts.embedding + counts.tower) + stage.last * head
     if stage.predicting:
         # Each joins two normalised rows by a product; apart from the first stage they embed tokens themselves
@@ -115,6 +117,12 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
         critic=critic,
         gradients=gradients,
         last_gradients=last / gradient_shards * layout.gradient_bytes * (not layout.lora_rank),
+        head_gradient=own_head
+        * stage.last
+        / load.tensor
+        / gradient_shards
+        * layout.gradient_bytes
+        * (not layout.lora_rank),
         tied_gradient=tied / gradient_shards * layout.gradient_bytes,
         tied_copies=tied * 3.0 * (layout.compute_bytes if sharded else layout.gradient_bytes),
         optimizer=optimizer,
@@ -232,8 +240,8 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
                 scoring(gathers.between, activations=2.0 * score.inputs),
                 scoring(gathers.before_head, activations=2.0 * score.inputs),
                 # From here on, of the activations, the final hidden states.
-                scoring(gathers.head, activations=score.inputs, logits=logits.head_scored),
-                scoring(gathers.loss, activations=score.inputs, logits=logits.scoring),
+                scoring(gathers.head, activations=score.inputs + score.head_cast, logits=logits.head_scored),
+                scoring(gathers.loss, activations=score.inputs + score.head_cast, logits=logits.scoring),
             ),
             outside,
         ),
@@ -273,6 +281,7 @@ def _gradients(load: Load, state: State) -> Gradients:
         last=state.last_gradients,
         tied=state.tied_gradient,
         tied_copies=state.tied_copies,
+        head=state.head_gradient,
     )
 
 
@@ -359,8 +368,10 @@ def sync_buffers(model: Model, load: Load) -> Floats:
     """Return the transfer buffers of a weight sync on the sending device."""
     counts = parameters(model)
     apart = load.layout.strategy == "megatron"
-    one = (counts.largest_apart if apart else counts.largest) * load.layout.compute_bytes
-    everything = counts.total * load.layout.compute_bytes
+    layout = load.layout
+    sent = layout.parameter_bytes if layout.autocast else layout.compute_bytes
+    one = (counts.largest_apart if apart else counts.largest) * sent
+    everything = counts.total * sent
     bucket = np.minimum(np.maximum(load.sync_buffer, one), everything)
     return np.where(load.disk, 0.0, bucket * load.layout.sync_buckets)
 

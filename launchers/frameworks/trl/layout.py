@@ -28,6 +28,7 @@ def layout(config: Config) -> Layout:
         compute_bytes=2 if half else 4,
         # FSDP and DeepSpeed cast their weights themselves.
         autocast=half and width == _FP32 and not config.is_sharded,
+        autocast_head=not config.has_head,
         optimizer_bytes=torch_state_bytes(str(config.get("optim")), parameter_bytes=width),
         reference=bool(config.get("beta")) and not config.on("use_peft"),
         lora_rank=config.count("lora_r") if config.on("use_peft") else 0,

@@ -27,6 +27,7 @@ class Gradients:
     last: Floats  # without sharding: of the first layer and the embedding, which come last
     tied: Floats  # of a tied embedding, as it stays; 0 where embedding and head are two tensors
     tied_copies: Floats  # the two gradients of a tied embedding and their sum, while they are added
+    head: Floats  # without sharding: of the head, which come first
 
 
 def forward(load: Load, gathers: Gathers, run: Pass, logits: Logits, gradients: Gradients) -> Instants:
@@ -56,7 +57,10 @@ def backward(load: Load, run: Pass, logits: Logits, gradients: Gradients) -> Ins
     earlier, complete = gradients.earlier, gradients.complete
     hidden = _hidden_logits(load, logits)
     yield {"gradients": earlier, "activations": within + run.ends, "logits": logits.backward - hidden}
-    yield {"gradients": earlier, "activations": within + layer.inner + layer.returned}
+    yield {
+        "gradients": np.maximum(earlier, np.minimum(gradients.head, complete)),
+        "activations": within + layer.inner + layer.returned,
+    }
     # The layer whose activations are alive has no gradients yet, nor has the embedding below it.
     yield {
         "gradients": np.maximum(earlier, complete - gradients.last),

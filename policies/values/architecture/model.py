@@ -116,6 +116,7 @@ class Layout(Value, frozen=True, kw_only=True):
     parameter_bytes: int = 4  # per resident (sharded) parameter: 4 where FSDP keeps fp32
     compute_bytes: int = 2  # per parameter and activation inside a pass
     autocast: bool = False  # weights and residual stream stay in fp32, products are cast (torch.autocast)
+    autocast_head: bool = True  # ... the head's too, as a whole; else its kernel casts tiles
     gradient_bytes: int = 4  # per parameter
     reduce_bytes: int = 0  # per parameter in a reduce-scatter's input; 0: as gradient_bytes
     optimizer_bytes: int = 8  # per parameter; 12 with an fp32 master copy of its own

@@ -135,6 +135,10 @@ def test_mambas_time_steps_have_a_sixteenth_of_the_hidden_size_rounded_up(hidden
         (TOY, {}, {"fused": True}, 2 * 16 + 2 * (2 * 8 + 4), 56 + 3 * 2 * 16, 0),
         (TOY, {}, {"fp8": True}, 136 - 16, 184 + 8 - 16, 0),
         (TOY, {"gated": False}, {"fp8": True}, 136 - 16, 120 + 8, 0),
+        # Under autocast norms keep fp32 rows, and each of five products a bf16 copy of its input.
+        (TOY, {}, {"stream_bytes": 4}, 5 * 2 * 8 + 2 * (8 * 8 + 4), 184, 0),
+        (TOY, {"fused_qkv": True, "fused_gate": True}, {"stream_bytes": 4}, 2 * 16 + 136, 184 + 24, 0),
+        (TOY, {"gated": False}, {"stream_bytes": 4, "fused": True}, 4 * 16 + 2 * (4 * 8 + 4), 88, 0),
         (TOY, {"gated": False}, {}, 136, 56 + 2 * 2 * 16, 0),
         (TOY, {"norms_per_layer": 1}, {}, 2 * 8 + 52, 184, 0),
         (TOY, {"norm": "layer"}, {}, 32 + 2 * (2 * 8 + 4), 184, 0),
@@ -185,6 +189,17 @@ def test_what_a_layer_keeps(model, changes, options, whole, split, experts):
 def test_what_a_layer_without_attention_keeps(linear, kept):
     found = kept_by_layer(replace(HYBRID, linear=linear), element_bytes=2).split
     assert found - kept_by_layer(HYBRID, element_bytes=2).split == kept / 2
+
+
+@pytest.mark.parametrize(("qk_norm", "measured"), [("", 16360), ("head", 18320)])
+def test_a_layer_under_autocast_keeps_what_torch_saves(qk_norm, measured):
+    # Saved tensors of one layer of Qwen2 and Qwen3 in fp32 under bf16 autocast, 512 tokens, in bytes a token
+    # (transformers 5.19, torch 2.13, torch.autograd.graph.saved_tensors_hooks), with the weights' casts.
+    sizes = {"hidden": 256, "heads": 8, "kv_heads": 2, "head_dim": 32, "intermediate": 704}
+    model = replace(TOY, layers=1, qkv_bias=not qk_norm, qk_norm=qk_norm, **sizes)
+    kept, count = kept_by_layer(model, element_bytes=2, stream_bytes=4), parameters(model)
+    casts = 2 * (count.attention + count.mlp) / 512
+    assert kept.whole + kept.split + casts == pytest.approx(measured, abs=2)
 
 
 def test_the_ends_of_a_model():
