@@ -122,6 +122,10 @@ class Framework(Protocol):
         """Return what to read of the framework's code that the job would run; None if nothing."""
         return None
 
+    def foreign(self, job: Job) -> tuple[str, ...]:
+        """Return the settings that no release on record has, so that they are of a fork's own program."""
+        return ()
+
     def release_by_settings(self, job: Job) -> str:
         """Return the known release that the names of a job's settings tell; empty where none does."""
         return ""

@@ -35,6 +35,7 @@ from autotune.orchestrator.init.entry_points import (
     unwrapped,
 )
 from autotune.orchestrator.init.followed import LOCAL, QUIET, Followed, depending, from_outside, program_of
+from autotune.orchestrator.init.fork_flags import fork_flags
 from autotune.orchestrator.init.formulas import (
     formula_of,
     placeholders_in,
@@ -226,13 +227,20 @@ def _drafted(
     # A framework's workers run in its environment: where the command names one, in that.
     is_named = interpreter is not None and "/" in interpreter and own != "command"
     beside = None if command else interpreter_beside(program.argv[0])
+    python = interpreter if is_named or own == "areal" else beside
+    moved = fork_flags(own, given, command=command, python=python, workdir=workdir, env=env)
+    if moved:
+        names = ", ".join(f"--{bare(name)}" for name in moved)
+        note(f"of no release of {own} on record, so kept in `command`: {names}")
+        given = {name: value for name, value in given.items() if name not in moved}
+        command = (*command, *(word for words in moved.values() for word in words))
     return Draft(
         source=source,
         name=_name(script, own, given),
         framework=own,
         other=other,
         command=command,
-        python=interpreter if is_named or own == "areal" else beside,
+        python=python,
         config=config,
         settings=given,
         env=env,

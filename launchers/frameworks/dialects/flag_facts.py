@@ -47,7 +47,7 @@ def unknown(settings: Mapping[str, Any], facts: FlagFacts, *, exact: bool) -> It
     Those that `problems_of` an `exact` release yields are left out.
     """
     for key in settings:
-        near = _meant(key, facts)
+        near = meant(key, facts)
         if bare(key) not in facts.flags and not (exact and near):
             yield bare(key), near
 
@@ -59,7 +59,7 @@ def problems_of(key: str, value: Any, facts: FlagFacts, *, program: str, exact: 
     """
     name, path = bare(key), ("settings", key)
     flag = facts.flags.get(name)
-    if flag is None and exact and (near := _meant(key, facts)):
+    if flag is None and exact and (near := meant(key, facts)):
         message = f"unknown flag --{name}, which {program} refuses"
         yield Problem(path=path, message=message, hint=f"did you mean --{near}?")
     if flag is not None and value is not None and (wrong := misfit(flag, value)):
@@ -92,5 +92,6 @@ def misfit(flag: Flag, value: Any) -> str:
     return "" if not kinds or all(fitting) else "is a whole number" if flag.type == "int" else "is a number"
 
 
-def _meant(key: str, facts: FlagFacts) -> str:
+def meant(key: str, facts: FlagFacts) -> str:
+    """Return the flag that an unknown name is like; empty where there is none."""
     return nearest(bare(key).replace("-", "_"), facts.flags, cutoff=MISSPELT)

@@ -200,8 +200,6 @@ WARNED: tuple[Warned[Config], ...] = (
         "--async-save finishes a checkpoint at the next one: a crash loses the newest"),
     Warned(lambda c: c.saves and c.flag("no-save-optim"),
         "--no-save-optim: a relaunch begins with a new optimizer state"),
-    Warned(lambda c: any(word.startswith("--") for word in c.job.command),
-        "flags in `command` are passed on but not seen: write them under `settings:`"),
     Warned(lambda c: c.flag("balance-by-flops"),
         "--balance-by-flops may put more tokens into a micro-batch than --max-tokens-per-gpu"),
     Warned(lambda c: not c.sleeps("rollout") and c.flag("colocate"),

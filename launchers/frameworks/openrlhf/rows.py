@@ -149,8 +149,6 @@ WARNED: tuple[Warned[Config], ...] = (
         lambda c: f"checkpoints go to {c.root}/{c.job.name}-<run>; `resume: true` uses --ckpt.path itself"),
     Warned(lambda c: c.resumes,
         "a crash inside the very first save leaves `_actor` without its file `latest`: relaunches then end in KeyError 'episode' until you remove that folder"),
-    Warned(lambda c: any(word.startswith("--") for word in c.job.command),
-        "flags in `command` are passed on but not seen: write them under `settings:`"),
     Warned(lambda c: c.colocated and not c.sleeps,
         "without --vllm.enable_sleep the engine's pool stays on the card while training runs"),
     Warned(lambda c: c.colocated and c.has("reward.model_name_or_path"),

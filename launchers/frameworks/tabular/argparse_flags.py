@@ -110,7 +110,18 @@ class ArgparseFramework(FlagFramework[C]):
 
     def mistakes_of(self, config: C, key: str, value: Any) -> Iterator[Problem]:
         """Yield that a flag is misspelt, or that its value is of no use."""
-        return flag_facts.problems_of(key, value, config.known, program=self.name, exact=config.release.exact)
+        exact = config.release.exact and not config.has_own(bare(key))
+        return flag_facts.problems_of(key, value, config.known, program=self.name, exact=exact)
+
+    def is_on_record(self, flag: str) -> bool:
+        """Return whether a release on record has, or had, a flag."""
+        package = package_of(self)
+        older = {row.old for row in self.table.renamed}
+        return flag in older or any(flag in flags(package, version).flags for version in self.releases)
+
+    def meant(self, config: C, flag: str) -> str:
+        """Return the flag of the job's release that an unknown name is like; empty where there is none."""
+        return flag_facts.meant(flag, config.known)
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps and the flags of `trial.yaml`, named as in the job's release."""
@@ -153,4 +164,6 @@ class ArgparseFramework(FlagFramework[C]):
     def _passed_on(self, job: Job, config: C) -> Iterator[str]:
         which = f"{self.name} {config.release.version}, which refuses what it does not know"
         for name, near in flag_facts.unknown(job.settings, config.known, exact=config.release.exact):
+            if config.has_own(name):
+                continue
             yield f"--{name} is no flag of {which}" + (f" (did you mean --{near}?)" if near else "")

@@ -23,6 +23,10 @@ class FlagSettings(DeclaredSettings):
     job: Job
     flags: Mapping[str, Any]  # as the job names them
 
+    def has_own(self, flag: str) -> bool:
+        """Return whether the code that the job would run has a flag, whatever the lists of releases say."""
+        return self.code is not None and flag in self.code.names
+
 
 F = TypeVar("F", bound=FlagSettings)
 
@@ -42,6 +46,35 @@ class FlagFramework(TabularFramework[F]):
     @abstractmethod
     def mistakes_of(self, config: F, key: str, value: Any) -> Iterator[Problem]:
         """Yield what is wrong with one flag of the job, written as `key`."""
+
+    @abstractmethod
+    def is_on_record(self, flag: str) -> bool:
+        """Return whether any release on record has, or had, a flag."""
+
+    @abstractmethod
+    def meant(self, config: F, flag: str) -> str:
+        """Return the flag that an unknown name is like; empty where there is none."""
+
+    def foreign(self, job: Job) -> tuple[str, ...]:
+        """Return the flags of a fork: those that its code has, or that look like none on record."""
+        config = self.config(job)
+        return tuple(
+            key
+            for key, flag in ((key, bare(key)) for key in job.settings)
+            if not self.is_on_record(flag) and (config.has_own(flag) or not self.meant(config, flag))
+        )
+
+    def words_of(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return settings as the words of a command line."""
+        return arguments(settings, negatable=self.negatable)
+
+    def warnings(self, config: F) -> Iterator[str]:
+        """Yield what the user should know before the launch, of flags that `command` hides too."""
+        yield from super().warnings(config)
+        flags = (word.partition("=")[0] for word in config.job.command if word.startswith("--"))
+        if hidden := [flag for flag in flags if self.is_on_record(bare(flag))]:
+            which = ", ".join(hidden)
+            yield f"`command` has {which}, which autotune passes on and does not read: use `settings:`"
 
     def mistakes(self, config: F) -> Iterator[Problem]:
         """Yield what is wrong with the job's flags, whatever the others say."""

@@ -146,12 +146,12 @@ class ListedFlagFramework(FlagFramework[F]):
         """Yield that a flag is misspelt or gone."""
         ignores, silently = ("refuse", "") if self.dialect.strict else ("ignore", " without a word")
         flag, path = bare(key), ("settings", key)
-        if config.code is not None and flag in config.code.names:
-            return  # whatever the lists say, the program that the job runs has it
+        if config.has_own(flag):
+            return
         if hint := replacement(self.table.renamed, flag):
             message = f"{self.name} {ignores}s --{flag}{silently}"
             yield Problem(path=path, message=message, hint=hint)
-        elif not self.dialect.knows(flag) and (meant := self._meant(flag)):
+        elif not self.dialect.knows(flag) and (meant := self.meant(config, flag)):
             message = f"unknown flag --{flag}, which {self.name} would {ignores}{silently}"
             yield Problem(path=path, message=message, hint=f"did you mean --{meant}?")
 
@@ -160,7 +160,12 @@ class ListedFlagFramework(FlagFramework[F]):
         yield from super().mistakes(config)
         yield from self._misfits(config)
 
-    def _meant(self, flag: str) -> str:
+    def is_on_record(self, flag: str) -> bool:
+        """Return whether the lists have a flag, as one of another release too."""
+        others = self.dialect.of_other_releases
+        return self.dialect.knows(flag) or flag in others or bool(replacement(self.table.renamed, flag))
+
+    def meant(self, config: F, flag: str) -> str:
         """Return the flag that an unknown name is like; empty where there is none."""
         hyphens = flag.replace("_", "-")
         if self.dialect.knows(hyphens):
@@ -172,10 +177,8 @@ class ListedFlagFramework(FlagFramework[F]):
     def _passed_on(self, job: Job, config: F) -> Iterator[str]:
         told = "refuses" if self.dialect.strict else "ignores without a word"
         for flag in map(bare, config.given):
-            if config.code is not None and flag in config.code.names:
-                continue
             known = self.dialect.knows(flag) or replacement(self.table.renamed, flag)
-            if not known and not self._meant(flag):
+            if not known and not config.has_own(flag) and not self.meant(config, flag):
                 other = flag in self.dialect.of_other_releases
                 which = "a flag of another release" if other else "no known flag"
                 yield f"--{flag} is {which}; {self.name} {told} what it does not know"

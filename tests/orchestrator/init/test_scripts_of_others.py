@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from autotune.orchestrator.cli import main
@@ -239,3 +240,59 @@ def test_a_secret_flag_without_its_value_hides_no_other_flag(
     assert CliRunner().invoke(main, ["init", "run.sh"]).exit_code == 0
     shown = CliRunner().invoke(main, ["launch", "-n", "--json", "job.yaml"]).stdout
     assert '"--wandb-key","--wandb-group","g"' in shown
+
+
+_OPENRLHF = (
+    "python3 -m openrlhf.cli.train_ppo_ray --pretrain m --actor_num_gpus_per_node 4 --vllm_num_engines 4"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "moved", "words"),
+    [
+        (
+            f"python3 train.py {_MEGATRON} --prm-workers 2 --env-tags a b --trace",
+            ["prm-workers", "env-tags", "trace"],
+            ["python3", "train.py", "--prm-workers", "2", "--env-tags", "a", "b", "--trace"],
+        ),
+        (
+            f"{_OPENRLHF} --env_file env.yaml",
+            ["env_file"],
+            ["python3", "-m", "openrlhf.cli.train_ppo_ray", "--env_file", "env.yaml"],
+        ),
+        (f"python3 train.py {_MEGATRON} --sglang-mem-fraction-statik 0.7", [], ["python3", "train.py"]),
+        (f"python3 train.py {_MEGATRON} --prm-url $PRM_URL", [], ["python3", "train.py"]),
+    ],
+    ids=["slime", "openrlhf", "misspelt", "without a value"],
+)
+def test_flags_of_a_fork_go_to_its_command(
+    command: str, moved: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text(f"{command}\n")
+    made = CliRunner().invoke(main, ["init", "run.sh"])
+    job = yaml.safe_load(Path("job.yaml").read_text())
+    assert job["command"] == words
+    assert not {*moved} & {*job["settings"]}
+    assert f"so kept in `command`: {', '.join(f'--{name}' for name in moved)}" in made.stderr or not moved
+    if moved:
+        assert made.exit_code == 0, made.stderr
+        assert "passes on and does not read" not in made.stderr
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_flag_that_the_jobs_own_code_has_is_not_taken_for_a_misspelt_one(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "openrlhf"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (tmp_path / "version.txt").write_text("0.9.10\n")
+    (package / "train.py").write_text(
+        'parser.add_argument("--micro_train_batch_sizes")\n' if is_there else ""
+    )
+    Path("run.sh").write_text(f"{_OPENRLHF} --micro_train_batch_sizes 4\n")
+    made = CliRunner().invoke(main, ["init", "run.sh"])
+    assert ("unknown flag --micro_train_batch_sizes" in made.stderr) is not is_there, made.stderr
+    assert (made.exit_code == 0) is is_there, made.stderr
