@@ -203,8 +203,10 @@ def forecast_figures(event: Foreseen) -> str:
         f"{show_gib(event.per_step_bytes)} more each step since step {event.since}{lengths}",
         f"{show_gib(event.limit_bytes)} can be used",
     ]
+    if event.process:
+        parts.append(f"process {event.process} gains most of it")
     if event.upper_bound:
-        parts.append("a cache may be part of it, so nothing is changed for it")
+        parts.append("a cache may be part of it, so no setting is changed for it")
     return "; ".join(parts)
 
 
@@ -298,10 +300,12 @@ def verdict(value: Verdict, *, attempts: int, seconds: float) -> str:
     tries = f"{attempts} attempt{'' if attempts == 1 else 's'}"
     took = show_duration(seconds)
     match value:
-        case TrainingCompleted(marginal=marginal):
-            return f"Training complete{_MARGINAL if marginal else ''} after {tries} in {took}"
-        case Stable(marginal=marginal):
-            return f"Stable{_MARGINAL if marginal else ''} after {tries} in {took}"
+        case TrainingCompleted(marginal=marginal, growth=growth):
+            grew = "" if growth is None else f"; {growth.text}"
+            return f"Training complete{_MARGINAL if marginal else ''} after {tries} in {took}{grew}"
+        case Stable(marginal=marginal, growth=growth):
+            grew = "" if growth is None else f"; {growth.text}"
+            return f"Stable{_MARGINAL if marginal else ''} after {tries} in {took}{grew}"
         case Rehearsed(cured=cured):
             how = "with the settings above" if cured else "as written"
             return f"Rehearsed {how} after {tries} in {took}"

@@ -83,7 +83,7 @@ LONG = {
     "adapter.py": 475,
     "fields.py": 450,
     "events.py": 450,
-    "history.py": 550,
+    "history.py": 600,
     "reconcile.py": 450,
     "monitor.py": 450,
     "drive.py": 450,

@@ -33,6 +33,7 @@ from autotune.policies.forecast.time_left import TimeLeft
 from autotune.policies.values.events import Accepted, CuredInPlace, Event, Foreseen, Started, Tried
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import MemoryGrowth
 from autotune.policies.values.run.state import RunState, with_driver
 from autotune.policies.values.run.view import AttemptView, RunView
 from autotune.policies.values.value import Value
@@ -61,6 +62,7 @@ class AttemptStatus(Value, frozen=True, kw_only=True):
     cured: tuple[CuredInPlace, ...] = ()  # failures after which the job itself went on
     foreseen: tuple[Foreseen, ...] = ()  # memories that are expected to run out in it
     memory: tuple[MemorySpan, ...] = ()  # of each node, from its start to now; for one run alone
+    growth: MemoryGrowth | None = None  # for which the same settings were started again after it
 
 
 class TrialStatus(Value, frozen=True, kw_only=True):
@@ -218,6 +220,7 @@ def _status_of(run: directory.RunFolder, view: RunView, *, driven: bool, now: fl
                 status=_attempt_status(attempt, driven=driven),
                 unwatched=_unwatched(attempt, driven=driven),
                 foreseen=_forecasts(attempt),
+                growth=None if attempt.next is None else attempt.next.growth,
                 cured=tuple(attempt.cures),
             )
             for attempt in view.launched
@@ -308,6 +311,8 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
     if run.waiting is not None:
         parts.append(f"  {waiting.sentence(run.waiting, now=now if run.running else None)}")
     parts += _left(run)
+    grown = next((a.growth for a in reversed(run.attempts) if a.growth is not None), None)
+    parts += [f"  growth: {grown.text}"] if grown is not None else []
     parts += [f"  forecast: {messages.forecast(e)}" for a in run.attempts[-1:] for e in a.foreseen]
     measured = next((a for a in reversed(run.attempts) if a.memory), None)
     if measured is not None:

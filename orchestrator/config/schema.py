@@ -222,8 +222,8 @@ class RecoveryKeys(Section):
         description=(
             "What happens when memory grows from step to step and is expected to run out before the last"
             " step. `warn`: report at which step and in which phase. `act`: also stop at the last checkpoint"
-            " before it and continue with the remedy for that phase, if there is one. `off`: report nothing."
-            " `tell` is the earlier name of `warn`."
+            " before it and continue with a fresh process or with the remedy for that phase. `off`: report"
+            " nothing. `tell` is the earlier name of `warn`."
         ),
     )
     in_place: OrAuto[Boolean] = _key(

@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
+
+import msgspec
 
 from autotune.launchers.base import Exit
 from autotune.policies.forecast.foresee import WARM_UP, Measured, foresee
 from autotune.policies.forecast.trend import WINDOW
 from autotune.policies.values.events import Event
 from autotune.policies.values.failure import Component, Phase
-from autotune.policies.values.observation import Peak, Sample, StepDone
+from autotune.policies.values.observation import HOST, Peak, Sample, StepDone
 from autotune.policies.values.run.view import AttemptView
 
 _LENGTHS = re.compile(r"(?i)response_?len(?:gth)?s?[_/](?:max|mean)\b")
+_MOST_OF = 0.5  # of a host's growth, from which on a process is named
 _DEATH_S = 5.0
 _READINGS = 150  # of each node: a minute, so that what is read after a death leaves the readings before it
 _FORGOTTEN_S = 1200.0  # longer than a runner waits for a node that does not answer
@@ -96,12 +101,21 @@ class Forecaster:
         self._said = dict(known.forecasts) if known is not None else {}
         self._host: Peak | None = None  # since the last step
         self._host_phase = Phase.NONE
+        self._processes: dict[
+            str, int
+        ] = {}  # name -> most bytes of all of them on a node since the last step
+        self._held: deque[dict[str, int]] = deque(maxlen=WINDOW)  # the same of the steps before
 
     def take(self, sample: Sample, phase: Phase) -> None:
         """Take in a reading of one node during a phase."""
         if not sample.host_total_bytes:
             return
         used, total = sample.host_used_bytes, sample.host_total_bytes
+        by_name: dict[str, int] = {}
+        for process in sample.processes:
+            by_name[process.name] = by_name.get(process.name, 0) + process.rss_bytes
+        for name, held in by_name.items():
+            self._processes[name] = max(held, self._processes.get(name, 0))
         if self._host is None or used / total > self._host.used_bytes / self._host.capacity_bytes:
             # Caches, the object store and other users' processes are in it, and end by themselves.
             self._host = Peak(
@@ -126,8 +140,33 @@ class Forecaster:
         )
         self._measured.append(measured)
         self._host = None
+        self._held.append(self._processes)
+        self._processes = {}
         if not new:
             return []
         found = foresee(tuple(self._measured), attempt=attempt, said=self._said, of=of, longest=self._longest)
+        if HOST in found and found[HOST].holds:
+            name = growing(self._held, per_step_bytes=found[HOST].per_step_bytes)
+            found[HOST] = msgspec.structs.replace(found[HOST], process=name)
         self._said |= found
         return list(found.values())
+
+
+def growing(held: Sequence[Mapping[str, int]], *, per_step_bytes: int) -> str:
+    """Return the name of the processes that gain most of what a host gains in a step; empty: none does.
+
+    `held` has the bytes of the processes by name, step by step. What no process holds is the object store's,
+    a cache's or another user's.
+    """
+    rows = [each for each in held if each]
+    third = len(rows) // 3
+    if not third:
+        return ""
+    early, late = rows[:third], rows[-third:]
+    gained = {
+        name: median(each.get(name, 0) for each in late) - median(each.get(name, 0) for each in early)
+        for name in late[-1]
+    }
+    name = max(gained, key=lambda each: gained[each], default="")
+    most = _MOST_OF * per_step_bytes * (len(rows) - third)
+    return name if name and gained[name] >= most > 0 else ""

@@ -22,7 +22,7 @@ from autotune.policies.explain.secrets import shown
 from autotune.policies.values.diagnosis import Evidence, Finding
 from autotune.policies.values.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
 from autotune.policies.values.failure import HOST_LIMIT, Phase
-from autotune.policies.values.history import FORECAST
+from autotune.policies.values.history import FORECAST, RESTART
 from autotune.policies.values.job import Forecasting, Job
 from autotune.policies.values.observation import (
     Cancelled,
@@ -186,7 +186,13 @@ class AttemptMonitor:
         if stopped_by == "hang":
             return Hung(silent_s=round(self._liveness.silent_s, 1), reason=self._hang)
         known = self.progress.of or self._last_step or self._job.framework != _ANY_SCRIPT
-        if stopped_by == FORECAST and known and ended is not None and ended.code == 0 and self._complete:
+        if (
+            stopped_by in (FORECAST, RESTART)
+            and known
+            and ended is not None
+            and ended.code == 0
+            and self._complete
+        ):
             return Completed()  # a script whose last step is not known may exit so because it is told to
         if stopped_by:
             return Cancelled(by=stopped_by)

@@ -238,6 +238,7 @@ class _Reconciler:
                     remedy=action.remedy,
                     reason=action.reason,
                     not_before_s=action.not_before_s,
+                    growth=action.growth,
                 )
             )
         if not self.wait(action.not_before_s) or not self.await_nodes():

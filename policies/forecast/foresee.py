@@ -13,9 +13,9 @@ from autotune.policies.estimate.belief.gaussian import Floats
 from autotune.policies.forecast.beside_lengths import FOLLOWS, adjusted
 from autotune.policies.forecast.crossing import AHEAD, Crossing, crossing
 from autotune.policies.forecast.trend import FEWEST, slope_of, trend
-from autotune.policies.values.events import HOST, SURE, Foreseen
+from autotune.policies.values.events import SURE, Foreseen
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
-from autotune.policies.values.observation import Peak
+from autotune.policies.values.observation import HOST, Peak
 from autotune.policies.values.value import Value
 
 WARM_UP = 2  # steps of an attempt: the optimizer's state and the caches of kernels and allocator appear

@@ -9,20 +9,27 @@ from statistics import median
 from msgspec.structs import replace
 
 from autotune.policies.recovery.outlook import outlook
-from autotune.policies.values.events import History, Progressed
+from autotune.policies.values.events import Decided, History, Progressed
 from autotune.policies.values.history import fold
 from autotune.policies.values.job import SAVE_S, SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
 
 _UNMEASURED = 0.5  # of the time while steps are only predicted: they may take twice as long
 _LOOKED_AT = 20  # of the latest steps
+_BEFORE_GROWTH = 8  # checkpoints of a process before memory that grows runs out: an eighth may be lost
 
 
 def with_saves(job: Job, history: History, knobs: Knobs) -> Job:
-    """Return the job with `recovery.save_every` filled in; max(10 steps, 20 minutes) if it is not set."""
+    """Return the job with `recovery.save_every` filled in; max(10 steps, 20 minutes) if it is not set.
+
+    Where memory grows, a process saves several times before it runs out.
+    """
     if job.recovery.save_every is not None:
         return job
     every = steps_between(history, knobs)
+    grown = next((e.growth for e in reversed(history) if isinstance(e, Decided) and e.growth), None)
+    if grown is not None:
+        every = min(every, max(1, grown.steps // _BEFORE_GROWTH))
     return replace(job, recovery=replace(job.recovery, save_every=every))
 
 

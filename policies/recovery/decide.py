@@ -8,6 +8,14 @@ import msgspec
 
 from autotune.policies.forecast.last_checkpoint import forewarned, why_now
 from autotune.policies.recovery.first_launch import first_launch
+from autotune.policies.recovery.growth import (
+    after_restart,
+    describe,
+    growth,
+    is_worth_more,
+    restart,
+    restart_now,
+)
 from autotune.policies.recovery.next_remedy import gave_up, next_remedy
 from autotune.policies.recovery.refusals import refusals_text, without_refused
 from autotune.policies.recovery.rehearsal import while_rehearsing
@@ -28,9 +36,10 @@ from autotune.policies.values.events import (
     TrainingCompleted,
 )
 from autotune.policies.values.failure import Cause
-from autotune.policies.values.history import FORECAST, RESUMED, Attempt, Folding, Run
+from autotune.policies.values.history import FORECAST, RESTART, RESUMED, Attempt, Folding, Run
 from autotune.policies.values.job import Then
 from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost
+from autotune.policies.values.remedy import Remedy
 
 EDITED = "as the job file says now"
 _BACKOFF_S = 30.0  # doubled with every loss
@@ -82,9 +91,11 @@ def _next(run: Run) -> Action:
 def _after_end(run: Run, last: Attempt, ended: Ended) -> Action:
     match ended.outcome:
         case Completed():
-            return Finish(verdict=TrainingCompleted(marginal=_marginal(run), faster=offer(run)))
+            return Finish(
+                verdict=TrainingCompleted(marginal=_marginal(run), faster=offer(run), growth=run.growth)
+            )
         case Cancelled(by="goal"):
-            return Finish(verdict=Stable(marginal=_marginal(run), faster=offer(run)))
+            return Finish(verdict=Stable(marginal=_marginal(run), faster=offer(run), growth=run.growth))
         case Cancelled(by="user") if not last.resumed:
             return Finish(verdict=Interrupted(by="user"))
         case Completed() | Crashed() | Hung() | Lost() | Cancelled():
@@ -93,10 +104,9 @@ def _after_end(run: Run, last: Attempt, ended: Ended) -> Action:
             assert_never(ended.outcome)
     if ended.held and not last.resumed:
         return Finish(verdict=Infrastructure(reason=f"memory was not released: {ended.held}"))
-    if last.resumed and not last.out_of_memory:
-        return _again(last, RESUMED)
-    if last.foregone:
-        return _after_forecast(run, last)
+    relaunch = _after_stop(run, last)
+    if relaunch is not None:
+        return relaunch
     if stopped_to_climb(last) and last.diagnosis is None:
         faster = offer(run)
         if faster is None:
@@ -109,6 +119,17 @@ def _after_end(run: Run, last: Attempt, ended: Ended) -> Action:
     return _after_failure(run, last, last.diagnosis)
 
 
+def _after_stop(run: Run, last: Attempt) -> Launch | None:
+    """Return the relaunch of an attempt that was stopped in good health, or is restarted for growth."""
+    if last.resumed and not last.out_of_memory:
+        return _again(last, RESUMED)
+    if last.growth is not None:
+        return restart(last, last.growth)
+    if last.restarted:
+        return after_restart(run, last)
+    return _after_forecast(run, last) if last.foregone else None
+
+
 def _while_running(run: Run, last: Attempt) -> Action:
     if last.stopping:
         return Await()
@@ -117,6 +138,9 @@ def _while_running(run: Run, last: Attempt) -> Action:
         return Stop(by="failure", reason=finding.line.text or finding.line.rule)
     if last.goal is not None and run.accepted.job.goal.then is Then.STOP:
         return Stop(by="goal", reason=f"the goal was reached at step {last.goal.step}")
+    grown = restart_now(run, last)
+    if grown is not None:
+        return Stop(by=RESTART, reason=f"this is the checkpoint before memory runs out: {describe(grown)}")
     ahead = forewarned(run, last)
     if ahead is not None:
         failed = msgspec.structs.replace(last, diagnosis=ahead.diagnosis)
@@ -162,15 +186,22 @@ def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
     if diagnosis.cause is Cause.HANG and _hung_before(run):
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
+    grown = growth(run, last, diagnosis)
+    if grown is not None and is_worth_more(run, last, lambda: None if _spent(run) else _cure(run, last)):
+        return restart(last, grown)
     spent = _spent(run)
     if spent:
         return Finish(verdict=gave_up(run, spent))
     if diagnosis.cause is Cause.HANG:
         return _again(last, "it hung for the first time; relaunched with the same knobs")
-    remedy = back(run, last) or next_remedy(run)
+    remedy = _cure(run, last)
     if remedy is None:
         return Finish(verdict=gave_up(run))
     return Launch(knobs=remedy.apply(last.knobs), reason=remedy.reason, remedy=remedy)
+
+
+def _cure(run: Run, last: Attempt) -> Remedy | None:
+    return back(run, last) or next_remedy(run)
 
 
 def _spent(run: Run) -> str:
@@ -179,7 +210,15 @@ def _spent(run: Run) -> str:
     failed = [
         a
         for a in run.since_resumed
-        if not (a.infrastructure or a.interrupted or a.foregone or a.cured or stopped_to_climb(a))
+        if not (
+            a.infrastructure
+            or a.interrupted
+            or a.foregone
+            or a.restarted
+            or a.growth is not None
+            or a.cured
+            or stopped_to_climb(a)
+        )
     ]
     refused = [each for each in run.refused if each.renewed == run.renewed]
     if len(failed) + len(refused) > recovery.relaunches:

@@ -11,14 +11,13 @@ from autotune.policies.values.diagnosis import CURED, FORESEEN, Diagnosis, Facts
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.job import Cluster, Job, Occasion
 from autotune.policies.values.knobs import Knobs, Setting
-from autotune.policies.values.observation import Outcome, Peak, Unit
+from autotune.policies.values.observation import HOST, MemoryGrowth, Outcome, Peak, Unit
 from autotune.policies.values.priors import Learned
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.rehearsing import Part, Rehearsal
 from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.value import Value
 
-HOST = "host"  # the memory of a forecast that is about no phase's device
 SURE = 0.9  # chance from which on a failure is said to be expected, and acted on
 
 
@@ -27,6 +26,7 @@ class TrainingCompleted(Value, frozen=True, kw_only=True, tag="completed", tag_f
 
     marginal: bool = False
     faster: Remedy | None = None  # what the memory that stayed free would allow, as predicted
+    growth: MemoryGrowth | None = None  # for which the run was restarted
 
 
 class Stable(Value, frozen=True, kw_only=True, tag="stable", tag_field="verdict"):
@@ -34,6 +34,7 @@ class Stable(Value, frozen=True, kw_only=True, tag="stable", tag_field="verdict"
 
     marginal: bool = False
     faster: Remedy | None = None
+    growth: MemoryGrowth | None = None
 
 
 class Rehearsed(Value, frozen=True, kw_only=True, tag="rehearsed", tag_field="verdict"):
@@ -159,6 +160,7 @@ class Foreseen(EventBase, frozen=True, kw_only=True, tag="foreseen", tag_field="
     lengths: bool = False  # it grows with the lengths of the responses
     component: Component = Component.TRAINER
     upper_bound: bool = False  # as the driver or an allocator reports it: a cache may be in it
+    process: str = ""  # that gains most of the host's memory; empty: not known
 
     @property
     def memory(self) -> str:
@@ -268,6 +270,7 @@ class Decided(EventBase, frozen=True, kw_only=True, tag="decided", tag_field="ty
     remedy: Remedy | None = None
     reason: str = ""
     not_before_s: float = 0.0
+    growth: MemoryGrowth | None = None  # why the same settings are started again
 
 
 class Edited(EventBase, frozen=True, kw_only=True, tag="edited", tag_field="type"):
@@ -386,6 +389,7 @@ class Launch(Value, frozen=True, kw_only=True, tag="launch", tag_field="action")
     not_before_s: float = 0.0  # backoff, seconds from the decision
     rehearsal: Part | None = None  # not the training itself
     longest: bool = False  # with every sequence as long as the job allows
+    growth: MemoryGrowth | None = None  # why these settings are started again
 
 
 class Await(Value, frozen=True, kw_only=True, tag="await", tag_field="action"):

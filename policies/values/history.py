@@ -32,13 +32,14 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.knobs import Knobs, Setting
-from autotune.policies.values.observation import Cancelled, Lost
+from autotune.policies.values.observation import Cancelled, Lost, MemoryGrowth
 from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.value import Value
 
 RESUMED = "resumed by the user"  # the reason of the `Decided` row that says that the user goes on
 FORECAST = "forecast"  # who stopped an attempt before the failure that was expected of it
+RESTART = "restart"  # who stopped an attempt for a fresh process with the same settings
 
 
 class Attempt(Value, frozen=True, kw_only=True):
@@ -62,6 +63,8 @@ class Attempt(Value, frozen=True, kw_only=True):
     cured: bool = False  # the job itself went on with other knobs, which are an attempt of their own here
     rehearsal: Part | None = None
     longest: bool = False  # a rehearsal whose answers were made as long as the job allows
+    growth: MemoryGrowth | None = None  # for which the same settings were started again after it
+    start_s: float = 0.0  # from its start to the begin of its first completed step; 0: not known
 
     @property
     def infrastructure(self) -> bool:
@@ -83,17 +86,28 @@ class Attempt(Value, frozen=True, kw_only=True):
     @property
     def imminent(self) -> Foreseen | None:
         """The first failure that is surely expected; what a cache may have filled is none."""
-        due = [
-            each
-            for each in self.foreseen
-            if each.holds and not each.upper_bound and each.step is not None and each.chance >= SURE
-        ]
-        return min(due, key=lambda each: each.step or 0, default=None)
+        return min(
+            (each for each in self.expected if not each.upper_bound),
+            key=lambda each: each.step or 0,
+            default=None,
+        )
+
+    @property
+    def expected(self) -> tuple[Foreseen, ...]:
+        """The failures that are surely expected, also by figures of which a cache may be part."""
+        return tuple(
+            each for each in self.foreseen if each.holds and each.step is not None and each.chance >= SURE
+        )
 
     @property
     def foregone(self) -> bool:
         """Whether it was stopped in good health, before the failure that was expected of it."""
         return self.ended is not None and self.ended.outcome == Cancelled(by=FORECAST)
+
+    @property
+    def restarted(self) -> bool:
+        """Whether it was stopped in good health for a fresh process with the same settings."""
+        return self.ended is not None and self.ended.outcome == Cancelled(by=RESTART)
 
     @property
     def interrupted(self) -> bool:
@@ -131,6 +145,11 @@ class Run(Value, frozen=True, kw_only=True):
     def best_step(self) -> int | None:
         """The furthest completed step of all attempts."""
         return max((a.step for a in self.attempts if a.step is not None), default=None)
+
+    @property
+    def growth(self) -> MemoryGrowth | None:
+        """What grew when settings were last started again for it."""
+        return next((a.growth for a in reversed(self.attempts) if a.growth is not None), None)
 
     @property
     def since_resumed(self) -> tuple[Attempt, ...]:
@@ -182,9 +201,9 @@ class Folding:
             if event.rehearsal is None:
                 self._not_rehearsals.add(event.attempt)
         if event.attempt not in self._left_out:
-            self._launches.take(event)
+            self._launches.take(event, self._elapsed.seconds)
         if event.attempt not in self._not_rehearsals:
-            self._rehearsals.take(event)
+            self._rehearsals.take(event, self._elapsed.seconds)
 
     def run(self) -> Run:
         """Return the rows so far as attempts; raises ValueError where there is none."""
@@ -256,6 +275,7 @@ class _Attempts:
         self._finished: Verdict | None = None
         self._decided: Decided | None = None
         self._renewed = 0
+        self._started_s = 0.0
         self._steps: list[list[Progressed]] = []  # of each attempt
         self._furthest: list[int] = []  # step of those before each attempt
         self._places: dict[int, int] = {}
@@ -280,8 +300,9 @@ class _Attempts:
             saved=self._saved_before,
         )
 
-    def take(self, event: Event) -> None:
-        """Extend the attempts by a row."""
+    def take(self, event: Event, elapsed_s: float) -> None:
+        """Extend the attempts by a row, which came after so many seconds of the run."""
+        self._time(event, elapsed_s)
         match event:
             case Accepted() | Tried():
                 pass
@@ -289,6 +310,7 @@ class _Attempts:
                 self._start(event)
             case Decided():
                 self._decided = event
+                self._excuse(event)
                 if event.reason == RESUMED:
                     self._finished = None
                     self._renew()
@@ -317,6 +339,20 @@ class _Attempts:
                     self._see(event)
             case _:
                 assert_never(event)
+
+    def _time(self, event: Event, elapsed_s: float) -> None:
+        """Take note of how long an attempt needs until its first step begins."""
+        if isinstance(event, Started):
+            self._started_s = elapsed_s
+        elif isinstance(event, Progressed) and self._attempts and not self._steps[-1]:
+            start_s = max(0.0, elapsed_s - self._started_s - (event.seconds or 0.0))
+            self._attempts[-1] = msgspec.structs.replace(self._attempts[-1], start_s=start_s)
+
+    def _excuse(self, event: Decided) -> None:
+        """Take note of growth: it says nothing of what the settings need, and is no failure of theirs."""
+        if event.growth is not None and self._attempts:
+            last = self._attempts[-1]
+            self._attempts[-1] = msgspec.structs.replace(last, growth=event.growth, diagnosis=None)
 
     def _start(self, event: Started) -> None:
         remedy = self._decided.remedy if self._decided is not None else None

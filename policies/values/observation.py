@@ -6,7 +6,10 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.value import Value
+
+HOST = "host"  # the memory of a node, where a phase names that of its devices
 
 
 class ProcessMemory(Value, frozen=True, kw_only=True):
@@ -49,6 +52,27 @@ class Peak(Value, frozen=True, kw_only=True):
     capacity_bytes: int  # 0: unlimited
     component: Component = Component.TRAINER
     upper_bound: bool = False  # a caching allocator's reservation, not what is in use
+
+
+class MemoryGrowth(Value, frozen=True, kw_only=True):
+    """Memory that a process gains with its steps until it runs out; a fresh process begins without it."""
+
+    memory: str  # host, or the phase in which a GPU ran out
+    steps: int  # that one process completes until then
+    per_step_bytes: int = 0  # 0: not measured
+    component: Component = Component.UNKNOWN
+    process: str = ""  # that gains most of it; empty: not known
+
+    @property
+    def text(self) -> str:
+        """What grew, by how much a step and in which process."""
+        memory = "host memory" if self.memory == HOST else f"GPU memory in {self.memory}"
+        owner = "" if self.component is Component.UNKNOWN else f" of the {self.component.value}"
+        owner = f" of process {self.process}" if self.process else owner
+        if not self.per_step_bytes:
+            return f"{memory}{owner} ran out after {self.steps} good steps of a process"
+        rate = show_gib(self.per_step_bytes)
+        return f"{memory}{owner} grows by {rate} a step and runs out after {self.steps} steps of a process"
 
 
 class PhaseStarted(Value, frozen=True, kw_only=True, tag="phase_started", tag_field="kind"):

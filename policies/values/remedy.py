@@ -9,6 +9,8 @@ import msgspec
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.value import Value
 
+_WITHOUT_CHANGES = frozenset({"free_before_relaunch", "restart_every"})
+
 
 class Effect(StrEnum):
     """How far a change may alter the numbers; nothing stronger than NUMERIC is ever applied."""
@@ -31,8 +33,8 @@ class Remedy(Value, frozen=True, kw_only=True):
     step_s: float | None = None  # expected of a step, corrected by measured ones
 
     def __post_init__(self) -> None:
-        """Refuse an unexplained change, and an empty one except where others hold the memory."""
-        if not self.reason or not (self.changes or self.name == "free_before_relaunch"):
+        """Refuse an unexplained change, and an empty one except where no setting is the cure."""
+        if not self.reason or not (self.changes or self.name in _WITHOUT_CHANGES):
             raise ValueError("a remedy needs a reason and a change")
 
     def apply(self, knobs: Knobs) -> Knobs:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from autotune.policies.estimate.belief.gaussian import Belief, Floats, less_sure
-from autotune.policies.estimate.belief.growth import Growth
+from autotune.policies.estimate.belief.growth import Growth, without_growth
 from autotune.policies.estimate.belief.observations import (
     fills_microbatch,
     growths,
@@ -58,7 +58,11 @@ def calibrated(run: Run, model: Model) -> Calibration:
     """
     profile, cluster = run.accepted.profile, run.accepted.cluster
     attempts = [
-        a if a.diagnosis is None or not a.diagnosis.expected else msgspec.structs.replace(a, diagnosis=None)
+        without_growth(
+            a
+            if a.diagnosis is None or not a.diagnosis.expected
+            else msgspec.structs.replace(a, diagnosis=None)
+        )
         for a in (*run.rehearsed, *run.attempts)
         if (a.progress or a.ended is not None or a.diagnosis is not None) and not a.loading
     ]
@@ -182,9 +186,12 @@ def predicted(calibration: Calibration, estimate: Estimates, *, late: bool = Tru
 
 
 def learned(run: Run) -> Learned | None:
-    """Return the factors that a run showed beyond what was known before; None without a known model."""
+    """Return the factors that a run showed beyond what was known before.
+
+    None without a known model, and from a run whose memory grew.
+    """
     job, profile = run.accepted.job, run.accepted.profile
-    if job.shape is None:
+    if job.shape is None or any(attempt.growth is not None for attempt in run.attempts):
         return None
     after = calibrated(run, job.shape).belief
     estimate = estimates(profile, run.accepted.cluster, job.shape, (profile.knobs,), steps=job.goal.steps)

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+import msgspec
+
 from autotune.policies.values.events import Progressed
+from autotune.policies.values.history import Attempt
+from autotune.policies.values.observation import Peak
 from autotune.policies.values.value import Value
 
 _FEWEST = 6  # steps with a peak before anything is concluded
 _WARM_UP = 1  # steps: the optimizer's state appears at the end of the first
 _NOISE = 0.004  # share of a peak by which equal steps differ
 _SLOWING = 0.6  # a later third that grew by less than this share of the one before is levelling off
+_SAMPLED = 200  # steps of an attempt whose memory grew
 _AHEAD = 10  # times the steps seen, where the job does not say how many it takes
 
 
@@ -67,3 +72,40 @@ def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
         expected_bytes=grown + ahead,
         error_bytes=max(noise, 0.3 * ahead),
     )
+
+
+def without_growth(attempt: Attempt) -> Attempt:
+    """Return an attempt whose memory grew as if it had not: its peaks less what they grew since its start.
+
+    Of a long attempt a sample of the steps is kept, since a line through few of them tells the same.
+    """
+    grows = any(ahead.holds and not ahead.lengths for ahead in attempt.foreseen)
+    if attempt.growth is None and not grows:
+        return attempt
+    every = max(1, len(attempt.progress) // _SAMPLED)
+    rows = tuple(attempt.progress[::every])
+    rates = {name: _rate(rows, name) for name in dict.fromkeys(n for row in rows for n in row.peaks)}
+    first = rows[0].step if rows else 0
+
+    def settled(peak: Peak, grown: float) -> Peak:
+        return msgspec.structs.replace(peak, used_bytes=int(max(0.0, peak.used_bytes - grown)))
+
+    rows = tuple(
+        msgspec.structs.replace(
+            row, peaks={n: settled(peak, rates[n] * (row.step - first)) for n, peak in row.peaks.items()}
+        )
+        for row in rows
+    )
+    ended = attempt.ended and msgspec.structs.replace(attempt.ended, peaks={})
+    return msgspec.structs.replace(attempt, progress=rows, ended=ended)
+
+
+def _rate(rows: Sequence[Progressed], name: str) -> float:
+    """Return the bytes by which a phase's usual peak grows in a step, at least 0."""
+    peaks = [(row.step, row.peaks[name].used_bytes) for row in rows if name in row.peaks][_WARM_UP:]
+    if len(peaks) < _FEWEST:
+        return 0.0
+    third = len(peaks) // 3
+    early, late = peaks[:third], peaks[-third:]
+    steps = median(step for step, _ in late) - median(step for step, _ in early)
+    return max(0.0, (median(used for _, used in late) - median(used for _, used in early)) / max(1.0, steps))

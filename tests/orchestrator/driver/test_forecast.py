@@ -10,7 +10,7 @@ import pytest
 
 from autotune.launchers.base import Exit
 from autotune.orchestrator.cli import status
-from autotune.orchestrator.driver.memory import Forecaster
+from autotune.orchestrator.driver.memory import Forecaster, growing
 from autotune.orchestrator.terminal.console import Console
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import (
@@ -24,10 +24,10 @@ from autotune.policies.values.events import (
     TrainingCompleted,
 )
 from autotune.policies.values.failure import Cause, Phase
-from autotune.policies.values.observation import Cancelled, Completed, Peak, StepDone
+from autotune.policies.values.observation import Cancelled, Completed, Crashed, Peak, StepDone
 from tests.orchestrator.driver.test_monitor import Followed, sample
 from tests.orchestrator.driver.test_reconcile import Case
-from tests.orchestrator.scripted import JOB, Script, World, settings, step
+from tests.orchestrator.scripted import JOB, Script, World, failure, settings, step
 
 MIB = 1 << 20
 STEPS = 160
@@ -170,3 +170,50 @@ def test_terminal_and_status_say_step_phase_and_how_sure(tmp_path: Path, mode: s
     assert shown[0].attempts[-1].foreseen == (said,)
     assert b'"foreseen":[{"type":"foreseen"' in msgspec.json.encode(shown[0])
     assert line in status.table(shown[:1], now=case.clock.now(), attempts=True)
+
+
+def test_the_processes_that_gain_most_of_a_host_are_named() -> None:
+    held = [{"driver": 4000, "ray::Reward": 1000 + 100 * step} for step in range(30)]
+    assert growing(held, per_step_bytes=110) == "ray::Reward"
+    assert growing(held, per_step_bytes=1000) == ""  # of the object store, or of others
+    assert growing([{"driver": 4000}] * 30, per_step_bytes=100) == growing([], per_step_bytes=1) == ""
+
+
+def test_a_process_that_leaks_is_restarted_with_the_same_settings_until_the_training_is_done(
+    tmp_path: Path,
+) -> None:
+    """Each process is full after 80 steps: the first one fails, those after it are stopped before."""
+    text = GROWING.replace(f"steps: {STEPS}", "steps: 300")
+    case = Case(tmp_path, World(leaking_afresh), text, policy=Policy.LADDER)
+    stream = io.StringIO()
+    console = Console(stream, runs_dir=tmp_path / "runs")
+    case.told = console.print_event
+    verdict = case.drive()
+    assert isinstance(verdict, TrainingCompleted) and verdict.growth is not None
+    assert verdict.growth.memory == "forward" and verdict.growth.per_step_bytes == pytest.approx(MIB, rel=0.1)
+    ended = [e for e in case.history if isinstance(e, Ended)]
+    assert isinstance(ended[0].outcome, Crashed) and ended[-1].outcome == Completed()
+    assert [e.outcome for e in ended[1:-1]] == [Cancelled(by="restart")] * 3
+    assert {e.knobs for e in case.history if isinstance(e, Started)} == {ended_with(case).knobs}
+    printed = " ".join(stream.getvalue().split())
+    assert "GPU memory in forward of the trainer grows by 1.0 MiB a step" in printed
+    shown = status.standing(case.run, now=case.clock.now())
+    assert "grows by 1.0 MiB a step" in status.table([shown], now=case.clock.now(), attempts=True)
+
+
+def ended_with(case: Case) -> Started:
+    return next(e for e in reversed(case.history) if isinstance(e, Started))
+
+
+def leaking_afresh(world: World, command: Command) -> tuple[Script, Exit | None]:
+    """The forward pass leaks a MiB a step from the start of a process, whatever the settings are."""
+    script: Script = []
+    if world.saved:
+        script.append(f"builtin: resumed step={world.saved} path=/c/{world.saved}\n")
+    for age in range(1, 301 - world.saved):
+        n = world.saved + age
+        if age > 80:
+            return [*script, failure("forward", n)], Exit(code=1)
+        row = step(n, 300, used=20 * MIB + age * MIB, saves=n % 10 == 0)
+        script.append(row.replace("seconds=2.5", "seconds=250.0"))
+    return [*script, "builtin: done steps=300\n"], Exit(code=0)

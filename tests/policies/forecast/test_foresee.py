@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from autotune.policies.forecast import foresee as foresee_module
 from autotune.policies.forecast.crossing import Crossing
 from autotune.policies.forecast.foresee import Measured, foresee
-from autotune.policies.values.events import HOST, Foreseen
+from autotune.policies.values.events import Foreseen
 from autotune.policies.values.failure import Cause, Phase
-from autotune.policies.values.observation import Peak
+from autotune.policies.values.observation import HOST, Peak
 
 GIB = 1 << 30
 CARD = 80 * GIB

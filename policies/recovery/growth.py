@@ -1,0 +1,268 @@
+"""Memory that grows with the steps of a process: its settings stay, and it is restarted from a checkpoint.
+
+No setting is the cause of such a failure, and none cures it for long. A fresh process begins without what
+grew, so that the next one completes about as many steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import islice, pairwise
+from statistics import median
+
+import numpy as np
+
+from autotune.policies.forecast.trend import WINDOW, trend
+from autotune.policies.remedies.step_size import fragmentation_prevails
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.events import Foreseen, Launch, Progressed
+from autotune.policies.values.failure import Cause
+from autotune.policies.values.history import Attempt, Run
+from autotune.policies.values.job import Forecasting, Then
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.observation import HOST, MemoryGrowth
+from autotune.policies.values.remedy import Remedy
+
+NAME = "restart_every"
+_GROWING = frozenset({Cause.GPU_OOM, Cause.HOST_OOM, Cause.SHM, Cause.OBJECT_STORE})
+_FEWEST = 20  # steps of a process: what fails sooner is too big
+_UNEXPLAINED = (
+    100  # steps after which a failure that nothing explains is worth one try with the same settings
+)
+_WORTH = 0.05  # share of the time that restarts may take before a change of the settings is looked at
+_START_S = 600.0  # of a process up to its first step, where none was measured
+_AS_FAR = 0.5  # of the steps of the process before: one that ended sooner did not fail by growth
+_LEAST = 0.02  # share of a memory that must have grown to explain why it ran out
+_NEAR = 0.1  # share of a memory that the usual step may have left when growth makes it run out
+_BEFORE = 0.9  # of the steps after which a memory ran out that nothing measures: restarted by then
+_FRESH = 1  # step after a checkpoint that a stop may cost: a decision may come a step late
+_FRESH_S = 3.0  # or of training: a driver looks at an attempt every 1.5 s
+_LOOKED_AT = 50  # of the latest steps, for their usual time
+_SAVES_IN = 1000  # of the latest steps, for the usual interval of checkpoints
+
+
+def growth(run: Run, last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
+    """Return what grew until an attempt failed; None if its settings are the cause, or nothing can restart.
+
+    Growth was measured, or an earlier process failed in the same way after about as many steps. A failure
+    after very many steps that nothing explains is tried once with the same settings: that it comes again
+    after as many steps, or does not, tells which it is.
+    """
+    steps, fitting = len(last.progress), diagnosis.cause in _GROWING
+    if not fitting or steps < _FEWEST or not _can_resume(run, last):
+        return None
+    if fragmentation_prevails(diagnosis) and _has_other_allocator(run, last.knobs):
+        return None  # that costs nothing
+    before = _restarted_for_growth(run)
+    if before is not None and steps < _AS_FAR * before.steps:
+        return None
+    if before is not None and not before.per_step_bytes and steps > before.steps / _AS_FAR:
+        return None
+    measured = _forecast(last, diagnosis) or _measured(last, diagnosis)
+    if measured is not None:
+        return measured
+    if _is_flat(last, diagnosis):
+        return None
+    unexplained = steps >= _UNEXPLAINED and restart_share(run, last) <= _WORTH
+    if unexplained or _failed_so_before(run, last, diagnosis):
+        return MemoryGrowth(memory=_memory(diagnosis), steps=steps, component=diagnosis.component)
+    return None
+
+
+def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
+    """Return the growth for which a running attempt is to be restarted now; None: not now.
+
+    That is at the last checkpoint before memory runs out. It needs a failure that the same growth caused
+    before, or a job that acts on forecasts and a process that ran for long compared to what a restart costs.
+    """
+    recovery = run.accepted.job.recovery
+    if recovery.forecast is Forecasting.OFF or not last.progress or not run.accepted.profile.resumable:
+        return None
+    if not _is_fresh(last.progress[-1]) or len(last.progress) < _FEWEST:
+        return None
+    step, saved = last.progress[-1].step, last.progress[-1].saved or 0
+    first, following = last.progress[0].step, saved + interval(last)
+    known = _known(run, last.knobs)
+    for ahead in last.expected:
+        again = known is not None and known.memory == ahead.memory
+        if ahead.lengths or (not again and recovery.forecast is not Forecasting.ACT):
+            continue
+        earliest = ahead.earliest or ahead.step or 0
+        if earliest > min(following, last_step(run, last)):
+            continue
+        if again or restart_share(run, last) <= _WORTH:
+            return _as_forecast(ahead, steps=(ahead.step or step) - first + 1)
+    if known is None or known.per_step_bytes:
+        return None  # what is measured shows itself before it runs out
+    runs_out = first + int(_BEFORE * known.steps)
+    return known if following >= runs_out and runs_out <= last_step(run, last) else None
+
+
+def after_restart(run: Run, last: Attempt) -> Launch:
+    """Return the relaunch of an attempt that was stopped for a fresh process."""
+    known = _known(run, last.knobs)
+    if known is None:
+        steps = len(last.progress)
+        known = next((_as_forecast(ahead, steps=steps) for ahead in last.expected if not ahead.lengths), None)
+    if known is None:
+        return Launch(knobs=last.knobs, reason="restarted with the same settings")
+    return restart(last, known)
+
+
+def restart(last: Attempt, grown: MemoryGrowth) -> Launch:
+    """Return the relaunch with the same settings."""
+    return Launch(
+        knobs=last.knobs,
+        reason=describe(grown),
+        remedy=Remedy(name=NAME, changes={}, reason=describe(grown)),
+        growth=grown,
+    )
+
+
+def describe(grown: MemoryGrowth) -> str:
+    """Return what grew, by how much and where, and why the settings stay."""
+    return f"{grown.text}; restarted with the same settings, since a fresh process begins without it"
+
+
+def restart_share(run: Run, last: Attempt) -> float:
+    """Return the share of the time that restarts take if each process runs as long as the last one."""
+    starts = [attempt.start_s for attempt in run.attempts if attempt.start_s > 0]
+    recent = [event.seconds for event in last.progress[-_LOOKED_AT:] if event.seconds]
+    ran_s = median(recent) * len(last.progress) if recent else 0.0
+    start_s = median(starts) if starts else _START_S
+    return start_s / (start_s + ran_s)
+
+
+def is_worth_more(run: Run, last: Attempt, other: Callable[[], Remedy | None]) -> bool:
+    """Return whether restarts cost little, or less time than the `other` remedy, which changes settings."""
+    share = restart_share(run, last)
+    cure = None if share <= _WORTH else other()
+    if cure is None:
+        return True
+    recent = [event.seconds for event in last.progress[-_LOOKED_AT:] if event.seconds]
+    return bool(cure.step_s and recent) and share < 1 - median(recent) / (cure.step_s or math.inf)
+
+
+def interval(last: Attempt) -> int:
+    """Return the usual steps between an attempt's checkpoints; before a second one, those to the first."""
+    saves = sorted({event.saved for event in last.progress[-_SAVES_IN:] if event.saved is not None})
+    if len(saves) > 1:
+        return int(median(after - before for before, after in pairwise(saves)))
+    return max(1, saves[0] - last.progress[0].step + 1) if saves else 0
+
+
+def last_step(run: Run, last: Attempt) -> float:
+    """Return the step at which the job ends; infinity if that is not known."""
+    goal, of = run.accepted.job.goal, last.progress[-1].of
+    ends = math.inf if of is None else float(of)
+    if goal.then is not Then.STOP or last.goal is not None:
+        return ends
+    return min(ends, last.progress[0].step + goal.steps - 1)
+
+
+def _is_fresh(done: Progressed) -> bool:
+    """Return whether a stop after a step loses next to nothing since the last checkpoint."""
+    if done.saved is None or done.saved > done.step:
+        return False
+    return done.step - done.saved <= max(_FRESH, _FRESH_S / done.seconds if done.seconds else 0.0)
+
+
+def _can_resume(run: Run, last: Attempt) -> bool:
+    """Return whether the next attempt goes on after steps that this one gained."""
+    saved = last.ended.saved if last.ended is not None else None
+    saved = last.progress[-1].saved if saved is None else saved
+    gained = saved is not None and saved >= last.progress[0].step and last.new_step
+    return gained and run.accepted.profile.resumable
+
+
+def _restarted_for_growth(run: Run) -> MemoryGrowth | None:
+    """Return the growth for which the last attempt was started, if it was."""
+    return run.attempts[-2].growth if len(run.attempts) > 1 else None
+
+
+def _known(run: Run, knobs: Knobs) -> MemoryGrowth | None:
+    """Return the growth that ended the latest attempt with the same settings, if one did."""
+    ended = (a.growth for a in reversed(run.attempts[:-1]) if a.knobs == knobs and not a.restarted)
+    return next((each for each in ended if each is not None), None)
+
+
+def _has_other_allocator(run: Run, knobs: Knobs) -> bool:
+    return "allocator" in run.accepted.profile.supported and knobs.allocator != "expandable"
+
+
+def _memory(diagnosis: Diagnosis) -> str:
+    return diagnosis.phase.value if diagnosis.cause is Cause.GPU_OOM else HOST
+
+
+def _forecast(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
+    """Return the growth that was forecast of the memory that ran out."""
+    for ahead in last.foreseen:
+        if ahead.holds and not ahead.lengths and ahead.memory == _memory(diagnosis):
+            return _as_forecast(ahead, steps=len(last.progress))
+    return None
+
+
+def _as_forecast(ahead: Foreseen, *, steps: int) -> MemoryGrowth:
+    return MemoryGrowth(
+        memory=ahead.memory,
+        steps=steps,
+        per_step_bytes=ahead.per_step_bytes,
+        component=ahead.component,
+        process=ahead.process,
+    )
+
+
+def _rows(last: Attempt, diagnosis: Diagnosis) -> list[tuple[int, int, int]]:
+    """Return step, bytes and capacity of the latest peaks of the phase that ran out."""
+    name = diagnosis.phase.value
+    if diagnosis.cause is not Cause.GPU_OOM:
+        return []
+    found = ((event.step, event.peaks.get(name)) for event in last.progress[-WINDOW:])
+    return [
+        (step, peak.used_bytes, peak.capacity_bytes)
+        for step, peak in found
+        if peak is not None and peak.capacity_bytes and not peak.upper_bound
+    ]
+
+
+def _measured(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
+    """Return the growth of the measured peaks up to the failure, if it explains that."""
+    if any(each.holds and each.lengths for each in last.foreseen):
+        return None
+    rows = _rows(last, diagnosis)
+    if len(rows) < _FEWEST:
+        return None
+    steps, used, capacities = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    grows, limit = trend(steps, used), capacities[-1]
+    if grows is None or grows.decay < 1.0:
+        return None
+    grown = grows.rate * (steps[-1] - last.progress[0].step)
+    near = max(_NEAR * limit, 10 * grows.rate)
+    if grown < _LEAST * limit or limit - grows.level > near:
+        return None
+    return MemoryGrowth(
+        memory=_memory(diagnosis),
+        steps=len(last.progress),
+        per_step_bytes=int(grows.rate),
+        component=diagnosis.component,
+    )
+
+
+def _is_flat(last: Attempt, diagnosis: Diagnosis) -> bool:
+    """Return whether the phase that ran out was measured and did not grow: one step was too big."""
+    return len(_rows(last, diagnosis)) >= _FEWEST
+
+
+def _failed_so_before(run: Run, last: Attempt, diagnosis: Diagnosis) -> bool:
+    """Return whether an earlier process failed for want of the same memory after about as many steps."""
+    steps = len(last.progress)
+    for attempt in islice(reversed(run.attempts[:-1]), 3):
+        done = len(attempt.progress)
+        if attempt.growth is not None and not attempt.restarted:
+            alike = attempt.growth.memory == _memory(diagnosis)
+        else:
+            alike = attempt.diagnosis is not None and attempt.diagnosis.cause is diagnosis.cause
+        if alike and done >= _FEWEST and _AS_FAR <= steps / done <= 1 / _AS_FAR:
+            return True
+    return False

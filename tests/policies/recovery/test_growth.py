@@ -1,0 +1,300 @@
+"""Memory that grows with the steps of a process: the settings stay, and a fresh process goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from autotune.policies.estimate.belief.calibration import calibrated, learned, predicted
+from autotune.policies.estimate.peaks import PHASES, estimates
+from autotune.policies.recovery.checkpoint_interval import with_saves
+from autotune.policies.recovery.decide import decide_on
+from autotune.policies.recovery.growth import describe
+from autotune.policies.values.diagnosis import Facts
+from autotune.policies.values.events import (
+    Action,
+    Await,
+    Decided,
+    Diagnosed,
+    Ended,
+    Event,
+    Foreseen,
+    Launch,
+    Policy,
+    Progressed,
+    Started,
+    Stop,
+)
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.history import Folding, fold
+from autotune.policies.values.job import Forecasting, Preflight, Recovery
+from autotune.policies.values.observation import Cancelled, Crashed, MemoryGrowth, Peak
+from tests.policies.jobs import CLUSTER, GIB, KNOBS, MODEL, accepted, peaks, profile
+
+MIB = 1 << 20
+NAME = "restart_every"
+Uses = Callable[[int], dict[str, Peak]]
+
+
+def nothing(_: int) -> dict[str, Peak]:
+    return {}
+
+
+class Night:
+    """A run of many steps, told row by row."""
+
+    def __init__(
+        self, *, policy: Policy = Policy.ESTIMATE, seconds: float = 60.0, **recovery: object
+    ) -> None:
+        limits = Recovery(preflight=Preflight.OFF, **recovery)  # type: ignore[arg-type]
+        self.rows: list[Event] = [replace(accepted(recovery=limits), policy=policy)]
+        self.number = self.step = 0
+        self.seconds = seconds
+
+    def action(self) -> Action:
+        return decide_on(Folding(tuple(self.rows)))
+
+    def launch(self) -> Launch:
+        action = self.action()
+        assert isinstance(action, Launch), action
+        decided = Decided(
+            attempt=self.number, remedy=action.remedy, reason=action.reason, growth=action.growth
+        )
+        self.number += 1
+        self.rows += [decided, Started(attempt=self.number, knobs=action.knobs, resume=self.number > 1)]
+        return action
+
+    def runs(self, steps: int, uses: Uses = nothing, *, saves: int = 10) -> Night:
+        for age in range(1, steps + 1):
+            self.step += 1
+            saved = self.step // saves * saves if saves else 0
+            self.rows.append(
+                Progressed(
+                    attempt=self.number,
+                    step=self.step,
+                    seconds=self.seconds,
+                    peaks=uses(age),
+                    saved=saved if saved > self.step - age else None,
+                )
+            )
+        return self
+
+    def fails(
+        self, cause: Cause = Cause.GPU_OOM, phase: Phase = Phase.BACKWARD, *, fragmentation: bool = False
+    ) -> Night:
+        facts = Facts(requested_bytes=GIB, free_bytes=GIB // 2, capacity_bytes=CLUSTER.gpu_memory_bytes)
+        self.rows += [
+            Ended(attempt=self.number, outcome=Crashed(exit_code=1), step=self.step),
+            Diagnosed(
+                attempt=self.number,
+                cause=cause,
+                phase=phase,
+                component=Component.TRAINER,
+                facts=facts,
+                fragmentation=fragmentation,
+            ),
+        ]
+        return self
+
+
+def leaking(age: int) -> dict[str, Peak]:
+    return peaks(backward=(58 + age / 16) * GIB, rollout=60 * GIB)
+
+
+def flat(age: int) -> dict[str, Peak]:
+    return peaks(backward=(60 + age % 3 / 8) * GIB, rollout=60 * GIB)
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("cause", [Cause.GPU_OOM, Cause.HOST_OOM])
+def test_a_process_that_fails_again_after_as_many_steps_keeps_its_settings(
+    policy: Policy, cause: Cause
+) -> None:
+    night = Night(policy=policy)
+    night.launch()
+    for _ in range(20):  # more than a run has relaunches
+        launch = night.runs(400).fails(cause).launch()
+        assert launch.knobs == KNOBS
+        assert launch.growth is not None and launch.growth.steps == 400
+        assert launch.remedy is not None and launch.remedy.name == NAME and not launch.remedy.changes
+
+
+def test_measured_growth_needs_no_second_failure() -> None:
+    night = Night(seconds=240.0)
+    night.launch()
+    launch = night.runs(330, leaking).fails().launch()
+    assert launch.knobs == KNOBS and launch.growth is not None
+    assert launch.growth.per_step_bytes == pytest.approx(64 * MIB, rel=0.02)
+    assert (launch.growth.memory, launch.growth.component) == ("backward", Component.TRAINER)
+    assert launch.reason.startswith("GPU memory in backward of the trainer grows by 64.0 MiB a step")
+
+
+@pytest.mark.parametrize("steps", [5, 40])
+def test_a_failure_after_few_steps_changes_the_settings(steps: int) -> None:
+    night = Night()
+    night.launch()
+    assert night.runs(steps).fails().launch().knobs != KNOBS
+
+
+def test_a_phase_that_did_not_grow_changes_the_settings() -> None:
+    night = Night()
+    night.launch()
+    assert night.runs(400, flat).fails().launch().knobs != KNOBS
+
+
+@pytest.mark.parametrize("saves", [0, 1000])
+def test_without_a_checkpoint_there_is_nothing_to_go_on_from(saves: int) -> None:
+    night = Night()
+    night.launch()
+    assert night.runs(400, saves=saves).fails().launch().growth is None
+
+
+def test_a_fresh_process_that_fails_much_sooner_refutes_growth() -> None:
+    night = Night()
+    night.launch()
+    assert night.runs(400).fails().launch().growth is not None
+    assert night.runs(120).fails().launch().knobs != KNOBS
+
+
+def test_an_allocator_that_costs_nothing_comes_first() -> None:
+    night = Night()
+    written = profile()
+    first = night.rows[0]
+    grid = replace(written.supported["recompute"].grid, values=("default", "expandable"))
+    support = replace(written.supported["recompute"], setting="allocator", grid=grid)
+    offered = replace(
+        written,
+        knobs=replace(KNOBS, allocator="default"),
+        supported=written.supported | {"allocator": support},
+    )
+    night.rows[0] = replace(first, profile=offered)  # type: ignore[type-var]
+    night.launch()
+    assert night.runs(400).fails(fragmentation=True).launch().growth is None
+
+
+def test_restarts_that_cost_much_are_weighed_against_a_change_of_the_settings() -> None:
+    """A process trains for 75 minutes, and a start takes ten."""
+    night = Night(seconds=15.0)
+    night.launch()
+    assert night.runs(300, leaking).fails().launch().knobs != KNOBS
+    night = Night(seconds=15.0, deny=tuple(profile().supported))
+    night.launch()
+    assert night.runs(300, leaking).fails().launch().growth is not None
+
+
+# ------------------------------------------------------------------ before it runs out
+
+
+def ahead(step: int, *, seen_at: int, cause: Cause = Cause.GPU_OOM, lengths: bool = False) -> Foreseen:
+    return Foreseen(
+        cause=cause, phase=Phase.BACKWARD, seen_at=seen_at, step=step, earliest=step - 5, latest=step + 5,
+        chance=0.98, since=3, used_bytes=70 * GIB, limit_bytes=78 * GIB, per_step_bytes=64 * MIB,
+        upper_bound=cause is Cause.HOST_OOM, lengths=lengths, process="ray::Worker",
+    )  # fmt: skip
+
+
+def stops_after(night: Night, steps: int, said: Foreseen | None = None) -> int | None:
+    """Return after how many of the steps of an attempt it is stopped for a fresh process."""
+    for age in range(1, steps + 1):
+        night.runs(1)
+        row = night.rows[-1]
+        assert isinstance(row, Progressed)
+        saved = night.step // 10 * 10
+        night.rows[-1] = replace(row, saved=saved if saved > night.step - age else None)
+        if said is not None and night.step == said.seen_at:
+            night.rows.append(replace(said, attempt=night.number))
+        action = night.action()
+        if isinstance(action, Stop):
+            assert action.by == "restart"
+            return age
+        assert isinstance(action, Await)
+    return None
+
+
+def test_what_ran_out_before_is_restarted_at_the_checkpoint_before() -> None:
+    night = Night()
+    night.launch()
+    night.runs(400).fails().launch()
+    assert stops_after(night, 400) == 360  # nothing measures it: with a tenth to spare
+    night.rows.append(Ended(attempt=2, outcome=Cancelled(by="restart"), step=night.step))
+    assert night.launch().growth is not None
+    assert stops_after(night, 400) == 360
+
+
+@pytest.mark.parametrize("forecast", [Forecasting.TELL, Forecasting.ACT])
+@pytest.mark.parametrize("cause", [Cause.GPU_OOM, Cause.HOST_OOM])
+def test_a_forecast_restarts_a_job_that_acts_on_it_or_failed_so_before(
+    forecast: Forecasting, cause: Cause
+) -> None:
+    night = Night(forecast=forecast, seconds=240.0)
+    night.launch()
+    first = stops_after(night, 300, ahead(300, seen_at=200, cause=cause))
+    assert first == (290 if forecast is Forecasting.ACT else None)
+    if first is None:
+        night.fails(cause)
+    else:
+        night.rows.append(Ended(attempt=1, outcome=Cancelled(by="restart"), step=night.step))
+    launch = night.launch()
+    assert launch.knobs == KNOBS and launch.growth is not None
+    assert launch.growth.process == "ray::Worker"
+    began = night.step
+    assert stops_after(night, 300, ahead(began + 300, seen_at=began + 200, cause=cause)) == 290
+
+
+def test_lengths_that_grow_are_no_reason_to_restart() -> None:
+    night = Night(forecast=Forecasting.ACT, seconds=240.0)
+    night.launch()
+    for _ in range(250):
+        night.runs(1)
+    night.rows.append(ahead(262, seen_at=250, lengths=True))
+    action = night.action()
+    assert not isinstance(action, Stop) or action.by != "restart"
+
+
+def test_a_job_without_forecasts_is_never_stopped_in_good_health() -> None:
+    night = Night(forecast=Forecasting.OFF)
+    night.launch()
+    night.runs(400).fails().launch()
+    assert stops_after(night, 400) is None
+
+
+# ------------------------------------------------------------------ what it leaves
+
+
+def test_bytes_that_grew_are_no_part_of_what_the_settings_need() -> None:
+    night = Night(seconds=240.0)
+    night.launch()
+    calm = tuple(night.rows) + tuple(
+        Progressed(attempt=1, step=step, seconds=240.0, peaks=leaking(0), saved=step)
+        for step in range(1, 331)
+    )
+    night.runs(330, leaking).fails().launch()
+    night.runs(3, leaking)
+    believed = []
+    for history in (calm, tuple(night.rows)):
+        run = fold(history)
+        estimate = estimates(run.accepted.profile, CLUSTER, MODEL, [KNOBS], steps=20)
+        believed.append(predicted(calibrated(run, MODEL), estimate, late=False).gpu[:, 0])
+    places = [PHASES.index(Phase.BACKWARD), PHASES.index(Phase.ROLLOUT)]
+    assert np.allclose(believed[0][places], believed[1][places], atol=0.6 * GIB)
+    assert learned(fold(tuple(night.rows))) is None and learned(fold(calm)) is not None
+
+
+def test_a_process_saves_several_times_before_its_memory_runs_out() -> None:
+    night = Night(seconds=1.0)
+    night.launch()
+    job = accepted().job
+    before = with_saves(job, tuple(night.runs(200).rows), KNOBS).recovery.save_every
+    grown = Decided(growth=MemoryGrowth(memory="host", steps=240))
+    after = with_saves(job, (*night.rows, grown), KNOBS).recovery.save_every
+    assert (before, after) == (1200, 30)
+    own = replace(job, recovery=Recovery(save_every=500))
+    assert with_saves(own, (*night.rows, grown), KNOBS) == own
+
+
+def test_the_process_that_gains_most_is_named() -> None:
+    grown = MemoryGrowth(memory="host", steps=300, per_step_bytes=GIB, process="ray::Reward")
+    assert describe(grown).startswith("host memory of process ray::Reward grows by 1.00 GiB a step")
