@@ -58,10 +58,10 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 def keep(path: Path, profile: Profile, moves: Iterable[tuple[KnobName, Setting]], by: str) -> None:
     """Add the moves of a job, which the framework took, to the rows of a file."""
-    rows = {(row.framework, row.by, row.setting): row for row in read(path)}
+    rows = {(row.framework, row.by, row.setting, row.knob): row for row in read(path)}
     for knob, value in moves:
         setting = profile.supported[knob].setting
-        key = (profile.framework, by, setting)
+        key = (profile.framework, by, setting, knob)
         old = rows[key].values if key in rows else ()
         values = tuple(dict.fromkeys((*old, show_setting(knob, value))))
         rows[key] = Checked(framework=profile.framework, by=by, setting=setting, knob=knob, values=values)
