@@ -328,6 +328,8 @@ class AttemptMonitor:
         return []
 
     def _stepped(self, done: StepDone, now: float) -> list[Event]:
+        if done.of and self._last_step:  # AReaL's lines count the steps of all epochs, and it ends before
+            done = msgspec.structs.replace(done, of=min(done.of, self._last_step))
         restart = self._restarted(done, now) if self.progress.step is None else []
         if done.saved:
             self.saved = done.step

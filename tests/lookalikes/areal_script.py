@@ -125,7 +125,11 @@ class Areal:
         self._memory("ppo update", peak_gib)
         if self._due(step):
             self.checkpoint(step)
-        self.line("StatsLogger", f"Epoch 1/1 Step {step}/{of} Train step {step}/{of} done.")
+        epochs = self._tree.get("total_train_epochs", 1)  # total_train_steps ends it before
+        self.line(
+            "StatsLogger",
+            f"Epoch 1/{epochs} Step {step}/{of} Train step {step}/{epochs * of} done.",
+        )
         self.line("StatsLogger", "Stats (1/1):")
         say(f"│ timeperf/rollout │ {seconds / 2:.4e} │ timeperf/train_step │ {seconds / 2:.4e} │")
 

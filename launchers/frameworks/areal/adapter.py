@@ -100,8 +100,8 @@ class Areal(TabularFramework[Config]):
         return Config(job).recover_root or None
 
     def last_step(self, job: Job) -> int | None:
-        """Return None: every line of a step says how many there are."""
-        return None
+        """Return the job's limit; the lines of its steps count those of all epochs."""
+        return self.config(job).number("total_train_steps")
 
     def gpus(self, job: Job) -> int | None:
         """Return how many GPUs trainer and engines are spread over; None if their backends do not say."""

@@ -1,4 +1,4 @@
-"""A framework that tells the tokens of a step after the step: AReaL's tables."""
+"""What AReaL's lines and tables say of a step: its tokens after it, and the steps of all epochs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.launchers.base import Exit
 from autotune.policies.values.events import Event, GoalReached, Progressed
+from autotune.policies.values.observation import Completed, Crashed
 from tests.orchestrator.driver.test_monitor import Followed
 
 JOB = f"""\
@@ -59,3 +61,11 @@ def test_a_table_that_comes_at_a_later_look_changes_no_other_step(followed: Foll
     assert rates(followed.see(table(50_000))) == []
     assert followed.watch.progress.tokens_per_second == 5000.0
     assert rates(followed.see(done(3), table(80_000), after=10.0)) == [8000.0]
+
+
+def test_a_limit_of_steps_ends_a_training_before_its_epochs_end(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, JOB + "settings: {total_train_steps: 2}\n")
+    for step, outcome in ((1, Crashed(exit_code=0)), (2, Completed())):
+        (progressed,) = (event for event in followed.see(done(step)) if isinstance(event, Progressed))
+        assert (progressed.step, progressed.of) == (step, 2)
+        assert followed.watch.outcome(Exit(code=0), lost="", stopped_by="") == outcome
