@@ -15,6 +15,7 @@ _NOISE = re.compile(
 _PLACES = (
     (re.compile(r"/\S*?/autotune-tests/[\w.-]+/"), "/opt/venv/"),
     (re.compile(r"/\S*?/\.pyenv/versions/[\d.]+/"), "/usr/"),
+    (re.compile(r"/tmp/\S*?/autotune-attempt-\w+/"), "/opt/autotune/"),
     (re.compile(r"/\S*?/tests/real/"), "/opt/plugin/"),
     (re.compile(r"/tmp/(?!ray)\S*?/(?=model|rewards|train\.parquet|checkpoints|own|runs)"), "/job/"),
     (re.compile(r"\b\d+\.\d+\.\d+\.\d+(?=[:, ])"), "10.0.0.1"),
