@@ -64,13 +64,14 @@ _PLACES = {
 
 
 def diagnosis(value: Diagnosis) -> str:
-    """Return `gpu-oom in backward, step 2, rank 2`."""
+    """Return `gpu-oom in backward, after step 2, rank 2`, or how a job ended whose log does not say why."""
+    if value.reason:
+        return f"{value.cause}: {value.reason}"
     rule = value.evidence[0].rule if value.evidence else ""
     sentence = _RULES.get(rule) or _CAUSES.get(value.cause)
     place = _place(value.phase)
     parts = [sentence, place] if sentence else [f"{value.cause} {place}".strip()]
-    if value.step is not None:
-        parts.append(f"step {value.step}")
+    parts.append(value.step_text)
     if value.rank is not None:
         parts.append(f"rank {value.rank}")
     return ", ".join(part for part in parts if part)
@@ -224,12 +225,8 @@ def outcome(value: Outcome, *, rehearsal: bool = False) -> str:
     match value:
         case Completed():
             return "got through" if rehearsal else "training complete"
-        case Crashed(exit_code=code, signal=signal):
-            if signal is not None:
-                return f"killed by signal {signal}"
-            if code == 0:
-                return "exited with code 0 before its last step"
-            return f"exited with code {code}" if code is not None else "ended"
+        case Crashed():
+            return value.text
         case Hung(silent_s=silent, reason=reason):
             idle = f"no output or activity for {show_duration(silent)}"
             return f"hung: {reason if 'step' in reason else idle}"

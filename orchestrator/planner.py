@@ -35,6 +35,7 @@ from autotune.policies.values.rehearsing import Met
 from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
+GPU_UNKNOWN = "the memory of a GPU is unknown; set `cluster.gpu_memory`"
 _SHOWN = 3  # remedies of a phase
 # Rows of the table: forward, backward and optimizer are one, `train`.
 _ROWS: dict[str, tuple[Phase, ...]] = {
@@ -285,7 +286,7 @@ def _why_no_estimate(job: Job, profile: Profile, cluster: Cluster) -> str:
     if job.shape is None:
         return "the model's shape is unknown; set `model:` to its folder, its config.json or its hub name"
     if not (profile.trainer_budget_bytes or cluster.gpu_memory_bytes):
-        return "the memory of a GPU is unknown; set `cluster.gpu_memory`"
+        return GPU_UNKNOWN
     return "the job's settings do not determine its memory"
 
 

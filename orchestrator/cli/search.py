@@ -8,7 +8,7 @@ from autotune.orchestrator.cli.launch import CODES, COMPLETE, HANDED_OVER
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions, launching
 from autotune.orchestrator.cli.shared.options import global_options
 
-_FOUND = "the search is over; `stable.yaml` is the fastest configuration that it proved stable"
+_FOUND = "the search is over; `stable.yaml` is the fastest configuration that it proved stable, or the start"
 _CODES = CODES.replace(COMPLETE, _FOUND + HANDED_OVER).replace("fits, or", "fits, no trial succeeded, or")
 
 

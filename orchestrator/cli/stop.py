@@ -18,6 +18,7 @@ from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.directory import REQUEST
 from autotune.orchestrator.run.lock import Owner, Watch, last_owner, owner
 from autotune.orchestrator.run.storage import is_absent
+from autotune.orchestrator.run_states import display_of
 from autotune.policies.values.events import Finished, History, Interrupted
 from autotune.policies.values.history import accepted_of
 
@@ -67,9 +68,13 @@ def _stop(run: directory.RunFolder, *, options: Options) -> None:
     if not isinstance(history[-1], Finished):
         raise Failure(f"run {run.id} is not stopped", hint=f"`{run.call('status')}` shows it")
     _withdraw(run)
-    if was_over:
-        click.echo(f"run {run.id} has already finished; no process of it is left", err=True)
-    elif not isinstance(history[-1].verdict, Interrupted):
+    stopped = isinstance(history[-1].verdict, Interrupted)
+    if was_over and stopped:
+        click.echo(f"run {run.id} was already stopped; `{run.call('resume')}` continues it", err=True)
+    elif was_over:
+        state = display_of(history[-1].verdict).word
+        click.echo(f"run {run.id} has already finished ({state}); no process of it is left", err=True)
+    elif not stopped:
         click.echo(f"run {run.id} finished before it could be stopped", err=True)
     else:
         click.echo(f"run {run.id} is stopped; `{run.call('resume')}` continues it", err=True)

@@ -130,7 +130,9 @@ def settings_checks(job: Job, framework: Framework, profile: Profile) -> Iterato
     """Yield what the job itself tells: its settings, what cannot be looked at, whether it can be resumed."""
     assumed = [fact for fact in profile.facts if fact.is_assumed]
     count = f"the job's {len(job.settings)} settings"
-    if assumed:
+    if not job.settings:
+        pass  # nothing was checked
+    elif assumed:
         known = settings_of(job, framework) or f"{framework.name} as it is on record"
         yield skipped("settings", f"{count} were checked against {known}")
     else:

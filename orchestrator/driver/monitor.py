@@ -222,6 +222,7 @@ class AttemptMonitor:
             seen,
             findings=self._findings(),
             outcome=outcome,
+            steps=self.progress.of or self._last_step,
             host_peak_share=self._hosts.share(ended),
             last_phase=self.progress.phase if seen.last_phase is Phase.NONE else seen.last_phase,
         )

@@ -22,8 +22,8 @@ from autotune.orchestrator.driver.process_table import ProcessTable
 from autotune.policies.diagnosis.log_prefixes import printers_of
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
 from autotune.policies.diagnosis.rules.own import OWN
-from autotune.policies.diagnosis.rules.rule import ALWAYS, BUILTIN_FAILURE, NEVER
-from autotune.policies.values.diagnosis import Finding
+from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER
+from autotune.policies.values.diagnosis import BUILTIN_FAILURE, Finding
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.observation import PhaseEnded, PhaseStarted, Sample, StepDone
 

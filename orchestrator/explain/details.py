@@ -39,8 +39,8 @@ def _place(explanation: Explanation) -> str:
         parts.append(f"component `{diagnosis.component}`")
     if diagnosis.rank is not None:
         parts.append(f"rank {diagnosis.rank}")
-    if diagnosis.step is not None:
-        parts.append(f"step {diagnosis.step}")
+    if diagnosis.step_text:
+        parts.append(diagnosis.step_text)
     if explanation.context.framework is not None:
         parts.append(f"framework `{explanation.context.framework.name}`")
     elif explanation.context.tools:

@@ -15,7 +15,7 @@ from autotune.launchers.frameworks.dialects.hydra import bare
 from autotune.orchestrator.config.own_code import is_file, is_folder, is_there
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.init.bash.state import UNSET, Invocation, Note, is_unknown, shown, to_edit
+from autotune.orchestrator.init.bash.state import UNSET, Invocation, Note, Use, is_unknown, shown, to_edit
 from autotune.orchestrator.init.checkout import folder_of, trainer_of
 from autotune.orchestrator.init.documents import (
     areal_script,
@@ -90,6 +90,7 @@ class Draft(Value, frozen=True, kw_only=True):
     workdir: str = "."
     hardware: Hardware = Hardware()
     notes: tuple[Note, ...] = ()
+    assigned: dict[str, Use] = {}  # where the scripts set their variables
     formulas: dict[str, str] = {}  # settings that the script calculates, and from what
 
 
@@ -172,14 +173,16 @@ def _of_script(
         for name in dict.fromkeys(followed.written)
         if any(name in word for word in chosen[1].argv)
     ]
-    used = sorted(from_outside(followed.outside, chosen[0], chosen[1]))
-    if used:
-        notes.append(Note(file=str(path), line=1, message=f"values from your environment: {', '.join(used)}"))
+    notes += from_outside(followed.outside, chosen[0], chosen[1])
     notes += depending(followed.depends, chosen[1], chosen[0])
     draft = _drafted(*chosen, source=str(path), script=Path(cwd, path), notes=notes)
     hardware = draft.hardware.or_else(followed.hardware)
     near = [msgspec.structs.replace(note, file=note.file.removeprefix(f"{cwd}/")) for note in draft.notes]
-    return msgspec.structs.replace(draft, notes=tuple(near), hardware=hardware)
+    places = {
+        name: msgspec.structs.replace(use, file=use.file.removeprefix(f"{cwd}/"))
+        for name, use in followed.assigned.items()
+    }
+    return msgspec.structs.replace(draft, notes=tuple(near), hardware=hardware, assigned=places)
 
 
 def _drafted(

@@ -13,7 +13,7 @@ from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init import slurm
 from autotune.orchestrator.init.bash.builtins import ENDS_HERE
 from autotune.orchestrator.init.bash.reader import Reading, read_script
-from autotune.orchestrator.init.bash.state import Invocation, Note, is_unknown, shown
+from autotune.orchestrator.init.bash.state import Invocation, Note, Use, is_unknown, shown
 from autotune.orchestrator.init.entry_points import Program, is_shell_text, unwrapped
 from autotune.orchestrator.init.hardware import Hardware
 from autotune.orchestrator.init.sources import Kind, kind_of
@@ -33,7 +33,8 @@ class Followed:
     def __init__(self, environment: Mapping[str, str], now: float) -> None:
         self._environment, self._now = environment, now
         self.notes: list[Note] = []
-        self.outside: dict[str, str] = {}  # variables of the caller that the scripts read
+        self.outside: dict[str, Use] = {}  # variables of the caller that the scripts read
+        self.assigned: dict[str, Use] = {}  # variables that the scripts set
         self.depends: list[Note] = []  # which variables have one of several values
         self.written: list[str] = []  # files that they would write
         self.hardware = Hardware()  # what Slurm is asked for
@@ -68,7 +69,8 @@ class Followed:
 
     def _take(self, reading: Reading, env: Mapping[str, str]) -> None:
         self.notes += reading.notes
-        self.outside |= {name: value for name, value in reading.outside.items() if name not in env}
+        self.outside = {n: use for n, use in reading.outside.items() if n not in env} | self.outside
+        self.assigned |= reading.assigned
         self.written += reading.written
         self.depends += reading.depends
 
@@ -170,13 +172,17 @@ def depending(depends: Sequence[Note], program: Program, invocation: Invocation)
             yield note
 
 
-def from_outside(outside: Mapping[str, str], invocation: Invocation, program: Program) -> Iterator[str]:
-    """Yield the variables of this machine whose values may be part of the job.
+def from_outside(outside: Mapping[str, Use], invocation: Invocation, program: Program) -> Iterator[Note]:
+    """Yield, for each file, the variables of this machine whose values may be part of the job.
 
     Those of the machine and its user count where their value is in the job.
     """
     words = [*program.argv, *invocation.env.values(), *program.env.values()]
-    for name, value in outside.items():
+    names: dict[str, list[str]] = {}
+    for name, use in sorted(outside.items()):
         own = name in LOCAL or name == "PATH"
-        if not own or (len(value) > 1 and any(value in word for word in words)):
-            yield name
+        if not own or (len(use.value) > 1 and any(use.value in word for word in words)):
+            names.setdefault(use.file, []).append(name)
+    for file, used in names.items():
+        line = min(outside[name].line for name in used)
+        yield Note(file=file, line=line, message=f"values from your environment: {', '.join(used)}")

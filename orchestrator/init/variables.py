@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from autotune.orchestrator.config.secrets import without_secrets
-from autotune.orchestrator.init.bash.state import Note
+from autotune.orchestrator.init.bash.state import Note, Use
 from autotune.orchestrator.init.draft import Draft
 from autotune.policies.explain.secrets import masked
 from autotune.policies.values.job import Job
@@ -19,7 +19,8 @@ def with_variables(draft: Draft) -> Draft:
     notes = [msgspec.structs.replace(note, message=masked(note.message)) for note in draft.notes]
     for name in variables:
         message = f"a secret is left out: `export {name}=...` where autotune runs"
-        notes.append(Note(file=draft.source, line=1, message=message))
+        use = draft.assigned.get(name, Use(file=draft.source, line=1))
+        notes.append(Note(file=use.file, line=use.line, message=message))
     return msgspec.structs.replace(
         draft,
         command=job.command,

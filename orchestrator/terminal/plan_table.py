@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable
 
 from autotune.orchestrator import messages
-from autotune.orchestrator.planner import PhasePlan, Plan, RungPlan
+from autotune.orchestrator.planner import GPU_UNKNOWN, PhasePlan, Plan, RungPlan
 from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, rendered, table
 from autotune.orchestrator.units import show_gib, show_setting
 from autotune.policies.values.rehearsing import LateEvent
@@ -33,7 +33,7 @@ _LATE = {
     LateEvent.WAKE_UP: "the engine's wake-up",
 }
 _NO_REHEARSAL = "the command has no {folder} and {steps}, so it could not run separately from the training"
-GPUS_HINT = "hint: --gpus 8xH100 names the GPUs"
+GPUS_HINT = "hint: add --gpus 8xH100 for the memory of a GPU"
 _GIB, _MIB = float(1 << 30), float(1 << 20)
 _SMALL_BYTES = 4 * _GIB  # devices below are shown in MiB
 _SHORT_COMMAND = 8  # arguments
@@ -93,7 +93,7 @@ def summary(plan: Plan) -> tuple[str, ...]:
     """Return what is predicted in a few lines: each phase's peak against the card, and the first change."""
     lines = [f"{plan.name} · {plan.framework} · {_where(plan)}"]
     if not plan.phases:
-        hint = () if plan.cluster.gpu_memory_bytes else (GPUS_HINT,)
+        hint = (GPUS_HINT,) if plan.note == GPU_UNKNOWN else ()
         return (*lines, f"no memory estimate: {plan.note}", *hint)
     capacity = next((phase.capacity_bytes for phase in plan.phases if phase.capacity_bytes), None)
     of = f", of {capacity / _GIB:,.1f}" if capacity else ""
@@ -126,7 +126,9 @@ def _where(plan: Plan) -> str:
 
 def _estimate(plan: Plan, width: int | None) -> list[str]:
     if not plan.phases:
-        return [f"no memory estimate: {plan.note}", "Without one, remedies follow their fixed order."]
+        order = ["Without one, remedies are tried in a fixed order."] if plan.ladder else []
+        hint = [GPUS_HINT] if plan.note == GPU_UNKNOWN else []
+        return [f"no memory estimate: {plan.note}", *hint, *order]
     small = all((phase.capacity_bytes or phase.total_bytes) < _SMALL_BYTES for phase in plan.phases)
     unit, scale = ("MiB", _MIB) if small else ("GiB", _GIB)
     runs = f"{plan.calibrated_by} earlier run{'' if plan.calibrated_by == 1 else 's'}"

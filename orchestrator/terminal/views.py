@@ -77,10 +77,13 @@ class Views(Observer):
             self.log.note(text)
         self._show(lambda: self.console.warn(text))
 
-    def show_end(self, finished: Finished, *, hint: str) -> None:
-        """Show again how a run failed, and what the user can do."""
+    def show_end(self, finished: Finished) -> None:
+        """Show again how a run failed."""
         self._show(lambda: self.console.print_event(finished))
-        self._show(lambda: self.console.hint(hint))
+
+    def hint(self, text: str) -> None:
+        """Show what the user can do, also to one who asked for errors only."""
+        self._show(lambda: self.console.hint(text))
 
     def summary(self, rows: list[tuple[str, str, str]], *, stable: str) -> None:
         """Show what changed from the job."""

@@ -6,8 +6,8 @@ import msgspec
 
 from autotune.policies.diagnosis.message_figures import filled, fragmented
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
-from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, NEVER
-from autotune.policies.values.diagnosis import Diagnosis, Evidence, Finding, Line
+from autotune.policies.diagnosis.rules.rule import NEVER
+from autotune.policies.values.diagnosis import BUILTIN_FAILURE, Diagnosis, Evidence, Finding, Line
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.observation import Completed, Crashed, Hung, Lost
 
@@ -189,4 +189,16 @@ def _unknown(evidence: Evidence) -> Diagnosis:
         evidence=shown,
         confidence=0.0,
         consequences=len(consequences),
+        reason=_ending(evidence),
     )
+
+
+def _ending(evidence: Evidence) -> str:
+    """Return `exited with code 7 after step 4 of 5`; empty where the end was not observed."""
+    outcome, step, steps = evidence.outcome, evidence.last_step, evidence.steps
+    if not isinstance(outcome, Crashed):
+        return ""
+    if step is None:
+        return outcome.text
+    of = f"{step}" if steps is None else f"{step} of {steps}"
+    return f"{outcome.text}, {of}" if outcome.exit_code == 0 else f"{outcome.text} after step {of}"

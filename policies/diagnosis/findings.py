@@ -25,8 +25,8 @@ from autotune.policies.diagnosis.phase_patterns import (
     role,
     serves,
 )
-from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, Rule
-from autotune.policies.values.diagnosis import Finding, Line
+from autotune.policies.diagnosis.rules.rule import Rule
+from autotune.policies.values.diagnosis import BUILTIN_FAILURE, Finding, Line
 from autotune.policies.values.failure import Cause, Component, Phase
 
 _TEXT = 2000  # characters kept of a line

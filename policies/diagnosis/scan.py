@@ -20,9 +20,9 @@ from autotune.policies.diagnosis.log_prefixes import Line as Parsed
 from autotune.policies.diagnosis.message_figures import NOTHING, adds, facts_of, filled, refined
 from autotune.policies.diagnosis.phase_patterns import is_stage
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES, harmless, matching
-from autotune.policies.diagnosis.rules.rule import BUILTIN_FAILURE, QUOTED_OOM, Rule
+from autotune.policies.diagnosis.rules.rule import QUOTED_OOM, Rule
 from autotune.policies.diagnosis.unknown_errors import WRONG, LastErrors, Suspects, looks_wrong
-from autotune.policies.values.diagnosis import Evidence, Finding
+from autotune.policies.values.diagnosis import BUILTIN_FAILURE, Evidence, Finding
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.observation import Outcome
 

@@ -160,9 +160,10 @@ def _after_loss(run: Run, last: Attempt) -> Action:
     reason = _loss(last)
     if _killed(last) and any(_killed(a) and a.step == last.step for a in lost[:-1]):
         where = "before the first step" if last.step is None else f"after step {last.step}"
-        diagnosis = Diagnosis(cause=Cause.UNKNOWN, step=last.step, confidence=0.0)
+        twice = f"killed twice {where}: {reason}"
+        diagnosis = Diagnosis(cause=Cause.UNKNOWN, step=last.step, confidence=0.0, reason=twice)
         if run.accepted.job.recovery.infrastructure_retries == 0:
-            return Finish(verdict=Infrastructure(reason=f"killed twice {where}: {reason}"))
+            return Finish(verdict=Infrastructure(reason=twice))
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
     advice = (
         _HINTS.get(last.diagnosis.evidence[0].rule) if last.diagnosis and last.diagnosis.evidence else None

@@ -112,6 +112,8 @@ def legal(
 def written(job: Job, profile: Profile, name: str) -> bool:
     """Return whether the job itself sets a knob."""
     setting = profile.supported[name].setting
+    if profile.supported[name].is_set:
+        return True
     plain = {key.lstrip("+-") for key in job.settings}
     return setting.lstrip("+-") in plain or name in plain
 

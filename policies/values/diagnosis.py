@@ -8,6 +8,7 @@ from autotune.policies.values.value import Value
 
 FORESEEN = "autotune-forecast"  # the rule of a line that says what is expected
 CURED = "autotune-cured"  # the rule of a line that says what the job itself cured
+BUILTIN_FAILURE = "builtin-failure"  # the rule of the built-in job's own record of a failure
 
 
 class Line(Value, frozen=True, kw_only=True):
@@ -69,6 +70,7 @@ class Evidence(Value, frozen=True, kw_only=True):
     last_errors: tuple[Line, ...] = ()  # distinct error lines that no rule knows
     last_phase: Phase = Phase.NONE  # the last phase marker that was not closed
     last_step: int | None = None
+    steps: int | None = None  # of the whole training, where the log or the job says it
     lines: int = 0
     outcome: Outcome | None = None
     host_peak_share: float | None = None  # used / limit within 5 s of the death
@@ -90,8 +92,17 @@ class Diagnosis(Value, frozen=True, kw_only=True):
     consequences: int = 0  # further failures that follow from the first
     other_ranks: tuple[int, ...] = ()  # that failed after it, as far as they are kept
     streak: int = 1  # equal failures in a row without a new step, this one included: cuts grow with it
+    reason: str = ""  # how the job ended, where its log does not say why
 
     @property
     def expected(self) -> bool:
         """Whether the failure was foreseen and has not happened."""
         return any(line.rule == FORESEEN for line in self.evidence)
+
+    @property
+    def step_text(self) -> str:
+        """`step 3` where a record of the failure names it, else `after step 2`, the last that was done."""
+        if self.step is None:
+            return ""
+        named = bool(self.evidence) and self.evidence[0].rule in (BUILTIN_FAILURE, FORESEEN)
+        return f"step {self.step}" if named else f"after step {self.step}"

@@ -149,6 +149,15 @@ class Crashed(Value, frozen=True, kw_only=True, tag="crashed", tag_field="outcom
     exit_code: int | None = None
     signal: int | None = None
 
+    @property
+    def text(self) -> str:
+        """How it ended, in words."""
+        if self.signal is not None:
+            return f"killed by signal {self.signal}"
+        if self.exit_code == 0:
+            return "exited with code 0 before its last step"
+        return f"exited with code {self.exit_code}" if self.exit_code is not None else "ended"
+
 
 class Hung(Value, frozen=True, kw_only=True, tag="hung", tag_field="outcome"):
     """The job was silent, or without a step, for longer than allowed and was stopped."""

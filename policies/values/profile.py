@@ -39,6 +39,7 @@ class Support(Value, frozen=True, kw_only=True):
     grid: Grid
     effect: Effect = Effect.EXACT
     phases: tuple[Phase, ...] = ()  # in which it changes the device memory in use; empty: in all
+    is_set: bool = False  # by the job, under this name or another of the same setting
 
 
 class AtLeast(Value, frozen=True, kw_only=True, tag="at_least", tag_field="kind"):

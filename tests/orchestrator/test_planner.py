@@ -105,6 +105,20 @@ def test_the_built_in_demo_is_found_too_big_before_it_starts() -> None:
     assert {k.source for k in found.knobs} == {"job", "default", "first launch"}
 
 
+def test_a_flag_under_its_second_name_is_the_jobs_own(tmp_path: Path) -> None:
+    job, text = tmp_path / "job.yaml", (CONFIGS / "slime-colocated.yaml").read_text()
+    for flag, source in (("", "default"), ("  sglang-cuda-graph-max-bs: 32\n", "job")):
+        job.write_text(text.replace("settings:\n", f"settings:\n{flag}"))
+        assert {k.source for k in plan(str(job)).knobs if k.knob == "cuda_graphs"} == {source}
+
+
+def test_a_plan_without_remedies_speaks_of_no_order(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("name: q\nframework: command\ncommand: [python, train.py]\n")
+    text = CliRunner().invoke(main, ["plan", str(job), "--gpus", "8xH100"]).stdout
+    assert "no memory estimate" in text and "order" not in text and "--gpus" not in text
+
+
 def test_people_are_told_where_values_come_from_and_why_not() -> None:
     shown = CliRunner().invoke(main, ["plan", str(CONFIGS / "builtin-cpu.yaml"), "-v"])
     assert shown.exit_code == 0

@@ -240,7 +240,7 @@ class TabularFramework(Framework, Generic[C]):
         present = self.offered(config)
         knobs = {row.knob for row in present}
         phases, grids = self.phases(config), self.sizes(config, job.shape)
-        supported = rows.supports(present, grids, phases, spell=config.key)
+        supported = rows.supports(present, grids, phases, spell=config.key, has=config.has)
         sizes = rows.bounds(present, config, supported)
         bounds = (*sizes, *self.constraints(config), *rows.fixed(present))
         return Profile(

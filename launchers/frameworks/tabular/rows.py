@@ -101,10 +101,11 @@ def supports(
     grids: Mapping[str, tuple[int, ...] | Grid],
     phases: Mapping[str, tuple[Phase, ...]] | None = None,
     spell: Callable[[str], str] = str,
+    has: Callable[[str], bool] = lambda _: False,
 ) -> dict[str, Support]:
     """Return how the knobs may change; `grids` and `phases` are those that follow from the job itself.
 
-    `spell` returns how the job's own command line takes a setting.
+    `spell` returns how the job's own command line takes a setting, `has` whether the job sets it.
     """
     result: dict[str, Support] = {}
     for row in present:
@@ -116,7 +117,7 @@ def supports(
         grid = own if isinstance(own, Grid) else Grid(values=values) if values else row.grid
         where = (phases or {}).get(row.knob, row.phases)
         effect = Effect.NUMERIC if row.numeric else Effect.EXACT
-        support = Support(setting=spell(row.key), grid=grid, effect=effect, phases=where)
+        support = Support(setting=spell(row.key), grid=grid, effect=effect, phases=where, is_set=has(row.key))
         result.setdefault(row.knob, support)
     return result
 

@@ -201,7 +201,7 @@ def _drive(
         if display_of(finished.verdict).exit_code is ExitCode.OK:
             return finished.verdict
         if display_of(finished.verdict).exit_code is ExitCode.NO and not fixed:
-            views.show_end(finished, hint=how_to_go_on(run))
+            views.show_end(finished)
             return finished.verdict
     accepted = accepted_of(history) if history else None
     require(f"run {run.id}", *NEEDED[accepted.mode if accepted is not None else run.request.mode])
@@ -381,7 +381,9 @@ def _certify(run: directory.RunFolder) -> None:
 
 
 def _summarise(run: directory.RunFolder, job: Job, verdict: Verdict, views: Views, history: History) -> None:
-    """Write the stable configuration of a run that succeeded, and say what changed."""
+    """Write the stable configuration of a run that succeeded; say what changed, or how to go on."""
+    if display_of(verdict).exit_code is ExitCode.NO:
+        views.hint(f"{how_to_go_on(run)}; `{run.call('report', '--open')}` shows every attempt")
     if display_of(verdict).exit_code is not ExitCode.OK:
         return
     views.export()

@@ -151,9 +151,10 @@ def proceed(prepared: RequestedJob, *, options: Options) -> ExitCode:
     """Continue the newest run of a job, or begin one where there is none; returns the run's exit code."""
     from autotune.orchestrator.cli.shared import drive
 
-    if not options.runs_dir.is_absolute():
+    if prepared.job.cluster.address != "local" and not options.runs_dir.is_absolute():
         raise Failure(
-            "the runs folder must be absolute with --continue: a restarted job may start in another folder",
+            "the runs folder must be absolute with --continue away from `address: local`: "
+            "a restarted job may start in another folder",
             hint="pass --runs-dir /shared/runs",
             code=ExitCode.USAGE,
         )

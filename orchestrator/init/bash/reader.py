@@ -22,6 +22,7 @@ from autotune.orchestrator.init.bash.state import (
     Invocation,
     Note,
     State,
+    Use,
     Variable,
     is_unknown,
     shown,
@@ -40,7 +41,8 @@ class Reading(Value, frozen=True, kw_only=True):
 
     invocations: tuple[Invocation, ...]
     notes: tuple[Note, ...]
-    outside: dict[str, str]  # variables of the caller that the script reads
+    outside: dict[str, Use]  # variables of the caller that the script reads
+    assigned: dict[str, Use]  # variables that the script sets
     written: tuple[str, ...]  # files that the script would write
     depends: tuple[Note, ...]  # which variables have one of several values, and on what that depends
 
@@ -70,6 +72,7 @@ def read_script(
         invocations=tuple(state.invocations),
         notes=tuple(state.notes),
         outside=dict(state.read_from_outside),
+        assigned=dict(state.assigned),
         written=tuple(state.files),
         depends=tuple(state.depends),
     )
@@ -115,6 +118,7 @@ class _Reader(Assignments):
             raise Leave("exit")
         if node.type in _SEQUENCES:
             return self.statements(node)
+        self.state.line = line_of(node)
         read = self._readers.get(node.type)
         if read is not None:
             return read(node)

@@ -28,6 +28,14 @@ class Note(Value, frozen=True, kw_only=True):
     message: str
 
 
+class Use(Value, frozen=True, kw_only=True):
+    """Where a script first reads a variable of its caller, or last sets one of its own."""
+
+    value: str = ""
+    file: str
+    line: int  # from 1
+
+
 class Invocation(Value, frozen=True, kw_only=True):
     """A program that a script would start."""
 
@@ -105,7 +113,9 @@ class State:
     program: str = ""  # the script that was started; empty while `file` is that
     callers: tuple[str, ...] = ()  # the files that sourced or called what is read, the innermost first
     missing: set[str] = field(default_factory=set)  # paths that conditions looked for, and did not find here
-    read_from_outside: dict[str, str] = field(default_factory=dict)  # variables of the caller, with their use
+    line: int = 1  # of the statement that is read
+    read_from_outside: dict[str, Use] = field(default_factory=dict)  # variables of the caller
+    assigned: dict[str, Use] = field(default_factory=dict)  # variables that the script sets
 
     def get(self, name: str) -> Variable | None:
         """Return a variable's value; None if it is not set."""
@@ -114,8 +124,9 @@ class State:
         if name == "PWD":
             return self.cwd
         if name in self.inherited:
-            self.read_from_outside.setdefault(name, self.inherited[name])
-            return self.inherited[name]
+            value = self.inherited[name]
+            self.read_from_outside.setdefault(name, Use(value=value, file=self.file, line=self.line))
+            return value
         return None
 
     def text(self, name: str) -> str | None:
@@ -147,6 +158,7 @@ class State:
             elif isinstance(value, str):
                 value = (self.text(name) or "") + value
         self.variables[name] = value
+        self.assigned[name] = Use(file=self.file, line=self.line)
 
     def note(self, node: Node, message: str) -> None:
         """Record what was not understood at a place; the same message counts once per file."""

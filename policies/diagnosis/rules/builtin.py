@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.policies.diagnosis.rules.rule import ALWAYS, BUILTIN_FAILURE, Rule, row
+from autotune.policies.diagnosis.rules.rule import ALWAYS, Rule, row
+from autotune.policies.values.diagnosis import BUILTIN_FAILURE
 from autotune.policies.values.failure import Cause
 
 BUILTIN: tuple[Rule, ...] = (

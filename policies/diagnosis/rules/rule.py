@@ -11,7 +11,6 @@ from autotune.policies.values.value import Value
 
 # Whether such a line ends a job that still runs; one that never does may yet explain why it died.
 ALWAYS, UNLESS_PROGRESS, NEVER = "always", "unless_progress", "never"
-BUILTIN_FAILURE = "builtin-failure"
 QUOTED_OOM = "quoted-oom"
 
 

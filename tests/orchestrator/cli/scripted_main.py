@@ -25,7 +25,17 @@ from autotune.orchestrator.driver import reconcile, signals
 from autotune.orchestrator.run import certificate, export
 from autotune.orchestrator.run.journal import Journal
 from autotune.policies.values.command import Command
-from tests.orchestrator.scripted import Place, Script, World, forever, phase, reported, silent, tight_memory
+from tests.orchestrator.scripted import (
+    Place,
+    Script,
+    World,
+    forever,
+    phase,
+    reported,
+    silent,
+    step,
+    tight_memory,
+)
 
 _FASTER = 20
 _FOREVER_S = 600.0
@@ -51,6 +61,10 @@ def never_fits(_: World, __: Command) -> tuple[Script, Exit | None]:
 def own_failure(_: World, __: Command) -> tuple[Script, Exit | None]:
     lines = 'Traceback (most recent call last):\n  File "job.py", line 3, in <module>\nKeyError: "reward"\n'
     return [lines], Exit(code=1)
+
+
+def ends_early(_: World, __: Command) -> tuple[Script, Exit | None]:
+    return [step(1), step(2)], Exit(code=0)
 
 
 def never_starts(_: World, __: Command) -> tuple[Script, Exit | None]:
@@ -145,6 +159,7 @@ PLAYS = {
         silent,
         never_fits,
         own_failure,
+        ends_early,
         bug,
         shut_down,
         never_starts,

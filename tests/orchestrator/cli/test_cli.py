@@ -155,6 +155,32 @@ def test_exit_codes(play: str, code: int, home: Path) -> None:
     assert run("launch", "job.yaml", cwd=home, play=play).code == code
 
 
+def test_a_job_that_ends_early_is_told_as_such_everywhere(home: Path) -> None:
+    words = "exited with code 0 before its last step, 2 of 4"
+    seen = run("launch", "job.yaml", "--json", cwd=home, play="ends_early")
+    (made,) = (home / "runs").iterdir()
+    go_on = f"`{home / 'job.yaml'}`, then `autotune resume {made.name} --edit`"
+    report = f"`autotune report {made.name} --open` shows every attempt"
+    assert seen.code == 1 and f"failed after 1 attempt: unknown: {words}\n" in seen.err
+    assert seen.err.endswith(f"hint: fix the cause or change {go_on}; {report}\n")
+    verdict = json.loads(seen.out.splitlines()[-1])["verdict"]
+    assert verdict["diagnosis"]["reason"] == words
+    assert words in run("status", made.name, cwd=home).out
+    assert words in (made / "report.html").read_text()
+    assert run("stop", cwd=home).err == (
+        f"run {made.name} has already finished (FAILED); no process of it is left\n"
+    )
+
+
+@pytest.mark.parametrize("play", ["never_fits", "own_failure"])
+def test_a_failed_launch_and_its_resume_end_with_the_next_command(play: str, home: Path) -> None:
+    seen = run("launch", "job.yaml", cwd=home, play=play)
+    again = run("resume", cwd=home, play=play)
+    last = seen.err.splitlines()[-1]
+    assert last.startswith("hint: ") and "autotune resume" in last and "autotune report" in last
+    assert again.code == 1 and again.err.splitlines()[-1] == last and again.err.count("hint:") == 1
+
+
 def test_a_bug_shows_its_traceback(home: Path) -> None:
     seen = run("launch", "job.yaml", cwd=home, play="bug")
     assert "ZeroDivisionError: a bug" in seen.err and "this is a bug in autotune" in seen.err
@@ -235,7 +261,9 @@ def test_stop_and_status_after_the_driver_was_killed(home: Path) -> None:
     assert json.loads(run("status", "--json", cwd=home).out)[0]["status"] == "INTERRUPTED"
     assert run("stop", cwd=home, play="forever").code == 0
     assert json.loads(run("status", "--json", cwd=home).out)[0]["status"] == "STOPPED"
-    assert "has already finished" in run("stop", cwd=home).err
+    (made,) = (home / "runs").iterdir()
+    again = f"run {made.name} was already stopped; `autotune resume {made.name}` continues it\n"
+    assert run("stop", cwd=home).err == again
 
 
 def test_resume_after_ctrl_c_and_after_the_end(home: Path) -> None:

@@ -20,6 +20,7 @@ from autotune.orchestrator.run.lock import Owner
 from autotune.policies.values.events import Decided, Edited, Finished, Started
 from autotune.policies.values.history import RESUMED
 from tests.orchestrator.cli.terminal import Seen, run
+from tests.orchestrator.cli.test_transcripts import interrupt
 from tests.orchestrator.cli.test_troubles import the_run, until
 from tests.orchestrator.scripted import JOB
 
@@ -105,6 +106,13 @@ def test_what_a_scheduler_repeats_is_one_run(home: Path) -> None:
     assert run("launch", "job.yaml", "--continue", cwd=home, play="tight_memory").code == 2
     (home / "job.yaml").write_text(JOB.replace("name: story", "name: other"))
     assert requeued(home, "tight_memory").code == 0 and len(directory.runs(home / "runs")) == 2
+
+
+def test_a_run_with_a_ray_of_its_own_continues_in_a_relative_runs_folder(home: Path) -> None:
+    (home / "job.yaml").write_text(f"{JOB}cluster: {{address: local}}\n")
+    run("launch", "job.yaml", "--continue", cwd=home, play="forever", meanwhile=interrupt)
+    seen = run("launch", "job.yaml", "--continue", cwd=home, play="tight_memory")
+    assert (seen.code, len(directory.runs(home / "runs"))) == (0, 1), seen.err
 
 
 def test_a_repeated_run_that_gave_up_begins_again_once_its_job_changed(home: Path) -> None:

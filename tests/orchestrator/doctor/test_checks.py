@@ -283,6 +283,13 @@ def test_the_checks_of_settings_carry_the_frameworks_warnings() -> None:
     assert examination_of(read, framework, profile).folders == ()
 
 
+def test_a_job_without_settings_has_none_that_were_checked() -> None:
+    read = job("name: q\nframework: command\ncommand: [python, train.py]\n")
+    framework = frameworks.find("command")
+    found = settings_checks(read, framework, framework.profile(read, assumed(read)))
+    assert "settings" not in {check.name for check in found}
+
+
 SLIME = """\
 name: checked
 framework: slime

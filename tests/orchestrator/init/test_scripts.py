@@ -175,15 +175,18 @@ def test_further_programs_of_frameworks_are_known(line: str, framework: str, che
     assert "No framework was recognised" not in text
 
 
-def test_a_prediction_asks_for_the_cards_only_where_they_are_not_named(checkout: Path) -> None:
-    command = ["--", "accelerate", "launch", "train.py", "--learning_rate", "1e-6"]
-    named = init(checkout, "--gpus", "8xH100", *command)
-    assert named.exit_code == 0 and "no memory estimate" in named.stderr
-    assert "names the GPUs" not in named.stderr
+def test_a_prediction_asks_for_the_cards_only_where_they_would_help(checkout: Path) -> None:
+    verl = ["--", "python3", "-m", "verl.trainer.main_ppo", "trainer.n_gpus_per_node=8"]
+    command = [*verl, "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct"]
     unnamed = init(checkout, "-o", "other.yaml", *command)
-    assert "hint: --gpus 8xH100 names the GPUs" in unnamed.stderr
+    assert "hint: add --gpus 8xH100 for the memory of a GPU" in unnamed.stderr
     assert "next: autotune plan other.yaml --gpus 8xH100   or   autotune launch" in unnamed.stderr
+    named = init(checkout, "--gpus", "8xH100", *command)
+    assert "predicted peak" in named.stderr and "hint: add --gpus" not in named.stderr
     assert "next: autotune plan job.yaml   or   autotune launch job.yaml" in named.stderr
+    unknown = init(checkout, "-o", "unknown.yaml", "--", "accelerate", "launch", "train.py")
+    assert "no memory estimate: the model's shape is unknown" in unknown.stderr
+    assert "--gpus" not in unknown.stderr
 
 
 def launched(folder: Path, file: str) -> str:
@@ -432,7 +435,7 @@ def test_secrets_stay_out_of_the_environment(tmp_path: Path) -> None:
         f"export HF_TOKEN={token}\npython3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=4\n"
     )
     result = init(tmp_path, "run.sh")
-    assert "a secret is left out: `export HF_TOKEN=...` where autotune runs" in result.stderr
+    assert "run.sh:1: a secret is left out: `export HF_TOKEN=...` where autotune runs" in result.stderr
     text = (tmp_path / "job.yaml").read_text()
     assert "  HF_TOKEN: {env: HF_TOKEN}\n" in text and token not in text + result.stderr
 

@@ -166,7 +166,18 @@ def test_what_of_this_machine_is_in_the_job_is_said(folder: Path) -> None:
         "export PATH=/opt/cuda/bin:$PATH\nexport CACHE=$HOME/cache\necho $USER\n" + INNER
     )
     result = init("run.sh", HOME="/home/somebody", USER="nobody-of-note")
-    assert "values from your environment: HOME, PATH" in result.stderr
+    assert "run.sh:1: values from your environment: HOME, PATH" in result.stderr
+
+
+def test_a_value_of_this_machine_is_told_where_its_script_reads_it(folder: Path) -> None:
+    (folder / "inner.sh").write_text(f"{INNER.strip()} trainer.project_name=$PROJECT\n")
+    (folder / "run.sh").write_text(
+        f"#!/bin/bash\nexport OUT=$DATA_ROOT/out\nexport HF_TOKEN=hf_{'a1B2' * 8}\nbash inner.sh\n"
+    )
+    result = init("run.sh", DATA_ROOT="/mnt/data", PROJECT="mine")
+    assert "run.sh:2: values from your environment: DATA_ROOT\n" in result.stderr
+    assert "inner.sh:2: values from your environment: PROJECT\n" in result.stderr
+    assert "run.sh:3: a secret is left out: `export HF_TOKEN=...`" in result.stderr
 
 
 @pytest.mark.parametrize(("interpreter", "named"), [("/opt/verl/bin/python3.12", True), ("python3", False)])

@@ -87,6 +87,23 @@ def test_nothing_known_shows_its_work():
     assert diagnose(Evidence()).cause is Cause.UNKNOWN
 
 
+def test_an_unknown_end_says_how_the_job_ended():
+    for outcome, reason in (
+        (Crashed(exit_code=0), "exited with code 0 before its last step, 4 of 5"),
+        (Crashed(exit_code=7), "exited with code 7 after step 4 of 5"),
+        (Crashed(signal=11), "killed by signal 11 after step 4 of 5"),
+        (None, ""),
+    ):
+        assert diagnose(Evidence(outcome=outcome, last_step=4, steps=5)).reason == reason
+    assert diagnose(Evidence(outcome=Crashed(exit_code=7))).reason == "exited with code 7"
+
+
+def test_only_a_record_of_the_failure_names_the_step_that_failed():
+    assert of("step:3 - loss:1", RECORD).step_text == "step 1"
+    late = Evidence(outcome=Crashed(exit_code=1), last_step=3)
+    assert (diagnose(late).step_text, diagnose(Evidence()).step_text) == ("after step 3", "")
+
+
 RECORD = (
     'builtin: failure {"schema":1,"cause":"gpu-oom","device":"cuda","phase":"forward","component":"trainer",'
     '"rank":1,"step":1,"message":"m","exception":"E"}'
