@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from autotune.launchers import frameworks
+from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config.loader import assumed, parse_elsewhere
 from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, edited
@@ -62,6 +63,7 @@ def _fastest(wish: Wish, text: str) -> Start | None:
         job, _ = parse_elsewhere(text, file="this model")
     framework = frameworks.find(job.framework)
     cluster = assumed(job)
+    job = with_gpu_memory(job, cluster)
     profile = framework.profile(job, cluster)
     accepted = Accepted(run="plan", job=job, profile=profile, cluster=cluster)
     free = _without_limits(job)

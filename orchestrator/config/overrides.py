@@ -10,9 +10,10 @@ from pydantic import ValidationError
 from autotune.launchers import frameworks
 from autotune.launchers.base import refusals
 from autotune.launchers.likeness import suggestion
+from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config import knob_reference
 from autotune.orchestrator.config.loader import assumed
-from autotune.orchestrator.config.schema import JobFile, values_of
+from autotune.orchestrator.config.schema import READ_ELSEWHERE, JobFile, values_of
 from autotune.orchestrator.config.yaml_edit import Edit, with_values
 from autotune.orchestrator.config.yaml_nodes import scalar
 from autotune.orchestrator.errors import Complaint, JobErrors
@@ -35,8 +36,8 @@ def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
     """Return the framework's settings that `--set knob=value` options stand for; raises JobErrors."""
     if not written:
         return {}
-    framework = frameworks.find(job.framework)
-    profile = framework.profile(job, assumed(job))
+    framework, cluster = frameworks.find(job.framework), assumed(job)
+    profile = framework.profile(with_gpu_memory(job, cluster), cluster)
     complaints: list[Complaint] = []
     changes: dict[str, Setting] = {}
     for option in written:
@@ -74,7 +75,7 @@ def with_edits(job: Job, edits: list[Edit]) -> Job:
         raise JobErrors(
             tuple(_complaint(f"`{o.why}` {message}", str(o.value), option=o.why) for o, message in refused)
         ) from None
-    read = {name: getattr(job, name) for name in Job.__struct_fields__ if name not in JobFile.model_fields}
+    read = {name: getattr(job, name) for name in READ_ELSEWHERE}
     changed = msgspec.structs.replace(msgspec.convert(file, Job, from_attributes=True), **read)
     problems = refusals(frameworks.find(job.framework).check(changed))
     if problems:

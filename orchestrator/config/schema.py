@@ -400,6 +400,10 @@ def keys(model: type[Keys]) -> tuple[str, ...]:
     return tuple(field.alias or name for name, field in model.model_fields.items())
 
 
+# Fields of a job that no key of its file states: they are read or measured elsewhere.
+READ_ELSEWHERE = tuple(name for name in Job.__struct_fields__ if name not in JobFile.model_fields)
+
+
 def values_of(job: Job) -> dict[str, Any]:
     """Return the values of a job file that states all of a job."""
     return _values(msgspec.to_builtins(job), JobFile)

@@ -16,7 +16,7 @@ from autotune.launchers.runners.cluster.internals import growth
 from autotune.launchers.runners.cluster.waits import WAITS
 from autotune.launchers.runners.node.examination import IMPORT_S, Examination, examine, folder_facts
 from autotune.orchestrator.annotate.child import Child, absent
-from autotune.orchestrator.cluster_fit import wait_s
+from autotune.orchestrator.cluster_fit import wait_s, with_gpu_memory
 from autotune.orchestrator.config.loader import assumed
 from autotune.orchestrator.doctor.check import Check, Examined, failed, warned
 from autotune.orchestrator.doctor.job import (
@@ -47,7 +47,8 @@ def examine_all(job: Job | None, *, runs_dir: Path, node_s: float = NODE_S) -> E
     wanted = Examination()
     if job is not None:
         framework = frameworks.find(job.framework)
-        profile = framework.profile(job, assumed(job))
+        expected = assumed(job)
+        profile = framework.profile(with_gpu_memory(job, expected), expected)
         wanted = examination_of(job, framework, profile)
     address, answers, found, grows = _ask(job, wanted, node_s=node_s)
     checks = [*found, _logs(runs_dir, job)]

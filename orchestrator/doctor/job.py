@@ -22,6 +22,7 @@ from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.profile import Profile
 
 _SAVED_BYTES = 12  # of a parameter in a checkpoint: fp32 weights and Adam's two averages
+_OF_SETTINGS = ("release", "program")  # facts that decide which settings a job may have and what they do
 _ANEW = "step 0"  # in the frameworks' own words about a job that cannot be continued
 # In the frameworks' own words about what is as it should be, and only good to know.
 _NEWS = (
@@ -128,12 +129,12 @@ def cluster_checks(job: Job, cluster: Cluster, *, awaited: str = "") -> Iterator
 
 def settings_checks(job: Job, framework: Framework, profile: Profile) -> Iterator[Check]:
     """Yield what the job itself tells: its settings, what cannot be looked at, whether it can be resumed."""
-    assumed = [fact for fact in profile.facts if fact.is_assumed]
+    assumed = [fact for fact in profile.facts if fact.is_assumed and fact.name in _OF_SETTINGS]
+    known = settings_of(job, framework) or f"{framework.name} as it is on record"
     count = f"the job's {len(job.settings)} settings"
     if not job.settings:
         pass  # nothing was checked
     elif assumed:
-        known = settings_of(job, framework) or f"{framework.name} as it is on record"
         yield skipped("settings", f"{count} were checked against {known}")
     else:
         release = f" of {framework.name} {job.framework_version}" if job.framework_version else ""
@@ -148,11 +149,10 @@ def settings_checks(job: Job, framework: Framework, profile: Profile) -> Iterato
     for warning in profile.warnings:
         name = "resume" if warning in of_resume else "settings"
         is_news = any(words in warning for words in _NEWS)
-        yield Check(name=name, status=Status.OK if is_news else Status.WARNING, what=warning)
+        good = Status.SKIPPED if assumed else Status.OK
+        yield Check(name=name, status=good if is_news else Status.WARNING, what=warning)
     if profile.resumable and assumed:
-        yield skipped(
-            "resume", f"whether a relaunch continues the last checkpoint: assumed, {assumed[0].value}"
-        )
+        yield skipped("resume", f"a relaunch continues the last checkpoint if the job is as {known}")
     elif profile.resumable:
         yield Check(name="resume", what="a relaunch continues the last checkpoint")
     elif not of_resume:
@@ -274,7 +274,7 @@ def _checkpoints(node: str, folder: FolderFacts, job: Job) -> Check:
             node=node,
             hint="make it writable for the user that Ray runs as",
         )
-    if job.shape is not None:
+    if job.shape is not None and not job.assumes_shape:
         needed = _SAVED_BYTES * parameters(job.shape).total
         what += f", about {show_gib(needed)} each"
         if folder.free_bytes < needed:

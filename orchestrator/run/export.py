@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.base import Framework
+from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import assumed, written
-from autotune.orchestrator.config.schema import LITERAL
+from autotune.orchestrator.config.schema import LITERAL, READ_ELSEWHERE
 from autotune.orchestrator.config.yaml_edit import Edit, dumped, edited
 from autotune.orchestrator.messages import arrow
 from autotune.orchestrator.run import directory
@@ -105,7 +106,9 @@ def with_units(settings: dict[str, Any], framework: Framework, job: Job) -> dict
     plain = msgspec.structs.replace(job, settings={**job.settings, **settings})
     if framework.check(plain):
         return settings
-    profile = framework.profile(plain, assumed(job))
+    cluster = assumed(job)
+    plain = with_gpu_memory(plain, cluster)
+    profile = framework.profile(plain, cluster)
     sizes = {
         support.setting
         for name, support in profile.supported.items()
@@ -115,25 +118,16 @@ def with_units(settings: dict[str, Any], framework: Framework, job: Job) -> dict
         return settings
     typed = {**settings, **{key: typed_size(settings[key]) for key in sizes}}
     same = msgspec.structs.replace(job, settings={**job.settings, **typed})
-    is_read = not framework.check(same) and framework.profile(same, assumed(job)) == profile
+    is_read = (
+        not framework.check(same) and framework.profile(with_gpu_memory(same, cluster), cluster) == profile
+    )
     return typed if is_read else settings
 
 
 def _as_written(job: Job, base: Job) -> Job:
     """Return a job without what was measured or read for it."""
-    return msgspec.structs.replace(
-        job,
-        shape=None,
-        shape_from="",
-        document={},
-        framework_version=base.framework_version,
-        version_from="",
-        own_code=None,
-        engine_versions={},
-        notes=(),
-        workdir=base.workdir,
-        cluster=base.cluster,
-    )
+    stated = {name: getattr(base, name) for name in ("framework_version", "workdir", "cluster")}
+    return msgspec.structs.replace(job, **stated, **{name: getattr(base, name) for name in READ_ELSEWHERE})
 
 
 def _reasons(history: History) -> dict[str, str]:

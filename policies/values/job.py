@@ -186,6 +186,11 @@ class Job(Value, frozen=True, kw_only=True):
     notify: Notify = Notify()
     annotate: Annotate = "none"
 
+    @property
+    def assumes_shape(self) -> bool:
+        """Whether only a name tells the shape of the model."""
+        return self.shape_from.startswith(ASSUMED_SHAPE)
+
 
 # Why `expandable_segments` of PYTORCH_CUDA_ALLOC_CONF has no effect, by what the name of a device contains.
 _OTHER_MAKERS = (

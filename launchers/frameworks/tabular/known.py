@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from autotune.launchers.frameworks.core.versions import is_before
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
-from autotune.policies.values.job import ASSUMED_SHAPE, Job
+from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Alternative, Profile
 from autotune.policies.values.provenance import Fact, Origin
 
@@ -79,7 +79,7 @@ def _guesses(name: str, config: DeclaredSettings, job: Job) -> Iterator[Fact]:
             origin=Origin.ASSUMED,
             is_open=True,
         )
-    if job.shape_from.startswith(ASSUMED_SHAPE):
+    if job.assumes_shape:
         yield Fact(
             name="model",
             value=f"the model's shape is {job.shape_from.partition(':')[0]}",

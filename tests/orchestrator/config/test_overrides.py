@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,25 @@ import msgspec
 import pytest
 import yaml
 
+from autotune.launchers.frameworks import find
 from autotune.orchestrator.cli.shared import edit, start
 from autotune.orchestrator.cli.shared.edit import RequestedJob
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions
-from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.config.cards import Gpus, find_card
+from autotune.orchestrator.config.loader import load_elsewhere, parse
+from autotune.orchestrator.config.overrides import override, with_edits
+from autotune.orchestrator.config.schema import READ_ELSEWHERE
 from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.config.yaml_nodes import Document
 from autotune.orchestrator.errors import ExitCode, JobErrors
+from autotune.orchestrator.first_job import Wish
 from autotune.orchestrator.run.directory import Mode, RunRequest
+from autotune.orchestrator.run.export import with_units
+from autotune.orchestrator.starting_job import starting_job
+from autotune.policies.values.job import Cluster, Job, Launcher, PromptSample
+from autotune.policies.values.profile import Profile
+
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 ANCHORED = """\
 name: j
@@ -122,3 +134,45 @@ def test_the_request_of_a_run_is_one_value(tmp_path: Path) -> None:
     assert made.request == msgspec.structs.replace(
         request, job_file=str(tmp_path / "job.yaml"), job_digest=digest, identity=identity
     )
+
+
+def test_an_option_changes_nothing_that_was_read_for_the_job() -> None:
+    job = msgspec.structs.replace(
+        parse(ANCHORED),
+        prompts=PromptSample(mean=300, source="data.jsonl"),
+        launcher=Launcher(sharding="zero3", source="ds.json"),
+        notes=("a note",),
+    )
+    changed = with_edits(job, [Edit(("recovery", "relaunches"), 3, "--relaunches")])
+    assert {name: getattr(changed, name) for name in READ_ELSEWHERE} == {
+        name: getattr(job, name) for name in READ_ELSEWHERE
+    }
+
+
+_GPUS = Gpus(card=find_card("H100-80GB"), nodes=1, per_node=8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda job: starting_job(Wish(model="Qwen/Qwen2.5-7B-Instruct", framework="slime", gpus=_GPUS)),
+        lambda job: override(job, ("max_batched_tokens=4096",)),
+        lambda job: with_units({}, find("slime"), job),
+    ],
+    ids=["plan --model", "--set", "stable.yaml"],
+)
+def test_what_is_decided_before_a_cluster_is_there_reads_the_defaults_of_the_stated_card(
+    decide: Callable[[Job], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = load_elsewhere(CONFIGS / "slime-colocated.yaml")
+    cluster = msgspec.structs.replace(job.cluster, gpu="H100-80GB", gpu_memory_bytes=None)
+    slime, limits = type(find("slime")), list[object]()
+    profile = slime.profile
+
+    def recorded(self: Any, job: Job, cluster: Cluster) -> Profile:
+        limits.append(job.cluster.gpu_memory_bytes)
+        return profile(self, job, cluster)
+
+    monkeypatch.setattr(slime, "profile", recorded)
+    decide(msgspec.structs.replace(job, cluster=cluster))
+    assert limits and all(limits)

@@ -31,6 +31,7 @@ from autotune.orchestrator.doctor.placement import NodeChecks, weighed
 from autotune.orchestrator.doctor.text_output import render
 from autotune.orchestrator.errors import ExitCode
 from autotune.policies.values.job import Job
+from autotune.policies.values.provenance import Fact, Origin
 
 GIB = 1 << 30
 DRIVER = ("3.11.9", "2.60.0", "0.1.0")
@@ -317,8 +318,21 @@ def test_what_is_only_good_to_know_is_no_warning() -> None:
     profile = framework.profile(read, assumed(read))
     told = {check.what: check.status for check in settings_checks(read, framework, profile)}
     news = [what for what in profile.warnings if "checkpoints go to" in what or "start weights, from" in what]
-    assert len(news) == 2 and {told[what] for what in news} == {Status.OK}
+    assert len(news) == 2 and {told[what] for what in news} == {Status.SKIPPED}  # by an assumed release
     assert Status.WARNING in {told[what] for what in profile.warnings}
+
+
+@pytest.mark.parametrize(
+    ("fact", "is_marked"), [("release", False), ("program", False), ("layout", True), ("model", True)]
+)
+def test_what_rests_on_an_assumption_earns_no_check_mark(fact: str, is_marked: bool) -> None:
+    read = job("framework_version: 0.9.1\n" + VERL.lstrip())
+    framework = frameworks.find("verl")
+    profile = framework.profile(read, assumed(read))
+    guess = Fact(name=fact, value="a guess", origin=Origin.ASSUMED)
+    doubtful = msgspec.structs.replace(profile, facts=(guess,), warnings=("checkpoints go to /c",))
+    marks = {c.name for c in settings_checks(read, framework, doubtful) if c.status is Status.OK}
+    assert marks == ({"settings", "resume"} if is_marked else set())
 
 
 @pytest.mark.parametrize(
