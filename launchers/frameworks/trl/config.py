@@ -31,7 +31,7 @@ RENAMED = (
     Renamed("wandb_log_unique_prompts", "log_unique_prompts", since="0.26.0", until="0.28.0"),
     Renamed("vllm_guided_decoding_regex", "vllm_structured_outputs_regex", since="0.27.0", until="0.28.0"),
     Renamed("max_prompt_length", since="0.28.0", hint="leave it out: TRL limits no prompt"),
-    Renamed("use_liger_loss", since="0.28.0", hint="write use_liger_kernel"),
+    Renamed("use_liger_loss", "use_liger_kernel", since="0.28.0"),
     Renamed("vllm_max_model_len", since="0.18.0", hint="write vllm_max_model_length"),
     Renamed("vllm_device", since="0.16.0", hint="write vllm_mode: server, and start `trl vllm-serve`"),
 )
@@ -188,5 +188,4 @@ class Config(TrainerSettings):
     @property
     def normalises_by_pass(self) -> bool:
         """Whether liger computes the loss."""
-        is_on = self.on("use_liger_kernel") or self.on("use_liger_loss")
-        return is_on and self.version < _FUSED_HEAD
+        return self.on("use_liger_kernel") and self.version < _FUSED_HEAD
