@@ -15,6 +15,7 @@ from autotune.launchers.frameworks.dialects.hydra import bare
 from autotune.orchestrator.config.own_code import is_file, is_folder, is_there
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.init import roll
 from autotune.orchestrator.init.bash.state import UNSET, Invocation, Note, Use, is_unknown, shown, to_edit
 from autotune.orchestrator.init.checkout import folder_of, trainer_of
 from autotune.orchestrator.init.documents import (
@@ -225,7 +226,8 @@ def _drafted(
         command = tuple(_PLACEHOLDER.sub(r"{{\1}}", word) for word in command)
     config = to_edit(said.config) if said.config is not None else None
     workdir = folder_of(program.workdir or invocation.cwd, command, config, script)
-    document = readable_document(Path(workdir, config)) if config is not None else None
+    file = roll.file_of(command, workdir) if other == "ROLL" else Path(workdir, config) if config else None
+    document = readable_document(file) if file is not None else None
     interpreter = command[0] if command and _INTERPRETER.fullmatch(command[0]) else None
     # A framework's workers run in its environment: where the command names one, in that.
     is_named = interpreter is not None and "/" in interpreter and own != "command"
@@ -344,25 +346,21 @@ def _of_document(path: Path) -> Draft:
             code=ExitCode.NO,
         )
     trainer = next((each for each in NEMO_RL_TRAINERS if each in document), "grpo")
-    starts = {
-        "NeMo-RL": ("uv", "run", "python", f"examples/run_{trainer}.py", "--config", str(path.absolute())),
-        "ROLL": (
-            "python",
-            "examples/start_rlvr_pipeline.py",
-            "--config_path",
-            str(path.parent),
-            "--config_name",
-            path.stem,
-        ),
-    }[other]
+    start = roll.Start(
+        command=("uv", "run", "python", f"examples/run_{trainer}.py", "--config", str(path.absolute())),
+        folder=str(path.parent.absolute()),
+    )
+    if other == "ROLL":
+        start = roll.start_of(path, document)
     message = f"assumed how {other} is started: check `command`"
     return Draft(
         source=str(path),
         name=name,
         framework="command",
         other=other,
-        command=starts,
-        workdir=str(path.parent.absolute()),
+        command=start.command,
+        workdir=start.folder,
+        hardware=hardware_of("command", {}, document),
         notes=(Note(file=str(path), line=1, message=message),),
     )
 

@@ -15,6 +15,7 @@ import yaml
 from autotune.launchers.frameworks.areal.config import known as areal_settings
 from autotune.launchers.frameworks.verl.config import overrides_in
 from autotune.orchestrator.init.bash.state import is_unknown
+from autotune.orchestrator.init.roll import is_roll
 from autotune.orchestrator.init.settings import takes_value
 from autotune.policies.values.value import Value
 
@@ -237,7 +238,7 @@ def framework_of_document(document: dict[str, Any]) -> str:
         return "areal"
     if "policy" in keys and keys & {"grpo", "loss_fn", *NEMO_RL_TRAINERS}:
         return "nemo-rl" if "grpo" in keys else "command: NeMo-RL"
-    if {"actor_train", "actor_infer"} <= keys or ("pretrain" in keys and "actor_train" in keys):
+    if is_roll(frozenset(keys)):
         return "command: ROLL"
     if {"actor_rollout_ref", "trainer"} <= keys:
         return "verl"

@@ -11,6 +11,8 @@ from typing import Any
 from autotune.launchers.frameworks.openrlhf.renamed import RENAMED
 from autotune.policies.values.value import Value
 
+_PLACED = "device_mapping"  # of a role: GPUs of the whole cluster, or a text such as `list(range(0, 8))`
+
 
 class Hardware(Value, frozen=True, kw_only=True):
     """Nodes, cards and memory; None where nothing says them."""
@@ -102,6 +104,8 @@ def _of_settings(framework: str, settings: Mapping[str, Any], document: Mapping[
             return _of_flags(settings)
         case "openrlhf":
             return _of_dotted_flags(settings)
+        case "command":
+            return _of_roles(document)
     return Hardware()
 
 
@@ -175,3 +179,24 @@ def _whole(value: Any) -> int | None:
         return int(value) if value is not None else None
     except (TypeError, ValueError):
         return None
+
+
+def _of_roles(document: Mapping[str, Any]) -> Hardware:
+    """Return the nodes and GPUs that the roles of a file of ROLL are placed on."""
+    per_node = document.get("num_gpus_per_node")
+    last = max(_gpus(document), default=None)
+    if not isinstance(per_node, int) or isinstance(per_node, bool) or per_node < 1 or last is None:
+        return Hardware()
+    return Hardware(nodes=last // per_node + 1, gpus_per_node=min(per_node, last + 1))
+
+
+def _gpus(document: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the last GPU of each role."""
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _gpus(value)
+        elif name == _PLACED and isinstance(value, str):
+            ranges = re.search(r"range\((?:\d+\s*,\s*)?(\d+)\)", value)
+            yield from [int(ranges[1]) - 1] if ranges else map(int, re.findall(r"\d+", value))
+        elif name == _PLACED and isinstance(value, list):
+            yield from (each for each in value if isinstance(each, int))

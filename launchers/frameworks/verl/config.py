@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from autotune.launchers.frameworks.core import residency
-from autotune.launchers.frameworks.core.versions import is_before
+from autotune.launchers.frameworks.core.versions import Release, choose, is_before
 from autotune.launchers.frameworks.dialects import hydra
 from autotune.launchers.frameworks.dialects.hydra import bare, prefix, value_of
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
@@ -19,6 +19,7 @@ from autotune.policies.values.profile import Placement
 
 ACTOR = "actor_rollout_ref.actor"
 MEGATRON = f"{ACTOR}.megatron"
+TRANSFORMER = f"{MEGATRON}.override_transformer_config"
 FSDP = f"{ACTOR}.fsdp_config"
 ROLLOUT = "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"
@@ -55,10 +56,23 @@ class Config(DeclaredSettings):
         self.names_release = job.framework_version is not None  # the job, or what is installed for it
         self.disaggregated = any(map(self.has, _OF_ENGINES)) or any(map(_APART.search, job.command))
 
+    @classmethod
+    def release_of(cls, job: Job, given: Iterable[str], releases: tuple[str, ...]) -> Release:
+        """Return the release of the job's version, else the newest; a note names what older ones have."""
+        return choose(job.framework_version, releases)
+
     @property
     def megatron(self) -> bool:
         """Whether the trainer is Megatron's."""
         return self.model_engine == "megatron"
+
+    @property
+    def swaps_optimizer(self) -> bool:
+        """Whether MindSpeed's Adam is in host memory but for the slice that it updates, on the device.
+
+        mindspeed/core/optimizer/swap_optimizer, of Ascend NPUs: Adam with the distributed optimizer.
+        """
+        return self.megatron and self.inside(TRANSFORMER).get("swap_optimizer") is True
 
     def key(self, name: str) -> str:
         """Return an override's spelling of a key: the job's own, else with `++` where Hydra needs it."""

@@ -6,7 +6,16 @@ from typing import Any, Literal
 
 from autotune.launchers.frameworks.core import residency, transformer
 from autotune.launchers.frameworks.core.optimizer_state import megatron_bytes, torch_state_bytes, width
-from autotune.launchers.frameworks.verl.config import ACTOR, FSDP, MEGATRON, MODEL, REF, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.config import (
+    ACTOR,
+    FSDP,
+    MEGATRON,
+    MODEL,
+    REF,
+    ROLLOUT,
+    TRANSFORMER,
+    Config,
+)
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Phase
 
@@ -74,7 +83,7 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )
-    own = config.inside(f"{MEGATRON}.override_transformer_config") if config.megatron else {}
+    own = config.inside(TRANSFORMER) if config.megatron else {}
     return transformer.with_transformer(found, own.get)
 
 
@@ -105,10 +114,9 @@ def _megatron(config: Config) -> dict[str, Any]:
         # The public models that have such layers have one.
         "predicting_layers": int(config.flag(f"{MODEL}.mtp.enable")),
         "predicting_loss": config.flag(f"{MODEL}.mtp.enable_train"),
-        "optimizer_stays_offloaded": config.share(
-            f"{_OPTIMIZER}.override_optimizer_config.optimizer_offload_fraction"
-        )
-        > 0,
+        "optimizer_stays_offloaded": config.swaps_optimizer
+        or config.share(f"{_OPTIMIZER}.override_optimizer_config.optimizer_offload_fraction") > 0,
+        "optimizer_passes_through": config.swaps_optimizer,
     }
 
 

@@ -652,3 +652,14 @@ def test_only_sglang_s_memory_saver_needs_fixed_segments(engine: str, says: bool
     of = with_settings(JOBS["fsdp"], {f"{ROLLOUT}.name": engine})
     exported = replace(of, env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
     assert any("expandable_segments" in text for text in profile(exported).warnings) is says
+
+
+def test_the_optimizer_that_mindspeed_swaps_is_in_host_memory_between_updates() -> None:
+    swap = f"{ACTOR}.megatron.override_transformer_config.swap_optimizer"
+    plain, swapped = profile(JOBS["megatron"]), profile(with_settings(JOBS["megatron"], {f"+{swap}": True}))
+    assert (plain.knobs.optimizer_offload, swapped.knobs.optimizer_offload) == (False, True)
+    assert swapped.layout.optimizer_stays_offloaded and swapped.layout.optimizer_passes_through
+    assert "swap_optimizer" in swapped.unsupported["optimizer_offload"]
+    assert not profile(
+        with_settings(JOBS["fsdp2-reference"], {f"+{swap}": True})
+    ).layout.optimizer_passes_through

@@ -315,6 +315,32 @@ def test_frameworks_without_an_adapter_are_named(document: str, named: str, tmp_
     assert "framework: command" in (tmp_path / "job.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("sections", "pipeline"),
+    [
+        ("actor_infer: {}\nrewards: {}\n", "rlvr"),
+        ("actor_infer: {}\ntrain_env_manager: {}\n", "agentic"),
+        ("chosen_key: chosen\n", "dpo"),
+    ],
+)
+def test_a_file_of_roll_is_started_by_the_program_of_its_sections(
+    sections: str, pipeline: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "examples" / "tictactoe"
+    folder.mkdir(parents=True)
+    placed = "actor_train: {device_mapping: 'list(range(0, 8))'}\nreference: {device_mapping: '[8,9]'}\n"
+    text = f"pretrain: Qwen/Qwen3-4B\nnum_gpus_per_node: 8\n{placed}{sections}"
+    (folder / "mine.yaml").write_text(text)
+    command = f"python examples/start_{pipeline}_pipeline.py --config_path tictactoe --config_name mine"
+    (folder / "run.sh").write_text(f"{command}\n")
+    assert init(tmp_path, "examples/tictactoe/mine.yaml").exit_code == 0
+    of_file = load(tmp_path / "job.yaml")
+    assert of_file.command == tuple(command.split()) and of_file.workdir == str(tmp_path)
+    assert init(tmp_path, "--force", "examples/tictactoe/run.sh").exit_code == 0
+    for each in (of_file, load(tmp_path / "job.yaml")):
+        assert (each.cluster.nodes, each.cluster.gpus_per_node) == (2, 8)
+
+
 def test_nemo_rl_is_driven_from_its_file_and_from_its_command(tmp_path: Path) -> None:
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "run_grpo.py").write_text("")
