@@ -73,7 +73,7 @@ def _fact(given: dict[str, ast.expr]) -> Fact:
         fact["type"] = kind
     with contextlib.suppress(KeyError, ValueError):
         if (default := ast.literal_eval(given["default"])) is not None:
-            fact["default"] = default
+            fact["default"] = list(default) if isinstance(default, tuple) else default
     if isinstance(target := given.get("dest"), ast.Constant):
         fact["dest"] = target.value
     if isinstance(given.get("choices"), ast.List | ast.Tuple):

@@ -21,6 +21,9 @@ class Place(NamedTuple):
 
 
 _REALLY_TRAINED = frozenset({"trl"})  # by tests/e2e, without a look-alike
+_OF_MEGATRON = frozenset(
+    {"slime", "relax", "miles"}
+)  # the lines are those of its rows: tests/contracts/reads
 _IN_POLICIES = frozenset({"verl", "areal", "slime", "relax"})  # their logs are in tests/policies/logs
 _PLACES = (
     Place("launchers/frameworks/__init__.py", '"{name}":', "its folder and class"),
@@ -49,6 +52,24 @@ _PLACES = (
         "tests/contracts/test_*.py",
         r"(?i){package}",
         "what is written for it, against its own code",
+    ),
+    Place(
+        "launchers/frameworks/{package}/rows.py",
+        r'read_at=\(?\s*"[^"]+:\d+"',
+        "`read_at`: the lines of its code that read the settings of the rows",
+        _OF_MEGATRON,
+    ),
+    Place(
+        "tests/launchers/frameworks/test_rehearsals.py",
+        r'SAVES = \{[^}]*"{name}":',
+        "SAVES: how a rehearsal makes it save",
+        _REALLY_TRAINED,
+    ),
+    Place(
+        "tests/launchers/frameworks/test_rehearsals.py",
+        r'RELOADS = \{[^}]*"{name}":',
+        "RELOADS: how its second start continues and the first begins",
+        _REALLY_TRAINED,
     ),
     Place("tests/lookalikes/jobs.py", r'"{name}"', "a job of its look-alike", _REALLY_TRAINED),
     Place("tests/orchestrator/explain/words/{name}.txt", "", "its logs by phase", _IN_POLICIES),

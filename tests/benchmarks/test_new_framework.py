@@ -17,8 +17,11 @@ from benchmarks.new_framework.skeleton import DIALECTS
 
 ROOT = Path(__file__).parents[2]
 FRAMEWORKS = ["areal", "miles", "ms-swift", "nemo-rl", "openrlhf", "relax", "skyrl", "slime", "trl", "verl"]
-# What only the framework's own program gives: facts, a look-alike, its decisions.
+# What only the framework's own program gives: facts, lines of its code, a look-alike, its decisions.
 OF_THE_PROGRAM = (
+    "launchers/frameworks/toyrl/rows.py: `read_at`: the lines of its code that read the settings of the rows",
+    "tests/launchers/frameworks/test_rehearsals.py: SAVES: how a rehearsal makes it save",
+    "tests/launchers/frameworks/test_rehearsals.py: RELOADS: how its second start continues and the first begins",
     "tests/lookalikes/jobs.py: a job of its look-alike",
     "tests/golden/lookalikes.txt: its decisions: python -m benchmarks.golden --write",
 )

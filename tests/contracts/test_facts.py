@@ -14,11 +14,11 @@ from benchmarks.facts.__main__ import release
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 _PINS = re.compile(r"(transformers|accelerate)[ -](\d[\w.]*\w)")
-_ON_RECORD = [
-    (subject, version)
+_OF = {
+    subject: import_module(f"autotune.launchers.frameworks.{subject.replace('-', '_')}.config")
     for subject in ("ms-swift", "openrlhf", "skyrl", "trl")
-    for version in import_module(f"autotune.launchers.frameworks.{subject.replace('-', '_')}.config").RELEASES
-]
+}
+_ON_RECORD = [(subject, version) for subject, of in _OF.items() for version in (*of.OLDER, *of.RELEASES)]
 
 
 @pytest.mark.parametrize(("subject", "version"), _ON_RECORD)

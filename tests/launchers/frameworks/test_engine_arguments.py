@@ -136,3 +136,18 @@ def test_skyrls_engine_is_the_one_that_its_release_pins() -> None:
 
 def test_an_engine_without_facts_is_left_alone() -> None:
     assert engine_of("trtllm", Job(name="j", framework="verl"), {}, exact=True) is None
+
+
+# Names that set no argument of another name: switches for one value, and what is gone.
+_OF_THEIR_OWN = """
+    collect_tokens_histogram config disable_piecewise_cuda_graph enable_breakable_cuda_graph
+    enable_piecewise_cuda_graph enforce_piecewise_cuda_graph hybrid_kvcache_ratio monokernel_backend
+    prefill_round_robin_balance
+"""
+
+
+@pytest.mark.parametrize("version", releases("sglang"))
+def test_every_other_name_on_the_command_line_of_sglang_is_an_alias_of_an_argument(version: str) -> None:
+    known = arguments_of("sglang", version)
+    assert known.command_line.keys() - known.aliases.keys() <= set(_OF_THEIR_OWN.split())
+    assert set(known.aliases.values()) <= known.types.keys()
