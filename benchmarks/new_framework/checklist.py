@@ -68,7 +68,7 @@ _PLACES = (
     Place(
         "tests/launchers/frameworks/test_rehearsals.py",
         r'RELOADS = \{[^}]*"{name}":',
-        "RELOADS: how its second start continues and the first begins",
+        "RELOADS: how its second start continues",
         _REALLY_TRAINED,
     ),
     Place("tests/lookalikes/jobs.py", r'"{name}"', "a job of its look-alike", _REALLY_TRAINED),

@@ -21,7 +21,7 @@ FRAMEWORKS = ["areal", "miles", "ms-swift", "nemo-rl", "openrlhf", "relax", "sky
 OF_THE_PROGRAM = (
     "launchers/frameworks/toyrl/rows.py: `read_at`: the lines of its code that read the settings of the rows",
     "tests/launchers/frameworks/test_rehearsals.py: SAVES: how a rehearsal makes it save",
-    "tests/launchers/frameworks/test_rehearsals.py: RELOADS: how its second start continues and the first begins",
+    "tests/launchers/frameworks/test_rehearsals.py: RELOADS: how its second start continues",
     "tests/lookalikes/jobs.py: a job of its look-alike",
     "tests/golden/lookalikes.txt: its decisions: python -m benchmarks.golden --write",
 )
