@@ -70,7 +70,7 @@ def read(query: CodeQuery, package: Path) -> OwnCode:
     patterns = {name: re.compile(pattern) for name, pattern in query.patterns.items()}
     for text in _texts(package, unread.append):
         if left:
-            hits = {match[0] for match in _any_of(left).finditer(text)}
+            hits = {match[0] for match in _any_of(left, as_flags=query.as_flags).finditer(text)}
             found |= hits
             left -= hits
         found |= {name for name, pattern in patterns.items() if pattern.search(text)}
@@ -88,9 +88,11 @@ def installed_version(distribution: str, python: str | None) -> str:
     return "" if found is None else _release(found)
 
 
-def _any_of(names: Iterable[str]) -> re.Pattern[str]:
-    longest_first = sorted(names, key=len, reverse=True)
-    return re.compile(rf"(?<!\w)(?<!\w-)(?:{'|'.join(map(re.escape, longest_first))})(?![\w-])")
+def _any_of(names: Iterable[str], *, as_flags: bool) -> re.Pattern[str]:
+    any_name = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    if as_flags:
+        return re.compile(rf"(?<=[\"']--)(?:{any_name})(?=[\"'])")
+    return re.compile(rf"(?<!\w)(?<!\w-)(?:{any_name})(?![\w-])")
 
 
 def _texts(package: Path, missed: Callable[[object], None]) -> Iterator[str]:

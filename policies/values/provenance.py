@@ -55,5 +55,6 @@ class CodeQuery(Value, frozen=True, kw_only=True):
 
     package: str  # the module whose folder holds the code
     names: frozenset[str]  # settings, flags and words to look for
+    as_flags: bool = False  # the names count only where a parser declares them: `"--name"`
     patterns: dict[str, str] = {}  # name -> regular expression of what has to stand in the code for it
     configs: tuple[str, ...] = ()  # YAML files below the package, of which the first that is there counts

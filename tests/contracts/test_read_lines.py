@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
+from autotune.orchestrator.config.own_code import read
+from autotune.policies.values.job import Job
 
 from .wheels import wheel
 
@@ -17,13 +20,33 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 WHEELS = {name: name.replace("-", "_") for name in ("verl", "areal", "openrlhf", "skyrl", "trl", "ms-swift")}
 
 
-@pytest.mark.parametrize("name", WHEELS)
-def test_the_line_that_a_row_names_reads_its_setting(name: str) -> None:
+_ENDS_EARLY = frozenset({"is_last_step"})  # of verl's older loop
+
+
+def _of_rows(name: str) -> TabularFramework[Any]:
     framework = FRAMEWORKS[name]
     assert isinstance(framework, TabularFramework)
+    return framework
+
+
+@pytest.mark.parametrize("name", WHEELS)
+def test_the_line_that_a_row_names_reads_its_setting(name: str) -> None:
+    framework = _of_rows(name)
     with zipfile.ZipFile(wheel(WHEELS[name], framework.releases[-1])) as package:
         wrong = [f"{row.key}: {row.read_at}" for row in framework.table.rows if not _reads(package, row)]
     assert not wrong
+
+
+@pytest.mark.parametrize("name", [name for name in WHEELS if _of_rows(name).own_settings])
+def test_the_code_of_a_release_has_what_a_launch_adds_to_its_jobs(name: str, tmp_path: Path) -> None:
+    framework = _of_rows(name)
+    release = framework.releases[-1]
+    query = framework.code_query(Job(name="j", framework=name, framework_version=release, workdir="/w"))
+    assert query is not None
+    with zipfile.ZipFile(wheel(WHEELS[name], release)) as package:
+        package.extractall(tmp_path)
+    (root,) = {file.parent for file in tmp_path.rglob(f"{query.package}/__init__.py")}
+    assert query.names - {*read(query, root).names} <= _ENDS_EARLY
 
 
 def _reads(package: zipfile.ZipFile, row: Any) -> bool:

@@ -51,6 +51,13 @@ class Areal(TabularFramework[Config]):
     releases = RELEASES
     table = TABLE
     is_whole = True
+    own_settings = (
+        "scheduler.type",
+        "rollout.backend",
+        "actor.backend",
+        "stats_logger.wandb.id_suffix",
+        *(f"recover.{name}" for name in ("mode", "experiment_name", "trial_name", "fileroot", "retries")),
+    )
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     reads_declined = True
@@ -195,7 +202,8 @@ class Areal(TabularFramework[Config]):
         """
         own = self.settings(job, knobs)
         config = Config(changed(job, own))
-        settings = {**overrides(job), **self.run_settings(config, job, run=run, resume=resume), **own}
+        needed = self.added(config, self.run_settings(config, job, run=run, resume=resume))
+        settings = {**overrides(job), **needed, **own}
         argv = [*job.command]
         if argv and _INTERPRETERS.fullmatch(argv[0]):
             argv[0] = "{python}"

@@ -34,6 +34,7 @@ class OpenRlhf(ArgparseFramework[Config]):
     modules = ("openrlhf",)
     table = TABLE
     is_whole = True
+    own_settings = (_PATH, _LOAD, _EVERY, "logger.wandb.run_name")
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     entry = ("{python}", "-m", "openrlhf.cli.train_ppo_ray")

@@ -123,6 +123,8 @@ class Config(ArgparseSettings):
     @property
     def resumes(self) -> bool:
         """Whether checkpoints are wanted: a null `ckpt.path` in the job says no."""
+        if self.lacks("ckpt.path") or self.lacks("ckpt.load_enable"):
+            return False
         return self.given.get(self.named("ckpt.path"), "") is not None and not self.flag("ckpt.disable_ds")
 
     @property

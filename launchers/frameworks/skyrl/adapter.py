@@ -40,6 +40,7 @@ class SkyRL(TabularFramework[Config]):
     modules = ("skyrl",)
     table = TABLE
     is_whole = True
+    own_settings = ("trainer.ckpt_path", "trainer.ckpt_interval", "trainer.resume_mode")
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     entry = ("{python}", "-m", "skyrl.train.entrypoints.main_base")

@@ -164,4 +164,9 @@ class Config(DeclaredSettings):
     @property
     def resumes(self) -> bool:
         """Whether a relaunch continues from the job's own checkpoints; null or none is said of the start."""
-        return self.text("trainer.resume_mode") != "from_path" and self.count("trainer.ckpt_interval") > 0
+        mode = "trainer.resume_mode"
+        return (
+            self.text(mode) != "from_path"
+            and self.count("trainer.ckpt_interval") > 0
+            and not self.lacks(mode)
+        )

@@ -26,7 +26,7 @@ from autotune.launchers.frameworks.dialects.hydra import (
 from autotune.launchers.frameworks.dialects.printed_config import Program, printed
 from autotune.launchers.frameworks.dialects.settings import with_settings
 from autotune.launchers.frameworks.tabular import rows
-from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts
+from autotune.launchers.frameworks.tabular.declared import FREE, DeclaredSettings, Facts, facts
 from autotune.launchers.frameworks.tabular.known import alternatives, facts_of, has_alternatives
 from autotune.launchers.frameworks.tabular.lines import marker_of, marks_of
 from autotune.launchers.frameworks.tabular.table import Row, Table, text
@@ -160,9 +160,25 @@ class TabularFramework(Framework, Generic[C]):
             return ""
         return next(filter(config.code.lacks, self.names_in(config, key)), "")
 
+    def added(self, config: C, needed: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of an attempt without those that the job's own code does not have."""
+        return {
+            key: value
+            for key, value in needed.items()
+            if key not in self.own_settings or config.has(key) or not self._absent(config, key)
+        }
+
     def names_in(self, config: C, key: str) -> tuple[str, ...]:
-        """Return the words of a setting, or of a row's settings, that stand in the code which reads them."""
-        return tuple(word for word in _NAMES.findall(config.named(key)) if not word.isupper())
+        """Return the words of a setting, or of a row's settings, that stand in the code which reads them.
+
+        What lies in a section of any names is read by others, such as an engine or Megatron.
+        """
+        named, types = config.named(key), config.facts.types
+        ends = (
+            match.start() for match in re.finditer(r"\.", named) if types.get(named[: match.start()]) == FREE
+        )
+        own = named[: next(ends, len(named))]
+        return tuple(word for word in _NAMES.findall(own) if not word.isupper())
 
     def code_query(self, job: Job) -> CodeQuery | None:
         """Return the names of all settings that matter to the job: the knobs', an attempt's, its own."""
@@ -272,11 +288,7 @@ class TabularFramework(Framework, Generic[C]):
         whole = self.config(with_settings(job, changed))
         needed = self.of_attempt(whole, job, run=run, attempt=attempt)
         needed |= self.run_settings(whole, job, run=run, resume=resume)
-        own = {
-            whole.key(key): value
-            for key, value in needed.items()
-            if key not in self.own_settings or not self._absent(whole, key)
-        }
+        own = {whole.key(key): value for key, value in self.added(whole, needed).items()}
         replaced = {bare(key) for key in (*changed, *own)}
         kept = {key: value for key, value in config.given.items() if bare(key) not in replaced}
         entry = tuple(word for word in job.command if not overrides_in([word], top=self.top)) or self.entry

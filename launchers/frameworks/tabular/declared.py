@@ -157,6 +157,10 @@ class DeclaredSettings(Settings, ABC):
         of_release = names_in(self.renamed, self.release.version)
         return {new: old for new, old in of_release.items() if new not in self.spelled} | own
 
+    def lacks(self, key: str) -> bool:
+        """Return whether the job's own code has no setting of that name; its names were asked for."""
+        return self.code is not None and self.code.lacks(self.named(key).rpartition(".")[2])
+
     def has(self, key: str) -> bool:
         """Return whether the job itself sets a key, under the name that its release has."""
         return super().has(self.named(key))

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
+import msgspec
+
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.dialects.flags import arguments, bare, shown
 from autotune.launchers.frameworks.dialects.settings import with_settings
@@ -14,7 +16,7 @@ from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.provenance import Origin
+from autotune.policies.values.provenance import CodeQuery, Origin
 
 
 class FlagSettings(DeclaredSettings):
@@ -22,6 +24,10 @@ class FlagSettings(DeclaredSettings):
 
     job: Job
     flags: Mapping[str, Any]  # as the job names them
+
+    def lacks(self, key: str) -> bool:
+        """Return whether the parser of the job's own code declares no flag of that name."""
+        return self.code is not None and self.code.lacks(self.named(key))
 
     def has_own(self, flag: str) -> bool:
         """Return whether the code that the job would run has a flag, whatever the lists of releases say."""
@@ -103,6 +109,11 @@ class FlagFramework(TabularFramework[F]):
         """Return a flag as the parser of the job's release has it."""
         return () if key.isupper() else (config.named(bare(key)),)
 
+    def code_query(self, job: Job) -> CodeQuery | None:
+        """Return the flags that matter to the job, as its parser declares them."""
+        query = super().code_query(job)
+        return None if query is None else msgspec.structs.replace(query, as_flags=True)
+
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as flags with their values."""
         return shown(settings, negatable=self.negatable)
@@ -120,6 +131,7 @@ class FlagFramework(TabularFramework[F]):
         config = self.config(with_settings(job, self.settings(job, knobs)))
         own = self.run_settings(config, job, run=run, resume=resume)
         own |= self.of_attempt(config, job, run=run, attempt=attempt)
+        own = self.added(config, own)
         given = {**config.flags, **{config.named(name): value for name, value in own.items()}}
         kept = {name: value for name, value in given.items() if name not in self.dropped}
         first, *rest = job.command or self.entry_of(config)

@@ -60,7 +60,11 @@ class Verl(TabularFramework[Config]):
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     reads_declined = True
-    own_settings = tuple(f"trainer.max_{model}_ckpt_to_keep" for model in ("actor", "critic"))
+    own_settings = (
+        "trainer.max_actor_ckpt_to_keep",
+        "trainer.max_critic_ckpt_to_keep",
+        "trainer.resume_mode",
+    )
     elder = ("0.4.1",)  # whose engine sleeps whatever the settings say
     is_whole = True
     entry = ("{python}", "-m", "verl.trainer.main_ppo")

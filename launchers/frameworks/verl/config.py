@@ -95,7 +95,8 @@ class Config(DeclaredSettings):
     @property
     def resumes(self) -> bool:
         """Whether the job writes checkpoints and would continue from them."""
-        return self.saves and self.text("trainer.resume_mode") != "disable"
+        mode = "trainer.resume_mode"
+        return self.saves and self.text(mode) != "disable" and not self.lacks(mode)
 
     def ranks(self, node: str, *kinds: str) -> int:
         """Return over how many ranks kinds of parallelism of a node spread together."""

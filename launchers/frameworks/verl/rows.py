@@ -253,7 +253,8 @@ REFUSED: tuple[Refusal[Config], ...] = (
 )
 
 WARNED: tuple[Warned[Config], ...] = (
-    Warned(lambda c: not c.resumes,
+    Warned(lambda c: c.lacks("trainer.resume_mode"), "the job's own verl resumes no checkpoint: every relaunch begins at step 0"),
+    Warned(lambda c: not c.resumes and not c.lacks("trainer.resume_mode"),
         "the job cannot be resumed: trainer.save_freq is not positive or trainer.resume_mode is disable, so every relaunch begins at step 0"),
     Warned(lambda c: c.get("trainer.max_actor_ckpt_to_keep") == 1,
         "trainer.max_actor_ckpt_to_keep: 1 deletes a checkpoint before the next is complete; keep 2"),

@@ -164,7 +164,8 @@ def test_a_verl_that_is_not_known_gets_what_every_verl_takes() -> None:
 
 
 def test_settings_that_the_jobs_own_verl_lacks_are_not_added() -> None:
-    own = OwnCode(folder="/home/me/verl", names=("trainer",), defaults={"trainer.save_freq": -1})
+    names = ("trainer", "resume_mode")
+    own = OwnCode(folder="/home/me/verl", names=names, defaults={"trainer.save_freq": -1})
     fork = Job(
         name="j",
         framework="verl",
@@ -177,10 +178,24 @@ def test_settings_that_the_jobs_own_verl_lacks_are_not_added() -> None:
     assert first["trainer.save_freq"] == "10"  # its configuration has the key
     assert "++trainer.default_local_dir" in first and "++trainer.resume_mode" in first
     assert not any("ckpt_to_keep" in key or "ray_kwargs" in key for key in first)
-    newer = ("trainer", "max_actor_ckpt_to_keep", "ray_kwargs", "ray_init", "runtime_env", FILES)
+    newer = (*names, "max_actor_ckpt_to_keep", "ray_kwargs", "ray_init", "runtime_env", FILES)
     later = words(replace(fork, own_code=replace(own, names=newer)))
     assert later["++trainer.max_actor_ckpt_to_keep"] == "2"
     assert later["trainer.logger"] == "[console,file]"
+
+
+def test_a_verl_without_resumption_is_not_told_to_resume() -> None:
+    settings = {f"{ROLLOUT}.name": "vllm", "trainer.save_freq": 10}
+    own = OwnCode(folder="/home/me/verl", names=("trainer",))
+    first = Job(
+        name="j", framework="verl", framework_version="0.1", workdir="/w", settings=settings, own_code=own
+    )
+    assert not any("resume_mode" in key for key in words(first))
+    found = VERL.profile(first, CLUSTER)
+    assert not found.resumable
+    assert "the job's own verl resumes no checkpoint: every relaunch begins at step 0" in found.warnings
+    later = replace(first, own_code=replace(own, names=("resume_mode", "trainer")))
+    assert words(later)["++trainer.resume_mode"] == "disable" and VERL.profile(later, CLUSTER).resumable
 
 
 @pytest.mark.parametrize(

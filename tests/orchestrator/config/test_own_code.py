@@ -152,7 +152,8 @@ def test_flags_of_another_framework_are_read_in_its_own_tree(tmp_path: Path) -> 
     package.mkdir()
     (package / "__init__.py").write_text("")
     (tmp_path / "version.txt").write_text("0.5.9\n")
-    (package / "train.py").write_text('parser.add_argument("--zero_stage")\n')
+    text = 'parser.add_argument("--zero_stage")\nargs.ds_tensor_parallel_size  # no flag\n'
+    (package / "train.py").write_text(text)
     settings = {"zero_stage": 3, "ds_tensor_parallel_size": 2}
     own = Job(name="j", framework="openrlhf", workdir=str(tmp_path), settings=settings)
     found = with_version(own, find("openrlhf"))
