@@ -178,12 +178,13 @@ def _of_script(
     notes += depending(followed.depends, chosen[1], chosen[0])
     draft = _drafted(*chosen, source=str(path), script=Path(cwd, path), notes=notes)
     hardware = draft.hardware.or_else(followed.hardware)
-    near = [msgspec.structs.replace(note, file=note.file.removeprefix(f"{cwd}/")) for note in draft.notes]
+    near = (msgspec.structs.replace(note, file=note.file.removeprefix(f"{cwd}/")) for note in draft.notes)
+    once = tuple(dict.fromkeys(near))  # a loop gives one several times
     places = {
         name: msgspec.structs.replace(use, file=use.file.removeprefix(f"{cwd}/"))
         for name, use in followed.assigned.items()
     }
-    return msgspec.structs.replace(draft, notes=tuple(near), hardware=hardware, assigned=places)
+    return msgspec.structs.replace(draft, notes=once, hardware=hardware, assigned=places)
 
 
 def _drafted(

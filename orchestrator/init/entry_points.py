@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from autotune.launchers.frameworks.areal.config import known as areal_settings
+from autotune.launchers.frameworks.nemo_rl.config import PROGRAM as NEMO_RL_PROGRAM
 from autotune.launchers.frameworks.verl.config import overrides_in
 from autotune.orchestrator.init.bash.state import is_unknown
 from autotune.orchestrator.init.roll import is_roll
@@ -72,6 +73,7 @@ _TRL_FLAGS = frozenset(
     | {"max_completion_length", "use_vllm", "vllm_mode", "learning_rate", "reward_funcs"}
 )
 _ENOUGH = 3  # of them, by which a script named after GRPO is taken to start TRL's trainer
+_OF_NEMO_RL = re.compile(r"\buv run .*run_\w*grpo\w*\.py .*--config")  # a program of one's own
 # Other frameworks by what stands in their command lines: the first that is found.
 _OTHERS: tuple[tuple[str, str], ...] = (
     ("verl's supervised trainer", r"verl[./].*sft_trainer"),
@@ -193,7 +195,7 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
         return f"command: {other}"
     if "skyrl.train." in joined or any(key.startswith(_SKYRL_KEYS) for key in own):
         return "skyrl"
-    if re.search(r"(?:^|[/\s])run_(?:vlm_)?grpo(?:_math|_rm|_nemo_gym)?\.py(?:\s|$)", joined):
+    if any(map(NEMO_RL_PROGRAM.search, argv)) or (not other and _OF_NEMO_RL.search(joined)):
         return "nemo-rl"
     if framework := _of_flags(argv):
         return framework

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from autotune.launchers.frameworks.core import residency
@@ -18,6 +19,8 @@ PACKING, DYNAMIC = "policy.sequence_packing", "policy.dynamic_batching"
 TRAIN_SIZE, SCORE_SIZE = "policy.train_micro_batch_size", "policy.logprob_batch_size"
 ALLOCATOR = "env_vars.PYTORCH_CUDA_ALLOC_CONF"
 RELEASES = ("0.7.0",)
+# NeMo-RL's own programs of GRPO; one's own, such as run_grpo_chess.py, may have other defaults.
+PROGRAM = re.compile(r"(?:^|/)run_(?:vlm_)?grpo(?:_math|_rm|_nemo_gym)?\.py$")
 
 
 class Config(DeclaredSettings):
@@ -26,6 +29,7 @@ class Config(DeclaredSettings):
     def __init__(self, job: Job) -> None:
         filled = {f"{backend}.{ALLOCATOR}": "" for backend in (DTENSOR, MEGATRON)}
         super().__init__(job, __package__, RELEASES, entry="run_grpo", document=job.document, filled=filled)
+        self.is_own = not job.command or any(map(PROGRAM.search, job.command))
 
     def get(self, key: str) -> Any:
         """Return the value of a key, references and NeMo-RL's resolvers followed."""

@@ -14,10 +14,12 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from autotune.launchers.frameworks import find
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.config.loader import load
 from autotune.orchestrator.init.bash.reader import Reading, read_script
 from autotune.orchestrator.init.entry_points import unwrapped
+from autotune.policies.values.job import Cluster
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _NOW = 1_795_000_000
@@ -339,6 +341,24 @@ def test_a_file_of_roll_is_started_by_the_program_of_its_sections(
     assert init(tmp_path, "--force", "examples/tictactoe/run.sh").exit_code == 0
     for each in (of_file, load(tmp_path / "job.yaml")):
         assert (each.cluster.nodes, each.cluster.gpus_per_node) == (2, 8)
+
+
+def test_a_program_of_ones_own_with_a_file_of_nemo_rl_is_driven_and_its_defaults_are_an_assumption(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.yaml").write_text("policy: {model_name: Qwen/Qwen3-4B}\ngrpo: {max_num_steps: 3}\n")
+    run = "uv run ./examples/run_grpo_chess.py --config mine.yaml"
+    (tmp_path / "run.sh").write_text(f"for i in 1 2; do\n  COMMAND='{run}' sbatch --nodes=2 ray.sub\ndone\n")
+    result = init(tmp_path, "run.sh")
+    assert result.stderr.count("sbatch --nodes=2") == 1  # said once of a loop
+    job = load(tmp_path / "job.yaml")
+    assert (job.framework, job.config) == ("nemo-rl", "mine.yaml")
+    profile = find(job.framework).profile(
+        job,
+        Cluster(address="", nodes=2, gpus_per_node=8, gpu_memory_bytes=80 << 30, host_memory_bytes=1 << 40),
+    )
+    facts = profile.facts
+    assert [fact.name for fact in facts if fact.is_assumed] == ["release", "program"]
 
 
 def test_nemo_rl_is_driven_from_its_file_and_from_its_command(tmp_path: Path) -> None:
