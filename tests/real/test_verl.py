@@ -183,7 +183,7 @@ def test_a_killed_trainer_is_no_memory_failure(head: Head, material: Path, recor
 
 def test_rays_memory_monitor_is_the_hosts_memory(tmp_path: Path, material: Path, record: Recorder) -> None:
     memory = psutil.virtual_memory()
-    limit = memory.total - memory.available + 6 * GIB
+    limit = memory.total - memory.available + 8 * GIB  # verl takes 4, and another case may run beside it
     monitor = {
         "RAY_memory_usage_threshold": f"{limit / memory.total:.4f}",
         "RAY_memory_monitor_refresh_ms": "200",
