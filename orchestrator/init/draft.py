@@ -353,7 +353,6 @@ def _of_document(path: Path) -> Draft:
     )
     if other == "ROLL":
         start = roll.start_of(path, document)
-    message = f"assumed how {other} is started: check `command`"
     return Draft(
         source=str(path),
         name=name,
@@ -362,7 +361,7 @@ def _of_document(path: Path) -> Draft:
         command=start.command,
         workdir=start.folder,
         hardware=hardware_of("command", {}, document),
-        notes=(Note(file=str(path), line=1, message=message),),
+        notes=(Note(file=str(path), line=1, message=f"assumed how {other} is started: check `command`"),),
     )
 
 

@@ -27,7 +27,12 @@ from autotune.launchers.frameworks.dialects.printed_config import Program, print
 from autotune.launchers.frameworks.dialects.settings import with_settings
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import FREE, DeclaredSettings, Facts, facts
-from autotune.launchers.frameworks.tabular.known import alternatives, facts_of, has_alternatives
+from autotune.launchers.frameworks.tabular.known import (
+    alternatives,
+    facts_of,
+    has_alternatives,
+    is_of_release,
+)
 from autotune.launchers.frameworks.tabular.lines import marker_of, marks_of
 from autotune.launchers.frameworks.tabular.table import Row, Table, text
 from autotune.policies.values.architecture.model import Layout, Model
@@ -145,10 +150,7 @@ class TabularFramework(Framework, Generic[C]):
     def declined(self, config: C) -> dict[str, str]:
         """Return the knobs that a job does not offer, each with the first reason that holds."""
         found = rows.declined(self.table, config, self._versions(config))
-        if config.release.version in config.older:
-            for row in self.applicable(config):
-                if row.key and not row.key.isupper() and config.named(row.key) not in config.facts:
-                    found[row.knob] = f"{self.name} {config.release.version} has no {row.key}"
+        found |= rows.lacking(self.applicable(config), config, self.name)
         for row in self.applicable(config) if self.is_whole and config.code is not None else ():
             if absent := self._absent(config, row.key):
                 found.setdefault(row.knob, f"the job's own {self.name} has no {absent}")
@@ -202,9 +204,9 @@ class TabularFramework(Framework, Generic[C]):
         if config.knows_release:
             return found
         return tuple(
-            each if not _is_of_release(each) else msgspec.structs.replace(each, origin=Origin.ASSUMED)
+            each if not is_of_release(each) else msgspec.structs.replace(each, origin=Origin.ASSUMED)
             for each in found
-            if not (_is_of_release(each) and self.is_whole and self._absent(config, str(each.path[-1])))
+            if not (is_of_release(each) and self.is_whole and self._absent(config, str(each.path[-1])))
         )
 
     def release_by_settings(self, job: Job) -> str:
@@ -328,10 +330,9 @@ class TabularFramework(Framework, Generic[C]):
         """Return the job with a few steps and the settings of `trial.yaml`: names and folders of its own."""
         config = self.config(job)
         own = rows.filled(document(package_of(self), "trial.yaml", dict[str, Any]), job, folder)
-        own |= self.of_steps(config, steps)
+        own = {config.named(key): value for key, value in (own | self.of_steps(config, steps)).items()}
         if longest and self.can_force_longest(job):
             own |= self.longest_settings(config)
-        own = {config.named(key): value for key, value in own.items()}
         replaced = own.keys() | {self.bare(key) for key in own}
         given = {key: value for key, value in config.given.items() if self.bare(key) not in replaced}
         return msgspec.structs.replace(job, settings={**given, **own}, resume=False)
@@ -472,9 +473,3 @@ class TabularFramework(Framework, Generic[C]):
             ]
             if engine is not None and found:
                 yield engine, found
-
-
-def _is_of_release(problem: Problem) -> bool:
-    """Return whether another release may see a problem otherwise: one of a setting, by a rule on record."""
-    inside = problem.path[:1] == ("settings",) or (problem.path[:1] == ("config",) and len(problem.path) > 1)
-    return inside and problem.origin is Origin.EXACT

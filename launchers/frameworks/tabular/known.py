@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core.versions import is_before
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
 from autotune.policies.values.job import Job
@@ -35,6 +36,12 @@ def alternatives(found: Profile, others: Iterable[Profile]) -> tuple[Alternative
     for each in different:
         result += [] if each in result else [each]
     return tuple(result)
+
+
+def is_of_release(problem: Problem) -> bool:
+    """Return whether another release may see a problem otherwise: one of a setting, by a rule on record."""
+    inside = problem.path[:1] == ("settings",) or (problem.path[:1] == ("config",) and len(problem.path) > 1)
+    return inside and problem.origin is Origin.EXACT
 
 
 def _release(name: str, config: DeclaredSettings, job: Job, releases: tuple[str, ...]) -> Fact:

@@ -11,6 +11,7 @@ import msgspec
 from autotune.launchers.frameworks.core import splits
 from autotune.launchers.frameworks.core.versions import within
 from autotune.launchers.frameworks.dialects.settings import Settings
+from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
 from autotune.launchers.frameworks.tabular.table import (
     NO_SETTING,
     Bounds,
@@ -72,6 +73,19 @@ def declined(table: Table[T], config: T, versions: Mapping[str, str]) -> dict[st
             if why:
                 found[knob] = text(why, config)
     return found
+
+
+def lacking(held: Iterable[Row[Any]], config: DeclaredSettings, name: str) -> dict[str, str]:
+    """Return the knobs whose setting an older release does not have; none of one whose rules are on record."""
+    release = config.release.version
+    return {
+        row.knob: f"{name} {release} has no {row.key}"
+        for row in held
+        if row.key
+        and not row.key.isupper()
+        and release in config.older
+        and config.named(row.key) not in config.facts
+    }
 
 
 def _is_true(reason: Condition[T] | Reason[T], config: T, versions: Mapping[str, str]) -> bool:
