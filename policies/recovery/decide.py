@@ -188,7 +188,9 @@ def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
     if diagnosis.cause is Cause.HANG and _hung_before(run):
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
     grown = growth(run, last, diagnosis)
-    if grown is not None and is_worth_more(run, last, lambda: None if _spent(run) else _cure(run, last)):
+    if grown is not None and is_worth_more(
+        run, last, grown, lambda: None if _spent(run) else _cure(run, last)
+    ):
         return restart(last, grown)
     spent = _spent(run)
     if spent:
@@ -197,7 +199,8 @@ def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
         return _again(last, "it hung for the first time; relaunched with the same knobs")
     remedy = _cure(run, last)
     if remedy is None:
-        return Finish(verdict=gave_up(run))
+        grown = growth(run, last, diagnosis, last_resort=True)
+        return Finish(verdict=gave_up(run)) if grown is None else restart(last, grown)
     return Launch(knobs=remedy.apply(last.knobs), reason=remedy.reason, remedy=remedy)
 
 

@@ -42,12 +42,15 @@ _LOOKED_AT = 50  # of the latest steps, for their usual time
 _SAVES_IN = 1000  # of the latest steps, for the usual interval of checkpoints
 
 
-def growth(run: Run, last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
+def growth(
+    run: Run, last: Attempt, diagnosis: Diagnosis, *, last_resort: bool = False
+) -> MemoryGrowth | None:
     """Return what grew until an attempt failed; None if its settings are the cause, or nothing can restart.
 
     Growth was measured, or an earlier process failed in the same way after about as many steps. A failure
     after very many steps that nothing explains is tried once with the same settings: that it comes again
-    after as many steps, or does not, tells which it is.
+    after as many steps, or does not, tells which it is. As a `last_resort`, before a run would give up, fewer
+    steps are enough for that.
     """
     steps, fitting = len(last.progress), diagnosis.cause in _GROWING
     if not fitting or steps < _FEWEST or not _can_resume(run, last):
@@ -65,7 +68,7 @@ def growth(run: Run, last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None
     if _is_flat(last, diagnosis):
         return None
     unexplained = steps >= _UNEXPLAINED and restart_share(run, last) <= _WORTH
-    if unexplained or _failed_so_before(run, last, diagnosis):
+    if last_resort or unexplained or _failed_so_before(run, last, diagnosis):
         return MemoryGrowth(memory=_memory(diagnosis), steps=steps, component=diagnosis.component)
     return None
 
@@ -79,11 +82,13 @@ def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
     recovery = run.accepted.job.recovery
     if recovery.forecast is Forecasting.OFF or not last.progress or not run.accepted.profile.resumable:
         return None
+    known = _known(run, last.knobs)
+    if known is None and (recovery.forecast is not Forecasting.ACT or not last.expected):
+        return None
     if not _is_fresh(last.progress[-1]) or len(last.progress) < _FEWEST:
         return None
     step, saved = last.progress[-1].step, last.progress[-1].saved or 0
     first, following = last.progress[0].step, saved + interval(last)
-    known = _known(run, last.knobs)
     for ahead in last.expected:
         again = known is not None and known.memory == ahead.memory
         if ahead.lengths or (not again and recovery.forecast is not Forecasting.ACT):
@@ -134,10 +139,13 @@ def restart_share(run: Run, last: Attempt) -> float:
     return start_s / (start_s + ran_s)
 
 
-def is_worth_more(run: Run, last: Attempt, other: Callable[[], Remedy | None]) -> bool:
-    """Return whether restarts cost little, or less time than the `other` remedy, which changes settings."""
+def is_worth_more(run: Run, last: Attempt, grown: MemoryGrowth, other: Callable[[], Remedy | None]) -> bool:
+    """Return whether restarts cost little, or less time than the `other` remedy, which changes settings.
+
+    No setting is tried against a host that fills step by step: what they move there does not grow.
+    """
     share = restart_share(run, last)
-    cure = None if share <= _WORTH else other()
+    cure = None if share <= _WORTH or grown.memory == HOST else other()
     if cure is None:
         return True
     recent = [event.seconds for event in last.progress[-_LOOKED_AT:] if event.seconds]

@@ -122,7 +122,8 @@ def main(setup: Setup, voice: Voice) -> int:
                 time.sleep(0.5)
         if fault == "early" and step == at:
             return 0
-        short, peak = _passes(setup, engine_gib=engine, step=step)
+        share = (step - resumed) / at if fault == "leak" else 0.0  # of what the process may leak
+        short, peak = _passes(setup, engine_gib=engine, step=step, leaked=share)
         if card is not None:
             card.fill(peak)
         if short is not None:
@@ -145,10 +146,16 @@ def _load(setup: Setup, *, engine_gib: float, step: int) -> Shortage | None:
     return Shortage(phase="load", step=step, asked_gib=0.62, held_gib=CARD_GIB - 0.4)
 
 
-def _passes(setup: Setup, *, engine_gib: float, step: int) -> tuple[Shortage | None, float]:
-    """Return the first pass of a step that does not fit, and the most memory that the passes need."""
+def _passes(
+    setup: Setup, *, engine_gib: float, step: int, leaked: float = 0.0
+) -> tuple[Shortage | None, float]:
+    """Return the first pass of a step that does not fit, and the most memory that the passes need.
+
+    `leaked` is the share of what a backward pass leaves free that the trainer has leaked.
+    """
     peak = 0.0
     for phase, held, asked in _demands(setup, engine_gib=engine_gib, step=step):
+        held += leaked * (CARD_GIB - held - asked) if phase == "backward" else 0.0
         if held + asked > CARD_GIB:
             # The pass fails at its last large tensor: the others are held by then.
             last = asked * 0.15

@@ -21,6 +21,7 @@ from autotune.policies.values.events import (
     Diagnosed,
     Ended,
     Event,
+    Finish,
     Foreseen,
     Launch,
     Policy,
@@ -183,6 +184,26 @@ def test_restarts_that_cost_much_are_weighed_against_a_change_of_the_settings() 
     night = Night(seconds=15.0, deny=tuple(profile().supported))
     night.launch()
     assert night.runs(300, leaking).fails().launch().growth is not None
+
+
+def test_no_setting_is_tried_against_a_host_that_fills() -> None:
+    night = Night(seconds=15.0)
+    night.launch()
+    night.runs(100)
+    said = ahead(110, seen_at=90, cause=Cause.HOST_OOM)
+    night.rows.append(replace(said, attempt=1))
+    launch = night.fails(Cause.HOST_OOM, Phase.ROLLOUT).launch()
+    assert launch.knobs == KNOBS and launch.growth is not None and launch.growth.process == "ray::Worker"
+
+
+def test_a_run_that_would_give_up_tries_its_settings_again_after_many_steps() -> None:
+    night = Night(deny=tuple(profile().supported))
+    night.launch()
+    assert night.runs(30).fails().launch().growth is not None
+    assert isinstance(night.runs(14).fails().action(), Finish)  # it gained less than half
+    sudden = Night(deny=tuple(profile().supported))
+    sudden.launch()
+    assert isinstance(sudden.runs(15).fails().action(), Finish)
 
 
 # ------------------------------------------------------------------ before it runs out
