@@ -11,6 +11,7 @@ from autotune.launchers.base import Framework, Problem
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.orchestrator.config import own_code
 from autotune.orchestrator.config.yaml_nodes import Path as KeyPath
+from autotune.orchestrator.containers import is_container
 from autotune.policies.values.job import Job
 
 _ENGINES = ("sglang", "vllm")
@@ -101,6 +102,8 @@ def doubt(problem: Problem, job: Job, framework: Framework) -> str:
 
 def _engines(job: Job) -> dict[str, str]:
     """Return the versions of the inference engines that are installed where the job runs."""
+    if is_container(job):
+        return {}
     found = {name: own_code.installed_version(name, job.python) for name in _ENGINES}
     return {name: version for name, version in found.items() if version}
 

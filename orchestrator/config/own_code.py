@@ -2,7 +2,7 @@
 
 Files are read; nothing is imported or started. Python's own order counts: the working directory, PYTHONPATH,
 the interpreter. Only where none of them has the package, a checkout nested in the working directory or
-around it is taken, if it is the only one so near.
+around it is taken, if it is the only one so near. Of a container, the folders mounted from here count.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlparse
 from autotune.launchers.base import Framework
 from autotune.launchers.frameworks.dialects.settings import flat
 from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
+from autotune.orchestrator.containers import code_folders, is_container
 from autotune.policies.values.job import Job
 from autotune.policies.values.provenance import CodeQuery, OwnCode
 
@@ -53,6 +54,10 @@ class Code(NamedTuple):
 def find(job: Job, framework: Framework) -> Code:
     """Return the code of a framework that a job would run, as far as this machine shows it."""
     module, base = framework.modules[0], Path(job.workdir)
+    if is_container(job):  # neither its interpreter nor what its image holds is here
+        inside = (folder / module for folder in code_folders(job))
+        mounted = next((package for package in inside if _is_package(package, framework)), None)
+        return Code() if mounted is None else _checkout(mounted, framework)
     paths = (base / entry for entry in str(job.env.get("PYTHONPATH", "")).split(os.pathsep) if entry)
     for folder in (base, *paths):
         if _is_package(folder / module, framework):

@@ -14,6 +14,7 @@ import msgspec
 from autotune.launchers.frameworks.dialects.hydra import bare
 from autotune.orchestrator.config.own_code import is_file, is_folder, is_there
 from autotune.orchestrator.config.yaml_nodes import read_text
+from autotune.orchestrator.containers import CONTAINERS
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init import roll
 from autotune.orchestrator.init.bash.state import UNSET, Invocation, Note, Use, is_unknown, shown, to_edit
@@ -27,7 +28,6 @@ from autotune.orchestrator.init.documents import (
     repository_of,
 )
 from autotune.orchestrator.init.entry_points import (
-    CONTAINERS,
     NEMO_RL_TRAINERS,
     Program,
     framework_of,

@@ -15,6 +15,7 @@ import yaml
 from autotune.launchers.frameworks.areal.config import known as areal_settings
 from autotune.launchers.frameworks.nemo_rl.config import PROGRAM as NEMO_RL_PROGRAM
 from autotune.launchers.frameworks.verl.config import overrides_in
+from autotune.orchestrator.containers import CONTAINERS
 from autotune.orchestrator.init.bash.state import is_unknown
 from autotune.orchestrator.init.roll import is_roll
 from autotune.orchestrator.init.settings import takes_value
@@ -46,7 +47,6 @@ _WRAPPERS = frozenset(
         "nsys",
     }
 )
-CONTAINERS = frozenset({"docker", "podman", "apptainer", "singularity", "enroot", "shifter"})
 # Frameworks whose settings may follow the last word of a command, so also of one that a container runs.
 _ADDED_BEHIND = frozenset({"verl", "skyrl", "nemo-rl", "slime", "miles", "relax", "openrlhf"})
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)

@@ -26,7 +26,7 @@ from autotune.launchers.frameworks.dialects.hydra import (
 from autotune.launchers.frameworks.dialects.printed_config import Program, printed
 from autotune.launchers.frameworks.dialects.settings import with_settings
 from autotune.launchers.frameworks.tabular import rows
-from autotune.launchers.frameworks.tabular.declared import FREE, DeclaredSettings, Facts, facts
+from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts
 from autotune.launchers.frameworks.tabular.known import (
     alternatives,
     facts_of,
@@ -71,9 +71,7 @@ class TabularFramework(Framework, Generic[C]):
     program: ClassVar[Program | None] = None  # what its printed configuration is told by, if it prints one
     top: ClassVar[tuple[str, ...]] = ()  # keys of overrides without a section
     forces_longest: ClassVar[Mapping[str, Any]] = {}  # settings with which answers are as long as allowed
-    own_settings: ClassVar[
-        tuple[str, ...]
-    ] = ()  # of an attempt, left out where the job's own code lacks them
+    own_settings: ClassVar[tuple[str, ...]] = ()  # of an attempt; left out where the job's code lacks them
     elder: ClassVar[tuple[str, ...]] = ()  # releases before those on record that use memory in another way
     is_whole: ClassVar[bool] = False  # whether its package reads all of its settings, but for the engines'
     reads_declined: ClassVar[bool] = False  # whether the estimate needs knobs too that the job does not offer
@@ -171,16 +169,8 @@ class TabularFramework(Framework, Generic[C]):
         }
 
     def names_in(self, config: C, key: str) -> tuple[str, ...]:
-        """Return the words of a setting, or of a row's settings, that stand in the code which reads them.
-
-        What lies in a section of any names is read by others, such as an engine or Megatron.
-        """
-        named, types = config.named(key), config.facts.types
-        ends = (
-            match.start() for match in re.finditer(r"\.", named) if types.get(named[: match.start()]) == FREE
-        )
-        own = named[: next(ends, len(named))]
-        return tuple(word for word in _NAMES.findall(own) if not word.isupper())
+        """Return the words of a setting, or of a row's settings, that stand in the code which reads them."""
+        return tuple(word for word in _NAMES.findall(config.own_part(key)) if not word.isupper())
 
     def code_query(self, job: Job) -> CodeQuery | None:
         """Return the names of all settings that matter to the job: the knobs', an attempt's, its own."""

@@ -157,6 +157,12 @@ class DeclaredSettings(Settings, ABC):
         of_release = names_in(self.renamed, self.release.version)
         return {new: old for new, old in of_release.items() if new not in self.spelled} | own
 
+    def own_part(self, key: str) -> str:
+        """Return a setting's name up to a section of any names, which an engine or a library reads."""
+        named, types = self.named(key), self.facts.types
+        dots = [n for n, letter in enumerate(named) if letter == "." and types.get(named[:n]) == FREE]
+        return named[: dots[0]] if dots else named
+
     def lacks(self, key: str) -> bool:
         """Return whether the job's own code has no setting of that name; its names were asked for."""
         return self.code is not None and self.code.lacks(self.named(key).rpartition(".")[2])

@@ -259,3 +259,62 @@ def test_a_path_that_the_system_refuses_to_look_up_is_an_error_of_the_job(tmp_pa
         load(str(file))
     assert [each.line for each in error.value.complaints][:1] == [4]
     assert load_elsewhere(str(file))[0].shape is None
+
+
+_IN_CONTAINER = ("image:1", "python3", "-m", "verl.trainer.main_ppo", "-w", "x")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("docker", "run", "-v", "{here}:/workspace", "-w", "/workspace/repo"),
+        ("docker", "run", "--volume={here}/repo:/code:ro", "--workdir=/code"),
+        ("podman", "run", "--mount", "type=bind,source={here},target=/m", "-w/x", "--workdir", "/m/repo"),
+        (
+            "docker",
+            "run",
+            "-v",
+            "/none:/workspace",
+            "-v",
+            "{here}/repo:/workspace/repo",
+            "-w",
+            "/workspace/repo",
+        ),
+        ("docker", "run", "-v", "./repo:/code", "-e", "PYTHONPATH=/other:/code"),
+        ("apptainer", "exec", "--bind", "/data:/data,{here}:/w", "--pwd", "/w/repo"),
+    ],
+    ids=["folder", "read only", "bind", "innermost", "path", "apptainer"],
+)
+def test_the_code_of_a_container_is_read_where_it_is_mounted(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    package = checkout(tmp_path / "repo")
+    words = tuple(word.format(here=tmp_path) for word in options)
+    found = with_version(job(tmp_path, command=(*words, *_IN_CONTAINER)), VERL)
+    assert found.framework_version == "0.2.0.dev"
+    assert found.own_code is not None and found.own_code.folder == str(package)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("docker", "run"),
+        ("docker", "run", "-w", "/workspace"),
+        ("docker", "run", "-v", "named:/workspace", "-w", "/workspace"),
+        ("docker", "run", "-v", "{here}:/workspace", "-w", "/opt/verl"),
+        ("docker", "run", "-v", "{here}:/workspace", "-w"),
+        ("docker", "run", "--mount", "type=bind,,=", "-v", ":", "-w", "/"),
+    ],
+)
+def test_the_code_in_an_image_is_not_known(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """Beside the command lies a checkout that the container does not see."""
+    checkout(tmp_path)
+    words = tuple(word.format(here=tmp_path / "elsewhere") for word in options)
+    found = with_version(job(tmp_path, command=(*words, *_IN_CONTAINER)), VERL)
+    assert (found.framework_version, found.own_code, found.engine_versions) == (None, None, {})
+
+
+def test_apptainer_starts_in_the_folder_of_its_caller(tmp_path: Path) -> None:
+    package = checkout(tmp_path)
+    found = with_version(job(tmp_path, command=("apptainer", "exec", *_IN_CONTAINER)), VERL)
+    assert found.own_code is not None and found.own_code.folder == str(package)
