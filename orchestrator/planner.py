@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from math import isfinite
 
 import msgspec
@@ -15,24 +16,24 @@ from autotune.policies.estimate.constants import has_speed
 from autotune.policies.estimate.lengths import Assumption, lengths_of, longest_of
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
+from autotune.policies.explain.advice import remedies_after
 from autotune.policies.recovery.assumptions import facts_of, rests_on
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.ranking import judged
 from autotune.policies.recovery.worst_case import cautions, longest_sequences
-from autotune.policies.remedies.ladder import candidates
 from autotune.policies.search.space import written
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Launch, Policy
 from autotune.policies.values.failure import Cause, Component, Phase
-from autotune.policies.values.history import fold
+from autotune.policies.values.history import Attempt, Run, fold
 from autotune.policies.values.job import Cluster, Job, no_expandable_segments
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting, changed
 from autotune.policies.values.priors import Kind, Learned
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.provenance import Fact
 from autotune.policies.values.rehearsing import Met
-from autotune.policies.values.remedy import Effect
+from autotune.policies.values.remedy import Effect, Remedy
 from autotune.policies.values.value import Value
 
 GPU_UNKNOWN = "the memory of a GPU is unknown; set `cluster.gpu_memory`"
@@ -138,8 +139,12 @@ def plan(
     *,
     recall: Callable[[Kind], Learned | None] = lambda _: None,
     render: Callable[[Accepted, Knobs], tuple[str, ...]],
+    remedies: bool = True,
 ) -> Plan:
-    """Return what `launch` would do with a job on a cluster; `render` returns the first command."""
+    """Return what `launch` would do with a job on a cluster; `render` returns the first command.
+
+    Without `remedies`, which take seconds to rank, the plan has none.
+    """
     accepted, action = first_attempt(job, framework, cluster, recall=recall)
     profile, run = accepted.profile, fold((accepted,))
     view = outlook(run)
@@ -158,7 +163,7 @@ def plan(
         first=changed(profile.knobs, action.knobs),
         reason=action.reason,
         command=render(accepted, action.knobs),
-        ladder=tuple(_ladder(profile, action.knobs, job)),
+        ladder=tuple(_ladder(run, action.knobs)) if remedies else (),
         knobs=_knobs(job, profile, action.knobs),
         unsupported=profile.unsupported,
         facts=facts_of(profile),
@@ -290,11 +295,16 @@ def _why_no_estimate(job: Job, profile: Profile, cluster: Cluster) -> str:
     return "the job's settings do not determine its memory"
 
 
-def _ladder(profile: Profile, knobs: Knobs, job: Job) -> list[RungPlan]:
+def _ladder(run: Run, knobs: Knobs) -> list[RungPlan]:
+    """Return what a launch would try after a failure of each phase in its first attempt, in its order."""
     rungs = []
     for phase, component in _CLIMBED:
         diagnosis = Diagnosis(cause=Cause.GPU_OOM, phase=phase, component=component)
-        remedies = [r for r in candidates(profile, knobs, diagnosis, started=job.resume) if r.changes]
+        failed = msgspec.structs.replace(run, attempts=(Attempt(number=1, knobs=knobs, diagnosis=diagnosis),))
+        named: dict[str, Remedy] = {}
+        for remedy in remedies_after(failed):
+            if remedy.changes:
+                named.setdefault(remedy.name, remedy)
         rungs += [
             RungPlan(
                 phase=phase.value,
@@ -304,7 +314,7 @@ def _ladder(profile: Profile, knobs: Knobs, job: Job) -> list[RungPlan]:
                 reason=remedy.reason,
                 slows=remedy.slows,
             )
-            for remedy in remedies[:_SHOWN]
+            for remedy in islice(named.values(), _SHOWN)
         ]
     return rungs
 

@@ -208,7 +208,7 @@ def _predict(job: object, output: Path, options: Options) -> None:
     from autotune.policies.values.job import Job
 
     assert isinstance(job, Job)
-    lines = summary(outcome_of(job))
+    lines = summary(outcome_of(job, remedies=False))
     if not options.quiet:
         click.echo("\n" + "\n".join(lines), err=True)
     file = shlex.quote(str(output))

@@ -72,8 +72,11 @@ def show(job_file: Path, *, gpus: str | None, options: Options) -> None:
     echo(whole, color=options.color)
 
 
-def outcome_of(job: Job, *, missing: tuple[str, ...] = ()) -> Plan:
-    """Return the plan of a job; `missing` are its files that are not on this machine."""
+def outcome_of(job: Job, *, missing: tuple[str, ...] = (), remedies: bool = True) -> Plan:
+    """Return the plan of a job, with its remedies or without.
+
+    `missing` are its files that are not on this machine.
+    """
     framework, cluster = frameworks.find(job.framework), expected_cluster(job)
     job = with_gpu_memory(job, cluster)
 
@@ -84,7 +87,7 @@ def outcome_of(job: Job, *, missing: tuple[str, ...] = ()) -> Plan:
         python = job.python or sys.executable
         return tuple(word.replace("{python}", python) for word in shown_command(command, job).argv)
 
-    outcome = plan(job, framework, cluster, recall=calibration_cache.recall, render=shown)
+    outcome = plan(job, framework, cluster, recall=calibration_cache.recall, render=shown, remedies=remedies)
     return msgspec.structs.replace(outcome, warnings=(*missing, *outcome.warnings))
 
 

@@ -9,6 +9,7 @@ from autotune.orchestrator.explain.job_context import Remedied
 from autotune.orchestrator.explain.sanitize import plain
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knobs import Setting
+from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
 SCHEMA = 1
@@ -56,6 +57,8 @@ class RemedyDocument(Value, frozen=True, kw_only=True):
     reason: str
     changes: dict[str, Setting]  # knob -> new value, or the direction: lower, raise, on, off, more
     exact: bool  # the job's settings are known, and these are the values to use
+    effect: Effect | None  # on the numbers of the training: exact or numeric (rounding); null: not known
+    slows: str
     predicted: PredictionDocument | None
     words: dict[str, list[str]]  # framework or tool -> lines to type
 
@@ -137,6 +140,8 @@ def _remedy(remedied: Remedied, explanation: Explanation) -> RemedyDocument:
         reason=cure.reason,
         changes=cure.changes,
         exact=cure.exact,
+        effect=cure.effect,
+        slows=cure.slows,
         predicted=None
         if prediction is None
         else PredictionDocument(

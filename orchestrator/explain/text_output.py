@@ -12,6 +12,7 @@ from autotune.orchestrator.units import GIB
 from autotune.policies.diagnosis.rules.catalogue import RULES
 from autotune.policies.values.diagnosis import Finding
 from autotune.policies.values.failure import Cause, Component
+from autotune.policies.values.remedy import Effect
 
 _WIDTH = 100
 _CURES = 3  # printed; the JSON document has all
@@ -28,6 +29,7 @@ _ELSE = {
     Cause.INFRASTRUCTURE: "start the job again once the cluster is healthy; no memory setting fixes this",
 }
 _INDENT = " " * 12
+_ROUNDING = "results may differ by rounding"
 _OF_RAY = "actor-died"
 _ENDED = frozenset({"killed", _OF_RAY})  # rules of lines that say that a process ended, but not why
 
@@ -123,10 +125,11 @@ def _help(explanation: Explanation, *, most: int) -> list[str]:
         lines.append(
             f"help: {'or ' if lines else ''}{plain(cure.action)}{default}{_predicted(explanation, cure.name)}"
         )
-        label = max(len(name) for name in ("why", "slows" if cure.slows else "", *dict(remedied.words)))
+        more = {"slows": cure.slows, "effect": _ROUNDING if cure.effect is Effect.NUMERIC else ""}
+        more = {name: text for name, text in more.items() if text}
+        label = max(map(len, ("why", *more, *dict(remedied.words))))
         lines.append(f"{_INDENT}{'why'.ljust(label)}  {plain(cure.reason)}")
-        if cure.slows:
-            lines.append(f"{_INDENT}{'slows'.ljust(label)}  {plain(cure.slows)}")
+        lines += [f"{_INDENT}{name.ljust(label)}  {plain(text)}" for name, text in more.items()]
         for name, commands in remedied.words:
             lines += [
                 f"{_INDENT}{(name if index == 0 else '').ljust(label)}  {plain(line)}"

@@ -258,10 +258,10 @@ def _remedies(ladder: Iterable[RungPlan], width: int | None) -> list[str]:
         if rung.phase != phase:
             phase = rung.phase
             rows.append((phase, "", ""))
-        changes = ", ".join(
+        changes = ",\n".join(
             messages.arrow(name, before, after) for name, (before, after) in rung.changes.items()
         )
         cost = f"; slows {rung.slows}" if rung.slows and rung.slows != "nothing" else ""
         rows.append((_INDENT + rung.remedy, changes, f"{rung.effect.value}{cost}"))
-    body = rendered(table(rows, wrap={1: 32, 2: 20}), width=None if width is None else width - len(_INDENT))
+    body = rendered(table(rows, wrap={2: 16}), width=None if width is None else width - len(_INDENT))
     return textwrap.indent(body, _INDENT).split("\n")

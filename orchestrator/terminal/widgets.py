@@ -184,7 +184,7 @@ def table(
     body = [list(row) for row in rows]
     shown = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, show_header=bool(head), header_style="")
     for index in range(max(map(len, [list(head), *body]), default=0)):
-        cells = [line[index] for line in (head, *body) if index < len(line)]
+        cells = [text for line in (head, *body) if index < len(line) for text in line[index].split("\n")]
         natural = max(map(cell_len, cells), default=0)
         narrowest = min(natural, (wrap or {}).get(index, natural))
         shown.add_column(

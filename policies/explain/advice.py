@@ -18,7 +18,7 @@ from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting
 from autotune.policies.values.profile import Profile
-from autotune.policies.values.remedy import Remedy
+from autotune.policies.values.remedy import Effect, Remedy
 from autotune.policies.values.value import Value
 
 _ABOVE_POOLS = 0.92  # of the card; vLLM takes 0.9 for weights and pool, SGLang less, unless told otherwise
@@ -34,6 +34,7 @@ class Cure(Value, frozen=True, kw_only=True):
     reason: str
     changes: dict[str, Setting] = {}  # knob -> new value, or the direction: lower, raise, on, off, more
     exact: bool = False
+    effect: Effect | None = None  # on the numbers of the training; None: not known
     slows: str = ""
 
 
@@ -80,13 +81,16 @@ def _exact(known: Known, diagnosis: Diagnosis) -> dict[str, Cure]:
         return {}
     result: dict[str, Cure] = {}
     run = _failed_once(known.profile, known, diagnosis)
-    for remedy in _remedies(run, complete=known.complete):
+    for remedy in remedies_after(run, complete=known.complete):
         result.setdefault(remedy.name, _cure(remedy, known.profile.knobs))
     return result
 
 
-def _remedies(run: Run, *, complete: bool) -> Iterator[Remedy]:
-    """Yield what recovery takes after the last failure, then what it would take by the ladder alone."""
+def remedies_after(run: Run, *, complete: bool = True) -> Iterator[Remedy]:
+    """Yield what recovery takes after the last failure, then what it would take by the ladder alone.
+
+    Names may repeat; the first counts. `complete`: every knob that the profile supports has its value.
+    """
     if run.accepted.policy is Policy.ESTIMATE:
         from autotune.policies.recovery.next_remedy import (
             next_remedy,  # numpy, for the few logs that show so much
@@ -168,6 +172,7 @@ def _cure(remedy: Remedy, knobs: Knobs) -> Cure:
         reason=remedy.reason,
         changes=remedy.changes,
         exact=True,
+        effect=remedy.effect,
         slows=_price(remedy.slows),
     )
 

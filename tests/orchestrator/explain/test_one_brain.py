@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.config.loader import assumed, parse
+from autotune.orchestrator.planner import first_attempt, plan
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.explain.advice import Cure, Known, prescribe
@@ -33,6 +34,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.job import Recovery
+from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.observation import Crashed
 from autotune.policies.values.remedy import Remedy
 from tests.policies.jobs import accepted as known_model
@@ -79,21 +81,21 @@ def logged() -> tuple[Diagnosis, ...]:
     return tuple(diagnosis for diagnosis in found if diagnosis.cause.is_memory)
 
 
-def history(accepted: Accepted, diagnosis: Diagnosis) -> tuple[Event, ...]:
+def history(accepted: Accepted, diagnosis: Diagnosis, *, knobs: Knobs) -> tuple[Event, ...]:
     fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
     steps = () if diagnosis.step is None else (Progressed(attempt=1, step=diagnosis.step),)
     return (
         accepted,
-        Started(attempt=1, knobs=accepted.profile.knobs),
+        Started(attempt=1, knobs=knobs),
         *steps,
         Ended(attempt=1, outcome=Crashed(exit_code=1), step=diagnosis.step),
         Diagnosed(attempt=1, **fields),
     )
 
 
-def taken(accepted: Accepted, diagnosis: Diagnosis) -> Remedy | None:
-    """Return the remedy that a launch takes; None where it gives up."""
-    action = decide(history(accepted, diagnosis))
+def taken(accepted: Accepted, diagnosis: Diagnosis, *, knobs: Knobs | None = None) -> Remedy | None:
+    """Return the remedy that a launch takes after its first attempt, with `knobs`; None where it gives up."""
+    action = decide(history(accepted, diagnosis, knobs=knobs or accepted.profile.knobs))
     if isinstance(action, Launch):
         return action.remedy
     assert isinstance(action, Finish) and isinstance(action.verdict, GaveUp)
@@ -147,6 +149,31 @@ def test_the_estimate_speaks_for_a_job_whose_model_is_known() -> None:
     )
     remedy = taken(known_model(), diagnosis)
     assert remedy is not None and remedy.predicted
+
+
+@pytest.mark.parametrize("name", ["verl-grpo-qwen2.5-7b", "slime-colocated", "builtin-cpu", "skyrl-gsm8k"])
+def test_plan_explain_and_launch_answer_a_failure_of_the_first_attempt_alike(name: str) -> None:
+    written = parse(JOBS[name].read_text())
+    framework, cluster = FRAMEWORKS[written.framework], assumed(written)
+    rungs = plan(written, framework, cluster, render=lambda *_: ("train",)).ladder
+    accepted, first = first_attempt(written, framework, cluster)
+    known = Known(profile=accepted.profile, complete=True, job=written, cluster=cluster)
+    for phase in dict.fromkeys(rung.phase for rung in rungs):
+        engine = phase in ("rollout_init", "rollout", "weight_sync")
+        part = Component.ROLLOUT if engine else Component.TRAINER
+        diagnosis = Diagnosis(cause=Cause.GPU_OOM, phase=Phase(phase), component=part)
+        planned = [
+            (each.remedy, {k: after for k, (_, after) in each.changes.items()}, each.reason, each.effect)
+            for each in rungs
+            if each.phase == phase
+        ]
+        remedy = taken(accepted, diagnosis, knobs=first.knobs)
+        assert remedy is not None
+        changes = {k: v for k, (_, v) in changed(first.knobs, remedy.apply(first.knobs)).items()}
+        assert planned[0] == (remedy.name, changes, remedy.reason, remedy.effect)
+        if first.knobs == accepted.profile.knobs:  # else the log would be of another job
+            cures = list(exact(prescribe(diagnosis, known)))[: len(planned)]
+            assert planned == [(c.name, c.changes, c.reason, c.effect) for c in cures]
 
 
 @given(st.sampled_from(sorted(JOBS)), diagnoses)
