@@ -60,6 +60,7 @@ def _release(name: str, config: DeclaredSettings, job: Job, releases: tuple[str,
             value=f"it uses memory as {name} {recorded} does",
             origin=Origin.ASSUMED,
             resolve="set framework_version",
+            is_open=len(releases) == 1,
         )
     forks = own == recorded or (config.code is not None and bool(config.code.defaults))
     return Fact(

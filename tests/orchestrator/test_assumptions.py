@@ -1,0 +1,78 @@
+"""A launch is changed before it starts only if every plausible value of what is assumed asks for a change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from autotune.launchers import frameworks
+from autotune.orchestrator.config.loader import assumed, load_elsewhere
+from autotune.policies.estimate.lengths import lengths_of, longest_of
+from autotune.policies.recovery.decide import decide
+from autotune.policies.values.events import Accepted, Launch
+from autotune.policies.values.job import Job, Preflight
+from benchmarks.golden.launch import JOBS, SEED
+from benchmarks.simulation.jobs import drawn
+from benchmarks.simulation.world import Stratum
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def first(event: Accepted) -> Launch:
+    launch = decide((event,))
+    assert isinstance(launch, Launch)
+    return launch
+
+
+@pytest.mark.parametrize("number", range(3, JOBS, 30))
+def test_a_simulated_job_is_changed_only_if_it_is_with_shorter_sequences_too(number: int) -> None:
+    strata = tuple(Stratum)
+    world, _ = drawn(strata[number % len(strata)], seed=SEED * 100_003 + number)
+    job = replace(
+        world.accepted.job, recovery=replace(world.accepted.job.recovery, preflight=Preflight.APPLY)
+    )
+    event = replace(world.accepted, job=job)
+    if first(event).remedy is None:
+        assert first(event).knobs == event.profile.knobs
+        return
+    layout = event.profile.layout
+    shorter = lengths_of(layout, longest=longest_of(event.profile), deviation=-1.0)
+    stated = replace(layout, prompt_mean=shorter.mean - shorter.response, response_mean=shorter.response)
+    assert first(replace(event, profile=replace(event.profile, layout=stated))).remedy is not None
+
+
+def on_a_card(name: str, gib: int) -> Job:
+    """Return an example on smaller cards, of which nothing tells the release."""
+    job, _ = load_elsewhere(CONFIGS / f"{name}.yaml")
+    cluster = replace(job.cluster, gpu=None, gpu_memory_bytes=gib << 30)
+    return replace(job, framework_version=None, version_from="", own_code=None, cluster=cluster)
+
+
+def launch_of(job: Job) -> Launch:
+    cluster = assumed(job)
+    profile = frameworks.find(job.framework).profile(job, cluster)
+    return first(Accepted(run="r", job=job, profile=profile, cluster=cluster))
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [("areal-guide", 24), ("ms-swift-grpo", 24), ("verl-grpo-qwen2.5-7b", 24)],
+)
+def test_an_example_is_changed_only_if_it_is_with_every_release_that_takes_it(name: str, gib: int) -> None:
+    job = on_a_card(name, gib)
+    framework = frameworks.find(job.framework)
+    versions = [replace(job, framework_version=version) for version in framework.releases]
+    takes = [own for own in versions if len(framework.problems(own)) <= len(framework.problems(job))]  # type: ignore[attr-defined]
+    changes = {launch_of(own).remedy is not None for own in takes}
+    assert len(takes) > 1 and (launch_of(job).remedy is not None) == (changes == {True})
+
+
+def test_a_release_of_which_no_other_is_on_record_changes_nothing() -> None:
+    job = on_a_card("nemo-rl-math", 40)
+    launch = launch_of(job)
+    assert (
+        launch.remedy is None and "uses memory as nemo-rl 0.7.0 does (set framework_version)" in launch.reason
+    )
+    assert launch_of(replace(job, framework_version="0.7.0")).remedy is not None
