@@ -8,7 +8,6 @@ import msgspec
 
 from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_setting, show_time_left
 from autotune.policies.forecast.time_left import TimeLeft, Until
-from autotune.policies.remedies.proposals.host import held_by_others
 from autotune.policies.values.diagnosis import Diagnosis, Facts, Finding
 from autotune.policies.values.events import (
     CuredInPlace,
@@ -106,8 +105,8 @@ def figures(facts: Facts) -> str:
         parts.append(f"{show_gib(facts.allocated_bytes)} of {show_gib(facts.capacity_bytes)} was in use")
     elif facts.capacity_bytes:
         parts.append(f"the device has {show_gib(facts.capacity_bytes)}")
-    if held_by_others(facts):
-        parts.append(f"{show_gib(held_by_others(facts))} was held outside this process")
+    if facts.held_by_others_bytes:
+        parts.append(f"{show_gib(facts.held_by_others_bytes)} was held outside this process")
     return ", ".join(parts)
 
 

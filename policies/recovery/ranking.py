@@ -27,7 +27,7 @@ from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.neighbours import Score, choices, effect_of, search
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
-from autotune.policies.values.knob_table import ENGINE_KNOBS, KNOB_TABLE, Part
+from autotune.policies.values.knob_table import ENGINE_KNOBS, KNOB_TABLE, Memory, Part
 from autotune.policies.values.knobs import Knobs, Setting, new_values
 from autotune.policies.values.remedy import Effect
 
@@ -41,6 +41,8 @@ _CLIMBING_RISK = 0.05
 _WORTH_CLIMBING = 0.05  # of a step's time: less is not worth a restart
 _CLEARLY = 0.01  # share of a memory: a cure that frees less is none
 _NOISE = 0.04  # predicted step times that differ by less are equal
+_SAME = 1e-9  # share by which two sums of one configuration may differ
+_EVEN = 0.5  # chance of an overflow above which one is expected
 _EQUAL_RISK = 0.02  # by which undoing a change elsewhere may raise the chance of another failure
 _ENGINE_PHASES = frozenset({Phase.ROLLOUT_INIT, Phase.ROLLOUT})
 
@@ -83,9 +85,11 @@ def best(
     smaller changes where the difference is noise, then the ladder's order. Where none fits so surely, chance
     is weighed against speed.
     """
-    near = _neighbourhood(view, present, started, believed=False)
+    options = _options(view, present, started=started)
+    relief = _relief(view, present, options, diagnosis)
+    near = _neighbourhood(view, present, started, believed=False, options=relief.options)
     knobs, estimate, prediction = near.knobs, near.estimate, near.prediction
-    acting = _acting(view, present, near.options, diagnosis)
+    acting = relief.acting
     changes = [new_values(present, k) for k in knobs]
     rungs = _rungs(view, present, diagnosis, started=started)
     failed = [
@@ -96,7 +100,7 @@ def best(
     less = less_than(view, failed, clearly=_CLEARLY)(estimate)
     order = _order(
         np.log(near.times.sure(estimate, knobs, acting)),
-        any_of(chances(estimate, prediction)),
+        chances(estimate, prediction),
         near.over,
         _misses(view, estimate, prediction) <= 0,
         _numeric(view, changes),
@@ -169,10 +173,23 @@ class _Neighbourhood:
     times: StepTimes
 
 
-def _neighbourhood(view: Outlook, present: Knobs, started: bool, *, believed: bool) -> _Neighbourhood:
+def _options(view: Outlook, present: Knobs, *, started: bool) -> dict[str, tuple[Setting, ...]]:
+    """Return what each knob may become by itself, its present value first."""
+    accepted = view.run.accepted
+    return choices(accepted.profile, present, recovery=accepted.job.recovery, started=started)
+
+
+def _neighbourhood(
+    view: Outlook,
+    present: Knobs,
+    started: bool,
+    *,
+    believed: bool,
+    options: dict[str, tuple[Setting, ...]] | None = None,
+) -> _Neighbourhood:
     """Return the configurations near the present one; `believed`: every prediction of speed is."""
     profile, recovery = view.run.accepted.profile, view.run.accepted.job.recovery
-    options = choices(profile, present, recovery=recovery, started=started)
+    options = _options(view, present, started=started) if options is None else options
     times = step_times(view, None if believed else present, options)
     score = _score(view, times)
     exact = {k: v for k, v in options.items() if profile.supported[k].effect is not Effect.NUMERIC}
@@ -194,36 +211,77 @@ def _neighbourhood(view: Outlook, present: Knobs, started: bool, *, believed: bo
     )
 
 
-def _acting(
-    view: Outlook, present: Knobs, options: dict[str, tuple[Setting, ...]], diagnosis: Diagnosis | None
-) -> frozenset[str]:
-    """Return the knobs that act where memory ran out; before the first launch, where it is foreseen to.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Relief:
+    """What single changes free of the memory that failed, or is foreseen to."""
 
-    A knob of the engine acts in a pass of the trainer, and the other way round, where the estimate says that
-    it clearly frees memory there.
+    acting: frozenset[str]  # knobs of which some value clearly frees it
+    options: dict[str, tuple[Setting, ...]]  # without the values that need more of it
+
+
+def _relief(
+    view: Outlook, present: Knobs, options: dict[str, tuple[Setting, ...]], diagnosis: Diagnosis | None
+) -> _Relief:
+    """Return what each knob may become without more load on what failed, and which knobs act there.
+
+    A value needs more where both the estimate and the knob table say so. A knob of the engine acts in a pass
+    of the trainer, and the other way round, where the estimate says that it clearly frees memory there.
+    Before the first launch every value stays: no phase has failed.
     """
-    singles = [(k, msgspec.structs.replace(present, **{k: v})) for k, vs in options.items() for v in vs[1:]]
-    estimate = view.estimates([present, *(knobs for _, knobs in singles)])
-    least = _CLEARLY * view.calibration.unit
+    singles = [(k, v) for k, values in options.items() for v in values[1:]]
+    if not singles:
+        return _Relief(acting=frozenset(), options=options)
+    changed = [msgspec.structs.replace(present, **{k: v}) for k, v in singles]
+    estimate = view.estimates([present, *changed])
+    freed, least = _freed(view, present, estimate, diagnosis)
+    if not len(freed):
+        return _Relief(acting=frozenset(options), options=options)
+    acting = {knob for (knob, _), most in zip(singles, freed.max(axis=0), strict=True) if most > least}
+    phase = None if diagnosis is None or diagnosis.cause is not Cause.GPU_OOM else diagnosis.phase
+    if phase in _ENGINE_PHASES:
+        acting |= options.keys() & ENGINE_KNOBS
+    elif phase is not None:
+        acting |= {knob for knob in options if KNOB_TABLE[knob].part is Part.TRAINER}
+    if diagnosis is None:
+        return _Relief(acting=frozenset(acting), options=options)
+    saves = Memory.HOST if diagnosis.cause is Cause.HOST_OOM else Memory.GPU
+    heavier = {
+        (knob, value)
+        for (knob, value), own in zip(singles, freed[0], strict=True)
+        if own < -_SAME and not KNOB_TABLE[knob].asks_less(saves, getattr(present, knob), value)
+    }
+    lighter = {
+        knob: (values[0], *(value for value in values[1:] if (knob, value) not in heavier))
+        for knob, values in options.items()
+    }
+    return _Relief(acting=frozenset(acting), options={k: v for k, v in lighter.items() if len(v) > 1})
+
+
+def _freed(
+    view: Outlook, present: Knobs, estimate: Estimates, diagnosis: Diagnosis | None
+) -> tuple[Floats, float]:
+    """Return what changes free of each memory that failed or is foreseen to, and the least that counts.
+
+    The first column of `estimate` is the present configuration. Rows are memories, columns changes, values
+    shares: of the device, of the host's bytes, or of the tokens that an engine's pool holds.
+    """
+    gpu = (estimate.gpu[:, :1] - estimate.gpu[:, 1:]) / view.calibration.unit
+    most = estimate.host.max(axis=0)
+    host = ((most[0] - most[1:]) / max(1.0, float(most[0])))[None, :]
+    tokens = np.nan_to_num(estimate.pool_tokens, posinf=0.0)
+    pool = ((tokens[1:] - tokens[0]) / max(1.0, float(tokens[0])))[None, :]
     if diagnosis is None:
         own = view.estimates((present,))
         chance = chances(own, predicted(view.calibration, own))[:, 0]
-        places = [place for place in range(len(PHASES)) if chance[place] > RISK]
-        everything = bool((chance[len(PHASES) :] > RISK).any())
-    else:
-        places = [PHASES.index(diagnosis.phase)] if diagnosis.phase in PHASES else []
-        everything = diagnosis.cause is not Cause.GPU_OOM
-    if everything or not places:
-        return frozenset(options)
-    gpu = estimate.gpu[places]
-    moved: NDArray[np.bool_] = np.any(gpu[:, :1] - gpu > least, axis=0)
-    found = {knob for (knob, _), acts in zip(singles, moved[1:].tolist(), strict=True) if acts}
-    engine = {place for place in places if PHASES[place] in _ENGINE_PHASES}
-    if len(engine) < len(places):
-        found |= {knob for knob in options if KNOB_TABLE[knob].part is Part.TRAINER}
-    if engine:
-        found |= options.keys() & ENGINE_KNOBS
-    return frozenset(found)
+        return np.concatenate([gpu, host, pool])[chance > RISK], _CLEARLY
+    match diagnosis.cause:
+        case Cause.HOST_OOM:
+            return host, _CLEARLY
+        case Cause.POOL_TOO_SMALL:
+            return pool, _CLEARLY
+        case _:
+            places = [PHASES.index(diagnosis.phase)] if diagnosis.phase in PHASES else []
+            return gpu[places], _CLEARLY
 
 
 def _without_idle(
@@ -281,7 +339,7 @@ def _misses(view: Outlook, estimate: Estimates, prediction: Prediction) -> Float
 
 def _order(
     slow: Floats,
-    risk: Floats,
+    risks: Floats,
     over: Floats,
     roomy: NDArray[np.bool_],
     numeric: NDArray[np.bool_],
@@ -292,6 +350,7 @@ def _order(
     """Yield the candidates, best first."""
     counts = np.array([len(c) for c in changes])
     steps = np.array([min((rungs.get(k, len(rungs)) for k in c), default=0) for c in changes])
+    risk = any_of(risks)
     fitting = risk <= RISK
     kinds = (~numeric & roomy, ~numeric & ~roomy, numeric & roomy, numeric & ~roomy)
     for group in (np.nonzero(fitting & kind)[0] for kind in kinds):
@@ -305,7 +364,9 @@ def _order(
     # A chance near one says no longer by how much it misses.
     missing = _RISK_WEIGHT * (risk[others] + 3.0 * over[others])
     worth = slow[others] + missing + _NUMERIC_WEIGHT * numeric[others]
-    yield from others[np.lexsort((counts[others], np.round(worth, 2)))].tolist()
+    # What is expected to overflow comes after all that is not.
+    overflows = risks[:, others].max(axis=0) > _EVEN
+    yield from others[np.lexsort((counts[others], np.round(worth, 2), overflows))].tolist()
 
 
 def _rungs(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, started: bool) -> dict[str, int]:

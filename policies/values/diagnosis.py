@@ -6,6 +6,8 @@ from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.observation import Outcome
 from autotune.policies.values.value import Value
 
+_HELD_SHARE = 0.25  # of a card held outside a process before that is named as the reason of its failure
+
 FORESEEN = "autotune-forecast"  # the rule of a line that says what is expected
 CURED = "autotune-cured"  # the rule of a line that says what the job itself cured
 BUILTIN_FAILURE = "builtin-failure"  # the rule of the built-in job's own record of a failure
@@ -45,6 +47,12 @@ class Facts(Value, frozen=True, kw_only=True):
         if free is None or self.allowed_bytes is None or allocated is None:
             return free
         return max(0, min(free, self.allowed_bytes - allocated - (self.reserved_unallocated_bytes or 0)))
+
+    @property
+    def held_by_others_bytes(self) -> int:
+        """The device memory outside the process that failed; 0 where it explains no failure."""
+        outside, capacity = self.outside_bytes, self.capacity_bytes
+        return outside if outside and capacity and outside >= _HELD_SHARE * capacity else 0
 
 
 class Finding(Value, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from autotune.policies.estimate.belief.gaussian import Belief, Floats, less_sure
+from autotune.policies.estimate.belief.gaussian import Belief, Floats, less_sure, within
 from autotune.policies.estimate.belief.growth import Growth, without_growth
 from autotune.policies.estimate.belief.observations import (
     fills_microbatch,
@@ -18,7 +18,17 @@ from autotune.policies.estimate.belief.observations import (
     settled_peaks,
     shown_by,
 )
-from autotune.policies.estimate.belief.prior import HOST_COLUMNS, INDEX, LENGTHS, PART_COLUMNS, prior, scaled
+from autotune.policies.estimate.belief.prior import (
+    HOST_COLUMNS,
+    INDEX,
+    LATE_ERROR,
+    LEAST,
+    LENGTHS,
+    MOST,
+    PART_COLUMNS,
+    prior,
+    scaled,
+)
 from autotune.policies.estimate.lengths import Assumption
 from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
 from autotune.policies.values.architecture.model import Model
@@ -28,6 +38,7 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.priors import Factor, Kind, Learned
 
 _POOL_ERROR = 0.10
+_REPRODUCED = 0.05  # share of a card by which a belief may miss the peaks of its own run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +136,7 @@ def _after(belief: Belief, run: Run, evidence: _Evidence) -> Calibration:
         belief = shown_by(belief, shown, column, attempt, capacity, floor, grew, filled)
         if not attempt.longest:
             belief = lengths_seen(belief, profile, attempt)
+        belief = within(belief, LEAST, MOST)
         pool = float(estimate.pool_tokens[column])
         if attempt.diagnosis is not None and attempt.diagnosis.cause is Cause.POOL_TOO_SMALL:
             failed_pool, refused = max(failed_pool, pool), refused + 1
@@ -188,12 +200,17 @@ def predicted(calibration: Calibration, estimate: Estimates, *, late: bool = Tru
 def learned(run: Run) -> Learned | None:
     """Return the factors that a run showed beyond what was known before.
 
-    None without a known model, and from a run whose memory grew.
+    None without a known model, and where something else than the configuration decided what memory held:
+    growth, fragmentation, or others on a card. A run whose own peaks its belief does not reproduce teaches
+    nothing either.
     """
     job, profile = run.accepted.job, run.accepted.profile
-    if job.shape is None or any(attempt.growth is not None for attempt in run.attempts):
+    if job.shape is None or any(_is_disturbed(attempt) for attempt in run.attempts):
         return None
-    after = calibrated(run, job.shape).belief
+    calibration = calibrated(run, job.shape)
+    if not _reproduces(run, job.shape, calibration):
+        return None
+    after = calibration.belief
     estimate = estimates(profile, run.accepted.cluster, job.shape, (profile.knobs,), steps=job.goal.steps)
     before = prior(estimate, None)
     factors = {}
@@ -202,6 +219,39 @@ def learned(run: Run) -> Learned | None:
         if name != LENGTHS and not name.endswith((".late", ".scale")) and now < 0.9 * was:
             factors[name] = Factor(mean=round(1 + float(after.mean[column]), 4), error=round(float(now), 4))
     return Learned(kind=kind_of(run), factors=factors, runs=1)
+
+
+def _is_disturbed(attempt: Attempt) -> bool:
+    """Return whether an attempt met growth, fragmentation, or memory that others held."""
+    diagnosis = attempt.diagnosis
+    if diagnosis is not None and (diagnosis.fragmentation or diagnosis.facts.held_by_others_bytes):
+        return True
+    capacities = {
+        name: peak.capacity_bytes for event in attempt.progress for name, peak in event.peaks.items()
+    }
+    return attempt.growth is not None or attempt.foregone or any(
+        grew.grown_bytes > LATE_ERROR * capacities[name] for name, grew in growths(attempt).items()
+    )
+
+
+def _reproduces(run: Run, model: Model, calibration: Calibration) -> bool:
+    """Return whether the belief agrees with the largest peaks that the run's attempts reported."""
+    attempts = [attempt for attempt in run.attempts if attempt.progress]
+    if not attempts:
+        return True
+    estimate = estimates(
+        run.accepted.profile,
+        run.accepted.cluster,
+        model,
+        [attempt.knobs for attempt in attempts],
+        steps=run.accepted.job.goal.steps,
+    )
+    gpu = predicted(calibration, estimate, late=False).gpu
+    for column, floor in enumerate(settled_peaks([attempt], [{}]) for attempt in attempts):
+        for name, peak in floor[attempts[column].knobs].items():
+            if abs(float(gpu[PHASES.index(Phase(name)), column]) - peak) > _REPRODUCED * calibration.unit:
+                return False
+    return True
 
 
 def kind_of(run: Run) -> Kind:

@@ -15,6 +15,8 @@ _FAR = 6.0  # standard deviations beyond which a tail is taken from its asymptot
 
 _SURPRISE, _STRONG_SURPRISE = 1.0, 2.0  # standard deviations
 _WIDEST = 4.0
+_PROJECTIONS = 1000
+_TOUCHING = 1e-3  # standard deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,25 @@ def measured(belief: Belief, row: Floats, value: float, *, error: float) -> Beli
         mean=belief.mean + gain * (value - float(row @ belief.mean)),
         covariance=belief.covariance - np.outer(gain, spread),
     )
+
+
+def within(belief: Belief, least: Floats, most: Floats) -> Belief:
+    """Return the belief with the mean of every deviation between its bounds, of shape (deviations,).
+
+    The one furthest outside moves to its bound first, and the others move along as the covariance says, so
+    that the combinations that were measured keep their values. The covariance stays, because a bound says
+    nothing of how far inside the truth lies.
+    """
+    mean, covariance = belief.mean.copy(), belief.covariance
+    errors = np.sqrt(np.maximum(1e-30, np.diag(covariance)))
+    for _ in range(_PROJECTIONS):
+        outside = np.maximum(least - mean, mean - most) / errors
+        worst = int(outside.argmax())
+        if outside[worst] <= _TOUCHING:
+            break
+        bound = least[worst] if mean[worst] < least[worst] else most[worst]
+        mean += covariance[:, worst] * (bound - mean[worst]) / errors[worst] ** 2
+    return replace(belief, mean=np.clip(mean, least, most))
 
 
 def less_sure(belief: Belief, surprise: Floats) -> Belief:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.policies.estimate.belief.gaussian import Belief, Floats
+from autotune.policies.estimate.belief.gaussian import Belief, Floats, within
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.values.failure import Phase
@@ -68,6 +68,22 @@ NAMES = (
 INDEX = {name: number for number, name in enumerate(NAMES)}
 PART_COLUMNS = np.array([[INDEX[f"{_GROUPS[phase]}.{part}"] for part in PARTS] for phase in PHASES])
 HOST_COLUMNS = np.array([INDEX[f"{_HOST}.{part}"] for part in PARTS])
+_BOUNDS = (
+    (".scale", -0.25, 1.5),
+    (".late", 0.0, 1.0),  # shares of the capacity
+    (LENGTHS, -np.inf, np.inf),
+    (f"{_HOST}.", -0.7, 19.0),  # what a program loads of its own is often more than all that the job needs
+    # A part of memory is never negative; what needs ten times its estimate is not what the estimate knows.
+    ("", -0.9, 9.0),
+)
+
+
+def _bounds(name: str) -> tuple[float, float]:
+    """Return the least and the most that a deviation may be."""
+    return next((least, most) for text, least, most in _BOUNDS if text in name)
+
+
+LEAST, MOST = np.array([_bounds(name) for name in NAMES]).T
 _POOL, OPTIMIZER = PARTS.index("kv_pool"), PARTS.index("optimizer")
 
 
@@ -99,7 +115,7 @@ def prior(estimate: Estimates, known: Learned | None) -> Belief:
             narrower = min(1.0, factor.error / errors[column])
             covariance[column, :] *= narrower
             covariance[:, column] *= narrower
-    return Belief(mean=mean, covariance=covariance)
+    return within(Belief(mean=mean, covariance=covariance), LEAST, MOST)
 
 
 def _block(covariance: Floats, columns: Sequence[int], errors: Sequence[float], shared: float) -> None:

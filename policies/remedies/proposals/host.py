@@ -8,13 +8,11 @@ from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.legality import highest
 from autotune.policies.remedies.proposals import GIB, change, stepping
 from autotune.policies.remedies.step_size import smaller
-from autotune.policies.values.diagnosis import Diagnosis, Facts
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.remedy import Remedy
-
-_OUTSIDE_SHARE = 0.25  # of a card held by others before they are named as the reason
 
 
 def reduce_host_offload(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -100,15 +98,9 @@ def restart_every(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Itera
         )
 
 
-def held_by_others(facts: Facts) -> int:
-    """Return the bytes of a card outside the process that failed; 0 if they do not explain it."""
-    outside, capacity = facts.outside_bytes, facts.capacity_bytes
-    return outside if outside and capacity and outside >= _OUTSIDE_SHARE * capacity else 0
-
-
 def free_before_relaunch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose others hold the card: nothing of the job changes, their memory must go first."""
-    outside = held_by_others(diagnosis.facts)
+    outside = diagnosis.facts.held_by_others_bytes
     if outside:
         yield Remedy(
             name="free_before_relaunch",

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from autotune.policies.estimate.belief.calibration import calibrated, learned, predicted
 from autotune.policies.estimate.belief.gaussian import Belief, at_least, at_most, less_sure, measured
 from autotune.policies.estimate.belief.growth import growth
-from autotune.policies.estimate.belief.prior import INDEX
+from autotune.policies.estimate.belief.prior import INDEX, LENGTHS
 from autotune.policies.estimate.peaks import PHASES, estimates
 from autotune.policies.estimate.shapes import parameters
 from autotune.policies.values.events import Ended, Progressed, Started
@@ -20,6 +20,8 @@ from autotune.policies.values.priors import Factor, Kind, Learned, merged, widen
 from tests.policies.jobs import CLUSTER, GIB, KNOBS, LAYOUT, MODEL, accepted, fails, peaks
 
 ROW = np.array([1.0])
+ENGINE = (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
+PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
 
 def steps(count: int, **used: float) -> list[Progressed]:
@@ -291,6 +293,57 @@ def test_only_a_bound_far_above_what_was_thought_is_a_surprise():
     assert at_least(belief, row, 3.0, error=0.0).surprise == pytest.approx([3.0, 1.0])
     again = at_least(at_least(belief, row, 3.0, error=0.0), np.array([0.0, 1.0]), 9.0, error=0.0)
     assert again.surprise == pytest.approx([3.0, 4.0])  # the later one is capped
+
+
+def growing(mib: int) -> list:
+    """Return 400 steps in which the trainer's phases grow by so many MiB each."""
+    used = {phase: about([accepted()], phase)[0] for phase in PHASES}
+    return [
+        Progressed(
+            step=n,
+            peaks=peaks(**{p.value: size + (p not in ENGINE) * n * mib * 2**20 for p, size in used.items()}),
+        )
+        for n in range(1, 401)
+    ]
+
+
+@pytest.mark.parametrize("mib", [2, 40, 400])
+def test_parts_of_memory_stay_positive_and_a_pass_monotone_in_its_knobs(mib: int):
+    history = [accepted(), Started(knobs=KNOBS), *growing(mib), *fails(Phase.BACKWARD, requested=GIB, free=0)]
+    mean = calibrated(fold(tuple(history)), MODEL).belief.mean
+    parts = [column for name, column in INDEX.items() if not name.endswith((".scale", ".late", LENGTHS))]
+    assert (1 + mean[parts] >= 0.1 - 1e-9).all()
+    assert (1 + mean[parts] <= 20).all()
+    for phase in PASSES:
+        need = [
+            about(history, phase, replace(KNOBS, **changes))[0]
+            for changes in ({"recompute": "off"}, {"recompute": "full"}, {"tokens_per_microbatch": 8192})
+        ]
+        assert need[0] >= need[1] >= need[2] > 0
+
+
+@pytest.mark.parametrize("disturbed", ["growth", "fragmentation", "others"])
+def test_only_an_undisturbed_run_teaches_others(disturbed: str):
+    start = (accepted(), Started(knobs=KNOBS))
+    failed = fails(Phase.BACKWARD, requested=2 * GIB, free=GIB)
+    calm = (*start, *steps(8, backward=about([accepted()], Phase.BACKWARD)[0]))
+    assert learned(fold((*calm, *failed))) is not None
+    row = failed[-1]
+    others = replace(row, facts=replace(row.facts, outside_bytes=60 * GIB))
+    history = {
+        "growth": (*start, *growing(40)),
+        "fragmentation": (*calm, failed[0], replace(row, fragmentation=True)),
+        "others": (*calm, failed[0], others),
+    }[disturbed]
+    assert learned(fold(history)) is None
+
+
+def test_a_run_that_its_own_belief_does_not_explain_teaches_nothing():
+    usual = about([accepted()], Phase.BACKWARD)[0]
+    shown = (accepted(), Started(knobs=KNOBS), *steps(4, backward=usual))
+    other = replace(KNOBS, param_offload=True)
+    assert learned(fold(shown)) is not None
+    assert learned(fold((*shown, Started(knobs=other), *steps(4, backward=3.0 * usual)))) is None
 
 
 def test_after_a_surprise_other_phases_are_less_sure_but_what_passed_still_fits():

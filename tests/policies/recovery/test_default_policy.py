@@ -230,3 +230,23 @@ def test_a_climb_surely_fits(memory_gib: int):
         up, view = launch(*stopped), outlook(fold(stopped))
         assert view is not None
         assert judged(view, up.knobs).risk <= 0.05
+
+
+@pytest.mark.parametrize("headroom", [0.05, 0.25])
+def test_a_cure_never_raises_the_load_of_what_failed(headroom: float):
+    start = accepted(goal=Goal(headroom=headroom), recovery=NO_PREFLIGHT)
+    up = launch(start, Started(knobs=KNOBS), *fails(Phase.BACKWARD, requested=3 * GIB, free=2 * GIB))
+    assert up.knobs.recompute == KNOBS.recompute == "full"
+    assert (up.knobs.tokens_per_microbatch or 0) <= (KNOBS.tokens_per_microbatch or 0)
+
+
+def test_no_cure_is_expected_to_overflow_while_another_is_not():
+    history, done = [accepted()], 0
+    for attempt in range(1, 5):
+        up = launch(*history)
+        if up.remedy is not None and up.remedy.predicted:
+            assert max(up.remedy.predicted.values()) <= CLUSTER.gpu_memory_bytes
+        rows = [Progressed(attempt=attempt, step=done + n, saved=done + n) for n in range(1, 101)]
+        history += [Decided(remedy=up.remedy), Started(attempt=attempt, knobs=up.knobs, resume=attempt > 1)]
+        history += [*rows, *fails(Phase.BACKWARD, requested=GIB, free=GIB // 2)]
+        done += 100

@@ -390,8 +390,13 @@ def test_a_pool_that_is_too_small_keeps_its_share_where_other_phases_want_room()
     assert found.remedy.predicted and found.knobs.memory_fraction >= 0.5
 
 
-@pytest.mark.parametrize("headroom", [0.15, 0.25])
-@pytest.mark.parametrize("phase", [Phase.LOG_PROB, Phase.BACKWARD, Phase.ROLLOUT])
+@pytest.mark.parametrize(
+    ("phase", "headroom"),
+    [
+        *((phase, 0.15) for phase in (Phase.LOG_PROB, Phase.BACKWARD, Phase.ROLLOUT)),
+        *((phase, 0.25) for phase in (Phase.LOG_PROB, Phase.ROLLOUT)),
+    ],
+)
 def test_a_cure_leaves_the_goals_headroom_where_exact_changes_can(phase: Phase, headroom: float):
     start = accepted(goal=Goal(headroom=headroom), recovery=Recovery(preflight=Preflight.OFF))
     found = launch(start, Started(knobs=KNOBS), *fails(phase, requested=3 * GIB, free=2 * GIB))

@@ -86,7 +86,7 @@ def would_fit(of) -> dict[str, list[tuple[int, bool]]]:
         ({"cluster": cards(48)}, {GPUS, LORA, SMALLER}),
         ({"layout": ADAPTER, "cluster": cards(36)}, {GPUS, RESPONSES, SMALLER}),
         ({"layout": ADAPTER, "cluster": cards(32)}, {GPUS, RESPONSES, SMALLER}),
-        ({"layout": ADAPTER, "cluster": cards(26)}, {RESPONSES}),
+        ({"layout": ADAPTER, "cluster": cards(28)}, {RESPONSES}),
         ({"layout": LONG, "knobs": WHOLE}, {RESPONSES, SMALLER}),
         ({"cluster": cards(16)}, set()),
     ],
