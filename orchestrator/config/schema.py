@@ -169,10 +169,12 @@ class RecoveryKeys(Section):
     """Limits of the automatic recovery, and what it may change."""
 
     relaunches: Natural = _key(
-        12, description="Maximum number of relaunches after failures of the job itself."
+        12,
+        description="Maximum number of relaunches after failures of the job, since it last saved new steps.",
     )
     infrastructure_retries: Natural = _key(
-        3, description="Maximum number of relaunches after losses of a node or of the cluster."
+        3,
+        description="Maximum number of relaunches after losses of a node, since it last saved new steps.",
     )
     silence_s: OrAuto[Duration] = _key(
         "auto",

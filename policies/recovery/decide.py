@@ -45,6 +45,7 @@ EDITED = "as the job file says now"
 _BACKOFF_S = 30.0  # doubled with every loss
 _BACKOFF_MOST_S = 600.0
 _BACKOFF_DOUBLINGS = 10  # more than reach the most
+_MOST_ATTEMPTS = 1000  # of a run that gains steps all the time: it only ends a loop
 # What helps against faults of the cluster that stay after all retries.
 _HINTS = {
     "gpu-unavailable": "add nodes with GPUs, or make the job ask for as many as there are",
@@ -154,9 +155,10 @@ def _while_running(run: Run, last: Attempt) -> Action:
 def _after_loss(run: Run, last: Attempt) -> Action:
     """Return the action after a loss: a relaunch with the same knobs, later after each loss.
 
-    These relaunches have their own budget, `recovery.infrastructure_retries`.
+    These relaunches have their own budget, `recovery.infrastructure_retries`; both it and the wait begin anew
+    with an attempt that saved new steps.
     """
-    lost = [a for a in run.since_resumed if a.infrastructure]
+    lost = [a for a in run.since_gain if a.infrastructure]
     reason = _loss(last)
     if _killed(last) and any(_killed(a) and a.step == last.step for a in lost[:-1]):
         where = "before the first step" if last.step is None else f"after step {last.step}"
@@ -169,7 +171,7 @@ def _after_loss(run: Run, last: Attempt) -> Action:
         _HINTS.get(last.diagnosis.evidence[0].rule) if last.diagnosis and last.diagnosis.evidence else None
     )
     retries = run.accepted.job.recovery.infrastructure_retries
-    if len(lost) > retries:
+    if len(lost) > retries or len(run.since_resumed) > _MOST_ATTEMPTS:
         times = f"lost {len(lost)} times, {retries} retries allowed"
         hint = f"; {advice}" if advice is not None else ""
         return Finish(verdict=Infrastructure(reason=f"{reason} ({times}){hint}"))
@@ -210,10 +212,10 @@ def _cure(run: Run, last: Attempt) -> Remedy | None:
 
 def _spent(run: Run) -> str:
     """Return which budget leaves no relaunch, in words; empty if one is left."""
-    recovery = run.accepted.job.recovery
+    recovery, since = run.accepted.job.recovery, run.since_gain
     failed = [
         a
-        for a in run.since_resumed
+        for a in since
         if not (
             a.infrastructure
             or a.interrupted
@@ -224,9 +226,12 @@ def _spent(run: Run) -> str:
             or stopped_to_climb(a)
         )
     ]
-    refused = [each for each in run.refused if each.renewed == run.renewed]
+    first = since[0].number if since else 0
+    refused = [each for each in run.refused if each.renewed == run.renewed and each.number >= first]
     if len(failed) + len(refused) > recovery.relaunches:
         return f"all {recovery.relaunches} relaunches are used"
+    if len(run.since_resumed) > _MOST_ATTEMPTS:
+        return f"{len(run.since_resumed)} attempts were made, although steps were gained in between"
     if recovery.duration_s is not None and run.elapsed_s >= recovery.duration_s:
         return f"the time limit of {recovery.duration_s:.0f} s (recovery.duration) has passed"
     return ""

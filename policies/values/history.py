@@ -100,6 +100,13 @@ class Attempt(Value, frozen=True, kw_only=True):
         )
 
     @property
+    def saved(self) -> int | None:
+        """The step of its last checkpoint; None if it wrote none."""
+        if self.ended is not None and self.ended.saved is not None:
+            return self.ended.saved
+        return self.progress[-1].saved if self.progress else None
+
+    @property
     def foregone(self) -> bool:
         """Whether it was stopped in good health, before the failure that was expected of it."""
         return self.ended is not None and self.ended.outcome == Cancelled(by=FORECAST)
@@ -153,8 +160,18 @@ class Run(Value, frozen=True, kw_only=True):
 
     @property
     def since_resumed(self) -> tuple[Attempt, ...]:
-        """The attempts that count against the budgets."""
+        """The attempts since the user asked to go on."""
         return tuple(a for a in self.attempts if a.renewed == self.renewed)
+
+    @property
+    def since_gain(self) -> tuple[Attempt, ...]:
+        """The attempts that count against the budgets: from the last that saved new steps on."""
+        furthest = -1
+        gained = 0
+        for place, attempt in enumerate(self.attempts):
+            if attempt.saved is not None and attempt.saved > furthest:
+                furthest, gained = attempt.saved, place
+        return tuple(a for a in self.attempts[gained:] if a.renewed == self.renewed)
 
 
 def fold(history: History, *, trials: bool = False) -> Run:

@@ -281,6 +281,31 @@ def test_a_lost_cluster_costs_no_remedy_and_waits_longer_each_time():
     assert "node 10.0.0.2" in verdict.reason
 
 
+def test_losses_count_and_waits_grow_only_until_new_steps_are_saved():
+    story = Story(accepted(recovery=Recovery(infrastructure_retries=2)))
+    story.launch()
+    for done in range(1000, 9000, 1000):
+        story.then(Progressed(step=done, saved=done))
+        assert story.ends(Lost(reason="node 10.0.0.2 was preempted")).launch().not_before_s == 30.0
+    story.then(Progressed(step=8001, saved=8000))  # a step that no checkpoint holds is lost again
+    assert story.ends(Lost(reason="node 10.0.0.2 was preempted")).launch().not_before_s == 60.0
+    assert "lost 3 times" in story.ends(Lost(reason="node 10.0.0.2 was preempted")).verdict().reason
+
+
+@pytest.mark.parametrize("gains", [True, False])
+def test_relaunches_count_since_the_last_attempt_that_saved_new_steps(gains: bool):
+    story = Story(accepted(recovery=Recovery(relaunches=2)))
+    story.launch()
+    for attempt in range(4):
+        done = 100 * (attempt if gains else 1)
+        story.then(Progressed(step=done + 1, saved=done)).fails()
+        if attempt < 2 or gains:
+            story.launch()
+        else:
+            assert story.verdict().reason == "all 2 relaunches are used"
+            break
+
+
 def test_infrastructure_in_the_log_is_a_loss_too():
     story = Story()
     story.launch()
