@@ -8,6 +8,7 @@ import msgspec
 
 from autotune.policies.forecast.last_checkpoint import forewarned, why_now
 from autotune.policies.recovery.first_launch import first_launch
+from autotune.policies.recovery.foreign_memory import OCCUPIED, without_foreign
 from autotune.policies.recovery.growth import (
     after_restart,
     describe,
@@ -44,12 +45,13 @@ from autotune.policies.values.remedy import Remedy
 EDITED = "as the job file says now"
 _BACKOFF_S = 30.0  # doubled with every loss
 _BACKOFF_MOST_S = 600.0
+_OCCUPIED_S = 600.0  # others that hold a card need longer than a node that comes back
 _BACKOFF_DOUBLINGS = 10  # more than reach the most
 _MOST_ATTEMPTS = 1000  # of a run that gains steps all the time: it only ends a loop
 # What helps against faults of the cluster that stay after all retries.
 _HINTS = {
     "gpu-unavailable": "add nodes with GPUs, or make the job ask for as many as there are",
-    "gpu-occupied": "others use its GPUs: free them, or give the job GPUs of its own",
+    OCCUPIED: "others use its GPUs: free them, or give the job GPUs of its own",
 }
 
 
@@ -65,7 +67,7 @@ def decide_on(folding: Folding) -> Action:
     user asked to continue: budgets then count again, and the last attempt is continued with its own knobs
     or cured.
     """
-    run = without_refused(folding.run())
+    run = without_refused(without_foreign(folding.run()))
     rehearsal, action = run.accepted.rehearsal, None
     if rehearsal is not None and not run.attempts and not run.refused:
         rehearsed = without_refused(folding.rehearsal())
@@ -167,15 +169,13 @@ def _after_loss(run: Run, last: Attempt) -> Action:
         if run.accepted.job.recovery.infrastructure_retries == 0:
             return Finish(verdict=Infrastructure(reason=twice))
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
-    advice = (
-        _HINTS.get(last.diagnosis.evidence[0].rule) if last.diagnosis and last.diagnosis.evidence else None
-    )
+    advice = _HINTS.get(_rule(last))
     retries = run.accepted.job.recovery.infrastructure_retries
     if len(lost) > retries or len(run.since_resumed) > _MOST_ATTEMPTS:
         times = f"lost {len(lost)} times, {retries} retries allowed"
         hint = f"; {advice}" if advice is not None else ""
         return Finish(verdict=Infrastructure(reason=f"{reason} ({times}){hint}"))
-    wait_s = backoff_s(len(lost))
+    wait_s = max(_OCCUPIED_S, backoff_s(len(lost))) if _rule(last) == OCCUPIED else backoff_s(len(lost))
     return Launch(knobs=last.knobs, reason=f"relaunched with the same knobs: {reason}", not_before_s=wait_s)
 
 
@@ -267,6 +267,12 @@ def _marginal(run: Run) -> bool:
 def _killed(attempt: Attempt) -> bool:
     outcome = None if attempt.ended is None else attempt.ended.outcome
     return isinstance(outcome, Lost) and outcome.killed and attempt.diagnosis is None
+
+
+def _rule(attempt: Attempt) -> str:
+    """Return the rule of the line that says why an attempt ended; empty if there is none."""
+    evidence = () if attempt.diagnosis is None else attempt.diagnosis.evidence
+    return evidence[0].rule if evidence else ""
 
 
 def _loss(attempt: Attempt) -> str:

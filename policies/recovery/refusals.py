@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import assert_never
 
 import msgspec
 
-from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.formatting import show_setting
 from autotune.policies.values.history import Attempt, Refused, Run
-from autotune.policies.values.knob_table import ROWS, Part, Unit
+from autotune.policies.values.knob_table import KNOB_TABLE, ROWS, Part, Unit
 from autotune.policies.values.knobs import Knobs, Setting, changed
 from autotune.policies.values.profile import Profile
 
@@ -32,6 +34,12 @@ _ORDER = (
 )
 _SIZES = frozenset(row.name for row in ROWS if row.part is Part.TRAINER and row.unit is Unit.RANKS)
 _NUMBERS = re.compile(r"\d+")
+_BESIDE = frozenset(
+    {Component.REWARD, Component.DATA}
+)  # parts of a job that no knob of a pass or engine moves
+_SERVICE = re.compile(
+    r"\b(?:HTTP(?:Error)?:? ?)?(?:429|50[0-4])\b.{0,40}(?:Error|Unavailable|Gateway|Timeout|Too Many)"
+)
 
 
 def without_refused(run: Run) -> Run:
@@ -39,10 +47,11 @@ def without_refused(run: Run) -> Run:
 
     What follows a refusal is then what follows the attempt before it, and never its change. An attempt
     refuses its change if it ends with an error that is neither memory nor infrastructure, and that names a
-    changed setting or comes in a phase that the attempt before it reached. The same error after changes
-    of different knobs is the job's own, and its attempt stays. Attempts with the same knobs that the cluster
-    ended in between say nothing, and go with the one that refused. Parallel sizes are refused also where
-    the host held the start before and does not hold it with them: no smaller batch helps there.
+    changed setting, or comes in a phase that the attempt before it reached and in which the setting acts. The
+    same error after changes of different knobs is the job's own: its attempt stays. Attempts with the same
+    knobs that the cluster ended in between say nothing, and go with the one that refused. Parallel sizes are
+    refused also where the host held the start before and does not hold it with them: no smaller batch helps
+    there.
     """
     kept: list[Attempt] = []
     refused: list[Refused] = []
@@ -115,11 +124,35 @@ def _refusal(
         return None
     error = "" if line is None else line.text.strip()
     named = {knob: change for knob, change in changes.items() if _names(profile, knob, error)}
-    if not changes or not (named or _reached(attempt, before)):
+    acting = {knob: change for knob, change in changes.items() if _acts(knob, attempt.diagnosis, error)}
+    blamed = named or acting
+    if not blamed or not (named or _reached(attempt, before)):
         return None
-    refusal = Refused(number=attempt.number, changes=named or changes, error=error, renewed=attempt.renewed)
+    refusal = Refused(number=attempt.number, changes=blamed, error=error, renewed=attempt.renewed)
     alike = [r for r in refused if _signature(r) == _signature(refusal)]
     return None if alike and not _common([*alike, refusal]) else refusal
+
+
+def _acts(knob: str, diagnosis: Diagnosis | None, error: str) -> bool:
+    """Return whether an error may come from a knob: its part works in the phase and the component of it.
+
+    A service that answers with an error of its own is none of the job's parts. Every knob acts at the start.
+    """
+    row = KNOB_TABLE.get(knob)
+    if row is None or diagnosis is None or diagnosis.phase in _START:
+        return row is not None and _SERVICE.search(error) is None
+    if _SERVICE.search(error) is not None or diagnosis.component in _BESIDE:
+        return False
+    match row.part:
+        case Part.ENGINE:
+            return not row.phases or diagnosis.phase in row.phases
+        case Part.TRAINER:
+            return diagnosis.phase is not Phase.ROLLOUT
+        case Part.WEIGHT_SYNC:
+            return diagnosis.phase in row.phases
+        case Part.HOST | Part.RUN | Part.DIAGNOSTICS:
+            return True
+    assert_never(row.part)
 
 
 def _too_large_for_host(

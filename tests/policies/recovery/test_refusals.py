@@ -13,7 +13,7 @@ from autotune.policies.values.events import (
     NeedsHuman,
     Started,
 )
-from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.history import RESUMED
 from autotune.policies.values.job import Recovery
 from autotune.policies.values.observation import Completed, Lost
@@ -242,3 +242,25 @@ def test_a_device_error_is_retried_before_it_is_final():
     assert story.fails(row).launch().knobs == first.knobs
     verdict = story.fails(row).verdict()
     assert isinstance(verdict, Infrastructure) and "add nodes with GPUs" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("phase", "component", "text"),
+    [
+        (
+            Phase.ROLLOUT,
+            Component.REWARD,
+            "HTTPError: 503 Server Error: Service Unavailable for url: http://r",
+        ),
+        (Phase.ROLLOUT, Component.UNKNOWN, "HTTP Error 502: Bad Gateway"),
+        (Phase.ROLLOUT, Component.ROLLOUT, "KeyError: 'answer'"),
+        (Phase.ROLLOUT, Component.REWARD, "KeyError: 'answer'"),
+    ],
+)
+def test_a_change_is_not_blamed_for_an_error_where_it_does_not_act(phase, component, text):
+    story = Story()
+    story.launch()
+    assert story.fails(diagnosed(phase=Phase.BACKWARD)).launch().knobs.tokens_per_microbatch == 2048
+    line = (Line(line=1, text=text, rule="python-exception"),)
+    row = replace(diagnosed(Cause.CODE, phase, component), evidence=line)
+    assert isinstance(story.fails(row).verdict(), NeedsHuman)

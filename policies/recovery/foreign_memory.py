@@ -1,0 +1,73 @@
+"""Failures that memory of others on a card explains: they say nothing of the job and change nothing of it."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from autotune.policies.remedies.step_size import missing_bytes
+from autotune.policies.values.diagnosis import Diagnosis, Line
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.formatting import show_gib
+from autotune.policies.values.history import Attempt, Run
+from autotune.policies.values.profile import Placement, Profile
+
+OCCUPIED = "gpu-occupied"
+_CONTEXTS = 0.1  # share of a card for contexts, graphs and what sleep leaves of the job's other processes
+_UNSET = 0.9  # share of an engine that is not told one
+_EXPLAINS = 0.25  # share of a card that others hold before it is named as the reason
+_PROVEN = 2  # steps with the same settings, after which every process of the job has what it needs
+_AWAKE = (Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.WEIGHT_SYNC)
+_HOLDER = re.compile(r"[Pp]rocess (\d+) has (\d+(?:\.\d+)? [GM]iB) (?:memory )?in use")
+
+
+def without_foreign(run: Run) -> Run:
+    """Return the run with failures that others' memory explains as failures of the infrastructure.
+
+    The settings must have held for some steps before, and what the card holds outside the process that failed
+    must be far more than the job's other processes may hold there.
+    """
+    attempts: list[Attempt] = []
+    for attempt in run.attempts:
+        diagnosis = attempt.diagnosis
+        proven = any(a.knobs == attempt.knobs and len(a.progress) >= _PROVEN for a in (*attempts, attempt))
+        foreign = foreign_bytes(run.accepted.profile, attempt) if proven else 0
+        if diagnosis is not None and foreign:
+            line = Line(line=0, text=_text(diagnosis, foreign), rule=OCCUPIED)
+            changed = msgspec.structs.replace(
+                diagnosis, cause=Cause.INFRASTRUCTURE, evidence=(line, *diagnosis.evidence)
+            )
+            attempt = msgspec.structs.replace(attempt, diagnosis=changed)
+        attempts.append(attempt)
+    return msgspec.structs.replace(run, attempts=tuple(attempts))
+
+
+def foreign_bytes(profile: Profile, attempt: Attempt) -> int:
+    """Return the bytes of the card that others surely held at a failure; 0 if they do not explain it.
+
+    What an engine of the job may hold there, awake or asleep, is its own.
+    """
+    diagnosis = attempt.diagnosis
+    if diagnosis is None or diagnosis.cause is not Cause.GPU_OOM:
+        return 0
+    facts, missing = diagnosis.facts, missing_bytes(diagnosis.facts)
+    if facts.outside_bytes is None or not facts.capacity_bytes or missing is None:
+        return 0
+    share = _CONTEXTS
+    if profile.placement is Placement.COLOCATED:
+        if diagnosis.component in (Component.ROLLOUT, Component.REWARD):
+            return 0  # how much the trainer beside it may hold is not known
+        if diagnosis.phase in _AWAKE or not profile.layout.engine_sleeps:
+            share += attempt.knobs.memory_fraction or _UNSET * ("memory_fraction" in profile.supported)
+    foreign = facts.outside_bytes - int(share * facts.capacity_bytes)
+    return foreign if foreign >= max(_EXPLAINS * facts.capacity_bytes, missing) else 0
+
+
+def _text(diagnosis: Diagnosis, foreign: int) -> str:
+    """Return who holds what of which card, as far as the failure's message says."""
+    held = (_HOLDER.search(line.text) for line in diagnosis.evidence)
+    holder = next((f" (process {one[1]}: {one[2]})" for one in held if one is not None), "")
+    card = "the card" if diagnosis.rank is None else f"the card of rank {diagnosis.rank}"
+    alone = "" if diagnosis.rank is None or diagnosis.other_ranks else ", and no other rank failed"
+    return f"at least {show_gib(foreign)} of {card} are held by others{holder}{alone}"

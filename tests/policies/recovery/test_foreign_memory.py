@@ -1,0 +1,64 @@
+"""Memory that others hold on a card changes nothing of the job; what it may hold itself is not theirs."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from autotune.policies.recovery.decide import decide
+from autotune.policies.values.diagnosis import Facts, Line
+from autotune.policies.values.events import Decided, Finish, Infrastructure, Launch, Progressed, Started
+from autotune.policies.values.failure import Phase
+from tests.policies.jobs import CLUSTER, GIB, KNOBS, accepted, fails
+
+LINE = "Process 4242 has 60.00 GiB memory in use. Of the allocated memory 17.00 GiB is allocated by PyTorch"
+
+
+def story(*, outside: int, steps: int = 3, phase: Phase = Phase.BACKWARD, requested: int = 2, ranks=()):
+    ended, row = fails(phase, requested=requested * GIB, free=GIB)
+    facts = Facts(
+        requested_bytes=requested * GIB,
+        free_bytes=GIB,
+        capacity_bytes=CLUSTER.gpu_memory_bytes,
+        outside_bytes=outside * GIB,
+    )
+    evidence = (Line(line=1, text=LINE, rule="torch-cuda-oom"),)
+    row = replace(row, facts=facts, evidence=evidence, rank=3, other_ranks=ranks)
+    return [*(Progressed(step=n) for n in range(1, steps + 1)), ended, row]
+
+
+def test_others_are_waited_for_and_named():
+    launch = decide((accepted(), Started(knobs=KNOBS), *story(outside=60)))
+    assert isinstance(launch, Launch) and launch.remedy is None
+    assert launch.knobs == KNOBS and launch.not_before_s == 600.0
+    assert "card of rank 3 are held by others (process 4242: 60.00 GiB), and no other rank" in launch.reason
+
+
+def test_others_that_stay_end_the_run_and_are_named():
+    history = [accepted(), Started(knobs=KNOBS), *story(outside=60)]
+    for _ in range(3):
+        action = decide(tuple(history))
+        assert isinstance(action, Launch) and action.knobs == KNOBS
+        history += [Decided(reason=action.reason), Started(knobs=KNOBS), *story(outside=60, steps=0)]
+    end = decide(tuple(history))
+    assert isinstance(end, Finish) and isinstance(end.verdict, Infrastructure)
+    assert "process 4242" in end.verdict.reason and "free them" in end.verdict.reason
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"outside": 20},  # contexts and what an engine keeps asleep
+        {"outside": 60, "phase": Phase.WEIGHT_SYNC},  # the engine that wakes beside the trainer
+        {"outside": 60, "steps": 0},  # nothing shows that the settings ever held
+        {"outside": 30, "requested": 29},  # without the others it would not fit either
+    ],
+)
+def test_what_may_be_the_jobs_own_is_cured(own: dict[str, int]):
+    launch = decide((accepted(), Started(knobs=KNOBS), *story(**own)))
+    assert isinstance(launch, Launch) and launch.knobs != KNOBS
+
+
+def test_a_card_that_every_rank_lacks_is_not_said_to_be_one():
+    launch = decide((accepted(), Started(knobs=KNOBS), *story(outside=60, ranks=(0, 1))))
+    assert isinstance(launch, Launch) and "no other rank" not in launch.reason
