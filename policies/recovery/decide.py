@@ -8,7 +8,6 @@ import msgspec
 
 from autotune.policies.forecast.last_checkpoint import forewarned, why_now
 from autotune.policies.recovery.first_launch import first_launch
-from autotune.policies.recovery.foreign_memory import OCCUPIED, without_foreign
 from autotune.policies.recovery.growth import (
     after_restart,
     describe,
@@ -21,6 +20,7 @@ from autotune.policies.recovery.next_remedy import gave_up, next_remedy
 from autotune.policies.recovery.refusals import refusals_text, without_refused
 from autotune.policies.recovery.rehearsal import while_rehearsing
 from autotune.policies.recovery.upgrade import CLIMB, back, due, offer, stopped_to_climb
+from autotune.policies.remedies.foreign_memory import OCCUPIED, without_foreign
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
     Action,

@@ -6,20 +6,23 @@ import msgspec
 
 from autotune.policies.recovery.outlook import Outlook, measures, outlook, trusted
 from autotune.policies.recovery.permissions import (
+    Failure,
     by_ladder,
     last_failure,
     may_follow,
+    permitted,
     relapse_of,
     started_before,
 )
 from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
+from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.recovery.remedy_text import cure
 from autotune.policies.recovery.shortfall import shortfall
 from autotune.policies.recovery.worst_case import came_late, longest_sequences
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.permissions import denied
 from autotune.policies.remedies.proposals.host import free_before_relaunch
-from autotune.policies.remedies.step_size import missing_bytes
+from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import GaveUp
 from autotune.policies.values.failure import Cause, Phase
@@ -42,16 +45,56 @@ def next_remedy(run: Run) -> Remedy | None:
     """Return the best permitted remedy that repeats no earlier failure; None: none is left.
 
     Where an estimate is available and trusted it ranks all legal neighbours, and the ladder's order breaks
-    its ties; where it is not, the ladder's order alone decides.
+    its ties; where it is not, the ladder's order alone decides. Either way the allocator comes first where
+    fragmentation prevails and nothing says that the pass needs more than the allocator returns; where it is
+    not enough by itself, it goes with the cure, because it costs nothing.
     """
     failure = last_failure(run)
     if failure is None:
         return None
-    if not failure.climbed:
-        ranked = _estimated(run, failure.diagnosis)
-        if ranked is not None:
-            return ranked
-    return next(by_ladder(run), None)
+    allocator = _defragmenting(run, failure)
+    if allocator is not None and _is_enough(run, failure, allocator):
+        return allocator
+    cure = None if failure.climbed else _estimated(run, failure.diagnosis)
+    cure = cure or next(by_ladder(run), None)
+    return cure if cure is None or allocator is None else _together(run, failure, cure, allocator)
+
+
+def _defragmenting(run: Run, failure: Failure) -> Remedy | None:
+    """Return the other allocator where the message shows memory that is reserved and unused."""
+    if not failure.diagnosis.fragmentation:
+        return None
+    offered = permitted(run, failure.knobs, failure.diagnosis)
+    remedy = next((r for r in offered if r.name == "expandable_segments"), None)
+    return None if remedy is None or is_refused(run, remedy.apply(failure.knobs)) else remedy
+
+
+def _is_enough(run: Run, failure: Failure, allocator: Remedy) -> bool:
+    """Return whether the other allocator may cure a failure alone.
+
+    What is stranded covers the failed request and is more than a pass usually loses; and where an estimate is
+    trusted, it expects the phase to fit.
+    """
+    if not fragmentation_prevails(failure.diagnosis):
+        return False
+    view = outlook(run)
+    if view is None or not trusted(run, failure.diagnosis) or not measures(view, failure.diagnosis):
+        return True
+    after = judged(view, allocator.apply(failure.knobs))
+    return failure.diagnosis.phase.value not in dict(overflowing(view, after))
+
+
+def _together(run: Run, failure: Failure, cure: Remedy, allocator: Remedy) -> Remedy:
+    """Return a cure with the other allocator, where both together are legal."""
+    whole = msgspec.structs.replace(
+        cure,
+        changes=cure.changes | allocator.changes,
+        reason=cure.reason
+        if allocator.changes.keys() <= cure.changes.keys()
+        else f"{cure.reason}; {allocator.reason}",
+    )
+    legal = may_follow(run, failure.knobs, whole.apply(failure.knobs), started=started_before(run))
+    return whole if legal else cure
 
 
 def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
@@ -67,13 +110,13 @@ def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
         return None
     present, started = run.attempts[-1].knobs, started_before(run)
 
-    def permitted(knobs: Knobs) -> bool:
+    def may_run(knobs: Knobs) -> bool:
         if diagnosis.cause is Cause.POOL_TOO_SMALL and _shares_less(present, knobs):
             return False  # the engine says that its share is too small
         return may_follow(run, present, knobs, started=started) and relapse_of(run, knobs) is None
 
     def ranked(by: Outlook) -> Ranked | None:
-        return best(by, present, diagnosis=diagnosis, started=started, permitted=permitted)
+        return best(by, present, diagnosis=diagnosis, started=started, permitted=may_run)
 
     longest = longest_sequences(view)
     candidate = ranked(longest) if came_late(run) else None

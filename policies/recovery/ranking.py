@@ -174,7 +174,6 @@ class _Neighbourhood:
 
 
 def _options(view: Outlook, present: Knobs, *, started: bool) -> dict[str, tuple[Setting, ...]]:
-    """Return what each knob may become by itself, its present value first."""
     accepted = view.run.accepted
     return choices(accepted.profile, present, recovery=accepted.job.recovery, started=started)
 
@@ -233,10 +232,10 @@ def _relief(
         return _Relief(acting=frozenset(), options=options)
     changed = [msgspec.structs.replace(present, **{k: v}) for k, v in singles]
     estimate = view.estimates([present, *changed])
-    freed, least = _freed(view, present, estimate, diagnosis)
+    freed = _freed(view, present, estimate, diagnosis)
     if not len(freed):
         return _Relief(acting=frozenset(options), options=options)
-    acting = {knob for (knob, _), most in zip(singles, freed.max(axis=0), strict=True) if most > least}
+    acting = {knob for (knob, _), most in zip(singles, freed.max(axis=0), strict=True) if most > _CLEARLY}
     phase = None if diagnosis is None or diagnosis.cause is not Cause.GPU_OOM else diagnosis.phase
     if phase in _ENGINE_PHASES:
         acting |= options.keys() & ENGINE_KNOBS
@@ -257,10 +256,8 @@ def _relief(
     return _Relief(acting=frozenset(acting), options={k: v for k, v in lighter.items() if len(v) > 1})
 
 
-def _freed(
-    view: Outlook, present: Knobs, estimate: Estimates, diagnosis: Diagnosis | None
-) -> tuple[Floats, float]:
-    """Return what changes free of each memory that failed or is foreseen to, and the least that counts.
+def _freed(view: Outlook, present: Knobs, estimate: Estimates, diagnosis: Diagnosis | None) -> Floats:
+    """Return what changes free of each memory that failed or is foreseen to.
 
     The first column of `estimate` is the present configuration. Rows are memories, columns changes, values
     shares: of the device, of the host's bytes, or of the tokens that an engine's pool holds.
@@ -273,15 +270,11 @@ def _freed(
     if diagnosis is None:
         own = view.estimates((present,))
         chance = chances(own, predicted(view.calibration, own))[:, 0]
-        return np.concatenate([gpu, host, pool])[chance > RISK], _CLEARLY
-    match diagnosis.cause:
-        case Cause.HOST_OOM:
-            return host, _CLEARLY
-        case Cause.POOL_TOO_SMALL:
-            return pool, _CLEARLY
-        case _:
-            places = [PHASES.index(diagnosis.phase)] if diagnosis.phase in PHASES else []
-            return gpu[places], _CLEARLY
+        return np.asarray(np.concatenate([gpu, host, pool])[chance > RISK])
+    if diagnosis.cause in (Cause.HOST_OOM, Cause.POOL_TOO_SMALL):
+        return host if diagnosis.cause is Cause.HOST_OOM else pool
+    places = [PHASES.index(diagnosis.phase)] if diagnosis.phase in PHASES else []
+    return np.asarray(gpu[places])
 
 
 def _without_idle(

@@ -45,9 +45,14 @@ def fragmentation_prevails(diagnosis: Diagnosis) -> bool:
 
 
 def needed_bytes(facts: Facts) -> int | None:
-    """Return the bytes in use plus those of the failed request; None if the message lacks a figure."""
-    used = _used_bytes(facts)
-    return None if used is None or facts.requested_bytes is None else used + facts.requested_bytes
+    """Return the bytes in use plus those of the failed request; None if the message lacks a figure.
+
+    What the allocator reserved and nothing uses is no need.
+    """
+    used, idle = _used_bytes(facts), facts.reserved_unallocated_bytes or 0
+    if used is None or facts.requested_bytes is None:
+        return None
+    return max(0, used - idle) + facts.requested_bytes
 
 
 def shrink_share(diagnosis: Diagnosis) -> float:

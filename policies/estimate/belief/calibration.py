@@ -229,8 +229,10 @@ def _is_disturbed(attempt: Attempt) -> bool:
     capacities = {
         name: peak.capacity_bytes for event in attempt.progress for name, peak in event.peaks.items()
     }
-    return attempt.growth is not None or attempt.foregone or any(
-        grew.grown_bytes > LATE_ERROR * capacities[name] for name, grew in growths(attempt).items()
+    return (
+        attempt.growth is not None
+        or attempt.foregone
+        or any(grew.grown_bytes > LATE_ERROR * capacities[name] for name, grew in growths(attempt).items())
     )
 
 

@@ -246,6 +246,8 @@ def _overflowed(belief: Belief, estimate: Estimates, column: int, attempt: Attem
         return belief
     if facts.room_bytes is not None and facts.requested_bytes is not None:
         bound += max(0, facts.requested_bytes - facts.room_bytes)
+    if diagnosis.fragmentation:  # what the allocator reserved and nothing uses is no need
+        bound -= facts.reserved_unallocated_bytes or 0
     done = len(attempt.progress)
     fresh = not attempt.continued and not done
     state = not (fresh and diagnosis.phase in _BEFORE_STATE)
