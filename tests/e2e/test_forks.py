@@ -97,7 +97,7 @@ def launched(head: Head) -> str:
     assert ", gpus_per_node: 8}" in text  # no GPU is here; the trainer is played
     text = text.replace(", gpus_per_node: 8}", f", address: '{head.address}', gpu_memory: {CARD_GIB}GiB}}")
     job.write_text(text)
-    done = head.autotune("launch", "job.yaml")
+    done = head.autotune("launch", "job.yaml", timeout_s=500)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stderr
 
