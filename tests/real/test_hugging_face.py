@@ -95,7 +95,12 @@ def test_a_killed_trainer_is_no_memory_failure(
     hold.touch()
     driver, began = head.start("launch", "job.yaml"), time.monotonic()
     generations = tmp_path / "generations"
-    until(lambda: generations.exists() and len(generations.read_text().splitlines()) > 1, "step 2", 600)
+
+    def second_step() -> bool:
+        assert driver.poll() is None
+        return generations.exists() and len(generations.read_text().splitlines()) > 1
+
+    until(second_step, "step 2", 600)
     (folder,) = (tmp_path / "runs").iterdir()
     os.kill(trainer(folder.name), signal.SIGKILL)
     hold.unlink()
