@@ -272,7 +272,7 @@ def _freed(view: Outlook, present: Knobs, estimate: Estimates, diagnosis: Diagno
         chance = chances(own, predicted(view.calibration, own))[:, 0]
         return np.asarray(np.concatenate([gpu, host, pool])[chance > RISK])
     if diagnosis.cause in (Cause.HOST_OOM, Cause.POOL_TOO_SMALL):
-        return host if diagnosis.cause is Cause.HOST_OOM else pool
+        return np.asarray(host if diagnosis.cause is Cause.HOST_OOM else pool)
     places = [PHASES.index(diagnosis.phase)] if diagnosis.phase in PHASES else []
     return np.asarray(gpu[places])
 
