@@ -243,6 +243,9 @@ def _relief(
         acting |= {knob for knob in options if KNOB_TABLE[knob].part is Part.TRAINER}
     if diagnosis is None:
         return _Relief(acting=frozenset(acting), options=options)
+    if diagnosis.cause is Cause.POOL_TOO_SMALL:
+        # Whatever leaves an engine more room: by itself a value may still hold no token.
+        acting = set(options)
     saves = Memory.HOST if diagnosis.cause is Cause.HOST_OOM else Memory.GPU
     heavier = {
         (knob, value)
