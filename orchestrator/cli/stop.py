@@ -70,7 +70,10 @@ def _stop(run: directory.RunFolder, *, options: Options) -> None:
     _withdraw(run)
     stopped = isinstance(history[-1].verdict, Interrupted)
     if was_over and stopped:
-        click.echo(f"run {run.id} was already stopped; `{run.call('resume')}` continues it", err=True)
+        nothing = "no process of it is left"
+        click.echo(
+            f"run {run.id} was already stopped; {nothing}; `{run.call('resume')}` continues it", err=True
+        )
     elif was_over:
         state = display_of(history[-1].verdict).word
         click.echo(f"run {run.id} has already finished ({state}); no process of it is left", err=True)

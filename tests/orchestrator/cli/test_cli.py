@@ -262,7 +262,8 @@ def test_stop_and_status_after_the_driver_was_killed(home: Path) -> None:
     assert run("stop", cwd=home, play="forever").code == 0
     assert json.loads(run("status", "--json", cwd=home).out)[0]["status"] == "STOPPED"
     (made,) = (home / "runs").iterdir()
-    again = f"run {made.name} was already stopped; `autotune resume {made.name}` continues it\n"
+    again = f"run {made.name} was already stopped; no process of it is left; "
+    again += f"`autotune resume {made.name}` continues it\n"
     assert run("stop", cwd=home).err == again
 
 

@@ -140,7 +140,7 @@ def test_a_run_whose_cluster_is_not_reached_is_not_stopped(home: Path) -> None:
     )
     assert the_run(home).history() == before
     assert run("stop", cwd=home, play=FIRST).code == 0
-    assert "has already finished" in run("stop", cwd=home, play="unreachable").err
+    assert "was already stopped" in run("stop", cwd=home, play="unreachable").err
 
 
 def test_nothing_is_stopped_from_another_cluster(home: Path) -> None:

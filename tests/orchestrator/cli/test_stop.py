@@ -109,7 +109,7 @@ def test_what_a_driver_could_not_reach_is_looked_for_although_the_run_has_finish
     for play in ("unreachable", "forever:silent" + CLUSTER, "forever:undead" + CLUSTER):
         assert run("stop", cwd=home, play=play).code == 3
     seen = run("stop", cwd=home, play="forever" + CLUSTER)
-    assert seen.code == 0 and "has already finished; no process of it is left" in seen.err
+    assert seen.code == 0 and "was already stopped; no process of it is left" in seen.err
 
 
 def test_a_finished_run_is_rid_of_what_its_driver_could_not_end(home: Path) -> None:
