@@ -6,12 +6,15 @@ import msgspec
 import pytest
 
 from autotune.launchers.frameworks import find
+from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.policies.remedies.legality import completed, objections
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import KNOBS, Knobs
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.provenance import OwnCode
 
 from . import areal_jobs, nemo_rl_jobs, skyrl_jobs, verl_jobs
+from .test_openrlhf import job as openrlhf_job
 
 CLUSTER = Cluster(
     address="local", nodes=1, gpus_per_node=8, gpu_memory_bytes=80 << 30, host_memory_bytes=1 << 40
@@ -75,3 +78,32 @@ def test_what_a_change_writes_reads_back_as_the_change(job: Job) -> None:
             again = profile(after)
             assert framework.check(after) == (), (name, value, settings)
             assert name not in again.supported or getattr(again.knobs, name) == value, (name, value, settings)
+
+
+ADDED_TO = {
+    "verl": verl_jobs.job(),
+    "openrlhf": openrlhf_job(),
+    "skyrl": skyrl_jobs.job(),
+    "areal": areal_jobs.job(),
+}
+
+
+@pytest.mark.parametrize("name", ADDED_TO)
+def test_what_a_launch_adds_is_in_the_jobs_own_code(name: str) -> None:
+    adapter, written = find(name), ADDED_TO[name]
+    assert isinstance(adapter, TabularFramework)
+    config, query = adapter.config(written), adapter.code_query(written)
+    assert query is not None
+
+    def additions(*missing: str) -> set[str]:
+        code = OwnCode(folder="/c", names=tuple(sorted(query.names - {*missing})))
+        job = msgspec.structs.replace(written, own_code=code)
+        argv = adapter.command(job, Knobs(), run="r", attempt=1, resume=True).argv
+        words = {word.partition("=")[0].lstrip("+-") for word in argv}
+        return {key for key in adapter.own_settings if config.named(key) in words and not config.has(key)}
+
+    added = additions()
+    assert added, "nothing to leave out"
+    for key in added:
+        word = adapter.names_in(config, key)[-1]
+        assert key not in additions(word), word

@@ -3,11 +3,10 @@
 import re
 from typing import Any, get_args
 
-import msgspec
 import pytest
 import yaml
 
-from autotune.launchers.frameworks import FRAMEWORKS, find
+from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.launchers.frameworks.core.versions import within
 from autotune.launchers.frameworks.dialects.hydra import (
     literal_text,
@@ -40,10 +39,6 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import KNOBS, KnobName, Knobs
 from autotune.policies.values.observation import PhaseEnded, StepDone, UpdateDone
 from autotune.policies.values.profile import AtLeast, AtMost, Divides, Grid, Requires, Support
-from autotune.policies.values.provenance import OwnCode
-
-from . import areal_jobs, skyrl_jobs, verl_jobs
-from .test_openrlhf import job as openrlhf_job
 
 TABULAR = [framework for framework in FRAMEWORKS.values() if isinstance(framework, TabularFramework)]
 WITH_LINES = [
@@ -569,32 +564,3 @@ def test_a_knob_has_one_effect_in_all_frameworks_but_where_the_step_moves_to_the
 
 def test_mypy_knows_the_names_of_all_knobs() -> None:
     assert get_args(KnobName) == KNOBS == Knobs.__struct_fields__
-
-
-_JOBS = {
-    "verl": verl_jobs.job(),
-    "openrlhf": openrlhf_job(),
-    "skyrl": skyrl_jobs.job(),
-    "areal": areal_jobs.job(),
-}
-
-
-@pytest.mark.parametrize("name", _JOBS)
-def test_what_a_launch_adds_is_in_the_jobs_own_code(name: str) -> None:
-    adapter, written = find(name), _JOBS[name]
-    assert isinstance(adapter, TabularFramework)
-    config, query = adapter.config(written), adapter.code_query(written)
-    assert query is not None
-
-    def additions(*missing: str) -> set[str]:
-        code = OwnCode(folder="/c", names=tuple(sorted(query.names - {*missing})))
-        job = msgspec.structs.replace(written, own_code=code)
-        argv = adapter.command(job, Knobs(), run="r", attempt=1, resume=True).argv
-        words = {word.partition("=")[0].lstrip("+-") for word in argv}
-        return {key for key in adapter.own_settings if config.named(key) in words and not config.has(key)}
-
-    added = additions()
-    assert added, "nothing to leave out"
-    for key in added:
-        word = adapter.names_in(config, key)[-1]
-        assert key not in additions(word), word

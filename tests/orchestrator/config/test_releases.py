@@ -45,9 +45,9 @@ def text(folder: Path, *lines: str) -> str:
 
 
 def test_the_newest_release_that_accepts_a_setting_is_found() -> None:
-    found = accepted_before(job("0.9.1"), frameworks.find("verl"))
-    assert found == {("settings", _REMOVED): "0.9.0"}
-    assert accepted_before(job(), frameworks.find("verl")) == {}  # its settings say 0.9.0
+    found = {("settings", _REMOVED): "0.9.0"}
+    assert accepted_before(job("0.9.1"), frameworks.find("verl")) == found
+    assert accepted_before(job(), frameworks.find("verl")) == found  # checked against the newest release
     assert accepted_before(job("0.9.0"), frameworks.find("verl")) == {}
 
 
@@ -61,10 +61,14 @@ def test_a_framework_with_one_release_has_no_older_one() -> None:
     assert accepted_before(Job(name="j", framework="slime"), frameworks.find("slime")) == {}
 
 
-def test_without_a_version_the_job_is_read_as_the_release_that_has_its_settings(tmp_path: Path) -> None:
-    read = parse(text(tmp_path, "python: /nowhere/python"))
-    assert read.notes == ()
-    assert settings_of(read, frameworks.find("verl")).startswith("verl 0.9.0, by the names of its settings")
+def test_without_a_version_the_job_is_read_as_the_newest_release_with_a_note(tmp_path: Path) -> None:
+    older = parse(text(tmp_path, "python: /nowhere/python"))
+    (note,) = older.notes
+    assert note == (
+        f"verl 0.9.1 does not accept {_REMOVED}, but verl 0.9.0 does:"
+        " set `framework_version: 0.9.0` if you run it"
+    )
+    assert settings_of(older, frameworks.find("verl")).startswith("verl 0.9.1, the newest known")
     assert parse(text(tmp_path, "framework_version: 0.9.0", "python: /nowhere/python")).notes == ()
 
 
