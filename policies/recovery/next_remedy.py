@@ -8,14 +8,14 @@ from autotune.policies.recovery.outlook import Outlook, measures, outlook, trust
 from autotune.policies.recovery.permissions import (
     Failure,
     by_ladder,
+    defragmenting,
     last_failure,
     may_follow,
-    permitted,
     relapse_of,
     started_before,
+    together,
 )
 from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
-from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.recovery.remedy_text import cure
 from autotune.policies.recovery.shortfall import shortfall
 from autotune.policies.recovery.worst_case import came_late, longest_sequences
@@ -52,21 +52,13 @@ def next_remedy(run: Run) -> Remedy | None:
     failure = last_failure(run)
     if failure is None:
         return None
-    allocator = _defragmenting(run, failure)
+    allocator = defragmenting(run, failure)
     if allocator is not None and _is_enough(run, failure, allocator):
         return allocator
-    cure = None if failure.climbed else _estimated(run, failure.diagnosis)
-    cure = cure or next(by_ladder(run), None)
-    return cure if cure is None or allocator is None else _together(run, failure, cure, allocator)
-
-
-def _defragmenting(run: Run, failure: Failure) -> Remedy | None:
-    """Return the other allocator where the message shows memory that is reserved and unused."""
-    if not failure.diagnosis.fragmentation:
-        return None
-    offered = permitted(run, failure.knobs, failure.diagnosis)
-    remedy = next((r for r in offered if r.name == "expandable_segments"), None)
-    return None if remedy is None or is_refused(run, remedy.apply(failure.knobs)) else remedy
+    estimated = None if failure.climbed else _estimated(run, failure.diagnosis)
+    if estimated is None:
+        return next(by_ladder(run), None)
+    return estimated if allocator is None else together(run, failure, estimated, allocator)
 
 
 def _is_enough(run: Run, failure: Failure, allocator: Remedy) -> bool:
@@ -82,19 +74,6 @@ def _is_enough(run: Run, failure: Failure, allocator: Remedy) -> bool:
         return True
     after = judged(view, allocator.apply(failure.knobs))
     return failure.diagnosis.phase.value not in dict(overflowing(view, after))
-
-
-def _together(run: Run, failure: Failure, cure: Remedy, allocator: Remedy) -> Remedy:
-    """Return a cure with the other allocator, where both together are legal."""
-    whole = msgspec.structs.replace(
-        cure,
-        changes=cure.changes | allocator.changes,
-        reason=cure.reason
-        if allocator.changes.keys() <= cure.changes.keys()
-        else f"{cure.reason}; {allocator.reason}",
-    )
-    legal = may_follow(run, failure.knobs, whole.apply(failure.knobs), started=started_before(run))
-    return whole if legal else cure
 
 
 def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:

@@ -27,6 +27,7 @@ from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.remedy import Effect, Remedy
 from autotune.policies.values.value import Value
 
+_ALLOCATOR = "expandable_segments"
 _CLIMB_AFTER = 3  # failures in a row with the same cause and phase and no new step
 _COMBINED = 3  # cures that may be joined so that an earlier failure does not come back
 
@@ -55,6 +56,8 @@ def last_failure(run: Run) -> Failure | None:
 def by_ladder(run: Run, *, single: bool = False) -> Iterator[Remedy]:
     """Yield the permitted remedies that repeat no earlier failure, in the order in which they are taken.
 
+    Where fragmentation was detected the allocator goes with each of them that comes before it.
+
     `single`: one step of the ladder each, as advice that knows only some of the settings gives them.
     """
     failure = last_failure(run)
@@ -76,7 +79,7 @@ def by_ladder(run: Run, *, single: bool = False) -> Iterator[Remedy]:
         key=lambda remedy: (
             remedy.name not in names and _used(remedy, failure.climbed),
             remedy.effect is not Effect.EXACT,
-            not (fragmented and remedy.name == "expandable_segments"),
+            not (fragmented and remedy.name == _ALLOCATOR),
             not (filled and undoes_offload(run, remedy)),
             remedy.name not in names,
         )
@@ -86,11 +89,34 @@ def by_ladder(run: Run, *, single: bool = False) -> Iterator[Remedy]:
         after = remedy.apply(failure.knobs)
         return not objections(profile, failure.knobs, after, started=started_before(run))
 
+    allocator = None if single else defragmenting(run, failure)
     for place in range(len(remedies)):
         remedy = joined(remedies, place, names, legal)
         whole = _without_relapse(run, failure.knobs, remedy, _COMBINED)
         if whole is not None and not is_refused(run, whole.apply(failure.knobs)):
-            yield whole
+            yield whole if allocator is None else together(run, failure, whole, allocator)
+        if remedies[place].name == _ALLOCATOR:
+            allocator = None  # what comes after it is for those who may not take it
+
+
+def defragmenting(run: Run, failure: Failure) -> Remedy | None:
+    """Return the other allocator where the message shows memory that is reserved and unused."""
+    if not failure.diagnosis.fragmentation:
+        return None
+    offered = permitted(run, failure.knobs, failure.diagnosis)
+    remedy = next((r for r in offered if r.name == _ALLOCATOR), None)
+    return None if remedy is None or is_refused(run, remedy.apply(failure.knobs)) else remedy
+
+
+def together(run: Run, failure: Failure, cure: Remedy, allocator: Remedy) -> Remedy:
+    """Return a cure with the other allocator, where both together are legal."""
+    if allocator.changes.keys() <= cure.changes.keys():
+        return cure
+    whole = msgspec.structs.replace(
+        cure, changes=cure.changes | allocator.changes, reason=f"{cure.reason}; {allocator.reason}"
+    )
+    legal = may_follow(run, failure.knobs, whole.apply(failure.knobs), started=started_before(run))
+    return whole if legal else cure
 
 
 def _streak(run: Run) -> list[Attempt]:

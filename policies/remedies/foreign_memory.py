@@ -18,20 +18,24 @@ _CONTEXTS = 0.1  # share of a card for contexts, graphs and what sleep leaves of
 _UNSET = 0.9  # share of an engine that is not told one
 _EXPLAINS = 0.25  # share of a card that others hold before it is named as the reason
 _PROVEN = 2  # steps with the same settings, after which every process of the job has what it needs
-_AWAKE = (Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.WEIGHT_SYNC)
+_START = (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT)  # an engine first sleeps after it
+_AWAKE = (*_START, Phase.ROLLOUT, Phase.WEIGHT_SYNC)
 _HOLDER = re.compile(r"[Pp]rocess (\d+) has (\d+(?:\.\d+)? [GM]iB) (?:memory )?in use")
 
 
 def without_foreign(run: Run) -> Run:
     """Return the run with failures that others' memory explains as failures of the infrastructure.
 
-    The settings must have held for some steps before, and what the card holds outside the process that failed
-    must be far more than the job's other processes may hold there.
+    The settings must have held for some steps before, in an earlier attempt if it is the start that failed,
+    and what the card holds outside the process that failed must be far more than the job's other processes
+    may hold there.
     """
     attempts: list[Attempt] = []
     for attempt in run.attempts:
         diagnosis = attempt.diagnosis
-        proven = any(a.knobs == attempt.knobs and len(a.progress) >= _PROVEN for a in (*attempts, attempt))
+        at_start = diagnosis is not None and diagnosis.phase in _START
+        evidence = attempts if at_start else (*attempts, attempt)
+        proven = any(a.knobs == attempt.knobs and len(a.progress) >= _PROVEN for a in evidence)
         foreign = foreign_bytes(run.accepted.profile, attempt) if proven else 0
         if diagnosis is not None and foreign:
             line = Line(line=0, text=_text(diagnosis, foreign), rule=OCCUPIED)

@@ -50,6 +50,7 @@ def test_others_that_stay_end_the_run_and_are_named():
     [
         {"outside": 20},  # contexts and what an engine keeps asleep
         {"outside": 60, "phase": Phase.WEIGHT_SYNC},  # the engine that wakes beside the trainer
+        {"outside": 79, "phase": Phase.INIT},  # no earlier attempt started with these settings
         {"outside": 60, "steps": 0},  # nothing shows that the settings ever held
         {"outside": 30, "requested": 29},  # without the others it would not fit either
     ],
@@ -57,6 +58,21 @@ def test_others_that_stay_end_the_run_and_are_named():
 def test_what_may_be_the_jobs_own_is_cured(own: dict[str, int]):
     launch = decide((accepted(), Started(knobs=KNOBS), *story(**own)))
     assert isinstance(launch, Launch) and launch.knobs != KNOBS
+
+
+@pytest.mark.parametrize(
+    ("outside", "waits"),
+    [
+        (79, True),
+        (60, False),  # the engine of the job may hold so much: it is awake until the start is over
+    ],
+)
+def test_others_are_waited_for_at_a_start_with_settings_that_held(outside: int, waits: bool):
+    history = [accepted(), Started(knobs=KNOBS), *story(outside=60)]
+    history += [Decided(reason=decide(tuple(history)).reason), Started(knobs=KNOBS)]
+    history += story(outside=outside, steps=0, phase=Phase.INIT)
+    launch = decide(tuple(history))
+    assert isinstance(launch, Launch) and (launch.knobs == KNOBS) is waits
 
 
 def test_a_card_that_every_rank_lacks_is_not_said_to_be_one():
