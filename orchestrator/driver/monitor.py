@@ -114,7 +114,8 @@ class AttemptMonitor:
         self._card_peaks: dict[str, Peak] = {}
         self._cards_known = False  # which of them are the attempt's
         self._all_peaks: dict[str, Peak] = {}
-        self._resumed_from: int | None = None
+        self._resumed_from: int | None = None  # for the next step to report
+        self._resumed_at: int | None = None  # the last that was reported
         self._losses: deque[float] = deque(maxlen=10_000)  # of the updates since the last step
         self._step_s: float | None = None  # of the last step
         self._reported: dict[int, StepDone] = {}  # the latest steps as their lines had them
@@ -313,8 +314,8 @@ class AttemptMonitor:
                     raise_to(self._all_peaks, phase, peak)
             case UpdateDone(loss=loss):
                 self._losses.append(loss)
-            case Resumed(step=step):
-                self._resumed_from = step
+            case Resumed(step=step) if step != self._resumed_at:  # else the same line in another log
+                self._resumed_from = self._resumed_at = step
             case Saved(step=step, last=last):
                 self.saved = step if step is not None else (self.progress.step or 0) + (not last)
             case TrainingDone():
