@@ -82,6 +82,7 @@ LONG = {
     "schema.py": 450,
     "adapter.py": 475,
     "fields.py": 450,
+    "ranking.py": 425,
     "events.py": 450,
     "history.py": 600,
     "reconcile.py": 450,
