@@ -141,10 +141,11 @@ def main(arguments: list[str] | None = None) -> int:
             command = [sys.executable, __file__, "--out", "-", "--one", case, *map(str, values)]
             variables = {**os.environ, "PYTORCH_ALLOC_CONF": setting}
             child = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-            found = [json.loads(line[4:]) for line in child.stdout.splitlines() if line.startswith("row:")]
+            lines = child.stdout.splitlines()
+            measured = [json.loads(line[4:]) for line in lines if line.startswith("row:")]
             if child.returncode:
-                found.append({"error": child.stderr[-400:]})
-            for row in found:
+                measured.append({"error": child.stderr[-400:]})
+            for row in measured:
                 file.write(json.dumps({"case": case, "setting": setting, **common, **row}) + "\n")
             file.flush()
     return 0
