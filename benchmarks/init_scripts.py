@@ -82,12 +82,13 @@ class Score(msgspec.Struct):
     changed: list[str] = []  # what the first attempt sets otherwise than the script, by key
     harms: list[str] = []  # of these, knobs that autotune turned before the first start
     asks: bool = False  # only to fill in what the script leaves open
+    is_undecided: bool = False  # refused: it runs several different trainings at the same time, and it does
     said: str = ""
 
     @property
     def is_well_read(self) -> bool:
         """Whether no value is silently wrong."""
-        return self.is_framework_right is True and set(self.wrong) <= set(self.named)
+        return self.is_undecided or (self.is_framework_right is True and set(self.wrong) <= set(self.named))
 
     @property
     def is_accepted(self) -> bool:
@@ -97,7 +98,7 @@ class Score(msgspec.Struct):
     @property
     def is_to_fill_in(self) -> bool:
         """Whether nothing is missing but what the script leaves open, and the job file asks for that."""
-        return self.asks and self._is_right and set(self.wrong) <= set(self.named)
+        return self.is_undecided or (self.asks and self._is_right and set(self.wrong) <= set(self.named))
 
     @property
     def _is_right(self) -> bool:
@@ -159,6 +160,9 @@ def _summary(scores: Sequence[Score]) -> list[str]:
         ),
         "accepted once the places are filled in that the script leaves open": sum(
             s.is_to_fill_in for s in ran
+        ),
+        "refused: it runs several trainings at the same time, and none is named": sum(
+            s.is_undecided for s in ran
         ),
         "exit 0": sum(s.exit == 0 for s in ran),
         "framework right": sum(s.is_framework_right is True for s in ran),
@@ -250,7 +254,9 @@ def _judge(score: Score, case: Case, repository: Path, scratch: Path) -> None:
     score.asks = bool(errors) and all(map(_LEFT_OPEN.search, errors))
     score.said = (errors or said.strip().splitlines() or [""])[0][:160]
     if not job.exists():
-        score.is_framework_right = False
+        trainings = {tuple(line) for line, _ in map(_training, [[argv] for argv in started]) if line}
+        score.is_undecided = "trainings at the same time" in said and len(trainings) > 1
+        score.is_framework_right = None if score.is_undecided else False
         return
     document = yaml.safe_load(job.read_text())
     score.framework = document["framework"]

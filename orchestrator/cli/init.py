@@ -66,11 +66,17 @@ class JobDraft(Value, frozen=True, kw_only=True):
     shell_complete=card_names,
     help="GPUs of the cluster, for the prediction; for two nodes: 2x8xH100-80GB.",
 )
+@click.option("--training", type=int, metavar="N", help="The Nth training that the script starts.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 @global_options
 @click.pass_context
 def command(
-    context: click.Context, source: tuple[str, ...], output: Path, gpus: str | None, force: bool
+    context: click.Context,
+    source: tuple[str, ...],
+    output: Path,
+    gpus: str | None,
+    training: int | None,
+    force: bool,
 ) -> None:
     """Create a job file from an existing command, launch script or framework config. Runs nothing.
 
@@ -81,11 +87,19 @@ def command(
     """  # noqa: D301 - click reads the backspace
     if not source:
         raise click.UsageError("pass a script, a configuration file, or `--` and a command")
-    context.exit(write(source, output=output, gpus=gpus, force=force, options=given(context)))
+    context.exit(
+        write(source, output=output, gpus=gpus, training=training, force=force, options=given(context))
+    )
 
 
 def write(
-    source: tuple[str, ...], *, output: Path, gpus: str | None, force: bool, options: Options
+    source: tuple[str, ...],
+    *,
+    output: Path,
+    gpus: str | None,
+    training: int | None = None,
+    force: bool,
+    options: Options,
 ) -> ExitCode:
     """Write the job file of a source and say what is in it."""
     from autotune.orchestrator.cli.plan import cards_of
@@ -99,7 +113,9 @@ def write(
         raise click.UsageError("`--` is followed by no command")
     cards = cards_of(gpus)
     now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
-    draft = with_variables(draft_of(source, cwd=str(Path.cwd()), environment=os.environ, now=now))
+    draft = with_variables(
+        draft_of(source, cwd=str(Path.cwd()), environment=os.environ, now=now, training=training)
+    )
     checked = _checked_against(job_text(draft, gpus=cards))
     text = job_text(draft, gpus=cards, checked=checked)
     to_stdout = str(output) == "-"

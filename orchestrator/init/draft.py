@@ -46,20 +46,14 @@ from autotune.orchestrator.init.formulas import (
 )
 from autotune.orchestrator.init.hardware import Hardware, hardware_of
 from autotune.orchestrator.init.settings import (
-    Settings,
-    areal_settings,
-    file_and_overrides,
-    flag_settings,
-    hydra_settings,
-    swift_settings,
-    trl_settings,
+    settings_of,
 )
 from autotune.orchestrator.init.sources import Kind, kind_of
+from autotune.orchestrator.init.trainings import Training, chosen_of, left_out
 from autotune.orchestrator.placeholders import is_unfilled
 from autotune.policies.explain.secrets import is_secret_variable
 from autotune.policies.values.value import Value
 
-_SERVER = re.compile(r"vllm[-_]serve|serve_rm|api_server|launch_server|swift rollout|vllm serve")
 _RUN_NAMES = (
     *("trainer.experiment_name", "experiment_name", "trainer.run_name", "run_name"),
     *("logger.wandb.name", "logger.wandb.run_name", "wandb_run_name", "wandb-group"),
@@ -67,12 +61,6 @@ _RUN_NAMES = (
 _SHELLS = re.compile(r"(?:.*/)?(?:ba|z|da)?sh")
 _FILE = re.compile(r".*\.(?:sh|bash|slurm|sbatch|job|py|ya?ml)")
 _INTERPRETER = re.compile(r"(?:/.*/)?python(3(\.\d+)?)?")
-_PROGRAM_END = {  # the last word of a program that takes flags
-    "slime": r"(?:^|/)train(?:_async)?\.py$",
-    "miles": r"(?:^|/)train(?:_async)?\.py$",
-    "relax": r"relax[./]entrypoints[./]train",
-    "openrlhf": r"openrlhf[./]cli[./]train_ppo_ray",
-}
 _PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_]\w*(?::\w+|\?[^{}]*)?)\}(?!\})")
 
 
@@ -95,8 +83,18 @@ class Draft(Value, frozen=True, kw_only=True):
     formulas: dict[str, str] = {}  # settings that the script calculates, and from what
 
 
-def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], now: float) -> Draft:
-    """Return the job of a command, of a script or of a YAML file; raises Failure if there is none."""
+def draft_of(
+    words: Sequence[str],
+    *,
+    cwd: str,
+    environment: Mapping[str, str],
+    now: float,
+    training: int | None = None,
+) -> Draft:
+    """Return the job of a command, of a script or of a YAML file; raises Failure if there is none.
+
+    `training` says which of the trainings that a script starts is meant, from 1.
+    """
     if _SHELLS.fullmatch(words[0]) and len(words) > 1 and not words[1].startswith("-"):
         words = words[1:]
     first, place = words[0], Path(cwd, words[0])
@@ -110,7 +108,9 @@ def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], 
     if kind is Kind.DOCUMENT and len(words) == 1:
         return _of_document(Path(first))
     if kind is Kind.SHELL:
-        return _of_script(Path(first), list(words[1:]), cwd=cwd, environment=environment, now=now)
+        return _of_script(
+            Path(first), list(words[1:]), cwd=cwd, environment=environment, now=now, training=training
+        )
     if kind in (Kind.DOCUMENT, Kind.PYTHON):
         called = shlex.join(words)
         command = f"python {called}" if kind is Kind.PYTHON else "python train.py --config FILE"
@@ -130,13 +130,19 @@ def draft_of(words: Sequence[str], *, cwd: str, environment: Mapping[str, str], 
 
 
 def _of_script(
-    path: Path, arguments: list[str], *, cwd: str, environment: Mapping[str, str], now: float
+    path: Path,
+    arguments: list[str],
+    *,
+    cwd: str,
+    environment: Mapping[str, str],
+    now: float,
+    training: int | None,
 ) -> Draft:
     place, text = Path(cwd, path), read_text(path).replace("\r\n", "\n")
     if not text.strip():
         raise Failure(f"`{path}` is empty", code=ExitCode.USAGE)
     followed = Followed(environment, now)
-    found: list[tuple[Invocation, Program, str]] = []
+    found: list[Training] = []
     started: list[Invocation] = []
     try:
         for invocation in followed.script(place, text, arguments, cwd=cwd):
@@ -146,37 +152,34 @@ def _of_script(
             framework = framework_of(program.argv, document) if program.argv else ""
             if framework:
                 framework = trainer_of(framework, program.argv, program.workdir or invocation.cwd, place)
-                found.append((invocation, program, framework))
+                found.append(Training(invocation=invocation, program=program, framework=framework))
     except ValueError as error:
         raise Failure(f"cannot read `{path}`: {error}", code=ExitCode.USAGE) from None
     notes = followed.notes
     if not found:
         raise followed.failure(path, started, cwd=cwd)
-    chosen = next((each for each in found if not each[2].startswith("command:")), found[0])
-    for invocation, program, framework in found:
-        if program is not chosen[1]:
-            what = "also trains" if not framework.startswith("command:") else "also starts a program"
-            message = f"{what}; left out: `{program.argv[0]}`"
-            if _SERVER.search(" ".join(program.argv[:4])):
-                message = f"left out: the server `{' '.join(program.argv[:3])}`; start it before a launch"
-            notes.append(Note(file=invocation.file, line=invocation.line, message=message))
+    chosen = chosen_of(found, training, path, arguments)
+    invocation, program = chosen.invocation, chosen.program
+    notes += left_out(found, chosen)
     notes += [
         Note(
-            file=invocation.file,
-            line=invocation.line,
-            message=f"`{invocation.argv[0]}` begins a command: is a `\\` missing above?",
+            file=each.file,
+            line=each.line,
+            message=f"`{each.argv[0]}` begins a command: is a `\\` missing above?",
         )
-        for invocation in started
-        if invocation.argv[0].startswith("-")
+        for each in started
+        if each.argv[0].startswith("-")
     ]
     notes += [
         Note(file=str(path), line=1, message=f"the script writes `{name}`, which `init` does not")
         for name in dict.fromkeys(followed.written)
-        if any(name in word for word in chosen[1].argv)
+        if any(name in word for word in program.argv)
     ]
-    notes += from_outside(followed.outside, chosen[0], chosen[1])
-    notes += depending(followed.depends, chosen[1], chosen[0])
-    draft = _drafted(*chosen, source=str(path), script=Path(cwd, path), notes=notes)
+    notes += from_outside(followed.outside, invocation, program)
+    notes += depending(followed.depends, program, invocation)
+    draft = _drafted(
+        invocation, program, chosen.framework, source=str(path), script=Path(cwd, path), notes=notes
+    )
     hardware = draft.hardware.or_else(followed.hardware)
     near = (msgspec.structs.replace(note, file=note.file.removeprefix(f"{cwd}/")) for note in draft.notes)
     once = tuple(dict.fromkeys(near))  # a loop gives one several times
@@ -255,23 +258,6 @@ def _drafted(
         notes=tuple(notes),
         formulas={name: formula for name, formula in formulas.items() if formula},
     )
-
-
-def settings_of(framework: str, argv: Sequence[str]) -> Settings:
-    """Return the settings of a framework's command line."""
-    if framework in ("verl", "skyrl"):
-        return hydra_settings(argv)
-    if framework == "areal":
-        return areal_settings(argv)
-    if framework == "nemo-rl":
-        return file_and_overrides(argv)
-    if framework == "trl":
-        return trl_settings(argv)
-    if framework == "ms-swift":
-        return swift_settings(argv)
-    if framework in _PROGRAM_END:
-        return flag_settings(argv, last_of_program=_PROGRAM_END[framework])
-    return Settings(command=tuple(argv), given={})
 
 
 def _of_document(path: Path) -> Draft:

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+import msgspec
+
 from autotune.orchestrator.config.own_code import is_there
 from autotune.orchestrator.config.yaml_nodes import UnreadableError, read_text
 from autotune.orchestrator.errors import ExitCode, Failure
@@ -62,10 +64,7 @@ class Followed:
         self._take(reading, env)
         for invocation in reading.invocations:
             own = {**env, **invocation.env}
-            replaced = Invocation(
-                argv=invocation.argv, env=own, cwd=invocation.cwd, file=invocation.file, line=invocation.line
-            )
-            yield from self._inside(replaced, callers)
+            yield from self._inside(msgspec.structs.replace(invocation, env=own), callers)
 
     def _take(self, reading: Reading, env: Mapping[str, str]) -> None:
         self.notes += reading.notes
@@ -108,7 +107,10 @@ class Followed:
         for wrapper in program.around:
             if wrapper.partition(" ")[0] not in QUIET:
                 self._note(invocation, f"left out: `{wrapper}`; autotune starts the program itself")
-        yield from self._read(place, text, arguments, cwd=cwd, env=env, callers=(*callers, str(place)))
+        for inner in self._read(place, text, arguments, cwd=cwd, env=env, callers=(*callers, str(place))):
+            jobs = (*invocation.jobs, *inner.jobs)
+            waits = inner.waits if inner.jobs else invocation.waits
+            yield msgspec.structs.replace(inner, jobs=jobs, waits=waits)
 
     def failure(self, path: Path, started: Sequence[Invocation], *, cwd: str) -> Failure:
         """Return the error of a script without a training: what it starts, and what was not followed."""

@@ -19,6 +19,13 @@ _AREAL = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*|~[A-Za-z_][\w.]*)=(.*)", re.DOTALL
 _HYDRA_SWITCHES = frozenset({"-m", "--multirun", "-r", "--run", "--resolve", "--"})
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
 
+_PROGRAM_END = {  # the last word of a program that takes flags
+    "slime": r"(?:^|/)train(?:_async)?\.py$",
+    "miles": r"(?:^|/)train(?:_async)?\.py$",
+    "relax": r"relax[./]entrypoints[./]train",
+    "openrlhf": r"openrlhf[./]cli[./]train_ppo_ray",
+}
+
 
 class Settings(Value, frozen=True, kw_only=True):
     """The parts of a command line: the program with its own words, the settings, and a file of settings."""
@@ -27,6 +34,23 @@ class Settings(Value, frozen=True, kw_only=True):
     given: dict[str, Any]
     config: str | None = None
     repeated: tuple[str, ...] = ()  # names that were given more than once: the last counts
+
+
+def settings_of(framework: str, argv: Sequence[str]) -> Settings:
+    """Return the settings of a framework's command line."""
+    if framework in ("verl", "skyrl"):
+        return hydra_settings(argv)
+    if framework == "areal":
+        return areal_settings(argv)
+    if framework == "nemo-rl":
+        return file_and_overrides(argv)
+    if framework == "trl":
+        return trl_settings(argv)
+    if framework == "ms-swift":
+        return swift_settings(argv)
+    if framework in _PROGRAM_END:
+        return flag_settings(argv, last_of_program=_PROGRAM_END[framework])
+    return Settings(command=tuple(argv), given={})
 
 
 def hydra_settings(argv: Sequence[str]) -> Settings:

@@ -66,6 +66,19 @@ def test_a_wrong_value_that_nobody_names_is_not_well_read() -> None:
     assert msgspec.structs.replace(score, named=["a.b", "a.c"]).is_well_read
 
 
+def test_a_script_of_several_trainings_at_once_is_refused_with_reason(tmp_path: Path) -> None:
+    repository, scratch = tmp_path / "repository", tmp_path / "scratch"
+    repository.mkdir()
+    scratch.mkdir()
+    train = "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n"
+    (repository / "run.sh").write_text(f"{train}=4 &\n{train}=8 &\nwait\n")
+    score = init_scripts.Score(script="run.sh")
+    init_scripts._judge(score, init_scripts.Case(checkout="", path="run.sh"), repository, scratch)
+
+    assert score.exit == 1 and score.is_undecided
+    assert score.is_to_fill_in and score.is_well_read and not score.is_accepted
+
+
 def test_a_flag_that_the_checkout_does_not_define_is_refused(tmp_path: Path) -> None:
     package = tmp_path / "slime"
     package.mkdir()

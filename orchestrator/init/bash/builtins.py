@@ -120,6 +120,11 @@ def _false(shell: Shell, node: Node, call: Call) -> bool:
     return False
 
 
+def _wait(shell: Shell, node: Node, call: Call) -> bool:
+    shell.state.waits += 1
+    return True
+
+
 def _shift(shell: Shell, node: Node, call: Call) -> bool:
     count = int(call.words[0]) if call.words and call.words[0].isdigit() else 1
     shell.state.positional = shell.state.positional[count:]
@@ -228,6 +233,7 @@ BUILTINS: Mapping[str, Callable[[Shell, Node, Call], bool | None]] = {
     "false": _false,
     "set": _set,
     "shift": _shift,
+    "wait": _wait,
     "test": _test,
     "[": _test,
     "mapfile": _mapfile,

@@ -29,7 +29,6 @@ _IGNORED = frozenset(
         "shopt",
         "trap",
         "ulimit",
-        "wait",
         "jobs",
         "hash",
         "complete",
@@ -107,6 +106,10 @@ class Commands(ABC):
 
     def printing(self, node: Node, stdin: str | None) -> tuple[bool | None, str | None]:
         """Read a statement; returns its status and what it prints, None if that is unknown."""
+        with self.state.job(node):
+            return self._printing(node, stdin)
+
+    def _printing(self, node: Node, stdin: str | None) -> tuple[bool | None, str | None]:
         match node.type:
             case "command":
                 return self.command(node, stdin)
@@ -323,6 +326,8 @@ class Commands(ABC):
                 cwd=self.state.cwd,
                 file=self.state.file,
                 line=line_of(node),
+                jobs=self.state.jobs,
+                waits=self.state.waits,
             )
         )
 

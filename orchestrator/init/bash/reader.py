@@ -121,7 +121,8 @@ class _Reader(Assignments):
         self.state.line = line_of(node)
         read = self._readers.get(node.type)
         if read is not None:
-            return read(node)
+            with self.state.job(node):
+                return read(node)
         self.state.note(node, f"not supported, left out: `{first_line(text_of(node))}`")
         return None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tree_sitter import Node
 
-from autotune.orchestrator.init.bash.syntax import line_of, text_of
+from autotune.orchestrator.init.bash.syntax import is_background, line_of, text_of
 from autotune.policies.values.value import Value
 
 # A text that only running the script would tell stands between these two; neither is in any script.
@@ -44,6 +44,8 @@ class Invocation(Value, frozen=True, kw_only=True):
     cwd: str
     file: str
     line: int
+    jobs: tuple[int, ...] = ()  # in the background, that the program is part of; the outermost first
+    waits: int = 0  # how often the script waited for its jobs before
 
 
 def unknown(text: str) -> str:
@@ -110,6 +112,9 @@ class State:
     noted: int = 0  # how often something was not understood or assumed, other than an unset variable
     message: tuple[str, int] = ("", 0)  # what `echo` or `printf` wrote last, and its line
     invocations: list[Invocation] = field(default_factory=list)
+    jobs: tuple[int, ...] = ()  # in the background, that the present statement is part of
+    started: int = 0  # jobs in the background so far
+    waits: int = 0  # how often the script waited for them
     program: str = ""  # the script that was started; empty while `file` is that
     callers: tuple[str, ...] = ()  # the files that sourced or called what is read, the innermost first
     missing: set[str] = field(default_factory=set)  # paths that conditions looked for, and did not find here
@@ -178,6 +183,18 @@ class State:
             yield
         finally:
             self.variables, self.exported, self.positional, self.cwd = kept
+
+    @contextmanager
+    def job(self, node: Node) -> Iterator[None]:
+        """Read a statement that may end in `&`."""
+        around = self.jobs
+        if is_background(node):
+            self.started += 1
+            self.jobs = (*around, self.started)
+        try:
+            yield
+        finally:
+            self.jobs = around
 
     def enter(self, arguments: list[str], own: Mapping[str, str]) -> None:
         """Begin a program that gets the exported variables and `own`, in a subshell."""

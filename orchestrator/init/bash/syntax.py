@@ -87,6 +87,11 @@ def line_of(node: Node) -> int:
     return int(node.start_point[0]) + 1
 
 
+def is_background(node: Node) -> bool:
+    """Return whether a statement ends in `&`."""
+    return node.next_sibling is not None and node.next_sibling.type == "&"
+
+
 def pieces(node: Node) -> list[Node | str]:
     """Return the children of a quoted text or here-document, with the literal text between them."""
     source = node.text or b""
