@@ -1,8 +1,9 @@
 """How often `explain` is right on labelled failure logs: bare, and buried in noise made here.
 
 `python -m benchmarks.explain_accuracy` reads benchmarks/logs, FOLDER another folder: one JSON file per case
-(text, is_oom, resource, phase, component, figures in bytes, remedy_family, strict_cause, strict_phase), in
-folders of their own where there are several kinds. It prints a table for each kind.
+(text, is_oom, resource, phase, component, figures in bytes, remedy_family, strict_cause, strict_phase, and
+first_helps: what an expert would type first, names of remedies or a `/pattern/` of the text), in folders of
+their own where there are several kinds. It prints a table for each kind.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 
 from autotune.orchestrator.explain.analyze import Explanation, explain
 from autotune.orchestrator.explain.reader import read_from
+from autotune.orchestrator.explain.text_output import render_explanation
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause
 from benchmarks.noise import PREFIXES, buried, healthy
@@ -32,6 +35,7 @@ _LOGS = Path(__file__).parent / "logs"
 _LEADING = ("held_out", "seen", "rewritten")  # what no rule has seen comes first
 _ROUNDING_BYTES = 1  # of sums of decimal figures
 _FIRST = 2  # remedies of which one must be what an expert would take
+_HELP = re.compile(r"^(?:help|hint): ", re.MULTILINE)
 _HEALTHY_LOGS, _HEALTHY_LINES = 20, 5000
 
 
@@ -86,6 +90,22 @@ def first_remedies(found: Explanation) -> set[str]:
     return set(list(names)[:_FIRST])
 
 
+def first_help(explanation: Explanation) -> str:
+    """Return the first `help:` or `hint:` of an explanation with the lines below it; empty without one."""
+    _, *blocks = _HELP.split(render_explanation(explanation, verbose=True))
+    return blocks[0] if blocks else ""
+
+
+def _is_accepted(explanation: Explanation, accepted: Sequence[str]) -> bool:
+    """Return whether the first help is one that an expert would type."""
+    name = explanation.remedies[0].cure.name if explanation.remedies else ""
+    text = first_help(explanation)
+    return any(
+        re.search(each.strip("/"), text) is not None if each.startswith("/") else each == name
+        for each in accepted
+    )
+
+
 def scores(labelled: Sequence[Case], shown: Callable[[Case], bytes]) -> dict[str, Score]:
     """Return the score of every row of the table, for one way of showing the logs."""
     explanations = {case.name: explained(shown(case)) for case in labelled}
@@ -96,7 +116,8 @@ def scores(labelled: Sequence[Case], shown: Callable[[Case], bytes]) -> dict[str
     meant = [case for case in strict if case.label["is_oom"]]
     placed = [case for case in phased if case.label.get("component", "unknown") != "unknown"]
     curable = [case for case in strict if set(case.label.get("remedy_family", ["none"])) != {"none"}]
-    return {
+    helped = [case for case in labelled if case.label.get("first_helps")]
+    rows = {
         "is it an OOM: recall": _score(meant, lambda case: found[case.name].cause.is_oom),
         "is it an OOM: precision": _score(said, lambda case: bool(case.label["is_oom"])),
         "resource": _score(strict, lambda case: found[case.name].cause.resource == case.label["resource"]),
@@ -114,6 +135,11 @@ def scores(labelled: Sequence[Case], shown: Callable[[Case], bytes]) -> dict[str
             ),
         ),
     }  # fmt: skip
+    if helped:
+        rows["first help as an expert types it"] = _score(
+            helped, lambda case: _is_accepted(explanations[case.name], case.label["first_helps"])
+        )
+    return rows
 
 
 def _score(asked: Sequence[Case], right: Callable[[Case], bool]) -> Score:
@@ -165,8 +191,8 @@ def table(kinds: dict[str, list[Case]], *, seeds: int, details: bool) -> Iterato
             columns.append((f"{kind}, buried in noise", merged(styles[kind].values())))
     yield f"| | {' | '.join(head for head, _ in columns)} |"
     yield f"|---|{'---|' * len(columns)}"
-    for name in next(iter(bare.values())):
-        yield f"| {name} | {' | '.join(_cell(column[name]) for _, column in columns)} |"
+    for name in dict.fromkeys(name for column in bare.values() for name in column):
+        yield f"| {name} | {' | '.join(_cell(column.get(name)) for _, column in columns)} |"
     alarms = list(false_alarms())
     yield f"\nfalse alarms on {_HEALTHY_LOGS} healthy logs: {len(alarms)}"
     yield from alarms
@@ -197,8 +223,8 @@ def _hidden(style: str, seed: int) -> Callable[[Case], bytes]:
     )
 
 
-def _cell(score: Score) -> str:
-    return f"{score.right}/{score.asked} = {score.share:.3f}"
+def _cell(score: Score | None) -> str:
+    return "" if score is None else f"{score.right}/{score.asked} = {score.share:.3f}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -45,8 +45,10 @@ FLOORS = {
         "seen": (79, 79, 90, 75, 71, 295, 79),
         "rewritten": (54, 54, 81, 50, 48, 180, 57),
         "second_reader": (99, 99, 138, 78, 78, 368, 105),
+        "reported": (16, 16, 27, 13, 13, 14, 15),
     }.items()
 }
+FLOORS["reported"]["first help as an expert types it"] = 15
 
 
 @pytest.fixture
@@ -65,6 +67,17 @@ def test_right_and_wrong_answers_are_counted(folder):
     assert found["is it an OOM: recall"].share == 1.0
     twice = merged([found, found])
     assert (twice["resource"].right, twice["resource"].asked) == (2, 4)
+
+
+def test_a_first_help_is_accepted_by_its_name_or_its_text(tmp_path):
+    for name, accepted in {
+        "name": ["reduce_micro_batch", "reduce_tokens_per_mb"],
+        "text": ["/microbatch_size|tokens_per_microbatch/"],
+        "other": ["/jemalloc/"],
+    }.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(LABEL | {"first_helps": accepted}))
+    found = scores(cases(tmp_path), lambda case: case.text.encode())["first help as an expert types it"]
+    assert (found.right, found.wrong) == (2, ("other",))
 
 
 @pytest.mark.parametrize("style", PREFIXES)
