@@ -70,18 +70,26 @@ def explained(head: Head, log: Path) -> tuple[str, str]:
 
 
 def is_cured_from_the_checkpoint(head: Head, events: list[dict[str, Any]]) -> None:
-    """Check that every step was made once, from verl's checkpoint, with the batch as written."""
+    """Check that every step was made once, from verl's checkpoint, with the batch as written.
+
+    The failure comes in the second step, or one later where the allocator kept more after the first one.
+    """
     progressed = of(events, "progressed")
     assert [event["step"] for event in progressed] == [1, 2, 3, 4]
-    assert progressed[1]["resumed_from"] == 1
+    failed_after = max(event["step"] for event in progressed if event["attempt"] == 1)
+    assert 1 <= failed_after < SIZES.steps
+    assert next(event["resumed_from"] for event in progressed if event["attempt"] > 1) == failed_after
     texts = [log.read_text() for log in logs(head)]
     for text in texts:
         assert set(re.findall(r"'train_batch_size': (\d+)", text)) == {str(SIZES.prompts)}
         assert set(re.findall(r"'ppo_mini_batch_size': (\d+)", text)) == {str(SIZES.prompts)}
         assert set(re.findall(r"Total training steps: (\d+)", text)) == {str(SIZES.steps)}
     last = texts[-1]
-    assert re.search(r"Resuming from \S*global_step_1, setting global step to 1\b", last)
-    assert list(dict.fromkeys(re.findall(r"\bstep:(\d+) - ", last))) == ["2", "3", "4"]  # Ray says it twice
+    assert re.search(
+        rf"Resuming from \S*global_step_{failed_after}, setting global step to {failed_after}\b", last
+    )
+    printed = list(dict.fromkeys(map(int, re.findall(r"\bstep:(\d+) - ", last))))  # Ray prints each twice
+    assert printed == list(range(failed_after + 1, SIZES.steps + 1))
     (tracker,) = head.folder.glob("**/latest_checkpointed_iteration.txt")
     assert tracker.read_text() == str(SIZES.steps)
 
