@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from autotune.policies.values.events import (
     Ended,
     GoalReached,
     History,
+    Progressed,
     Purpose,
     Result,
     Started,
@@ -84,4 +86,7 @@ def _stability(history: History, knobs: Knobs, *, steps: int) -> Stability:
         return Stability(by="search", steps=steps, confirmations=confirmed)
     if reached:
         return Stability(by="goal", steps=steps, confirmations=len(reached))
-    return Stability(by="completed" if ended else "probe", steps=steps, confirmations=len(ended))
+    if ended:  # a training may be shorter than the goal
+        made = Counter(e.attempt for e in history if isinstance(e, Progressed) and e.attempt in ended)
+        return Stability(by="completed", steps=min(made[n] for n in ended), confirmations=len(ended))
+    return Stability(by="probe", steps=steps, confirmations=0)

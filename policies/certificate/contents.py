@@ -85,8 +85,8 @@ class Comparison(Value, frozen=True, kw_only=True):
 class Stability(Value, frozen=True, kw_only=True):
     """What `stable` rests on."""
 
-    by: str  # goal: `goal.steps` consecutive steps; search: runs of a search that confirmed it
-    steps: int  # that each run had to complete
+    by: str  # goal: `goal.steps` consecutive steps; search: its runs; completed: trainings to their end
+    steps: int  # that each run had to complete; of completed trainings the fewest that one made
     confirmations: int  # runs with these settings that held
 
 

@@ -174,6 +174,13 @@ def test_what_stable_rests_on_is_the_strongest_that_held() -> None:
     assert by(HISTORY[3], confirmed, confirmed, failed) == ("search", 2)
 
 
+def test_a_training_shorter_than_the_goal_is_stable_by_the_steps_that_it_made() -> None:
+    steps = [Progressed(attempt=2, step=step) for step in (2, 3, 4)]
+    history = (*HISTORY[:3], *steps, Ended(attempt=2, outcome=Completed()))
+    stable = certificate_of(history, knobs=AFTER, settings={}, training=TRAINING).stable
+    assert (stable.by, stable.steps) == ("completed", 3)
+
+
 def test_attempts_before_the_user_changed_the_job_show_nothing_of_it() -> None:
     edited = Edited(job=Job(name="j", framework="f", settings={"lr": 1.0}), profile=PROFILE, cluster=CLUSTER)
     steps = [Progressed(attempt=n, step=1, loss=0.5 * n) for n in (1, 2)]
