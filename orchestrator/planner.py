@@ -65,7 +65,7 @@ class PhasePlan(Value, frozen=True, kw_only=True):
     """The predicted peak of one phase on its device."""
 
     phase: str
-    parts: dict[str, float]  # bytes
+    parts: dict[str, float]  # bytes, whose sum is `total_bytes`; `rest` is what calibration and growth add
     typical_bytes: float  # of a micro-batch of sequences of mean length
     total_bytes: float  # of the largest micro-batch expected in the steps of the goal, after calibration
     worst_bytes: float  # with sequences as long as the job allows
@@ -112,7 +112,8 @@ class Plan(Value, frozen=True, kw_only=True):
     name: str
     framework: str
     cluster: Cluster
-    phases: tuple[PhasePlan, ...] = ()
+    phases: tuple[PhasePlan, ...] = ()  # of the job as written
+    first_phases: tuple[PhasePlan, ...] = ()  # with the first launch's changes; empty: it has none
     lengths: LengthsPlan | None = None
     error: float | None = None  # share of a peak
     calibrated_by: int = 0  # runs
@@ -147,12 +148,13 @@ def plan(
     """
     accepted, action = first_attempt(job, framework, cluster, recall=recall)
     profile, run = accepted.profile, fold((accepted,))
-    view = outlook(run)
+    view, changes = outlook(run), changed(profile.knobs, action.knobs)
     return Plan(
         name=job.name,
         framework=job.framework,
         cluster=cluster,
         phases=_phases(view, profile.knobs) if view is not None else (),
+        first_phases=_phases(view, action.knobs) if view is not None and changes else (),
         lengths=_lengths(profile, job) if view is not None else None,
         error=None if view is None else _error(view),
         calibrated_by=accepted.learned.runs if accepted.learned is not None else 0,
@@ -160,7 +162,7 @@ def plan(
         model_from=job.shape_from if job.shape is not None else "",
         settings_of=settings_of(job, framework),
         model_unknown=job.shape.unknown if job.shape is not None else "",
-        first=changed(profile.knobs, action.knobs),
+        first=changes,
         reason=action.reason,
         command=render(accepted, action.knobs),
         ladder=tuple(_ladder(run, action.knobs)) if remedies else (),
@@ -239,10 +241,11 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
         in_engine = name in _ENGINE_ROWS and isfinite(tokens)
         if in_engine and is_known:
             verdict = max(verdict, _pool_verdict(pool), key=_VERDICTS.index)
+        parts = dict(zip(PARTS, estimates.gpu_parts[index, :, 0].tolist(), strict=True))
         rows.append(
             PhasePlan(
                 phase=name,
-                parts=dict(zip(PARTS, estimates.gpu_parts[index, :, 0].tolist(), strict=True)),
+                parts=parts | {"rest": total - sum(parts.values())},
                 typical_bytes=min(total, max(typical[phase] for phase in phases)),
                 total_bytes=total,
                 worst_bytes=max(total, *(longest[phase] for phase in phases)),

@@ -17,17 +17,21 @@ from autotune.orchestrator.cli.shared.options import (
     framework_names,
     given,
     global_options,
+    knob_settings,
 )
 from autotune.orchestrator.cluster_fit import on_gpus, with_gpu_memory
 from autotune.orchestrator.config.cards import Gpus, parse_gpus
 from autotune.orchestrator.config.loader import expected_cluster, load_elsewhere
+from autotune.orchestrator.config.overrides import override, with_edits
 from autotune.orchestrator.config.secrets import shown_command
+from autotune.orchestrator.config.yaml_edit import Edit
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.orchestrator.planner import Plan, device_notes, plan
 from autotune.orchestrator.run import calibration_cache
 from autotune.orchestrator.run.script import command_of
 from autotune.orchestrator.terminal.plan_table import render_plan
-from autotune.orchestrator.terminal.widgets import echo, width_of
+from autotune.orchestrator.terminal.plan_verdict import verdict
+from autotune.orchestrator.terminal.widgets import echo, rendered, table, width_of
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.job import Job
@@ -52,11 +56,32 @@ class StartingJob(Value, frozen=True, kw_only=True):
     host_bytes: int  # predicted peak of a node's host memory
 
 
-def show(job_file: Path, *, gpus: str | None, options: Options) -> None:
+class PlannedGpus(Value, frozen=True, kw_only=True):
+    """What is planned for one of several clusters."""
+
+    gpus: str  # as `--gpus` names them
+    verdict: str  # in one sentence; empty where the job has no layout for these GPUs
+    refused: str = ""  # why it has none
+    plan: Plan | None = None  # without its remedies
+
+
+class Comparison(Value, frozen=True, kw_only=True):
+    """The answer of `autotune plan job.yaml --gpus 4xH100,8xH100 --json`."""
+
+    schema: int = 1
+    clusters: tuple[PlannedGpus, ...]  # in the order of `--gpus`
+
+
+def show(job_file: Path, *, gpus: str | None, overrides: tuple[str, ...], options: Options) -> None:
     """Print the plan of a job file."""
-    cards = cards_of(gpus)
     job, missing = load_elsewhere(job_file)
-    job, resized = with_cards(job, cards)
+    if overrides:
+        settings = override(job, overrides)
+        job = with_edits(job, [Edit(("settings", name), value, "--set") for name, value in settings.items()])
+    if gpus is not None and "," in gpus:
+        compare(job, gpus.split(","), missing=missing, options=options)
+        return
+    job, resized = with_cards(job, cards_of(gpus))
     edits = placeholders.warnings(job)
     outcome = outcome_of(job, missing=(*edits, *missing, *resized))
     if options.json:
@@ -68,8 +93,30 @@ def show(job_file: Path, *, gpus: str | None, options: Options) -> None:
         needs_edit=bool(edits),
         verbose=bool(options.verbose),
         width=width_of(sys.stdout),
+        overrides=overrides,
     )
     echo(whole, color=options.color)
+
+
+def compare(job: Job, clusters: list[str], *, missing: tuple[str, ...], options: Options) -> None:
+    """Print the verdict on a job for each of several clusters; raises Failure for a card in no table."""
+    cards = [(written.strip(), cards_of(written)) for written in clusters]
+    rows = [_planned_gpus(job, name, each) for name, each in cards]
+    if options.json:
+        click.echo(msgspec.json.encode(Comparison(clusters=tuple(rows))))
+        return
+    lines = table(((row.gpus, row.verdict or f"not possible: {row.refused}") for row in rows), wrap={1: 30})
+    warnings = [f"warning: {each}" for each in missing]
+    echo("\n".join([*warnings, rendered(lines, width=width_of(sys.stdout))]), color=options.color)
+
+
+def _planned_gpus(job: Job, name: str, cards: Gpus | None) -> PlannedGpus:
+    try:
+        resized, changes = with_cards(job, cards)
+    except Failure as failure:
+        return PlannedGpus(gpus=name, verdict="", refused=str(failure))
+    plan = outcome_of(resized, missing=changes, remedies=False)
+    return PlannedGpus(gpus=name, verdict=verdict(plan, names_gpus=False), plan=plan)
 
 
 def outcome_of(job: Job, *, missing: tuple[str, ...] = (), remedies: bool = True) -> Plan:
@@ -193,7 +240,15 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
     "--gpus",
     metavar="8xH100",
     shell_complete=card_names,
-    help="Plan for these GPUs instead of the local ones; for two nodes: 2x8xH100-80GB.",
+    help="Plan for these GPUs instead of the local ones; 2x8xH100: two nodes; 4xH100,8xH100: compare.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    metavar="knob=value",
+    multiple=True,
+    shell_complete=knob_settings,
+    help="Plan with another value of a knob, or of a setting of the framework; can be repeated.",
 )
 @click.option("--model", metavar="NAME", help="Without a job file: generate one for this model.")
 @click.option(
@@ -216,6 +271,7 @@ def command(
     /,
     job_file: Path | None,
     gpus: str | None,
+    overrides: tuple[str, ...],
     model: str | None,
     framework: str | None,
     **sizes: int | None,
@@ -225,7 +281,8 @@ def command(
     \b
     Example:
       autotune plan job.yaml -v
-      autotune plan job.yaml --gpus 2x8xH100
+      autotune plan job.yaml --gpus 4xH100,8xH100
+      autotune plan job.yaml --set tokens_per_microbatch=8192
       autotune plan --model Qwen/Qwen2.5-7B-Instruct --gpus 8xH100 --framework verl
     """  # noqa: D301 - click reads the backspace
     options = given(context)
@@ -233,8 +290,10 @@ def command(
     if job_file is not None:
         if model is not None or framework is not None or said:
             raise click.UsageError("--model and its options generate a job: do not pass a job file too")
-        show(job_file, gpus=gpus, options=options)
+        show(job_file, gpus=gpus, overrides=overrides, options=options)
         return
+    if overrides:
+        raise click.UsageError("--set changes a job: pass its file")
     wanted = cards_of(gpus)
     if model is None or wanted is None:
         raise click.UsageError("pass a job file, or --model and --gpus")

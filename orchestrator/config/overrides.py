@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -33,15 +34,24 @@ class _RefusedError(Exception):
 
 
 def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
-    """Return the framework's settings that `--set knob=value` options stand for; raises JobErrors."""
+    """Return the framework's settings that `--set name=value` options stand for; raises JobErrors.
+
+    A name is that of a knob, or of a setting of the framework: one of the job, one that a knob turns, or one
+    written as no knob is.
+    """
     if not written:
         return {}
     framework, cluster = frameworks.find(job.framework), assumed(job)
     profile = framework.profile(with_gpu_memory(job, cluster), cluster)
     complaints: list[Complaint] = []
     changes: dict[str, Setting] = {}
+    settings: dict[str, Any] = {}
+    named = {*job.settings, *(support.setting for support in profile.supported.values())} - set(KNOBS)
     for option in written:
         name, equals, value = option.partition("=")
+        if equals and (name in named or re.search("[.-]", name)):
+            settings[name] = scalar(value)
+            continue
         try:
             changes[name] = _setting(name, value if equals else None, profile)
         except _RefusedError as refused:
@@ -60,7 +70,7 @@ def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
         ]
     if complaints:
         raise JobErrors(tuple(complaints))
-    return framework.settings(job, msgspec.structs.replace(Knobs(), **changes))
+    return framework.settings(job, msgspec.structs.replace(Knobs(), **changes)) | settings
 
 
 def with_edits(job: Job, edits: list[Edit]) -> Job:

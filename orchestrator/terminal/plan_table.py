@@ -5,23 +5,28 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.planner import GPU_UNKNOWN, PhasePlan, Plan, RungPlan
+from autotune.orchestrator.terminal.plan_verdict import NOT_CALIBRATED, share_of, verdict_lines
 from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, rendered, table
 from autotune.orchestrator.units import show_gib, show_setting
 from autotune.policies.values.rehearsing import LateEvent
 
 _PARTS = {
-    "weights": ("weights",),
-    "optim.": ("optimizer",),
-    "grads": ("gradients",),
-    "activ.": ("activations",),
-    "logits": ("logits",),
-    "kv pool": ("kv_pool",),
-    "others": ("buffers", "graphs", "residue", "outside"),
+    "weights": "weights",
+    "optim.": "optimizer",
+    "grads": "gradients",
+    "activ.": "activations",
+    "logits": "logits",
+    "kv pool": "kv_pool",
 }
+_OTHERS = "others"  # the column by which a row adds up to its total
+_OTHERS_ARE = (
+    "others: buffers, CUDA graphs and contexts, what earlier phases leave behind, growth during a run, and"
+    " what earlier runs corrected"
+)
 # No check mark: what fits is predicted here, and observed by a launch.
 _MARKS = {"fits": "fits", "marginal": "! marginal", "overflows": "✗ overflows", "unknown": ""}
 _LATE = {
@@ -37,24 +42,36 @@ GPUS_HINT = "hint: add --gpus 8xH100 for the memory of a GPU"
 _GIB, _MIB = float(1 << 30), float(1 << 20)
 _SMALL_BYTES = 4 * _GIB  # devices below are shown in MiB
 _SHORT_COMMAND = 8  # arguments
+_NEAR = 0.5  # of a GPU's memory: remedies for phases below it are printed with -v
+_TRAIN = ("forward", "backward", "optimizer")  # phases of the row `train`
+_SOURCE = re.compile(r" \([^()]*\)$")  # of the table of public models
 _INDENT = "  "
 
 
 def render_plan(
-    plan: Plan, *, file: str, verbose: bool, width: int | None = None, needs_edit: bool = False
+    plan: Plan,
+    *,
+    file: str,
+    verbose: bool,
+    width: int | None = None,
+    needs_edit: bool = False,
+    overrides: tuple[str, ...] = (),
 ) -> str:
     """Return the plan of the job in `file`; tables fit into `width` columns, None does not wrap them.
 
-    `needs_edit`: the job has values that nobody filled in, so that a launch would refuse it.
+    `overrides`: the `--set` options that it was made with. `needs_edit`: the job has values nobody filled
+    in, so that a launch would refuse it.
     """
-    lines = [f"{plan.name} · {plan.framework} on ray · {_where(plan)}", ""]
-    lines += [f"warning: {warning}" for warning in plan.warnings]
+    head = f"{plan.name} · {plan.framework} on ray · {_where(plan)}"
+    wrap = textwrap.TextWrapper(width or PIPED_WIDTH, subsequent_indent=_INDENT, break_on_hyphens=False)
+    lines = [*verdict_lines(plan, width or PIPED_WIDTH), "", *wrap.wrap(head), ""]
+    lines += [line for warning in plan.warnings for line in wrap.wrap(f"warning: {warning}")]
     lines += [""] if plan.warnings else []
-    lines += [*_estimate(plan, width), *_model(plan, width or PIPED_WIDTH)]
+    lines += [*_estimate(plan, width, verbose=verbose), *_model(plan, width or PIPED_WIDTH, verbose=verbose)]
     lines += ["", *_first_attempt(plan, width)]
     lines += _command(plan.command, verbose=verbose, width=width or PIPED_WIDTH)
     if plan.ladder:
-        lines += ["", "if it runs out of memory, in this order", *_remedies(plan.ladder, width)]
+        lines += ["", *_remedies(plan, width, verbose=verbose)]
     else:
         lines += ["", "if it runs out of memory: no remedy, because autotune can change none of its settings"]
     lines += ["", *_rehearsal(plan, width or PIPED_WIDTH)]
@@ -64,7 +81,8 @@ def render_plan(
         lines += ["", "where the values come from", rendered(table(knobs), width=width)]
         lines += ["", "not available", rendered(table(unsupported, wrap={1: 30}), width=width)]
     run = "Fill them in, then run it" if needs_edit else "Run it"
-    lines += ["", f"Nothing was launched. {run}: autotune launch {shlex.quote(file)}"]
+    words = ("autotune", "launch", file, *(word for each in overrides for word in ("--set", each)))
+    lines += ["", f"Nothing was launched. {run}: {shlex.join(words)}"]
     return "\n".join(lines)
 
 
@@ -97,23 +115,16 @@ def summary(plan: Plan) -> tuple[str, ...]:
         return (*lines, f"no memory estimate: {plan.note}", *hint)
     capacity = next((phase.capacity_bytes for phase in plan.phases if phase.capacity_bytes), None)
     of = f", of {capacity / _GIB:,.1f}" if capacity else ""
-    rows = [
-        (phase.phase, f"{phase.total_bytes / _GIB:,.1f}", "".join(re.findall("[!✗]", _MARKS[phase.verdict])))
+    peaks = ", ".join(
+        f"{phase.phase}\N{NO-BREAK SPACE}{phase.total_bytes / _GIB:,.1f}"
+        + "".join(re.findall("[!✗]", _MARKS[phase.verdict]))
         for phase in plan.phases
-    ]
-    peaks = ", ".join(f"{name}\N{NO-BREAK SPACE}{peak}{mark}" for name, peak, mark in rows)
-    bad = any(phase.verdict == "overflows" for phase in plan.phases)
-    narrow = any(phase.verdict == "marginal" for phase in plan.phases)
-    verdict = (
-        "does not fit" if bad else "may not fit" if narrow else "fits" if capacity else "the GPU is not known"
     )
-    text = f"predicted peak per GPU in GiB{of}: {peaks}: {verdict}"
-    wrapped = textwrap.wrap(text, PIPED_WIDTH, subsequent_indent=_INDENT)
+    wrapped = textwrap.wrap(
+        f"predicted peak per GPU in GiB{of}: {peaks}", PIPED_WIDTH, subsequent_indent=_INDENT
+    )
     lines += [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped]
-    if not capacity:
-        lines.append(GPUS_HINT)
-    changes = [messages.arrow(knob, *values) for knob, values in plan.first.items()]
-    return (*lines, *([f"the first launch would change {', '.join(changes)}"] if changes else []))
+    return (*lines, *(verdict_lines(plan, PIPED_WIDTH) if capacity else ["the GPU is not known", GPUS_HINT]))
 
 
 def _where(plan: Plan) -> str:
@@ -124,28 +135,28 @@ def _where(plan: Plan) -> str:
     return messages.cluster(cluster) + (f" · host {show_gib(host, digits=0)}" if host else "")
 
 
-def _estimate(plan: Plan, width: int | None) -> list[str]:
+def _estimate(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
     if not plan.phases:
-        order = ["Without one, remedies are tried in a fixed order."] if plan.ladder else []
         hint = [GPUS_HINT] if plan.note == GPU_UNKNOWN else []
-        return [f"no memory estimate: {plan.note}", *hint, *order]
+        return [*hint, *(["Remedies are tried in a fixed order."] if plan.ladder else [])]
     small = all((phase.capacity_bytes or phase.total_bytes) < _SMALL_BYTES for phase in plan.phases)
     unit, scale = ("MiB", _MIB) if small else ("GiB", _GIB)
     runs = f"{plan.calibrated_by} earlier run{'' if plan.calibrated_by == 1 else 's'}"
-    source = f"calibrated by {runs}" if plan.calibrated_by else "uncalibrated"
+    source = f"calibrated by {runs}, ± one standard deviation" if plan.calibrated_by else NOT_CALIBRATED
     host = max(phase.host_bytes for phase in plan.phases)
     of = " (the node's size is unknown; set cluster.host_memory)"
     if plan.cluster.host_memory_bytes:
         of = f" of {show_gib(plan.cluster.host_memory_bytes, digits=1)}"
     pools = [phase for phase in plan.phases if phase.pool_tokens is not None]
     pool = [f"KV cache: {pools[-1].pool_tokens:,} tokens per engine{_few(pools[-1])}"] if pools else []
-    fullest = max(plan.phases, key=lambda phase: phase.total_bytes / (phase.capacity_bytes or 1.0))
+    wrap = textwrap.TextWrapper(width or PIPED_WIDTH, subsequent_indent=_INDENT)
     return [
-        f"predicted peak per GPU, {unit} ({source}, ±{fullest.error:.0%} in {fullest.phase})",
-        _peaks(plan.phases, scale, width),
+        *wrap.wrap(f"predicted peak per GPU, {unit} ({source})"),
+        _peaks(plan, scale, width),
+        *(wrap.wrap(_OTHERS_ARE) if verbose else []),
         *_by_length(plan, scale, width or PIPED_WIDTH),
         *pool,
-        f"host memory per node: {show_gib(host, digits=1)}{of}",
+        *wrap.wrap(f"host memory per node: {show_gib(host, digits=1)}{of}"),
     ]
 
 
@@ -181,10 +192,12 @@ def _few(phase: PhasePlan) -> str:
     return ", too few for the longest sequence" if fits and phase.verdict == "overflows" else ""
 
 
-def _model(plan: Plan, width: int) -> list[str]:
-    lines = [f"model: {plan.model_from}"] if plan.model_from else []
+def _model(plan: Plan, width: int, *, verbose: bool) -> list[str]:
+    model = plan.model_from if verbose else _SOURCE.sub("", plan.model_from)
+    lines = [f"model: {model}"] if model else []
     if plan.settings_of:
-        lines.append(f"settings and defaults: {plan.settings_of}")
+        assumed = any(fact.name == "release" and fact.is_assumed for fact in plan.facts)
+        lines.append(f"settings and defaults{' (assumed)' if assumed else ''}: {plan.settings_of}")
     for fact in plan.rests_on:
         known = f"; {fact.resolve}" if fact.resolve else ""
         lines.append(f"the prediction rests on an assumption: {fact.value}{known}")
@@ -194,22 +207,24 @@ def _model(plan: Plan, width: int) -> list[str]:
     return [part for line in lines for part in wrap.wrap(line)]
 
 
-def _peaks(phases: Iterable[PhasePlan], scale: float, width: int | None) -> str:
+def _peaks(plan: Plan, scale: float, width: int | None) -> str:
     """Return the table of peaks, with narrow gaps and marks where `width` asks for it."""
-    head = ("phase", *_PARTS, "total", "", "")
+    head = ("phase", *_PARTS, _OTHERS, "total", "", "")
     right = range(1, len(head) - 1)
-    rows = [_row(phase, scale) for phase in phases]
+    rows = [_row(phase, scale, calibrated=plan.calibrated_by > 0) for phase in plan.phases]
     wide = rendered(table(rows, head=head, right=right), width=None)
     if width is None or max(map(len, wide.split("\n"))) <= width:
         return wide
-    short = [(*row[:-1], row[-1][:1]) for row in rows]
+    short = [(*row[:-1], re.sub("[^!✗]", "", row[-1])) for row in rows]
     return rendered(table(short, head=head, right=right, gap=1), width=None)
 
 
-def _row(phase: PhasePlan, scale: float) -> tuple[str, ...]:
-    sizes = [sum(phase.parts[part] for part in parts) for parts in _PARTS.values()]
-    cells = ("–" if size < 0.05 * scale else f"{size / scale:,.1f}" for size in (*sizes, phase.total_bytes))
-    share = f"{phase.total_bytes / phase.capacity_bytes:.0%}" if phase.capacity_bytes else ""
+def _row(phase: PhasePlan, scale: float, *, calibrated: bool) -> tuple[str, ...]:
+    """Return a row whose printed sizes add up to its printed total."""
+    sizes = [round(phase.parts[part] / scale, 1) for part in _PARTS.values()]
+    total = round(phase.total_bytes / scale, 1)
+    cells = (f"{size:,.1f}" if abs(size) >= 0.05 else "–" for size in (*sizes, total - sum(sizes), total))
+    share = share_of(phase, calibrated=calibrated) if phase.capacity_bytes else ""
     return (phase.phase, *cells, share, _MARKS[phase.verdict])
 
 
@@ -247,21 +262,43 @@ def _command(argv: tuple[str, ...], *, verbose: bool, width: int) -> list[str]:
             lines.append(f"{line.rstrip()} \\")
             line = _INDENT * 2
         line += f"{word} "
-    more = f" …    (-v prints all {len(argv)} arguments)" if len(argv) > shown else ""
-    return [*lines, line.rstrip() + more]
+    more = [f"{_INDENT * 2}…  (-v prints all {len(argv)} arguments)"] if len(argv) > shown else []
+    return [*lines, line.rstrip() + (" \\" if more else ""), *more]
 
 
-def _remedies(ladder: Iterable[RungPlan], width: int | None) -> list[str]:
-    rows: list[tuple[str, str, str]] = []
-    phase = ""
-    for rung in ladder:
-        if rung.phase != phase:
-            phase = rung.phase
-            rows.append((phase, "", ""))
-        changes = ",\n".join(
-            messages.arrow(name, before, after) for name, (before, after) in rung.changes.items()
-        )
-        cost = f"; slows {rung.slows}" if rung.slows and rung.slows != "nothing" else ""
-        rows.append((_INDENT + rung.remedy, changes, f"{rung.effect.value}{cost}"))
-    body = rendered(table(rows, wrap={2: 16}), width=None if width is None else width - len(_INDENT))
-    return textwrap.indent(body, _INDENT).split("\n")
+def _remedies(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
+    """Return what would be changed after a failure of each phase, the one nearest to its limit first."""
+    shares = {
+        row: phase.total_bytes / phase.capacity_bytes for row, phase in _by_row(plan) if phase.capacity_bytes
+    }
+    phases = sorted(
+        dict.fromkeys(rung.phase for rung in plan.ladder), key=lambda name: -shares.get(name, 1.0)
+    )
+    near = [name for name in phases if verbose or shares.get(name, 1.0) >= _NEAR] or phases[:1]
+    rows: list[tuple[str, str]] = []
+    for name in near:
+        rows.append((f"{name}, {shares[name]:.0%}" if name in shares else name, ""))
+        for rung in plan.ladder:
+            if rung.phase == name:
+                changes = ",\n".join(messages.arrow(knob, *values) for knob, values in rung.changes.items())
+                rows.append((textwrap.indent(changes, _INDENT), _price(rung)))
+    left = [name for name in phases if name not in near]
+    body = rendered(table(rows, wrap={1: 16}), width=None if width is None else width - len(_INDENT))
+    return [
+        "if it runs out of memory, in this order",
+        *textwrap.indent(body, _INDENT).split("\n"),
+        *([f"{_INDENT}far from the limit: {', '.join(left)} (their remedies: -v)"] if left else []),
+    ]
+
+
+def _by_row(plan: Plan) -> Iterator[tuple[str, PhasePlan]]:
+    """Yield each phase of the remedies with its row of the table."""
+    for phase in plan.phases:
+        for name in (phase.phase, *(_TRAIN if phase.phase == "train" else ())):
+            yield name, phase
+
+
+def _price(rung: RungPlan) -> str:
+    cost = rung.slows.removeprefix("nothing").removeprefix("; ")
+    faster = rung.slows.startswith("nothing")
+    return f"{rung.effect.value}{f'; {cost}' if faster and cost else f'; slows {cost}' if cost else ''}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,11 @@ from click.testing import CliRunner
 
 from autotune.launchers.runners.node.host import Card, Machine
 from autotune.orchestrator.cli import main
+from autotune.orchestrator.cli.plan import outcome_of
+from autotune.orchestrator.config.loader import load_elsewhere
 from autotune.orchestrator.planner import Plan
+from autotune.orchestrator.terminal.plan_table import render_plan
+from autotune.policies.values.job import Job
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 JOBS = sorted(CONFIGS.glob("*.yaml"))
@@ -34,8 +39,23 @@ def test_every_example_job_can_be_planned(
     assert list(tmp_path.iterdir()) == []
 
 
+def load(file: Path) -> Job:
+    """Return a job that runs elsewhere."""
+    return load_elsewhere(file)[0]
+
+
 def sized_plan(tmp_path: Path, *, fraction: float = 0.6) -> Plan:
     """Return the plan of a job of verl on cards and hosts of known size."""
+    return plan(str(sized_job(tmp_path, fraction=fraction)))
+
+
+def quick_plan(tmp_path: Path, *, fraction: float = 0.6) -> Plan:
+    """Return the same plan without its remedies, whose ranking takes seconds."""
+    return outcome_of(load(sized_job(tmp_path, fraction=fraction)), remedies=False)
+
+
+def sized_job(tmp_path: Path, *, fraction: float = 0.6) -> Path:
+    """Write a job of verl on cards and hosts of known size."""
     job = tmp_path / "job.yaml"
     text = (CONFIGS / "verl-grpo-qwen2.5-7b.yaml").read_text()
     sized = text.replace(
@@ -44,7 +64,7 @@ def sized_plan(tmp_path: Path, *, fraction: float = 0.6) -> Plan:
     )
     sized = sized.replace("gpu_memory_utilization: 0.6", f"gpu_memory_utilization: {fraction}")
     job.write_text(f"{sized}\nmodel: {QWEN}\n")
-    return plan(str(job))
+    return job
 
 
 def test_a_known_model_is_estimated(tmp_path: Path) -> None:
@@ -52,6 +72,56 @@ def test_a_known_model_is_estimated(tmp_path: Path) -> None:
     assert {phase.phase for phase in found.phases} >= {"rollout", "log_prob", "train", "weight_sync"}
     assert all(phase.total_bytes > 0 and phase.verdict for phase in found.phases)
     assert found.error is not None and 0 < found.error < 1 and found.calibrated_by == 0
+
+
+def test_the_parts_of_a_row_add_up_to_its_total_in_json_and_as_printed(tmp_path: Path) -> None:
+    """The printed sizes are rounded; the column `others` makes each row whole."""
+    outcome = quick_plan(tmp_path)
+    for phase in outcome.phases:
+        assert sum(phase.parts.values()) == pytest.approx(phase.total_bytes)
+    printed = render_plan(outcome, file="job.yaml", verbose=False)
+    rows = [
+        [0.0 if cell == "–" else float(cell) for cell in line.split()[1:9]]
+        for line in printed.splitlines()
+        if re.match(r"(init|rollout|log_prob|train|weight_sync|checkpoint)\w* {2,}", line)
+    ]
+    assert len(rows) == 7
+    for *sizes, total in rows:
+        assert sum(sizes) == pytest.approx(total)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "verdict"),
+    [
+        (0.6, "fits on 8 × GPU: tightest is rollout, 77%, 18.1 GiB free (not calibrated)"),
+        (0.83, "may not fit on 8 × GPU: tightest is rollout, "),
+        (0.93, "overflows in rollout by "),
+        (0.1, "does not fit on 8 × GPU: the KV cache of rollout_init is too small"),
+    ],
+)
+def test_the_first_line_is_the_verdict(fraction: float, verdict: str, tmp_path: Path) -> None:
+    lines = render_plan(quick_plan(tmp_path, fraction=fraction), file="job.yaml", verbose=False).splitlines()
+    assert lines[0].startswith(verdict) and "(not calibrated)" in " ".join(map(str.strip, lines[:2]))
+    changes = any(line.startswith("the first launch changes memory_fraction 0.93 → ") for line in lines[:3])
+    assert changes == (fraction == 0.93)
+
+
+def test_only_a_calibrated_prediction_has_error_bars_one_a_phase(tmp_path: Path) -> None:
+    outcome = quick_plan(tmp_path)
+    assert "±" not in render_plan(outcome, file="job.yaml", verbose=True)
+    text = render_plan(msgspec.structs.replace(outcome, calibrated_by=2), file="job.yaml", verbose=False)
+    rows = [line for line in text.splitlines() if line.endswith("fits")]
+    assert len(rows) == 7 and all(re.search(r"\d+% ± \d+ ", row) for row in rows)
+    assert len({row.split("±")[1] for row in rows}) > 2
+    assert re.match(r"fits on .* 77% ± \d+, ", text)
+
+
+def test_remedies_for_a_phase_far_from_its_limit_wait_for_a_question(tmp_path: Path) -> None:
+    outcome = sized_plan(tmp_path)
+    short = render_plan(outcome, file="job.yaml", verbose=False).split("if it runs out of memory")[1]
+    assert re.findall(r"^  (\w+), \d+%", short, re.MULTILINE)[0] == "rollout"
+    assert "far from the limit: " in short and "  init, " not in short
+    assert "  init, " in render_plan(outcome, file="job.yaml", verbose=True)
 
 
 def test_every_phase_has_its_error_and_the_engines_their_pool(tmp_path: Path) -> None:
@@ -89,10 +159,9 @@ def test_this_machines_memory_is_the_hosts_only_where_the_job_can_run_here(
 
 
 def test_a_host_that_is_not_known_is_said_to_be_so(tmp_path: Path) -> None:
-    sized_plan(tmp_path)
-    job = tmp_path / "job.yaml"
+    job = sized_job(tmp_path)
     job.write_text(job.read_text().replace(", host_memory: 900GiB", ""))
-    shown = CliRunner().invoke(main, ["plan", str(job)]).stdout
+    shown = render_plan(outcome_of(load(job), remedies=False), file="job.yaml", verbose=False)
     assert "(the node's size is unknown; set cluster.host_memory)" in shown
     assert "KV cache: " in shown
 
@@ -150,7 +219,7 @@ def test_a_plan_away_from_the_cluster_says_what_is_unknown() -> None:
     shown = CliRunner().invoke(main, ["plan", str(CONFIGS / "verl-grpo-qwen2.5-7b.yaml")])
     assert "8 × GPU (memory unknown)" in shown.stdout
     assert "no memory estimate: the memory of a GPU is unknown; set `cluster.gpu_memory`" in shown.stdout
-    assert "model: autotune's table of public models, Qwen/Qwen2.5-7B (" in shown.stdout
+    assert "model: autotune's table of public models, Qwen/Qwen2.5-7B\n" in shown.stdout
 
 
 def test_a_plan_says_where_the_model_was_read_and_what_of_it_is_not_counted(tmp_path) -> None:

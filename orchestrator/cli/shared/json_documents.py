@@ -18,7 +18,7 @@ from autotune.orchestrator.annotate.document import Annotation
 from autotune.orchestrator.certificate.verification import VerificationDocument
 from autotune.orchestrator.cli.init import JobDraft
 from autotune.orchestrator.cli.logs import LogLine
-from autotune.orchestrator.cli.plan import StartingJob
+from autotune.orchestrator.cli.plan import Comparison, StartingJob
 from autotune.orchestrator.cli.shared.start import Begun
 from autotune.orchestrator.cli.shared.submission import Submitted
 from autotune.orchestrator.cli.skill import SkillDocument
@@ -42,6 +42,7 @@ DOCUMENTS: Mapping[str, tuple[str, Any]] = {
     "begun": ("`launch`, `search` and `rehearse` with --detach --json", Begun),
     "submitted": ("`launch`, `search` and `rehearse` with --submit URL --json", Submitted),
     "plan": ("`autotune plan job.yaml --json`", Plan),
+    "plan-clusters": ("`autotune plan job.yaml --gpus 4xH100,8xH100 --json`", Comparison),
     "starting-job": ("`autotune plan --model NAME --gpus 8xH100 --json`", StartingJob),
     "doctor": ("`autotune doctor --json`", Examined),
     "explain": ("a line of `autotune explain LOG... --json`", ExplanationDocument),

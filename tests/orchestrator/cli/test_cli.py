@@ -42,7 +42,7 @@ OWN = {
     "launch": BEGINS | {"--rehearse"},
     "rehearse": BEGINS,
     "search": BEGINS | {"--trials", "--duration", "--rehearse", "--no-rehearse"},
-    "plan": {"--gpus", "--model", "--framework", "--prompt", "--response", "--batch"},
+    "plan": {"--gpus", "--set", "--model", "--framework", "--prompt", "--response", "--batch"},
     "status": {"--watch"},
     "logs": {"-f", "--follow", "--attempt", "--tail"},
     "report": {"--open", "--force"},

@@ -103,6 +103,7 @@ def test_what_needs_no_run(home: Path) -> None:
     assert draft["framework"] == "verl" and draft["file"] == "made.yaml"
     wish = ("--model", "Qwen/Qwen3-8B", "--gpus", "8xH100")
     validate("starting-job", call("plan", *wish, "--json"))
+    validate("plan-clusters", call("plan", "job.yaml", "--gpus", "1xH100,2xH100", "--json"))
     validate("explain-cause", call("explain", "--rule", "gpu-oom", "--json"))
     for rule in RULES:
         validate("explain-rule", call("explain", "--rule", rule.name, "--json"))

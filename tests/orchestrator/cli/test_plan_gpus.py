@@ -148,3 +148,41 @@ def test_what_a_prediction_rests_on_is_said_and_changes_nothing(tmp_path: Path) 
     page = " ".join(printed("plan", str(file)).split())
     assert "the prediction rests on an assumption: verl 0.2.0.dev uses memory as 0.7.0 does" in page
     assert "first attempt: as written: " in page
+
+
+def test_several_clusters_are_judged_side_by_side() -> None:
+    file, clusters = str(CONFIGS / "verl-grpo-qwen2.5-7b.yaml"), "2xH100,3xH100,8xH100"
+    small, odd, large = printed("plan", file, "--gpus", clusters).splitlines()
+    assert small.startswith("2xH100  overflows in rollout by 13.6 GiB: 117%")
+    assert odd.startswith("3xH100  not possible: 1 x 3 GPUs: the settings ask for 8 GPUs")
+    assert large.startswith("8xH100  fits: tightest is rollout, 77%")
+    rows = json.loads(printed("plan", file, "--gpus", clusters, "--json"))["clusters"]
+    assert [row["plan"] is None for row in rows] == [False, True, False]
+    assert rows[2]["verdict"] in large and rows[1]["refused"] in odd
+
+
+def test_a_plan_takes_knobs_and_settings_as_launch_does() -> None:
+    file, setting = (
+        str(CONFIGS / "verl-grpo-qwen2.5-7b.yaml"),
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+    )
+    call = ("--gpus", "8xH100", "--set", f"{setting}=0.9", "--set", "tokens_per_microbatch=8192")
+    plan = json.loads(printed("plan", file, *call, "--json"))
+    knobs = {row["knob"]: row["value"] for row in plan["knobs"]}
+    assert knobs["tokens_per_microbatch"] == 8192 and plan["first"]["memory_fraction"][0] == 0.9
+    assert f"{setting}=0.9" in printed("launch", "-n", file, *call[2:])
+    end = printed("plan", file, *call).splitlines()[-1]
+    assert end.endswith(f"autotune launch {file} --set {setting}=0.9 --set tokens_per_microbatch=8192")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=many", "must be a number, not 'many'"),
+        ("tokens_per_microbach=1", "did you mean `tokens_per_microbatch`?"),
+        ("memory_fraction", "an override is written knob=value"),
+    ],
+)
+def test_a_wrong_change_of_a_plan_is_refused(change: str, problem: str) -> None:
+    result = CliRunner().invoke(main, ["plan", str(CONFIGS / "verl-grpo-qwen2.5-7b.yaml"), "--set", change])
+    assert result.exit_code == 2 and problem in result.stderr and result.stdout == ""
