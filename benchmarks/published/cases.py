@@ -22,10 +22,10 @@ class Truth(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     id: str
     url: str
-    date: str  # of the report
+    date: str = ""  # of the report; empty: not recorded
     framework: str  # in words, with what job.yaml cannot say
     hardware: str
-    model_source: str  # file and commit of the shape
+    model_source: str = ""  # file and commit of the shape; empty: not recorded
     scope: Literal["all", "trainer", "engine"]  # what the report is about
     outcome: Literal["ran", "oom"]
     phase: str = ""  # where it failed, by the names of the plan; empty: not told
@@ -64,4 +64,10 @@ def planned(case: Case) -> Plan:
     """Return what `autotune plan` says of a case, uncalibrated; raises what a wrong job file raises."""
     with contextlib.chdir(case.folder):
         job = load("job.yaml")
-        return plan(job, frameworks.find(job.framework), assumed(job), render=lambda *_: ())
+        return plan(
+            job,
+            frameworks.find(job.framework),
+            assumed(job),
+            render=lambda *_: (),
+            remedies=bool(case.truth.cure),
+        )

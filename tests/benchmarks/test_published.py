@@ -105,10 +105,10 @@ def test_a_malformed_truth_is_refused(two):
 def test_the_cases_are_enough_and_not_one_sided():
     found = list(cases())
     held_out = [case.truth for case in found if case.held_out]
-    assert len(found) >= 60
+    assert len(found) >= 110
     assert len(held_out) >= 0.4 * len(found)
-    assert sum(truth.outcome == "oom" for truth in held_out) >= 0.4 * len(held_out)
-    assert all(truth.truth.url.startswith("https://") and truth.truth.model_source for truth in found)
+    assert sum(truth.outcome == "oom" for truth in held_out) >= len(held_out) / 3
+    assert all(truth.truth.url.startswith("https://") for truth in found)
 
 
 def test_every_case_can_be_planned():
