@@ -11,30 +11,34 @@ from autotune.orchestrator.init.bash.commands import Commands
 from autotune.orchestrator.init.bash.state import Variable
 from autotune.orchestrator.init.bash.syntax import parse, text_of
 
-_MOST_ITEMS = 1000  # of an array that is filled by index
-
 
 class Assignments(Commands):
     """Reads what sets variables."""
 
     def assignment(self, node: Node) -> bool:
         """Set a variable."""
-        target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        if target is None:
-            return True
-        append = any(child.type == "+=" for child in node.children)
-        made: Variable
+        self._set(node, self._value(node))
+        return True
+
+    def _value(self, node: Node) -> Variable:
+        value = node.child_by_field_name("value")
         if value is None:
-            made = ""
-        elif value.type == "array":
-            made = self.array(value)
-        else:
-            made = expansion.text(self.state, value)
+            return ""
+        return self.array(value) if value.type == "array" else expansion.text(self.state, value)
+
+    def _set(self, node: Node, made: Variable) -> None:
+        target = node.child_by_field_name("name")
+        append = any(child.type == "+=" for child in node.children)
+        if target is None:
+            return
+        name = text_of(target)
         if target.type == "subscript":
             self._assign_item(target, made if isinstance(made, str) else " ".join(map(str, made)))
+        elif name in self.state.integers and isinstance(made, str):
+            value = expansion.number(self.state, f"({name}) + ({made or 0})" if append else made or "0")
+            self.state.assign(name, self.state.untold(node) if value is None else str(value))
         else:
-            self.state.assign(text_of(target), made, append=append)
-        return True
+            self.state.assign(name, made, append=append)
 
     def array(self, node: Node) -> list[str] | dict[str, str]:
         """Return the items of `(…)`."""
@@ -67,40 +71,63 @@ class Assignments(Commands):
             self.state.assign(name, {**(present if isinstance(present, dict) else {}), key: value})
             return
         items = self.state.items(name)
-        items = [*items, *[""] * (at + 1 - len(items))][:_MOST_ITEMS]
-        if at < len(items):
-            items[at] = value
-        self.state.assign(name, items)
+        at += len(items) if at < 0 else 0
+        if at > len(items):  # items between are not set
+            self.state.assign(name, {**{str(n): item for n, item in enumerate(items)}, key: value})
+        else:
+            self.state.assign(name, [*items[:at], value, *items[at + 1 :]])
 
     def declaration(self, node: Node) -> bool:
         """Read export, declare, local, readonly and typeset."""
         verb = text_of(node.children[0])
-        options = [text_of(child) for child in node.children[1:] if text_of(child).startswith("-")]
-        exports = verb == "export" or any("x" in option for option in options)
-        for child in node.named_children:
-            name = ""
-            if child.type == "variable_assignment":
-                self.assignment(child)
-                target = child.child_by_field_name("name")
-                name = text_of(target).partition("[")[0] if target is not None else ""
-            elif child.type in ("variable_name", "word", "concatenation") and not text_of(child).startswith(
-                "-"
-            ):
-                name = text_of(child)
-                if any("A" in option for option in options):
-                    self.state.assign(name, {})
-                elif any("a" in option for option in options) and self.state.get(name) is None:
-                    self.state.assign(name, [])
-            if exports and re.fullmatch(r"\w+", name) and "-n" not in options:
+        children = [child for child in node.named_children if child.type != "comment"]
+        options = "".join(text_of(child)[1:] for child in children if text_of(child).startswith("-"))
+        is_own = verb in ("local", "declare", "typeset") and "g" not in options
+        values = {child.id: self._value(child) for child in children if child.type == "variable_assignment"}
+        for child in children:
+            target = child.child_by_field_name("name") if child.id in values else child
+            name = "" if target is None else text_of(target).partition("[")[0]
+            if re.fullmatch(r"\w+", name) is None:
+                continue
+            if is_own:
+                self.state.declare(name)
+            if "i" in options:
+                self.state.integers.add(name)
+            if "n" in options and is_own:
+                self._refer(name, values.get(child.id))
+            elif child.id in values:
+                self._set(child, values[child.id])
+            elif "A" in options:
+                self.state.assign(name, {})
+            elif "a" in options and self.state.get(name) is None:
+                self.state.assign(name, [])
+            elif verb == "local":
+                self.state.variables.pop(name, None)
+            if (verb == "export" or "x" in options) and "n" not in options:
                 self.state.exported.add(name)
         return True
+
+    def _refer(self, name: str, target: Variable | None) -> None:
+        if isinstance(target, str) and re.fullmatch(r"\w+", target) and target != name:
+            self.state.references[name] = self.state.references.get(target, target)
 
     def unset(self, node: Node) -> bool:
         """Forget variables."""
         for child in node.named_children:
-            name = text_of(child)
+            name, _, index = text_of(child).strip("'\"").partition("[")
+            if index:
+                self._unset_item(name, expansion.text(self.state, parse(index.rstrip("]"))))
+                continue
             self.state.variables.pop(name, None)
             self.state.exported.discard(name)
             if name in self.state.inherited:
                 self.state.variables[name] = ""
         return True
+
+    def _unset_item(self, name: str, key: str) -> None:
+        present = self.state.get(name)
+        items = dict(enumerate(self.state.items(name))) if not isinstance(present, dict) else present
+        kept = {str(each): value for each, value in items.items()}
+        at = expansion.number(self.state, key)
+        kept.pop(key if isinstance(present, dict) or at is None else str(at % max(1, len(kept))), None)
+        self.state.assign(name, kept)

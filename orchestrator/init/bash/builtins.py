@@ -12,7 +12,7 @@ from tree_sitter import Node
 
 from autotune.orchestrator.config.own_code import is_file
 from autotune.orchestrator.config.yaml_nodes import UnreadableError, read_text
-from autotune.orchestrator.init.bash import conditions
+from autotune.orchestrator.init.bash import conditions, expansion
 from autotune.orchestrator.init.bash.state import State, is_unknown, shown, unknown
 from autotune.orchestrator.init.bash.syntax import first_line, line_of, parse, text_of
 from autotune.orchestrator.init.bash.text_commands import is_known
@@ -53,20 +53,43 @@ class Shell(Protocol):
 class Leave(Exception):  # noqa: N818 - control flow of the script
     """The script leaves a loop, a function, a file or itself."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, status: bool | None = True) -> None:
         super().__init__(what)
         self.what = what  # exit | return | break | continue
+        self.status = status
         self.printed: str | None = ""  # by the statement that is left; None if that is unknown
 
 
 def _cd(shell: Shell, node: Node, call: Call) -> bool | None:
     places = [word for word in call.words if word not in ("--", "-P", "-L", "-e")]
     to = places[0] if places else shell.state.text("HOME") or "/"
-    if is_unknown(to) or to == "-":
+    return _enter(shell, node, shell.state.text("OLDPWD") or unknown(to) if to == "-" else to)
+
+
+def _enter(shell: Shell, node: Node, to: str) -> bool | None:
+    if is_unknown(to):
         shell.state.note(node, f"unknown folder: `{first_line(text_of(node))}`")
         return None
+    shell.state.variables["OLDPWD"] = shell.state.cwd
     shell.state.cwd = posixpath.normpath(posixpath.join(shell.state.cwd, to))
     return True
+
+
+def _pushd(shell: Shell, node: Node, call: Call) -> bool | None:
+    before = shell.state.cwd
+    entered = _enter(shell, node, call.words[0] if call.words else unknown("pushd"))
+    if entered:
+        shell.state.folders.append(before)
+    return entered
+
+
+def _popd(shell: Shell, node: Node, call: Call) -> bool | None:
+    return _enter(shell, node, shell.state.folders.pop() if shell.state.folders else unknown("popd"))
+
+
+def _let(shell: Shell, node: Node, call: Call) -> bool | None:
+    value = [expansion.number(shell.state, word) for word in call.words][-1:]
+    return bool(value[0]) if value and value[0] is not None else None
 
 
 def _pwd(shell: Shell, node: Node, call: Call) -> bool:
@@ -107,7 +130,7 @@ def _leave(shell: Shell, node: Node, call: Call) -> bool:
         said = first_line(shown(text).strip()) if line_of(node) - line <= _NEAR else ""
         after = f', after it prints "{said}"' if said else ""
         shell.state.note(node, f"{ENDS_HERE}: `{first_line(text_of(node))}`{after}")
-    raise Leave(verb)
+    raise Leave(verb, not call.words or call.words[0] == "0" if verb == "return" else True)
 
 
 def _set(shell: Shell, node: Node, call: Call) -> bool:
@@ -222,7 +245,9 @@ def _same_ending(name: str, script: Path) -> list[Path]:
 
 BUILTINS: Mapping[str, Callable[[Shell, Node, Call], bool | None]] = {
     "cd": _cd,
-    "pushd": _cd,
+    "let": _let,
+    "popd": _popd,
+    "pushd": _pushd,
     "pwd": _pwd,
     "source": read_file,
     ".": read_file,

@@ -342,10 +342,10 @@ class Commands(ABC):
         if self.depth >= _DEPTH:
             self.state.note(node, f"`{name}`: calls are nested too deeply, left out")
             return None, None
-        before, self.state.positional = self.state.positional, arguments
         self.depth += 1
+        own = self.state.subshell() if body.type == "subshell" else contextlib.nullcontext()
         try:
-            with self.state.inside(file):
+            with own, self.state.function(arguments), self.state.inside(file):
                 parts = [child for child in body.children if child.is_named and child.type != "comment"]
                 status: bool | None = True
                 output: str | None = ""
@@ -358,10 +358,9 @@ class Commands(ABC):
             if leave.what != "return":
                 leave.printed = output
                 raise
-            return True, output
+            return leave.status, output
         finally:
             self.depth -= 1
-            self.state.positional = before
 
 
 def _joined(first: str | None, second: str | None) -> str | None:

@@ -21,48 +21,27 @@ _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     "-gt": lambda a, b: a > b,
     "-ge": lambda a, b: a >= b,
 }
+_COMPARISONS = ("=", "==", "!=", "=~", "<", ">")
 _FILES = ("-e", "-f", "-d", "-s", "-r", "-w", "-x", "-L", "-h")
 
 
 def test(state: State, node: Node) -> bool | None:
     """Return whether a test command holds."""
-    inner = [child for child in node.children if child.type not in ("[", "]", "[[", "]]", "((", "))")]
     if node.children and node.children[0].type == "((":
         return calculation(state, node)
-    return _holds(state, inner[0]) if inner else False
+    inner = [child for child in node.children if child.type not in ("[", "]", "[[", "]]")]
+    return _Test(state, [leaf for child in inner for leaf in _leaves(child)]).holds()
 
 
 def calculation(state: State, node: Node) -> bool | None:
-    """Return whether `((…))` or an expression in it is not zero, after the assignment that it may make."""
-    source = expansion.arithmetic_of(state, node)
-    step = re.fullmatch(r"(?:(\w+)\s*(\+\+|--)|(\+\+|--)\s*(\w+))", source)
-    if step:
-        name = step[1] or step[4]
-        source = f"{name} {(step[2] or step[3])[0]}= 1"
-    change = re.fullmatch(r"(\w+)\s*([-+*/%]?)=(?!=)\s*(.+)", source, re.DOTALL)
-    if change:
-        whole = f"({change[1]}) {change[2]} ({change[3]})" if change[2] else change[3]
-        value = expansion.number(state, whole)
-        state.assign(change[1], state.untold(node) if value is None else str(value))
-    else:
-        value = expansion.number(state, source)
+    """Return whether `((…))` or an expression in it is not zero, after the assignments that it may make."""
+    value = expansion.number(state, expansion.arithmetic_of(state, node))
     return None if value is None else bool(value)
 
 
 def of_words(state: State, words: Sequence[str]) -> bool | None:
     """Return whether the words of `test` hold."""
-    match list(words):
-        case []:
-            return False
-        case ["!", *rest]:
-            return opposite(of_words(state, rest))
-        case [operator, operand]:
-            return _unary(state, operator, operand)
-        case [left, operator, right]:
-            return _binary(left, operator, right, pattern=False)
-        case [word]:
-            return None if is_unknown(word) else bool(word)
-    return None
+    return _Test(state, words).holds()
 
 
 def opposite(value: bool | None) -> bool | None:
@@ -70,38 +49,94 @@ def opposite(value: bool | None) -> bool | None:
     return None if value is None else not value
 
 
-def _holds(state: State, node: Node) -> bool | None:
-    match node.type:
-        case "binary_expression":
-            return _of_two(state, node)
-        case "unary_expression":
-            return _of_one(state, node)
-        case "parenthesized_expression":
-            return _holds(state, node.children[1])
-    text = expansion.text(state, node)
+def _leaves(node: Node) -> list[Node]:
+    """Return the operands and operators of a test in their order: the grammar's own nesting is not bash's."""
+    if node.type in ("binary_expression", "unary_expression", "parenthesized_expression"):
+        return [leaf for child in node.children for leaf in _leaves(child)]
+    return [node]
+
+
+class _Test:
+    """Reads the operands and operators of a test, the loosest operator first."""
+
+    def __init__(self, state: State, parts: Sequence[Node | str]) -> None:
+        self._state, self._parts, self._at = state, parts, 0
+
+    def holds(self) -> bool | None:
+        return self._any()() if self._parts else False
+
+    def _sign(self, ahead: int = 0) -> str:
+        """Return what stands at a place, if it can be an operator; empty at the end and for a quoted text."""
+        at = self._at + ahead
+        part = self._parts[at] if at < len(self._parts) else ""
+        if isinstance(part, str):
+            return part
+        return "" if part.type in ("string", "raw_string") else text_of(part)
+
+    def _any(self) -> Callable[[], bool | None]:
+        left = self._all()
+        while self._sign() in ("||", "-o"):
+            self._at += 1
+            left = _either(left, self._all())
+        return left
+
+    def _all(self) -> Callable[[], bool | None]:
+        left = self._one()
+        while self._sign() in ("&&", "-a"):
+            self._at += 1
+            left = _both(left, self._one())
+        return left
+
+    def _one(self) -> Callable[[], bool | None]:
+        remain = len(self._parts) - self._at
+        if self._sign() == "!" and remain > 1:
+            self._at += 1
+            inner = self._one()
+            return lambda: opposite(inner())
+        if self._sign() == "(" and remain > 2:
+            self._at += 1
+            inner = self._any()
+            self._at += 1
+            return inner
+        operator = self._sign(1)
+        if remain > 2 and (operator in _NUMBERS or operator in _COMPARISONS):
+            left, right = self._parts[self._at], self._parts[self._at + 2]
+            self._at += 3
+            is_pattern = not isinstance(right, str) and right.type not in ("string", "raw_string")
+            return lambda: _binary(
+                self._state, self._text(left), operator, self._text(right), pattern=is_pattern
+            )
+        if remain > 1 and re.fullmatch("-[a-zA-Z]", self._sign()) and operator not in ("&&", "||"):
+            sign, operand = self._sign(), self._parts[self._at + 1]
+            self._at += 2
+            return lambda: _unary(self._state, sign, self._text(operand))
+        word = self._parts[self._at] if remain else ""
+        self._at += 1
+        return lambda: _filled(self._text(word))
+
+    def _text(self, part: Node | str) -> str:
+        return part if isinstance(part, str) else expansion.text(self._state, part)
+
+
+def _filled(text: str) -> bool | None:
     return None if is_unknown(text) else bool(text)
 
 
-def _of_one(state: State, node: Node) -> bool | None:
-    operator = node.children[0]
-    operand = node.children[-1]
-    if text_of(operator) == "!":
-        return opposite(_holds(state, operand))
-    return _unary(state, text_of(operator), expansion.text(state, operand))
+def _both(left: Callable[[], bool | None], right: Callable[[], bool | None]) -> Callable[[], bool | None]:
+    def holds() -> bool | None:
+        first = left()
+        return right() if first is True else first
+
+    return holds
 
 
-def _of_two(state: State, node: Node) -> bool | None:
-    left, right = node.children[0], node.children[-1]
-    operator = " ".join(text_of(child) for child in node.children[1:-1])
-    if operator in ("&&", "-a"):
-        first = _holds(state, left)
-        return first if first is not True else _holds(state, right)
-    if operator in ("||", "-o"):
-        first = _holds(state, left)
-        second = None if first is True else _holds(state, right)
+def _either(left: Callable[[], bool | None], right: Callable[[], bool | None]) -> Callable[[], bool | None]:
+    def holds() -> bool | None:
+        first = left()
+        second = None if first is True else right()
         return True if first is True else None if None in (first, second) and second is not True else second
-    quoted = right.type in ("string", "raw_string")
-    return _binary(expansion.text(state, left), operator, expansion.text(state, right), pattern=not quoted)
+
+    return holds
 
 
 def _unary(state: State, operator: str, operand: str) -> bool | None:
@@ -130,7 +165,7 @@ def _unary(state: State, operator: str, operand: str) -> bool | None:
     return found
 
 
-def _binary(left: str, operator: str, right: str, *, pattern: bool) -> bool | None:
+def _binary(state: State, left: str, operator: str, right: str, *, pattern: bool) -> bool | None:
     if is_unknown(left) or is_unknown(right):
         return None
     if operator in _NUMBERS:
@@ -145,9 +180,11 @@ def _binary(left: str, operator: str, right: str, *, pattern: bool) -> bool | No
             return not matches(left, right) if pattern else left != right
         case "=~":
             try:
-                return re.search(re.sub(r"\[:(\w+):\]", _class, right), left) is not None
+                found = re.search(re.sub(r"\[:(\w+):\]", _class, right), left)
             except re.error:
                 return None
+            state.assign("BASH_REMATCH", [] if found is None else [found[0], *(found.groups(""))])
+            return found is not None
         case "<":
             return left < right
         case ">":

@@ -99,7 +99,14 @@ def number(state: State, source: str) -> int | None:
     """Return the value of an arithmetic expression whose `$` are already read; None if unknown."""
     if is_unknown(source):
         return None
-    return arithmetic(source, lambda name: state.text(name) or "0")
+
+    def value_of(name: str) -> str:
+        name, _, index = name.partition("[")
+        return (_indexed(state, name, index.rstrip("]")) if index else state.text(name)) or "0"
+
+    return arithmetic(
+        source, value_of, lambda name, made: state.assign(name, made or unknown(f"$(({source}))"))
+    )
 
 
 def _pieces(state: State, node: Node, *, quoted: bool = False) -> list[Piece]:
@@ -166,11 +173,11 @@ def _variable(state: State, node: Node, name: str, split: str) -> list[Piece]:
         case "@" | "*":
             if split == "whole" and name == "@":
                 return [("items", list(state.positional))]
-            return [(split, " ".join(state.positional))]
+            return [(split, _between(state, split).join(state.positional))]
         case "#":
             return [("whole", str(len(state.positional)))]
         case "?":
-            return [("whole", "0")]
+            return [("whole", "1" if state.status is False else "0")]
         case _ if name[:1] in ("$", "!"):
             return [("whole", state.untold(node))]
         case "0":
@@ -181,6 +188,12 @@ def _variable(state: State, node: Node, name: str, split: str) -> list[Piece]:
     if value is None:
         state.note(node, f"${name} {UNSET}")
     return [(split, value or "")]
+
+
+def _between(state: State, split: str) -> str:
+    """Return what stands between the items of `"$*"`."""
+    separators = state.text("IFS") if split == "whole" else None
+    return " " if separators is None else separators[:1]
 
 
 def _value(state: State, name: str) -> str | None:
@@ -213,8 +226,7 @@ def _expansion(state: State, node: Node, split: str) -> list[Piece]:
     if index == "@" and state.unread and state.get(name) is None:
         items = [unknown(f"$({name}[@])")]
     if index == "*" or name == "*":
-        separator = state.text("IFS") if split == "whole" else None
-        items = [(separator[:1] if separator is not None else " ").join(items)] if items else []
+        items = [_between(state, split).join(items)] if items else []
     if whole and operator == ":":
         items = sliced(lambda source: number(state, source), items, argument, positional=name in ("@", "*"))
         operator = ""
@@ -232,6 +244,8 @@ def _expansion(state: State, node: Node, split: str) -> list[Piece]:
         changed = [changed(each, operator, argument) for each in items]
         return [("items", changed)] if split == "whole" else [("split", " ".join(changed))]
     value = _indexed(state, name, index) if index else _value(state, name)
+    if operator in (":-", "-") and not value and node.children[-2].type in ("string", "raw_string"):
+        split = "whole"  # `${X:-"a b"}` is one word
     return [(split, _applied(state, node, name, value, operator, argument))]
 
 
@@ -313,9 +327,9 @@ def _indexed(state: State, name: str, index: str) -> str | None:
         depth = number(state, index)
         return state.source(depth if depth is not None and depth >= 0 else 0)
     value = state.get(name)
-    if isinstance(value, dict):
-        return value.get(index)
     at = number(state, index)
+    if isinstance(value, dict):
+        return value.get(index) or value.get(str(at))
     items = state.items(name)
     return items[at] if at is not None and -len(items) <= at < len(items) else None
 

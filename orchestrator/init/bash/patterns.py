@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from autotune.orchestrator.init.bash.state import is_unknown, unknown
 
-_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)\}")
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 _CHOICES = re.compile(r"\{([^{},\s$]*(?:,[^{},\s$]*)+)\}")
 _MOST = 4096  # items of a brace expansion
 
@@ -78,8 +78,10 @@ def braces(source: str) -> list[str]:
     choice = _CHOICES.search(source)
     if span is not None:
         first, last = int(span[1]), int(span[2])
-        step = 1 if last >= first else -1
-        options = [str(n) for n in range(first, last + step, step)][:_MOST]
+        step = max(1, int(span[3] or 1)) * (1 if last >= first else -1)
+        width = max(len(each) for each in (span[1], span[2])) if "0" in (span[1][:1], span[2][:1]) else 0
+        end = last + (1 if step > 0 else -1)
+        options = [str(n).zfill(width if first and last else 0) for n in range(first, end, step)][:_MOST]
         found = span
     elif choice is not None:
         options, found = choice[1].split(","), choice
@@ -93,7 +95,8 @@ def braces(source: str) -> list[str]:
 
 
 def _regex(pattern: str) -> str:
-    alternatives = re.fullmatch(r"[@+*?]\(([^()]*)\)", pattern)
-    if alternatives:
-        return "(?:" + "|".join(_regex(each) for each in alternatives[1].split("|")) + ")"
-    return fnmatch.translate(pattern).removesuffix(r"\z").removesuffix(r"\Z")
+    found = re.search(r"([@+*?])\(([^()]*)\)", pattern)
+    if found:
+        inner = "(?:" + "|".join(map(_regex, found[2].split("|"))) + ")" + found[1].replace("@", "")
+        return _regex(pattern[: found.start()]) + inner + _regex(pattern[found.end() :])
+    return fnmatch.translate(pattern.replace("[^", "[!")).removesuffix(r"\z").removesuffix(r"\Z")

@@ -26,7 +26,7 @@ from autotune.orchestrator.init.bash.state import (
     Variable,
     is_unknown,
     shown,
-    unknown,
+    uncertain,
 )
 from autotune.orchestrator.init.bash.syntax import errors_in, first_line, line_of, parse, text_of
 from autotune.policies.values.value import Value
@@ -122,7 +122,8 @@ class _Reader(Assignments):
         read = self._readers.get(node.type)
         if read is not None:
             with self.state.job(node):
-                return read(node)
+                self.state.status = read(node)
+            return self.state.status
         self.state.note(node, f"not supported, left out: `{first_line(text_of(node))}`")
         return None
 
@@ -261,7 +262,7 @@ class _Reader(Assignments):
             if all(value == values[0] for value in values) or any(isinstance(v, dict) for v in values):
                 continue
             texts = list(dict.fromkeys(_words(value) for value in values))
-            present[name] = _uncertain(name, values)
+            present[name] = uncertain(name, values)
             choices = f"{', '.join(map(repr, texts[:-1]))} or {texts[-1]!r}"
             condition = first_line(text_of(test))
             self.state.depends.append(
@@ -280,11 +281,13 @@ class _Reader(Assignments):
         return status
 
     def case(self, node: Node) -> bool | None:
-        """Read the first item of a `case` that fits."""
+        """Read the items of a `case` that fit: the first, and those that its end goes on to."""
         value = node.child_by_field_name("value")
         subject = expansion.text(self.state, value) if value is not None else ""
         bodies: list[Sequence[Node]] = []
         otherwise: Sequence[Node] = []
+        status: bool | None = True
+        is_taken = False  # whether the item before ended in `;&`
         for item in node.children:
             if item.type != "case_item":
                 continue
@@ -296,9 +299,12 @@ class _Reader(Assignments):
                     otherwise = body
                     break
                 bodies.append(body)
-            elif any(matches(subject, expansion.text(self.state, each)) for each in patterns):
-                return self._each(body)
-        return self._either(otherwise, [(value or node, body) for body in bodies])
+            elif is_taken or any(matches(subject, expansion.text(self.state, each)) for each in patterns):
+                status = self._each(body)
+                is_taken = body[-1].type == ";&"
+                if not is_taken and body[-1].type != ";;&":
+                    return status
+        return self._either(otherwise, [(value or node, body) for body in bodies]) if bodies else status
 
     def loop(self, node: Node) -> bool | None:
         """Read the turns of a `for`."""
@@ -338,11 +344,14 @@ class _Reader(Assignments):
     def count(self, node: Node) -> bool | None:
         """Read the turns of `for ((…; …; …))`."""
         body = node.child_by_field_name("body")
-        first, condition, update = (
-            node.child_by_field_name(name) for name in ("initializer", "condition", "update")
-        )
-        if first is not None:
-            conditions.calculation(self.state, first)
+        condition = node.child_by_field_name("condition")
+
+        def calculate(field: str) -> None:
+            for part in node.children_by_field_name(field):
+                if part.is_named:
+                    conditions.calculation(self.state, part)
+
+        calculate("initializer")
         for _ in range(_MOST_TURNS):
             holds = None if condition is None else conditions.calculation(self.state, condition)
             if holds is None:
@@ -351,8 +360,7 @@ class _Reader(Assignments):
                 return holds
             if body is not None and not self._turn(body):
                 return True
-            if update is not None:
-                conditions.calculation(self.state, update)
+            calculate("update")
         return None
 
     def _turn(self, body: Node) -> bool:
@@ -371,15 +379,6 @@ def _arm(node: Node) -> tuple[list[Node], list[Node]]:
     parts = [child for child in node.children if child.type not in skipped]
     at = next((n for n, child in enumerate(parts) if child.type == "then"), len(parts))
     return [part for part in parts[:at] if part.is_named], [part for part in parts[at:] if part.is_named]
-
-
-def _uncertain(name: str, values: Sequence[Variable]) -> Variable:
-    """Return the first of a variable's values with what another one has not, or has besides, as unknown."""
-    mark = unknown(f"$({name})")
-    if not isinstance(values[0], list):
-        return mark
-    made = [item if all(item in value for value in values) else mark for item in values[0]]
-    return made if made != values[0] else [*made, unknown(f"$({name}[@])")]
 
 
 def _sets(node: Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +72,15 @@ def to_edit(text: str) -> str:
     return re.sub(f"{OPEN}([^{CLOSE}]*){CLOSE}", substituted, text)
 
 
+def uncertain(name: str, values: Sequence[Variable]) -> Variable:
+    """Return the first of a variable's values with what another one has not, or has besides, as unknown."""
+    mark = unknown(f"$({name})")
+    if not isinstance(values[0], list):
+        return mark
+    made = [item if all(item in value for value in values) else mark for item in values[0]]
+    return made if made != values[0] else [*made, unknown(f"$({name}[@])")]
+
+
 @dataclass
 class Kept:
     """What the statements of a branch may change."""
@@ -106,6 +115,11 @@ class State:
     functions: dict[str, tuple[str, Node]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # what the script itself writes
     notes: list[Note] = field(default_factory=list)
+    references: dict[str, str] = field(default_factory=dict)  # `declare -n`: names that stand for others
+    integers: set[str] = field(default_factory=set)  # `declare -i`
+    locals: list[dict[str, tuple[Variable | None, str | None]]] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)  # that `popd` goes back to
+    status: bool | None = True  # of the last statement; None if only running it would show
     depends: list[Note] = field(default_factory=list)  # on what only running it shows; each names variables
     input: list[str] | None = None  # the lines that a loop or group is given, for `read`; None if unknown
     unread: bool = False  # a file that the script sources could not be read: it may set what is not set
@@ -124,6 +138,7 @@ class State:
 
     def get(self, name: str) -> Variable | None:
         """Return a variable's value; None if it is not set."""
+        name = self.references.get(name, name)
         if name in self.variables:
             return self.variables[name]
         if name == "PWD":
@@ -154,6 +169,7 @@ class State:
 
     def assign(self, name: str, value: Variable, *, append: bool = False) -> None:
         """Set a variable; `append` is `+=`."""
+        name = self.references.get(name, name)
         if append:
             present = self.get(name)
             if isinstance(value, list):
@@ -164,6 +180,28 @@ class State:
                 value = (self.text(name) or "") + value
         self.variables[name] = value
         self.assigned[name] = Use(file=self.file, line=self.line)
+
+    def declare(self, name: str) -> None:
+        """Begin a variable of the function that is read, which ends with it."""
+        if self.locals:
+            self.locals[-1].setdefault(name, (self.variables.get(name), self.references.pop(name, None)))
+
+    @contextmanager
+    def function(self, arguments: list[str]) -> Iterator[None]:
+        """Read a function's body; its own variables end with it."""
+        before, self.positional = self.positional, arguments
+        self.locals.append({})
+        try:
+            yield
+        finally:
+            self.positional = before
+            for name, (value, target) in self.locals.pop().items():
+                self.variables.pop(name, None)
+                self.references.pop(name, None)
+                if value is not None:
+                    self.variables[name] = value
+                if target is not None:
+                    self.references[name] = target
 
     def note(self, node: Node, message: str) -> None:
         """Record what was not understood at a place; the same message counts once per file."""

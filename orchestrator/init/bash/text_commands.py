@@ -55,13 +55,15 @@ def _printf(words: list[str], stdin: str, now: float) -> str:
     if not words or words[0].startswith("-"):
         raise CannotTell("printf")
     template, rest = unescaped(words[0]), words[1:]
-    wanted = len(re.findall(r"%[-0-9.]*[sd]", template))
+    wanted = len(re.findall(r"%[-0-9.]*[sdfeg]", template))
+    if wanted != len(re.findall("%", template.replace("%%", ""))):
+        raise CannotTell("printf")
     result = ""
     while True:
         taken, rest = rest[:wanted], rest[wanted:]
         values = iter([*taken, *[""] * (wanted - len(taken))])
         result += re.sub(
-            r"%([-0-9.]*)([sd%])",
+            r"%([-0-9.]*)([sdfeg%])",
             lambda found: "%" if found[2] == "%" else _formatted(found[1], found[2], next(values)),  # noqa: B023
             template,
         )
@@ -72,7 +74,7 @@ def _printf(words: list[str], stdin: str, now: float) -> str:
 def _formatted(width: str, kind: str, value: str) -> str:
     if kind == "d":
         return f"%{width}d" % int(value or 0)
-    return f"%{width}s" % value
+    return f"%{width}{kind}" % (value if kind == "s" else float(value or 0))
 
 
 def _basename(words: list[str], stdin: str, now: float) -> str:
@@ -126,7 +128,7 @@ def _tr(words: list[str], stdin: str, now: float) -> str:
     if words[:1] == ["-d"] and len(words) == 2:
         gone = set(_expanded(words[1]))
         return "".join(letter for letter in stdin if letter not in gone)
-    if len(words) != 2 or words[0].startswith("-"):
+    if len(words) != 2 or re.match("-.", words[0]):
         raise CannotTell("tr")
     old, new = _expanded(words[0]), _expanded(words[1])
     table = {ord(letter): new[min(at, len(new) - 1)] for at, letter in reversed(list(enumerate(old)))}
