@@ -38,7 +38,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 MODELS: dict[str, dict[str, Any]] = ARCHITECTURES | {
     "Qwen2.5-14B": ARCHITECTURES["Qwen2.5-32B"] | {"num_hidden_layers": 48, "intermediate_size": 13824}
 }
-# No formula was settled on these (docs/estimate.md, section 5).
+# No formula was settled on these (docs/measured/estimate.md, section 5).
 HELD_OUT = (
     "Qwen3-0.6B",
     "Phi-3-mini (3.8B)",

@@ -2,7 +2,7 @@
 
 A seeded sample in equal parts of every room and, within one, of every kind of mutation. Each mutant meets
 the tests of the policies that can reach it (`coverage_map`), in a copy of the repository (`trials`).
---write lists them on docs/mutation.md.
+--write lists them on docs/measured/mutation.md.
 build/mutation keeps the map and the results: the same command goes on where it was stopped, and tries a
 mutant that no test noticed again once the tests have changed.
 """
@@ -31,7 +31,7 @@ from benchmarks.mutation.results import ROOMS, Mutant, Verdict
 from benchmarks.mutation.trials import Outcome, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "mutation.md"
+PAGE = ROOT / "docs" / "measured" / "mutation.md"
 
 
 def copied(folder: Path) -> Path:
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--budget-s", type=float, default=math.inf, help="CPU seconds of tests per mutant")
-    parser.add_argument("--write", action="store_true", help="write docs/mutation.md too")
+    parser.add_argument("--write", action="store_true", help="write docs/measured/mutation.md too")
     parser.add_argument("--kept", type=Path, default=ROOT / "build" / "mutation")
     asked = parser.parse_args()
     asked.kept.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The page that lists what no test notices, docs/mutation.md, with the reasons that survivors.yaml gives."""
+"""The page that lists what no test notices, mutation.md, with the reasons that survivors.yaml gives."""
 
 from __future__ import annotations
 

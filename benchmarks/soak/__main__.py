@@ -33,7 +33,7 @@ from benchmarks.place import Head, ray_head
 from tests.faults.page import placed
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "measured" / "reliability.md"
 MIB = 1 << 20
 SLOPE_LIMIT = 20 * 1024  # bytes an attempt, from the 200th on
 MEMORY_LIMIT = 500 * 10**6
@@ -99,7 +99,9 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=256, help="workers with logs (default: 256)")
     parser.add_argument("--rate", type=int, default=50, help="megabytes a second of their logs (default: 50)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of their logs (default: 30)")
-    parser.add_argument("--page", action="store_true", help="write the table into docs/reliability.md too")
+    parser.add_argument(
+        "--page", action="store_true", help="write the table into measured/reliability.md too"
+    )
     options = parser.parse_args()
     parts = options.only or list(PARTS)
     if options.page and parts != list(PARTS):

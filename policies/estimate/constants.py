@@ -17,19 +17,21 @@ class Constant(NamedTuple):
 TABLE: dict[str, Constant] = {
     # ------------------------------------------------------------------ memory of a GPU outside PyTorch
     "context": Constant(
-        0.55 * GIB, "CUDA context of one process: 0.51 GiB (H200, CUDA 13.0: docs/gpu.md), 0.4 to 0.7 in logs"
+        0.55 * GIB,
+        "CUDA context of one process: 0.51 GiB (H200, CUDA 13.0: measured/gpu.md), 0.4 to 0.7 in logs",
     ),
     "modules": Constant(
         0.2 * GIB,
         "kernels that a training process loads beside its context: 0.22 GiB with a first product and its"
-        " gradient, 0.2 to 0.3 while training (H200, torch 2.11: docs/gpu.md)",
+        " gradient, 0.2 to 0.3 while training (H200, torch 2.11: docs/measured/gpu.md)",
     ),
     "workspaces": Constant(
-        0.07 * GIB, "cuBLAS' in the allocator of a training process, 32 MiB a stream on Hopper (docs/gpu.md)"
+        0.07 * GIB,
+        "cuBLAS' in the allocator of a training process, 32 MiB a stream on Hopper (measured/gpu.md)",
     ),
     "collectives": Constant(
         0.8 * GIB,
-        "NCCL channels and work areas of one process and communicator: 0.54 GiB with one rank (docs/gpu.md);"
+        "NCCL channels and work areas of one process and communicator: 0.54 GiB with one rank (gpu.md);"
         " 1.5 to 1.6 GiB with context and modules in logs of 8 ranks",
     ),
     "communicator": Constant(
@@ -52,7 +54,7 @@ TABLE: dict[str, Constant] = {
         "offloaded layers on the device in backward: one in use, one on its way (verl activation_offload.py)",
     ),
     "returning_layers_cpu": Constant(
-        0.5, "the built-in job brings back one saved tensor at a time (docs/builtin-peaks.md)"
+        0.5, "the built-in job brings back one saved tensor at a time (docs/measured/builtin-peaks.md)"
     ),
     # ------------------------------------------------------------------ logits
     "logits_chunk": Constant(
@@ -91,7 +93,8 @@ TABLE: dict[str, Constant] = {
     ),
     "engine_prefill_cpu": Constant(2048, "the same without a GPU (SGLang 0.5.23's start-up log)"),
     "engine_base_cpu": Constant(
-        24 * MIB, "SGLang without a GPU, beside weights and pool: 708 MiB of 684 at start (docs/estimate.md)"
+        24 * MIB,
+        "SGLang without a GPU, beside weights and pool: 708 MiB of 684 at start (measured/estimate.md)",
     ),
     "engine_fraction": Constant(0.85, "memory fraction where neither job nor framework names one"),
     "vllm_fraction": Constant(0.9, "vLLM's own gpu_memory_utilization"),
@@ -114,24 +117,25 @@ TABLE: dict[str, Constant] = {
     "pinned": Constant(1.0, "pinned copies are rounded by PyTorch's host allocator; buffers are reused"),
     # ------------------------------------------------------------------ without a GPU
     "cpu_process": Constant(
-        7 * MIB, "a warmed-up rank grows by 3 to 12 MiB above its tensors (docs/estimate.md, torch 2.13)"
+        7 * MIB, "a warmed-up rank grows by 3 to 12 MiB above its tensors (measured/estimate.md, torch 2.13)"
     ),
     # ------------------------------------------------------------------ speed
     "efficiency_training": Constant(
         0.40,
-        "share of peak FLOP/s of a dense training pass; 0.35 to 0.45 (PaLM), 0.53 on one H200 (docs/gpu.md)",
+        "share of peak FLOP/s of a dense training pass; 0.35 to 0.45 (PaLM), 0.53 on one H200 (gpu.md)",
     ),
     "efficiency_prefill": Constant(
-        0.50, "share of peak FLOP/s of a pass without gradients; 0.47 to 0.54 on one H200 (docs/gpu.md)"
+        0.50, "share of peak FLOP/s of a pass without gradients; 0.47 to 0.54 on one H200 (measured/gpu.md)"
     ),
     "efficiency_bandwidth": Constant(
         0.70, "share of peak bandwidth that decoding reaches (vLLM, SGLang profiles)"
     ),
     "launch_s": Constant(
-        1.1e-5, "CPU time to launch one kernel from eager code: 0.65 to 0.9 ms a layer forward (docs/gpu.md)"
+        1.1e-5,
+        "CPU time to launch one kernel from eager code: 0.65 to 0.9 ms a layer forward (measured/gpu.md)",
     ),
     "unit_s": Constant(
-        9e-4, "CPU time of FSDP2's hooks for one layer and pass, with nothing to gather (docs/gpu.md)"
+        9e-4, "CPU time of FSDP2's hooks for one layer and pass, with nothing to gather (measured/gpu.md)"
     ),
     "kernels_per_layer": Constant(60, "kernels of one layer forward in eager code, backward twice that"),
     "decode_overhead_s": Constant(1.5e-3, "scheduler and sampler per decoding step"),

@@ -58,7 +58,7 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     megatron = load.layout.strategy == "megatron"
     masked = load.layout.masked_attention
     # Without a mask PyTorch is given grouped heads, for which it has no fused kernel in fp32: it keeps the
-    # scores, and without gradients has them twice (measured: docs/gpu.md).
+    # scores, and without gradients has them twice (measured: docs/measured/gpu.md).
     unfused = load.gpus and size == FP32 and model.kv_heads < model.heads and not (megatron or masked)
     repeated = masked or unfused
     scores = size * load.sequence * model.heads / load.tensor * unfused
@@ -276,7 +276,7 @@ def _rows(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
 
     `prepare_model_outputs` copies the head's output without its padding and applies log_softmax to each row;
     autocast computes and keeps the result in fp32. The entropy runs operation by operation on the padded
-    output: a softmax, and for logsumexp an fp32 copy and its exponentials. Measured on an H200 (docs/gpu.md),
+    output: a softmax, and for logsumexp an fp32 copy and its exponentials. Measured on an H200 (gpu.md),
     except for an entropy in the loss, which is counted from the tensors that autograd saves.
     """
     size = load.layout.compute_bytes

@@ -198,7 +198,7 @@ def _share(parts: Floats, capacity: float) -> Floats:
 
 
 # Standard deviation of a phase's total as a share, before any run: dense models sharded by FSDP are checked
-# against MemTracker and the built-in job (docs/estimate.md); the others are not measured and say so.
+# against MemTracker and the built-in job (docs/measured/estimate.md); the others are not measured and say so.
 _BASE_ERROR = 0.06
 _ENGINE_ERROR = 0.08
 _UNMEASURED = {

@@ -32,7 +32,7 @@ from autotune.policies.values.knobs import Knobs, Setting, new_values
 from autotune.policies.values.remedy import Effect
 
 # The chance of another failure that a relaunch may carry. A failure costs a relaunch, caution costs speed for
-# the rest of the run; measured on the simulated cluster (docs/policies.md).
+# the rest of the run; measured on the simulated cluster (docs/measured/policies.md).
 RISK = 0.2
 _RISK_WEIGHT = 3.0  # of the chance against the logarithm of the seconds, where nothing fits with the margin
 _NUMERIC_WEIGHT = 0.1

@@ -1,4 +1,4 @@
-"""Recorded measurements replayed: the estimate stays as near to them as docs/estimate.md says."""
+"""Recorded measurements replayed: the estimate stays as near to them as docs/measured/estimate.md says."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_further_families_agree_with_mem_tracker(name):
     }
     assert max(errors(found, "parameters")) <= 0.0001
     assert max(errors(found, "activations")) <= 0.025
-    # Experts of two matrices of one size: a temporary of the optimizer outlives its step (docs/estimate.md).
+    # Experts of two matrices of one size: a temporary of the optimizer outlives its step (estimate.md).
     assert max(errors(found, "step")) <= (0.08 if name.startswith("Nemotron") else 0.005)
 
 

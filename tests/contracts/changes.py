@@ -19,7 +19,7 @@ from tests.faults.page import placed
 
 ROOT = Path(__file__).parents[2]
 CHECKED = ROOT / "tests" / "contracts" / "checked.jsonl"
-PAGE = ROOT / "docs" / "settings.md"
+PAGE = ROOT / "docs" / "measured" / "settings.md"
 
 
 def legal(profile: Profile, *, steps: int = 4) -> Iterator[tuple[KnobName, Setting, Knobs]]:

@@ -1,7 +1,7 @@
 """`python -m tests.faults`: play faults on real local Ray clusters and record what came of each.
 
 A row per scenario and seed is appended to the results file; those that are there are not played again. The
-table of docs/reliability.md is written from that file with --page.
+table of docs/measured/reliability.md is written from that file with --page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.faults.scenarios import EVERY
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "faults" / "results.jsonl"
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "measured" / "reliability.md"
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="play also what is recorded, and replace it")
     parser.add_argument("--list", action="store_true", help="list the scenarios")
     parser.add_argument(
-        "--page", action="store_true", help="write docs/reliability.md from the results, play nothing"
+        "--page", action="store_true", help="write measured/reliability.md from the results, play nothing"
     )
     options = parser.parse_args()
     chosen = [s for s in EVERY if _wanted(s, options)]

@@ -1,4 +1,4 @@
-"""The tables of docs/reliability.md, written between its markers from what was measured."""
+"""The tables of docs/measured/reliability.md, written between its markers from what was measured."""
 
 from __future__ import annotations
 

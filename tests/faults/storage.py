@@ -2,7 +2,7 @@
 
 A driver runs a scripted job on a real folder; a library that is preloaded into it (storage_shim.c) answers
 the error at its calls on that folder; with --fuse a mounted file system (passthrough.py) does. The table of
-docs/reliability.md is written at the end.
+docs/measured/reliability.md is written at the end.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tests.faults.storage_driver import ATTACHING, MOMENTS, STEPS
 from tests.orchestrator.scripted import JOB
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "measured" / "reliability.md"
 SHIM = Path(__file__).with_name("storage_shim.c")
 PASSTHROUGH = Path(__file__).with_name("passthrough.py")
 CACHED_S = 60.0
 OUTAGE_S = 1.5
 ADDRESSES = ("local", "10.0.0.1:6379")
-# What answers it: the first sentence of each in docs/reliability.md.
+# What answers it: the first sentence of each in docs/measured/reliability.md.
 ERRORS = {
     errno.EIO: "NFS mounted `soft`, Lustre and FUSE after an eviction, a failing disk",
     errno.ESTALE: "NFS after its server was restarted or a folder was exported anew",

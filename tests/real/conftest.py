@@ -56,7 +56,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("what to do")
     terminalreporter.write_line(
         f"Each case has a folder below {folder}: job.yaml, runs/*/events.jsonl, runs/*/attempts/*/run.log.\n"
-        "A row of docs/real.md is replaced only by a case that passed. To run one again, alone:"
+        "A row of docs/measured/real.md is replaced only by a case that passed. To run one again, alone:"
     )
     for name in names:
         terminalreporter.write_line(f"    make real CASES='-k {name}'")

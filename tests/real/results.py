@@ -1,4 +1,4 @@
-"""A row per case of a real framework: `python -m tests.real.results` writes the table of docs/real.md."""
+"""A row per case of a real framework: `python -m tests.real.results` writes the table of measured/real.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.faults.page import placed
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "real" / "results.jsonl"
-PAGE = ROOT / "docs" / "real.md"
+PAGE = ROOT / "docs" / "measured" / "real.md"
 
 
 def machine() -> str:

@@ -1,4 +1,4 @@
-"""The table of docs/real.md."""
+"""The table of docs/measured/real.md."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _READING = 0.006  # share by which a reported peak may differ from the next run'
 _BEYOND = (
     0.08  # share of the capacity that a phase needs beyond its first failed request, where nothing tells
 )
-# Held-out logs name the phase rightly in nine of ten (docs/explain-accuracy.md).
+# Held-out logs name the phase rightly in nine of ten (docs/measured/explain-accuracy.md).
 _NAMED_RIGHTLY = 0.91
 # Logarithm of a factor by which a phase's estimate may be off where it forgets something: nothing is
 # impossible, but a phase seven times below its limit is all but that.
