@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 from packaging.version import Version
@@ -24,7 +25,10 @@ def with_version(job: Job, framework: Framework) -> Job:
     code = own_code.Code() if query is None else own_code.find(job, framework)
     version = job.framework_version or code.version
     is_recorded = bool(framework.releases) and choose(version, framework.releases).exact
-    if query is not None and code.package is not None and not (is_recorded and code.is_installed):
+    program = None if query is None or not query.program else Path(job.workdir, query.program)
+    if query is not None and program is not None and own_code.is_file(program):
+        job = msgspec.structs.replace(job, own_code=own_code.read(query, program))
+    elif query is not None and code.package is not None and not (is_recorded and code.is_installed):
         job = msgspec.structs.replace(job, own_code=own_code.read(query, code.package))
     if not job.framework_version:
         return msgspec.structs.replace(

@@ -34,6 +34,9 @@ _SUFFIXES = (".py", ".yaml", ".yml")
 _STATED = re.compile(
     r"^_*version(?:__)?\s*(?::\s*\w+\s*)?=\s*[\"']([^\"']+)[\"']", re.MULTILINE | re.IGNORECASE
 )
+_OF_SETUP = {
+    key: re.compile(rf"^\s*{key}\s*=\s*[\"']([^\"']+)[\"'],", re.MULTILINE) for key in ("name", "version")
+}
 _CLASS = "_target_"  # ends a key of Hydra that names the class of a section
 _SKIPPED = frozenset({"node_modules", "site-packages", "__pycache__", "wandb", "outputs", "checkpoints"})
 
@@ -73,7 +76,7 @@ def read(query: CodeQuery, package: Path) -> OwnCode:
     """Return which names stand in the code of a package, and the defaults of its configuration."""
     left, found, unread = set(query.names), set[str](), list[object]()
     patterns = {name: re.compile(pattern) for name, pattern in query.patterns.items()}
-    for text in _texts(package, unread.append):
+    for text in _texts(package, unread.append) if package.is_dir() else (_text(package, unread.append),):
         if left:
             hits = {match[0] for match in _any_of(left, as_flags=query.as_flags).finditer(text)}
             found |= hits
@@ -206,6 +209,15 @@ def _of_project(file: Path, names: Container[str]) -> str:
     return _version(version) if isinstance(version, str) else ""
 
 
+def _of_setup(file: Path, names: Container[str]) -> str:
+    """Return the version that a setup.py states as a literal, if its project has one of the names."""
+    text = _text(file)
+    name, version = (pattern.search(text) for pattern in _OF_SETUP.values())
+    if name is None or version is None or name[1].lower().replace("_", "-") not in names:
+        return ""
+    return _version(version[1])
+
+
 def _checkout(package: Path, framework: Framework) -> Code:
     """Return a package that lies in a checkout, with the version that its files state."""
     if version := _version_file(package, framework):
@@ -214,9 +226,10 @@ def _checkout(package: Path, framework: Framework) -> Code:
         if version := _stated(file):
             return Code(version, str(file), package)
     names = {name.replace("_", "-") for name in (framework.distribution, framework.modules[0]) if name}
-    for file in (folder / "pyproject.toml" for folder in (package.parent, package.parent.parent)):
-        if version := _of_project(file, names):
-            return Code(version, str(file), package)
+    for folder in (package.parent, package.parent.parent):
+        for file, read in ((folder / "pyproject.toml", _of_project), (folder / "setup.py", _of_setup)):
+            if version := read(file, names):
+                return Code(version, str(file), package)
     return Code("", str(package), package)
 
 

@@ -57,4 +57,5 @@ class CodeQuery(Value, frozen=True, kw_only=True):
     names: frozenset[str]  # settings, flags and words to look for
     as_flags: bool = False  # the names count only where a parser declares them: `"--name"`
     patterns: dict[str, str] = {}  # name -> regular expression of what has to stand in the code for it
+    program: str = ""  # a file of the job itself, which is read in place of the package
     configs: tuple[str, ...] = ()  # YAML files below the package, of which the first that is there counts

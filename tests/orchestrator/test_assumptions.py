@@ -69,6 +69,16 @@ def test_an_example_is_changed_only_if_it_is_with_every_release_that_takes_it(na
     assert len(takes) > 1 and (launch_of(job).remedy is not None) == (changes == {True})
 
 
+@pytest.mark.parametrize("name", ["slime-colocated", "relax-colocated", "miles-colocated"])
+def test_a_framework_of_which_no_release_is_on_record_changes_nothing(name: str) -> None:
+    job = on_a_card(name, 24)
+    profile = frameworks.find(job.framework).profile(job, assumed(job))
+    event = Accepted(run="r", job=job, profile=profile, cluster=assumed(job))
+    assert first(event).remedy is None and "as the" in first(event).reason
+    certain = [fact for fact in profile.facts if fact.name != "release"]
+    assert first(replace(event, profile=replace(profile, facts=tuple(certain)))).remedy is not None
+
+
 def test_a_release_of_which_no_other_is_on_record_changes_nothing() -> None:
     job = on_a_card("nemo-rl-math", 40)
     launch = launch_of(job)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
+from autotune.launchers.frameworks.core.versions import is_before
+
 
 class Renamed(NamedTuple):
     """A setting, or a section, that releases before `since` call `old`; later ones have `new`.
@@ -70,9 +72,14 @@ def translated(key: str, names: Mapping[str, str]) -> str:
     return key
 
 
-def replacement(renamed: Iterable[Renamed], key: str) -> str:
-    """Return what to write instead of a setting that is gone; empty where no row names it."""
+def replacement(renamed: Iterable[Renamed], key: str, release: str = "") -> str:
+    """Return what to write instead of a setting that is gone; empty where no row names it.
+
+    `release`: a release that may be older than the end of a setting, and then takes it.
+    """
     for row in renamed:
+        if row.since and is_before(release, row.since):
+            continue
         if key == row.old or key.startswith(f"{row.old}."):
             return row.hint or f"write {row.new}{key.removeprefix(row.old)}"
     return ""

@@ -109,7 +109,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt: the program inside the entry, whose files lie beside it."""
         config = self.config(with_settings(job, self.settings(job, knobs)))
-        own = self.run_settings(config, job, run=run, resume=resume)
+        own = self.added(config, self.run_settings(config, job, run=run, resume=resume))
         entry = (ENTRY, run, self.mode(job, resume=resume))
         return Command(
             argv=self.launch(config, own, entry),
@@ -118,6 +118,18 @@ class HuggingFaceTrainer(TabularFramework[C]):
             files=self.files,
             ray_native=False,
         )
+
+    def added(self, config: C, needed: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of an attempt that its program takes; of no known release, those of all."""
+        releases = (
+            (config.release.version,) if config.job.framework_version else (*config.older, *self.releases)
+        )
+        every = [facts(package_of(self), release).types for release in releases]
+        return {
+            name: value
+            for name, value in super().added(config, needed).items()
+            if config.has(name) or all(config.named(name) in types for types in every)
+        }
 
     def knows_processes(self, config: C) -> bool:
         """Return whether the job itself says how many processes train."""

@@ -52,6 +52,8 @@ class MegatronRl(ListedFlagFramework[Config]):
     steps_key = "num-rollout"  # none of the frameworks prints how many steps there are
     prompt_keys = PromptKeys(files="prompt-data", field="input", field_key="input-key")
     save_key = "save"
+    own_settings = ("ref-load", "start-rollout-id", "tb-experiment-name")  # the others are of Megatron-LM
+    is_whole = True
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -70,6 +72,10 @@ class MegatronRl(ListedFlagFramework[Config]):
     def declared(self, version: str) -> Facts:
         """Return the flags of the one version that is known."""
         return facts_of(package_of(self))
+
+    def _absent(self, config: Config, key: str) -> str:
+        """Return a flag that the job's own code lacks; Megatron-LM declares the others elsewhere."""
+        return super()._absent(config, key) if key in self.dialect.of_framework else ""
 
     def checkpoint_folder(self, job: Job) -> str | None:
         """Return --save, or the folder that every run has its own in."""

@@ -35,6 +35,7 @@ class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     own: str  # commits whose flags are known: of the framework, in its facts/
     trainer: str  # ... and of the Megatron-LM that it is built on, in megatron/facts
+    of_framework: frozenset[str] = frozenset()  # flags that only its own parser declares
     engine_version: str
     engine_types: dict[str, str] = {}  # of the arguments of SGLang behind --sglang-, by their names
     prefixes: tuple[str, ...] = ()  # of arguments of SGLang besides --sglang-
@@ -64,12 +65,13 @@ class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def dialect_of(package: str) -> Dialect:
     """Return the dialect of a framework's folder."""
     own: Dialect = import_module(f"{package}.dialect").DIALECT
+    trainer = flag_facts(__package__, f"facts/{own.trainer}.json").flags
+    newest = flag_facts(__package__, f"facts/{NEWEST_TRAINER}.json").flags
     flags = {
-        **flag_facts(__package__, f"facts/{own.trainer}.json").flags,
+        **trainer,
         **dict.fromkeys(own.names, Flag()),
         **flag_facts(package, f"facts/{own.own}.json").flags,
     }
-    newest = flag_facts(__package__, f"facts/{NEWEST_TRAINER}.json").flags
     engine = arguments_of("sglang", own.engine_version)
     aliases = {
         _flag(prefix, alias): _flag(prefix, name)
@@ -81,6 +83,7 @@ def dialect_of(package: str) -> Dialect:
         flags=flags,
         names=frozenset(flags),
         negatable=frozenset(name for name, flag in flags.items() if flag.action == "BooleanOptionalAction"),
+        of_framework=frozenset(flags.keys() - trainer.keys() - newest.keys()),
         of_other_releases=frozenset(newest.keys() - flags.keys()),
         engine_types=engine.flags,
         aliases=aliases,

@@ -50,6 +50,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
     section = "ENV"
     factor = f"--{ACCUMULATION} up by the same factor"
     model_key = "model"
+    own_settings = ("add_version",)
     prompt_keys = PromptKeys(files="dataset", field="messages")
 
     def gpus(self, job: Job) -> int:
@@ -77,9 +78,13 @@ class MsSwift(HuggingFaceTrainer[Config]):
         given = [name for name in LAUNCH_VARIABLES if name in config.env]
         torchrun = [word for name in given for word in (f"--{name.lower()}", config.env[name])]
         launcher = (*_TORCHRUN, *torchrun) if {PROCESSES, "NNODES"} & config.env.keys() else ("{python}",)
-        every = {**config.written, **own, "add_version": False}
+        every = {**config.written, **own}
         words = {config.named(name): value for name, value in every.items() if name not in ENVIRONMENT}
         return (*launcher, *entry, _MODULE, *arguments(words))
+
+    def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
+        """Return where checkpoints lie, in no folder that ms-swift names by itself."""
+        return {**super().run_settings(config, job, run=run, resume=resume), "add_version": False}
 
     def environment(self, config: Config, job: Job, run: str) -> dict[str, str]:
         """Return an attempt's variables, those of the job's file among them."""

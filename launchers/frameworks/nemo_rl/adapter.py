@@ -44,6 +44,7 @@ class NemoRL(TabularFramework[Config]):
     entry = ("uv", "run", "examples/run_grpo.py")
     model_key = "policy.model_name"
     steps_key = "grpo.max_num_steps"
+    own_settings = (_FOLDER, _EVERY)
 
     def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return where checkpoints lie and how often they come: what lies there is always continued from."""

@@ -13,4 +13,5 @@ class Slime(MegatronRl):
     announces_end = False
     modules = ("slime",)
     table = TABLE
+    elder = ("0.1.0", "0.2.0", "0.2.1", "0.2.4", "0.3.0")
     entry = ("{python}", "train.py")  # in slime's own folder; train_async.py only where the job says so

@@ -150,7 +150,7 @@ class TabularFramework(Framework, Generic[C]):
         found = rows.declined(self.table, config, self._versions(config))
         found |= rows.lacking(self.applicable(config), config, self.name)
         for row in self.applicable(config) if self.is_whole and config.code is not None else ():
-            if absent := self._absent(config, row.key):
+            for absent in filter(None, (self._absent(config, key) for key in (row.key, *row.fills))):
                 found.setdefault(row.knob, f"the job's own {self.name} has no {absent}")
         return found
 
@@ -175,7 +175,7 @@ class TabularFramework(Framework, Generic[C]):
     def code_query(self, job: Job) -> CodeQuery | None:
         """Return the names of all settings that matter to the job: the knobs', an attempt's, its own."""
         config = self.config(job)
-        keys = (key for row in self.table.rows for key in row.keys)
+        keys = (key for row in self.table.rows for key in (*row.keys, *row.fills))
         every = (*keys, *self.own_settings, *map(self.bare, config.given))
         names = frozenset(word for key in every for word in self.names_in(config, key))
         return CodeQuery(package=self.modules[0], names=names)
@@ -320,7 +320,8 @@ class TabularFramework(Framework, Generic[C]):
         """Return the job with a few steps and the settings of `trial.yaml`: names and folders of its own."""
         config = self.config(job)
         own = rows.filled(document(package_of(self), "trial.yaml", dict[str, Any]), job, folder)
-        own = {config.named(key): value for key, value in (own | self.of_steps(config, steps)).items()}
+        own = self.added(config, own | self.of_steps(config, steps))
+        own = {config.named(key): value for key, value in own.items()}
         if longest and self.can_force_longest(job):
             own |= self.longest_settings(config)
         replaced = own.keys() | {self.bare(key) for key in own}

@@ -53,7 +53,8 @@ def _release(name: str, config: DeclaredSettings, job: Job, releases: tuple[str,
     if config.knows_release:
         return Fact(name=RELEASE, value=f"{name} {own}", origin=Origin.EXACT)
     if not releases:
-        return Fact(name=RELEASE, value=f"{name} as it is on record", origin=Origin.ASSUMED)
+        value = f"it uses memory as the {name} on record does"
+        return Fact(name=RELEASE, value=value, origin=Origin.ASSUMED, is_open=True)
     if not own:
         return Fact(
             name=RELEASE,

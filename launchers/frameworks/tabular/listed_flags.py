@@ -51,7 +51,7 @@ class ListedFlagSettings(FlagSettings):
     def __init__(self, job: Job, facts: Facts, names: FlagNames) -> None:
         self.job = job
         self.flags = flags_of(job.settings, negatable=names.negatable)
-        self.release, self.facts, self.code = Release("", exact=False), facts, job.own_code
+        self.release, self.facts, self.code = Release(job.framework_version or "", False), facts, job.own_code
         self.given = dict(job.settings)
         self.is_own = True
         self.keys = frozenset(facts.types)
@@ -148,10 +148,10 @@ class ListedFlagFramework(FlagFramework[F]):
         flag, path = bare(key), ("settings", key)
         if config.has_own(flag):
             return
-        if hint := replacement(self.table.renamed, flag):
+        if hint := replacement(self.table.renamed, flag, config.release.version):
             message = f"{self.name} {ignores}s --{flag}{silently}"
             yield Problem(path=path, message=message, hint=hint)
-        elif not self.dialect.knows(flag) and (meant := self.meant(config, flag)):
+        elif not self.is_on_record(flag) and (meant := self.meant(config, flag)):
             message = f"unknown flag --{flag}, which {self.name} would {ignores}{silently}"
             yield Problem(path=path, message=message, hint=f"did you mean --{meant}?")
 

@@ -29,9 +29,15 @@ from autotune.launchers.frameworks.trl.config import (
 from autotune.launchers.frameworks.trl.layout import layout
 from autotune.launchers.frameworks.trl.rows import TABLE
 from autotune.policies.values.job import Job
-from autotune.policies.values.provenance import Origin
+from autotune.policies.values.provenance import CodeQuery, Origin
 
 _MODULE = "trl.scripts.grpo"
+_OWN_PARSER = "a parser of its own"  # in what is read of a script
+_OF_TRAINERS, _OF_OTHERS = (
+    "HfArgumentParser|H4ArgumentParser|TrlParser",
+    "argparse|click|fire|hydra|typer|tyro",
+)
+_PARSERS = {_OWN_PARSER: rf"(?s)\A(?!.*(?:{_OF_TRAINERS})).*\b(?:{_OF_OTHERS})\b"}
 _RESUMED = "resume_from_checkpoint"
 _INTERPRETERS = re.compile(r"python(3(\.\d+)?)?")
 
@@ -59,11 +65,24 @@ class Trl(HuggingFaceTrainer[Config]):
     sizes_batch = frozenset({WHOLE, "num_generations"})
     factor = f"{ACCUMULATION} and {SPREAD} up by the same factor"
     model_key = "model_name_or_path"
+    own_settings = ("output_dir", "save_steps", "save_total_limit")
 
     def unknown(self, config: Config) -> Iterator[Problem]:
         """Yield every setting that `trl grpo` does not take; a script may have arguments of its own."""
         if not config.has_script:
             yield from super().unknown(config)
+
+    def code_query(self, job: Job) -> CodeQuery | None:
+        """Return what to read of the job's script: whether its own parser takes what a launch adds."""
+        if not self.config(job).has_script:
+            return super().code_query(job)
+        script, names = _parts(job)[1], frozenset(self.own_settings)
+        return CodeQuery(package="trl", program=script, names=names, as_flags=True, patterns=_PARSERS)
+
+    def _absent(self, config: Config, key: str) -> str:
+        """Return a flag that the parser of the job's script lacks; transformers' has all of them."""
+        parses = config.has_script and config.code is not None and _OWN_PARSER in config.code.names
+        return super()._absent(config, key) if parses else ""
 
     def knows_processes(self, config: Config) -> bool:
         """Return whether the job itself says how many processes train."""

@@ -14,6 +14,9 @@ from autotune.policies.values.profile import Profile
 from autotune.policies.values.provenance import OwnCode
 
 from . import areal_jobs, nemo_rl_jobs, skyrl_jobs, verl_jobs
+from .megatron_jobs import APART, MILES, RELAX, SLIME
+from .megatron_jobs import job as megatron_job
+from .test_ms_swift import job as swift_job
 from .test_openrlhf import job as openrlhf_job
 
 CLUSTER = Cluster(
@@ -80,7 +83,14 @@ def test_what_a_change_writes_reads_back_as_the_change(job: Job) -> None:
             assert name not in again.supported or getattr(again.knobs, name) == value, (name, value, settings)
 
 
+_FLAGS = {name: value for name, value in APART.items() if name != "ref-load"}
+_FLAGS |= {"load": "/start", "use-tensorboard": True, "tb-project-name": "p"}
 ADDED_TO = {
+    "slime": megatron_job(SLIME, _FLAGS),
+    "relax": megatron_job(RELAX, _FLAGS),
+    "miles": megatron_job(MILES, _FLAGS),
+    "ms-swift": swift_job(),
+    "nemo-rl": nemo_rl_jobs.job(),
     "verl": verl_jobs.job(),
     "openrlhf": openrlhf_job(),
     "skyrl": skyrl_jobs.job(),
@@ -98,8 +108,10 @@ def test_what_a_launch_adds_is_in_the_jobs_own_code(name: str) -> None:
     def additions(*missing: str) -> set[str]:
         code = OwnCode(folder="/c", names=tuple(sorted(query.names - {*missing})))
         job = msgspec.structs.replace(written, own_code=code)
-        argv = adapter.command(job, Knobs(), run="r", attempt=1, resume=True).argv
-        words = {word.partition("=")[0].lstrip("+-") for word in argv}
+        starts = (
+            adapter.command(job, Knobs(), run="r", attempt=1, resume=each).argv for each in (True, False)
+        )
+        words = {word.partition("=")[0].lstrip("+-") for argv in starts for word in argv}
         return {key for key in adapter.own_settings if config.named(key) in words and not config.has(key)}
 
     added = additions()

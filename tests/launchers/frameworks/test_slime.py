@@ -19,6 +19,7 @@ from autotune.policies.values.observation import (
     UpdateDone,
 )
 from autotune.policies.values.profile import Placement
+from autotune.policies.values.provenance import Origin
 
 from .megatron_jobs import APART, COLOCATED, FAILING, SLIME, flag, job
 from .megatron_replay import CLUSTER, LOGS, cure, read
@@ -244,3 +245,36 @@ def test_what_is_said_of_the_alias_of_a_flag_is_what_the_releases_of_sglang_take
     assert {version for version in since if version.startswith(tuple(refuses))} == {
         version for version, taken in aliases.items() if not taken
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "last"),
+    [
+        ("megatron-to-hf-mode", "bridge", "0.3.0"),
+        ("train-memory-margin-bytes", 1 << 30, "0.3.0"),
+        ("disable-weights-backuper", True, "0.2.4"),
+        ("critic-num-nodes", 1, "0.2.4"),
+    ],
+)
+def test_a_flag_of_an_older_slime_is_no_mistake_of_its_jobs(name: str, value: object, last: str) -> None:
+    written = {**COLOCATED, name: value}
+    assert not SLIME.check(job(SLIME, written, framework_version=last))
+    for version in ("0.3.1", None):
+        (problem,) = SLIME.check(job(SLIME, written, framework_version=version))
+        assert problem.path == ("settings", name) and problem.origin is Origin.ASSUMED
+
+
+@pytest.mark.parametrize(
+    ("knob", "first", "before"),
+    [
+        ("sync_mode", "0.3.1", "0.3.0"),
+        ("logprob_chunk", "0.2.2", "0.2.1"),
+        ("loss_recompute", "0.2.1", "0.2.0"),
+        ("param_offload", "0.2.0", "0.1.0"),
+    ],
+)
+def test_a_knob_is_offered_from_the_release_on_that_has_its_flag(knob: str, first: str, before: str) -> None:
+    def offered(version: str | None) -> bool:
+        return knob in SLIME.profile(job(SLIME, framework_version=version), CLUSTER).supported
+
+    assert [offered(version) for version in (before, first, None)] == [False, True, True]

@@ -515,6 +515,7 @@ def test_what_is_said_of_a_release_can_be_true_of_a_supported_one(framework: Tab
         {framework.name: release, **declared.engines}
         for release, declared in zip(framework.releases or ("",), releases, strict=True)
     ]
+    pins += [{framework.name: release} for release in framework.elder]
     said = [(row.key, row.since, row.until) for row in framework.table.rows]
     said += [
         (str(why), reason.since, reason.until)

@@ -14,6 +14,7 @@ from autotune.orchestrator.config.installed import with_version
 from autotune.orchestrator.config.loader import assumed, load, load_elsewhere
 from autotune.orchestrator.errors import JobErrors
 from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs
 
 VERL = find("verl")
 _CONFIG = """
@@ -318,3 +319,48 @@ def test_apptainer_starts_in_the_folder_of_its_caller(tmp_path: Path) -> None:
     package = checkout(tmp_path)
     found = with_version(job(tmp_path, command=("apptainer", "exec", *_IN_CONTAINER)), VERL)
     assert found.own_code is not None and found.own_code.folder == str(package)
+
+
+_ARGPARSE = """
+import argparse
+from trl import GRPOTrainer
+parser = argparse.ArgumentParser()
+parser.add_argument("--model")
+parser.add_argument("--output_dir")
+"""
+_DATACLASSES = "from trl import GRPOConfig, TrlParser\nimport argparse\nTrlParser((GRPOConfig,))\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "added"),
+    [
+        (_ARGPARSE, {"--output_dir"}),
+        (_DATACLASSES, {"--output_dir", "--save_steps", "--save_total_limit"}),
+        ("from mine import main\nmain()\n", {"--output_dir", "--save_steps", "--save_total_limit"}),
+    ],
+)
+def test_a_script_with_a_parser_of_its_own_gets_the_flags_that_it_declares(
+    tmp_path: Path, script: str, added: set[str]
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    own = Job(
+        name="j",
+        framework="trl",
+        workdir=str(tmp_path),
+        python=str(tmp_path / "no" / "bin" / "python"),
+        command=("accelerate", "launch", "train.py"),
+    )
+    found = with_version(own, find("trl"))
+    argv = find("trl").command(found, Knobs(), run="r", attempt=1, resume=False).argv
+    assert {word for word in argv[argv.index("train.py") + 1 :] if word.startswith("--")} == added
+
+
+def test_a_setup_file_states_the_version_of_its_own_package_only(tmp_path: Path) -> None:
+    (tmp_path / "slime").mkdir()
+    (tmp_path / "slime" / "__init__.py").write_text("")
+    for name, version in (("slime", "0.3.0"), ("mine", "")):
+        (tmp_path / "setup.py").write_text(
+            f'setup(\n    author="me",\n    name="{name}",\n    version="0.3.0",\n)\n'
+        )
+        own = Job(name="j", framework="slime", workdir=str(tmp_path))
+        assert own_code.find(own, find("slime")).version == version
