@@ -28,6 +28,7 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
 _SIGNS: Mapping[type[ast.AST], Callable[[int], int]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
+    ast.Invert: operator.invert,
     ast.Not: lambda a: int(not a),
 }
 _STEP = re.compile(r"(\w+)\s*(\+\+|--)|(\+\+|--)\s*(\w+)")
@@ -67,8 +68,9 @@ def _plain(text: str, value_of: Callable[[str], str]) -> int | None:
         chosen = _plain(condition[1], value_of)
         return None if chosen is None else _plain(condition[2 if chosen else 3], value_of)
     plain = text.replace("&&", " and ").replace("||", " or ")
-    plain = re.sub(r"(?<![\w.])0(?=[0-7]+\b)", "0o", re.sub(r"!(?!=)", " not ", plain)).strip()
+    plain = re.sub(r"(?<![\w.#])0(?=[0-7]+\b)", "0o", re.sub(r"!(?!=)", " not ", plain)).strip()
     try:
+        plain = re.sub(r"\b(\d+)#(\w+)", lambda found: str(int(found[2], int(found[1]))), plain)
         return _value(ast.parse(plain or "0", mode="eval").body, value_of)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None

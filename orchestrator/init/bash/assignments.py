@@ -83,10 +83,8 @@ class Assignments(Commands):
         children = [child for child in node.named_children if child.type != "comment"]
         options = "".join(text_of(child)[1:] for child in children if text_of(child).startswith("-"))
         is_own = verb in ("local", "declare", "typeset") and "g" not in options
-        values = {child.id: self._value(child) for child in children if child.type == "variable_assignment"}
-        for child in children:
-            target = child.child_by_field_name("name") if child.id in values else child
-            name = "" if target is None else text_of(target).partition("[")[0]
+        given = [(child, self._declared(child)) for child in children]  # before any of them is set
+        for child, (name, value) in given:
             if re.fullmatch(r"\w+", name) is None:
                 continue
             if is_own:
@@ -94,9 +92,11 @@ class Assignments(Commands):
             if "i" in options:
                 self.state.integers.add(name)
             if "n" in options and is_own:
-                self._refer(name, values.get(child.id))
-            elif child.id in values:
-                self._set(child, values[child.id])
+                self._refer(name, value)
+            elif value is not None and child.type == "variable_assignment":
+                self._set(child, value)
+            elif value is not None:
+                self.state.assign(name, value)
             elif "A" in options:
                 self.state.assign(name, {})
             elif "a" in options and self.state.get(name) is None:
@@ -106,6 +106,15 @@ class Assignments(Commands):
             if (verb == "export" or "x" in options) and "n" not in options:
                 self.state.exported.add(name)
         return True
+
+    def _declared(self, child: Node) -> tuple[str, Variable | None]:
+        """Return the name that a word of a declaration has, and its value; None if it gives none."""
+        if child.type == "variable_assignment":
+            target = child.child_by_field_name("name")
+            return "" if target is None else text_of(target).partition("[")[0], self._value(child)
+        word = text_of(child) if child.type == "variable_name" else expansion.text(self.state, child)
+        name, equals, value = word.partition("=")
+        return name, value if equals else None
 
     def _refer(self, name: str, target: Variable | None) -> None:
         if isinstance(target, str) and re.fullmatch(r"\w+", target) and target != name:

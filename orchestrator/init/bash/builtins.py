@@ -150,6 +150,8 @@ def _wait(shell: Shell, node: Node, call: Call) -> bool:
 
 def _shift(shell: Shell, node: Node, call: Call) -> bool:
     count = int(call.words[0]) if call.words and call.words[0].isdigit() else 1
+    if count > len(shell.state.positional):
+        return False
     shell.state.positional = shell.state.positional[count:]
     return True
 
@@ -170,8 +172,9 @@ def _read(shell: Shell, node: Node, call: Call) -> bool | None:
         for name in names:
             shell.state.assign(name, unknown(f"${name}"))
         return None
-    separators = call.own.get("IFS", shell.state.text("IFS") or " \t\n")
-    parts = [part for part in re.split(f"[{re.escape(separators)}]+", lines.pop(0)) if part]
+    separators = call.own.get("IFS", shell.state.text("IFS") or "")
+    line = lines.pop(0)
+    parts = [part for part in re.split(f"[{re.escape(separators)}]+", line) if part] if separators else [line]
     if any(word.startswith("-") and "a" in word for word in call.words):
         shell.state.assign(names[-1], parts)
     else:
@@ -187,6 +190,34 @@ def _mapfile(shell: Shell, node: Node, call: Call) -> bool | None:
         shell.state.assign(name, [unknown(f"${name}")])
         return None
     shell.state.assign(name, call.stdin.splitlines())
+    return True
+
+
+def _getopts(shell: Shell, node: Node, call: Call) -> bool | None:
+    options, name, words = call.words[0], call.words[1], call.words[2:] or shell.state.positional
+    at, letter = int(shell.state.text("OPTIND") or 1), shell.state.letter
+    word = words[at - 1] if at <= len(words) else ""
+    if is_unknown(word):
+        shell.state.note(node, f"arguments unknown: `{first_line(text_of(node))}`")
+        return None
+    if not re.match("-.", word) or word == "--":
+        shell.state.assign("OPTIND", str(at + (word == "--")))
+        shell.state.assign(name, "?")
+        return False
+    option, rest = word[letter], word[letter + 1 :]
+    is_last = not rest
+    if option != ":" and f"{option}:" in options:
+        value, is_last = rest or "".join(words[at : at + 1]), True
+        at += not rest
+        if at > len(words):
+            option, value = (":", option) if options.startswith(":") else ("?", "")
+        shell.state.assign("OPTARG", value)
+    elif option not in options or option == ":":
+        shell.state.assign("OPTARG", option if options.startswith(":") else "")
+        option = "?"
+    shell.state.letter = 1 if is_last else letter + 1
+    shell.state.assign("OPTIND", str(at + is_last))
+    shell.state.assign(name, option)
     return True
 
 
@@ -245,6 +276,7 @@ def _same_ending(name: str, script: Path) -> list[Path]:
 
 BUILTINS: Mapping[str, Callable[[Shell, Node, Call], bool | None]] = {
     "cd": _cd,
+    "getopts": _getopts,
     "let": _let,
     "popd": _popd,
     "pushd": _pushd,

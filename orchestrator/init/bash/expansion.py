@@ -13,7 +13,6 @@ from autotune.orchestrator.init.bash.state import CLOSE, OPEN, UNSET, State, is_
 from autotune.orchestrator.init.bash.syntax import pieces, text_of
 from autotune.orchestrator.init.bash.text_commands import unescaped
 
-_FIELD = re.compile(f"(?:{OPEN}[^{CLOSE}]*{CLOSE}|[^ \t\n])+")
 _QUOTES = ("'", '"')
 
 _PLAIN_PARTS = {"word", "number", "brace_expression"}
@@ -58,6 +57,8 @@ def fields(state: State, node: Node) -> list[str]:
         return braces(text_of(node))
     result: list[str] = []
     current: str | None = None
+    separators = state.text("IFS") or ""
+    field = f"(?:{OPEN}[^{CLOSE}]*{CLOSE}|[^{re.escape(separators)}])+" if separators else "(?s:.+)"
     for kind, value in _pieces(state, node):
         if kind == "items":
             items = list(value)
@@ -71,15 +72,15 @@ def fields(state: State, node: Node) -> list[str]:
         if kind == "whole":
             current = (current or "") + value
             continue
-        parts = [found[0] for found in _FIELD.finditer(value)]
-        if current is not None and parts and value[0] in " \t\n":
+        parts = [found[0] for found in re.finditer(field, value)]
+        if current is not None and parts and value[0] in separators:
             result.append(current)
             current = None
         for part in parts:
             current = (current or "") + part
             result.append(current)
             current = None
-        if parts and value[-1] not in " \t\n":
+        if parts and value[-1] not in separators:
             current = result.pop()
     return result if current is None else [*result, current]
 
@@ -144,8 +145,9 @@ def _expanded(state: State, node: Node, split: str, *, quoted: bool = False) -> 
 
 def _unquoted(state: State, source: str) -> str:
     source = source.replace("\\\n", "")
-    if source == "~" or source.startswith("~/"):
-        source = (state.text("HOME") or "~") + source[1:]
+    source = re.sub(
+        r"^([A-Za-z_]\w*=)?~(?=/|$)", lambda found: (found[1] or "") + (state.text("HOME") or "~"), source
+    )
     return re.sub(r"\\(.)", r"\1", source, flags=re.DOTALL)
 
 
@@ -192,8 +194,7 @@ def _variable(state: State, node: Node, name: str, split: str) -> list[Piece]:
 
 def _between(state: State, split: str) -> str:
     """Return what stands between the items of `"$*"`."""
-    separators = state.text("IFS") if split == "whole" else None
-    return " " if separators is None else separators[:1]
+    return (state.text("IFS") or "")[:1] if split == "whole" else " "
 
 
 def _value(state: State, name: str) -> str | None:
@@ -241,8 +242,8 @@ def _expansion(state: State, node: Node, split: str) -> list[Piece]:
             return [("items", items)] if split == "whole" else [("split", " ".join(items))]
         return [(split, argument)] if argument else [("items", [])]
     if whole:
-        changed = [changed(each, operator, argument) for each in items]
-        return [("items", changed)] if split == "whole" else [("split", " ".join(changed))]
+        items = [changed(each, operator, argument) for each in items]
+        return [("items", items)] if split == "whole" else [("split", " ".join(items))]
     value = _indexed(state, name, index) if index else _value(state, name)
     if operator in (":-", "-") and not value and node.children[-2].type in ("string", "raw_string"):
         split = "whole"  # `${X:-"a b"}` is one word

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from autotune.orchestrator.init.bash.state import is_unknown, unknown
 
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
+_LETTERS = re.compile(r"\{([a-z])\.\.([a-z])\}|\{([A-Z])\.\.([A-Z])\}")
 _CHOICES = re.compile(r"\{([^{},\s$]*(?:,[^{},\s$]*)+)\}")
 _MOST = 4096  # items of a brace expansion
 
@@ -17,7 +18,7 @@ Numbers = Callable[[str], int | None]  # the value of an arithmetic expression
 
 def has_braces(source: str) -> bool:
     """Return whether a word stands for several by its braces."""
-    return bool(_RANGE.search(source) or _CHOICES.search(source))
+    return any(pattern.search(source) for pattern in (_RANGE, _LETTERS, _CHOICES))
 
 
 def matches(value: str, pattern: str) -> bool:
@@ -39,7 +40,7 @@ def changed(value: str, operator: str, argument: str) -> str:
             start, end = ("^" if operator == "/#" else ""), ("$" if operator == "/%" else "")
             return (
                 re.sub(start + _regex(old) + end, lambda _: new, value, count=0 if operator == "//" else 1)
-                if old
+                if old or start or end
                 else value
             )
         case "^^":
@@ -74,7 +75,7 @@ def sliced_text(numbers: Numbers, value: str, argument: str) -> str | None:
 
 def braces(source: str) -> list[str]:
     """Return the words of `a{1..3}` or `a{b,c}`."""
-    span = _RANGE.search(source)
+    span, letters = _RANGE.search(source), _LETTERS.search(source)
     choice = _CHOICES.search(source)
     if span is not None:
         first, last = int(span[1]), int(span[2])
@@ -83,6 +84,10 @@ def braces(source: str) -> list[str]:
         end = last + (1 if step > 0 else -1)
         options = [str(n).zfill(width if first and last else 0) for n in range(first, end, step)][:_MOST]
         found = span
+    elif letters is not None:
+        first, last = (ord(each) for each in letters.groups() if each)
+        step = 1 if last >= first else -1
+        options, found = [chr(n) for n in range(first, last + step, step)], letters
     elif choice is not None:
         options, found = choice[1].split(","), choice
     else:

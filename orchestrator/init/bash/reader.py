@@ -327,13 +327,12 @@ class _Reader(Assignments):
             return None
         wanted = node.children[0].type != "until"
         for _ in range(_MOST_TURNS):
-            lines = len(self.state.input or ())
+            before = dict(self.state.variables), list(self.state.positional), len(self.state.input or ())
             status = self.statement(condition)
             if status is None:
                 self.state.note(node, f"condition unknown, loop left out: `{first_line(text_of(node))}`")
             if status is not wanted:
                 return None if status is None else True
-            before = dict(self.state.variables), list(self.state.positional), lines
             if not self._turn(body):
                 return True
             if before == (self.state.variables, self.state.positional, len(self.state.input or ())):

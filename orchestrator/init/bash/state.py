@@ -15,6 +15,7 @@ from autotune.policies.values.value import Value
 
 # A text that only running the script would tell stands between these two; neither is in any script.
 UNSET = "is not set in the script or your environment: assumed empty"
+_OF_BASH = {"IFS": " \t\n", "OPTIND": "1", "OSTYPE": "linux-gnu"}  # what bash sets itself
 OPEN, CLOSE = "\ue000", "\ue001"
 
 Variable = str | list[str] | dict[str, str]
@@ -119,6 +120,7 @@ class State:
     integers: set[str] = field(default_factory=set)  # `declare -i`
     locals: list[dict[str, tuple[Variable | None, str | None]]] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)  # that `popd` goes back to
+    letter: int = 1  # of the word of options, such as `-ab`, that `getopts` reads next
     status: bool | None = True  # of the last statement; None if only running it would show
     depends: list[Note] = field(default_factory=list)  # on what only running it shows; each names variables
     input: list[str] | None = None  # the lines that a loop or group is given, for `read`; None if unknown
@@ -141,8 +143,8 @@ class State:
         name = self.references.get(name, name)
         if name in self.variables:
             return self.variables[name]
-        if name == "PWD":
-            return self.cwd
+        if name in ("PWD", *_OF_BASH):
+            return self.cwd if name == "PWD" else _OF_BASH[name]
         if name in self.inherited:
             value = self.inherited[name]
             self.read_from_outside.setdefault(name, Use(value=value, file=self.file, line=self.line))

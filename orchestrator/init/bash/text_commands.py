@@ -125,9 +125,9 @@ def _seq(words: list[str], stdin: str, now: float) -> str:
 
 
 def _tr(words: list[str], stdin: str, now: float) -> str:
-    if words[:1] == ["-d"] and len(words) == 2:
-        gone = set(_expanded(words[1]))
-        return "".join(letter for letter in stdin if letter not in gone)
+    if words[:1] in (["-d"], ["-cd"], ["-dc"]) and len(words) == 2:
+        named = set(_expanded(words[1]))
+        return "".join(letter for letter in stdin if (letter in named) == ("c" in words[0]))
     if len(words) != 2 or re.match("-.", words[0]):
         raise CannotTell("tr")
     old, new = _expanded(words[0]), _expanded(words[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -192,6 +193,21 @@ def test_what_a_statement_prints_is_unknown_where_only_running_it_would_show(
         "record $(printf '%.2f' 0.5) $(echo a-b | tr '-' '_')",
         "case a in a) x=1 ;& b) y=2 ;; c) z=3 ;; esac\nrecord $x$y$z",
         "case b in a | b) x=1 ;;& b) y=2 ;; esac\nrecord $x$y",
+        "record {a..c} a=~/x --b=~/x",
+        # Where words are split.
+        "IFS=,\nL=a,b\nfor x in $L; do y+=$x-; done\nrecord $y",
+        "L=a,b\nOLD=$IFS\nIFS=,\nA=($L)\nIFS=$OLD\nrecord ${#A[@]} $(echo 1 2)",
+        "x=$'1\\n2'\nwhile IFS= read -r l; do n=$((n + l)); done <<< $x\nrecord $n",
+        # Every item of an array.
+        "a=(x/1 y/2)\nrecord ${a[@]##*/} ${a[@]/#/p} ${a[@]/%/s}",
+        'f() { local d=$1; if shift; then printf %s "$1" "${@/#/$d}"; fi; }\nrecord $(f , a b c)',
+        # Options.
+        'set -- -m a -vn3 b\nwhile getopts "m:n:v" o; do record $o $OPTARG; done\nshift $((OPTIND - 1))\nrecord $1',
+        'set -- -x -m\nwhile getopts ":m:" o; do record $o $OPTARG; done',
+        # Names that are made up.
+        'v=foo\ndeclare $v=1\nexport ${v}2=2\nreadonly "${v}3=3"\nrecord $foo $foo2 $foo3',
+        "x=08\nrecord $((10#$x + 1)) $((16#ff)) $((~5))",
+        "record $(echo 0,1,2 | tr -cd ',' | wc -c)",
         # Folders.
         "cd /tmp\ncd /usr\ncd - > /dev/null\nrecord $PWD $OLDPWD",
         "cd /usr\npushd /tmp > /dev/null\npopd > /dev/null\nrecord $PWD",
@@ -199,9 +215,10 @@ def test_what_a_statement_prints_is_unknown_where_only_running_it_would_show(
 )
 def test_what_a_script_records_is_what_bash_records(text: str, tmp_path: Path) -> None:
     bash = ["bash", "-c", f"record() {{ printf '%s\\n' \"$@\"; }}\nshopt -s extglob\n{text}"]
-    given = subprocess.run(bash, capture_output=True, text=True, check=False, cwd=tmp_path)
+    env = {"PATH": os.environ["PATH"], "HOME": "/home/me"}
+    given = subprocess.run(bash, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
     script = tmp_path / "run.sh"
     script.write_text(f"{text}\n")
-    reading = read_script(script, f"{text}\n", cwd=str(tmp_path), environment={}, now=0)
+    reading = read_script(script, f"{text}\n", cwd=str(tmp_path), environment=env, now=0)
     ours = [word for each in reading.invocations if each.argv[0] == "record" for word in each.argv[1:]]
     assert ours == given.stdout.splitlines()
