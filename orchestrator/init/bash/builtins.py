@@ -205,6 +205,7 @@ def _getopts(shell: Shell, node: Node, call: Call) -> bool | None:
         shell.state.assign(name, "?")
         return False
     option, rest = word[letter], word[letter + 1 :]
+    shell.state.variables.pop("OPTARG", None)
     is_last = not rest
     if option != ":" and f"{option}:" in options:
         value, is_last = rest or "".join(words[at : at + 1]), True

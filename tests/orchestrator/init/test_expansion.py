@@ -202,7 +202,7 @@ def test_what_a_statement_prints_is_unknown_where_only_running_it_would_show(
         "a=(x/1 y/2)\nrecord ${a[@]##*/} ${a[@]/#/p} ${a[@]/%/s}",
         'f() { local d=$1; if shift; then printf %s "$1" "${@/#/$d}"; fi; }\nrecord $(f , a b c)',
         # Options.
-        'set -- -m a -vn3 b\nwhile getopts "m:n:v" o; do record $o $OPTARG; done\nshift $((OPTIND - 1))\nrecord $1',
+        'set -- -m a -vn3 b\nwhile getopts "m:n:v" o; do record $o $OPTARG; done\nrecord $OPTIND',
         'set -- -x -m\nwhile getopts ":m:" o; do record $o $OPTARG; done',
         # Names that are made up.
         'v=foo\ndeclare $v=1\nexport ${v}2=2\nreadonly "${v}3=3"\nrecord $foo $foo2 $foo3',
