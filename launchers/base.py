@@ -271,6 +271,7 @@ class Drain(Value, frozen=True, kw_only=True):
     clear: bool
     seconds: float
     held: str = ""  # who holds what, with pid and user, when not clear
+    foreign: bool = False  # all of that is memory of cards, and no process of the attempt is left
     unknown: str = ""  # what did not answer, so that nothing is known of its memory
 
 

@@ -141,7 +141,7 @@ def diagnosis(world: World, knobs: Knobs, failure: Failure) -> Diagnosis:
     most = min(float(cap), max(least, failure.peak_bytes - piece))
     used = least + rng.random() * (most - least)
     reserved = world.coefficients.reserve * float(short[0]) * rng.uniform(0.3, 1.0)
-    outside = _outside(world, c, failure.phase)
+    outside = outside_bytes(world, c, failure.phase)
     facts = Facts(
         requested_bytes=int(piece),
         free_bytes=int(cap - used),
@@ -217,7 +217,7 @@ def _without_events(world: World) -> World:
     return World(**values | {"late": ()})
 
 
-def _outside(world: World, c: Columns, phase: Phase) -> float:
+def outside_bytes(world: World, c: Columns, phase: Phase) -> float:
     """Return what the failing process cannot see: contexts, and the other half of a shared card."""
     context = 1.2 * GIB * world.coefficients.context + world.coefficients.context_bytes
     if world.accepted.profile.placement is not Placement.COLOCATED:

@@ -9,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from autotune.launchers.base import Handle, Observed, Unreachable
+from autotune.launchers.base import Drain, Handle, Observed, Unreachable
 from autotune.orchestrator.config.secrets import shown_command
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.executor import Invoke, beside, here
@@ -267,10 +267,11 @@ class RunningAttempt:
         for event in self.watch.finish(now=self._clock.monotonic()):
             if isinstance(event, (Progressed, GoalReached)):
                 self._record(event)
+        drain, unreached = None, ""
         try:
-            held, drain_s, unreached = yield from invoke(self._drain)
+            drain = yield from invoke(self._drain)
         except Unreachable as unreachable:
-            held, drain_s, unreached = "", None, unreachable.message
+            unreached = unreachable.message
             self.seen = msgspec.structs.replace(self.seen, lost=self.seen.lost or unreachable.message)
         outcome = self.watch.outcome(self.seen.exit, lost=self.seen.lost, stopped_by=stopped_by)
         evidence = self.watch.evidence(outcome, self.seen.exit)
@@ -282,9 +283,10 @@ class RunningAttempt:
             step=self.watch.step,
             saved=self.watch.saved,
             stop_s=None if stop_s is None else round(stop_s, 3),
-            drain_s=None if drain_s is None else round(drain_s, 3),
-            held=held,
-            unreached=unreached,
+            drain_s=None if drain is None else round(drain.seconds, 3),
+            held=_held(drain),
+            foreign=drain is not None and drain.foreign,
+            unreached=unreached if drain is None else drain.unknown,
             peaks=self.watch.peaks_since_step,
         )
         self._record(ended)
@@ -311,10 +313,8 @@ class RunningAttempt:
         except ForcedExit:
             return self.handle.stop(grace_s=0.0)
 
-    def _drain(self) -> tuple[str, float | None, str]:
-        """Await the attempt's memory; returns who holds some, the seconds, and what did not answer.
-
-        The seconds are None if it was cut short.
+    def _drain(self) -> Drain | None:
+        """Await the attempt's memory; None if that was cut short.
 
         A request to end that comes meanwhile cuts it short: nothing else runs any more.
         """
@@ -326,12 +326,11 @@ class RunningAttempt:
                     )
                     if drain.unknown:  # no reason to end the run: the next start waits for the nodes it needs
                         self._say(f"whether all memory came back is unknown: {drain.unknown}")
-                    clear = drain.clear or drain.unknown
-                    return drain.held or ("" if clear else "unknown"), drain.seconds, drain.unknown
+                    return drain
         except ForcedExit:
             pass
         self._observer.warn(f"the memory of attempt #{self.number} was not awaited")
-        return "", None, ""
+        return None
 
     def _last_words(self) -> Generator[None, None, None]:
         """Poll until the stopped attempt's exit and the end of its logs have arrived."""
@@ -344,3 +343,10 @@ class RunningAttempt:
             if self.over or self._clock.monotonic() >= until:
                 return
             yield
+
+
+def _held(drain: Drain | None) -> str:
+    """Return who holds memory that did not come back; empty where nobody does, or nothing is known of it."""
+    if drain is None or drain.clear or drain.unknown:
+        return "" if drain is None else drain.held
+    return drain.held or "unknown"

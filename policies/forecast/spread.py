@@ -19,5 +19,19 @@ def clipped(residuals: Floats) -> Floats:
 
 def spread_of(residuals: Floats) -> float:
     """Return the standard deviation of residuals that their upper side shows, single peaks left out."""
-    usual = _MEDIAN_TO_SIGMA * float(np.median(np.abs(residuals - np.median(residuals))))
-    return max(usual, float(np.quantile(residuals, _TAIL)) / _TAIL_SIGMAS if len(residuals) >= 20 else 0.0)
+    ordered = np.sort(residuals)
+    usual = _MEDIAN_TO_SIGMA * middle(np.sort(np.abs(ordered - middle(ordered))))
+    return max(usual, quantile(ordered, _TAIL) / _TAIL_SIGMAS if len(ordered) >= 20 else 0.0)
+
+
+def middle(ordered: Floats) -> float:
+    """Return the median of values in ascending order."""
+    half = len(ordered) // 2
+    return float(ordered[half]) if len(ordered) % 2 else (float(ordered[half - 1]) + float(ordered[half])) / 2
+
+
+def quantile(ordered: Floats, share: float) -> float:
+    """Return a quantile of values in ascending order, interpolated as numpy does by default."""
+    place = share * (len(ordered) - 1)
+    below = min(int(place), len(ordered) - 2)
+    return float(ordered[below]) + (place - below) * (float(ordered[below + 1]) - float(ordered[below]))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from autotune.policies.estimate.belief.gaussian import Floats
-from autotune.policies.forecast.spread import clipped, spread_of
+from autotune.policies.forecast.spread import clipped, middle, quantile, spread_of
 from autotune.policies.forecast.wandering import SURE, drift
 
 FEWEST = 8  # steps after the last break before anything is said of their trend
@@ -96,6 +98,12 @@ def trend(steps: Floats, values: Floats, *, resembling: bool = True) -> Trend | 
     )
 
 
+@lru_cache(maxsize=WINDOW)
+def _pairs(count: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return the places of all pairs of a series."""
+    return np.triu_indices(count, 1)
+
+
 def slope_of(steps: Floats, values: Floats) -> tuple[float, float]:
     """Return the median slope of the pairs of a series and its standard error."""
     slope, error, _ = _slope(steps, values)
@@ -104,20 +112,21 @@ def slope_of(steps: Floats, values: Floats) -> tuple[float, float]:
 
 def _slope(steps: Floats, values: Floats) -> tuple[float, float, Floats]:
     """Return the median slope, its standard error and the residuals."""
-    one, other = np.triu_indices(len(steps), 1)
+    one, other = _pairs(len(steps))
     run = steps[other] - steps[one]
-    rises = (values[other] - values[one])[run != 0] / run[run != 0]
+    apart = run != 0
+    rises = (values[other] - values[one])[apart] / run[apart]
     if not rises.size:
         return 0.0, math.inf, np.zeros_like(values)
     rises = np.sort(rises)
-    slope = float(np.median(rises))
+    slope = middle(rises)
     residuals = values - slope * steps
-    residuals = residuals - float(np.median(residuals))
+    residuals = residuals - middle(np.sort(residuals))
     count = len(steps)
     pairs = math.sqrt(count * (count - 1) * (2 * count + 5) / 18) * _widened(residuals)
-    middle = (rises.size - 1) / 2
-    places = np.clip([middle - pairs, middle + pairs], 0, rises.size - 1)
-    low, high = np.interp(places, np.arange(rises.size), rises)
+    low, high = (
+        quantile(rises, min(1.0, max(0.0, 0.5 + side / max(1, rises.size - 1)))) for side in (-pairs, pairs)
+    )
     # Few pairs end before one standard error does: what the residuals say is the least.
     own = spread_of(residuals) * _widened(residuals) / (float(np.std(steps)) * math.sqrt(count))
     return slope, max((high - low) / 2, own), residuals
@@ -188,4 +197,5 @@ def _without_line(columns: Floats, run: Floats) -> Floats:
 def _without_peaks(values: Floats) -> Floats:
     """Return running medians of three: one-off peaks are gone, jumps and ramps stay."""
     ends = np.concatenate([values[:1], values, values[-1:]])
-    return np.asarray(np.median(np.stack([ends[:-2], ends[1:-1], ends[2:]]), axis=0))
+    before, own, after = ends[:-2], ends[1:-1], ends[2:]
+    return np.asarray(np.maximum(np.minimum(before, own), np.minimum(np.maximum(before, own), after)))

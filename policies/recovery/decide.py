@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import assert_never
 
 import msgspec
@@ -12,6 +13,7 @@ from autotune.policies.recovery.growth import (
     after_restart,
     describe,
     growth,
+    is_for_restarts,
     is_worth_more,
     restart,
     restart_now,
@@ -46,6 +48,7 @@ EDITED = "as the job file says now"
 _BACKOFF_S = 30.0  # doubled with every loss
 _BACKOFF_MOST_S = 600.0
 _OCCUPIED_S = 600.0  # others that hold a card need longer than a node that comes back
+_AN_HOUR_S = 3600.0
 _BACKOFF_DOUBLINGS = 10  # more than reach the most
 _MOST_ATTEMPTS = 1000  # of a run that gains steps all the time: it only ends a loop
 # What helps against faults of the cluster that stay after all retries.
@@ -105,7 +108,7 @@ def _after_end(run: Run, last: Attempt, ended: Ended) -> Action:
             pass
         case _:
             assert_never(ended.outcome)
-    if ended.held and not last.resumed:
+    if ended.held and not last.resumed and _rule(last) != OCCUPIED:
         return Finish(verdict=Infrastructure(reason=f"memory was not released: {ended.held}"))
     relaunch = _after_stop(run, last)
     if relaunch is not None:
@@ -144,7 +147,7 @@ def _while_running(run: Run, last: Attempt) -> Action:
     grown = restart_now(run, last)
     if grown is not None:
         return Stop(by=RESTART, reason=f"this is the checkpoint before memory runs out: {describe(grown)}")
-    ahead = forewarned(run, last)
+    ahead = None if is_for_restarts(run, last) else forewarned(run, last)
     if ahead is not None:
         failed = msgspec.structs.replace(last, diagnosis=ahead.diagnosis)
         after = msgspec.structs.replace(run, attempts=(*run.attempts[:-1], failed))
@@ -157,8 +160,8 @@ def _while_running(run: Run, last: Attempt) -> Action:
 def _after_loss(run: Run, last: Attempt) -> Action:
     """Return the action after a loss: a relaunch with the same knobs, later after each loss.
 
-    These relaunches have their own budget, `recovery.infrastructure_retries`; both it and the wait begin anew
-    with an attempt that saved new steps.
+    These relaunches have their own budget, `recovery.infrastructure_retries`, in which an hour of waiting for
+    a card that others hold is one; both it and the wait begin anew with an attempt that saved new steps.
     """
     lost = [a for a in run.since_gain if a.infrastructure]
     reason = _loss(last)
@@ -171,11 +174,14 @@ def _after_loss(run: Run, last: Attempt) -> Action:
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
     advice = _HINTS.get(_rule(last))
     retries = run.accepted.job.recovery.infrastructure_retries
-    if len(lost) > retries or len(run.since_resumed) > _MOST_ATTEMPTS:
+    waited = sum(_rule(a) == OCCUPIED for a in lost)
+    used = len(lost) - waited + math.ceil(waited * _OCCUPIED_S / _AN_HOUR_S)
+    if used > retries or len(run.since_resumed) > _MOST_ATTEMPTS:
         times = f"lost {len(lost)} times, {retries} retries allowed"
+        times += ", of which an hour of waiting for a GPU is one" if waited else ""
         hint = f"; {advice}" if advice is not None else ""
         return Finish(verdict=Infrastructure(reason=f"{reason} ({times}){hint}"))
-    wait_s = max(_OCCUPIED_S, backoff_s(len(lost))) if _rule(last) == OCCUPIED else backoff_s(len(lost))
+    wait_s = _OCCUPIED_S if _rule(last) == OCCUPIED else backoff_s(len(lost))
     return Launch(knobs=last.knobs, reason=f"relaunched with the same knobs: {reason}", not_before_s=wait_s)
 
 

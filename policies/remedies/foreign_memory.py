@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
 from autotune.policies.remedies.step_size import missing_bytes
-from autotune.policies.values.diagnosis import Diagnosis, Line
+from autotune.policies.values.diagnosis import Line
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Attempt, Run
@@ -20,6 +21,7 @@ _EXPLAINS = 0.25  # share of a card that others hold before it is named as the r
 _PROVEN = 2  # steps with the same settings, after which every process of the job has what it needs
 _START = (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT)  # an engine first sleeps after it
 _AWAKE = (*_START, Phase.ROLLOUT, Phase.WEIGHT_SYNC)
+_CARDS = (Cause.GPU_OOM, Cause.POOL_TOO_SMALL)
 _HOLDER = re.compile(r"[Pp]rocess (\d+) has (\d+(?:\.\d+)? [GM]iB) (?:memory )?in use")
 
 
@@ -28,7 +30,8 @@ def without_foreign(run: Run) -> Run:
 
     The settings must have held for some steps before, in an earlier attempt if it is the start that failed,
     and what the card holds outside the process that failed must be far more than the job's other processes
-    may hold there.
+    may hold there. Surer than a message is memory of a card that stays in use although no process of the
+    attempt is left: what fails at the next start with the same settings fails of the same.
     """
     attempts: list[Attempt] = []
     for attempt in run.attempts:
@@ -36,9 +39,9 @@ def without_foreign(run: Run) -> Run:
         at_start = diagnosis is not None and diagnosis.phase in _START
         evidence = attempts if at_start else (*attempts, attempt)
         proven = any(a.knobs == attempt.knobs and len(a.progress) >= _PROVEN for a in evidence)
-        foreign = foreign_bytes(run.accepted.profile, attempt) if proven else 0
-        if diagnosis is not None and foreign:
-            line = Line(line=0, text=_text(diagnosis, foreign), rule=OCCUPIED)
+        text = _witnessed(attempts, attempt) or _text(run.accepted.profile, attempt) if proven else ""
+        if diagnosis is not None and text:
+            line = Line(line=0, text=text, rule=OCCUPIED)
             changed = msgspec.structs.replace(
                 diagnosis, cause=Cause.INFRASTRUCTURE, evidence=(line, *diagnosis.evidence)
             )
@@ -68,8 +71,25 @@ def foreign_bytes(profile: Profile, attempt: Attempt) -> int:
     return foreign if foreign >= max(_EXPLAINS * facts.capacity_bytes, missing) else 0
 
 
-def _text(diagnosis: Diagnosis, foreign: int) -> str:
-    """Return who holds what of which card, as far as the failure's message says."""
+def _witnessed(before: Sequence[Attempt], attempt: Attempt) -> str:
+    """Return what of the cards others held after an attempt that ran out of them; empty: not known."""
+    if attempt.diagnosis is None or attempt.diagnosis.cause not in _CARDS or attempt.ended is None:
+        return ""
+    if attempt.ended.foreign:
+        return attempt.ended.held
+    last = before[-1] if before else None
+    if last is None or last.diagnosis is None or last.knobs != attempt.knobs or attempt.progress:
+        return ""
+    line = last.diagnosis.evidence[0] if last.diagnosis.evidence else None
+    held = (a.ended.held for a in before if a.ended is not None and a.ended.foreign)
+    return line.text if line is not None and line.rule == OCCUPIED and line.text in held else ""
+
+
+def _text(profile: Profile, attempt: Attempt) -> str:
+    """Return who holds what of which card by the failure's message; empty if that does not explain it."""
+    diagnosis, foreign = attempt.diagnosis, foreign_bytes(profile, attempt)
+    if diagnosis is None or not foreign:
+        return ""
     held = (_HOLDER.search(line.text) for line in diagnosis.evidence)
     holder = next((f" (process {one[1]}: {one[2]})" for one in held if one is not None), "")
     card = "the card" if diagnosis.rank is None else f"the card of rank {diagnosis.rank}"

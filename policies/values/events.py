@@ -250,6 +250,7 @@ class Ended(EventBase, frozen=True, kw_only=True, tag="ended", tag_field="type")
     stop_s: float | None = None  # request -> processes gone
     drain_s: float | None = None  # processes gone -> memory back
     held: str = ""  # who holds memory that did not come back
+    foreign: bool = False  # that is memory of cards, and no process of the attempt is left
     peaks: dict[str, Peak] = {}  # of phases that it passed after its last completed step
     unreached: str = ""  # what did not answer, so that processes or memory of the attempt may be left there
     unwatched: bool = False  # no driver was there when it ended: when that was is not known

@@ -115,6 +115,7 @@ class World:
     kill_at: int | None = None
     ticks: int = 0
     held: str = ""
+    occupied: int = 0  # attempts that run out of a card's memory because others hold some, also after them
     gpus: int = 0
     card_bytes: int = 0
     unreachable: str = ""
@@ -265,8 +266,10 @@ class Attempt:
         assert not self.life.running, "drained while running"
         self.world.draining(self.number)
         world = self.world
-        clear = not (world.held or world.unknown)
-        return Drain(clear=clear, seconds=0.2, held=world.held, unknown=world.unknown)
+        foreign, world.occupied = world.occupied > 0, max(0, world.occupied - 1)
+        clear = not (world.held or world.unknown or foreign)
+        held = "n: GPU 0 has 40.0 GiB more in use than before: pid 7 (mia)" if foreign else world.held
+        return Drain(clear=clear, seconds=0.2, held=held, foreign=foreign, unknown=world.unknown)
 
     def release(self) -> None:
         self.world.tick()
@@ -297,6 +300,15 @@ def tight_memory(world: World, command: Command) -> tuple[Script, Exit | None]:
         ]
         return [*opening, *[""] * 1000], None  # the other ranks wait for ever
     return [*opening, *(step(n) for n in range(first, 5)), "builtin: done steps=4\n"], Exit(code=0)
+
+
+def crowded(world: World, command: Command) -> tuple[Script, Exit | None]:
+    """A job that completes two steps and then runs out of memory while others hold a card of it."""
+    first = world.saved + 1
+    if not world.occupied:
+        return [*(step(n) for n in range(first, 7)), "builtin: done steps=6\n"], Exit(code=0)
+    done = [step(n) for n in range(first, first + 2)]
+    return [*done, phase("rollout", first + 2), reported("rollout", first + 2), *[""] * 1000], None
 
 
 def forever(_: World, __: Command) -> tuple[Script, Exit | None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from autotune.launchers.base import Drain
 from autotune.launchers.runners.node.processes import read_stat, user_of
 from autotune.policies.values.value import Value
@@ -139,4 +141,16 @@ def drain(
         if reason.startswith(f"{residue.node}: ")
     )
     unknown = f"no answer from {', '.join(mute)}" if mute else ""
-    return Drain(clear=False, seconds=time.monotonic() - begun, held="; ".join(named), unknown=unknown)
+    return Drain(
+        clear=False,
+        seconds=time.monotonic() - begun,
+        held="; ".join(named),
+        foreign=not unknown and _is_foreign(residues),
+        unknown=unknown,
+    )
+
+
+def _is_foreign(residues: tuple[Residue, ...]) -> bool:
+    """Return whether cards are all that is held, and no process of the attempt is left."""
+    alone = (msgspec.structs.replace(residue, cards=()) for residue in residues)
+    return not held(tuple(alone), settled=True)

@@ -101,6 +101,19 @@ def test_drain_names_the_largest_stranger_on_the_host():
     assert "pid 77 (python) of eva" in result.held
 
 
+@pytest.mark.parametrize(
+    ("reading", "foreign"),
+    [
+        (residue(card(31)), True),
+        (residue(card(31), ours=True), False),  # a process of the attempt is left
+        (residue(card(31), host=90), False),  # the host is not back either
+    ],
+)
+def test_memory_of_a_card_is_foreign_once_nothing_else_is_held(reading: Residue, foreign: bool):
+    result = drain(lambda: (reading,), timeout_s=0.0, end=lambda: None, largest_stranger=lambda _: STRANGER)
+    assert not result.clear and result.foreign is foreign
+
+
 def test_a_node_that_does_not_answer_is_waited_for_and_then_named():
     rounds: list[int] = []
 

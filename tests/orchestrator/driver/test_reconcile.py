@@ -62,6 +62,7 @@ from tests.orchestrator.scripted import (
     Place,
     Script,
     World,
+    crowded,
     forever,
     phase,
     reported,
@@ -637,6 +638,17 @@ def test_held_memory_ends_the_run_instead_of_launching_onto_it(tmp_path: Path, p
     verdict = case.drive()
     assert isinstance(verdict, Infrastructure) and "pid 7 (mia)" in verdict.reason
     assert len(case.world.commands) == 1
+
+
+@policies
+def test_memory_of_a_card_that_others_hold_after_the_attempt_is_waited_for(
+    tmp_path: Path, policy: Policy
+) -> None:
+    case = Case(tmp_path, World(crowded, occupied=2), ROOMY, policy=policy)
+    assert isinstance(case.drive(), TrainingCompleted)
+    first, *others = [event.knobs for event in case.history if isinstance(event, Started)]
+    assert len(others) == 2 and all(knobs == first for knobs in others)
+    assert [e.foreign for e in case.history if isinstance(e, Ended)] == [True, True, False]
 
 
 @policies

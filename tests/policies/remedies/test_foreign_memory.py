@@ -7,7 +7,16 @@ from msgspec.structs import replace
 
 from autotune.policies.recovery.decide import decide
 from autotune.policies.values.diagnosis import Facts, Line
-from autotune.policies.values.events import Decided, Finish, Infrastructure, Launch, Progressed, Started
+from autotune.policies.values.events import (
+    Decided,
+    Ended,
+    Event,
+    Finish,
+    Infrastructure,
+    Launch,
+    Progressed,
+    Started,
+)
 from autotune.policies.values.failure import Phase
 from tests.policies.jobs import CLUSTER, GIB, KNOBS, accepted, fails
 
@@ -36,7 +45,7 @@ def test_others_are_waited_for_and_named():
 
 def test_others_that_stay_end_the_run_and_are_named():
     history = [accepted(), Started(knobs=KNOBS), *story(outside=60)]
-    for _ in range(3):
+    for _ in range(18):  # three hours, one for each retry
         action = decide(tuple(history))
         assert isinstance(action, Launch) and action.knobs == KNOBS
         history += [Decided(reason=action.reason), Started(knobs=KNOBS), *story(outside=60, steps=0)]
@@ -58,6 +67,37 @@ def test_others_that_stay_end_the_run_and_are_named():
 def test_what_may_be_the_jobs_own_is_cured(own: dict[str, int]):
     launch = decide((accepted(), Started(knobs=KNOBS), *story(**own)))
     assert isinstance(launch, Launch) and launch.knobs != KNOBS
+
+
+def on_cards_of_others(*rows: Event) -> list[Event]:
+    """Return the rows as if memory of a card was still in use when no process of the attempt was left."""
+    held = "a: GPU 0 has 40.0 GiB more in use than before: pid 7 (python) of mia holds 40.0 GiB"
+    return [replace(row, held=held, foreign=True) if isinstance(row, Ended) else row for row in rows]
+
+
+@pytest.mark.parametrize("phase", [Phase.ROLLOUT, Phase.WEIGHT_SYNC, Phase.BACKWARD])
+def test_memory_of_a_card_that_stays_in_use_is_waited_for_whatever_part_of_the_job_failed(phase: Phase):
+    history = [accepted(), Started(knobs=KNOBS), *on_cards_of_others(*story(outside=20, phase=phase))]
+    for _ in range(5):
+        launch = decide(tuple(history))
+        assert isinstance(launch, Launch) and launch.knobs == KNOBS and launch.not_before_s == 600.0
+        assert "pid 7 (python) of mia holds 40.0 GiB" in launch.reason
+        history += [Decided(reason=launch.reason), Started(knobs=KNOBS)]
+        history += story(outside=20, steps=0, phase=Phase.ROLLOUT_INIT)
+
+
+def test_what_fails_after_new_steps_is_judged_anew():
+    history = [accepted(), Started(knobs=KNOBS), *on_cards_of_others(*story(outside=20))]
+    history += [Decided(reason=decide(tuple(history)).reason), Started(knobs=KNOBS)]
+    launch = decide((*history, *story(outside=20, steps=3)))
+    assert isinstance(launch, Launch) and launch.knobs != KNOBS
+
+
+def test_settings_that_never_held_do_not_wait_for_others():
+    history = (accepted(), Started(knobs=KNOBS), *on_cards_of_others(*story(outside=20, steps=0)))
+    end = decide(history)
+    assert isinstance(end, Finish) and isinstance(end.verdict, Infrastructure)
+    assert "pid 7 (python) of mia" in end.verdict.reason
 
 
 @pytest.mark.parametrize(
