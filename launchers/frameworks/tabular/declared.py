@@ -50,10 +50,15 @@ class Facts(Value, frozen=True, dict=True, gc=True):
         return dict.fromkeys(sections, SECTION) | self.types
 
     def kind_of(self, key: str) -> str | None:
-        """Return the type of a setting, such as `int?`, or `section`; None if the release has neither."""
+        """Return the type of a setting, such as `int?`, or `section`; None if the release has neither.
+
+        It is empty where the release does not say.
+        """
+        if key in self.kinds:
+            return self.kinds[key]
         parts = key.split(".")
         above = (".".join(parts[:depth]) for depth in range(1, len(parts)))
-        return self.kinds.get(key) or (FREE if any(self.types.get(each) == FREE for each in above) else None)
+        return FREE if any(self.types.get(each) == FREE for each in above) else None
 
     def __contains__(self, key: object) -> bool:
         """Return whether the release has a setting or section of that name."""

@@ -64,9 +64,10 @@ def _release(name: str, config: DeclaredSettings, job: Job, releases: tuple[str,
             is_open=len(releases) == 1,
         )
     forks = own == recorded or (config.code is not None and bool(config.code.defaults))
+    nearest = "later releases do" if own in config.older else f"{recorded} does, the nearest on record"
     return Fact(
         name=RELEASE,
-        value=f"{name} {own} uses memory as {recorded} does, the nearest on record",
+        value=f"{name} {own} uses memory as {nearest}",
         origin=Origin.ASSUMED,
         is_open=forks or is_before(own, releases[0]),
     )

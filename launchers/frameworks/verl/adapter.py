@@ -65,7 +65,7 @@ class Verl(TabularFramework[Config]):
         "trainer.max_critic_ckpt_to_keep",
         "trainer.resume_mode",
     )
-    elder = ("0.4.1",)  # whose engine sleeps whatever the settings say
+    elder = keys.OLDER
     is_whole = True
     entry = ("{python}", "-m", "verl.trainer.main_ppo")
     unread_in = "0.9.1"

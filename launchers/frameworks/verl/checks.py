@@ -78,7 +78,8 @@ def _batches(config: Config) -> Iterator[Refusal]:
     size = config.count(key)
     if config.dynamic:
         return
-    if not size:
+    is_gone = config.counts_all(key) and config.release.version not in config.older
+    if not size or is_gone:
         yield key, _COUNTED, _whole(config, key) or f"set it, or {ACTOR}.use_dynamic_bsz: true"
         return
     for scoring in scored(config, "log_prob_micro_batch_size_per_gpu"):

@@ -12,7 +12,7 @@ from autotune.launchers.frameworks.core.versions import Release, choose, is_befo
 from autotune.launchers.frameworks.dialects import hydra
 from autotune.launchers.frameworks.dialects.hydra import bare, prefix, value_of
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
-from autotune.launchers.frameworks.verl.keys import RELEASES, is_node, keys_of, of_code
+from autotune.launchers.frameworks.verl.keys import OLDER, RELEASES, is_node, keys_of, of_code
 from autotune.launchers.frameworks.verl.renamed import RENAMED
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
@@ -27,6 +27,20 @@ MODEL = "actor_rollout_ref.model"
 CRITIC_UPDATE = "critic.ppo_max_token_len_per_gpu"
 TOP = ("model_engine",)  # keys without a section
 _APART = re.compile(r"\bone_step_off_policy\.|\bfully_async_policy\.|/(?:one_step_off|fully_async)_policy/")
+_PER_GPU, _BY_ALL = "_micro_batch_size_per_gpu", "_micro_batch_size"
+# What the code of verl 0.2 to 0.6 does where its configuration has no setting for it yet (fsdp_workers.py,
+# dp_actor.py, main_ppo.py): until 0.3 a reference is always loaded.
+_OF_OLDER = {
+    "actor_rollout_ref.actor.fsdp_config.model_dtype": "fp32",
+    "actor_rollout_ref.actor.fsdp_config.reshard_after_forward": True,
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile": True,
+    "actor_rollout_ref.actor.megatron.dtype": "bfloat16",
+    "actor_rollout_ref.actor.megatron.use_distributed_optimizer": True,
+    "actor_rollout_ref.ref.fsdp_config.model_dtype": "bf16",
+    "actor_rollout_ref.rollout.enable_sleep_mode": True,
+    "algorithm.use_kl_in_reward": True,
+    "trainer.use_legacy_worker_impl": "auto",
+}
 _OF_ENGINES = {"rollout.nnodes": 1, "rollout.n_gpus_per_node": 8}  # with the defaults of those programs
 
 
@@ -34,6 +48,7 @@ class Config(DeclaredSettings):
     """What a job's settings come to; `get` takes the keys without Hydra's prefixes."""
 
     renamed = RENAMED
+    older = OLDER
 
     def __init__(self, job: Job) -> None:
         given = written(job)
@@ -43,7 +58,15 @@ class Config(DeclaredSettings):
         own = job.own_code.defaults if job.own_code is not None else {}
         self.known = known if job.own_code is None or not own else of_code(known, job.own_code)
         self.cluster = job.cluster
-        super().__init__(job, __package__, RELEASES, entry="main_ppo", declared=self.known, given=given)
+        super().__init__(
+            job,
+            __package__,
+            RELEASES,
+            entry="main_ppo",
+            declared=self.known,
+            given=given,
+            filled=self._unsaid(choose(job.framework_version, RELEASES, OLDER).version),
+        )
         if own and own.keys() != known.configured.keys():  # a fork, whatever number it has
             self.release = self.release._replace(exact=False)
         self.takes_plain = self.known.configured if own or self.release.exact else {}  # without Hydra's `++`
@@ -59,7 +82,25 @@ class Config(DeclaredSettings):
     @classmethod
     def release_of(cls, job: Job, given: Iterable[str], releases: tuple[str, ...]) -> Release:
         """Return the release of the job's version, else the newest; a note names what older ones have."""
-        return choose(job.framework_version, releases)
+        return choose(job.framework_version, releases, cls.older)
+
+    def _unsaid(self, release: str) -> dict[str, Any]:
+        """Return what an older release does where no setting says it."""
+        optimizer = {f"{ACTOR}.optim.optimizer": "adam" if self.megatron else "AdamW"}
+        every = _OF_OLDER | optimizer if release in OLDER else {}
+        return {key: value for key, value in every.items() if key not in self.known.defaults}
+
+    def raw(self, key: str) -> Any:
+        """Return what is written for a key, or its default; sequences of all GPUs as those of each."""
+        value = super().raw(key)
+        if value is None and self.counts_all(key):
+            return max(1, super().raw(key.replace(_PER_GPU, _BY_ALL)) // self.data_parallel)
+        return value
+
+    def counts_all(self, key: str) -> bool:
+        """Return whether the job gives a micro-batch by its sequences on all GPUs, which 0.7 refuses."""
+        whole = super().raw(key.replace(_PER_GPU, _BY_ALL)) if key.endswith(_PER_GPU) else None
+        return isinstance(whole, int) and not self.release.exact
 
     @property
     def megatron(self) -> bool:

@@ -37,7 +37,8 @@ _PLAIN = """
     trainer
 """
 ENGINES = ("dp", "megatron")  # the model engines whose settings are known
-RELEASES = releases(__package__)
+OLDER = ("0.2.0.post2", "0.3.0.post1", "0.4.1", "0.5.0", "0.6.1")  # of which names and defaults are on record
+RELEASES = tuple(release for release in releases(__package__) if release not in OLDER)
 
 
 class Keys(Facts, frozen=True):
@@ -58,7 +59,7 @@ def keys_of(version: str | None, engine: str) -> Keys:
 
     The form of the file is told in benchmarks/facts/verl.py, which writes it.
     """
-    release = choose(version, RELEASES).version
+    release = choose(version, RELEASES, OLDER).version
     file = msgspec.json.decode(resources.files(__package__).joinpath(_FACTS, f"{release}.json").read_bytes())
     types, added, configured = file["types"], file["added"], file["both"] | file[engine]
     defaults = added["both"] | added[engine] | configured

@@ -140,7 +140,13 @@ def write_passes(config: Config, before: Knobs, after: Knobs) -> Found:
                 result[key] = max((n for n in divisors(size) if n <= size * share), default=1)
     if config.critic:
         result |= _critic_tokens(config, before, after, split)
-    return result
+    ranks = config.data_parallel * config.parallel // split
+    return dict(_of_all(config, key, size, ranks) for key, size in result.items())
+
+
+def _of_all(config: Config, key: str, size: Any, ranks: int) -> tuple[str, Any]:
+    """Return the size of a pass under the name that the job has for it: on one GPU, or on all together."""
+    return (key.removesuffix("_per_gpu"), size * ranks) if config.counts_all(key) else (key, size)
 
 
 def _tokens(config: Config, before: Knobs, after: Knobs, split: int) -> Found:

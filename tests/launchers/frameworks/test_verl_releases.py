@@ -6,12 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.launchers.frameworks.core.renames import names_in, translated
-from autotune.launchers.frameworks.verl.keys import ENGINES, RELEASES, keys_of
+from autotune.launchers.frameworks.verl.keys import ENGINES, OLDER, RELEASES, keys_of
 from autotune.launchers.frameworks.verl.renamed import RENAMED
 from autotune.policies.values.job import Job
 
 from .verl_jobs import JOBS, VERL, profile, with_settings
 
+ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 BUCKET = f"{ROLLOUT}.update_weights_bucket_megabytes"
 OF_TODAY = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
@@ -32,6 +33,83 @@ def test_each_release_has_the_setting_of_every_knob(release: str) -> None:
     older = names_in(RENAMED, release)
     names = {translated(name, older) for row in VERL.table.rows for name in row.keys if name}
     assert not {name for name in names if not any(name in keys for keys in known)}
+
+
+_GRPO: dict[str, Any] = {
+    "algorithm.adv_estimator": "grpo",
+    "trainer.n_gpus_per_node": 8,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 128,
+    "data.max_response_length": 2048,
+}
+
+
+def plain(version: str | None, **settings: Any) -> Job:
+    return Job(
+        name="j", framework="verl", framework_version=version, workdir="/w", settings={**_GRPO, **settings}
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "engine", "requests", "graphs", "padded", "reference", "reference_bytes", "entropy"),
+    [
+        ("0.1", "vllm", 1024, "off", True, True, 2, True),
+        ("0.2.0.dev", "vllm", 1024, "off", True, True, 2, True),
+        ("0.3.1.dev", "vllm", 1024, "off", True, True, 2, True),
+        ("0.4.1", "vllm", 1024, "off", True, False, 2, False),
+        ("0.5.0", "vllm", 1024, "off", True, False, 2, False),
+        ("0.6.1", "???", 1024, "full", True, False, 4, False),
+        ("0.7.0", "???", 1024, "full", False, False, 4, False),
+    ],
+)
+def test_a_recipe_has_the_defaults_of_its_release(
+    version: str,
+    engine: str,
+    requests: int,
+    graphs: str,
+    padded: bool,
+    reference: bool,
+    reference_bytes: int,
+    entropy: bool,
+) -> None:
+    job = plain(version)
+    config, found = VERL.config(job), profile(job)
+    assert (config.engine, config.most_requests) == (engine, requests)
+    assert found.knobs.cuda_graphs == graphs
+    layout = found.layout
+    assert (layout.padded, layout.reference, layout.entropy) == (padded, reference, entropy)
+    assert (layout.reference_bytes, layout.parameter_bytes) == (reference_bytes, 4)
+    assert layout.reshard_after_forward and config.older_workers
+
+
+def test_the_engine_of_every_older_release_sleeps_unless_the_job_says_otherwise() -> None:
+    for release in OLDER:
+        engine = {f"{ROLLOUT}.name": "vllm"}
+        assert profile(plain(release, **engine)).layout.engine_sleeps, release
+        awake = plain(release, **engine, **{f"{ROLLOUT}.free_cache_engine": False})
+        assert profile(awake).layout.engine_sleeps is (release < "0.5"), release
+
+
+def test_a_knob_whose_setting_came_later_is_not_offered() -> None:
+    later = {
+        "0.2.0.post2": {"max_model_len", "fused_kernels", "entropy_chunking", "grad_offload"},
+        "0.6.1": set[str](),
+    }
+    for release, absent in later.items():
+        found = profile(plain(release, **{"actor_rollout_ref.model.use_remove_padding": True})).unsupported
+        for knob in ("max_model_len", "fused_kernels", "entropy_chunking", "grad_offload"):
+            assert (f"verl {release} has no" in found.get(knob, "")) is (knob in absent), (release, knob)
+
+
+def test_a_micro_batch_of_all_gpus_is_read_and_written_as_such() -> None:
+    whole = {f"{ACTOR}.ppo_micro_batch_size": 64, f"{ROLLOUT}.log_prob_micro_batch_size": 128}
+    for version in ("0.1", "0.2.0.post2", "0.6.1", None):
+        job = plain(version, **whole)
+        assert profile(job).knobs.microbatch_size == 8
+        assert changes(job, microbatch_size=4) == {
+            f"{ACTOR}.ppo_micro_batch_size": 32,
+            f"{ROLLOUT}.log_prob_micro_batch_size": 64,
+        }
+    assert any("divide it" in problem.hint for problem in VERL.check(plain("0.9.1", **whole)))
 
 
 def test_the_buckets_of_a_sync_are_those_of_the_release() -> None:

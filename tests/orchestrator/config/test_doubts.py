@@ -47,9 +47,14 @@ def test_the_rules_of_an_unknown_release_are_a_warning(tmp_path: Path) -> None:
 
 
 def test_the_hint_of_another_release_is_left_out(tmp_path: Path) -> None:
-    notes = about(verl(tmp_path, "0.1"), "ppo_micro_batch_size")
+    notes = about(verl(tmp_path, "0.7.2"), "ppo_micro_batch_size")
     assert notes and not any("divide it" in note for note in notes)
-    assert all(note.endswith("the job's own release is 0.1") for note in notes)
+    assert all(note.endswith("the job's own release is 0.7.2") for note in notes)
+
+
+def test_what_an_older_release_takes_is_no_doubt(tmp_path: Path) -> None:
+    for version in ("0.1", "0.2.0.post2", "0.6.1"):
+        assert about(verl(tmp_path, version), "ppo_micro_batch_size") == []
 
 
 def test_what_the_jobs_own_code_does_not_have_is_no_mistake_of_the_job(tmp_path: Path) -> None:
