@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from autotune.launchers.frameworks.tools.rows import CEILINGS
 from autotune.launchers.frameworks.tools.spellings import traces_in
 from autotune.orchestrator.explain.estimate_change import Prediction, predicted
 from autotune.orchestrator.explain.job_context import Context, Remedied, context_of, remedied
 from autotune.orchestrator.explain.reader import Reading
 from autotune.orchestrator.explain.sanitize import plain
-from autotune.orchestrator.explain.trend import steps_of, what_changed
+from autotune.orchestrator.explain.trend import last_checkpoint, last_step, steps_of, what_changed
+from autotune.orchestrator.units import show_gib
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.message_figures import facts_of
+from autotune.policies.explain.hints import Hint, Residue, hints, residue_of
 from autotune.policies.explain.tensor_sizes import Named, named
 from autotune.policies.values.architecture.model import Model
-from autotune.policies.values.diagnosis import Diagnosis, Evidence, Finding, Line
+from autotune.policies.values.diagnosis import Diagnosis, Evidence, Finding, Holder, Line
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.value import Value
 
 _HOLDER = re.compile(r"Process (\d{1,9}) has (\d{1,9}(?:\.\d{1,4})?) (GiB|MiB|KiB|bytes) memory in use")
 _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1}
 _PREDICTED = 4  # cures
+_NAMED = 3  # processes
 _SAME_MESSAGE = 8  # lines within which one failure repeats its message
 _SAME = 0.05  # relative difference of two sizes of the same process
-
-
-class Holder(Value, frozen=True, kw_only=True):
-    """Another process that holds memory of the card."""
-
-    pid: int
-    held_bytes: int
 
 
 class Explanation(Value, frozen=True, kw_only=True):
@@ -47,6 +45,10 @@ class Explanation(Value, frozen=True, kw_only=True):
     predictions: dict[str, Prediction] = {}  # by the name of the cure
     late: str = ""  # what grew before a failure that came after steps that went well
     ceilings: tuple[tuple[str, str], ...] = ()  # (place, where it sets the memory that ran out)
+    printed: frozenset[str] = frozenset()  # settings of the framework's guides that the log shows
+    checkpoint: str = ""  # the last one that the log says was saved
+    hints: tuple[Hint, ...] = ()
+    residue: Residue | None = None  # what the job's own sleeping engine keeps on the card
     lines: int = 0
 
     @property
@@ -68,12 +70,19 @@ class Explanation(Value, frozen=True, kw_only=True):
 def explain(reading: Reading, *, framework: str | None, model: Model | None) -> Explanation:
     """Return the explanation of a log; its cause is UNKNOWN where no rule matches."""
     diagnosis = diagnose(reading.evidence)
+    before = reading.before(diagnosis.evidence[0].line if diagnosis.evidence else reading.evidence.lines)
+    if diagnosis.step is None and diagnosis.cause.is_memory:
+        diagnosis = msgspec.structs.replace(diagnosis, step=last_step(before))
     context = context_of(reading, diagnosis, framework=framework, model=model)
     requested = diagnosis.facts.requested_bytes
     request = None
     if requested and context.model is not None and diagnosis.cause is Cause.GPU_OOM:
         request = named(requested, context.model, tokens=context.tokens)
-    remedies = remedied(context, diagnosis)
+    residue, holders = residue_of(reading.ends, diagnosis), _holders(diagnosis)
+    remedies = tuple(
+        _named(each, holders) for each in remedied(context, diagnosis) if residue is None or each.cure.changes
+    )
+    around = "\n".join(reading.around(diagnosis.evidence[0].line)) if diagnosis.evidence else ""
     return Explanation(
         file=plain(reading.name),
         diagnosis=diagnosis,
@@ -82,12 +91,33 @@ def explain(reading: Reading, *, framework: str | None, model: Model | None) -> 
         remedies=remedies,
         predictions=_predictions(context, diagnosis, remedies),
         followers=_followers(reading.evidence, diagnosis),
-        holders=_holders(diagnosis),
+        holders=holders,
+        printed=_printed(context, reading.ends),
+        checkpoint=last_checkpoint(before),
         request=request,
         late=_late(reading, diagnosis, context),
         ceilings=_ceilings(reading, diagnosis),
+        hints=hints(diagnosis, around, residue=residue),
+        residue=residue,
         lines=reading.evidence.lines,
     )
+
+
+def _named(remedied: Remedied, holders: tuple[Holder, ...]) -> Remedied:
+    """Return what to do about memory of others with the processes that the log names."""
+    if remedied.cure.changes or not holders:
+        return remedied
+    held = " and ".join(f"process {one.pid} ({show_gib(one.held_bytes)})" for one in holders[:_NAMED])
+    action = f"free what {held} holds of this GPU: let it sleep if it is the job's own engine, else end it"
+    return Remedied(cure=msgspec.structs.replace(remedied.cure, action=action), words=())
+
+
+def _printed(context: Context, text: str) -> frozenset[str]:
+    """Return the settings that guides of the log's framework recommend and the log shows."""
+    if context.framework is None:
+        return frozenset()
+    settings = (row.setting for row in context.framework.advice)
+    return frozenset(setting for setting in settings if re.split("[:= ]", setting)[0].lstrip("-+") in text)
 
 
 def _predictions(
@@ -128,7 +158,12 @@ def _followers(evidence: Evidence, diagnosis: Diagnosis) -> tuple[Finding, ...]:
 
 
 def _holders(diagnosis: Diagnosis) -> tuple[Holder, ...]:
-    """Return the other processes that the message lists; it may list the failed one as well."""
+    """Return the other processes that the message lists; it may list the failed one as well.
+
+    Of a node's memory, all that the log lists.
+    """
+    if diagnosis.cause is Cause.HOST_OOM:
+        return diagnosis.facts.holders
     if diagnosis.cause is not Cause.GPU_OOM or not diagnosis.evidence:
         return ()
     text = " ".join(line.text for line in diagnosis.evidence)

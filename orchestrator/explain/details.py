@@ -6,7 +6,9 @@ import re
 
 from autotune.orchestrator.explain.analyze import Explanation
 from autotune.orchestrator.explain.headline import figure, on_budget
+from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.units import show_gib
+from autotune.policies.diagnosis.memory_users import largest
 from autotune.policies.explain.advice import fragmentation_excluded
 from autotune.policies.values.failure import Cause, Component, Phase
 
@@ -25,6 +27,10 @@ def forensics(explanation: Explanation) -> list[str]:
             *_others(explanation),
             *_fragmentation(explanation),
         ]
+    elif explanation.diagnosis.cause is Cause.HOST_OOM:
+        lines += _users(explanation)
+    if explanation.checkpoint:
+        lines.append(f"info: last checkpoint in the log: {plain(explanation.checkpoint)}")
     if explanation.late:
         lines.append(f"info: {explanation.late}")
     return [line for line in lines if line]
@@ -94,6 +100,22 @@ def _others(explanation: Explanation) -> list[str]:
     return [f"info: other processes use memory of this GPU: {shown}{more}; one may be the job's engine"]
 
 
+def _users(explanation: Explanation) -> list[str]:
+    """Return the largest users of a node's memory, and whether who was killed is one of them."""
+    facts = explanation.diagnosis.facts
+    if largest(facts) is not None and len(facts.holders) > 1:
+        ordered = facts.holders[:_HELD]
+        rows = ", ".join(f"pid {one.pid} {show_gib(one.held_bytes)} {plain(one.command)}" for one in ordered)
+        return [f"info: largest users of the node's memory: {rows}"]
+    used = (facts.capacity_bytes or 0) - (facts.free_bytes or 0)
+    if len(facts.holders) != 1 or facts.free_bytes is None or facts.holders[0].held_bytes >= used / 2:
+        return []
+    killed = f"{show_gib(facts.holders[0].held_bytes)} of the {show_gib(used)} in use"
+    return [
+        f"info: the process that was killed used {killed}: raylet.out on that node lists who holds the rest"
+    ]
+
+
 def _about(size: int, text: str) -> str:
     """Return a size as the log prints it, or with `about` where it is derived from other figures."""
     written = figure(size, text)
@@ -107,6 +129,11 @@ def _fragmentation(explanation: Explanation) -> list[str]:
     lines = []
     if diagnosis.fragmentation and idle is not None and requested is not None:
         enough = "more than the request" if idle >= requested else "enough with the free memory"
+        if idle < requested:
+            unused = f"{_about(idle, text)} is reserved but unallocated"
+            return [
+                f"info: fragmentation may be a part of it: {unused}, enough with the free memory in one piece"
+            ]
         expandable = any(remedied.cure.name == "expandable_segments" for remedied in explanation.remedies)
         remark = "" if expandable else "; `expandable_segments` is already on or not available here"
         lines.append(
@@ -118,7 +145,7 @@ def _fragmentation(explanation: Explanation) -> list[str]:
             f"info: not fragmentation: only {_about(idle, text)} is reserved but unallocated, "
             "so `expandable_segments` would not help"
         )
-    if _OLD_ADVICE in text:
+    if _OLD_ADVICE in text and not explanation.context.allocator:
         lines.append(
             f"info: the message recommends `{_OLD_ADVICE}`, which `expandable_segments` replaced in torch 2.1"
         )

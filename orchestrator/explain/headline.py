@@ -9,6 +9,7 @@ from autotune.orchestrator.explain.analyze import Explanation
 from autotune.orchestrator.explain.sanitize import clipped, plain
 from autotune.orchestrator.units import show_gib, size_bytes
 from autotune.policies.diagnosis.log_prefixes import parsed
+from autotune.policies.diagnosis.memory_users import largest
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
 from autotune.policies.values.failure import Cause, Component, Phase
 
@@ -36,6 +37,11 @@ _HOST_WHO = {
     "kubernetes-oom-killed": "Kubernetes killed a container",
     "pinned-memory": "a pinned allocation failed",
     "sglang-host-memory": "the engine asked for too much host memory",
+}
+_REFUSALS = {
+    Cause.INFRASTRUCTURE: "the cluster failed, not the job",
+    Cause.CONFIG: "the job refused a setting",
+    Cause.CODE: "the program failed",
 }
 _SIZE = re.compile(r"\d{1,20}(?:\.\d{1,9})? ?(?:[KMGT]i?B|bytes|B)\b")
 _LONGEST = 160
@@ -70,38 +76,40 @@ def headline(explanation: Explanation) -> str:
     text = explanation.main_line.text if diagnosis.evidence else ""
     phase = phase_name(explanation)
     where = f" in {phase}" if phase else ""
-    match diagnosis.cause:
+    rule = BY_NAME.get(explanation.main_line.rule) if diagnosis.evidence else None
+    if rule is not None and rule.what:
+        memory = diagnosis.cause.is_memory
+        return rule.what + (_missing(explanation, text) if memory else f": {_message(text)}")
+    if diagnosis.cause is Cause.HOST_OOM:
+        return _host(explanation, text, where)
+    if diagnosis.cause in _REFUSALS:
+        return f"{_REFUSALS[diagnosis.cause]}: {_message(text)}"
+    return _exhausted(explanation, text, phase, where)
+
+
+def _exhausted(explanation: Explanation, text: str, phase: str, where: str) -> str:
+    """Return what ran out of which memory or space, other than the host's."""
+    match explanation.diagnosis.cause:
         case Cause.GPU_OOM:
             memory = "its memory budget" if on_budget(explanation) else "GPU memory"
             return f"{phase or 'the job'} ran out of {memory}{_missing(explanation, text)}"
-        case Cause.HOST_OOM:
-            return _host(explanation, text, where)
         case Cause.KV_POOL:
             return "the engine's KV cache is full and the engine crashed"
+        case Cause.POOL_TOO_SMALL if phase == "rollout":
+            return "the engine's memory pool is too small for its requests"
         case Cause.POOL_TOO_SMALL:
-            return (
-                "the engine cannot start: its memory pool is too small and must grow"
-                if phase != "rollout"
-                else ("the engine's memory pool is too small for its requests")
-            )
+            small = "the engine cannot start: its memory pool is too small and must grow"
+            return f"{small}{_missing(explanation, text)}"
         case Cause.SHM:
-            return f"shared memory (/dev/shm) ran out{where}"
+            return f"shared memory (/dev/shm) ran out{where}{_missing(explanation, text)}"
         case Cause.OBJECT_STORE:
             return f"Ray's object store is full{where}{_missing(explanation, text)}"
+        case Cause.DISK if "full" in text.lower() or "space" in text.lower():
+            return f"a disk is full{where}"
         case Cause.DISK:
-            return (
-                f"a disk is full{where}"
-                if "full" in text.lower() or "space" in text.lower()
-                else (f"a file could not be written{where}")
-            )
+            return f"a file could not be written{where}"
         case Cause.HANG:
             return f"the job hung{where}: {_message(text)}"
-        case Cause.INFRASTRUCTURE:
-            return f"the cluster failed, not the job: {_message(text)}"
-        case Cause.CONFIG:
-            return f"the job refused a setting: {_message(text)}"
-        case Cause.CODE:
-            return f"the job's own code failed: {_message(text)}"
         case _:
             return "no rule matches"
 
@@ -147,10 +155,31 @@ def _host(explanation: Explanation, text: str, where: str) -> str:
     who = _HOST_WHO.get(rule, "")
     if use is not None:
         share = f" ({round(float(use[3]) * 100)} %)" if re.fullmatch(r"[01]?\.\d+", use[3]) else ""
+        holds = holder_text(explanation)
+        if holds:
+            return f"{who}: {holds} of host memory; {use[1]} of {use[2]} are in use{share}"
         return f"{who or 'host memory ran out'}: host memory {use[1]} of {use[2]}{share}"
+    if holds := holder_text(explanation):
+        capacity = explanation.diagnosis.facts.capacity_bytes
+        of = f" of {show_gib(capacity)}" if capacity else ""
+        return f"{who or 'host memory ran out'}{where}: {holds}{of} host memory"
     if who:
         return f"{who}{where}: host memory ran out"
     return f"host memory ran out{where}{_missing(explanation, text)}"
+
+
+def holder_text(explanation: Explanation) -> str:
+    """Return which processes of one kind hold most of a node's memory; empty where the log does not say."""
+    group = largest(explanation.diagnosis.facts)
+    if group is None:
+        return ""
+    name = plain(group.command)
+    named = f"{group.count} x {name} hold" if group.count > 1 else f"{name}{_role(group.component)} holds"
+    return f"{named} {show_gib(group.held_bytes)}"
+
+
+def _role(component: Component) -> str:
+    return " (the driver)" if component is Component.DRIVER else ""
 
 
 def _message(text: str) -> str:

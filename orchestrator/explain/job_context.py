@@ -36,6 +36,7 @@ _BLANK = "..."  # stands for a value that is not known
 _QUOTED = re.compile(r"""(['"])\.\.\.\1""")
 _SWITCHED = {"on": True, "off": False}
 _SETTINGS_FILE = re.compile(r"--config[= ]\S{1,500}\.ya?ml")
+_TRAINERS = ("trl", "ms-swift")  # frameworks that also train without an engine
 _GPUS = 8  # of a node, where the log's settings do not say
 
 
@@ -121,7 +122,7 @@ def _context(
         cluster=cluster if cluster.gpu_memory_bytes else None,
         offered=frozenset((*offers, *advised)),
         fixed=frozenset() if settings else _fixed(spellings.present(tools, text).knobs),
-        engine=True,
+        engine=found.name not in _TRAINERS or spellings.engine_in(tools, text, ENGINE_KNOBS),
         counts_tokens=True,
     )
     return Context(
@@ -196,7 +197,7 @@ def _of_tools(tools: tuple[Tool, ...], text: str) -> Known:
         profile=profile,
         offered=spellings.offered(tools, frozenset(KNOBS), ENGINE_KNOBS),
         fixed=spellings.excluded(text),
-        engine=any(spellings.is_engine(tool, ENGINE_KNOBS) for tool in tools) if tools else None,
+        engine=spellings.engine_in(tools, text, ENGINE_KNOBS) if tools else None,
         scores_by_tokens=any(s.knob == "logprob_tokens" for tool in tools for s in tool.spellings),
     )
 

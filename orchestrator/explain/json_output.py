@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from autotune.orchestrator.explain.analyze import Explanation, Holder
+from autotune.orchestrator.explain.analyze import Explanation
 from autotune.orchestrator.explain.job_context import Remedied
 from autotune.orchestrator.explain.sanitize import plain
+from autotune.policies.values.diagnosis import Holder
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knobs import Setting
 from autotune.policies.values.remedy import Effect
@@ -86,6 +87,7 @@ class ExplanationDocument(Value, frozen=True, kw_only=True):
     framework: str | None
     tools: list[str]
     remedies: list[RemedyDocument]
+    hints: list[str]  # what helps besides the settings of a remedy; those that lead stand first
     lines: int  # of the log
 
 
@@ -121,6 +123,7 @@ def document(explanation: Explanation) -> bytes:
         framework=framework.name if framework is not None else None,
         tools=[tool.name for tool in explanation.context.tools],
         remedies=[_remedy(remedied, explanation) for remedied in explanation.remedies],
+        hints=[hint.text for hint in explanation.hints],
         lines=explanation.lines,
     )
     return msgspec.json.encode(found)

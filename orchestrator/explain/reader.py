@@ -29,6 +29,7 @@ _MAGIC_BYTES = 4
 _POLL_S = 0.2  # how soon a thread ends that nothing is taken from any more
 _PROTOCOLS = (2, 3, 4, 5)
 _PICKLE = b"\x80"  # no text begins with it
+_AROUND = 60  # lines that belong to a failure, above it and below
 _T = TypeVar("_T")
 _KEPT_BYTES = 32 << 20  # of freed memory
 # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD; and M_ARENA_MAX: the thread that reads ahead uses the same memory.
@@ -48,6 +49,22 @@ class Reading(Value, frozen=True, kw_only=True):
     def ends(self) -> str:
         """The beginning and the end, as one text."""
         return f"{self.head}\n{self.tail}" if self.tail else self.head
+
+    def before(self, line: int) -> str:
+        """Return what is kept of the log up to a line."""
+        rows = self.head.split("\n")
+        if line <= len(rows) or not self.tail:
+            return "\n".join(rows[:line])
+        return self.tail
+
+    def around(self, line: int) -> list[str]:
+        """Return the lines near one; empty where neither the beginning nor the end holds it."""
+        lines = self.head.split("\n")
+        at = line - 1
+        if at >= len(lines) - 1 and self.tail:
+            lines = self.tail.split("\n")
+            at = line - 1 - (self.evidence.lines - len(lines[:-1]))
+        return lines[max(0, at - _AROUND) : at + _AROUND] if at >= 0 else []
 
 
 class _Tap:

@@ -9,7 +9,7 @@ from autotune.orchestrator.explain.headline import headline, span
 from autotune.orchestrator.explain.json_output import ranks
 from autotune.orchestrator.explain.sanitize import clipped, plain
 from autotune.orchestrator.units import GIB
-from autotune.policies.diagnosis.rules.catalogue import RULES
+from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES
 from autotune.policies.values.diagnosis import Finding
 from autotune.policies.values.failure import Cause, Component
 from autotune.policies.values.remedy import Effect
@@ -22,8 +22,8 @@ _PARTS = (Component.CRITIC, Component.REF, Component.REWARD)
 _COUNTED = 100  # the scan keeps no more
 _PLACES = 3  # of consequences
 _ELSE = {
-    Cause.CODE: "not a memory failure; the traceback ends at the line above",
-    Cause.CONFIG: "not a memory failure; correct the setting named above",
+    Cause.CODE: "the line above names no memory; what the program did stands in the traceback before it",
+    Cause.CONFIG: "correct the setting named above; no memory setting fixes this",
     Cause.HANG: "find the rank that printed nothing: the others waited for it until they timed out",
     Cause.DISK: "free disk space or write elsewhere; no memory setting fixes this",
     Cause.INFRASTRUCTURE: "start the job again once the cluster is healthy; no memory setting fixes this",
@@ -106,7 +106,8 @@ def _listed(numbers: list[int]) -> str:
 
 def _note(explanation: Explanation) -> list[str]:
     lines = []
-    if explanation.diagnosis.cause is Cause.HOST_OOM:
+    names = {remedied.cure.name for remedied in explanation.remedies[:_CURES]}
+    if explanation.diagnosis.cause is Cause.HOST_OOM and "reduce_host_offload" in names:
         lines.append(
             "note: host memory ran out, not GPU memory; offloading more to the host would make it worse"
         )
@@ -118,7 +119,10 @@ def _note(explanation: Explanation) -> list[str]:
 
 
 def _help(explanation: Explanation, *, most: int) -> list[str]:
-    lines: list[str] = []
+    raises = [f"raise the limit ({place}): {setting}" for place, setting in explanation.ceilings]
+    first = raises if explanation.diagnosis.cause is Cause.SHM else []
+    first += [hint.text for hint in explanation.hints if hint.leads]
+    lines = [f"help: {'or ' if index else ''}{plain(text)}" for index, text in enumerate(first)]
     for remedied in explanation.remedies[:most]:
         cure = remedied.cure
         default = " (assuming the default; the log does not show the value)" if remedied.assumed else ""
@@ -135,11 +139,22 @@ def _help(explanation: Explanation, *, most: int) -> list[str]:
                 f"{_INDENT}{(name if index == 0 else '').ljust(label)}  {plain(line)}"
                 for index, line in enumerate(commands)
             ]
-    for place, setting in explanation.ceilings:
-        lines.append(f"hint: or raise the limit ({place}): {setting}")
+    later = [hint.text for hint in explanation.hints if not hint.leads] + [
+        x for x in raises if x not in first
+    ]
+    lines += [f"hint: {'or ' if lines else ''}{plain(text)}" for text in later]
+    own = _hint_of_rule(explanation)
+    if own:
+        lines.append(f"hint: {own}")
     if not lines:
         lines.append(f"hint: {_ELSE.get(explanation.diagnosis.cause, 'no setting of the job fixes this')}")
     return lines
+
+
+def _hint_of_rule(explanation: Explanation) -> str:
+    """Return what the rule of the failure says to do; empty where its cause says it."""
+    rule = BY_NAME.get(explanation.main_line.rule)
+    return "" if rule is None else rule.hint
 
 
 def _predicted(explanation: Explanation, name: str) -> str:
@@ -161,7 +176,9 @@ def _advice(explanation: Explanation) -> list[str]:
         row
         for row in framework.advice
         if row.status is not Status.WORKS
-        and (row.phase == phase or (row.phase == "any" and row.remedy in names))
+        and row.setting in explanation.printed
+        and row.remedy in names
+        and row.phase in (phase, "any")
         and not _is_of_another(row, explanation.diagnosis.component)
     ]
     return [_outdated(row) for row in rows[:_ADVICE]]

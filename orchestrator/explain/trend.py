@@ -18,6 +18,25 @@ _STEADY = 0.75  # of the steps; a running maximum that rose once shows one long 
 _GROWTH = 0.02  # of the first value
 _LONGER = 0.1  # of the longest before
 _KEPT = 200  # steps
+_STEP = re.compile(
+    r"Training Progress: [^|]{0,40}\|[^|]*\| (\d{1,9})/\d|\bstep[:=] ?(\d{1,9}) - |"
+    r"Global Step: {1,8}(\d{1,9})/|\biteration +(\d{1,9})/ *\d+ *\|"
+)
+_SAVED = re.compile(
+    r"[Ss]av(?:ed|ing)\b.{0,120}?\b(?:to|at|in)\b[ :]{1,3}['\"]?"
+    r"(\S{0,300}?(?:global_step_?|checkpoint-|iter_|step[_-]?)\d{1,9})\b"
+)
+
+
+def last_step(text: str) -> int | None:
+    """Return the number of the last step that a text shows in a wording of trainers."""
+    numbers = [int(next(filter(None, match.groups()))) for match in _STEP.finditer(text)]
+    return numbers[-1] if numbers else None
+
+
+def last_checkpoint(text: str) -> str:
+    """Return the folder of the last checkpoint that a text says was saved."""
+    return next(reversed(_SAVED.findall(text)), "")
 
 
 def steps_of(framework: Framework | None, lines: Iterable[str]) -> tuple[StepDone, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from autotune.policies.diagnosis.memory_users import first_listed, largest
 from autotune.policies.diagnosis.message_figures import filled, fragmented
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
 from autotune.policies.diagnosis.rules.rule import NEVER
 from autotune.policies.values.diagnosis import BUILTIN_FAILURE, Diagnosis, Evidence, Finding, Line
-from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
+from autotune.policies.values.failure import HOST_LIMIT, Cause, Component, Phase
 from autotune.policies.values.observation import Completed, Crashed, Hung, Lost
 
 _SHOWN = 5  # lines of evidence
@@ -120,6 +121,16 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
         if same and len(lines) < _SHOWN:
             lines.append(other.line)
         others += 1
+    group = largest(facts) if cause is Cause.HOST_OOM else None
+    if group is not None and group.component is not Component.UNKNOWN:
+        # Who was killed may have held little: the failure is that of whoever filled the node.
+        if group.phase is not Phase.NONE or group.component is not component:
+            phase, shown = group.phase, group.phase is not Phase.NONE
+        component = group.component
+    elif cause is Cause.HOST_OOM and phase is Phase.NONE and (listed := first_listed(facts)) is not None:
+        phase = listed.phase
+        if phase is not Phase.NONE or component is Component.UNKNOWN:
+            component = listed.component
     if phase is Phase.NONE and cause is not Cause.CODE:
         phase = evidence.last_phase
     return Diagnosis(

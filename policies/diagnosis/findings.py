@@ -12,6 +12,7 @@ from autotune.policies.diagnosis.job_records import record_of
 from autotune.policies.diagnosis.log_context import above, doing, starting
 from autotune.policies.diagnosis.log_prefixes import Line as Parsed
 from autotune.policies.diagnosis.log_prefixes import rank_in
+from autotune.policies.diagnosis.memory_users import Table, without_table
 from autotune.policies.diagnosis.message_figures import facts_of, filled, stated_above
 from autotune.policies.diagnosis.phase_patterns import (
     asks_shared_memory,
@@ -20,6 +21,7 @@ from autotune.policies.diagnosis.phase_patterns import (
     implied,
     in_validation,
     is_frame,
+    loads_weights,
     phase_around,
     pins_host_memory,
     role,
@@ -78,13 +80,19 @@ def found(
         ), False
     earlier = before()
     context = above(earlier, line)
-    where = _whereabouts(rule, line, earlier, context, since_stage=since_stage)
+    where = _whereabouts(
+        rule, line._replace(text=without_table(line.text)), earlier, context, since_stage=since_stage
+    )
     cause = rule.cause
     if rule.driver and pins_host_memory(context):
         cause = Cause.HOST_OOM
     elif cause is Cause.DISK and asks_shared_memory(context):
         cause = Cause.SHM
     facts = facts_of(line.bare)
+    if cause is Cause.GPU_OOM and where.phase is Phase.ROLLOUT_INIT and loads_weights(context):
+        facts = msgspec.structs.replace(facts, loading=True)
+    if cause is Cause.HOST_OOM:
+        facts = msgspec.structs.replace(facts, holders=Table([*earlier, line.text]).holders)
     if cause.is_memory:
         facts = filled(facts, stated_above(context))
     finding = Finding(

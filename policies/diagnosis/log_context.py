@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import msgspec
+
 from autotune.policies.diagnosis.log_prefixes import Line, parsed, segments
+from autotune.policies.diagnosis.memory_users import Table
 from autotune.policies.diagnosis.message_figures import facts_of, filled
 from autotune.policies.diagnosis.phase_patterns import ends_error, is_frame, is_stage
 from autotune.policies.diagnosis.rules.catalogue import matching
 from autotune.policies.diagnosis.software.stages import Stage, stage_of
-from autotune.policies.values.diagnosis import Facts, Finding
+from autotune.policies.values.diagnosis import Facts, Finding, Holder
 from autotune.policies.values.failure import Cause, Component, Phase
 
 _OF_THE_NODE = (Cause.OBJECT_STORE, Cause.HOST_OOM)
@@ -64,13 +67,14 @@ _RUNNING = re.compile(
 class Waiting:
     """A message whose frames or figures may still come: its own text, and the lines after it."""
 
-    def __init__(self, message: Line, *, guessed: bool = False) -> None:
+    def __init__(self, message: Line, *, guessed: bool = False, users: tuple[Holder, ...] = ()) -> None:
         self.tag = message.tag
         self.text = [message.bare]  # of the message, over the rows that it was wrapped to
         self.lines = 0  # of its process, after it
         self.broken = False  # another process has written since
         self.context: list[str] = []
         self.guessed = guessed  # whether no frame has said the phase yet
+        self._users = Table([message.text], users)
 
     def continued(self, line: Line) -> bool:
         """Take a line of the same process; return whether it may be a row of the same message."""
@@ -86,6 +90,13 @@ class Waiting:
     def supervised(self, line: Line, finding: Finding) -> bool:
         """Return whether a line is Ray's or the kernel's word about the memory that a finding is about."""
         return finding.cause in _OF_THE_NODE and ("(raylet" in line.tag or "memory: usage " in line.bare)
+
+    def listing(self, line: Line, finding: Finding) -> Finding | None:
+        """Return the finding with a process that a line lists as a user of the node's memory, if it does."""
+        if finding.cause is not Cause.HOST_OOM or not self._users.take(line.text):
+            return None
+        facts = msgspec.structs.replace(finding.facts, holders=self._users.holders)
+        return msgspec.structs.replace(finding, facts=facts)
 
     def figures(self) -> Facts:
         """Return the figures of the message with its rows joined, broken at words or within them."""

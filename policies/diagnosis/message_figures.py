@@ -61,6 +61,8 @@ _REQUESTED = (
     rf"Failed to [mc]alloc {_SIZE}",
     rf"with OOM on device \d+ while trying to allocate {_SIZE}",
     rf"halMemAlloc failed: size={_SIZE}",
+    rf"in /dev/shm\. The request is for {_SIZE}",
+    rf"object store size \({_SIZE}\) exceeds",
     rf"allocate KV-caches\. Required: {_SIZE}",
 )
 _CAPACITY = (
@@ -109,6 +111,8 @@ _FREE = (
     rf"Error in memory profiling\. Initial free memory {_SIZE}",
     r"Available Free mem : (?P<number>\d{1,12}) (?P<unit>[KMG])B",
     rf"allocate KV-caches\. Required: \d{{1,20}}, Available: {_SIZE}",
+    rf"the amount available is {_SIZE}",
+    rf"exceeds /dev/shm size \({_SIZE}\)",
 )
 _ALLOCATED = (
     rf"{_SIZE} is allocated by PyTorch",
@@ -205,9 +209,13 @@ def filled(facts: Facts, other: Facts) -> Facts:
     missing = {
         name: getattr(other, name)
         for name in Facts.__struct_fields__
-        if getattr(facts, name) is None and getattr(other, name) is not None
+        if _is_unset(getattr(facts, name)) and not _is_unset(getattr(other, name))
     }
     return with_outside(msgspec.structs.replace(facts, **missing)) if missing else facts
+
+
+def _is_unset(value: object) -> bool:
+    return value is None or value is False or value == ()
 
 
 def refined(facts: Facts, other: Facts, rows: list[str]) -> Facts:

@@ -61,6 +61,11 @@ _PINS = re.compile(
     r"\bpin_memory\b|_allocate_(?:cpu|host|pinned)\w*|cudaHost(?:Alloc|Register)|cudaMallocHost|pinned_(?:memory|buffer|tensor)"
 )
 
+# An engine builds and fills its layers, before it has a pool or captures anything.
+_LOADS = re.compile(
+    r"\bin (?:load_model|_?load_weights?|create_weights|_?initialize_model|\w*weight_loader|"
+    r"process_weights_after_loading|get_model|_?create_weight\w*|\w*weights_iterator)\b"
+)
 _SHARED = re.compile(
     r"shared_memory\.py|shm_broadcast\.py|SharedMemory\(|_share_(?:fd|filename)_|SemLock|"
     r"multiprocess\w*/(?:synchronize|heap)\.py"
@@ -136,6 +141,11 @@ def pins_host_memory(context: list[str]) -> bool:
     """Return whether the innermost frame of a traceback asks for page-locked host memory."""
     innermost = _innermost(context)
     return any(_PINS.search(line) for line in innermost) and not any("set_device" in x for x in innermost)
+
+
+def loads_weights(context: list[str]) -> bool:
+    """Return whether an engine that starts was loading its weights."""
+    return any(_LOADS.search(as_frame(line)) for line in context)
 
 
 def asks_shared_memory(context: list[str]) -> bool:

@@ -28,7 +28,6 @@ from autotune.policies.values.observation import Outcome
 
 _CAUSES, _WEAK, _CONSEQUENCES = 80, 20, 100  # kept of each
 _OF_EACH = 5  # kept of a rule that a hundred messages of others precede
-_TEXT = 2000  # characters kept of a line
 _BACK, _BACK_BYTES = 120, 32768  # lines and bytes of context before a message
 _AHEAD = 40  # lines of context after it
 _WAITING = 8  # findings that may wait for it at once
@@ -327,7 +326,7 @@ class Scanner:
         if finding.cause is not None:
             self._causes += 1
             if finding.line.rule != BUILTIN_FAILURE and len(self._ahead) < _WAITING:
-                self._ahead[len(self._findings)] = Waiting(line, guessed=guessed)
+                self._ahead[len(self._findings)] = Waiting(line, guessed=guessed, users=finding.facts.holders)
                 self._until = max(self._until, finding.line.line + _AHEAD)
         self._findings.append(finding)
 
@@ -346,6 +345,9 @@ class Scanner:
                 )
             elif waiting.supervised(line, finding) and (figures := facts_of(line.bare)) != NOTHING:
                 finding = msgspec.structs.replace(finding, facts=filled(finding.facts, figures))
+            if (listing := waiting.listing(line, finding)) is not None:
+                self._findings[index] = listing
+                continue  # what the listed processes were doing is not what this one did
             room = len(waiting.context) < _AHEAD
             if (
                 room

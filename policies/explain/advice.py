@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 
 from autotune.policies.recovery.permissions import by_ladder
@@ -9,13 +11,15 @@ from autotune.policies.remedies.catalogue import MOVES, spoken_for, turn_of
 from autotune.policies.remedies.ladder import LADDER, Rung
 from autotune.policies.remedies.proposals import host
 from autotune.policies.remedies.proposals.training import SMALLER_PASSES, runs_on_host
-from autotune.policies.remedies.step_size import fragmentation_prevails
+from autotune.policies.remedies.relevance import can_act, precedence
+from autotune.policies.remedies.step_size import FRACTION_STEP, fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Policy
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.formatting import show_value
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Cluster, Job
+from autotune.policies.values.knob_table import KNOB_TABLE, Part
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.remedy import Effect, Remedy
@@ -23,6 +27,7 @@ from autotune.policies.values.value import Value
 
 _ABOVE_POOLS = 0.92  # of the card; vLLM takes 0.9 for weights and pool, SGLang less, unless told otherwise
 _ROLLOUT = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
+_BY = re.compile(r"for instance by [\d.]+")
 _ENGINE_PARTS = (Component.ROLLOUT, Component.REWARD)
 
 
@@ -159,7 +164,8 @@ def fragmentation_excluded(diagnosis: Diagnosis) -> bool:
 def _serves(rung: Rung, diagnosis: Diagnosis) -> bool:
     """Return whether a rung is for such a failure, wherever the job's parts are placed."""
     return (
-        diagnosis.cause in rung.causes
+        can_act(rung.name, diagnosis)
+        and diagnosis.cause in rung.causes
         and diagnosis.phase in rung.phases
         and (not rung.components or diagnosis.component in rung.components)
     )
@@ -195,6 +201,8 @@ def _turn(knob: str, before: Setting, after: Setting) -> str:
 
 def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
     for knob, turn in spoken_for(name, diagnosis.phase, engine=_is_engine(diagnosis)).items():
+        if KNOB_TABLE[knob].part is Part.ENGINE and not _may_have_engine(diagnosis, known):
+            continue
         if name == "reduce_host_offload":
             ruled_out = known.offered.isdisjoint(MOVES[name].turns)
         else:
@@ -202,12 +210,30 @@ def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
         if not ruled_out and knob not in known.fixed:
             return Cure(
                 name=name,
-                action=turn.action,
+                action=_sized(turn.action, knob, diagnosis),
                 reason=turn.reason,
                 changes={knob: turn_of(name, knob)},
                 slows=_price(turn.slows or MOVES[name].slows),
             )
     return None
+
+
+def _may_have_engine(diagnosis: Diagnosis, known: Known) -> bool:
+    """Return whether an engine may share what failed: one is seen, failed, or holds a part of the card."""
+    if known.engine or _is_engine(diagnosis) or diagnosis.phase in (Phase.WEIGHT_SYNC, Phase.COMM):
+        return True
+    return known.engine is None and (
+        diagnosis.component is not Component.TRAINER or diagnosis.facts.held_by_others_bytes > 0
+    )
+
+
+def _sized(action: str, knob: str, diagnosis: Diagnosis) -> str:
+    """Return what to do by how much, where the message says what was missing of which card."""
+    missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.limit_bytes
+    if knob != "memory_fraction" or not missing or not capacity:
+        return action
+    step = max(FRACTION_STEP, math.ceil(110 * missing / capacity) / 100)
+    return _BY.sub(f"by at least {step:.2f}", action)
 
 
 def _is_known(known: Known, knob: str) -> bool:
@@ -233,10 +259,8 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
     if cure.name == "reduce_mem_fraction":
         likely = known.engine or (known.engine is None and diagnosis.phase is Phase.COMM)
         return 0 if likely or _is_engine(diagnosis) else 2
-    if cure.name == "reduce_workers":
-        return 0 if diagnosis.phase is Phase.DATA or diagnosis.component is Component.DATA else 1
-    if diagnosis.cause is Cause.HOST_OOM and cure.name in ("reduce_micro_batch", "reduce_concurrency"):
-        return 1
+    if diagnosis.cause is Cause.HOST_OOM:
+        return precedence(cure.name, diagnosis)
     return 0
 
 

@@ -276,6 +276,7 @@ MOVES: dict[str, Move] = {
         frees="one host copy of the weights",
         slows="waking the trainer, slightly",
         memory=Memory.HOST,
+        action="keep no copy of the sleeping engine's weights in host memory",
         reason="the backup is a full copy of the weights in host memory",
     ),
     "reduce_workers": _move(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.proposals import Propose, engine, host, training
+from autotune.policies.remedies.relevance import can_act, precedence, shows_holder
 from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Component, Phase
@@ -263,11 +264,13 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
     engine misses, a smaller share comes first, because it frees just that. Where a pass computes on the host,
     what makes passes smaller comes first.
     """
-    rungs = [rung for rung in LADDER if rung.serves(profile, diagnosis)]
+    rungs = [rung for rung in LADDER if rung.serves(profile, diagnosis) and can_act(rung.name, diagnosis)]
     if fragmentation_prevails(diagnosis):
         rungs.sort(key=lambda rung: rung.propose is not host.expandable_segments)
     if diagnosis.phase in _ROLLOUTS and missing_bytes(diagnosis.facts) is not None:
         rungs.sort(key=lambda rung: rung.propose is not engine.reduce_mem_fraction)
+    if shows_holder(diagnosis):
+        rungs.sort(key=lambda rung: precedence(rung.name, diagnosis))
     if training.runs_on_host(knobs, diagnosis):
         rungs.sort(key=lambda rung: rung.name not in training.SMALLER_PASSES)
     seen: list[Remedy] = []

@@ -21,6 +21,14 @@ class Line(Value, frozen=True, kw_only=True):
     rule: str
 
 
+class Holder(Value, frozen=True, kw_only=True):
+    """A process that a log shows to hold memory of a card or of a node."""
+
+    pid: int | None = None
+    held_bytes: int
+    command: str = ""
+
+
 class Facts(Value, frozen=True, kw_only=True):
     """Figures of a failure message, in bytes; None if it does not say."""
 
@@ -33,6 +41,8 @@ class Facts(Value, frozen=True, kw_only=True):
     allowed_bytes: int | None = None  # of the device, for the allocator of the process that failed
     device: str | None = None  # cpu-budget | cuda | None
     validation: bool = False
+    loading: bool = False  # an engine was loading its weights: neither its pool nor its graphs existed
+    holders: tuple[Holder, ...] = ()  # of a node's memory, as the log lists them, the largest first
 
     @property
     def limit_bytes(self) -> int | None:
@@ -47,6 +57,12 @@ class Facts(Value, frozen=True, kw_only=True):
         if free is None or self.allowed_bytes is None or allocated is None:
             return free
         return max(0, min(free, self.allowed_bytes - allocated - (self.reserved_unallocated_bytes or 0)))
+
+    @property
+    def impossible(self) -> bool:
+        """Whether the request is larger than the device: no memory that others give back would do."""
+        requested, limit = self.requested_bytes, self.limit_bytes
+        return requested is not None and limit is not None and requested > limit
 
     @property
     def held_by_others_bytes(self) -> int:

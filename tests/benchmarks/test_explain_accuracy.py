@@ -45,10 +45,10 @@ FLOORS = {
         "seen": (79, 79, 90, 75, 71, 295, 79),
         "rewritten": (54, 54, 81, 50, 48, 180, 57),
         "second_reader": (99, 99, 138, 78, 78, 368, 105),
-        "reported": (16, 16, 27, 13, 13, 14, 15),
+        "reported": (17, 17, 28, 13, 13, 16, 16),
     }.items()
 }
-FLOORS["reported"]["first help as an expert types it"] = 15
+FLOORS["reported"]["first help as an expert types it"] = 26
 
 
 @pytest.fixture

@@ -60,12 +60,14 @@ def _arguments(engine: Mapping[KnobName, Argument], but: str = "") -> Iterator[S
 # fmt: off
 TOOLS = (
     Tool("sglang", traces=("sglang", "--mem-fraction-static", "sgl_", "#running-req"), engine=True, spellings=(
-        Spelling("cuda_graphs", "--cuda-graph-backend-decode disabled", "disable_cuda_graph", saving="off"),
-        Spelling("cuda_graphs", "--cuda-graph-backend-decode disabled", "disable_decode_cuda_graph", saving="off"),
+        # Every release on record takes it; the newer word for it is of 0.5.16 and later.
+        Spelling("cuda_graphs", "--disable-cuda-graph", "disable_cuda_graph", saving="off"),
+        Spelling("cuda_graphs", "--disable-cuda-graph", "disable_decode_cuda_graph", saving="off"),
         *_arguments(SGLANG, but="cuda_graphs"),
     )),
     Tool("vllm", traces=("vllm", "EngineCore", "gpu_memory_utilization", "cumem_allocator"), engine=True, spellings=(
         *_arguments(VLLM),
+        Spelling("weights_backup", "sleep(level=2)   (the weights are sent or loaded anew at wake-up)"),
     )),
     Tool("tgi", traces=("text_generation_server", "text_generation_launcher", "text-generation-inference"), engine=True, spellings=(
         Spelling("memory_fraction", "--cuda-memory-fraction {value}", "cuda_memory_fraction"),

@@ -32,7 +32,10 @@ _EXPANDABLE = re.compile(
 _PAUSABLE = re.compile(
     r"enable_(?:memory_saver|sleep_mode)['\"]?\s{0,4}[=:]\s{0,4}['\"]?[Tt]rue|--enable-memory-saver"
 )
+_SLEEPS = re.compile(r"(?i:\bsleep[_ ]?(?:mode|level)|\bsleep\()|weights_cpu_backup|memory_saver")
 _DEVICE = re.compile(rf"\b({'|'.join(ALLOCATORS)}) out of memory")
+# What trainers that can do without an engine call a training with one.
+_GENERATES = re.compile(r"\b(?i:grpo|rlhf|rloo|rollout)|\bonline_dpo|use_vllm")
 _GRIDS: dict[str, Grid] = {"memory_fraction": Grid(minimum=0.05, maximum=0.98, multiple=0.01)}
 
 
@@ -94,10 +97,11 @@ def present(tools: tuple[Tool, ...], text: str) -> Profile:
 def excluded(text: str) -> frozenset[str]:
     """Return the knobs that a text shows to be of no use.
 
-    Pools that an engine pauses and resumes are mapped by allocators of their own, which expandable
-    segments would replace.
+    Only an engine that sleeps keeps a copy of its weights. Pools that an engine pauses and resumes are mapped
+    by allocators of their own, which expandable segments would replace.
     """
-    return frozenset(("allocator",)) if _PAUSABLE.search(text) is not None else frozenset()
+    allocator = {"allocator"} if _PAUSABLE.search(text) is not None else set[str]()
+    return frozenset(allocator if _SLEEPS.search(text) is not None else {*allocator, "weights_backup"})
 
 
 def allocator_of(text: str) -> str:
@@ -121,6 +125,16 @@ def offered(tools: tuple[Tool, ...], knobs: frozenset[str], engine_knobs: frozen
 def is_engine(tool: Tool, engine_knobs: frozenset[str]) -> bool:
     """Return whether a tool generates: an inference engine, or a framework that sets one up."""
     return tool.engine or any(spelling.knob in engine_knobs for spelling in tool.spellings)
+
+
+def engine_in(tools: tuple[Tool, ...], text: str, engine_knobs: frozenset[str]) -> bool:
+    """Return whether a text shows that an engine runs beside the trainer, or a tool that always has one."""
+    traces = traces_in(text)
+    if any(tool.engine and not traces.isdisjoint(tool.traces) for tool in TOOLS):
+        return True
+    if any(is_engine(tool, engine_knobs) and not tool.runs for tool in tools):
+        return True
+    return _GENERATES.search(text) is not None
 
 
 def words(

@@ -7,6 +7,7 @@ import functools
 from autotune.policies.diagnosis.literal_search import Naming
 from autotune.policies.diagnosis.rules.branches import Branch, branches_of
 from autotune.policies.diagnosis.rules.builtin import BUILTIN
+from autotune.policies.diagnosis.rules.cluster import CLUSTER
 from autotune.policies.diagnosis.rules.device import DEVICE
 from autotune.policies.diagnosis.rules.host import HOST
 from autotune.policies.diagnosis.rules.job import JOB
@@ -15,7 +16,7 @@ from autotune.policies.diagnosis.rules.pool import HARMLESS, POOL
 from autotune.policies.diagnosis.rules.rule import Rule, compiled
 
 # The first row that matches a line wins: harmless and special wordings stand before general ones.
-RULES: tuple[Rule, ...] = (*OWN, *BUILTIN, *HARMLESS, *POOL, *HOST, *DEVICE, *JOB)
+RULES: tuple[Rule, ...] = (*OWN, *BUILTIN, *HARMLESS, *POOL, *HOST, *DEVICE, *CLUSTER, *JOB)
 
 BY_NAME = {rule.name: rule for rule in RULES}
 _HARMLESS = tuple(rule for rule in RULES if rule.harmless)

@@ -246,6 +246,22 @@ HOST: tuple[Rule, ...] = (
         "paging file is too",
     ),
     # ---- shared memory, object store, disk
+    # Ray measures /dev/shm before it starts its object store there.
+    row(
+        "shm-refused",
+        Cause.SHM,
+        r"exceeds (?:the )?memory available in /dev/shm|object store size \(.{1,40}\) exceeds /dev/shm size",
+        UNLESS_PROGRESS,
+        "ValueError: The configured object store size (20.24 GB) exceeds /dev/shm size (10.73 GB). This will "
+        "harm performance.",
+        "available in /dev/shm",
+        "exceeds /dev/shm size",
+        phase=Phase.INIT,
+        component=Component.DRIVER,
+        what="Ray cannot start: its object store does not fit into /dev/shm",
+        hint="or start Ray with a smaller store (`ray start --object-store-memory=BYTES`), or let it use a "
+        "disk (RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE=1)",
+    ),
     row(
         "shm-full",
         Cause.SHM,

@@ -1,4 +1,4 @@
-"""Signatures of the cluster, the job's settings and code, and what follows from other failures."""
+"""Signatures of the job's settings and code, and of what follows from other failures."""
 
 from __future__ import annotations
 
@@ -16,145 +16,37 @@ JOB: tuple[Rule, ...] = (
         "Hardware limit: 65536.",
         "OutOfResources",
         "out of resource",
-    ),
-    # ---- the cluster
-    row(
-        "node-lost",
-        Cause.INFRASTRUCTURE,
-        # By its address, id or name: a tree and a linked list have nodes too.
-        r"has been marked dead because|NodeDiedError|because its node has died|"
-        r"\b[Nn]ode (?:with \w+ )?(?:\d+(?:\.\d+){3}|[0-9a-f]{8,}|[a-z][\w.\-]*\d[\w.\-]*) (?:has )?"
-        r"(?:died|was lost)\b|"
-        r"DUE TO (NODE FAIL|PREEMPTION|TIME LIMIT|JOB REQUEUE)|lost connection to (the )?(GCS|raylet)|"
-        r"Failed to connect to GCS|The [Rr]aylet (?:has )?crashed|preempt(?:ed|ion notice) by|"
-        r"spot instance interruption|[Ii]nstance was preempted|instances\.preempted|imminent node shutdown|"
-        r"\bPreempted by\b|The current node timed out during startup",
-        ALWAYS,
-        "The node with node id: 9f and address: 10.0.0.2 has been marked dead because the "
-        "detector has missed too many heartbeats from it.",
-        "marked dead",
-        "NodeDiedError",
-        " died",
-        "was lost",
-        "DUE TO ",
-        "lost connection to",
-        "connect to GCS",
-        "aylet crashed",
-        "aylet has crashed",
-        "reempted by",
-        "preemption notice",
-        "spot instance",
-        "was preempted",
-        "instances.preempted",
-        "imminent node",
-        "node timed out",
-    ),
-    # An actor whose process has ended is dead, not unavailable: nobody takes connections where it ran.
-    row(
-        "actor-unreachable",
-        Cause.INFRASTRUCTURE,
-        r"ActorUnavailableError: .{0,300}failed to connect to all addresses",
-        UNLESS_PROGRESS,
-        "ray.exceptions.ActorUnavailableError: The actor 38ab is unavailable: The actor is temporarily "
-        "unavailable: RpcError: RPC error: failed to connect to all addresses rpc_code: 14.",
-        "ActorUnavailableError",
-    ),
-    row(
-        "hardware-fault",
-        Cause.INFRASTRUCTURE,
-        r"uncorrectable ECC|uncorrectable NVLink|NVRM: Xid|GPU has fallen off the bus|"
-        r"peer GPU memory over nvlink|"
-        r"hardware error|hardware stack error|GPU is lost",
-        ALWAYS,
-        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
-        "uncorrectable ECC",
-        "uncorrectable NVLink",
-        "NVRM: Xid",
-        "off the bus",
-        "peer GPU memory over",
-        "hardware error",
-        "hardware stack error",
-        "GPU is lost",
-    ),
-    # An engine that measures cards while others use them: nothing of the job would change that.
-    row(
-        "gpu-occupied",
-        Cause.INFRASTRUCTURE,
-        r"memory capacity is unbalanced|"
-        r"Error in memory profiling\. (?:Initial free memory|This happens when)",
-        UNLESS_PROGRESS,
-        "AssertionError: Error in memory profiling. Initial free memory 58.23 GiB, current free memory "
-        "59.34 GiB. This happens when other processes sharing the same container release GPU memory while "
-        "vLLM is profiling during initialization.",
-        "memory capacity is",
-        "in memory profiling",
-    ),
-    row(
-        "gpu-unavailable",
-        Cause.INFRASTRUCTURE,
-        r"CUDA-capable device is detected|device\(s\) is/are busy or unavailable|No CUDA GPUs are available|"
-        r"CUDA error: (?:initialization error|system not yet initialized|unknown error)|"
-        r"Found no NVIDIA driver|NVIDIA driver on your system is too old|Driver/library version mismatch|"
-        r"Unexpected error from cudaGetDeviceCount|"
-        r"less than total desired GPUs",
-        UNLESS_PROGRESS,
-        "RuntimeError: CUDA error: no CUDA-capable device is detected",
-        "CUDA-capable device",
-        "device(s) is/are",
-        "No CUDA GPUs",
-        "CUDA error: ",
-        "no NVIDIA driver",
-        "NVIDIA driver on your",
-        "Driver/library version",
-        "cudaGetDeviceCount",
-        "total desired GPUs",
-    ),
-    row(
-        "port-in-use",
-        Cause.INFRASTRUCTURE,
-        r"EADDRINUSE|[Aa]ddress already in use",
-        NEVER,
-        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
-        "network address. code: -98, name: EADDRINUSE, message: address already in use",
-        "ddress already in use",
-        "EADDRINUSE",
-        weak=True,
-    ),
-    # A fabric or a service that does not answer; a peer that died of something else looks the same.
-    row(
-        "network-fault",
-        Cause.INFRASTRUCTURE,
-        r"NCCL WARN .*(?:Got (?:async event|completion) .*(?:error|fatal)|ibv_\w+ failed)|"
-        r"(?:[Ee]rror|failed|Errno \d+\]?):? .{0,80}(?:Network is unreachable|No route to host|"
-        r"Temporary failure in name resolution)|"
-        r"\b(?:429|50[0-4]) (?:Client|Server) Error: .* for url: |We couldn't connect to 'http|"
-        r"Connection broken: IncompleteRead",
-        NEVER,
-        "node1:1004:1104 [3] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer "
-        "10.0.0.2<45782> with error 12, opcode 0, len 0, vendor err 129 (Recv)",
-        "NCCL WARN",
-        "Network is unreachable",
-        "No route to host",
-        "failure in name",
-        "Client Error: ",
-        "Server Error: ",
-        "We couldn't connect",
-        "Connection broken",
-        weak=True,
-    ),
-    # The launcher was told to stop: by a scheduler, or because another node has failed.
-    row(
-        "told-to-stop",
-        Cause.INFRASTRUCTURE,
-        r"Received (?:15|1|Signals\.SIG(?:TERM|HUP)) death signal|"
-        r"SignalException: Process \d+ got signal: (?:15|1)\b",
-        NEVER,
-        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 811 got signal: 15",
-        "death signal",
-        "SignalException",
-        weak=True,
+        what="a kernel asks for more on-chip memory than the GPU has",
+        hint="the memory of the card is not full: use another kernel or attention backend, or a release of "
+        "it that knows this GPU",
     ),
     # ---- the job's own settings
+    # The allocators of sleeping engines replace PyTorch's, and refuse its expandable segments.
+    row(
+        "expandable-refused",
+        Cause.CONFIG,
+        r"[Ee]xpandable segments are not compatible with|expandable_segments is not supported yet",
+        UNLESS_PROGRESS,
+        "AssertionError: Expandable segments are not compatible with memory pool. Please track "
+        "https://github.com/pytorch/pytorch/issues/147851 for the latest updates.",
+        "xpandable segments are",
+        "expandable_segments is",
+        what="an engine that sleeps refuses expandable segments",
+        hint="take `expandable_segments:True` out of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF where "
+        "the engine runs; a trainer in processes of its own may keep it",
+    ),
+    row(
+        "ipc-refused",
+        Cause.CONFIG,
+        r"\bpidfd_(?:open|getfd)\b",
+        UNLESS_PROGRESS,
+        "RuntimeError: pidfd_getfd: Operation not permitted",
+        "pidfd_open",
+        "pidfd_getfd",
+        what="the container or the kernel does not let processes share GPU memory in expandable segments",
+        hint="start the container with `--cap-add=SYS_PTRACE`, or set expandable_segments:False where "
+        "tensors are shared with other processes",
+    ),
     row(
         "config-error",
         Cause.CONFIG,
@@ -204,17 +96,30 @@ JOB: tuple[Rule, ...] = (
     row(
         "device-assert",
         Cause.CODE,
-        r"device-side assert|illegal memory access|srcIndex < srcSelectDimSize|CheckpointError|"
-        r"CUDA error: (?:misaligned address|an illegal instruction|unspecified launch failure|"
-        r"invalid argument|"
-        r"invalid configuration)",
+        r"device-side assert|illegal memory access|srcIndex < srcSelectDimSize|NVRM: Xid|"
+        r"(?:CUDA|HIP) error(?: \([^)]{1,300}\))?: (?:misaligned address|an illegal instruction|"
+        r"unspecified launch failure|invalid argument|invalid configuration)",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA error: an illegal memory access was encountered",
         "device-side assert",
         "illegal memory access",
         "srcSelectDimSize",
+        "NVRM: Xid",
+        "CUDA error",
+        "HIP error",
+        what="a GPU kernel failed",
+        hint="run once with CUDA_LAUNCH_BLOCKING=1 (HIP_LAUNCH_BLOCKING=1): the traceback then ends at the "
+        "kernel; the library that it belongs to may have a newer release without it",
+    ),
+    row(
+        "recompute-mismatch",
+        Cause.CODE,
+        r"CheckpointError",
+        UNLESS_PROGRESS,
+        "torch.utils.checkpoint.CheckpointError: torch.utils.checkpoint: A different number of tensors was "
+        "saved during the original forward and recomputation.",
         "CheckpointError",
-        "CUDA error: ",
+        what="an activation was not the same when it was computed again",
     ),
     # ---- a collective or an answer that never came: what a rank prints whose peer died, or a hang
     row(

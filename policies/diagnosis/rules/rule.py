@@ -31,6 +31,8 @@ class Rule(Value, frozen=True, kw_only=True):
     reported: bool = False  # by the kernel, a scheduler or Ray, of a process that it ended
     driver: bool = False  # does not say whether device or pinned host memory was asked for
     warning: bool = False  # weak, and printed before an exception that its program may catch
+    what: str = ""  # what failed, in a headline; empty: as for every failure of its cause
+    hint: str = ""  # what to do where no setting of the job cures it; empty: likewise
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -57,6 +59,8 @@ class _Switches(TypedDict, total=False):
     reported: bool
     driver: bool
     warning: bool
+    what: str
+    hint: str
 
 
 def row(

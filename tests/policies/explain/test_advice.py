@@ -47,7 +47,9 @@ def names(found: tuple[Cure, ...]) -> list[str]:
         (Diagnosis(cause=Cause.POOL_TOO_SMALL, phase=Phase.ROLLOUT), "reduce_concurrency"),
         (Diagnosis(cause=Cause.KV_POOL, phase=Phase.ROLLOUT), "reduce_concurrency"),
         (Diagnosis(cause=Cause.SHM, phase=Phase.DATA), "reduce_workers"),
-        (Diagnosis(cause=Cause.HOST_OOM), "host_allocator"),
+        (Diagnosis(cause=Cause.HOST_OOM), "drop_weights_backup"),
+        (Diagnosis(cause=Cause.HOST_OOM, step=50), "host_allocator"),
+        (Diagnosis(cause=Cause.HOST_OOM, step=50, phase=Phase.CHECKPOINT), "drop_weights_backup"),
     ],
 )
 def test_without_a_job_the_failed_phase_decides(diagnosis: Diagnosis, first: str) -> None:
@@ -138,7 +140,6 @@ def test_only_offered_knobs_are_turned() -> None:
 def test_every_remedy_of_the_ladder_has_a_direction_or_needs_the_job() -> None:
     needs_the_job = {
         "free_before_relaunch",
-        "drop_weights_backup",
         "adjust_memory_margin",
         "restart_every",
         "capture_snapshot",

@@ -1,0 +1,173 @@
+"""Who held a node's memory: the tables and sentences of Ray, the kernel, systemd-oomd and Kubernetes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from autotune.policies.diagnosis.phase_patterns import component_of, phase_of
+from autotune.policies.values.diagnosis import Facts, Holder
+from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.value import Value
+
+_PAGE_BYTES = 4096  # in which the kernel counts
+_MOST = 16  # holders kept
+_LONGEST = 120  # characters of a command
+_SHARE = 0.5  # of what the table lists, from which on a group is the one that matters
+_OF_USED = 0.25  # of the memory in use
+_ALIKE = 0.75  # of the largest process of a group: what its others hold at least if all do the same
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# Ray's table, one row a line or, since 2.50, all in one line.
+_RAY_HEAD = re.compile(r"\bPID\s+MEM\(GB\)\s+COMMAND\b")
+_RAY_ROW = re.compile(r"(?:^|[\s,])(\d{1,9})\s+(\d{1,6}\.\d{1,4})\s+(\S.*?)(?=,\s+\d{1,9}\s+\d{1,6}\.\d|$)")
+_RAY_KILLED = re.compile(r"\bname=([^,\s]{1,200}), pid=(\d{1,9}), memory used=(\d{1,6}\.\d{1,4}) ?GB")
+# The kernel's table: pid, uid, tgid, total_vm, rss in pages ... oom_score_adj, name.
+_KERNEL_ROW = re.compile(
+    r"\[\s*(\d{1,9})\]\s+\d+\s+\d+\s+\d+\s+(\d{1,12})(?:\s+\d+){2,6}\s+-?\d{1,4}\s+(\S.{0,60})$"
+)
+_KERNEL_KILLED = re.compile(
+    r"Killed process (\d{1,9}),? \(([^)]{1,60})\).*?anon-rss:(\d{1,12})kB(?:, file-rss:(\d{1,12})kB)?"
+    r"(?:, shmem-rss:(\d{1,12})kB)?"
+)
+_SYSTEMD = re.compile(r"Killed (\S{1,200}) due to memory used \((\d{1,18})\)")
+_EVICTED = re.compile(r"[Cc]ontainer ([\w.-]{1,80}) was using (\d{1,15}(?:\.\d+)?)([KMGT])i\b")
+# A process that leads the others, and holds their batches rather than a model.
+_DRIVER = re.compile(r"TaskRunner|main_task|main_(?:ppo|grpo|\w+)\b|Orchestrator|\bdriver\b|SingleController")
+_LOADER = re.compile(r"pt_data_worker|[Dd]ata[Ll]oader|DatasetActor|DataWorker|ray::Map|ray::Read|\bdataset")
+_METHOD = re.compile(r"\bray::(\w+)\.(\w+)")
+_IDLE = re.compile(r"ray::IDLE|gcs_server|/raylet|dashboard|log_monitor")
+
+
+class Group(Value, frozen=True, kw_only=True):
+    """The processes of one command that hold the most."""
+
+    command: str
+    count: int
+    held_bytes: int
+    component: Component
+    phase: Phase  # that the method of a worker names; NONE for any other process
+    alike: bool  # each of several holds much the same, as state that was moved to the host does
+
+
+class Table:
+    """The processes that the lines around a message list, read line by line."""
+
+    def __init__(self, lines: Iterable[str] = (), holders: Iterable[Holder] = ()) -> None:
+        self._found: dict[int | str, Holder] = {_key(holder): holder for holder in holders}
+        self._of_ray = False  # whether its head stands above
+        for line in lines:
+            self.take(line)
+
+    def take(self, line: str) -> bool:
+        """Take the next line; return whether it lists a process."""
+        head = _RAY_HEAD.search(line)
+        self._of_ray = self._of_ray or head is not None
+        rows = _ray_rows(line[head.end() :] if head else line) if self._of_ray else ()
+        holders = (*_killed(line), *rows, *_kernel_rows(line))
+        for holder in holders:
+            key = _key(holder)
+            if key not in self._found or self._found[key].held_bytes <= holder.held_bytes:
+                self._found[key] = holder
+        return bool(holders)
+
+    @property
+    def holders(self) -> tuple[Holder, ...]:
+        """The processes, the largest first."""
+        return tuple(sorted(self._found.values(), key=lambda holder: -holder.held_bytes)[:_MOST])
+
+
+def _key(holder: Holder) -> int | str:
+    return holder.command if holder.pid is None else holder.pid
+
+
+def without_table(text: str) -> str:
+    """Return a message without the processes that it lists in the same line."""
+    head = _RAY_HEAD.search(text)
+    return text if head is None else text[: head.start()]
+
+
+def largest(facts: Facts) -> Group | None:
+    """Return the processes of one command that hold most of what is listed; None where none stands out.
+
+    Where the log also says how much of the node was in use, they hold a good part of that.
+    """
+    capacity, free = facts.capacity_bytes, facts.free_bytes
+    group = first_listed(facts)
+    used = 0 if capacity is None or free is None else capacity - free
+    return group if group is not None and group.held_bytes >= _OF_USED * used else None
+
+
+def first_listed(facts: Facts) -> Group | None:
+    """Return the processes of one command that hold most of what is listed, however little that is."""
+    holders = facts.holders
+    groups: dict[str, list[Holder]] = {}
+    for holder in holders:
+        groups.setdefault(_kind(holder.command), []).append(holder)
+    command, members = max(
+        groups.items(), key=lambda item: sum(one.held_bytes for one in item[1]), default=("", [])
+    )
+    held = sum(one.held_bytes for one in members)
+    if not members or _IDLE.search(command) or held < _SHARE * sum(one.held_bytes for one in holders):
+        return None
+    component = _component(command)
+    method = _METHOD.search(command)
+    worker = method is not None and component is not Component.DRIVER
+    return Group(
+        command=command,
+        count=len(members),
+        held_bytes=held,
+        component=component,
+        phase=_phase(component, f"{method[0]}(" if method is not None and worker else ""),
+        alike=len(members) > 1 and members[-1].held_bytes >= _ALIKE * members[0].held_bytes,
+    )
+
+
+def _ray_rows(text: str) -> Iterator[Holder]:
+    for match in _RAY_ROW.finditer(text):
+        yield Holder(pid=int(match[1]), held_bytes=_gib(match[2]), command=match[3][:_LONGEST].strip())
+
+
+def _killed(line: str) -> Iterator[Holder]:
+    """Yield the process or unit that a sentence says was killed or evicted, with what it used."""
+    if match := _RAY_KILLED.search(line):
+        # An actor goes by what created it, whatever it was doing.
+        command = f"ray::{match[1].rpartition(':')[2].removesuffix('.__init__')}"
+        yield Holder(pid=int(match[2]), held_bytes=_gib(match[3]), command=command[:_LONGEST])
+    if match := _KERNEL_KILLED.search(line):
+        held = sum(int(size) << 10 for size in match.groups()[2:] if size)
+        yield Holder(pid=int(match[1]), held_bytes=held, command=match[2])
+    if match := _SYSTEMD.search(line):
+        yield Holder(pid=None, held_bytes=int(match[2]), command=match[1][:_LONGEST])
+    if match := _EVICTED.search(line):
+        size = round(float(match[2]) * _UNITS[match[3]])
+        yield Holder(pid=None, held_bytes=size, command=f"container {match[1]}")
+
+
+def _kernel_rows(line: str) -> Iterator[Holder]:
+    if match := _KERNEL_ROW.search(line):
+        yield Holder(pid=int(match[1]), held_bytes=int(match[2]) * _PAGE_BYTES, command=match[3].strip())
+
+
+def _kind(command: str) -> str:
+    """Return a command without what differs between processes of one kind: ranks, addresses, ids."""
+    words = command.split()
+    if words and words[0] == "container":
+        return command
+    return re.sub(r"(?<=[A-Za-z_:])\d+\b|_TP\d+|_DP\d+|\[\d+\]", "", words[0]) if words else ""
+
+
+def _phase(component: Component, method: str) -> Phase:
+    if component is Component.DATA:
+        return Phase.DATA
+    return phase_of(method) if method else Phase.NONE
+
+
+def _component(command: str) -> Component:
+    if _DRIVER.search(command):
+        return Component.DRIVER
+    return Component.DATA if _LOADER.search(command) else component_of(command)
+
+
+def _gib(number: str) -> int:
+    """Return the bytes of a size that Ray prints as GB: it divides by 1024 three times."""
+    return round(float(number) * (1 << 30))

@@ -1,0 +1,158 @@
+"""What helps besides the settings that recovery turns: the words of experts, by what a failure shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from autotune.policies.diagnosis.memory_users import largest
+from autotune.policies.remedies.step_size import missing_bytes
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.formatting import show_gib
+from autotune.policies.values.value import Value
+
+_LONGEST_REQUEST = re.compile(r"estimated maximum model length is (\d{1,3}(?:,\d{3})+|\d{1,9})")
+_NARROW_BYTES = 2 << 30  # missing, up to which a larger share of an unknown card is likely to do
+_IMAGES = re.compile(r"\bvit_|vision|visual|mm_encoder|image|video|pixel")
+_QUADRATIC = re.compile(r"sdpa|scaled_dot_product|eager_attention|attn_weights|_ops\.py")
+_RESIDUE = re.compile(
+    r"[Ss]leep mode (?:\(level=\w+\) )?freed [\d.]+ GiB memory, ([\d.]+) GiB memory is still in use"
+)
+_ALIKE = 0.1  # relative difference of two sizes of the same process
+_GROWN = 1.5  # times the first residue
+
+
+class Hint(Value, frozen=True, kw_only=True):
+    """One thing to do, as a sentence."""
+
+    text: str
+    leads: bool = False  # it comes before the remedies
+
+
+class Residue(Value, frozen=True, kw_only=True):
+    """What an engine kept on the card when it slept, first and last."""
+
+    first_bytes: int
+    last_bytes: int
+
+    @property
+    def grows(self) -> bool:
+        """Whether it became more from sleep to sleep."""
+        return self.last_bytes > _GROWN * self.first_bytes
+
+
+# (phase, what the lines around the failure hold, the hint); of failures of GPU memory.
+_ON_GPU: tuple[tuple[Phase, str, Hint], ...] = (
+    (
+        Phase.OPTIMIZER,
+        r"_multi_tensor_|_foreach_",
+        Hint(
+            text="use a fused optimizer, which keeps no copies of the parameters while it steps "
+            "(optim=adamw_torch_fused, or fused=True of torch.optim.AdamW)",
+            leads=True,
+        ),
+    ),
+    (
+        Phase.CHECKPOINT,
+        r"gather_object|broadcast_object|dist_checkpointing",
+        Hint(text="gather the plan of the checkpoint with gloo: NCCL puts it on the GPUs first"),
+    ),
+    (
+        Phase.CHECKPOINT,
+        r"async_(?:save|utils)|AsyncRequest|async-save",
+        Hint(text="save synchronously: an asynchronous save keeps a copy of what it writes"),
+    ),
+    (
+        Phase.CHECKPOINT,
+        r"full_state_dict|FULL_STATE_DICT|consolidat|16bit_model|gather",
+        Hint(text="save shards instead of a state dict that is gathered on one rank, or move it to the host"),
+    ),
+)
+
+
+def hints(diagnosis: Diagnosis, around: str, *, residue: Residue | None = None) -> tuple[Hint, ...]:
+    """Return what helps besides settings; `around`: the lines of the log near the failure."""
+    match diagnosis.cause:
+        case Cause.GPU_OOM:
+            return (*_too_large(diagnosis, around), *_asleep(residue), *_on_gpu(diagnosis, around))
+        case Cause.POOL_TOO_SMALL:
+            return tuple(_shorter_requests(diagnosis, around))
+        case Cause.HOST_OOM:
+            return tuple(_on_host(diagnosis))
+        case _:
+            return ()
+
+
+def residue_of(text: str, diagnosis: Diagnosis) -> Residue | None:
+    """Return what a sleeping engine kept of the card, where that is what the process lacked."""
+    outside = diagnosis.facts.held_by_others_bytes
+    kept = [round(float(size) * (1 << 30)) for size in _RESIDUE.findall(text)]
+    if not kept or not outside or abs(kept[-1] - outside) > _ALIKE * outside:
+        return None
+    return Residue(first_bytes=kept[0], last_bytes=kept[-1])
+
+
+def _too_large(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
+    """Yield what makes a tensor smaller that no card holds."""
+    if not diagnosis.facts.impossible:
+        return
+    if _IMAGES.search(around):
+        yield Hint(
+            text="lower what one image or video may take: its pixels (max_pixels), or how many a request has "
+            "(vLLM: --limit-mm-per-prompt)",
+            leads=True,
+        )
+    if _QUADRATIC.search(around):
+        yield Hint(
+            text="use an attention that keeps no matrix of tokens x tokens (FlashAttention; in vLLM "
+            "--mm-encoder-attn-backend for images)",
+            leads=True,
+        )
+
+
+def _asleep(residue: Residue | None) -> Iterator[Hint]:
+    if residue is None:
+        return
+    kept = f"{show_gib(residue.last_bytes)} of the GPU belong to the job's own sleeping engine"
+    if residue.grows:
+        text = f"{kept}, {show_gib(residue.first_bytes)} after its first sleep: restart it every few steps"
+    else:
+        text = f"{kept}: lower its share of the GPU, or its CUDA graphs"
+    yield Hint(text=f"{text}, or use a newer release of it", leads=True)
+
+
+def _on_gpu(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
+    for phase, pattern, hint in _ON_GPU:
+        if diagnosis.phase is phase and re.search(pattern, around):
+            yield hint
+    if diagnosis.facts.loading:
+        yield Hint(
+            text="load fewer bytes: a quantised checkpoint, or a part of the weights in host memory "
+            "(vLLM and SGLang: --cpu-offload-gb)"
+        )
+
+
+def _shorter_requests(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
+    """Yield the longest request that the engine computed; how long requests may be is the user's choice."""
+    longest = _LONGEST_REQUEST.search(around)
+    if longest is None:
+        return
+    missing = missing_bytes(diagnosis.facts)
+    tokens = longest[1].replace(",", "")
+    yield Hint(
+        text=f"serve requests of at most {tokens} tokens (--max-model-len {tokens}), which is what the "
+        "engine computed for its present share; your choice, since longer ones are refused then",
+        leads=missing is not None and missing > _NARROW_BYTES,
+    )
+
+
+def _on_host(diagnosis: Diagnosis) -> Iterator[Hint]:
+    group = largest(diagnosis.facts)
+    if group is not None and group.component is Component.DRIVER:
+        yield Hint(
+            text="keep less of each batch in the driver: it gathers what all workers return, such as images, "
+            "log-probs and texts of the rollouts; `ray memory` lists what it still refers to, and a node "
+            "with more memory may run it",
+            leads=True,
+        )

@@ -1,0 +1,74 @@
+"""Which remedies can act on what failed, and which first, by the figures and frames of a failure."""
+
+from __future__ import annotations
+
+from autotune.policies.diagnosis.memory_users import largest
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause, Component, Phase
+
+# What makes the tensor itself smaller that was asked for; all others only give memory back.
+_SHRINKING = frozenset((
+    "reduce_tokens_per_mb", "reduce_micro_batch", "reduce_concurrency", "chunk_logits", "loss_recompute",
+    "fused_kernels", "sequence_parallel", "tensor_parallel", "reduce_sync_buffer", "disk_weight_sync",
+    "capture_snapshot",
+))  # fmt: skip
+# What acts on an engine's pool, graphs and batches, which it has once its weights are loaded.
+_AFTER_LOADING = frozenset((
+    "reduce_mem_fraction", "disable_cuda_graph", "reduce_concurrency", "reduce_tokens_per_mb",
+))  # fmt: skip
+_REFUSED = "shm-refused"  # before any process of the job runs
+_OCCUPIED = "vllm-startup-memory"  # before the engine holds anything
+_LEAST_FREE = 0.2  # of a card, with which an engine may still start
+_GROWN = 3  # steps, which are all alike: what is fuller at the last than at the first has grown
+_ONCE = (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT, Phase.CHECKPOINT)  # phases that begin from nothing
+_OF_GROWTH = ("host_allocator", "restart_every")
+_OF_STATE = ("drop_weights_backup", "reduce_host_offload")
+_OF_DATA = ("reduce_workers",)
+
+
+def can_act(name: str, diagnosis: Diagnosis) -> bool:
+    """Return whether a remedy can act on what failed, wherever the job's settings would allow it."""
+    facts = diagnosis.facts
+    if any(line.rule == _REFUSED for line in diagnosis.evidence):
+        return False
+    if diagnosis.cause is Cause.HOST_OOM:
+        group = largest(facts)
+        elsewhere = group is not None and group.component in (Component.DRIVER, Component.DATA)
+        return not elsewhere or name in (*_OF_DATA, *_OF_GROWTH)
+    if diagnosis.cause is not Cause.GPU_OOM:
+        return True
+    if facts.loading and name in _AFTER_LOADING:
+        return False
+    if any(line.rule == _OCCUPIED for line in diagnosis.evidence) and facts.capacity_bytes:
+        enough = (facts.free_bytes or 0) >= _LEAST_FREE * facts.capacity_bytes
+        return name == "free_before_relaunch" or (name == "reduce_mem_fraction" and enough)
+    return not facts.impossible or name in _SHRINKING
+
+
+def grew(diagnosis: Diagnosis) -> bool:
+    """Return whether memory must have grown over steps, as leaks and an allocator's arenas do."""
+    return diagnosis.step is not None and diagnosis.step >= _GROWN and diagnosis.phase not in _ONCE
+
+
+def shows_holder(diagnosis: Diagnosis) -> bool:
+    """Return whether a failure shows what filled a node's memory, or that it grew."""
+    return diagnosis.cause is Cause.HOST_OOM and (largest(diagnosis.facts) is not None or grew(diagnosis))
+
+
+def precedence(name: str, diagnosis: Diagnosis) -> int:
+    """Return the place of a host memory remedy among the others: what acts on the memory's holder first."""
+    if diagnosis.cause is not Cause.HOST_OOM:
+        return 0
+    group = largest(diagnosis.facts)
+    component = Component.UNKNOWN if group is None else group.component
+    order: tuple[tuple[str, ...], ...]
+    if component is Component.DATA or (group is None and diagnosis.phase is Phase.DATA):
+        order = (_OF_DATA, _OF_GROWTH, _OF_STATE)
+    elif grew(diagnosis) or component is Component.DRIVER:
+        order = (_OF_GROWTH, _OF_DATA, _OF_STATE)
+    elif group is not None and group.alike:
+        order = (_OF_STATE, _OF_DATA, _OF_GROWTH)
+    else:
+        order = (_OF_STATE, _OF_GROWTH, _OF_DATA)
+    places = [place for place, names in enumerate(order) if name in names]
+    return places[0] if places else len(order)

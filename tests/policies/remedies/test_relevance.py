@@ -1,0 +1,101 @@
+"""A remedy is offered only where it can act on what failed, by `explain` and by a launch alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.policies.explain.advice import Known, prescribe
+from autotune.policies.remedies.ladder import candidates
+from autotune.policies.values.diagnosis import Diagnosis, Facts, Holder, Line
+from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import Grid, Placement, Profile, Support
+
+GIB = 1 << 30
+KNOBS = Knobs(
+    memory_fraction=0.8, concurrency=64, cuda_graphs="on", max_batched_tokens=8192, rollout_tensor_parallel=1,
+    host_allocator="default", optimizer_offload=True, dataloader_workers=8, weights_backup=True,
+)  # fmt: skip
+PROFILE = Profile(
+    framework="any",
+    knobs=KNOBS,
+    placement=Placement.COLOCATED,
+    supported={
+        "memory_fraction": Support(setting="a", grid=Grid(minimum=0.1, maximum=0.9)),
+        "concurrency": Support(setting="b", grid=Grid(minimum=1)),
+        "max_batched_tokens": Support(setting="c", grid=Grid(minimum=256)),
+        "rollout_tensor_parallel": Support(setting="d", grid=Grid(values=(1, 2, 4))),
+        "host_allocator": Support(setting="e", grid=Grid(values=("default", "jemalloc"))),
+        "optimizer_offload": Support(setting="f", grid=Grid(values=(False, True))),
+        "dataloader_workers": Support(setting="g", grid=Grid(minimum=0)),
+        "weights_backup": Support(setting="h", grid=Grid(values=(False, True))),
+    },
+)
+
+
+def both(diagnosis: Diagnosis) -> tuple[list[str], list[str]]:
+    """Return the names that `explain` offers without settings, and those that a launch may take."""
+    told = [cure.name for cure in prescribe(diagnosis, Known(engine=True))]
+    taken = [remedy.name for remedy in candidates(PROFILE, KNOBS, diagnosis, started=False)]
+    return told, taken
+
+
+def started(facts: Facts, rule: str = "torch-cuda-oom") -> Diagnosis:
+    return Diagnosis(
+        cause=Cause.GPU_OOM,
+        phase=Phase.ROLLOUT_INIT,
+        component=Component.ROLLOUT,
+        facts=facts,
+        evidence=(Line(line=1, text="", rule=rule),),
+    )
+
+
+def test_a_request_larger_than_the_card_is_answered_with_what_makes_it_smaller() -> None:
+    facts = Facts(requested_bytes=192 * GIB, capacity_bytes=48 * GIB, free_bytes=44 * GIB)
+    for names in both(started(facts)):
+        assert {"reduce_concurrency", "reduce_tokens_per_mb"} <= set(names)
+        assert not {"reduce_mem_fraction", "disable_cuda_graph", "expandable_segments"} & set(names)
+
+
+def test_an_engine_that_loads_its_weights_has_no_pool_to_cut() -> None:
+    facts = Facts(requested_bytes=GIB, capacity_bytes=24 * GIB, free_bytes=0, loading=True)
+    for names in both(started(facts)):
+        assert "tensor_parallel" in names
+        assert not {"reduce_mem_fraction", "reduce_concurrency", "disable_cuda_graph"} & set(names)
+
+
+def test_an_engine_that_finds_no_room_is_given_room() -> None:
+    facts = Facts(
+        requested_bytes=120 * GIB, capacity_bytes=140 * GIB, free_bytes=7 * GIB, outside_bytes=133 * GIB
+    )
+    for names in both(started(facts, "vllm-startup-memory")):
+        assert names == ["free_before_relaunch"]
+
+
+def test_a_refused_start_of_ray_changes_nothing_of_the_job() -> None:
+    line = Line(line=1, text="", rule="shm-refused")
+    assert both(Diagnosis(cause=Cause.SHM, phase=Phase.INIT, evidence=(line,))) == ([], [])
+
+
+def host(*commands: str, step: int | None = None) -> Diagnosis:
+    holders = tuple(Holder(pid=at, held_bytes=50 * GIB, command=name) for at, name in enumerate(commands))
+    return Diagnosis(cause=Cause.HOST_OOM, phase=Phase.ROLLOUT, step=step, facts=Facts(holders=holders))
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "first"),
+    [
+        (host(*["ray::WorkerDict.actor_rollout_generate_sequences"] * 4), {"drop_weights_backup"}),
+        (host("pt_data_worker", "pt_data_worker"), {"reduce_workers"}),
+        (host("ray::TaskRunner.run"), {"host_allocator"}),
+        (host(step=60), {"host_allocator"}),
+    ],
+)
+def test_what_acts_on_the_holder_of_host_memory_comes_first(diagnosis: Diagnosis, first: set[str]) -> None:
+    for names in both(diagnosis):
+        assert names[0] in first
+
+
+def test_offload_of_workers_frees_nothing_of_the_driver() -> None:
+    for names in both(host("ray::TaskRunner.run")):
+        assert "reduce_host_offload" not in names and "reduce_workers" in names
