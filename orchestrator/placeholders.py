@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from autotune.policies.explain.secrets import is_secret_variable
 from autotune.policies.values.job import Job
 
@@ -64,9 +66,20 @@ def _unfilled(job: Job) -> Iterator[tuple[KeyPath, str]]:
 
 def warnings(job: Job) -> tuple[str, ...]:
     """Return a sentence for each value that nobody filled in, for a command that launches nothing."""
-    return tuple(
-        f"`{dotted(path)}`: {reason}; `autotune launch` refuses it" for path, reason in unfilled(job)
+    left_out = (
+        f"`settings.{name}` has no value yet: planned with the default; `autotune launch` refuses it"
+        for name in job.unfilled
     )
+    return (
+        *(f"`{dotted(path)}`: {reason}; `autotune launch` refuses it" for path, reason in unfilled(job)),
+        *left_out,
+    )
+
+
+def without(job: Job, names: tuple[str, ...]) -> Job:
+    """Return a job without the settings that nobody filled in, which it names instead."""
+    settings = {name: value for name, value in job.settings.items() if name not in names}
+    return msgspec.structs.replace(job, settings=settings, unfilled=names) if names else job
 
 
 def is_unfilled(setting: Any) -> bool:

@@ -103,10 +103,11 @@ def write(
 ) -> ExitCode:
     """Write the job file of a source and say what is in it."""
     from autotune.orchestrator.cli.plan import cards_of
-    from autotune.orchestrator.config.loader import parse_elsewhere, unfilled
+    from autotune.orchestrator.config.loader import unfilled
     from autotune.orchestrator.init.draft import draft_of
     from autotune.orchestrator.init.job_text import job_text
     from autotune.orchestrator.init.variables import with_variables
+    from autotune.orchestrator.unfinished import parse_unfinished
 
     source = source[1:] if source[0] == "--" else source
     if not source:
@@ -123,7 +124,7 @@ def write(
         _put(output, text, force=force)
     errors: JobErrors | None = None
     try:
-        job, missing = parse_elsewhere(text, file=str(output), lookup=lambda name: name)
+        job, missing = parse_unfinished(text, file=str(output), lookup=lambda name: name)
     except JobErrors as error:
         errors, job, missing = error, None, ()
     edits = unfilled(text, file=str(output))

@@ -21,7 +21,7 @@ from autotune.orchestrator.cli.shared.options import (
 )
 from autotune.orchestrator.cluster_fit import on_gpus, with_gpu_memory
 from autotune.orchestrator.config.cards import Gpus, parse_gpus
-from autotune.orchestrator.config.loader import expected_cluster, load_elsewhere
+from autotune.orchestrator.config.loader import expected_cluster
 from autotune.orchestrator.config.overrides import override, with_edits
 from autotune.orchestrator.config.secrets import shown_command
 from autotune.orchestrator.config.yaml_edit import Edit
@@ -32,6 +32,7 @@ from autotune.orchestrator.run.script import command_of
 from autotune.orchestrator.terminal.plan_table import render_plan
 from autotune.orchestrator.terminal.plan_verdict import verdict
 from autotune.orchestrator.terminal.widgets import echo, rendered, table, width_of
+from autotune.orchestrator.unfinished import load_unfinished
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.job import Job
@@ -74,7 +75,7 @@ class Comparison(Value, frozen=True, kw_only=True):
 
 def show(job_file: Path, *, gpus: str | None, overrides: tuple[str, ...], options: Options) -> None:
     """Print the plan of a job file."""
-    job, missing = load_elsewhere(job_file)
+    job, missing = load_unfinished(job_file)
     if overrides:
         settings = override(job, overrides)
         job = with_edits(job, [Edit(("settings", name), value, "--set") for name, value in settings.items()])

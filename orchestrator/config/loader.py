@@ -33,6 +33,8 @@ from autotune.policies.explain.secrets import Grade, looks_random, secrets_in
 from autotune.policies.values.job import Cluster, Job
 
 _ROUNDED = 1.05  # of a card's memory: how far above it people write it
+_PATHS = ("/", "./", "../", "~")  # begin the name of a model on a disk, not on a hub
+Names = tuple[str, ...]
 _LOOKS_RANDOM = (
     "`{}` looks like a key and is masked, except in copies of the job file: write `{{env: NAME}}` for a key,"
     " and `revision` or `commit` into the name of what is none"
@@ -44,20 +46,15 @@ def load(path: str | Path) -> Job:
     return parse(read_text(path), file=str(path))
 
 
-def load_elsewhere(path: str | Path) -> tuple[Job, tuple[str, ...]]:
-    """Return the job in a file that runs on another machine, and which of its files are not on this one."""
-    return parse_elsewhere(read_text(path), file=str(path))
-
-
 def parse_elsewhere(
-    text: str, *, file: str = "job.yaml", lookup: secrets.Lookup = os.environ.get
+    text: str, *, file: str = "job.yaml", lookup: secrets.Lookup = os.environ.get, leave_out: Names = ()
 ) -> tuple[Job, tuple[str, ...]]:
     """Return the job in a text that runs on another machine, and which of its files are not on this one.
 
-    Raises JobErrors with everything else that is wrong in it.
+    `leave_out` are settings that the job has not. Raises JobErrors with everything else that is wrong in it.
     """
     missing: list[Problem] = []
-    job = _parse(text, file=file, missing=missing, lookup=lookup)
+    job = _parse(text, file=file, missing=missing, lookup=lookup, leave_out=leave_out)
     return job, tuple(f"`{dotted(p.path)}`: {p.message} here ({p.hint})" for p in missing)
 
 
@@ -83,13 +80,20 @@ def parse(
 
 
 def _parse(
-    text: str, *, file: str, missing: list[Problem] | None, lookup: secrets.Lookup, recorded: bool = False
+    text: str,
+    *,
+    file: str,
+    missing: list[Problem] | None,
+    lookup: secrets.Lookup,
+    recorded: bool = False,
+    leave_out: Names = (),
 ) -> Job:
     """Return the job in a text; files that are not here go to `missing`, without it they are mistakes."""
     document = Document(text, file, literal=LITERAL)
     hidden: tuple[str, ...] = ()
     job = _job(document)
     if job is not None:
+        job = placeholders.without(job, leave_out)
         framework = frameworks.find(job.framework)
         hidden = tuple(each.value for each in secrets.written_out(job))
         if not recorded:
@@ -344,7 +348,7 @@ def _absent_paths(document: Document, job: Job, framework: Framework) -> Iterato
     here = job.cluster.address in (None, "local")
     named = framework.model_path(job)
     places: list[tuple[str, ...]] = [("model",)] if isinstance(job.model, str) else []
-    if here and named is not None and job.model is None and _is_path(named):
+    if here and named is not None and job.model is None and named.startswith(_PATHS):
         key = next((k for k, value in job.settings.items() if value == named), None)
         places += [("settings", key)] if key is not None else []
     for path in places:
@@ -354,11 +358,6 @@ def _absent_paths(document: Document, job: Job, framework: Framework) -> Iterato
             yield Problem(path=path, message="no such file or folder", hint=f"looked in {base}")
     if here and not is_folder(base):
         yield Problem(path=("workdir",), message="no such folder", hint=str(base))
-
-
-def _is_path(name: str) -> bool:
-    """Return whether a model is named by its place on a disk and not by a name on a hub."""
-    return name.startswith(("/", "./", "../", "~"))
 
 
 def assumed(job: Job) -> Cluster:

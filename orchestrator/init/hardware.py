@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autotune.launchers import frameworks
 from autotune.launchers.frameworks.openrlhf.renamed import RENAMED
+from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
 _PLACED = "device_mapping"  # of a role: GPUs of the whole cluster, or a text such as `list(range(0, 8))`
@@ -88,11 +90,7 @@ def _of_settings(framework: str, settings: Mapping[str, Any], document: Mapping[
                 gpus_per_node=_whole(settings.get("cluster.n_gpus_per_node", cluster.get("n_gpus_per_node"))),
             )
         case "skyrl":
-            place = "trainer.placement.policy_num"
-            return Hardware(
-                nodes=_whole(settings.get(f"{place}_nodes", 1)),
-                gpus_per_node=_whole(settings.get(f"{place}_gpus_per_node", 1)),
-            )
+            return _of_skyrl(settings)
         case "nemo-rl":
             section = document.get("cluster")
             written = section if isinstance(section, dict) else {}
@@ -127,6 +125,17 @@ def _of_overrides(settings: Mapping[str, Any]) -> Hardware:
     if per_node == more_per_node:
         return Hardware(nodes=nodes + more, gpus_per_node=per_node)
     return _spread(nodes * per_node + more * more_per_node)
+
+
+def _of_skyrl(settings: Mapping[str, Any]) -> Hardware:
+    """Return SkyRL's cards: the trainer's, and those of engines on cards of their own."""
+    place = "trainer.placement.policy_num"
+    nodes = _whole(settings.get(f"{place}_nodes", 1))
+    per_node = _whole(settings.get(f"{place}_gpus_per_node", 1))
+    if nodes is None or per_node is None:
+        return Hardware(nodes=nodes)
+    total = frameworks.find("skyrl").gpus(Job(name="job", framework="skyrl", settings=dict(settings))) or 0
+    return Hardware(nodes=nodes, gpus_per_node=per_node) if total <= nodes * per_node else _spread(total)
 
 
 def _of_flags(settings: Mapping[str, Any]) -> Hardware:

@@ -163,6 +163,7 @@ class Job(Value, frozen=True, kw_only=True):
     literals: tuple[
         str, ...
     ] = ()  # dotted keys of values that look unfilled and that the file marks as meant
+    unfilled: tuple[str, ...] = ()  # settings that are left out, since nobody filled in their values
     command: tuple[str, ...] = ()
     python: str | None = None
     settings: dict[str, Any] = {}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 
 from autotune.launchers import frameworks
-from autotune.orchestrator.config.loader import assumed, load_elsewhere
+from autotune.orchestrator.cli import main
+from autotune.orchestrator.config.loader import assumed
+from autotune.orchestrator.unfinished import load_unfinished
 from autotune.policies.estimate.lengths import lengths_of, longest_of
 from autotune.policies.recovery.decide import decide
 from autotune.policies.values.events import Accepted, Launch
@@ -45,7 +49,7 @@ def test_a_simulated_job_is_changed_only_if_it_is_with_shorter_sequences_too(num
 
 def on_a_card(name: str, gib: int) -> Job:
     """Return an example on smaller cards, of which nothing tells the release."""
-    job, _ = load_elsewhere(CONFIGS / f"{name}.yaml")
+    job, _ = load_unfinished(CONFIGS / f"{name}.yaml")
     cluster = replace(job.cluster, gpu=None, gpu_memory_bytes=gib << 30)
     return replace(job, framework_version=None, version_from="", own_code=None, cluster=cluster)
 
@@ -86,3 +90,44 @@ def test_a_release_of_which_no_other_is_on_record_changes_nothing() -> None:
         launch.remedy is None and "uses memory as nemo-rl 0.7.0 does (set framework_version)" in launch.reason
     )
     assert launch_of(replace(job, framework_version="0.7.0")).remedy is not None
+
+
+_UNFINISHED = """\
+name: job
+framework: verl
+command: [python3, -m, verl.trainer.main_ppo]
+cluster: {nodes: 1, gpus_per_node: 8, gpu: H100-80GB}
+settings:
+  data.train_files: $(DATA)
+  data.train_batch_size: 256
+  actor_rollout_ref.model.path: Qwen/Qwen2.5-7B-Instruct
+  actor_rollout_ref.rollout.name: vllm
+  actor_rollout_ref.actor.ppo_mini_batch_size: $(MINI)
+  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: 4
+  actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu: 8
+  actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu: 8
+  trainer.n_gpus_per_node: TO_BE_FILLED
+  trainer.nnodes: 1
+"""
+
+
+def test_a_prediction_of_a_job_that_is_not_all_filled_in_rests_on_the_defaults(tmp_path: Path) -> None:
+    job_file = tmp_path / "job.yaml"
+    job_file.write_text(_UNFINISHED)
+    result = CliRunner().invoke(main, ["plan", "--json", str(job_file)])
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.stdout)
+    assert plan["phases"] and not plan["first"]
+    fact = next(each for each in plan["rests_on"] if each["name"] == "settings")
+    for name in ("actor_rollout_ref.actor.ppo_mini_batch_size", "trainer.n_gpus_per_node"):
+        assert name in fact["value"]
+        assert any(name in each and "autotune launch` refuses it" in each for each in plan["warnings"])
+    assert CliRunner().invoke(main, ["launch", "-n", str(job_file)]).exit_code == 2
+
+
+def test_a_mistake_beside_what_is_not_filled_in_is_still_one(tmp_path: Path) -> None:
+    job_file = tmp_path / "job.yaml"
+    job_file.write_text(_UNFINISHED.replace("data.train_batch_size: 256", "data.train_batch_size: many"))
+    result = CliRunner().invoke(main, ["plan", "--json", str(job_file)])
+    assert result.exit_code == 2
+    assert "train_batch_size" in result.output and "ppo_mini_batch_size" in result.output

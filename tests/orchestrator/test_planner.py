@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from autotune.launchers.runners.node.host import Card, Machine
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.cli.plan import outcome_of
-from autotune.orchestrator.config.loader import load_elsewhere
 from autotune.orchestrator.planner import Plan
 from autotune.orchestrator.terminal.plan_table import render_plan
+from autotune.orchestrator.unfinished import load_unfinished
 from autotune.policies.values.job import Job
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -41,7 +41,7 @@ def test_every_example_job_can_be_planned(
 
 def load(file: Path) -> Job:
     """Return a job that runs elsewhere."""
-    return load_elsewhere(file)[0]
+    return load_unfinished(file)[0]
 
 
 def sized_plan(tmp_path: Path, *, fraction: float = 0.6) -> Plan:

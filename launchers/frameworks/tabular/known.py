@@ -97,5 +97,14 @@ def _guesses(name: str, config: DeclaredSettings, job: Job) -> Iterator[Fact]:
             resolve="set `model:`",
             is_open=True,
         )
+    if job.unfilled:
+        names = ", ".join(f"`{each}`" for each in job.unfilled)
+        yield Fact(
+            name="settings",
+            value=f"what nobody filled in has {name}'s default: {names}",
+            origin=Origin.ASSUMED,
+            resolve="write the values",
+            is_open=True,
+        )
     for value, resolve in config.guesses():
         yield Fact(name="layout", value=value, origin=Origin.ASSUMED, resolve=resolve, is_open=True)

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.launchers.frameworks import FRAMEWORKS
-from autotune.orchestrator.config.loader import load_elsewhere
 from autotune.orchestrator.driver import rehearsal
+from autotune.orchestrator.unfinished import load_unfinished
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
@@ -86,7 +86,7 @@ NEVER = {"openrlhf": None, "ms-swift": "no"}  # of each other framework -1
 
 def job(name: str, folder: Path, settings: dict[str, Any] | None = None) -> Job:
     file = jobs.written(name, folder, address="local", settings=settings or {}, workdir=str(folder))
-    return load_elsewhere(file)[0]
+    return load_unfinished(file)[0]
 
 
 def rendered(name: str, of: Job, part: Part, *, longest: bool = True) -> Command:

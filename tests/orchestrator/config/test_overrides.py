@@ -15,7 +15,7 @@ from autotune.orchestrator.cli.shared import edit, start
 from autotune.orchestrator.cli.shared.edit import RequestedJob
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions
 from autotune.orchestrator.config.cards import Gpus, find_card
-from autotune.orchestrator.config.loader import load_elsewhere, parse
+from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.config.overrides import override, with_edits
 from autotune.orchestrator.config.schema import READ_ELSEWHERE
 from autotune.orchestrator.config.yaml_edit import Edit, edited
@@ -25,6 +25,7 @@ from autotune.orchestrator.first_job import Wish
 from autotune.orchestrator.run.directory import Mode, RunRequest
 from autotune.orchestrator.run.export import with_units
 from autotune.orchestrator.starting_job import starting_job
+from autotune.orchestrator.unfinished import load_unfinished
 from autotune.policies.values.job import Cluster, Job, Launcher, PromptSample
 from autotune.policies.values.profile import Profile
 
@@ -164,7 +165,7 @@ _GPUS = Gpus(card=find_card("H100-80GB"), nodes=1, per_node=8)  # type: ignore[a
 def test_what_is_decided_before_a_cluster_is_there_reads_the_defaults_of_the_stated_card(
     decide: Callable[[Job], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, _ = load_elsewhere(CONFIGS / "slime-colocated.yaml")
+    job, _ = load_unfinished(CONFIGS / "slime-colocated.yaml")
     cluster = msgspec.structs.replace(job.cluster, gpu="H100-80GB", gpu_memory_bytes=None)
     slime, limits = type(find("slime")), list[object]()
     profile = slime.profile

@@ -11,8 +11,9 @@ import pytest
 from autotune.launchers.frameworks import find
 from autotune.orchestrator.config import own_code
 from autotune.orchestrator.config.installed import with_version
-from autotune.orchestrator.config.loader import assumed, load, load_elsewhere
+from autotune.orchestrator.config.loader import assumed, load
 from autotune.orchestrator.errors import JobErrors
+from autotune.orchestrator.unfinished import load_unfinished
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 
@@ -259,7 +260,7 @@ def test_a_path_that_the_system_refuses_to_look_up_is_an_error_of_the_job(tmp_pa
     with pytest.raises(JobErrors) as error:
         load(str(file))
     assert [each.line for each in error.value.complaints][:1] == [4]
-    assert load_elsewhere(str(file))[0].shape is None
+    assert load_unfinished(str(file))[0].shape is None
 
 
 _IN_CONTAINER = ("image:1", "python3", "-m", "verl.trainer.main_ppo", "-w", "x")

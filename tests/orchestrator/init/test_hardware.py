@@ -6,6 +6,8 @@ import pytest
 
 from autotune.orchestrator.init.hardware import Hardware, hardware_of
 
+_ENGINE = "generator.inference_engine"
+
 
 @pytest.mark.parametrize(
     ("command", "env", "settings", "nodes", "gpus"),
@@ -49,3 +51,29 @@ def test_the_flags_of_openrlhf_before_0_10_count_as_those_of_today() -> None:
     six = Hardware(nodes=1, gpus_per_node=6)
     assert hardware_of("openrlhf", older, {}) == hardware_of("openrlhf", newer, {}) == six
     assert hardware_of("openrlhf", {**older, "colocate_all_models": True}, {}).gpus_per_node == 4
+
+
+@pytest.mark.parametrize(
+    ("engines", "colocated", "gpus"),
+    [
+        ({"generator.num_inference_engines": 2}, False, 4),
+        (
+            {
+                "generator.inference_engine.num_engines": 3,
+                "generator.inference_engine.tensor_parallel_size": 2,
+            },
+            False,
+            8,
+        ),
+        ({"generator.num_inference_engines": 2}, True, 2),
+    ],
+)
+def test_engines_of_skyrl_on_cards_of_their_own_count_beside_the_trainer(
+    engines: dict[str, int], colocated: bool, gpus: int
+) -> None:
+    settings = {
+        "trainer.placement.colocate_all": colocated,
+        "trainer.placement.policy_num_gpus_per_node": 2,
+        **engines,
+    }
+    assert hardware_of("skyrl", settings, {}) == Hardware(nodes=1, gpus_per_node=gpus)
