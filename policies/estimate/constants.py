@@ -114,7 +114,7 @@ TABLE: dict[str, Constant] = {
     "worker": Constant(0.7 * GIB, "a data loader process with its tokenizer and prefetched batches"),
     "driver": Constant(6.0 * GIB, "driver, Ray's daemons and object store in use on a node"),
     "token_row": Constant(64, "bytes per token of a step's batch: ids, masks, log-probs, values, each twice"),
-    "pinned": Constant(1.0, "pinned copies are rounded by PyTorch's host allocator; buffers are reused"),
+    "routed_id": Constant(4, "bytes of the number of an expert that a rollout chose: int32 (SGLang, vLLM)"),
     # ------------------------------------------------------------------ without a GPU
     "cpu_process": Constant(
         7 * MIB, "a warmed-up rank grows by 3 to 12 MiB above its tensors (measured/estimate.md, torch 2.13)"

@@ -10,6 +10,7 @@ from autotune.policies.estimate.constants import GIB, constant
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats, instant
 from autotune.policies.estimate.passes import Pass
+from autotune.policies.estimate.pinned import of_buffers, of_tensors
 from autotune.policies.estimate.shapes import FP32, parameters
 from autotune.policies.estimate.training import State
 from autotune.policies.values.architecture.model import Model
@@ -61,10 +62,15 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
         * state.local
         / np.where(state.weights < state.local * layout.parameter_bytes, load.shards, 1.0)
     )
-    reference = reference * (layout.reference_bytes or layout.compute_bytes)
+    width = layout.reference_bytes or layout.compute_bytes
+    reference = reference * width * _locked(model, load, state, width=width)
+    # FSDP page-locks what a policy of its own offloads, not what a framework moves by itself.
+    own_copies = (layout.strategy == "megatron") | load.from_host
+    parked = parked * np.where(own_copies, _locked(model, load, state, width=layout.parameter_bytes), 1.0)
     critic = (layout.critic and layout.critic_offload) * (state.weights + state.optimizer)
     critic = critic + (layout.critic and layout.critic_follows) * state.optimizer * load.optimizer_away
     backup = np.where(load.backup, state.local * layout.compute_bytes, 0.0)
+    backup = backup * _locked(model, load, state, width=layout.compute_bytes)
     sleeping = np.zeros(n)
     if layout.engine_sleeps and layout.engine_weights_on_host and load.placement is Placement.COLOCATED:
         sleeping = whole / load.rollout_tensor * layout.engine_bytes * node.engines
@@ -75,12 +81,16 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     # and DeepSpeed's (stage_1_and_2.py, single_partition_of_fp32_groups).
     own = layout.strategy in ("megatron", "ddp") or layout.reduce_bucket_bytes > 0
     copies = own * load.host_update * state.optimizer / max(1, layout.optimizer_bytes) * FP32
+    # Megatron's CPU optimizer page-locks its fp32 weights and gradients (hybrid_optimizer.py).
+    locked = of_tensors(model, load, width=FP32) if layout.strategy == "megatron" else np.ones(n)
+    copies = copies * locked
+    rounding = (locked - 1.0) * load.host_update * FP32 / max(1, layout.optimizer_bytes)
     resting = instant(
         n,
-        weights=node.trainers * (parked + reference + critic + backup) * constant("pinned"),
+        weights=node.trainers * (parked + reference + critic + backup),
         gradients=node.trainers * (np.where(away, state.gradients, 0.0) + copies),
-        optimizer=node.trainers * state.optimizer * share,
-        buffers=batch,
+        optimizer=node.trainers * state.optimizer * (share + rounding),
+        buffers=batch + _routing(model, load, node),
         outside=outside,
     )
     passing = resting + instant(n, weights=sleeping + node.trainers * load.from_host * state.copies)
@@ -101,5 +111,45 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
         "backward": training,
         "optimizer": passing,
         "weight_sync": resting + instant(n, buffers=np.where(load.disk, full_copy, 0.0)),
-        "checkpoint": resting + instant(n, buffers=node.trainers * (state.weights + state.optimizer) * 0.5),
+        "checkpoint": resting + instant(n, buffers=_staged(model, load, node, state)),
     }
+
+
+def _locked(model: Model, load: Load, state: State, *, width: float) -> Floats:
+    """Return by how much page-locked copies of weights of `width` bytes exceed them; 1 where none is."""
+    match load.layout.pinned:
+        case "buffers":
+            return of_buffers(state, width=width)
+        case "tensors":
+            return of_tensors(model, load, width=width)
+    return np.ones(load.count)
+
+
+def _staged(model: Model, load: Load, node: Node, state: State) -> Floats:
+    """Return what a node holds of a checkpoint while it is written.
+
+    Megatron's torch_dist and FSDP's sharded state dicts stage a rank's whole part before the first byte is
+    written (megatron/core/dist_checkpointing/strategies/filesystem_async.py, preload_tensors;
+    ShardedStateDictConfig's offload_to_cpu), an asynchronous one too (docs/measured/gpu.md). State that is
+    updated in host memory is written from there; what is only parked there goes through the device.
+    """
+    layout = load.layout
+    if layout.staged == "whole":
+        return np.full(load.count, parameters(model).total * layout.compute_bytes)
+    shard = state.weights * ~load.from_host + state.optimizer * (1.0 - load.host_update)
+    return node.trainers * shard * (layout.staged == "shard")
+
+
+def _routing(model: Model, load: Load, node: Node) -> Floats:
+    """Return the experts that a step's rollout chose, which passes of the trainer choose again.
+
+    The driver has one copy, Ray's object store another; a rank has its replica's part or the whole step's.
+    """
+    layout, layers = load.layout, model.layers - model.dense_layers
+    if not (layout.routing and model.experts):
+        return np.zeros(load.count)
+    tokens = load.step_sequences * load.replicas * load.lengths.mean
+    one = tokens * layers * model.experts_per_token * constant("routed_id")
+    ranks = node.trainers * (1.0 if layout.routing == "whole" else 1.0 / load.replicas)
+    found: Floats = one * (2.0 + ranks)
+    return found

@@ -62,6 +62,7 @@ class Load:
     host_update: Floats  # ... and is updated there
     passing_update: Floats  # ... or passes through the device for its update, a tensor at a time
     optimizer_away: Floats  # ... between updates
+    masters_beside: Floats  # of the state, that is on the device beside an optimizer in host memory
     streamed: Flags  # gradients go to host memory as they are reduced
     optimizer_overlap: Flags
     fused: Flags
@@ -148,11 +149,12 @@ def load_of(
     parked = columns.flag("param_offload") | everything
     from_host = parked & layout.parameters_stay_offloaded | everything
     offloaded = np.maximum(offloaded, from_host)
-    movable = 1.0 - layout.masters * layout.masters_stay
+    movable = 1.0 - layout.masters * (layout.masters_stay and not layout.masters_beside)
     default_fraction = constant("vllm_fraction" if profile.engine == "vllm" else "engine_fraction")
     gpus = cluster.gpus_per_node > 0 or cluster.gpu_memory_bytes > 0
     staying = offloaded * layout.optimizer_stays_offloaded
     chunk = constant("engine_prefill" if gpus else "engine_prefill_cpu")
+    host_update = np.where(from_host, 1.0, staying * (not layout.optimizer_passes_through))
     return Load(
         count=columns.count,
         layout=layout,
@@ -182,7 +184,8 @@ def load_of(
         grad_offload=moved,
         from_host=from_host,
         optimizer_offload=offloaded,
-        host_update=np.where(from_host, 1.0, staying * (not layout.optimizer_passes_through)),
+        host_update=host_update,
+        masters_beside=host_update * (layout.masters * layout.masters_beside),
         passing_update=staying * layout.optimizer_passes_through * ~from_host,
         optimizer_away=np.maximum(offloaded, moved & with_state) * movable,
         streamed=from_host

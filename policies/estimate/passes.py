@@ -16,6 +16,7 @@ from autotune.policies.estimate.shapes import (
     gradient_set,
     kept_at_the_end,
     kept_by_layer,
+    kept_by_operation,
     parameters,
     working_set,
 )
@@ -85,6 +86,9 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     attention = size * model.heads * model.head_dim / load.tensor * tokens
     inputs = stream * model.hidden / whole_split * tokens
     selective = layer * load.layout.selective_share if load.layout.selective_share else layer - attention
+    if load.layout.selective_operations:
+        stream_kept, split_kept = kept_by_operation(model, element_bytes=size)
+        selective = np.minimum(layer, (stream_kept / whole_split + split_kept / load.tensor) * tokens)
     modules = load.layout.recompute_modules if megatron else ()
     if modules:
         gone = recomputed(model, load.layout)
@@ -96,7 +100,7 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     streamed = np.where(load.activation_offload, all_layers, 0.0)
     # In fp32 the input that recomputation starts from is itself what the first norm keeps.
     again = np.where(load.recompute_full, layer - inputs * (stream == FP32), 0.0)
-    if modules:
+    if modules or load.layout.selective_operations:
         again = np.where(load.recompute_selective, layer - selective, again)
     gradients, rows = gradient_set(model, element_bytes=size), size * model.hidden
     # Of the widest instants four rows, and two of their gradients, are of the residual stream.

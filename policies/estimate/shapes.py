@@ -271,6 +271,22 @@ def _norm(model: Model, *, element_bytes: int, fused: bool) -> int:
 
 
 @lru_cache(_MODELS)
+def kept_by_operation(model: Model, *, element_bytes: int) -> tuple[float, float]:
+    """Return bytes per token that a layer keeps where only attention and every second product are saved.
+
+    That are its input and, counted from the first product on, the results of q, v, gate and down, as in
+    torchtitan's activation_checkpoint.py and AReaL's Archon; grouped products of experts are computed again.
+    The first are of the residual stream, the second are split by tensor parallelism.
+    """
+    share, gates = shares(model), 1 if model.gated else 0
+    wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    inner = share.dense * model.intermediate + share.sparse * model.shared_intermediate
+    products = (2 * wide + narrow) * share.attention + _linear_rows(model) / 2 * share.linear + gates * inner
+    whole = model.hidden * (1 + share.dense + share.sparse * (model.shared_intermediate > 0))
+    return float(element_bytes * whole), element_bytes * products + FP32 * model.heads * share.attention
+
+
+@lru_cache(_MODELS)
 def working_set(model: Model, *, element_bytes: int) -> float:
     """Return bytes per token that one layer needs at its widest instant without keeping anything.
 

@@ -37,6 +37,7 @@ class State:
     one_tensor: Floats  # the largest weight, gathered
     temporaries: Floats  # of the optimizer
     local: Floats  # parameters of this rank's part of the model, before sharding
+    routed: Floats  # of them, those of experts
     outside: Floats
     stage: Stage  # of a pipeline, that the rank belongs to
 
@@ -130,6 +131,7 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
         one_tensor=(counts.largest if sharded else counts.largest_apart) / load.tensor * layout.compute_bytes,
         temporaries=temporary * layout.optimizer_temporary_bytes + np.zeros(load.count),
         local=local,
+        routed=layers * experts + np.zeros(load.count),
         outside=processes + np.zeros(load.count),
         stage=stage,
     )
@@ -177,8 +179,8 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
     weights = np.where(load.from_host, 0.0, state.weights)
     weights = weights + state.reference + state.critic
     passing = weights + np.where(load.from_host, 0.0, state.copies)
-    moments = state.optimizer * (1.0 - load.optimizer_away)
-    updating = state.optimizer * (1.0 - load.host_update - load.passing_update)
+    moments = state.optimizer * (1.0 - load.optimizer_away + load.masters_beside)
+    updating = state.optimizer * (1.0 - load.host_update - load.passing_update + load.masters_beside)
     idle, standing = _idle_gradients(load, state), _standing(load, state)
     run = pass_of(model, load, tokens=load.tokens, stage=state.stage)
     score = pass_of(model, load, tokens=load.scored, stage=state.stage)
@@ -329,7 +331,7 @@ def resting(load: Load, state: State) -> Floats:
         load.count,
         weights=np.where(sleeping, 0.0, state.weights) + state.reference + state.critic,
         gradients=np.where(load.layout.weights_sleep, 0.0, _idle_gradients(load, state)),
-        optimizer=state.optimizer * (1.0 - load.optimizer_away),
+        optimizer=state.optimizer * (1.0 - load.optimizer_away + load.masters_beside),
     )
     parts[OUTSIDE] += state.outside
     return parts

@@ -75,7 +75,7 @@ def layout(config: Config) -> Layout:
         parameters_stay_offloaded=True,
         tokens_before_split=True,
         reshards_root=True,
-        selective_share=_selective_share(config),
+        **_selective(config),
         loads_whole=actor.engine == "fsdp",
         sequences=config.samples,
         mini_batch=-(-config.samples // config.updates("actor")),
@@ -84,18 +84,17 @@ def layout(config: Config) -> Layout:
     )
 
 
-# Operation by operation Archon keeps a layer's input, attention and every second matrix product
-# (experimental/models/archon/activation_checkpoint.py): 30 of Qwen3-1.7B's 109 KB per token and layer.
-_SAVED_BY_OPERATION = 0.3
+def _selective(config: Config) -> dict[str, Any]:
+    """Return the fields of Layout that say what Archon's selective recomputation keeps.
 
-
-def _selective_share(config: Config) -> float:
-    """Return what Archon's selective recomputation keeps of a layer; 0 for the other engines."""
+    Of every so many layers all, or of each layer attention and every second product
+    (experimental/models/archon/activation_checkpoint.py).
+    """
     if config.trainer != "archon":
-        return 0.0
+        return {}
     option = config.text("actor.archon.selective_ac_option")
-    every = int(option) if option.isdigit() else 0  # or every so many layers are computed again
-    return 1.0 - 1.0 / every if every > 1 else _SAVED_BY_OPERATION
+    every = int(option) if option.isdigit() else 0
+    return {"selective_share": 1.0 - 1.0 / every} if every > 1 else {"selective_operations": True}
 
 
 def _answer(config: Config) -> int:

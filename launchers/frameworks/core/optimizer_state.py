@@ -57,20 +57,24 @@ def megatron_bytes(
     parameter_bytes: int = _HALF,
     gradient_bytes: int = _FP32,
     precise: bool = False,
+    on_host: bool = False,
     **state: Any,
 ) -> dict[str, Any]:
     """Return the fields of Layout that are bytes of Megatron's weights, gradients and optimizer.
 
     `state`: further arguments of `megatron_state_bytes`. Megatron's Adam is fused and works in place.
     Gradients that are no fp32 are copied into fp32 first, unless the precision-aware optimizer reads them as
-    they are (distrib_optimizer.py, _copy_model_grads_to_main_grads).
+    they are (distrib_optimizer.py, _copy_model_grads_to_main_grads). It alone makes no fp32 weights on the
+    device for an optimizer `on_host`; a framework that builds OptimizerConfig itself may leave it out, which
+    Megatron's own command line refuses (distrib_optimizer.py, _build_model_and_main_param_groups).
     """
     return {
         "parameter_bytes": parameter_bytes,
         "gradient_bytes": gradient_bytes,
         "optimizer_bytes": megatron_state_bytes(
-            optimizer, parameter_bytes=parameter_bytes, precise=precise, **state
+            optimizer, parameter_bytes=parameter_bytes, precise=precise, on_host=on_host, **state
         ),
+        "masters_beside": on_host and not precise and parameter_bytes < _FP32,
         "optimizer_temporary_bytes": 0 if precise or gradient_bytes == _FP32 else _FP32,
     }
 

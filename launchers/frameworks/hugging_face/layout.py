@@ -23,6 +23,7 @@ def layout(config: TrainerSettings, *, stored: int, **own: Any) -> Layout:
         reference_bytes=stored,
         per_tensor_optimizer="fused" in str(config.get("optim")),
         sync_buckets=0,
+        staged="whole",  # safetensors are gathered on rank 0
         sequences=step,
         mini_batch=0 if batch * config.accumulation == step else batch * config.accumulation,
         response_tokens=config.count("max_completion_length"),

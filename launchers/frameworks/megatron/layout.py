@@ -63,6 +63,8 @@ def layout(config: Config) -> Layout:
         engine_weights_on_host=config.flag("sglang-enable-weights-cpu-backup"),
         trainer_sleeps=config.sleeps("train"),
         optimizer_stays_offloaded=True,
+        pinned="tensors",  # slime/utils/tensor_backper.py; Relax and miles have it too
+        routing="whole" if config.flag("use-rollout-routing-replay") else "",
         predicting_loss=config.flag("enable-mtp-training"),
         padded=config.text("qkv-format") == "bshd",
         sequences=config.sequences,

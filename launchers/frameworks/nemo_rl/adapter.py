@@ -94,6 +94,16 @@ class NemoRL(TabularFramework[Config]):
         """Return the step that ends an asynchronous training; the length of the data may end another one."""
         return super().last_step(job) if Config(job).flag("grpo.async_grpo.enabled") else None
 
+    def _tensor_sizes(self, config: Config, shape: Model | None) -> tuple[int, ...]:
+        """Return multiples of the present tensor parallelism, beside which batches still divide evenly."""
+        present = config.ranks("tensor")
+        others = config.ranks("pipeline") * config.ranks("context")
+        free = [n for n in divisors(config.world) if n % present == 0 and config.world % (n * others) == 0]
+        if not config.count(f"{key.MEGATRON}.expert_tensor_parallel_size"):  # that of the rest
+            of_experts = config.ranks("expert") * config.ranks("pipeline")
+            free = [n for n in free if config.world % (n * of_experts) == 0]
+        return head_sizes([n for n in free if n <= config.per_node], shape)
+
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
         """Return the sizes that the job's GPUs, heads and batches allow, from more memory to less."""
         others = max(1, config.count(f"{key.VLLM}.pipeline_parallel_size"))
@@ -102,5 +112,6 @@ class NemoRL(TabularFramework[Config]):
         with_experts = config.count(f"{key.VLLM}.expert_parallel_size") > 1  # of which it is a divisor
         return {
             "rollout_tensor_parallel": (present,) if with_experts else head_sizes(divisors(groups), shape),
+            "tensor_parallel": self._tensor_sizes(config, shape),
             "microbatch_size": tuple(reversed(divisors(config.mini_batch))),
         }

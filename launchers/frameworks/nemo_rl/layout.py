@@ -47,7 +47,9 @@ def layout(config: Config) -> Layout:
             expert_tensor=config.count(f"{MEGATRON}.expert_tensor_parallel_size"),
         )
         kind = config.text(f"{optimizer}.optimizer") or "adam"
-        trainer |= megatron_bytes(kind, precise=precise, on_host=on_host)
+        in_fp32 = config.flag(f"{MEGATRON}.distributed_data_parallel_config.grad_reduce_in_fp32")
+        gradients = 4 if in_fp32 else 2  # its weights are bf16
+        trainer |= megatron_bytes(kind, gradient_bytes=gradients, precise=precise, on_host=on_host)
     found = Layout(
         **trainer,
         engine_ranks=config.engine_world,
@@ -61,11 +63,12 @@ def layout(config: Config) -> Layout:
         weights_sleep=config.colocated,
         # The workers move the optimizer's state, where only the precision-aware one has its copy of
         # the weights (megatron_policy_worker.py, move_optimizer; Megatron's distrib_optimizer.py).
-        masters_stay=config.colocated and megatron and not (precise or on_host),
+        masters_stay=config.colocated and megatron and not precise,
         sequence_parallel=config.flag(f"{DTENSOR}.sequence_parallel"),
         optimizer_stays_offloaded=on_host,
         parameters_stay_offloaded=not megatron,
         tokens_before_split=True,
+        pinned="buffers" if megatron else "",
         padded=not config.packed.endswith("sequence_packing"),
         sequences=config.sequences,
         mini_batch=min(config.count("policy.train_global_batch_size"), config.sequences),

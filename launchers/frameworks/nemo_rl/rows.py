@@ -120,7 +120,10 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="tensor_parallel", key="policy.dtensor_cfg.tensor_parallel_size", when=lambda c: not c.megatron,
         stays=_STAYS, read_at="nemo_rl/models/automodel/setup.py:379"),
     Row(knob="tensor_parallel", key="policy.megatron_cfg.tensor_model_parallel_size", when=lambda c: c.megatron,
-        stays=_STAYS, read_at="nemo_rl/models/megatron/setup.py:615"),
+        fixed="Megatron's checkpoint holds the optimizer's state in this layout",
+        unless={
+            "sequences are padded to policy.make_sequence_length_divisible_by, made for the job's tensor parallelism": lambda c: c.flag("policy.megatron_cfg.sequence_parallel") and c.packed != key.PACKING,
+        }, read_at="nemo_rl/models/megatron/setup.py:615"),
     Row(knob="context_parallel", key="policy.dtensor_cfg.context_parallel_size", when=lambda c: not c.megatron,
         stays=_STAYS, read_at="nemo_rl/models/automodel/setup.py:380"),
     Row(knob="context_parallel", key="policy.megatron_cfg.context_parallel_size", when=lambda c: c.megatron,

@@ -51,7 +51,9 @@ def layout(config: Config) -> Layout:
             expert_tensor=config.count(f"{POLICY}.megatron_config.expert_tensor_parallel_size"),
         )
         precise = config.flag(f"{CPU_ADAM}.use_precision_aware_optimizer")
-        trainer |= megatron_bytes("adam", precise=precise, on_host=on_host)
+        in_fp32 = config.flag(f"{POLICY}.megatron_config.ddp_config.grad_reduce_in_fp32")
+        gradients = 4 if in_fp32 else 2
+        trainer |= megatron_bytes("adam", gradient_bytes=gradients, precise=precise, on_host=on_host)
     found = Layout(
         **trainer,
         engine_ranks=config.engine_world,
@@ -73,6 +75,8 @@ def layout(config: Config) -> Layout:
         optimizer_stays_offloaded=on_host,
         parameters_stay_offloaded=not megatron,
         tokens_before_split=True,
+        pinned="buffers" if megatron else "tensors",
+        routing="parts" if config.flag(f"{POLICY}.megatron_config.moe_enable_routing_replay") else "",
         loss="softmax" if megatron else "pieces",
         compiled_loss=False,
         padded=not config.flag("trainer.remove_microbatch_padding"),

@@ -20,6 +20,7 @@ from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Phase
 
 _FP32 = 4
+_REPLAY = ("megatron.router_replay", "router_replay")  # by release
 _OPTIMIZER = f"{ACTOR}.optim"
 _STATE_TYPES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
@@ -80,6 +81,8 @@ def layout(config: Config) -> Layout:
         padded_to_limit=not config.flag(f"{MODEL}.use_remove_padding"),
         sequences=config.sequences,
         mini_batch=config.update,
+        pinned="buffers" if config.megatron else "tensors",
+        routing="parts" if any(config.text(f"{ACTOR}.{place}.mode") == "R3" for place in _REPLAY) else "",
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )

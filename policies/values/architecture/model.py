@@ -148,6 +148,8 @@ class Layout(Value, frozen=True, kw_only=True):
     trainer_sleeps: bool = False  # gradients and optimizer go to host memory too while the engine works
     weights_sleep: bool = False  # ... the weights do, whatever the knobs say
     masters_stay: bool = False  # ... but the optimizer's copy of the weights stays on the device
+    # An optimizer in host memory works on copies of fp32 weights that stay on the device (Megatron).
+    masters_beside: bool = False
     optimizer_stays_offloaded: bool = False  # offloaded state is used from host memory, not loaded back
     optimizer_passes_through: bool = False  # ... one tensor at a time, and the update is on the device
     # Offloaded weights are gathered layer by layer in a pass; gradients and optimizer are beside them.
@@ -163,6 +165,8 @@ class Layout(Value, frozen=True, kw_only=True):
     padded_to_limit: bool = False  # or as long as any sequence of the job may be
     masked_attention: bool = False  # attention reads a dense mask: heads are repeated, layers keep the mask
     selective_share: float = 0.0  # of a layer, kept by selective recomputation; 0: all but attention's core
+    # Selective recomputation by operation: a layer keeps attention and every second product (torchtitan).
+    selective_operations: bool = False
     # Megatron: what selective recomputation computes again; empty: attention's core
     recompute_modules: tuple[str, ...] = ()
     logits_in_place: bool = False  # the loss and its gradient overwrite the logits
@@ -178,6 +182,13 @@ class Layout(Value, frozen=True, kw_only=True):
     sync_buckets: int = 2  # transfer buffers alive at once in a weight sync
     gathers_whole: bool = False  # a weight sync first gathers the whole model on every device
     copies_shards: bool = False  # ... or copies its shards (FSDP1's sharded state dict)
+    # Copies of weights in host memory are page-locked, each tensor or Megatron's buffers; empty: they are not
+    pinned: Literal["", "tensors", "buffers"] = ""
+    # What a rank stages in host memory while it saves: its part, rank 0 the whole model, or neither.
+    staged: Literal["shard", "whole", "none"] = "shard"
+    routing: Literal["", "parts", "whole"] = (
+        ""  # experts chosen in a rollout are replayed; what a rank holds of a step's
+    )
     loads_whole: bool = False  # every GPU holds the whole model before it is sharded
     sequences: int = 0  # samples of one step, over all ranks
     mini_batch: int = 0  # samples of one update of the weights, over all ranks; 0: all of a step

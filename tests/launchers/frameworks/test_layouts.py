@@ -77,6 +77,54 @@ def test_experts_are_split_by_tensor_parallelism_where_a_job_does_not_say(name: 
     assert (layout.expert_tensor_parallel, layout.expert_shards) == (2, 1)
 
 
+# Where each framework that builds Megatron's configuration has its switches that change a rank's bytes.
+_VERL, _SKYRL, _NEMO = "actor_rollout_ref.actor", "trainer.policy.megatron_config", "policy.megatron_cfg"
+SWITCHES = {
+    "verl": (f"+{_VERL}.megatron.override_ddp_config", f"+{_VERL}.optim.override_optimizer_config"),
+    "skyrl": (f"{_SKYRL}.ddp_config", f"{_SKYRL}.optimizer_config_kwargs"),
+    "nemo-rl": (f"{_NEMO}.distributed_data_parallel_config", f"{_NEMO}.optimizer"),
+}
+
+
+def _layout(name: str, **switches: bool) -> Layout:
+    gradients, optimizer = SWITCHES[name]
+    settings = {
+        f"{gradients if switch == 'grad_reduce_in_fp32' else optimizer}.{switch}": value
+        for switch, value in switches.items()
+    }
+    return (
+        FRAMEWORKS[name].profile(verl_jobs.with_settings(JOBS[name][0], settings), verl_jobs.CLUSTER).layout
+    )
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_every_framework_that_configures_megatron_reads_the_same_switches(name: str) -> None:
+    assert _layout(name, grad_reduce_in_fp32=True).gradient_bytes == 4
+    assert _layout(name, grad_reduce_in_fp32=False).gradient_bytes == 2
+    plain = _layout(name, use_precision_aware_optimizer=False)
+    assert (plain.optimizer_bytes, plain.masters_beside) == (12, False)
+    assert _layout(name, use_precision_aware_optimizer=True).optimizer_bytes < 12
+    for precise in (False, True):
+        found = _layout(name, optimizer_cpu_offload=True, use_precision_aware_optimizer=precise)
+        assert (found.optimizer_bytes, found.masters_beside) == (12, not precise)
+
+
+# Switches that change a node's host memory in the framework, so that they must change the layout.
+REPLAYS: dict[str, dict[str, object]] = {
+    "verl": {"actor_rollout_ref.actor.megatron.router_replay.mode": "R3"},
+    "skyrl": {"trainer.policy.megatron_config.moe_enable_routing_replay": True},
+    "slime": {"use-rollout-routing-replay": True},
+}
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_replayed_routing_changes_the_layout(name: str) -> None:
+    job, cluster = JOBS[name][0], verl_jobs.CLUSTER
+    assert FRAMEWORKS[name].profile(job, cluster).layout.routing == ""
+    replayed = verl_jobs.with_settings(job, REPLAYS[name])
+    assert FRAMEWORKS[name].profile(replayed, cluster).layout.routing != ""
+
+
 def test_a_framework_states_only_what_differs_from_a_layouts_defaults() -> None:
     defaults = {field.name: field.default for field in fields(Layout)}
     for file in Path(frameworks.__path__[0]).glob("*/*.py"):

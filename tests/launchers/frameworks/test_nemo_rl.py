@@ -297,12 +297,26 @@ def test_a_colocated_trainer_sleeps_in_host_memory_but_for_megatrons_plain_copy_
         (
             {**megatron, precise: False, "policy.megatron_cfg.optimizer.optimizer_cpu_offload": True},
             True,
-            False,
+            True,
         ),
         (JOBS["apart"].settings, False, False),
     ):
         found = profile(job(settings)).layout
         assert (found.weights_sleep, found.masters_stay) == (weights, masters)
+
+
+def test_tensor_parallelism_of_megatron_is_offered_where_padding_does_not_depend_on_it():
+    found = profile(JOBS["megatron"]).supported["tensor_parallel"]
+    assert found.grid.values == (2, 4, 8)
+    with_experts = {
+        **JOBS["megatron"].settings,
+        "policy.megatron_cfg.expert_model_parallel_size": 4,
+        "policy.megatron_cfg.expert_tensor_parallel_size": None,
+    }
+    assert profile(job(with_experts)).supported["tensor_parallel"].grid.values == (2,)
+    padded = {**JOBS["megatron-sequences"].settings, "policy.megatron_cfg.sequence_parallel": True}
+    assert "tensor_parallel" not in profile(job(padded)).supported
+    assert "tensor_parallel" not in profile(JOBS["packed"]).supported
 
 
 def test_products_in_fp8_follow_their_own_section():

@@ -1,14 +1,16 @@
 """Host memory of a node, counted by hand for the toy: four ranks with a quarter of 1,696 parameters each."""
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from autotune.policies.estimate.host import Node, node_of
 from autotune.policies.estimate.peaks import PHASES
+from autotune.policies.estimate.pinned import block, of_tensors
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.profile import Placement
 
-from .toy import CPU, GIB, LAYOUT, LOCAL, MEGATRON, NODE, WHOLE, by_phase, found, load
+from .toy import CPU, GIB, LAYOUT, LOCAL, MEGATRON, NODE, TOY, WHOLE, by_phase, found, load
 
 ALWAYS = frozenset(PHASES)
 LOADING = {Phase.INIT}
@@ -193,11 +195,57 @@ def test_an_engine_that_starts_has_a_gib_of_its_own(tensor, engines):
     assert weights[Phase.ROLLOUT_INIT] - weights[Phase.ROLLOUT] == pytest.approx(engines * GIB)
 
 
-def test_half_of_weights_and_state_is_on_its_way_into_a_checkpoint():
-    buffers = by_phase(found(), "buffers", host=True)
-    assert buffers[Phase.CHECKPOINT] - buffers[Phase.OPTIMIZER] == pytest.approx((4 + 8) * LOCAL / 2)
-    # The batch of a step: four sequences of 32 tokens of 64 bytes.
-    assert buffers[Phase.OPTIMIZER] == 4 * 32 * 64
+@pytest.mark.parametrize(
+    ("layout", "knobs", "size"),
+    [
+        (LAYOUT, {}, (4 + 8) * LOCAL),  # each rank its part
+        (LAYOUT, {"optimizer_offload": True}, (4 + 8) * LOCAL),  # parked state passes through the device
+        (replace(LAYOUT, staged="whole"), {}, 2 * WHOLE),  # rank 0 the model in 16 bits
+        (replace(LAYOUT, staged="none"), {}, 0),
+        (MEGATRON, {}, 4 * 2 * LOCAL + 12 * LOCAL),  # weights are whole in every rank
+        (ON_CPU, {"optimizer_offload": True}, 4 * 2 * LOCAL),  # the rest is written from where it is
+    ],
+)
+def test_what_a_node_stages_of_a_checkpoint(layout, knobs, size):
+    buffers = by_phase(found(layout, **knobs), "buffers", host=True)
+    assert buffers[Phase.CHECKPOINT] - buffers[Phase.OPTIMIZER] == pytest.approx(size)
+
+
+def test_a_page_locked_buffer_is_rounded_as_a_whole_and_tensors_one_by_one():
+    sleeping = {"weights_sleep": True}
+    exact = differs("weights", replace(MEGATRON, **sleeping), {}, base=MEGATRON)
+    assert exact == pytest.approx(dict.fromkeys(ALWAYS, 4 * 2 * LOCAL))  # 3,392 bytes a rank
+    buffers = replace(MEGATRON, pinned="buffers", **sleeping)
+    assert differs("weights", buffers, {}, base=MEGATRON) == pytest.approx(dict.fromkeys(ALWAYS, 4 * 4096))
+    # Fused q, k and v of 128 elements, the output of 64, gate and up of 256, down of 128, embedding and head
+    # of 256 are powers of two.
+    tensors = replace(MEGATRON, pinned="tensors", **sleeping)
+    assert differs("weights", tensors, {}, base=MEGATRON) == pytest.approx(exact)
+
+
+@pytest.mark.parametrize(
+    ("size", "taken"), [(0, 0), (1, 1), (33 << 20, 64 << 20), (129 << 20, 256 << 20), (2300 << 20, 4 << 30)]
+)
+def test_blocks_are_what_was_measured(size, taken):
+    assert block(np.array([float(size)]))[0] == taken
+
+
+def test_tensors_of_any_size_are_rounded_by_up_to_twice():
+    odd = replace(TOY, hidden=9, intermediate=17, vocab=33)
+    for layout in (replace(MEGATRON, pinned="tensors"), replace(LAYOUT, pinned="tensors")):
+        assert 1.2 < of_tensors(odd, load(layout), width=2)[0] < 2
+
+
+def test_the_experts_that_a_rollout_chose_are_kept_for_the_trainer():
+    experts = replace(TOY, experts=4, experts_per_token=2, expert_intermediate=8, dense_layers=1)
+    plain = by_phase(found(LAYOUT, model=experts), "buffers", host=True)[Phase.ROLLOUT]
+    tokens = load(LAYOUT).lengths.mean * LAYOUT.sequences
+    for routing, ranks in (("parts", 1), ("whole", 4)):
+        kept = by_phase(found(replace(LAYOUT, routing=routing), model=experts), "buffers", host=True)
+        # Of one layer with experts, two choices of four bytes: with the driver, in Ray's store, in the ranks.
+        assert kept[Phase.ROLLOUT] - plain == pytest.approx(tokens * 2 * 4 * (2 + ranks))
+    dense = by_phase(found(replace(LAYOUT, routing="whole")), "buffers", host=True)
+    assert dense[Phase.ROLLOUT] == by_phase(found(), "buffers", host=True)[Phase.ROLLOUT]
 
 
 def test_processes_of_a_node_by_where_they_run():

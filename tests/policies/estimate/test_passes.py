@@ -17,6 +17,8 @@ TOKENS = 100
 LAYER, FUSED = 136 + 184, 72 + 152
 ROW = 2 * 8
 CORE = 2 * 8  # the result of attention
+# By operation: the layer's input and the MLP's result; attention's result and log-sums, q, v and the gate.
+OPERATIONS = 2 * 8 * 2 + 2 * (8 + 8 + 4 + 16) + 4 * 2
 NO_SPLIT = replace(LAYOUT, sequence_parallel=False)
 MASKED = replace(LAYOUT, masked_attention=True)
 FP32 = replace(LAYOUT, compute_bytes=4)
@@ -59,6 +61,13 @@ def test_what_one_layer_keeps_of_a_token(layout, knobs, layer):
         (LAYOUT, {"recompute": "selective"}, LAYER - CORE, 0),
         (replace(LAYOUT, selective_share=0.25), {"recompute": "selective"}, LAYER / 4, 0),
         (replace(LAYOUT, selective_share=0.25), {"recompute": "full"}, ROW, LAYER),
+        (
+            replace(LAYOUT, selective_operations=True),
+            {"recompute": "selective"},
+            OPERATIONS,
+            LAYER - OPERATIONS,
+        ),
+        (replace(LAYOUT, selective_operations=True), {"recompute": "full"}, ROW, LAYER),
         # The input is itself what the first norm keeps.
         (FP32, {"recompute": "full"}, 4 * 8, LAYER_FP32 - 4 * 8),
         (LAYOUT, {"recompute": "full", "tensor_parallel": 2}, ROW / 2, 2 * ROW + (LAYER - 2 * ROW) / 2),

@@ -55,6 +55,25 @@ def test_megatrons_copy_of_its_weights_stays_on_the_host_when_they_wake():
     assert moved - parts_of(awake, Phase.BACKWARD, "weights", host=True) == pytest.approx(2 * WHOLE * RANKS)
 
 
+@pytest.mark.parametrize("phase", [Phase.LOG_PROB, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT])
+def test_an_optimizer_in_host_memory_leaves_fp32_weights_on_the_device(phase):
+    layout = replace(MEGATRON, optimizer_stays_offloaded=True, optimizer_bytes=12, **ASLEEP)
+    for beside in (False, True):
+        found = replace(layout, masters_beside=beside)
+        on_device = parts_of(found, phase, "optimizer", optimizer_offload=True)
+        assert on_device == pytest.approx(beside * 4 * WHOLE / RANKS)
+        # The host's copies are whole whatever the device keeps; those of the weights are page-locked.
+        on_host = parts_of(found, phase, "optimizer", host=True, optimizer_offload=True)
+        assert 12 * WHOLE < on_host < 16 * WHOLE
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_such_weights_leave_the_device_with_the_trainer_where_the_framework_moves_them(stays):
+    layout = replace(MEGATRON, optimizer_bytes=12, masters_beside=True, masters_stay=stays, **ASLEEP)
+    kept = parts_of(layout, Phase.ROLLOUT, "optimizer", stays=("rollout",), optimizer_offload=True)
+    assert kept == pytest.approx(stays * 4 * WHOLE / RANKS)
+
+
 @pytest.mark.parametrize("phase", [Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.LOG_PROB])
 @pytest.mark.parametrize(("optimizer_bytes", "stays"), [(12, 4), (8, 0)])
 def test_master_weights_that_are_not_moved_stay_on_the_device(phase, optimizer_bytes, stays):
