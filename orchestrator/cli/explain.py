@@ -20,6 +20,7 @@ from autotune.orchestrator.cli.shared.options import (
 from autotune.orchestrator.config.model_files import find_model, unknown_model
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.analyze import explain
+from autotune.orchestrator.explain.incident import Read, logs_of, ordered, read_of, rest
 from autotune.orchestrator.explain.json_output import document
 from autotune.orchestrator.explain.reader import check, first_bytes, is_snapshot, read
 from autotune.orchestrator.explain.text_output import render_explanation
@@ -28,11 +29,12 @@ from autotune.policies.values.architecture.model import Model
 
 _CODES = """\b
 Exit codes:
-  0    a cause was found in every log
-  1    a log has no failure that a rule recognises
+  0    a cause was found
+  1    no log has a failure that a rule recognises
   2    a log cannot be read, or an option is wrong
   101  a bug in autotune"""
 _MAGIC_BYTES = 16
+_NEAR = 200  # lines above a failure that may say when it was
 
 
 def _shape(model: Path) -> Model:
@@ -46,28 +48,42 @@ def _shape(model: Path) -> Model:
 def explain_logs(
     names: tuple[str, ...], *, model: Path | None, framework: str | None, options: Options
 ) -> ExitCode:
-    """Print the explanation of every log; returns OK if a cause was found in all of them, else NO.
+    """Print the explanation of the failure that the logs are of; returns OK if its cause was found, else NO.
 
-    Raises Failure for a log that cannot be read and an unknown framework.
+    Several logs, or a folder of them, are one failure: the log that tells the first cause is explained, the
+    others are counted. As JSON every log has its line. Raises Failure for a log that cannot be read, where it
+    was named itself, and for an unknown framework.
     """
-    check(names)
+    logs = logs_of(names)
+    check(logs)
     wanted = _framework(framework) if framework is not None else None
     shape = _shape(model) if model is not None else None
-    code = ExitCode.OK
-    for index, name in enumerate(names):
+    reads: list[Read] = []
+    is_answer = False
+    for name in logs:
         if is_snapshot(first_bytes(name, _MAGIC_BYTES)):
-            text, line, is_answer = _explained_snapshot(name)
+            text, line, is_known = _explained_snapshot(name)
+            if not options.json:
+                echo(text, color=options.color)
         else:
-            explanation = explain(read(name), framework=wanted, model=shape)
-            text, line = render_explanation(explanation, verbose=options.verbose > 0), document(explanation)
-            is_answer = explanation.is_answer
+            try:
+                reading = read(name)
+            except Failure:
+                if name in names:
+                    raise
+                continue  # of a folder
+            explanation = explain(reading, framework=wanted, model=shape)
+            line, is_known = document(explanation), explanation.is_answer
+            at = explanation.main_line.line if explanation.diagnosis.evidence else explanation.lines
+            reads.append(read_of(explanation, reading.before(at).split("\n")[-_NEAR:]))
+        is_answer = is_answer or is_known
         if options.json:
             _write(line + b"\n")
-        else:
-            echo(("\n" if index else "") + text, color=options.color)
-        if not is_answer:
-            code = ExitCode.NO
-    return code
+    if reads and not options.json:
+        first, *_ = reads = ordered(reads)
+        text = render_explanation(first.explanation, verbose=options.verbose > 0)
+        echo("\n".join((text, *rest(reads))), color=options.color)
+    return ExitCode.OK if is_answer else ExitCode.NO
 
 
 def print_rule(name: str, *, options: Options) -> None:
@@ -105,7 +121,7 @@ def _write(line: bytes) -> None:
 
 
 @click.command("explain", epilog=_CODES)
-@click.argument("logs", metavar="[LOG...|-]", nargs=-1, shell_complete=file_names)
+@click.argument("logs", metavar="[LOG|FOLDER...|-]", nargs=-1, shell_complete=file_names)
 @click.option(
     "--model",
     metavar="PATH",
@@ -138,6 +154,7 @@ def command(
     \b
     Example:
       autotune explain run.log
+      autotune explain /tmp/ray/session_latest/logs
       kubectl logs trainer-0 | autotune explain -
     """  # noqa: D301 - click reads the backspace
     options = given(context)

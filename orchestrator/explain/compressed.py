@@ -1,13 +1,16 @@
-"""Logs that were compressed: gzip by the standard library, zstd by a library where one is installed."""
+"""Logs that were compressed: gzip, xz and bzip2, and zstd where a library that reads it is installed."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import importlib
+import lzma
 from typing import BinaryIO, cast
 
 from autotune.orchestrator.errors import ExitCode, Failure
 
+_XZ, _BZIP2 = b"\xfd7zXZ\x00", b"BZh"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 # Module, and the name of what opens a file object: Python 3.14's own, its backport, the older binding.
 _ZSTD_LIBRARIES = (("compression.zstd", "open"), ("backports.zstd", "open"), ("zstandard", "open"))
@@ -30,6 +33,10 @@ def decompressed(file: BinaryIO, magic: bytes, *, name: str) -> BinaryIO:
     """
     if magic.startswith(_GZIP):
         return cast(BinaryIO, _Gunzipped(gzip.GzipFile(fileobj=file)))
+    if magic.startswith(_XZ):
+        return cast(BinaryIO, lzma.LZMAFile(file))
+    if magic.startswith(_BZIP2):
+        return cast(BinaryIO, bz2.BZ2File(file))
     if not magic.startswith(_ZSTD):
         return file
     for module, opener in _ZSTD_LIBRARIES:

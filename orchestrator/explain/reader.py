@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import ctypes
+import lzma
 import os
 import sys
 import threading
@@ -25,7 +27,11 @@ _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 2 << 20  # frameworks print their settings within
 _TAIL_BYTES = 256 << 10
 _AHEAD = 2  # blocks that may wait to be looked at
-_MAGIC_BYTES = 4
+_MAGIC_BYTES = 6
+_UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+_LOOKED_AT = 4096  # bytes that tell what a file is
+_NULS, _CONTROLS = 0.2, 0.05  # shares from which on bytes are wide characters, or no text
+_CONTROL = bytes(code for code in range(32) if code not in b"\t\n\r\b\f\x1b\x00")
 _POLL_S = 0.2  # how soon a thread ends that nothing is taken from any more
 _PROTOCOLS = (2, 3, 4, 5)
 _PICKLE = b"\x80"  # no text begins with it
@@ -75,6 +81,8 @@ class _Tap:
         self.head = bytearray()
         self.tail = b""
         self.size = 0
+        self._decoder: codecs.IncrementalDecoder | None = None
+        self._returns = False
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the file's bytes; lines that a terminal broke are made whole."""
@@ -101,17 +109,37 @@ class _Tap:
             yield chunk
 
     def _read(self) -> bytes:
-        chunk = self._next()
-        self.size += len(chunk)
-        return chunk
+        raw = self._next()
+        if not self.size and raw:
+            self._decoder = _decoder_of(raw[:_LOOKED_AT])
+            self._returns = (
+                b"\n" not in raw and raw.count(b"\r") > 1
+            )  # a program that only returns the carriage
+        self.size += len(raw)
+        chunk = raw if self._decoder is None else self._decoder.decode(raw, final=not raw).encode()
+        chunk = chunk.removeprefix(codecs.BOM_UTF8)
+        if raw and not chunk:
+            return self._read()  # a half character
+        return chunk.replace(b"\r", b"\n") if self._returns else chunk
 
     def _next(self) -> bytes:
         try:
             return self._file.read(_CHUNK_BYTES)
         except EOFError:  # a compressed log whose writer died
             return b""
-        except zlib.error as error:
+        except (zlib.error, lzma.LZMAError) as error:
             raise OSError(f"damaged: {error}") from None
+
+
+def _decoder_of(raw: bytes) -> codecs.IncrementalDecoder | None:
+    """Return what decodes wide characters; None for bytes of one. Raises OSError for what is no text."""
+    name = _UTF16.get(raw[:2], "")
+    if not name and raw.count(0) > _NULS * len(raw):
+        name = "utf-16-le" if raw[1::2].count(0) >= raw[::2].count(0) else "utf-16-be"
+    text = raw if not name else raw.decode(name, "replace").encode()
+    if len(text) - len(text.translate(None, _CONTROL)) > _CONTROLS * len(text):
+        raise OSError("it is not text")
+    return codecs.getincrementaldecoder(name)("replace") if name else None
 
 
 def check(names: tuple[str, ...]) -> None:
@@ -212,8 +240,6 @@ def _ahead(items: Iterator[_T]) -> Iterator[_T]:
 def _problem(path: Path) -> str:
     shown = str(path)
     try:
-        if path.is_dir():
-            return f"`{shown}` is a folder; name the logs in it"
         if not path.exists():
             return f"`{shown}` does not exist"
         if not os.access(path, os.R_OK):  # opening it would drain a named pipe

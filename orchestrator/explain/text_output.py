@@ -209,7 +209,7 @@ def _unknown(explanation: Explanation) -> list[str]:
         searched = f"{read}, {len(RULES)} rules"
         return [
             f"unknown: found no known failure in {explanation.file} ({searched})",
-            "hint: look in other files, e.g. the .err files of Ray's workers or the node's kernel log",
+            "hint: give the folder of all logs (Ray: /tmp/ray/session_latest/logs) or the node's kernel log",
         ]
     ended = {line.rule for line in explanation.diagnosis.evidence} & _ENDED
     known = "a process ended, and no line says why" if ended else "no rule matches"
@@ -225,7 +225,7 @@ def _unknown(explanation: Explanation) -> list[str]:
         ]
     if _OF_RAY in ended:
         lines.append(
-            "hint: look in the log of that process: worker-*.err in Ray's session folder on its node"
+            "hint: give the folder of all logs on that process's node, such as /tmp/ray/session_latest/logs"
         )
     lines.append(
         "hint: if host memory ran out, `dmesg -T | grep -i oom` on the node shows it, and in Kubernetes "

@@ -1,0 +1,119 @@
+"""Several logs, a folder and every way to store them are read as one failure, on one page."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import json
+import lzma
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from autotune.orchestrator.cli import main
+
+OOM = """\
+{day} 10:00:0{second} INFO step 3
+  File "verl/workers/actor/dp_actor.py", line 512, in update_policy
+  File "torch/_tensor.py", line 625, in backward
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of \
+79.00 GiB of which 1.00 GiB is free. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 5.00 GiB \
+is reserved by PyTorch but unallocated.
+"""
+VICTIM = """\
+{day} 10:00:05 INFO step 3
+[rank3]:[E ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout: \
+WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.
+"""
+DISK = "{day} 10:00:0{second} INFO saving\nOSError: [Errno 28] No space left on device\n"
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["explain", *arguments])
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Path:
+    """A folder as Ray's session logs: one worker out of memory, victims, silent workers and services."""
+    logs = tmp_path / "session" / "logs"
+    logs.mkdir(parents=True)
+    for number in range(60):
+        text = OOM.format(day="2026-03-01", second=3) if number == 41 else VICTIM.format(day="2026-03-01")
+        (logs / f"worker-{number:02}.err").write_text("" if number % 7 == 0 else text)
+        (logs / f"worker-{number:02}.out").write_text("Actor started\n")
+    (logs / "dashboard.log").write_text("RuntimeError: CUDA out of memory. Tried to allocate 9.00 GiB\n")
+    (logs / "core.bin.log").write_bytes(os.urandom(4096))
+    return logs
+
+
+def test_a_folder_of_sixty_workers_is_one_page_about_the_first_cause(session: Path) -> None:
+    done = call(str(session))
+    assert done.exit_code == 0
+    assert done.output.startswith("error[gpu-oom]: backward ran out of GPU memory: needed 2.00 GiB")
+    assert "worker-41.err:4" in done.output and "needed 9.00" not in done.output
+    assert "info: 50 other logs with other errors (hang: " in done.output
+    assert len(done.output.splitlines()) < 40
+
+
+def test_a_link_to_a_folder_is_followed(session: Path, tmp_path: Path) -> None:
+    (tmp_path / "session_latest").symlink_to(session.parent)
+    assert "error[gpu-oom]" in call(str(tmp_path / "session_latest")).output
+
+
+@pytest.mark.parametrize("first", ["disk", "memory"])
+def test_of_two_causes_the_earlier_one_leads(tmp_path: Path, first: str) -> None:
+    (tmp_path / "b.log").write_text(OOM.format(day="2026-03-01", second=1 if first == "memory" else 2))
+    (tmp_path / "a.log").write_text(DISK.format(day="2026-03-01", second=2 if first == "memory" else 1))
+    wanted = "error[gpu-oom]" if first == "memory" else "error[disk]"
+    assert call(str(tmp_path)).output.startswith(wanted)
+    assert call(str(tmp_path / "a.log"), str(tmp_path / "b.log")).output.startswith(wanted)
+
+
+def test_as_json_every_log_has_its_line(session: Path) -> None:
+    lines = [json.loads(line) for line in call("--json", str(session)).output.splitlines()]
+    assert {line["cause"] for line in lines} == {"gpu-oom", "hang", "unknown"}
+
+
+def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
+    done = call(str(tmp_path))
+    assert done.exit_code == 2 and "holds no log" in done.output
+
+
+TEXT = OOM.format(day="2026-03-01", second=3)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        lambda text: gzip.compress(text.encode()),
+        lambda text: lzma.compress(text.encode()),
+        lambda text: bz2.compress(text.encode()),
+        lambda text: codecs.BOM_UTF16_LE + text.encode("utf-16-le"),
+        lambda text: codecs.BOM_UTF16_BE + text.encode("utf-16-be"),
+        lambda text: text.encode("utf-16-le"),
+        lambda text: text.encode("utf-16-be"),
+        lambda text: codecs.BOM_UTF8 + text.encode(),
+        lambda text: text.replace("\n", "\r").encode(),
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: gzip.compress(text.encode("utf-16")),
+    ],
+    ids=["gz", "xz", "bz2", "utf16le", "utf16be", "le", "be", "utf8-bom", "cr", "crlf", "gz-utf16"],
+)
+def test_however_a_log_is_stored_its_failure_phase_and_line_are_read(
+    tmp_path: Path, stored: Callable[[str], bytes]
+) -> None:
+    path = tmp_path / "run.log"
+    path.write_bytes(stored(TEXT))
+    found = json.loads(call("--json", str(path)).output)
+    assert (found["cause"], found["phase"], found["evidence"][0]["line"]) == ("gpu-oom", "backward", 4)
+
+
+def test_what_is_no_text_is_called_that(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_bytes(bytes(range(256)) * 64)
+    done = call(str(path))
+    assert done.exit_code == 2 and "it is not text" in done.output
