@@ -37,7 +37,7 @@ _PLACES = (
     Place("docs/init.md", r"(?i)\b{title}\b", "what `init` reads"),
     Place("orchestrator/cli/shared/SKILL.md", r"(?i)\b{title}\b", "the list for assistants"),
     Place("orchestrator/init/entry_points.py", r'"{name}"', "`framework_of`: its program or its file"),
-    Place("orchestrator/init/draft.py", r'"{name}"', "`settings_of`: how its command line is read"),
+    Place("orchestrator/init/settings.py", r'"{name}"', "`settings_of`: how its command line is read"),
     Place(
         "orchestrator/init/hardware.py",
         r'"{name}"',

@@ -330,6 +330,13 @@ class JobFile(Keys):
         [],
         description="Command line that starts the framework, as a list. Empty: the framework's usual one.",
     )
+    server: CommandLine = _key(
+        [],
+        description=(
+            "Command line of the inference server that the training of TRL or ms-swift uses, as a list."
+            " autotune does not start it; the engine is then not on the GPUs of the job."
+        ),
+    )
     python: OrNull[Text] = _key(
         None, description="Python interpreter of the framework. `null`: the one that runs autotune."
     )

@@ -49,7 +49,7 @@ from autotune.orchestrator.init.settings import (
     settings_of,
 )
 from autotune.orchestrator.init.sources import Kind, kind_of
-from autotune.orchestrator.init.trainings import Training, chosen_of, left_out
+from autotune.orchestrator.init.trainings import Training, chosen_of, is_server_of, left_out
 from autotune.orchestrator.placeholders import is_unfilled
 from autotune.policies.explain.secrets import is_secret_variable
 from autotune.policies.values.value import Value
@@ -80,6 +80,7 @@ class Draft(Value, frozen=True, kw_only=True):
     hardware: Hardware = Hardware()
     notes: tuple[Note, ...] = ()
     assigned: dict[str, Use] = {}  # where the scripts set their variables
+    server: tuple[str, ...] = ()  # that the script starts beside the training
     formulas: dict[str, str] = {}  # settings that the script calculates, and from what
 
 
@@ -161,6 +162,11 @@ def _of_script(
     chosen = chosen_of(found, training, path, arguments)
     invocation, program = chosen.invocation, chosen.program
     notes += left_out(found, chosen)
+    servers = [each for each in started if is_server_of(chosen.framework, program_of(each).argv)]
+    server = program_of(servers[0]).argv if servers else ()
+    for each in servers:
+        message = "the inference server of the training became `server`; start it before a launch"
+        notes.append(Note(file=each.file, line=each.line, message=message))
     notes += [
         Note(
             file=each.file,
@@ -187,7 +193,7 @@ def _of_script(
         name: msgspec.structs.replace(use, file=use.file.removeprefix(f"{cwd}/"))
         for name, use in followed.assigned.items()
     }
-    return msgspec.structs.replace(draft, notes=once, hardware=hardware, assigned=places)
+    return msgspec.structs.replace(draft, notes=once, hardware=hardware, assigned=places, server=server)
 
 
 def _drafted(

@@ -39,6 +39,8 @@ def job_text(draft: Draft, *, gpus: Gpus | None = None, checked: str = "") -> st
     lines.append(f"framework: {draft.framework}")
     if draft.command:
         lines.append(f"command: {_flow(draft.command)}")
+    if draft.server:
+        lines.append(f"server: {_flow(draft.server)}")
     if draft.python:
         lines.append(f"python: {_scalar(draft.python)}")
     if draft.config:

@@ -16,6 +16,8 @@ from autotune.policies.values.value import Value
 
 _SERVER = re.compile(r"vllm[-_]serve|serve_rm|api_server|launch_server|swift rollout|vllm serve")
 
+_OWN_SERVER = {"trl": ("trl", "vllm-serve"), "ms-swift": ("swift", "rollout")}
+
 
 class Training(Value, frozen=True, kw_only=True):
     """A program that a script starts, and the framework that it belongs to."""
@@ -69,12 +71,17 @@ def _overlap(first: Invocation, second: Invocation) -> bool:
     return second.jobs[: len(first.jobs)] != first.jobs and first.waits == second.waits
 
 
+def is_server_of(framework: str, argv: Sequence[str]) -> bool:
+    """Return whether a command starts the inference server of a framework's own trainer."""
+    return bool(argv) and (Path(argv[0]).name, *argv[1:2]) == _OWN_SERVER.get(framework)
+
+
 def left_out(found: Sequence[Training], chosen: Training) -> Iterator[Note]:
     """Yield what the script starts beside the training that became the job."""
     others: dict[tuple[str, str], list[str]] = {}
     for each in found:
         argv, file, line = each.program.argv, each.invocation.file, each.invocation.line
-        if each is chosen:
+        if each is chosen or is_server_of(chosen.framework, argv):
             continue
         if _SERVER.search(" ".join(argv[:4])):
             message = f"left out: the server `{' '.join(argv[:3])}`; start it before a launch"

@@ -165,6 +165,7 @@ class Job(Value, frozen=True, kw_only=True):
     ] = ()  # dotted keys of values that look unfilled and that the file marks as meant
     unfilled: tuple[str, ...] = ()  # settings that are left out, since nobody filled in their values
     command: tuple[str, ...] = ()
+    server: tuple[str, ...] = ()  # the inference server beside the training, which somebody else starts
     python: str | None = None
     settings: dict[str, Any] = {}
     config: str | None = None  # path of the framework's own YAML file

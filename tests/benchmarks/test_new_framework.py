@@ -39,7 +39,7 @@ BESIDE = {
         r'(def framework_of\(.*?    joined = " "\.join\(argv\)\n)',
         r'\1    if "toyrl.train" in joined:\n        return "toyrl"\n',
     ),
-    "orchestrator/init/draft.py": (
+    "orchestrator/init/settings.py": (
         r'(def settings_of\(.*?"""\n)',
         r'\1    if framework == "toyrl":\n        return hydra_settings(argv)\n',
     ),

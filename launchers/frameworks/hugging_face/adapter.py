@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -300,6 +301,9 @@ class HuggingFaceTrainer(TabularFramework[C]):
 
     def warnings(self, config: C) -> Iterator[str]:
         """Yield what the user should know before the launch."""
+        if config.job.server:
+            server = shlex.join(config.job.server)
+            yield f"The training uses a server, which has to run before a launch: {server}"
         if not config.resumes:
             yield "The job writes no checkpoint that training can continue: every attempt starts at step 0."
         yield from super().warnings(config)

@@ -62,6 +62,8 @@ class TrainerSettings(DeclaredSettings):
         if key == PRELOAD:
             return host_allocators.preloaded(self.variable(key))
         value = self.written.get(key)
+        if key == "vllm_mode" and self.job.server:
+            return value or "server"
         if isinstance(value, str):
             value = parsed_value(value.capitalize() if value in ("true", "false") else value)
         return self.facts.defaults.get(self.named(key)) if value is None else value

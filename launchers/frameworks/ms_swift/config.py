@@ -59,7 +59,7 @@ class Config(TrainerSettings):
     def get(self, key: str) -> Any:
         """Return a setting's value as `swift rlhf` fills it in."""
         value = super().get(key)
-        if key == "vllm_mode" and (not self.kind(key) or key in self.facts.defaults):
+        if key == "vllm_mode" and not self.job.server and (not self.kind(key) or key in self.facts.defaults):
             return self._mode_by_server if self.on("use_vllm") else None  # until 3.9
         if key == "eval_strategy" and (value is None or not self._has_validation_data):
             return super().get("save_strategy") if self._has_validation_data else "no"

@@ -209,6 +209,20 @@ def test_vllm_of_trl_generates_where_its_release_has_it(
     assert not find("trl").check(own)
 
 
+@pytest.mark.parametrize(
+    ("framework", "server"), [("trl", ("trl", "vllm-serve")), ("ms-swift", ("swift", "rollout"))]
+)
+def test_a_server_of_the_job_generates_on_gpus_of_its_own(framework: str, server: tuple[str, ...]) -> None:
+    settings = {"use_vllm": True, "num_generations": 8, "per_device_train_batch_size": 8}
+    settings |= {"rlhf_type": "grpo", "vllm_tensor_parallel_size": 1} if framework == "ms-swift" else {}
+    own = job(framework, settings)
+    beside = profile(replace(own, server=server))
+    assert beside.placement is Placement.SEPARATE and "memory_fraction" not in beside.supported
+    assert any(" ".join(server) in warning for warning in beside.warnings)
+    written_mode = replace(own, server=server, settings={**settings, "vllm_mode": "colocate"})
+    assert profile(written_mode).placement is Placement.COLOCATED
+
+
 def test_trl_limits_prompts_until_0_27_and_generates_for_every_pass_before_0_18() -> None:
     assert profile(job("trl", OPEN_R1)).longest_sequence == 1536
     assert profile(job("trl", {"num_generations": 8})).longest_sequence is None

@@ -296,3 +296,22 @@ def test_a_flag_that_the_jobs_own_code_has_is_not_taken_for_a_misspelt_one(
     made = CliRunner().invoke(main, ["init", "run.sh"])
     assert ("unknown flag --micro_train_batch_sizes" in made.stderr) is not is_there, made.stderr
     assert (made.exit_code == 0) is is_there, made.stderr
+
+
+@pytest.mark.parametrize(
+    ("server", "training"),
+    [
+        ("trl vllm-serve --model m", "accelerate launch grpo.py --use_vllm true --num_generations 8"),
+        ("swift rollout --model m", "swift rlhf --rlhf_type grpo --use_vllm true --num_generations 8"),
+        ("", "accelerate launch grpo.py --use_vllm true --num_generations 8"),
+        ("vllm serve m", "accelerate launch grpo.py --use_vllm true --num_generations 8"),
+    ],
+)
+def test_the_server_of_a_training_is_a_part_of_the_job(server: str, training: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{server} &\n{training} --output_dir out\n" if server else f"{training}\n")
+    job = tmp_path / "job.yaml"
+    arguments = ["init", str(script), "--gpus", "8xH100", "-o", str(job)]
+    CliRunner().invoke(main, arguments, catch_exceptions=False)
+    own = server.split() if server.startswith(("trl", "swift")) else None
+    assert yaml.safe_load(job.read_text()).get("server") == own
