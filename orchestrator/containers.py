@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 from autotune.policies.values.job import Job
 
 CONTAINERS = frozenset({"docker", "podman", "apptainer", "singularity", "enroot", "shifter"})
 _KEEP_FOLDER = frozenset({"apptainer", "singularity"})  # they start in the caller's folder, which they mount
+_KEEP_NOTHING = frozenset({"docker", "podman"})  # of what a program writes, where nothing is mounted
 _FOLDER = ("-w", "--workdir", "--pwd", "--cwd")
 _MOUNT = ("-v", "--volume", "--mount", "-B", "--bind", "-m")
 _VARIABLE = ("-e", "--env")
@@ -28,7 +31,11 @@ def code_folders(job: Job) -> tuple[Path, ...]:
     What the image holds cannot be read: a folder of it is left out.
     """
     options = list(_options(job.command[1:]))
-    mounts = [mount for name, value in options if name in _MOUNT for mount in _mounts(value, job.workdir)]
+    mounts = [
+        (target, Path(job.workdir, source))
+        for target, source in _mounted(options)
+        if source.startswith(("/", "."))  # another one is a named volume
+    ]
     inside = [value for name, value in options if name in _FOLDER][-1:]
     for name, value in options:
         if name in _VARIABLE and value.startswith("PYTHONPATH="):
@@ -49,9 +56,10 @@ def _options(words: tuple[str, ...]) -> Iterator[tuple[str, str]]:
             yield name, value if equals else following
 
 
-def _mounts(text: str, workdir: str) -> Iterator[tuple[PurePosixPath, Path]]:
-    """Yield the folder in the container and that of this machine of each mount; named volumes are skipped."""
-    for part in [text] if "=" in text else text.split(","):
+def _mounted(options: Iterable[tuple[str, str]]) -> Iterator[tuple[PurePosixPath, str]]:
+    """Yield the folder in the container of each mount, and what is mounted there."""
+    values = [value for name, value in options if name in _MOUNT]
+    for part in (part for value in values for part in ([value] if "=" in value else value.split(","))):
         if "=" in part:
             fields = dict(each.partition("=")[::2] for each in part.split(","))
             source = fields.get("source") or fields.get("src", "")
@@ -59,8 +67,26 @@ def _mounts(text: str, workdir: str) -> Iterator[tuple[PurePosixPath, Path]]:
         else:
             source, _, rest = part.partition(":")
             target = rest.partition(":")[0] or source
-        if source.startswith(("/", ".")) and target.startswith("/"):
-            yield PurePosixPath(target), Path(workdir, source)
+        if target.startswith("/"):
+            yield PurePosixPath(target), source
+
+
+def with_lost_checkpoints(job: Job, folder: str | None) -> Job:
+    """Return the job with a note if the folder of its checkpoints is certain to be gone with its container.
+
+    That is so of docker and podman, where nothing is mounted there.
+    """
+    if not folder or not job.command or PurePosixPath(job.command[0]).name not in _KEEP_NOTHING:
+        return job
+    options = list(_options(job.command[1:]))
+    path = PurePosixPath(folder)
+    inside = [value for name, value in options if name in _FOLDER][-1:]
+    if path.is_relative_to(job.workdir) and inside:  # a relative path, which the container resolves
+        path = PurePosixPath(inside[0]) / path.relative_to(job.workdir)
+    if any(path.is_relative_to(target) for target, _ in _mounted(options)):
+        return job
+    lost = f"the container mounts nothing at the checkpoint folder `{path}`: a relaunch would start over"
+    return msgspec.structs.replace(job, notes=(*job.notes, lost))
 
 
 def _outside(folder: PurePosixPath, mounts: list[tuple[PurePosixPath, Path]]) -> Path | None:

@@ -26,6 +26,7 @@ from autotune.orchestrator.config.public_models import find_public
 from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
 from autotune.orchestrator.config.yaml_nodes import Document, Place, UnreadableError
 from autotune.orchestrator.config.yaml_nodes import Path as KeyPath
+from autotune.orchestrator.containers import with_lost_checkpoints
 from autotune.orchestrator.errors import Complaint, ExitCode, Failure, JobErrors
 from autotune.orchestrator.placeholders import LITERAL as MARK
 from autotune.orchestrator.placeholders import dotted
@@ -304,6 +305,7 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
         job, more = with_shape(with_releases(job, framework), framework)
         problems += more
         job = with_prompts(job, framework)
+        job = with_lost_checkpoints(job, framework.checkpoint_folder(job))
     for problem in problems:
         _complain_of_problem(document, problem)
     return job

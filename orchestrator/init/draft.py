@@ -214,6 +214,8 @@ def _drafted(
         note(problem)
     for name in (name for name in program.around if name.partition(" ")[0] not in QUIET):
         note(f"left out: `{name}`; autotune starts the program itself")
+        if "--container-image" in name:
+            note("the script runs this in a container of Slurm: start autotune in the same container")
     if Path(program.argv[0]).name in CONTAINERS and framework == "command:":
         note(f"the training runs inside `{program.argv[0]}`: kept whole, and its settings are not read")
     said = settings_of(framework, program.argv)

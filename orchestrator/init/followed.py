@@ -58,8 +58,9 @@ class Followed:
         env: dict[str, str],
         callers: tuple[str, ...],
     ) -> Iterator[Invocation]:
-        self.hardware = self.hardware.or_else(slurm.of_header(text))
-        around = {**self._environment, **env}
+        asked = slurm.of_header(text)
+        self.hardware = self.hardware.or_else(asked)
+        around = {**slurm.variables(asked), **self._environment, **env}
         reading = read_script(place, text, arguments, cwd=cwd, environment=around, now=self._now)
         self._take(reading, env)
         for invocation in reading.invocations:
@@ -68,7 +69,8 @@ class Followed:
 
     def _take(self, reading: Reading, env: Mapping[str, str]) -> None:
         self.notes += reading.notes
-        self.outside = {n: use for n, use in reading.outside.items() if n not in env} | self.outside
+        own = {*env, *(slurm.VARIABLES - self._environment.keys())}
+        self.outside = {n: use for n, use in reading.outside.items() if n not in own} | self.outside
         self.assigned |= reading.assigned
         self.written += reading.written
         self.depends += reading.depends

@@ -10,6 +10,9 @@ from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.init.hardware import Hardware
 
 _HEADER = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+_OF_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+_OF_GPUS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
+VARIABLES = frozenset((*_OF_NODES, *_OF_GPUS))
 _SHORT = {"-N": "--nodes", "-G": "--gpus"}
 _GPUS = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)(?:\(.*\))?")
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
@@ -38,6 +41,12 @@ def of_options(words: Iterable[str]) -> Hardware:
     memory = _MEMORY.fullmatch(given.get("--mem", ""))
     host = f"{memory[1]}{(memory[2] or 'M').upper()}iB" if memory and int(memory[1]) else None
     return Hardware(nodes=nodes, gpus_per_node=per_node or None, gpu=card, host_memory=host)
+
+
+def variables(asked: Hardware) -> dict[str, str]:
+    """Return the variables that Slurm sets to the size of what a script asks for."""
+    found = dict.fromkeys(_OF_NODES, asked.nodes) | dict.fromkeys(_OF_GPUS, asked.gpus_per_node)
+    return {name: str(count) for name, count in found.items() if count is not None}
 
 
 def _words(line: str) -> list[str]:

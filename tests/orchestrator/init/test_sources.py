@@ -187,3 +187,44 @@ def test_the_environment_that_a_command_names_is_that_of_the_workers(
     (folder / "run.sh").write_text(INNER.replace("python3", interpreter))
     assert init("run.sh").exit_code == 0
     assert job(folder).get("python") == (interpreter if named else None)
+
+
+@pytest.mark.parametrize(
+    ("options", "checkpoints", "is_lost"),
+    [
+        ("-v /data:/data", "/ckpts", True),
+        ("-v /data:/data -v /nfs/ckpts:/ckpts", "/ckpts/run", False),
+        ("--mount type=volume,source=ckpts,target=/ckpts", "/ckpts", False),
+        ("-v $PWD:/work -w /work", "checkpoints", False),
+        ("-v /data:/data -w /work", "checkpoints", True),
+    ],
+)
+def test_checkpoints_that_are_gone_with_their_container_are_named(
+    options: str, checkpoints: str, is_lost: bool, folder: Path
+) -> None:
+    (folder / "run.sh").write_text(
+        f"docker run --gpus all {options} verl:latest python3 -m verl.trainer.main_ppo"
+        " actor_rollout_ref.rollout.name=vllm actor_rollout_ref.actor.use_dynamic_bsz=true"
+        f" actor_rollout_ref.model.path=Qwen/Qwen2.5-7B trainer.default_local_dir={checkpoints}\n"
+    )
+    result = init("run.sh", "--gpus", "8xH100")
+    assert result.exit_code == 0, result.stderr
+    assert ("mounts nothing at the checkpoint folder" in result.stderr) is is_lost
+
+
+def test_a_container_of_slurm_is_named(folder: Path) -> None:
+    training = INNER.replace("python3", "srun --container-image=/images/verl.sqsh python3", 1)
+    (folder / "run.sbatch").write_text(f"#!/bin/bash\n{training}")
+    result = init("run.sbatch")
+    assert "container of Slurm: start autotune in the same container" in result.stderr
+
+
+def test_the_variables_of_slurm_have_the_size_that_the_header_asks_for(folder: Path) -> None:
+    header = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:4\n"
+    training = "trainer.nnodes=$SLURM_NNODES trainer.n_gpus_per_node=${SLURM_GPUS_ON_NODE:-8}"
+    line = next(each for each in INNER.splitlines() if "main_ppo" in each)
+    (folder / "run.sbatch").write_text(f"{header}{line.rstrip(' ' + chr(92))} {training}\n")
+    init("run.sbatch")
+    settings = job(folder)["settings"]
+    assert isinstance(settings, dict)
+    assert (settings["trainer.nnodes"], settings["trainer.n_gpus_per_node"]) == (2, 4)
