@@ -46,6 +46,11 @@ def _gpus(c: Config) -> str:
     return f"tensor x context parallelism divides the trainer's {c.world} GPUs"
 
 
+def _awake_since(c: Config) -> str:
+    """Return of which releases it is true that `free_cache_engine: false` keeps the engine awake."""
+    return "" if c.names_release else ", from verl 0.5 on"
+
+
 def _is_another_trainer(c: Config) -> bool:
     return c.text("actor_rollout_ref.actor.strategy") not in ("fsdp", "fsdp2")
 
@@ -267,7 +272,7 @@ WARNED: tuple[Warned[Config], ...] = (
     Warned(lambda c: c.summons_whole and c.world > 1,
         "every weight sync gathers the whole model on every card to read its adapters; actor_rollout_ref.rollout.layered_summon: true (with actor_rollout_ref.rollout.load_format: safetensors) does it layer by layer"),
     Warned(lambda c: c.colocated and not c.sleeps and c.engine,
-        "the engine never sleeps: its weights and pool stay on the card while training runs"),
+        lambda c: f"the engine never sleeps{_awake_since(c)}: its weights and pool stay on the card while training runs"),
 )
 
 UNREAD: tuple[Unread[Config], ...] = (

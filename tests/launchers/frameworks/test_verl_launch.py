@@ -244,3 +244,16 @@ def test_an_engine_of_verl_before_0_5_sleeps_whatever_the_job_says() -> None:
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [("0.4.1", ""), ("0.9.1", "never sleeps: "), (None, "never sleeps, from verl 0.5 on: ")],
+)
+def test_that_the_engine_never_sleeps_is_said_of_the_releases_in_which_it_is_so(
+    version: str | None, words: str
+) -> None:
+    settings = {f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.free_cache_engine": False}
+    of = Job(name="j", framework="verl", framework_version=version, settings=settings)
+    found = [warning for warning in VERL.profile(of, CLUSTER).warnings if "never sleeps" in warning]
+    assert len(found) == bool(words) and all(words in warning for warning in found)
