@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 
 from autotune.launchers.base import Framework
+from autotune.orchestrator import placeholders
 from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import assumed, written
 from autotune.orchestrator.config.schema import LITERAL, READ_ELSEWHERE
 from autotune.orchestrator.config.yaml_edit import Edit, dumped, edited
+from autotune.orchestrator.config.yaml_nodes import Document
 from autotune.orchestrator.messages import arrow
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.script import command_of, script
@@ -79,6 +81,16 @@ def write(
     directory.write_private(run.path / "launch.sh", script(command, job).encode(), executable=True)
 
 
+def _marked(text: str, job: Job) -> str:
+    """Return a job file with the mark of the values that look unfilled and that the job says are meant."""
+    document, lines = Document(text, "", literal=LITERAL), text.split("\n")
+    for path, _ in placeholders.unfilled(msgspec.structs.replace(job, literals=())):
+        at = document.entry(path).value.line
+        if placeholders.dotted(path) in job.literals and placeholders.LITERAL not in lines[at]:
+            lines[at] += f"  {placeholders.LITERAL}"
+    return "\n".join(lines)
+
+
 def stable_text(job_text: str, history: History, framework: Framework, job: Job, knobs: Knobs) -> str:
     """Return the user's job with the changed settings in place; it loads as the stable job."""
     settings = with_units(framework.settings(job, knobs), framework, job)
@@ -97,7 +109,8 @@ def stable_text(job_text: str, history: History, framework: Framework, job: Job,
         edits.append(Edit(("workdir",), job.workdir, "where the job was launched"))
     shown = secrets.masked(job)
     if base is None or secrets.masked(base) != _as_written(shown, base):
-        job_text = dumped(secrets.job_values(shown))  # the run's copy is no longer the job that runs
+        # The run's copy is no longer the job that runs.
+        job_text = _marked(dumped(secrets.job_values(shown)), job)
     return edited(job_text, edits, literal=LITERAL)
 
 

@@ -92,6 +92,22 @@ def test_the_stable_job_loads_and_says_why(form: str) -> None:
         assert f"  # {why}\n  tokens_per_microbatch: 1024   # all of it\n" in stable
 
 
+def test_a_value_that_is_meant_stays_marked_after_an_edit_of_the_run() -> None:
+    text = (
+        "name: j\nframework: command\ngoal: {steps: 3}\n"
+        "command: [./train, '{sync_buffer}', --prompt, 'Write to <file name>.']  # autotune: literal\n"
+        "env:\n  NOTE: <your file>  # autotune: literal\nsettings: {sync_buffer: 64MiB}\n"
+    )
+    framework = frameworks.find("command")
+    job = parse(text)
+    profile = framework.profile(job, assumed(job))
+    history = (Accepted(run="7c1e", job=job, profile=profile, cluster=assumed(job)),)
+    before_the_edit = text.replace("steps: 3", "steps: 9")
+    loaded = parse(export.stable_text(before_the_edit, history, framework, job, profile.knobs))
+    assert (loaded.command, loaded.env) == (job.command, job.env)
+    assert loaded.literals == job.literals != ()
+
+
 def stable(run_text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Job]:
     """Return the stable job of a run that was accepted as the block form, and the job it stands for."""
     job = parse(FORMS["block"])
