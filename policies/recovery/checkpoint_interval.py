@@ -9,7 +9,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from autotune.policies.recovery.outlook import outlook
-from autotune.policies.values.events import Decided, History, Progressed
+from autotune.policies.values.events import SURE, Decided, Foreseen, History, Progressed
 from autotune.policies.values.history import fold
 from autotune.policies.values.job import SAVE_S, SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
@@ -22,15 +22,32 @@ _BEFORE_GROWTH = 8  # checkpoints of a process before memory that grows runs out
 def with_saves(job: Job, history: History, knobs: Knobs) -> Job:
     """Return the job with `recovery.save_every` filled in; max(10 steps, 20 minutes) if it is not set.
 
-    Where memory grows, a process saves several times before it runs out.
+    Where memory grows, or is forecast to run out, a process saves several times before it does.
     """
     if job.recovery.save_every is not None:
         return job
     every = steps_between(history, knobs)
-    grown = next((e.growth for e in reversed(history) if isinstance(e, Decided) and e.growth), None)
-    if grown is not None:
-        every = min(every, max(1, grown.steps // _BEFORE_GROWTH))
+    lasts = _steps_of_growth(history)
+    if lasts:
+        every = min(every, max(1, lasts // _BEFORE_GROWTH))
     return replace(job, recovery=replace(job.recovery, save_every=every))
+
+
+def _steps_of_growth(history: History) -> int:
+    """Return the steps of a process until growth ends it, by a decision or else a forecast; 0: none is known.
+
+    Of forecasts the last of each memory counts, unless it was withdrawn.
+    """
+    judged: set[str] = set()
+    for event in reversed(history):
+        if isinstance(event, Decided) and event.growth is not None:
+            return event.growth.steps
+        if not isinstance(event, Foreseen) or event.memory in judged:
+            continue
+        judged.add(event.memory)
+        if event.holds and not event.lengths and event.chance >= SURE:
+            return max(0, (event.step or 0) - (event.since or 0))
+    return 0
 
 
 def steps_between(history: History, knobs: Knobs) -> int:

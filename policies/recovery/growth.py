@@ -31,6 +31,7 @@ _UNEXPLAINED = (
     100  # steps after which a failure that nothing explains is worth one try with the same settings
 )
 _SHOWN = 100  # steps before growth that ended no process yet is acted on: the rise of a sawtooth is over
+_PLANNED = 0.15  # and before a change is planned, which costs a restart as well, and then growth goes on
 _WORTH = 0.05  # share of the time that restarts may take before a change of the settings is looked at
 _START_S = 600.0  # of a process up to its first step, where none was measured
 _AS_FAR = 0.5  # of the steps of the process before: one that ended sooner did not fail by growth
@@ -97,7 +98,7 @@ def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
         earliest = ahead.earliest or ahead.step or 0
         if earliest > min(following, last_step(run, last)):
             continue
-        if again or (len(last.progress) >= _SHOWN and restart_share(run, last) <= _WORTH):
+        if again or (len(last.progress) >= _SHOWN and restart_share(run, last) <= _PLANNED):
             return _as_forecast(ahead, steps=(ahead.step or step) - first + 1)
     if known is None or known.per_step_bytes:
         return None  # what is measured shows itself before it runs out
@@ -107,8 +108,8 @@ def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
 
 def is_for_restarts(run: Run, last: Attempt) -> bool:
     """Return whether a restart is what an expected failure will be answered with, and no other settings."""
-    ahead = last.imminent
-    return ahead is not None and not ahead.lengths and restart_share(run, last) <= _WORTH
+    ahead, most = last.imminent, _PLANNED if len(last.progress) >= _SHOWN else _WORTH
+    return ahead is not None and not ahead.lengths and restart_share(run, last) <= most
 
 
 def after_restart(run: Run, last: Attempt) -> Launch:

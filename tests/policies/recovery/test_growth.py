@@ -245,6 +245,18 @@ def test_what_ran_out_before_is_restarted_at_the_checkpoint_before() -> None:
     assert stops_after(night, 400) == 360
 
 
+def test_the_first_rise_of_what_may_be_a_sawtooth_changes_nothing() -> None:
+    night = Night(forecast=Forecasting.ACT, seconds=240.0)
+    night.launch()
+    assert stops_after(night, 60, ahead(62, seen_at=40)) is None
+
+
+def test_a_planned_restart_comes_before_a_planned_change_of_the_settings() -> None:
+    night = Night(forecast=Forecasting.ACT, seconds=20.0)  # a restart takes 9 % of the time
+    night.launch()
+    assert stops_after(night, 300, ahead(300, seen_at=200)) == 290
+
+
 @pytest.mark.parametrize("forecast", [Forecasting.TELL, Forecasting.ACT])
 @pytest.mark.parametrize("cause", [Cause.GPU_OOM, Cause.HOST_OOM])
 def test_a_forecast_restarts_a_job_that_acts_on_it_or_failed_so_before(
@@ -312,6 +324,10 @@ def test_a_process_saves_several_times_before_its_memory_runs_out() -> None:
     grown = Decided(growth=MemoryGrowth(memory="host", steps=240))
     after = with_saves(job, (*night.rows, grown), KNOBS).recovery.save_every
     assert (before, after) == (1200, 30)
+    foreseen = (*night.rows, ahead(323, seen_at=200))
+    assert with_saves(job, foreseen, KNOBS).recovery.save_every == 40
+    withdrawn = (*foreseen, replace(ahead(323, seen_at=210), holds=False))
+    assert with_saves(job, withdrawn, KNOBS).recovery.save_every == 1200
     own = replace(job, recovery=Recovery(save_every=500))
     assert with_saves(own, (*night.rows, grown), KNOBS) == own
 
