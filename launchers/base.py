@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -103,6 +103,10 @@ class Framework(Protocol):
     releases: tuple[str, ...] = ()  # whose settings are known; empty where one version stands for all
     modules: tuple[str, ...] = ()  # that its interpreter must be able to import on every node
     builds_on: str = ""  # the key of its file of settings that names the files which that one extends
+    reasons: ClassVar[
+        Mapping[str, str]
+    ] = {}  # why an attempt's command has a setting that the job lacks, by pattern
+    passes_settings: bool = True  # whether the words of a command are the job's settings
     loss: str = ""  # the metric of a step that is its loss; empty: its lines show none
 
     @property

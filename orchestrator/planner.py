@@ -23,6 +23,7 @@ from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.ranking import judged
 from autotune.policies.recovery.worst_case import cautions, longest_sequences
 from autotune.policies.search.space import written
+from autotune.policies.values.command import Addition
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Launch, Policy
 from autotune.policies.values.failure import Cause, Component, Phase
@@ -117,6 +118,7 @@ class Plan(Value, frozen=True, kw_only=True):
     lengths: LengthsPlan | None = None
     error: float | None = None  # share of a peak
     calibrated_by: int = 0  # runs
+    log: str = ""  # that corrected the prediction too
     note: str = ""  # why there is no estimate
     model_from: str = ""  # where the model's shape was read
     settings_of: str = ""  # the release whose settings stand for the job's, and why that one
@@ -124,6 +126,7 @@ class Plan(Value, frozen=True, kw_only=True):
     first: dict[str, tuple[Setting, Setting]] = {}  # what the first launch changes
     reason: str
     command: tuple[str, ...]
+    additions: tuple[Addition, ...] = ()  # what the command has beside the user's own
     ladder: tuple[RungPlan, ...]
     knobs: tuple[KnobPlan, ...]
     unsupported: dict[str, str]
@@ -141,14 +144,17 @@ def plan(
     recall: Callable[[Kind], Learned | None] = lambda _: None,
     render: Callable[[Accepted, Knobs], tuple[str, ...]],
     remedies: bool = True,
+    failure: Diagnosis | None = None,
 ) -> Plan:
     """Return what `launch` would do with a job on a cluster; `render` returns the first command.
 
-    Without `remedies`, which take seconds to rank, the plan has none.
+    Without `remedies`, which take seconds to rank, the plan has none. `failure` of the job as written, as its
+    log shows it, calibrates the prediction, and nothing else.
     """
     accepted, action = first_attempt(job, framework, cluster, recall=recall)
     profile, run = accepted.profile, fold((accepted,))
-    view, changes = outlook(run), changed(profile.knobs, action.knobs)
+    view = outlook(run if failure is None else _failed(accepted, failure, profile.knobs))
+    changes = changed(profile.knobs, action.knobs)
     return Plan(
         name=job.name,
         framework=job.framework,
@@ -173,6 +179,44 @@ def plan(
         warnings=(*profile.warnings, *device_notes(cluster.gpu_name), *cautions(run, action.knobs)),
         rehearsal=framework.meets(job),
     )
+
+
+class Repair(Value, frozen=True, kw_only=True):
+    """What a launch changes after a failure, with the peaks that the failure taught."""
+
+    remedy: Remedy | None  # None: nothing is left to change
+    before: Knobs
+    phases: tuple[PhasePlan, ...] = ()  # of the attempt that failed
+    after_phases: tuple[PhasePlan, ...] = ()  # with the remedy
+    note: str = ""  # why there is no estimate
+
+
+def repair(
+    job: Job,
+    framework: Framework,
+    cluster: Cluster,
+    diagnosis: Diagnosis,
+    *,
+    knobs: Knobs | None = None,
+    recall: Callable[[Kind], Learned | None] = lambda _: None,
+) -> Repair:
+    """Return what a launch would change after an attempt with `knobs`, or as written, failed so."""
+    accepted, _ = first_attempt(job, framework, cluster, recall=recall)
+    knobs = knobs or accepted.profile.knobs
+    run = _failed(accepted, diagnosis, knobs)
+    remedy = next((remedy for remedy in remedies_after(run) if remedy.changes), None)
+    view = outlook(run)
+    if view is None:
+        note = _why_no_estimate(job, accepted.profile, cluster)
+        return Repair(remedy=remedy, before=knobs, note=note)
+    after = _phases(view, remedy.apply(knobs)) if remedy is not None else ()
+    return Repair(remedy=remedy, before=knobs, phases=_phases(view, knobs), after_phases=after)
+
+
+def _failed(accepted: Accepted, diagnosis: Diagnosis, knobs: Knobs) -> Run:
+    """Return the history of a job whose first attempt failed so."""
+    attempt = Attempt(number=1, knobs=knobs, step=diagnosis.step, diagnosis=diagnosis)
+    return msgspec.structs.replace(fold((accepted,)), attempts=(attempt,))
 
 
 def device_notes(name: str) -> Iterator[str]:

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "plan": "Show what launch would do and why, without starting anything.",
     "doctor": "Check the machine, the cluster and the job before a launch.",
     "explain": "Explain why a job died from its log, and what would fix it.",
+    "fix": "Show the change of a script or job that cures the failure in a log.",
     "status": "List the runs, or the attempts of one run.",
     "logs": "Print the log of the running or last attempt.",
     "report": "Write a run's report as one HTML file.",

@@ -11,9 +11,11 @@ import msgspec
 
 from autotune.launchers import frameworks
 from autotune.orchestrator import placeholders
+from autotune.orchestrator.additions import additions, passed_over, shown
 from autotune.orchestrator.cli.shared.options import (
     Options,
     card_names,
+    file_names,
     framework_names,
     given,
     global_options,
@@ -33,6 +35,8 @@ from autotune.orchestrator.terminal.plan_table import render_plan
 from autotune.orchestrator.terminal.plan_verdict import verdict
 from autotune.orchestrator.terminal.widgets import echo, rendered, table, width_of
 from autotune.orchestrator.unfinished import load_unfinished
+from autotune.policies.values.command import Addition
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.job import Job
@@ -40,6 +44,7 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.value import Value
 
 _MOST_PER_NODE = 16  # GPUs; more are a mistake for several nodes, or a rack
+_PREDICTED = "as written the job is predicted not to fit"
 _OFFERED = ("verl", "slime")  # instead of a framework whose job does not fit
 _CODES = """\b
 Exit codes:
@@ -73,8 +78,16 @@ class Comparison(Value, frozen=True, kw_only=True):
     clusters: tuple[PlannedGpus, ...]  # in the order of `--gpus`
 
 
-def show(job_file: Path, *, gpus: str | None, overrides: tuple[str, ...], options: Options) -> None:
-    """Print the plan of a job file."""
+def show(
+    job_file: Path,
+    *,
+    gpus: str | None,
+    overrides: tuple[str, ...],
+    options: Options,
+    log: str | None = None,
+) -> None:
+    """Print the plan of a job file; `log` is of an attempt of it that failed as written."""
+    failure = None if log is None else _failure_in(log)
     job, missing = load_unfinished(job_file)
     if overrides:
         settings = override(job, overrides)
@@ -84,7 +97,8 @@ def show(job_file: Path, *, gpus: str | None, overrides: tuple[str, ...], option
         return
     job, resized = with_cards(job, cards_of(gpus))
     edits = placeholders.warnings(job)
-    outcome = outcome_of(job, missing=(*edits, *missing, *resized))
+    outcome = outcome_of(job, missing=(*edits, *missing, *resized), failure=failure)
+    outcome = msgspec.structs.replace(outcome, log=log or "")
     if options.json:
         click.echo(msgspec.json.encode(outcome))
         return
@@ -120,7 +134,22 @@ def _planned_gpus(job: Job, name: str, cards: Gpus | None) -> PlannedGpus:
     return PlannedGpus(gpus=name, verdict=verdict(plan, names_gpus=False), plan=plan)
 
 
-def outcome_of(job: Job, *, missing: tuple[str, ...] = (), remedies: bool = True) -> Plan:
+def _failure_in(log: str) -> Diagnosis:
+    """Return the memory failure in a log; raises Failure where it has none."""
+    from autotune.orchestrator.explain.reader import check, read
+    from autotune.policies.diagnosis.diagnose import diagnose
+
+    check((log,))
+    found = diagnose(read(log).evidence)
+    if not found.cause.is_oom:
+        hint = f"`autotune explain {log}` says what it shows"
+        raise Failure(f"--log: no memory failure in `{log}`", hint=hint, code=ExitCode.USAGE)
+    return found
+
+
+def outcome_of(
+    job: Job, *, missing: tuple[str, ...] = (), remedies: bool = True, failure: Diagnosis | None = None
+) -> Plan:
     """Return the plan of a job, with its remedies or without.
 
     `missing` are its files that are not on this machine.
@@ -128,15 +157,23 @@ def outcome_of(job: Job, *, missing: tuple[str, ...] = (), remedies: bool = True
     framework, cluster = frameworks.find(job.framework), expected_cluster(job)
     job = with_gpu_memory(job, cluster)
 
-    def shown(accepted: Accepted, knobs: Knobs) -> tuple[str, ...]:
+    changes: list[Addition] = []
+
+    def rendered_command(accepted: Accepted, knobs: Knobs) -> tuple[str, ...]:
         command = command_of(
             framework, job, knobs, history=(accepted,), run="plan", attempt=1, resume=job.resume
         )
+        changes.extend(shown(additions(framework, job, knobs, command, why=_PREDICTED), job))
         python = job.python or sys.executable
         return tuple(word.replace("{python}", python) for word in shown_command(command, job).argv)
 
-    outcome = plan(job, framework, cluster, recall=calibration_cache.recall, render=shown, remedies=remedies)
-    return msgspec.structs.replace(outcome, warnings=(*missing, *outcome.warnings))
+    recall = calibration_cache.recall
+    outcome = plan(
+        job, framework, cluster, recall=recall, render=rendered_command, remedies=remedies, failure=failure
+    )
+    return msgspec.structs.replace(
+        outcome, warnings=(*missing, *passed_over(job), *outcome.warnings), additions=tuple(changes)
+    )
 
 
 def cards_of(written: str | None) -> Gpus | None:
@@ -251,6 +288,12 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
     shell_complete=knob_settings,
     help="Plan with another value of a knob, or of a setting of the framework; can be repeated.",
 )
+@click.option(
+    "--log",
+    metavar="FILE",
+    shell_complete=file_names,
+    help="Correct the prediction by the log of this job, as written, that ran out of memory.",
+)
 @click.option("--model", metavar="NAME", help="Without a job file: generate one for this model.")
 @click.option(
     "--framework",
@@ -273,6 +316,7 @@ def command(
     job_file: Path | None,
     gpus: str | None,
     overrides: tuple[str, ...],
+    log: str | None,
     model: str | None,
     framework: str | None,
     **sizes: int | None,
@@ -291,10 +335,10 @@ def command(
     if job_file is not None:
         if model is not None or framework is not None or said:
             raise click.UsageError("--model and its options generate a job: do not pass a job file too")
-        show(job_file, gpus=gpus, overrides=overrides, options=options)
+        show(job_file, gpus=gpus, overrides=overrides, log=log, options=options)
         return
-    if overrides:
-        raise click.UsageError("--set changes a job: pass its file")
+    if overrides or log:
+        raise click.UsageError("--set and --log are of a job: pass its file")
     wanted = cards_of(gpus)
     if model is None or wanted is None:
         raise click.UsageError("pass a job file, or --model and --gpus")

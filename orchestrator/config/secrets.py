@@ -279,6 +279,11 @@ def values_of(job: Job) -> dict[str, str]:
     return dict(sorted(hidden.items(), key=lambda item: -len(item[0])))
 
 
+def shown_text(text: str, job: Job) -> str:
+    """Return a text with variables in place of the values of a job that nothing may show."""
+    return _without(text, values_of(job))
+
+
 def masked(job: Job) -> Job:
     """Return the job as it may be recorded."""
     whole = values_of(job)

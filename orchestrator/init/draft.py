@@ -91,10 +91,12 @@ def draft_of(
     environment: Mapping[str, str],
     now: float,
     training: int | None = None,
+    text: str | None = None,
 ) -> Draft:
     """Return the job of a command, of a script or of a YAML file; raises Failure if there is none.
 
-    `training` says which of the trainings that a script starts is meant, from 1.
+    `training` says which of the trainings that a script starts is meant, from 1; `text` stands for what the
+    script's file holds.
     """
     if _SHELLS.fullmatch(words[0]) and len(words) > 1 and not words[1].startswith("-"):
         words = words[1:]
@@ -110,7 +112,13 @@ def draft_of(
         return _of_document(Path(first))
     if kind is Kind.SHELL:
         return _of_script(
-            Path(first), list(words[1:]), cwd=cwd, environment=environment, now=now, training=training
+            Path(first),
+            list(words[1:]),
+            cwd=cwd,
+            environment=environment,
+            now=now,
+            training=training,
+            text=text,
         )
     if kind in (Kind.DOCUMENT, Kind.PYTHON):
         called = shlex.join(words)
@@ -138,8 +146,10 @@ def _of_script(
     environment: Mapping[str, str],
     now: float,
     training: int | None,
+    text: str | None = None,
 ) -> Draft:
-    place, text = Path(cwd, path), read_text(path).replace("\r\n", "\n")
+    place = Path(cwd, path)
+    text = (read_text(path) if text is None else text).replace("\r\n", "\n")
     if not text.strip():
         raise Failure(f"`{path}` is empty", code=ExitCode.USAGE)
     followed = Followed(environment, now)

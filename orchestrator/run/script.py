@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 
 from autotune.launchers.base import Framework
 from autotune.orchestrator.config.secrets import shown_command
@@ -14,6 +16,7 @@ from autotune.policies.values.events import History
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 
+_PACKAGE = Path(__file__).parents[2]  # where File.source is found
 _FROM_ENVIRONMENT = re.compile(r"(\$\{[A-Za-z_][A-Za-z0-9_]*:\?\})")
 
 
@@ -25,14 +28,22 @@ def command_of(
     return framework.command(rendered, knobs, run=run, attempt=attempt, resume=resume)
 
 
-def script(command: Command, job: Job) -> str:
-    """Return a shell script that runs the command without autotune, its files inside."""
+def script(command: Command, job: Job, *, comments: Iterable[str] = (), by_path: bool = False) -> str:
+    """Return a shell script that runs the command without autotune, its files inside.
+
+    With `by_path` the files that autotune brings are copied from where it is installed.
+    """
     shown = shown_command(command, job)
-    lines = ["#!/usr/bin/env bash", "set -euo pipefail", f"cd {shlex.quote(command.cwd)}"]
+    notes = (f"# {line}".rstrip() for text in comments for line in text.splitlines())
+    lines = ["#!/usr/bin/env bash", *notes]
+    lines += ["set -euo pipefail", f"cd {shlex.quote(command.cwd)}"]
     if shown.files:
         lines += ['attempt="$(mktemp -d)"', "umask 077"]
     for file, own in zip(shown.files, command.files, strict=True):
-        lines += _file(file, filled_in=file.text != own.text)
+        if by_path and own.source:
+            lines.append(f'cp {shlex.quote(str(_PACKAGE / own.source))} "$attempt"/{shlex.quote(file.name)}')
+        else:
+            lines += _file(file, filled_in=file.text != own.text)
     lines += [f"export {name}={_quote(value)}" for name, value in sorted(shown.env.items())]
     words = [_quote(word.replace("{python}", job.python or sys.executable)) for word in shown.argv]
     lines.append("exec " + " \\\n  ".join(words))

@@ -8,8 +8,9 @@ import textwrap
 from collections.abc import Iterator
 
 from autotune.orchestrator import messages
+from autotune.orchestrator.additions import change_lines
 from autotune.orchestrator.planner import GPU_UNKNOWN, PhasePlan, Plan, RungPlan
-from autotune.orchestrator.terminal.plan_verdict import NOT_CALIBRATED, share_of, verdict_lines
+from autotune.orchestrator.terminal.plan_verdict import NOT_CALIBRATED, is_calibrated, share_of, verdict_lines
 from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, rendered, table
 from autotune.orchestrator.units import show_gib, show_setting
 from autotune.policies.values.rehearsing import LateEvent
@@ -70,6 +71,11 @@ def render_plan(
     lines += [*_estimate(plan, width, verbose=verbose), *_model(plan, width or PIPED_WIDTH, verbose=verbose)]
     lines += ["", *_first_attempt(plan, width)]
     lines += _command(plan.command, verbose=verbose, width=width or PIPED_WIDTH)
+    if plan.additions:
+        lines += ["", "added (+), replaced (~) and left out (-) in your command"]
+        lines += [
+            part for each in change_lines(plan.additions) for part in _change(each, width or PIPED_WIDTH)
+        ]
     if plan.ladder:
         lines += ["", *_remedies(plan, width, verbose=verbose)]
     else:
@@ -142,7 +148,8 @@ def _estimate(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
     small = all((phase.capacity_bytes or phase.total_bytes) < _SMALL_BYTES for phase in plan.phases)
     unit, scale = ("MiB", _MIB) if small else ("GiB", _GIB)
     runs = f"{plan.calibrated_by} earlier run{'' if plan.calibrated_by == 1 else 's'}"
-    source = f"calibrated by {runs}, ± one standard deviation" if plan.calibrated_by else NOT_CALIBRATED
+    by = " and ".join(each for each in (plan.log, runs if plan.calibrated_by else "") if each)
+    source = f"calibrated by {by}, ± one standard deviation" if by else NOT_CALIBRATED
     host = max(phase.host_bytes for phase in plan.phases)
     of = " (the node's size is unknown; set cluster.host_memory)"
     if plan.cluster.host_memory_bytes:
@@ -211,7 +218,7 @@ def _peaks(plan: Plan, scale: float, width: int | None) -> str:
     """Return the table of peaks, with narrow gaps and marks where `width` asks for it."""
     head = ("phase", *_PARTS, _OTHERS, "total", "", "")
     right = range(1, len(head) - 1)
-    rows = [_row(phase, scale, calibrated=plan.calibrated_by > 0) for phase in plan.phases]
+    rows = [_row(phase, scale, calibrated=is_calibrated(plan)) for phase in plan.phases]
     wide = rendered(table(rows, head=head, right=right), width=None)
     if width is None or max(map(len, wide.split("\n"))) <= width:
         return wide
@@ -264,6 +271,14 @@ def _command(argv: tuple[str, ...], *, verbose: bool, width: int) -> list[str]:
         line += f"{word} "
     more = [f"{_INDENT * 2}…  (-v prints all {len(argv)} arguments)"] if len(argv) > shown else []
     return [*lines, line.rstrip() + (" \\" if more else ""), *more]
+
+
+def _change(line: str, width: int) -> list[str]:
+    """Return a line on what differs from the user's command, its value whole, so that it can be copied."""
+    if not line.startswith(" "):
+        return [f"{_INDENT}{line}"]
+    indent = _INDENT * 3
+    return textwrap.wrap(line.strip(), width, initial_indent=indent, subsequent_indent=indent)
 
 
 def _remedies(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:

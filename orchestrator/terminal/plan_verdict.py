@@ -28,10 +28,15 @@ def verdict(plan: Plan, *, names_gpus: bool = True) -> str:
     """Return whether the job as written fits, in one sentence."""
     if not plan.phases:
         return f"no memory estimate: {plan.note}"
-    how = [] if plan.calibrated_by else [NOT_CALIBRATED]
+    how = [] if is_calibrated(plan) else [NOT_CALIBRATED]
     how += [f"assumed: {fact.value}" for fact in plan.rests_on]
     where = f" on {_gpus(plan.cluster)}" if names_gpus else ""
     return _sentence(plan.phases, plan, where=where) + (f" ({'; '.join(how)})" if how else "")
+
+
+def is_calibrated(plan: Plan) -> bool:
+    """Return whether an earlier run or a log corrected the prediction."""
+    return plan.calibrated_by > 0 or bool(plan.log)
 
 
 def share_of(phase: PhasePlan, *, calibrated: bool) -> str:
@@ -47,7 +52,7 @@ def _sentence(phases: tuple[PhasePlan, ...], plan: Plan, *, where: str = "") -> 
     if not limited:
         return "no verdict: the memory of a GPU is unknown"
     tightest = max(limited, key=lambda phase: phase.total_bytes / (phase.capacity_bytes or 1))
-    share = share_of(tightest, calibrated=plan.calibrated_by > 0)
+    share = share_of(tightest, calibrated=is_calibrated(plan))
     missing = tightest.total_bytes - (tightest.capacity_bytes or 0)
     worst = [phase for phase in limited if phase.verdict == "overflows"]
     if missing > 0 and tightest in worst:

@@ -10,6 +10,7 @@ class File(Value, frozen=True, kw_only=True):
 
     name: str
     text: str
+    source: str = ""  # the text's place below autotune's own folder; empty: it is made for the attempt
 
 
 class Command(Value, frozen=True, kw_only=True):
@@ -24,3 +25,12 @@ class Command(Value, frozen=True, kw_only=True):
     cwd: str = "."
     files: tuple[File, ...] = ()
     ray_native: bool = True  # takes its GPUs from Ray itself
+
+
+class Addition(Value, frozen=True, kw_only=True):
+    """A setting or variable that differs from the user's own command."""
+
+    name: str  # as it stands in the command; of a variable `export NAME`
+    before: str | None = None  # null: the user's command has none
+    after: str | None = None  # null: it is left out
+    reason: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -43,6 +43,14 @@ class Areal(TabularFramework[Config]):
     """
 
     name = "areal"
+    reasons: ClassVar[Mapping[str, str]] = {
+        "config": "the job's own file of settings",
+        "recover.*": "relaunches continue the checkpoints of this run, and AReaL itself does not relaunch",
+        "stats_logger.wandb.id_suffix": "relaunches continue one W&B run",
+        "scheduler.type": "autotune launches on Ray",
+        "*.backend": "the part that the job's allocation_mode gives to it",
+        "allocation_mode": "the parts of the cluster that the job's backends take",
+    }
     settings_class = Config
     saves_by_time = True
     announces_end = True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import msgspec
 import yaml
@@ -37,6 +38,8 @@ class Builtin(Framework):
     """
 
     name = "builtin"
+    passes_settings = False
+    reasons: ClassVar[Mapping[str, str]] = {"config": "the job's settings, as a file"}
     saves_by_time = False
     announces_end = True
     modules = ("torch", "transformers", "tokenizers", "safetensors", "autotune.launchers.builtin")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -53,6 +53,8 @@ class AnyCommand(Framework):
     """A script with `{knob}` placeholders in its command or environment; nothing is known of its data."""
 
     name = "command"
+    passes_settings = False
+    reasons: ClassVar[Mapping[str, str]] = {"*": "`settings.resume` of the job"}
     saves_by_time = False
     announces_end = False
     loss = "loss"

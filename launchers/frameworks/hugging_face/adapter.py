@@ -65,6 +65,19 @@ _OF_OLDER_TRANSFORMERS = """
 class HuggingFaceTrainer(TabularFramework[C]):
     """Attempts run the framework's program inside `entry.py`, which continues and tells progress."""
 
+    reasons: ClassVar[Mapping[str, str]] = {
+        "output_dir": "checkpoints of this run alone, from which its relaunches continue",
+        "save_steps": "the job saves nothing, and a relaunch needs a checkpoint",
+        "save_total_limit": "older checkpoints of this run are deleted, never those of the job's own folder",
+        "add_version": "the folder keeps its name, so that a relaunch finds its checkpoints",
+        "num_processes": "one process for each GPU",
+        "nproc_per_node": "one process for each GPU",
+        "WANDB_*": "relaunches continue one W&B run",
+        "AUTOTUNE_IN_PLACE*": "a pass that runs out of memory is tried again in smaller pieces",
+        "entry.py": "runs the trainer: it continues checkpoints and tells its phases",
+        "at_import.py": "what entry.py does as the trainer is imported",
+        "in_place.py": "repeats a pass that ran out of memory in smaller pieces",
+    }
     title: ClassVar[str]  # of the framework, in messages
     reported_as: ClassVar[str]  # the program that the lines of the entry name
     saving: ClassVar[Mapping[str, Any]]  # the values that save memory
@@ -248,7 +261,10 @@ class HuggingFaceTrainer(TabularFramework[C]):
     def files(self) -> tuple[File, ...]:
         """The files that an attempt needs beside it."""
         folder = resources.files("autotune.launchers.frameworks.hugging_face")
-        return tuple(File(name=name, text=(folder / name).read_text()) for name in _FILES)
+        place = "launchers/frameworks/hugging_face"
+        return tuple(
+            File(name=name, text=(folder / name).read_text(), source=f"{place}/{name}") for name in _FILES
+        )
 
     def flag(self, name: str, value: Any) -> str:
         """Return a setting as a user types it."""

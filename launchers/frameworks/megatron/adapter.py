@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -54,6 +54,16 @@ class MegatronRl(ListedFlagFramework[Config]):
     save_key = "save"
     own_settings = ("ref-load", "start-rollout-id", "tb-experiment-name")  # the others are of Megatron-LM
     is_whole = True
+    reasons: ClassVar[Mapping[str, str]] = {
+        "save": "checkpoints of this run alone, from which its relaunches continue",
+        "save_interval": "the job saves nothing, and a relaunch needs a checkpoint",
+        "load": "`resume:` of the job decides whether the start continues a checkpoint",
+        "ref_load": "where the weights come from while nothing is saved",
+        "no_load_*": "a relaunch continues the whole checkpoint, not its weights alone",
+        "finetune": "a relaunch continues the whole checkpoint, not its weights alone",
+        "ckpt_step": "a relaunch continues the newest checkpoint",
+        "tb_experiment_name": "relaunches continue one TensorBoard log",
+    }
 
     @property
     def tables(self) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
@@ -29,6 +30,10 @@ class NemoRL(TabularFramework[Config]):
     """NeMo-RL's GRPO scripts: a YAML file, or their own, under Hydra's overrides."""
 
     name = "nemo-rl"
+    reasons: ClassVar[Mapping[str, str]] = {
+        _FOLDER: "checkpoints of this run alone, from which its relaunches continue",
+        _EVERY: "the job saves nothing, and a relaunch needs a checkpoint",
+    }
     settings_class = Config
     saves_by_time = False
     announces_end = False  # an end by grpo.max_num_epochs is silent

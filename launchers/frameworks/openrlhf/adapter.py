@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -25,6 +26,12 @@ class OpenRlhf(ArgparseFramework[Config]):
     """The dotted flags of `openrlhf.cli.train_ppo_ray`, which refuses what it does not know."""
 
     name = "openrlhf"
+    reasons: ClassVar[Mapping[str, str]] = {
+        _PATH: "checkpoints of this run alone, from which its relaunches continue",
+        _LOAD: "`resume:` of the job decides whether the start continues a checkpoint",
+        _EVERY: "the job saves nothing, and a relaunch needs a checkpoint",
+        "logger.wandb.run_name": "relaunches continue one W&B run",
+    }
     settings_class = Config
     saves_by_time = False
     announces_end = False

@@ -31,6 +31,12 @@ class SkyRL(TabularFramework[Config]):
     """SkyRL's own trainer, or an entry point that takes its settings; they are OmegaConf's `key=value`."""
 
     name = "skyrl"
+    reasons: ClassVar[Mapping[str, str]] = {
+        "trainer.ckpt_path": "checkpoints of this run alone, from which its relaunches continue",
+        "trainer.ckpt_interval": "the job saves nothing, and a relaunch needs a checkpoint",
+        "trainer.resume_mode": "`resume:` of the job decides whether the start continues a checkpoint",
+        "SKYRL_DUMP_INFRA_LOG_TO_STDOUT": "the log shows the failures of engines",
+    }
     settings_class = Config
     saves_by_time = False
     announces_end = True

@@ -52,6 +52,19 @@ class Verl(TabularFramework[Config]):
     saves_by_time = False
     announces_end = False
     loss = "actor/pg_loss"
+    reasons: ClassVar[Mapping[str, str]] = {
+        "trainer.default_local_dir": "checkpoints of this run alone, from which its relaunches continue",
+        "trainer.resume_mode": "`resume:` of the job decides whether the start continues a checkpoint",
+        "trainer.logger": "the console shows progress, the file its metrics",
+        "trainer.save_freq": "the job saves nothing, and a relaunch needs a checkpoint",
+        "trainer.max_*_ckpt_to_keep": "older checkpoints of this run are deleted, never others",
+        f"{_RUNTIME}.py_executable": "the workers run the job's interpreter",
+        "*VERL_REPLAY_BUFFER_DEBUG*": "a hang is silent, so that it is noticed",
+        "*WANDB_*": "relaunches continue one W&B run",
+        "*TENSORBOARD_DIR": "relaunches continue one TensorBoard log",
+        "*VERL_FILE_LOGGER_ROOT": "metrics of this attempt, for the certificate",
+        "global_profiler.save_path": "memory snapshots of this attempt",
+    }
     distribution = "verl"
     version_file = "verl/version/version"
     modules = ("verl",)
@@ -219,7 +232,7 @@ class Verl(TabularFramework[Config]):
         }
         if not config.has("trainer.save_freq"):
             own["trainer.save_freq"] = job.recovery.save_every or SAVE_STEPS
-        if config.saves:
+        if config.saves and not job.resume:  # else the folder holds checkpoints of the user's
             models = ("actor", "critic") if config.critic else ("actor",)
             kept = (f"trainer.max_{model}_ckpt_to_keep" for model in models)
             own |= {key: _KEPT for key in kept if not config.has(key)}

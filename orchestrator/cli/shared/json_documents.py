@@ -30,6 +30,7 @@ from autotune.orchestrator.explain.snapshot import SnapshotDocument
 from autotune.orchestrator.notify.document import Notification
 from autotune.orchestrator.planner import Plan
 from autotune.orchestrator.report.document import Report
+from autotune.orchestrator.terminal.fix_text import FixDocument
 from autotune.orchestrator.terminal.remedy_table import RemedyTable
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import Row
@@ -43,6 +44,7 @@ DOCUMENTS: Mapping[str, tuple[str, Any]] = {
     "submitted": ("`launch`, `search` and `rehearse` with --submit URL --json", Submitted),
     "plan": ("`autotune plan job.yaml --json`", Plan),
     "plan-clusters": ("`autotune plan job.yaml --gpus 4xH100,8xH100 --json`", Comparison),
+    "fix": ("`autotune fix LOG FILE --json`", FixDocument),
     "starting-job": ("`autotune plan --model NAME --gpus 8xH100 --json`", StartingJob),
     "doctor": ("`autotune doctor --json`", Examined),
     "explain": ("a line of `autotune explain LOG... --json`", ExplanationDocument),

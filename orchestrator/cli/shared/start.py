@@ -15,6 +15,7 @@ import msgspec
 from autotune.launchers import frameworks
 from autotune.launchers.packages import EXTRAS, NEEDED
 from autotune.orchestrator import placeholders
+from autotune.orchestrator.additions import additions, change_lines, passed_over, shown
 from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.cli.shared.edit import (
     RequestedJob,
@@ -38,7 +39,7 @@ from autotune.orchestrator.run import calibration_cache, directory
 from autotune.orchestrator.run.lock import UNKNOWN, owner
 from autotune.orchestrator.run.script import script
 from autotune.orchestrator.run_states import display_of
-from autotune.policies.values.command import Command
+from autotune.policies.values.command import Addition, Command
 from autotune.policies.values.events import Finished, GaveUp, NeedsHuman
 from autotune.policies.values.job import Job
 from autotune.policies.values.rehearsing import Part
@@ -76,15 +77,24 @@ def _assumed(variable: str) -> str:
 
 def first_command(job: Job, request: directory.RunRequest) -> Command:
     """Return the command of the first attempt as far as it is known before a cluster is, as `plan` does."""
+    return first_command_and_changes(job, request)[0]
+
+
+def first_command_and_changes(
+    job: Job, request: directory.RunRequest
+) -> tuple[Command, tuple[Addition, ...]]:
+    """Return the command of the first attempt, and what it has beside the user's own."""
     framework, cluster = frameworks.find(job.framework), expected_cluster(job)
     job = with_gpu_memory(job, cluster)
     _, launch = first_attempt(job, framework, cluster, recall=calibration_cache.recall, policy=request.policy)
-    knobs = launch.knobs
+    knobs, own = launch.knobs, job
     planned = rehearsal.planned(framework, job, request)
     if planned is not None:
         folder = f"{job.workdir}/rehearsals/dry-run/1"
         job = framework.rehearsal(job, folder=folder, part=Part.WORST, longest=planned.forces)
-    return framework.command(job, knobs, run="dry-run", attempt=1, resume=job.resume and planned is None)
+    command = framework.command(job, knobs, run="dry-run", attempt=1, resume=job.resume and planned is None)
+    why, otherwise = launch.reason, "a rehearsal has a few steps and its own folder" if planned else ""
+    return command, additions(framework, own, knobs, command, why=why, otherwise=otherwise)
 
 
 def begin(call: LaunchOptions) -> ExitCode:
@@ -116,12 +126,14 @@ def begin(call: LaunchOptions) -> ExitCode:
 
 def show(prepared: RequestedJob, *, as_json: bool) -> None:
     """Print the first command without any effect."""
-    command = first_command(prepared.job, prepared.request)
+    command, changes = first_command_and_changes(prepared.job, prepared.request)
     if as_json:
         click.echo(msgspec.json.encode(secrets.shown_command(command, prepared.job)))
     else:
-        click.echo(script(command, prepared.job), nl=False)
-        for warning in placeholders.warnings(prepared.job):
+        lines = list(change_lines(shown(changes, prepared.job)))
+        comments = ("added (+), replaced (~) and left out (-) in the job's command:", *lines) if lines else ()
+        click.echo(script(command, prepared.job, comments=comments, by_path=True), nl=False)
+        for warning in (*placeholders.warnings(prepared.job), *passed_over(prepared.job)):
             click.echo(f"warning: {warning}", err=True)
         click.echo("Nothing was launched.", err=True)
 

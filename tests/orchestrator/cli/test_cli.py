@@ -38,11 +38,12 @@ GLOBAL = {
 }
 BEGINS = {"-n", "--dry-run", "--detach", "--submit", "--set", "--continue", "--relaunches", "--policy"}
 OWN = {
-    "init": {"-o", "--output", "--gpus", "--force"},
+    "init": {"-o", "--output", "--gpus", "--training", "--force"},
     "launch": BEGINS | {"--rehearse"},
     "rehearse": BEGINS,
     "search": BEGINS | {"--trials", "--duration", "--rehearse", "--no-rehearse"},
-    "plan": {"--gpus", "--set", "--model", "--framework", "--prompt", "--response", "--batch"},
+    "plan": {"--gpus", "--set", "--log", "--model", "--framework", "--prompt", "--response", "--batch"},
+    "fix": {"-w", "--write", "--gpus"},
     "status": {"--watch"},
     "logs": {"-f", "--follow", "--attempt", "--tail"},
     "report": {"--open", "--force"},

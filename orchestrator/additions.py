@@ -1,0 +1,154 @@
+"""What autotune changes in the user's command: each setting that is added, replaced or left out, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autotune.launchers import frameworks
+from autotune.launchers.base import Framework
+from autotune.orchestrator.config.secrets import shown_text
+from autotune.policies.values.command import Addition, Command
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs
+
+_ASSIGNED = re.compile(r"\+{0,2}(?P<name>-*[A-Za-z_][\w./@-]*)=(?P<value>.*)", re.DOTALL)
+_CHECKPOINT = re.compile(r"(global_step_|checkpoint-|iter_|step_|epoch_?)\d+")
+_INDENT = "  "
+_PLAIN = re.compile(r"[\s\[\](),'\"]+")
+
+
+_COMMON = {
+    "RAY_DEDUP_LOGS": "the log has the lines of every worker",
+    "PYTORCH_*ALLOC_CONF": "how the job's allocator splits its memory",
+    "LD_PRELOAD": "the allocator of host memory that the job chose",
+}
+
+
+def additions(
+    framework: Framework, job: Job, knobs: Knobs, command: Command, *, why: str, otherwise: str = ""
+) -> tuple[Addition, ...]:
+    """Return what a command with the values of `knobs` has beside what the job itself says.
+
+    `why` is the reason of a knob's value; those of what a run needs stand in `reasons` of the framework, and
+    `otherwise` is that of the rest.
+    """
+    reasons = {**framework.reasons, **_COMMON}
+    turned = {_bare(name) for name in framework.settings(job, knobs)}
+    stated = {_bare(name): (name, _text(value)) for name, value in job.settings.items()}
+    user, ours = _named(job.command) | stated, _named(command.argv)
+    found = []
+    for name, (spelled, value) in ours.items():
+        before = user[name][1] if name in user else None
+        is_filled_in = value == job.config or (before is not None and "{" in before)  # a placeholder
+        if not is_filled_in and (before is None or _plain(before) != _plain(value)):
+            reason = why if name in turned else _reason(reasons, name) or otherwise
+            found.append(Addition(name=spelled, before=before, after=value, reason=reason))
+    for name, (spelled, value) in user.items():
+        reason = _reason(framework.reasons, name)
+        if name not in ours and spelled in job.settings and reason and framework.passes_settings:
+            found.append(Addition(name=spelled, before=value, reason=reason))
+    for name, value in command.env.items():
+        if job.env.get(name) != value:
+            spelled, before = f"export {name}", job.env.get(name)
+            found.append(Addition(name=spelled, before=before, after=value, reason=_reason(reasons, name)))
+    files = command.files if framework.passes_settings else ()
+    found += [
+        Addition(name=file.name, after=file.source, reason=_reason(reasons, file.name)) for file in files
+    ]
+    return tuple(found)
+
+
+def _named(words: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the settings of a command by their bare names: as spelled, and their values."""
+    found: dict[str, tuple[str, str]] = {}
+    flag = ""
+    for word in words:
+        assigned = _ASSIGNED.fullmatch(word)
+        if assigned is not None:
+            flag = ""
+            found[_bare(assigned["name"])] = (assigned["name"], assigned["value"])
+        elif word.startswith("--") and len(word) > 2:
+            flag = word
+            found[_bare(word)] = (word, "")
+        elif word.startswith("{attempt}") and word.endswith(".py"):  # a program, not the flag's value
+            flag = ""
+        elif flag:
+            found[_bare(flag)] = (flag, f"{found[_bare(flag)][1]} {word}".strip())
+    return found
+
+
+def _bare(name: str) -> str:
+    return name.lstrip("+-").replace("-", "_")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(_text, value))
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def _plain(value: str) -> str:
+    """Return a value without what dialects write differently: brackets, quotes, case, a number's form."""
+    words = _PLAIN.sub(" ", value).strip().casefold()
+    try:
+        return repr(float(words))
+    except ValueError:
+        return words or "true"
+
+
+def _reason(reasons: Mapping[str, str], name: str) -> str:
+    return next((why for pattern, why in reasons.items() if fnmatchcase(name, _bare(pattern))), "")
+
+
+def shown(additions: Iterable[Addition], job: Job) -> tuple[Addition, ...]:
+    """Return the additions without the values of a job that nothing may show."""
+    return tuple(
+        msgspec.structs.replace(
+            each,
+            before=each.before and shown_text(each.before, job),
+            after=each.after and shown_text(each.after, job),
+        )
+        for each in additions
+    )
+
+
+def change_lines(additions: Iterable[Addition]) -> Iterator[str]:
+    """Yield a line for each setting, and behind settings of one reason that reason."""
+    for reason, group in groupby(additions, key=lambda each: each.reason):
+        yield from map(_line, group)
+        if reason:
+            yield f"{_INDENT * 2}{reason}"
+
+
+def _line(change: Addition) -> str:
+    if change.after is None:
+        return f"- {change.name} {change.before}"
+    if change.before is None:
+        return f"+ {change.name} {change.after}".rstrip()
+    return f"~ {change.name} {change.before} → {change.after}"
+
+
+def passed_over(job: Job) -> tuple[str, ...]:
+    """Return a sentence on checkpoints of the job that lie here and that a launch does not continue."""
+    folder = None if job.resume else frameworks.find(job.framework).checkpoint_folder(job)
+    try:
+        names = [each.name for each in Path(folder).iterdir()] if folder else []
+    except OSError:
+        return ()  # elsewhere, or not there
+    newest = max(filter(_CHECKPOINT.fullmatch, names), key=_number, default="")
+    if not newest:
+        return ()
+    return (f"{folder} has {newest}, and a launch begins at step 0: `resume: true` continues from it",)
+
+
+def _number(name: str) -> int:
+    return int(re.findall(r"\d+", name)[-1])

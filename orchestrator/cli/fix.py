@@ -1,0 +1,319 @@
+"""`autotune fix`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from autotune.launchers import frameworks
+from autotune.launchers.base import Framework
+from autotune.orchestrator.cli.plan import cards_of, with_cards
+from autotune.orchestrator.cli.shared.options import Options, card_names, file_names, given, global_options
+from autotune.orchestrator.cluster_fit import with_gpu_memory
+from autotune.orchestrator.config.loader import expected_cluster, read_text, written
+from autotune.orchestrator.config.yaml_edit import Edit, edited
+from autotune.orchestrator.errors import ExitCode, Failure, reason_of
+from autotune.orchestrator.explain.analyze import Explanation, explain
+from autotune.orchestrator.explain.headline import headline
+from autotune.orchestrator.explain.reader import STDIN, check, read
+from autotune.orchestrator.init.draft import Draft, draft_of
+from autotune.orchestrator.init.job_text import job_text
+from autotune.orchestrator.init.script_edit import edited_script, is_same_job
+from autotune.orchestrator.init.variables import with_variables
+from autotune.orchestrator.planner import PhasePlan, Repair, repair
+from autotune.orchestrator.run import calibration_cache, directory
+from autotune.orchestrator.terminal.fix_text import FixDocument, PredictedPeak, render_fix
+from autotune.orchestrator.terminal.widgets import echo
+from autotune.orchestrator.unfinished import parse_unfinished
+from autotune.orchestrator.units import show_value
+from autotune.policies.values.history import fold
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs, Setting, changed
+from autotune.policies.values.value import Value
+
+_CODES = """\b
+Exit codes:
+  0    a change is printed that should cure the failure
+  1    the log has no known failure, or nothing is left to change
+  2    the log, the file or an option is wrong
+  101  a bug in autotune"""
+_ROWS = {"forward": "train", "backward": "train", "optimizer": "train"}  # of the predicted peaks
+
+
+class Target(Value, frozen=True, kw_only=True):
+    """What is to be changed: a job file, a script or a command."""
+
+    name: str  # of the file; empty: a command
+    text: str
+    job: Job
+    draft: Draft | None = None  # of a script or a command
+    source: tuple[str, ...] = ()  # the words by which `init` reads it
+    knobs: Knobs | None = None  # of the attempt that failed; None: those of the job as written
+
+
+def fix(
+    log: str,
+    source: tuple[str, ...],
+    *,
+    gpus: str | None,
+    write: bool,
+    options: Options,
+) -> ExitCode:
+    """Print what died and the smallest change that should cure it; with `write` change the file.
+
+    Raises Failure for a log or a file that cannot be read.
+    """
+    log, source, knobs = _of_run(log, source, options)
+    check((log,))
+    explanation = explain(read(log), framework=None, model=None)
+    if not source:
+        raise click.UsageError("pass the script, the job file, or `--` and the command that wrote the log")
+    target = _target(source, gpus=gpus)
+    target = msgspec.structs.replace(target, knobs=knobs)
+    answer, after = _answer(log, explanation, target, gpus=gpus, write=write)
+    if write and after and target.name and answer.diff:
+        _write(Path(target.name), after)
+        answer = msgspec.structs.replace(answer, is_written=True)
+    if options.json:
+        click.echo(msgspec.json.encode(answer))
+    else:
+        echo(render_fix(answer), color=options.color)
+    return ExitCode.OK if answer.remedy else ExitCode.NO
+
+
+def _of_run(log: str, source: tuple[str, ...], options: Options) -> tuple[str, tuple[str, ...], Knobs | None]:
+    """Return the log of a run's last failure with its job, where a run is named; else what was given."""
+    path = Path(log)
+    if log == STDIN or (path.exists() and not (path / "events.jsonl").is_file()):
+        if path.is_dir():
+            raise Failure(
+                f"`{log}` is a folder, and no run of autotune", hint="name the log in it", code=ExitCode.USAGE
+            )
+        return log, source, None
+    if not path.exists() and re.fullmatch(r"[0-9a-f]{1,8}", log) is None:
+        raise Failure(
+            f"no such log: {log}", hint="name a log, or a run by its id or folder", code=ExitCode.USAGE
+        )
+    run = directory.find(options.runs_dir, log)
+    failed = [attempt for attempt in fold(run.history()).attempts if attempt.diagnosis is not None]
+    if not failed:
+        raise Failure(f"run {run.id} has no failed attempt", code=ExitCode.NO)
+    file = run.request.job_file
+    own = file if file and Path(file).is_file() else str(run.path / "job.yaml")
+    folder = run.attempt(failed[-1].number).path
+    return str(folder / "run.log"), source or (own,), failed[-1].knobs
+
+
+def _target(source: tuple[str, ...], *, gpus: str | None) -> Target:
+    if len(source) > 1 and Path(source[0]).name in ("bash", "sh") and Path(source[1]).is_file():
+        source = source[1:]
+    file = source[0]
+    if len(source) == 1 and file.endswith((".yaml", ".yml")):
+        text = read_text(file)
+        if written(text) is not None or re.search(r"^framework:", text, re.MULTILINE):
+            job, _ = parse_unfinished(text, file=file)
+            return Target(name=file, text=text, job=job)
+    draft = _drafted(source)
+    is_command = draft.source == "a command line"
+    text = shlex.join(source) if is_command else Path(file).read_text()
+    of_draft = job_text(with_variables(draft), gpus=cards_of(gpus))
+    job, _ = parse_unfinished(of_draft, file=file, lookup=lambda name: os.environ.get(name) or name)
+    return Target(name="" if is_command else file, text=text, job=job, draft=draft, source=source)
+
+
+def _drafted(source: tuple[str, ...], text: str | None = None) -> Draft:
+    now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+    return draft_of(source, cwd=str(Path.cwd()), environment=os.environ, now=now, text=text)
+
+
+def _answer(
+    log: str, explanation: Explanation, target: Target, *, gpus: str | None, write: bool
+) -> tuple[FixDocument, str]:
+    """Return the answer, and the changed text; empty where the file cannot be edited."""
+    diagnosis, job = explanation.diagnosis, target.job
+    answer = FixDocument(
+        log=log,
+        line=explanation.main_line.line if diagnosis.evidence else None,
+        cause=diagnosis.cause.value,
+        phase=diagnosis.phase.value,
+        step=diagnosis.step,
+        rank=diagnosis.rank,
+        headline=headline(explanation),
+    )
+    if not diagnosis.cause.is_oom:
+        return answer, ""
+    framework = frameworks.find(job.framework)
+    job, _ = with_cards(job, cards_of(gpus))
+    if not job.cluster.gpu_memory_bytes and not job.cluster.gpu and diagnosis.facts.capacity_bytes:
+        spec = msgspec.structs.replace(job.cluster, gpu_memory_bytes=diagnosis.facts.capacity_bytes)
+        job = msgspec.structs.replace(job, cluster=spec)
+    cluster = expected_cluster(job)
+    job = with_gpu_memory(job, cluster)
+    found = repair(job, framework, cluster, diagnosis, knobs=target.knobs, recall=calibration_cache.recall)
+    remedy = found.remedy
+    if remedy is None:
+        return msgspec.structs.replace(answer, note=found.note), ""
+    knobs = remedy.apply(found.before)
+    settings = framework.settings(job, knobs)
+    words = {name: _word(framework, name, value) for name, value in settings.items()}
+    after = _edited(target, settings, words, why=f"{remedy.name}: {remedy.reason}") if settings else ""
+    started, alone = _commands(target, words, changed(found.before, knobs), after=after, write=write)
+    return msgspec.structs.replace(
+        answer,
+        remedy=remedy.name,
+        reason=remedy.reason,
+        effect=remedy.effect,
+        slows=remedy.slows,
+        changes=changed(found.before, knobs),
+        settings=settings,
+        file=target.name,
+        diff=_diff(target, after),
+        words=tuple(words.values()),
+        peaks=_peaks(found, diagnosis.phase.value),
+        note=found.note,
+        with_autotune=started,
+        without_autotune=alone,
+    ), after
+
+
+def _word(framework: Framework, name: str, value: Any) -> str:
+    """Return a setting as it stands on the command line."""
+    (word, *_) = framework.words({name: value}) or (f"--{name} {value}",)
+    is_whole = re.fullmatch(rf"[+-]*{re.escape(name.lstrip('+-'))}([=\s].*)?", word, re.DOTALL)
+    return word if is_whole and not word.startswith(name + " ") else f"--{name} {show_value(value)}"
+
+
+def _edited(target: Target, settings: Mapping[str, Any], words: Mapping[str, str], *, why: str) -> str:
+    """Return the text of the target with the settings in place; empty where it cannot be edited."""
+    if target.draft is None:
+        edits = [Edit(("settings", name), value, why) for name, value in settings.items()]
+        return edited(target.text, edits)
+    source = target.source
+
+    def read_again(text: str) -> Draft:
+        return _drafted(source, text) if target.name else _drafted(tuple(shlex.split(text)))
+
+    return edited_script(target.text, target.draft, settings, words, read=read_again) or ""
+
+
+def _diff(target: Target, after: str) -> str:
+    if not after:
+        return ""
+    name = target.name or "command"
+    split: Callable[[str], list[str]] = str.splitlines if target.name else shlex.split
+    before = split(target.text)
+    lines = difflib.unified_diff(before, split(after), fromfile=name, tofile=name, lineterm="", n=1)
+    return "\n".join(lines)
+
+
+def _commands(
+    target: Target,
+    words: Mapping[str, str],
+    changes: Mapping[str, tuple[Setting, Setting]],
+    *,
+    after: str,
+    write: bool,
+) -> tuple[str, str]:
+    """Return the commands that start the changed job, with autotune and without."""
+    sets = [part for knob, (_, value) in changes.items() for part in ("--set", f"{knob}={show_value(value)}")]
+    if target.draft is None:
+        launch = ["launch", target.name, *([] if after and write else sets)]
+        return shlex.join(["autotune", *launch]), f"{shlex.join(['autotune', *launch, '-n'])} | bash"
+    if not target.name:
+        return f"autotune init -- {after}\nautotune launch job.yaml", after
+    if after:
+        called, shell = shlex.join(target.source), "sbatch" if "#SBATCH" in after else "bash"
+        return f"autotune init {called}\nautotune launch job.yaml", f"{shell} {called}"
+    added = (*target.source, *(part for word in words.values() for part in shlex.split(word)))
+    call = shlex.join(["autotune", "launch", "job.yaml", *sets])
+    start = f"autotune init {shlex.join(target.source)}\n{call}"
+    try:
+        wanted = msgspec.structs.replace(target.draft, settings={**target.draft.settings, **_values(words)})
+        passes = is_same_job(_drafted(added), wanted)
+    except Failure:
+        passes = False
+    return start, f"bash {shlex.join(added)}" if passes else ""
+
+
+def _values(words: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of settings as they stand on the command line."""
+    parts = {name: re.split(r"[=\s]", word, maxsplit=1) for name, word in words.items()}
+    return {name: part[1] if len(part) > 1 else "True" for name, part in parts.items()}
+
+
+def _peaks(found: Repair, phase: str) -> tuple[PredictedPeak, ...]:
+    """Return the predicted peaks of the phase that failed and of the tightest phase afterwards."""
+    if not found.phases or not found.after_phases:
+        return ()
+    before = {each.phase: each for each in found.phases}
+    after = {each.phase: each for each in found.after_phases}
+
+    def share(each: PhasePlan) -> float:
+        return each.total_bytes / each.capacity_bytes if each.capacity_bytes else 0.0
+
+    tightest = max(after.values(), key=share).phase
+    names = dict.fromkeys(name for name in (_ROWS.get(phase, phase), tightest) if name in before)
+    return tuple(
+        PredictedPeak(
+            phase=name,
+            before_bytes=before[name].total_bytes,
+            after_bytes=after[name].total_bytes,
+            capacity_bytes=after[name].capacity_bytes,
+        )
+        for name in names
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file by one with the same rights; raises Failure where that is not possible."""
+    partial = path.with_name(f".{path.name}.autotune")
+    try:
+        partial.write_text(text)
+        shutil.copymode(path, partial)
+        partial.replace(path.resolve())
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise Failure(f"cannot write `{path}`: {reason_of(error)}", code=ExitCode.USAGE) from None
+
+
+@click.command("fix", epilog=_CODES, context_settings={"ignore_unknown_options": True})
+@click.argument("log", metavar="LOG | RUN")
+@click.argument(
+    "source",
+    metavar="[SCRIPT.sh | job.yaml | -- COMMAND...]",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    shell_complete=file_names,
+)
+@click.option("-w", "--write", is_flag=True, help="Write the change into the file.")
+@click.option(
+    "--gpus",
+    metavar="8xH100",
+    shell_complete=card_names,
+    help="GPUs of the job, for the prediction (default: as the job and the log say).",
+)
+@global_options
+@click.pass_context
+def command(context: click.Context, log: str, source: tuple[str, ...], write: bool, gpus: str | None) -> None:
+    """Show the smallest change of a script, job or command that should cure the failure in a log.
+
+    The change is the one that `launch` would make. Nothing is run, and without -w nothing is written.
+
+    \b
+    Example:
+      autotune fix slurm-4711.out run_grpo.sh
+      autotune fix run.log job.yaml -w
+      autotune fix run.log -- python3 -m verl.trainer.main_ppo data.train_batch_size=512
+    """  # noqa: D301 - click reads the backspace
+    source = source[1:] if source[:1] == ("--",) else source
+    context.exit(fix(log, source, gpus=gpus, write=write, options=given(context)))

@@ -1,0 +1,97 @@
+"""Edits of a launch script or a command, each proven by reading the result again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from autotune.orchestrator.init.draft import Draft
+
+_END = re.compile(r'\s+(?="?\$(?:@|\{@)|[|&;>]|\d>|#)|\s*$')  # of a command's own words
+_MOST_LINES = 2000  # a longer script is not searched for the end of its command
+_PLAIN = re.compile(r"[\[\]'\"\s]")
+
+
+def edited_script(
+    text: str,
+    before: Draft,
+    changes: Mapping[str, Any],
+    words: Mapping[str, str],
+    *,
+    read: Callable[[str], Draft],
+) -> str | None:
+    """Return a script with other values of settings; None where no edit of it gives exactly the new command.
+
+    `changes` are the settings by name, `words` what stands for each on the command line, and `read` returns
+    the job of a text. A value that stands in the text is replaced, there or where its variable is set; else
+    the setting is added at the end of the command.
+    """
+    wanted = before
+    for name, value in changes.items():
+        wanted = msgspec.structs.replace(wanted, settings={**wanted.settings, name: value})
+        candidates = (*_replaced(text, words[name]), *_added(text, words[name]))
+        found = (each for each in candidates if _is_same(read, each, wanted))
+        text = next(found, "")
+        if not text:
+            return None
+    return text
+
+
+def is_same_job(draft: Draft, wanted: Draft) -> bool:
+    """Return whether two drafts are one job: program, settings, variables and folder."""
+    return _job(draft) == _job(wanted)
+
+
+def _job(draft: Draft) -> tuple[Any, ...]:
+    settings = {_bare(name): _PLAIN.sub("", str(value)).casefold() for name, value in draft.settings.items()}
+    return (draft.framework, draft.command, draft.config, draft.env, draft.workdir, settings)
+
+
+def _is_same(read: Callable[[str], Draft], text: str, wanted: Draft) -> bool:
+    try:
+        return is_same_job(read(text), wanted)
+    except Exception:  # a candidate may be no script at all: then it is none
+        return False
+
+
+def _bare(name: str) -> str:
+    return name.lstrip("+-").replace("-", "_")
+
+
+def _replaced(text: str, word: str) -> Iterator[str]:
+    """Yield the text with the value of one occurrence of a setting, or of its variable, replaced."""
+    name, separator, value = _parts(word)
+    if not separator:
+        return
+    spelled = re.escape(name.lstrip("+-")).replace("_", "[-_]").replace(r"\-", "[-_]")
+    use = re.compile(rf"(?<![\w.-])[+-]*{spelled}(?:=|\s+)(?P<quote>[\"']?)(?P<value>[^\s\"'\\;|&)]+)")
+    for found in use.finditer(text):
+        variable = re.match(r"\$\{?(\w+)", found["value"])
+        if variable is None:
+            yield text[: found.start("value")] + value + text[found.end("value") :]
+            continue
+        assigned = re.compile(
+            rf"(?:\b{variable[1]}=[\"']?|\$\{{{variable[1]}:[-=])(?P<value>[^\s\"'$;|&)}}]+)"
+        )
+        for place in assigned.finditer(text):
+            yield text[: place.start("value")] + value + text[place.end("value") :]
+
+
+def _added(text: str, word: str) -> Iterator[str]:
+    """Yield the text with a setting behind one of its commands, before what redirects or follows that."""
+    lines = text.split("\n")
+    for at in reversed(range(min(len(lines), _MOST_LINES))):
+        line = lines[at]
+        if line.strip() and not line.lstrip().startswith("#") and not line.rstrip().endswith("\\"):
+            end = _END.search(line)
+            place = end.start() if end is not None else len(line)
+            yield "\n".join((*lines[:at], f"{line[:place]} {word}{line[place:]}", *lines[at + 1 :]))
+
+
+def _parts(word: str) -> tuple[str, str, str]:
+    """Return the name of a setting on a command line, what follows it, and its value."""
+    found = re.fullmatch(r"([^\s=]+)(=|\s+)(.*)", word, re.DOTALL)
+    return (found[1], found[2], found[3]) if found else (word, "", "")

@@ -1,0 +1,191 @@
+"""`fix`: from the log of a dead job to a change of the user's own script, job or command."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from autotune.orchestrator.cli import main
+from autotune.orchestrator.init.draft import Draft, draft_of
+
+ACTOR = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+SCORING = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+LOG = """\
+Training Progress:   2%|2         | 50/2110 [4:02:11<166:10:22, 290.41s/it]
+(WorkerDict pid=47)   File "/opt/verl/verl/workers/actor/dp_actor.py", line 520, in update_policy
+(WorkerDict pid=47)     loss.backward()
+(WorkerDict pid=47)   File "/opt/torch/_tensor.py", line 648, in backward
+(WorkerDict pid=47) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.61 GiB. GPU 0 has a \
+total capacity of 79.25 GiB of which 7.92 GiB is free. Including non-PyTorch memory, this process has \
+71.32 GiB memory in use. Of the allocated memory 66.20 GiB is allocated by PyTorch, and 1.41 GiB is \
+reserved by PyTorch but unallocated.
+"""
+COMMAND = f"""\
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=/data/train.parquet \\
+    data.train_batch_size=256 data.max_prompt_length=2048 data.max_response_length=16384 \\
+    actor_rollout_ref.model.path=Qwen/Qwen3-8B actor_rollout_ref.model.use_remove_padding=True \\
+    actor_rollout_ref.model.enable_gradient_checkpointing=True \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.use_dynamic_bsz=True \\
+    {ACTOR}=VALUE actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=8 \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 trainer.n_gpus_per_node=8"""
+LITERAL = COMMAND.replace("VALUE", "36864")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "dead.log").write_text(LOG)
+    return tmp_path
+
+
+def fixed(*words: str) -> dict[str, Any]:
+    result = called("--json", *words)
+    assert result.exit_code == 0, result.output
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+def called(*words: str) -> Result:
+    return CliRunner().invoke(main, ["fix", *words])
+
+
+def draft(*words: str, folder: Path) -> Draft:
+    return draft_of(words, cwd=str(folder), environment={}, now=0.0)
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        (f"set -x\n{LITERAL} 2>&1 | tee out.txt\n", f"{ACTOR}=18432 "),
+        (f'TOKENS=36864\n{COMMAND.replace("VALUE", "$TOKENS")} "$@"\n', "TOKENS=18432"),
+        (f"TOKENS=${{TOKENS:-36864}}\n{COMMAND.replace('VALUE', '${TOKENS}')}\n", "TOKENS=${TOKENS:-18432}"),
+        (f"TOKENS=$((2048 * 18))\n{COMMAND.replace('VALUE', '$TOKENS')} > out.txt\n", f"{ACTOR}=18432 "),
+        (f"source vars.sh\n{COMMAND.replace('VALUE', '$TOKENS')}\n", f"{ACTOR}=18432 "),
+        ("#SBATCH --nodes=1\nsrun bash inner.sh\n", f"{ACTOR}=18432 "),
+    ],
+    ids=["literal", "variable", "default", "calculated", "sourced", "wrapper"],
+)
+def test_an_edited_script_gives_exactly_the_new_command(script: str, line: str, folder: Path) -> None:
+    file = folder / "run.sh"
+    file.write_text(f"#!/bin/bash\n{script}")
+    file.chmod(0o755)
+    (folder / "vars.sh").write_text("TOKENS=36864\n")
+    (folder / "inner.sh").write_text(f'{LITERAL} "$@"\n')
+    before = draft("run.sh", folder=folder)
+    answer = fixed("dead.log", "run.sh")
+    assert file.read_text() == f"#!/bin/bash\n{script}" and not answer["is_written"]
+    assert answer["changes"]["tokens_per_microbatch"] == [36864, 18432]
+    assert any(row.startswith("+") and line.strip() in row for row in answer["diff"].splitlines())
+    assert fixed("dead.log", "run.sh", "-w")["is_written"]
+    after = draft("run.sh", folder=folder)
+    assert (after.command, after.env, after.workdir) == (before.command, before.env, before.workdir)
+    changed = {name: str(value) for name, value in answer["settings"].items()}
+    whole = {name.lstrip("+"): str(value) for name, value in after.settings.items()}
+    kept = {name.lstrip("+"): str(value) for name, value in before.settings.items()}
+    assert whole == kept | {name.lstrip("+"): value for name, value in changed.items()}
+    assert subprocess.run(["bash", "-n", "run.sh"], check=False).returncode == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o755
+    shell = "sbatch" if "SBATCH" in script else "bash"
+    assert answer["without_autotune"] == f"{shell} run.sh"
+
+
+def test_what_died_the_change_its_peaks_and_the_next_commands_are_printed(folder: Path) -> None:
+    (folder / "run.sh").write_text(LITERAL)
+    lines = called("dead.log", "run.sh").stdout.splitlines()
+    assert lines[0].startswith("error[gpu-oom]: backward ran out of GPU memory: needed 9.61 GiB, 7.92 GiB")
+    assert lines[1].startswith("  dead.log:5")
+    assert lines[3].startswith("change: tokens_per_microbatch 36864 → 18432 (exact")
+    assert "--- run.sh" in lines and "+++ run.sh" in lines
+    (peak,) = (line for line in lines if line.startswith("predicted peak of train: "))
+    assert " of 79.2 GiB (" in peak
+    at = lines.index("start it with autotune")
+    assert lines[at + 1 : at + 5] == [
+        "  autotune init run.sh",
+        "  autotune launch job.yaml",
+        "or without",
+        "  bash run.sh",
+    ]
+    assert lines[-1] == "Nothing is written yet: -w changes the file."
+
+
+def test_the_change_is_the_one_that_launch_makes(folder: Path) -> None:
+    from autotune.launchers import frameworks
+    from autotune.orchestrator.cluster_fit import with_gpu_memory
+    from autotune.orchestrator.config.loader import expected_cluster
+    from autotune.orchestrator.explain.reader import read
+    from autotune.orchestrator.planner import first_attempt
+    from autotune.orchestrator.unfinished import load_unfinished
+    from autotune.policies.diagnosis.diagnose import diagnose
+    from autotune.policies.recovery.next_remedy import next_remedy
+    from autotune.policies.values.history import Attempt, fold
+
+    (folder / "run.sh").write_text(LITERAL)
+    assert CliRunner().invoke(main, ["init", "run.sh", "--gpus", "8xH100"]).exit_code == 0
+    answer = fixed("dead.log", "job.yaml")
+    job, _ = load_unfinished("job.yaml")
+    cluster = expected_cluster(job)
+    accepted, _ = first_attempt(with_gpu_memory(job, cluster), frameworks.find("verl"), cluster)
+    failed = Attempt(number=1, knobs=accepted.profile.knobs, diagnosis=diagnose(read("dead.log").evidence))
+    history = fold((accepted,))
+    remedy = next_remedy(type(history)(accepted=accepted, attempts=(failed,)))
+    assert remedy is not None
+    assert answer["remedy"] == remedy.name
+    assert {knob: after for knob, (_, after) in answer["changes"].items()} == remedy.changes
+
+
+def test_a_job_file_is_edited_as_it_stands(folder: Path) -> None:
+    (folder / "run.sh").write_text(LITERAL)
+    assert CliRunner().invoke(main, ["init", "run.sh", "--gpus", "8xH100"]).exit_code == 0
+    before = (folder / "job.yaml").read_text()
+    answer = fixed("dead.log", "job.yaml")
+    assert answer["with_autotune"] == "autotune launch job.yaml --set tokens_per_microbatch=18432"
+    assert (folder / "job.yaml").read_text() == before
+    assert fixed("dead.log", "job.yaml", "-w")["with_autotune"] == "autotune launch job.yaml"
+    plan = CliRunner().invoke(main, ["launch", "-n", "job.yaml"])
+    assert f"{ACTOR}=18432" in plan.stdout and f"{SCORING}=36864" in plan.stdout
+
+
+def test_a_command_becomes_another_command(folder: Path) -> None:
+    words = shlex.split(LITERAL.replace("\\\n", " "))
+    answer = fixed("dead.log", "--", *words)
+    assert answer["file"] == "" and not answer["is_written"]
+    changed = shlex.split(answer["without_autotune"])
+    assert f"{ACTOR}=18432" in changed and set(words) - set(changed) == {f"{ACTOR}=36864"}
+    assert answer["with_autotune"].endswith("autotune launch job.yaml")
+
+
+def test_a_log_corrects_a_plan(folder: Path) -> None:
+    (folder / "run.sh").write_text(LITERAL)
+    assert CliRunner().invoke(main, ["init", "run.sh", "--gpus", "8xH100"]).exit_code == 0
+    peaks = []
+    for words in ((), ("--log", "dead.log")):
+        plan = json.loads(CliRunner().invoke(main, ["plan", "job.yaml", *words, "--json"]).stdout)
+        peaks.append(next(row for row in plan["phases"] if row["phase"] == "train"))
+        assert plan["log"] == (words[1] if words else "")
+    assert peaks[0]["verdict"] == "fits" and peaks[1]["verdict"] == "overflows"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        (["no.log", "run.sh"], 2, "no such log: no.log"),
+        (["dead.log", "no.sh"], 2, "no such file or program: no.sh"),
+        (["dead.log"], 2, "pass the script, the job file, or `--` and the command that wrote the log"),
+        ([".", "run.sh"], 2, "`.` is a folder, and no run of autotune"),
+        (["run.sh", "run.sh"], 1, "no memory ran out, so nothing is changed"),
+    ],
+)
+def test_what_cannot_be_fixed(words: list[str], code: int, problem: str, folder: Path) -> None:
+    (folder / "run.sh").write_text(LITERAL)
+    result = called(*words)
+    assert result.exit_code == code and problem in result.output
+    assert (folder / "run.sh").read_text() == LITERAL
