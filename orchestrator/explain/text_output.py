@@ -225,7 +225,8 @@ def _unknown(explanation: Explanation) -> list[str]:
         ]
     if _OF_RAY in ended:
         lines.append(
-            "hint: give the folder of all logs on that process's node, such as /tmp/ray/session_latest/logs"
+            "hint: look in that process's worker-*.err, or give all logs of its node: "
+            "`autotune explain /tmp/ray/session_latest/logs`"
         )
     lines.append(
         "hint: if host memory ran out, `dmesg -T | grep -i oom` on the node shows it, and in Kubernetes "

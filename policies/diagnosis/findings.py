@@ -16,8 +16,10 @@ from autotune.policies.diagnosis.memory_users import Table, without_table
 from autotune.policies.diagnosis.message_figures import facts_of, filled, stated_above
 from autotune.policies.diagnosis.phase_patterns import (
     asks_shared_memory,
+    calls_worker,
     component_of,
     finer,
+    from_worker,
     implied,
     in_validation,
     is_frame,
@@ -115,8 +117,13 @@ def _whereabouts(
     rule: Rule, line: Parsed, earlier: list[str], context: list[str], *, since_stage: int | None
 ) -> Whereabouts:
     """Return where a message comes from."""
-    phase = rule.phase if rule.phase is not Phase.NONE else phase_around(context, line.text)
+    called = from_worker(context)
+    phase = rule.phase if rule.phase is not Phase.NONE else phase_around(called, line.text)
+    if phase is Phase.NONE and called is not context:
+        phase = phase_around(context, line.text)
     component = rule.component
+    if component is Component.UNKNOWN and calls_worker(called):
+        component = component_of("\n".join(called))
     if component is Component.UNKNOWN:
         component = component_of("\n".join([line.text, *context]))
     guessed = False
@@ -125,7 +132,7 @@ def _whereabouts(
         begun = since_stage is not None and starting(earlier, since_stage=since_stage)
         stage = (
             None
-            if begun and not line.tag
+            if (begun and not line.tag) or calls_worker(called)
             else doing(earlier, line, component, anyone=rule.reported and not line.tag)
         )
         engine = component is Component.ROLLOUT

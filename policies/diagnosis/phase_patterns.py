@@ -61,6 +61,11 @@ _PINS = re.compile(
     r"\bpin_memory\b|_allocate_(?:cpu|host|pinned)\w*|cudaHost(?:Alloc|Register)|cudaMallocHost|pinned_(?:memory|buffer|tensor)"
 )
 
+_RAY_CALL = re.compile(r"\bray::\w+(?:\[[^\]]{0,60}\])?\.\w+\(")
+_RELAYS = re.compile(
+    r"ray::(?:\w*(?:TaskRunner|Driver|Pipeline|Orchestrator|Main|Coordinator)\w*)\.|"
+    r"\.(?:execute\w*|_?call\w*|__\w+__|run|apply|invoke|fit|dispatch\w*|get\w*|sync_func|remote\w*)\("
+)
 # An engine builds and fills its layers, before it has a pool or captures anything.
 _LOADS = re.compile(
     r"\bin (?:load_model|_?load_weights?|create_weights|_?initialize_model|\w*weight_loader|"
@@ -92,6 +97,23 @@ def _phase_rank(line: str) -> int:
     line = as_frame(line)
     matches = (at for at, (_, pattern) in enumerate(PHASES) if pattern.search(line))
     return next(matches, len(PHASES))
+
+
+def from_worker(context: list[str]) -> list[str]:
+    """Return a context from the innermost method of a worker that Ray's errors name, else all of it.
+
+    A driver's task relays the error of a worker, and a worker's general method may do anything.
+    """
+    for at in range(len(context) - 1, -1, -1):
+        call = _RAY_CALL.search(context[at])
+        if call is not None and not _RELAYS.search(call[0]):
+            return context[at:]
+    return context
+
+
+def calls_worker(context: list[str]) -> bool:
+    """Return whether a context begins with a worker's method, as `from_worker` returns it."""
+    return bool(context) and _RAY_CALL.search(context[0]) is not None and not _RELAYS.search(context[0])
 
 
 def phase_around(context: list[str], line: str) -> Phase:

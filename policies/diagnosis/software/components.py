@@ -93,6 +93,7 @@ COMPONENTS: tuple[tuple[Component, Pattern], ...] = tuple(
                 r"torch/nn/parallel|"
                 r"fsdp|megatron|deepspeed|torch/optim|backward|optimizer|compute_loss|training_step|"
                 r"[Tt]rainer|torch/nn/modules|NCCL|nccl|get_logprobs|torch/serialization|modeling_utils|"
+                r"ray::\w*(?:Actor|Policy|Learner|Trainer)\w*\.\w*(?:train|learn|update_(?:actor|policy))\w*\(|"
                 r"'ppo_update'|\bRayRPCServer\b|_create_device_model|torch/distributed|see_memory_usage|"
                 r"liger_kernel|unsloth|[/\\]peft[/\\]|bitsandbytes|torch/amp/|accelerate/|"
                 r"core_model_loading|[/\\](?:nanotron|colossalai|lightning|composer|"

@@ -65,6 +65,16 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"[Bb]roadcasting (?:\w+ ){0,3}weights\b"
             ),
         ),
+        # What engines do between generating and training, by the stem of the verb.
+        (
+            Phase.WEIGHT_SYNC,
+            (
+                r"ray::\w*(?:[Vv][Ll][Ll][Mm]|LLM|SG[Ll]ang|[Rr]ollout|Infer|Generat|(?<!FSDP)(?<!Megatron)"
+                r"(?<!Archon)Engine)\w*\.\w*(?:wake|onload|backload|reload|resume|restore|sleep|offload)\w*\(|"
+                r"(?:rollout|infer|vllm|sglang|generat)\w*[/\w.]*\.py\S*, line \d+, in "
+                r"\w*(?:wake|onload|backload|sleep|resume_(?:from|kv|weights|memory))\w*$"
+            ),
+        ),
         # Unsloth loads the engine within `from_pretrained`.
         (Phase.ROLLOUT_INIT, r"\bin load_vllm\b"),
         (
@@ -347,6 +357,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
         (
             Phase.FORWARD,
             (
+                r"ray::\w*(?:Actor|Policy|Learner|Trainer|Worker)\w*\.\w*(?:train(?:ing)?|learn)\w*\(|"
                 r"update_(?:policy|actor|critic)|\bppo_update\b|\btrain_(?:mini_)?batch\b|train_actor|"
                 r"(?:Ray|Model)Actor\.(?:train|fit)\b|PolicyWorker\w*\.train\b|"
                 r"(?:policy|value)_worker\S*, line \d+, in train\b|train_microbatch|train_critic\b|"

@@ -63,7 +63,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
             r"(?:Dynamo bytecode|torch\.compile takes|[Cc]ompiling a graph)|Loading (?:safetensors|"
             r"pt) checkpoint|"
             r"(?:EngineCore|WorkerProc) failed to start|init engine \(profile|torch_compile_cache|"
-            r"Loading drafter model|"
+            r"Loading drafter model|[Ll]oading (?!checkpoint)\w[\w -]{0,30}shards: +\d+%|"
             r"Encoder cache will be initialized|"
             r"Creating LMCacheEngine|Auto-fitting max_model_len|warming up model|"
             # SGLang

@@ -5,7 +5,7 @@ import pytest
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.values.diagnosis import Evidence
-from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.observation import Crashed, Hung, Lost
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -234,3 +234,49 @@ def test_the_type_of_an_exception_decides_what_its_message_only_quotes(quoted: s
 def test_what_shows_the_phase_is_told_from_what_stands_near_the_failure(lines, phase, shown):
     found = of(*lines)
     assert (found.phase, found.phase_shown) == (phase, shown)
+
+
+_MESSAGE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.25 GiB. GPU 3 has a total capacity of "
+    "79.11 GiB of which 1.02 GiB is free."
+)
+_RELAYED = "ray.exceptions.RayTaskError(OutOfMemoryError): "
+_BARS = (
+    "Processed prompts:  62%|######    | 40/64 [00:31<00:19,  1.27it/s]",
+    "(WorkerDict pid=1001) Generating sequences:  62%|######    | 40/64 [00:31<00:19,  1.27it/s]",
+    "(RolloutManager pid=5) Rollout generation:  62%|######    | 40/64 [00:31<00:19,  1.27it/s]",
+)
+
+
+@pytest.mark.parametrize("bar", _BARS)
+@pytest.mark.parametrize("driver", ["ray::main_task", "ray::TaskRunner.run", "ray::Pipeline.fit"])
+@pytest.mark.parametrize("worker", ["WorkerDict.actor_rollout_update_actor", "EmbodiedActor.run_training"])
+def test_the_innermost_method_of_a_chain_of_ray_errors_beats_an_older_stage(bar, driver, worker):
+    lines = [
+        bar,
+        f"{_RELAYED}{driver}() (pid=1000, ip=10.0.0.1)",
+        '  File "app/loop.py", line 11, in fit',
+        f"{_RELAYED}ray::{worker}() (pid=1001, ip=10.0.0.1, actor_id=ab)",
+        '  File "app/base.py", line 399, in func',
+        _MESSAGE,
+    ]
+    found = diagnose(scan(["\n".join(lines).encode()]))
+    assert (found.phase, found.component) == (Phase.FORWARD, Component.TRAINER)
+
+
+@pytest.mark.parametrize(
+    "verb", ["backload", "onload_kv_cache", "resume_engine", "wakeup", "restore_from_sleep"]
+)
+def test_the_verbs_of_sleeping_engines_are_known_by_their_stem(verb):
+    called = f"{_RELAYED}ray::RolloutEngineActor.{verb}() (pid=1, ip=10.0.0.1)"
+    found = diagnose(scan([f"{called}\n{_MESSAGE}".encode()]))
+    assert (found.phase, found.component) == (Phase.WEIGHT_SYNC, Component.ROLLOUT)
+
+
+def test_a_bar_of_shards_is_a_start_whatever_was_decoded_before():
+    lines = [
+        "(EngineCore pid=77) Decode batch. #running-req: 12, gen throughput (token/s): 100",
+        "(EngineCore pid=77) Loading weight shards:  25% Completed | 1/4 [00:01<00:03,  1.0s/it]",
+        f"(EngineCore pid=77) {_MESSAGE}",
+    ]
+    assert diagnose(scan(["\n".join(lines).encode()])).phase is Phase.ROLLOUT_INIT
