@@ -50,6 +50,7 @@ class Reading(Value, frozen=True, kw_only=True):
     head: str
     tail: str
     size_bytes: int
+    is_text: bool = True
 
     @property
     def ends(self) -> str:
@@ -83,6 +84,7 @@ class _Tap:
         self.size = 0
         self._decoder: codecs.IncrementalDecoder | None = None
         self._returns = False
+        self.is_text = True
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the file's bytes; lines that a terminal broke are made whole."""
@@ -111,10 +113,8 @@ class _Tap:
     def _read(self) -> bytes:
         raw = self._next()
         if not self.size and raw:
-            self._decoder = _decoder_of(raw[:_LOOKED_AT])
-            self._returns = (
-                b"\n" not in raw and raw.count(b"\r") > 1
-            )  # a program that only returns the carriage
+            self._decoder, self.is_text = _decoder_of(raw[:_LOOKED_AT])
+            self._returns = b"\n" not in raw and raw.count(b"\r") > 1  # rows end with it alone
         self.size += len(raw)
         chunk = raw if self._decoder is None else self._decoder.decode(raw, final=not raw).encode()
         chunk = chunk.removeprefix(codecs.BOM_UTF8)
@@ -131,15 +131,14 @@ class _Tap:
             raise OSError(f"damaged: {error}") from None
 
 
-def _decoder_of(raw: bytes) -> codecs.IncrementalDecoder | None:
-    """Return what decodes wide characters; None for bytes of one. Raises OSError for what is no text."""
+def _decoder_of(raw: bytes) -> tuple[codecs.IncrementalDecoder | None, bool]:
+    """Return what decodes wide characters, None where a byte is one, and whether the bytes are text."""
     name = _UTF16.get(raw[:2], "")
     if not name and raw.count(0) > _NULS * len(raw):
         name = "utf-16-le" if raw[1::2].count(0) >= raw[::2].count(0) else "utf-16-be"
     text = raw if not name else raw.decode(name, "replace").encode()
-    if len(text) - len(text.translate(None, _CONTROL)) > _CONTROLS * len(text):
-        raise OSError("it is not text")
-    return codecs.getincrementaldecoder(name)("replace") if name else None
+    is_text = len(text) - len(text.translate(None, _CONTROL)) <= _CONTROLS * len(text)
+    return (codecs.getincrementaldecoder(name)("replace") if name else None), is_text
 
 
 def check(names: tuple[str, ...]) -> None:
@@ -160,12 +159,19 @@ def read(name: str) -> Reading:
         if name == STDIN:
             peek = getattr(sys.stdin.buffer, "peek", None)
             magic = peek(_MAGIC_BYTES)[:_MAGIC_BYTES] if peek is not None else b""
-            return read_from(decompressed(sys.stdin.buffer, magic, name="stdin"), name="stdin")
+            return _text(read_from(decompressed(sys.stdin.buffer, magic, name="stdin"), name="stdin"))
         magic = first_bytes(name, _MAGIC_BYTES)
         with Path(name).open("rb", buffering=0) as file:
-            return read_from(decompressed(file, magic, name=name), name=name)
+            return _text(read_from(decompressed(file, magic, name=name), name=name))
     except OSError as error:
         raise Failure(f"cannot read `{name}`: {reason_of(error)}", code=ExitCode.USAGE) from None
+
+
+def _text(reading: Reading) -> Reading:
+    """Return a log; raises OSError where it is none."""
+    if not reading.is_text:
+        raise OSError("it is not text")
+    return reading
 
 
 def first_bytes(name: str, count: int) -> bytes:
@@ -203,6 +209,7 @@ def read_from(file: BinaryIO, *, name: str) -> Reading:
         head=tap.head.decode("utf-8", "replace"),
         tail=tap.tail.decode("utf-8", "replace"),
         size_bytes=tap.size,
+        is_text=tap.is_text,
     )
 
 
@@ -240,6 +247,8 @@ def _ahead(items: Iterator[_T]) -> Iterator[_T]:
 def _problem(path: Path) -> str:
     shown = str(path)
     try:
+        if path.is_dir():
+            return f"`{shown}` is a folder"
         if not path.exists():
             return f"`{shown}` does not exist"
         if not os.access(path, os.R_OK):  # opening it would drain a named pipe
