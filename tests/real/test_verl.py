@@ -92,6 +92,9 @@ def is_cured_from_the_checkpoint(head: Head, events: list[dict[str, Any]]) -> No
     assert printed == list(range(failed_after + 1, SIZES.steps + 1))
     (tracker,) = head.folder.glob("**/latest_checkpointed_iteration.txt")
     assert tracker.read_text() == str(SIZES.steps)
+    (certificate,) = head.folder.glob("runs/*/certificate.json")
+    verified = head.autotune("verify", str(certificate))
+    assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
 def row(head: Head, case: str, seconds: float, *, played: str = PLAYED) -> Row:
