@@ -104,6 +104,11 @@ def test_what_needs_no_run(home: Path) -> None:
     wish = ("--model", "Qwen/Qwen3-8B", "--gpus", "8xH100")
     validate("starting-job", call("plan", *wish, "--json"))
     validate("plan-clusters", call("plan", "job.yaml", "--gpus", "1xH100,2xH100", "--json"))
+    (home / "dead.log").write_text(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
+    (fixed,) = validate("fix", call("fix", "dead.log", "--json", "--", *shlex.split(SCRIPT)))
+    assert fixed["cause"] == "gpu-oom" and fixed["remedy"] and fixed["line"] == 1
     validate("explain-cause", call("explain", "--rule", "gpu-oom", "--json"))
     for rule in RULES:
         validate("explain-rule", call("explain", "--rule", rule.name, "--json"))
