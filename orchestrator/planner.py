@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from math import isfinite
+from math import isfinite, prod
 
 import msgspec
 
 from autotune.launchers.base import Framework
 from autotune.launchers.frameworks.core.versions import choose
-from autotune.policies.estimate.belief.calibration import kind_of, predicted
+from autotune.policies.estimate.belief.calibration import Prediction, kind_of, predicted
+from autotune.policies.estimate.beside import overflow, scales, spread
 from autotune.policies.estimate.constants import has_speed
 from autotune.policies.estimate.lengths import Assumption, lengths_of, longest_of
-from autotune.policies.estimate.parts import PARTS
+from autotune.policies.estimate.parts import PARTS, Floats
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.explain.advice import remedies_after
 from autotune.policies.recovery.assumptions import facts_of, rests_on
 from autotune.policies.recovery.decide import decide
-from autotune.policies.recovery.outlook import Outlook, outlook
+from autotune.policies.recovery.outlook import HEADROOM, Outlook, outlook
 from autotune.policies.recovery.ranking import judged
 from autotune.policies.recovery.worst_case import cautions, longest_sequences
 from autotune.policies.search.space import written
@@ -50,6 +51,7 @@ _ROWS: dict[str, tuple[Phase, ...]] = {
     "checkpoint": (Phase.CHECKPOINT,),
 }
 _ENGINE_ROWS = ("rollout_init", "rollout")
+_ENGINE_SIDE = (*_ENGINE_ROWS, "weight_sync")
 _VERDICTS = ("fits", "marginal", "overflows")
 _CLIMBED = (
     (Phase.INIT, Component.TRAINER),
@@ -73,7 +75,12 @@ class PhasePlan(Value, frozen=True, kw_only=True):
     capacity_bytes: float | None
     host_bytes: float
     verdict: str  # fits | marginal | overflows | unknown
-    error: float = 0.0  # standard deviation of the total, as a share of it
+    # Standard deviation of the total as a share of it; of a job with engines at least that of a normal
+    # distribution that overflows with the phase's chance.
+    error: float = 0.0
+    chance: float | None = (
+        None  # that the phase overflows its device, with what nothing counts; None: unknown
+    )
     pool_tokens: int | None = None  # that an engine's pool holds, whose devices share each token
 
 
@@ -117,6 +124,7 @@ class Plan(Value, frozen=True, kw_only=True):
     first_phases: tuple[PhasePlan, ...] = ()  # with the first launch's changes; empty: it has none
     lengths: LengthsPlan | None = None
     error: float | None = None  # share of a peak
+    chance: float | None = None  # that any phase overflows its device; None: unknown
     calibrated_by: int = 0  # runs
     log: str = ""  # that corrected the prediction too
     note: str = ""  # why there is no estimate
@@ -155,11 +163,13 @@ def plan(
     profile, run = accepted.profile, fold((accepted,))
     view = outlook(run if failure is None else _failed(accepted, failure, profile.knobs))
     changes = changed(profile.knobs, action.knobs)
+    phases = _phases(view, profile.knobs) if view is not None else ()
     return Plan(
         name=job.name,
         framework=job.framework,
         cluster=cluster,
-        phases=_phases(view, profile.knobs) if view is not None else (),
+        phases=phases,
+        chance=any_phase(phases),
         first_phases=_phases(view, action.knobs) if view is not None and changes else (),
         lengths=_lengths(profile, job) if view is not None else None,
         error=None if view is None else _error(view),
@@ -272,6 +282,10 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
     typical = judged(replace(view, assumption=Assumption.TYPICAL), knobs).gpu
     longest = judged(longest_sequences(view), knobs).gpu
     prediction = predicted(view.calibration, estimates)
+    accepted = view.run.accepted
+    # Attempts, or earlier jobs of its kind, showed what is left.
+    untried = accepted.learned is None and not view.run.attempts
+    beside = scales(accepted.profile, estimates) * untried
     pool, tokens = float(prediction.pool[0]), float(estimates.pool_tokens[0])
     rows = []
     for name, phases in _ROWS.items():
@@ -281,6 +295,7 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
         total = ranked.gpu[heaviest]
         own_error = float(prediction.gpu_error[index, 0]) / max(1.0, total)
         is_known = capacity != float("inf")
+        chance = max(_overflow(capacity, prediction, beside, PHASES.index(phase)) for phase in phases)
         verdict = _verdict(total, capacity, own_error) if is_known else "unknown"
         in_engine = name in _ENGINE_ROWS and isfinite(tokens)
         if in_engine and is_known:
@@ -296,11 +311,30 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
                 capacity_bytes=capacity if is_known else None,
                 host_bytes=float(estimates.host[index, 0]),
                 verdict=verdict,
-                error=round(own_error, 3),
+                error=round(max(own_error, spread(total / capacity, chance)), 3),
+                chance=round(chance, 4) if is_known else None,
                 pool_tokens=int(tokens) if in_engine else None,
             )
         )
     return tuple(rows)
+
+
+def _overflow(capacity: float, prediction: Prediction, beside: Floats, phase: int) -> float:
+    room = capacity * (1 - HEADROOM) - float(prediction.gpu[phase, 0])
+    return overflow(room, float(prediction.gpu_error[phase, 0]), float(beside[phase, 0]))
+
+
+def any_phase(rows: Sequence[PhasePlan]) -> float | None:
+    """Return the chance that any of these phases overflows; None where it is not known of one.
+
+    What one side leaves on a device is the same in all phases of the other.
+    """
+    sides: dict[bool, float] = {}
+    for row in rows:
+        if row.chance is not None:
+            side = row.phase in _ENGINE_SIDE
+            sides[side] = max(sides.get(side, 0.0), row.chance)
+    return round(1 - prod(1 - chance for chance in sides.values()), 4) if sides else None
 
 
 def _lengths(profile: Profile, job: Job) -> LengthsPlan:

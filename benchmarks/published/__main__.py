@@ -15,7 +15,7 @@ from unittest.mock import patch
 from autotune.policies.estimate.constants import TABLE, Constant
 from benchmarks.published.cases import CASES, cases, planned
 from benchmarks.published.judge import Judgement, judged
-from benchmarks.published.report import rows, summary
+from benchmarks.published.report import losses, rows, summary
 
 _KINDS = [name for name in TABLE if name.startswith("fragmentation")]
 # What can be taken out: constants as they are where nothing is known of them.
@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         title: [judgement for case, judgement in found if case.held_out is held_out]
         for title, held_out in (("tuned half", False), ("held-out half", True))
     }
-    sys.stdout.write("\n".join(summary(halves)) + "\n")
+    sys.stdout.write("\n".join(summary(halves)) + "\n\n")
+    sys.stdout.write("\n".join(losses(halves)) + "\n")
     return int(any(_below(half, options.least) for half in halves.values()))
 
 

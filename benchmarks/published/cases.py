@@ -35,6 +35,7 @@ class Truth(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     figures: dict[str, float] = {}  # measured: bytes, or tokens of the pool
     cure: tuple[str, ...] = ()  # knobs, one of which was confirmed to help
     cure_by: str = ""
+    fixed_by: str = ""  # the case of the recipe that ran after the cure
     note: str = ""
     published_lengths: dict[str, float] = {}  # tokens; shares of responses
 

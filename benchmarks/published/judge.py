@@ -7,12 +7,8 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-import numpy as np
-
-from autotune.orchestrator.planner import PhasePlan, Plan
-from autotune.policies.estimate.belief.gaussian import exceeded
+from autotune.orchestrator.planner import PhasePlan, Plan, any_phase
 from autotune.policies.estimate.constants import constant
-from autotune.policies.recovery.outlook import HEADROOM, any_of
 from benchmarks.published.cases import Case, Truth
 
 _SCOPES = {"trainer": ("init", "log_prob", "train", "checkpoint"), "engine": ("rollout_init", "rollout")}
@@ -66,7 +62,7 @@ def judged(case: Case, found: Plan) -> Judgement:
         said="nothing" if not rows else "oom" if share > 1 else "fits",
         share=share,
         phase=phase,
-        chance=_chance(rows),
+        chance=any_phase(rows) or 0.0,
         changed=tuple(found.first),
         figures=tuple(_figures(case, found, rows)) if rows else (),
         cure=_cure(found, truth),
@@ -79,15 +75,6 @@ def _shares(rows: list[PhasePlan], host_bytes: float) -> Iterator[tuple[float, s
             yield row.total_bytes / row.capacity_bytes, row.phase
         if host_bytes:
             yield row.host_bytes / host_bytes, f"host:{row.phase}"
-
-
-def _chance(rows: list[PhasePlan]) -> float:
-    missing = [
-        ((row.capacity_bytes or np.inf) * (1 - HEADROOM) - row.total_bytes)
-        / max(1.0, row.error * row.total_bytes)
-        for row in rows
-    ]
-    return float(any_of(exceeded(np.array(missing)))) if rows else 0.0
 
 
 def _figures(case: Case, found: Plan, rows: list[PhasePlan]) -> Iterator[Figure]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.published.judge import Figure, Judgement
 
 _GIB = 1 << 30
+_LOW, _LEAST = 0.1, 1e-4  # a chance that counts as low; the least that a chance of 0 counts as
 
 
 def rows(judgements: Sequence[Judgement]) -> Iterator[str]:
@@ -47,6 +49,46 @@ def summary(halves: Mapping[str, Sequence[Judgement]]) -> Iterator[str]:
                 f"{statistics.median(errors) if errors else float('nan'):>11.3f} {_cured(chosen):>15}"
                 f" {_chance(ran):>12.2f}/{_chance(failed):.2f}"
             )
+
+
+def losses(halves: Mapping[str, Sequence[Judgement]]) -> Iterator[str]:
+    """Yield the log losses of the plans' chances of whole RL jobs and of trainers, and how pairs compare.
+
+    The best constant is that of all the other jobs of the same row. Cases are chosen for failing, so that a
+    row's own rate of failures is no rate of all jobs.
+    """
+    yield (
+        f"{'':24} {'':8} {'jobs':>5} {'failed':>7} {'log loss':>9} {'constant':>9} {'0.2 + 0.8 P':>12} "
+        f"{'ran, below 0.1':>15} {'failed, below 0.1':>18}"
+    )
+    for title, half in halves.items():
+        for scope, name in (("all", "RL jobs"), ("trainer", "trainers")):
+            chosen = [found for found in half if found.truth.scope == scope]
+            failed = [found.truth.outcome == "oom" for found in chosen]
+            if len(chosen) < 2:
+                continue
+            chances = [found.chance for found in chosen]
+            floor = [0.2 + 0.8 * chance for chance in chances]
+            others = [(sum(failed) - each) / (len(failed) - 1) for each in failed]
+            low = [each for each, chance in zip(failed, chances, strict=True) if chance < _LOW]
+            yield (
+                f"{title:24} {name:8} {len(chosen):>5} {sum(failed):>7} {_log_loss(chances, failed):>9.3f} "
+                f"{_log_loss(others, failed):>9.3f} {_log_loss(floor, failed):>12.3f} "
+                f"{f'{low.count(False)} of {failed.count(False)}':>15} {f'{sum(low)} of {len(low)}':>18}"
+            )
+    by_name = {found.truth.id: found for half in halves.values() for found in half}
+    pairs = [(found, by_name.get(found.truth.fixed_by)) for found in by_name.values()]
+    known = [(failing.chance, fixed.chance) for failing, fixed in pairs if fixed is not None]
+    yield (
+        f"pairs of a failing recipe and its fix: {len(known)}, the failing one has the higher chance in "
+        f"{sum(failing > fixed for failing, fixed in known)}, twice as high in "
+        f"{sum(failing >= 2 * fixed for failing, fixed in known)}"
+    )
+
+
+def _log_loss(chances: Sequence[float], failed: Sequence[bool]) -> float:
+    likely = [chance if each else 1 - chance for chance, each in zip(chances, failed, strict=True)]
+    return -statistics.fmean(math.log(min(1 - _LEAST, max(_LEAST, each))) for each in likely)
 
 
 def _of(judgements: Sequence[Judgement], outcome: str) -> list[Judgement]:

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.published.__main__ import main
 from benchmarks.published.cases import cases, planned
 from benchmarks.published.judge import judged
+from benchmarks.published.report import losses
 
 SHAPE = {
     "model_type": "qwen2",
@@ -86,6 +87,22 @@ def test_rows_of_the_held_out_half_are_shown_only_on_request(two, capsys):
     assert all(f"\n{name} " in text for name in held_out)
     assert "tuned half" in text
     assert "held-out half" in text
+
+
+def test_chances_are_scored_by_their_log_loss_and_by_pairs(two, capsys):
+    (two / "tiny" / "truth.json").write_text(
+        json.dumps(json.loads((two / "tiny" / "truth.json").read_text()) | {"fixed_by": "wide"})
+    )
+    assert main(["--cases", str(two), "--all"]) == 0
+    text = capsys.readouterr().out
+    assert "fix: 1, the failing one has the higher chance in 1, twice as high in 1" in text
+    halves = {"both": [judged(case, planned(case)) for case in cases(two)]}
+    head, row, _ = losses(halves)
+    assert head.split()[0] == "jobs"
+    found = dict(zip(("jobs", "failed", "loss", "constant", "floor"), row.split()[2:7], strict=True))
+    assert (found["jobs"], found["failed"]) == ("2", "1")
+    # Of two jobs each is judged by the other, which is wrong; the plan is right of both.
+    assert float(found["loss"]) < 0.03 < float(found["floor"]) < float(found["constant"])
 
 
 def test_the_benchmark_fails_where_the_plan_is_wrong(two):

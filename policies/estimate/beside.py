@@ -1,0 +1,68 @@
+"""What a whole job holds beside what is counted: a skewed term of each side that the other leaves it."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import numpy as np
+
+from autotune.policies.estimate.belief.gaussian import exceeded
+from autotune.policies.estimate.constants import constant
+from autotune.policies.estimate.parts import PARTS, Floats
+from autotune.policies.estimate.peaks import PHASES, Estimates
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.profile import Placement, Profile
+
+# A Lomax distribution of this index has its median at its scale and its 90th percentile at nine times that: a
+# scale of 2 GiB spans the 1 to 2 GiB of vLLM's own figures for a sleeping engine and the 4 to 25 of users'.
+_TAIL = 1.0
+_TYPICAL = 0.6  # scale over the figures below, which are means
+_LEFT = 0.1  # of what the other side holds at its peak: weights gathered, cached blocks, buckets, fragments
+_ENGINES = (Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.WEIGHT_SYNC)  # where the trainer leaves something
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+_NORMAL, _LEAST = NormalDist(), 1e-9
+
+
+def scales(profile: Profile, estimate: Estimates) -> Floats:
+    """Return the scale of the term in bytes, (phase, configuration); 0 without an engine.
+
+    While the engine sleeps it grows with the engine's weights and captured graphs, while the engine works
+    with the state that the trainer had in its update, and with experts' communication in both. On devices of
+    their own each side has the communicator of their weight sync alone.
+    """
+    result: Floats = np.zeros(estimate.gpu.shape)
+    if profile.engine == "none":
+        return result
+    shared = profile.placement is Placement.COLOCATED
+    engine = shared * _LEFT * _held(estimate, Phase.ROLLOUT_INIT, "weights", "graphs")
+    trainer = shared * _LEFT * _held(estimate, Phase.OPTIMIZER, "weights", "gradients", "optimizer")
+    experts = constant("collectives") * (profile.layout.expert_parallel > 1)
+    asleep = constant("residue") if shared else constant("collectives")
+    for place, phase in enumerate(PHASES):
+        if phase in _ENGINES:
+            result[place] = _TYPICAL * (constant("collectives") + trainer + experts)
+        elif phase is not Phase.INIT:
+            result[place] = _TYPICAL * (asleep + engine + experts)
+    return result
+
+
+def _held(estimate: Estimates, phase: Phase, *parts: str) -> Floats:
+    rows = [PARTS.index(part) for part in parts]
+    found: Floats = estimate.gpu_parts[PHASES.index(phase)][rows].sum(axis=0)
+    return found
+
+
+def overflow(room: float, error: float, scale: float) -> float:
+    """Return the chance that a normal error and the skewed term together exceed the room; all are bytes."""
+    if scale <= 0:
+        return float(exceeded(np.array([room / max(1.0, error)]))[0])
+    left = np.maximum(0.0, room - error * _NODES) / scale
+    return float(_WEIGHTS @ (1.0 + left) ** -_TAIL)
+
+
+def spread(share: float, chance: float) -> float:
+    """Return the standard deviation, as a share, of a total at this share that overflows by this chance."""
+    if not (0 < share < 1 and _LEAST < chance < 0.5):
+        return 0.0
+    return float(np.log(share) / _NORMAL.inv_cdf(chance))

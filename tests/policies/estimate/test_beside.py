@@ -1,0 +1,65 @@
+"""What a whole job holds beside what is counted: it scales with what it comes from, and a chance shows it."""
+
+from dataclasses import replace as changed
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from autotune.policies.estimate.beside import overflow, scales, spread
+from autotune.policies.estimate.parts import PARTS
+from autotune.policies.estimate.peaks import PHASES
+from autotune.policies.values.failure import Phase
+from autotune.policies.values.profile import Placement
+
+from .toy import GIB, LAYOUT, found, job
+
+ENGINES = {Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.WEIGHT_SYNC}
+OF_TRAINER, OF_ENGINE = ("weights", "gradients", "optimizer"), ("weights", "graphs")
+
+
+def test_less_is_left_where_nothing_shares_a_device_and_nothing_without_an_engine():
+    shared = job(LAYOUT, placement=Placement.COLOCATED, engine="vllm")
+    estimate = found(LAYOUT, engine="vllm")
+    assert (scales(shared, estimate)[1:] > 0).all()
+    assert not scales(shared, estimate)[PHASES.index(Phase.INIT)].any()
+    apart = scales(replace(shared, placement=Placement.SEPARATE), estimate)
+    assert (apart[1:] > 0).all()
+    assert (apart[1:] < scales(shared, estimate)[1:]).all()
+    assert not scales(replace(shared, engine="none"), estimate).any()
+
+
+@pytest.mark.parametrize("part", {*OF_TRAINER, *OF_ENGINE})
+def test_each_term_that_is_20_percent_larger_raises_the_chance_of_the_other_sides_phases(part):
+    shared = job(LAYOUT, placement=Placement.COLOCATED, engine="vllm")
+    estimate = found(LAYOUT, engine="vllm")
+    parts = np.full_like(estimate.gpu_parts, 4.0 * GIB)
+    before = scales(shared, changed(estimate, gpu_parts=parts))
+    parts[:, PARTS.index(part)] *= 1.2
+    after = scales(shared, changed(estimate, gpu_parts=parts))
+    for place, phase in enumerate(PHASES):
+        raised = part in (OF_TRAINER if phase in ENGINES else OF_ENGINE) and phase is not Phase.INIT
+        assert (after[place] > before[place]).all() == raised
+        assert (
+            overflow(8.0 * GIB, GIB, float(after[place, 0]))
+            > overflow(8.0 * GIB, GIB, float(before[place, 0]))
+        ) == raised
+
+
+def test_a_fraction_that_leaves_more_room_has_the_lower_chance():
+    chances = [overflow(room * GIB, 3.0 * GIB, 4.0 * GIB) for room in (-20, 0, 8, 16, 32, 64)]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] == pytest.approx(1, abs=0.01)
+    assert chances[2] > 2 * chances[4]
+    assert chances[-1] > 0.01  # the tail is heavy: no job is sure
+
+
+def test_without_the_term_the_error_is_normal():
+    assert overflow(2.0 * GIB, GIB, 0.0) == pytest.approx(0.0228, abs=0.0095)
+    assert spread(0.8, 0.0) == spread(1.2, 0.3) == spread(0.8, 0.6) == 0.0
+
+
+def test_the_spread_of_a_phase_is_that_of_a_normal_error_with_its_chance():
+    for share, chance in ((0.6, 0.05), (0.9, 0.3)):
+        deviations = -np.log(share) / spread(share, chance)
+        assert overflow(deviations, 1.0, 0.0) == pytest.approx(chance, abs=0.0095)
