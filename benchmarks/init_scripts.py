@@ -273,7 +273,7 @@ def _judge(score: Score, case: Case, repository: Path, scratch: Path) -> None:
     if code > 1 or not planned.startswith("{"):
         return
     plan = json.loads(planned.splitlines()[0])
-    score.has_shape = not plan.get("model_unknown")
+    score.has_shape = bool(plan.get("model_from"))
     score.has_prediction = bool(plan.get("phases"))
     score.harms = sorted(plan.get("first") or {})
     if theirs and score.framework == expected:

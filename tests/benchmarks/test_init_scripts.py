@@ -66,6 +66,21 @@ def test_a_wrong_value_that_nobody_names_is_not_well_read() -> None:
     assert msgspec.structs.replace(score, named=["a.b", "a.c"]).is_well_read
 
 
+@pytest.mark.parametrize(("model", "is_public"), [("Qwen/Qwen2.5-7B", True), ("/models/mine", False)])
+def test_a_shape_that_no_record_has_is_not_counted(model: str, is_public: bool, tmp_path: Path) -> None:
+    repository, scratch = tmp_path / "repository", tmp_path / "scratch"
+    repository.mkdir()
+    scratch.mkdir()
+    (repository / "run.sh").write_text(
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm"
+        f" actor_rollout_ref.actor.use_dynamic_bsz=true actor_rollout_ref.model.path={model}\n"
+    )
+    score = init_scripts.Score(script="run.sh")
+    init_scripts._judge(score, init_scripts.Case(checkout="", path="run.sh"), repository, scratch)
+
+    assert (score.has_shape, score.has_prediction) == (is_public, is_public)
+
+
 def test_a_script_of_several_trainings_at_once_is_refused_with_reason(tmp_path: Path) -> None:
     repository, scratch = tmp_path / "repository", tmp_path / "scratch"
     repository.mkdir()

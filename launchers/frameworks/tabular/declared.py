@@ -204,7 +204,7 @@ class DeclaredSettings(Settings, ABC):
         for key, place in ({name: ("config", *name.split(".")) for name in self._document} | own).items():
             value, kind = self.get(key), self.facts.types.get(key, FREE)
             wanted = misfit("float" if kind == FREE and key in numbers else kind, value)
-            if wanted and (self.release.exact or isinstance(value, str)):
+            if wanted and (self.release.exact or (isinstance(value, str) and not kind.startswith("bool"))):
                 # No release takes a text for a number, and nothing follows from such a job.
                 origin = Origin.WRITTEN if isinstance(value, str) else Origin.EXACT
                 message = f"{key} must be {wanted}, not {value!r}"

@@ -65,6 +65,8 @@ def keys_of(version: str | None, engine: str) -> Keys:
     defaults = added["both"] | added[engine] | configured
     apart = [key.split(".") for key in configured]
     kinds = {key: types.get(key) or _kind(configured.get(key)) for key in defaults}
+    # verl 0.2 has `resume_from_path: false`, which stands for no path.
+    kinds |= {key: FREE for key, kind in kinds.items() if kind.startswith("bool") and key.endswith("_path")}
     return Keys(
         types=kinds | dict.fromkeys(_OPEN.split(), FREE),
         defaults=defaults,

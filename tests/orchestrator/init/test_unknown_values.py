@@ -373,3 +373,10 @@ def test_plan_and_the_first_command_say_what_a_launch_will_refuse(tmp_path: Path
         result = CliRunner().invoke(main, [*words, str(file)])
         assert "`env.DATA`: " in result.output and "`autotune launch` refuses it" in result.output
         assert "Run it: autotune launch" not in result.output
+
+
+@pytest.mark.parametrize("version", ["0.2.0.dev", "0.2.0.post2", "0.9.1"])
+def test_a_path_is_no_switch_in_a_release_whose_default_is_false(version: str, tmp_path: Path) -> None:
+    init(tmp_path, f"{_VERL} trainer.resume_from_path=/data/global_step_4\n")
+    text = (tmp_path / "job.yaml").read_text() + f'framework_version: "{version}"\n'
+    assert parse(text, file=str(tmp_path / "job.yaml")).settings["trainer.resume_from_path"]
