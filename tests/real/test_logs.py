@@ -24,6 +24,7 @@ CASES = {
     "trl-refused": ("code", "forward"),
     "verl-backward": ("gpu-oom", "backward"),
     "verl-log_prob": ("gpu-oom", "log_prob"),
+    "verl-optimizer": ("gpu-oom", "optimizer"),
     "verl-refused": ("code", "init"),
     "verl-killed": ("unknown", "none"),
     "verl-memory-monitor": ("host-oom", "weight_sync"),

@@ -20,7 +20,7 @@ import yaml
 
 from tests.e2e.test_driver import Head, marked, started_head, until
 from tests.real.results import Row, story
-from tests.real.verl_job import BUDGET, SIZES, write_material, write_own_code, write_script
+from tests.real.verl_job import BUDGET, SIZES, with_critic, write_material, write_own_code, write_script
 
 pytestmark = [pytest.mark.e2e_long, pytest.mark.timeout(3600)]
 
@@ -34,6 +34,12 @@ Recorder = Callable[..., None]
 @pytest.fixture(scope="session")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_material(tmp_path_factory.mktemp("verl"))
+
+
+@pytest.fixture(scope="session")
+def large_material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose optimizer's state is large beside the passes: 75 MB of parameters."""
+    return write_material(tmp_path_factory.mktemp("large"), hidden=768, inner=2048)
 
 
 def write_job(head: Head, **keys: Any) -> None:
@@ -138,6 +144,28 @@ def test_scoring_is_cured_from_the_checkpoint(head: Head, material: Path, record
     record(
         row(head, "the log-probabilities' pass exceeds its memory", seconds),
         {"verl-log_prob": logs(head)[0]},
+    )
+
+
+def test_an_optimizer_over_its_memory_parks_the_critics(
+    head: Head, large_material: Path, record: Recorder
+) -> None:
+    # Bytes: less than both optimizers and a gradient take, more than one does; a step leaves 190 MB besides.
+    limited = CARD | {"VERL_PLUGIN_BUDGET": "520000000", "VERL_PLUGIN_BUDGET_IN": "optimizer"}
+    limited["MALLOC_MMAP_THRESHOLD_"] = "262144"
+    tokens = {"ppo_max_token_len_per_gpu": 64, "++critic.ppo_infer_max_token_len_per_gpu": 64}
+    write_script(head.folder, large_material, limited, **with_critic(large_material), **tokens)
+    write_job(head)
+    events, seconds = ran(head, "launch", "job.yaml")
+    (diagnosed,) = of(events, "diagnosed")
+    assert (diagnosed["cause"], diagnosed["phase"]) == ("gpu-oom", "optimizer")
+    first, second = (event["knobs"] for event in of(events, "started"))
+    assert (first["optimizer_offload"], second["optimizer_offload"]) == (False, True)
+    is_cured_from_the_checkpoint(head, events)
+    assert explained(head, logs(head)[0]) == ("gpu-oom", "optimizer")
+    record(
+        row(head, "PPO: the actor's optimizer exceeds its memory beside the critic's", seconds),
+        {"verl-optimizer": logs(head)[0]},
     )
 
 

@@ -31,9 +31,9 @@ class Own(Qwen2ForCausalLM):
 BUDGET = 200_000_000  # bytes above what the trainer has after its first step
 
 
-def write_material(folder: Path) -> Path:
+def write_material(folder: Path, **shape: int) -> Path:
     """Write a model, prompts and rewards that no job changes; return their folder."""
-    words = [f"--{name}={value}" for name, value in SIZES.shape.items()]
+    words = [f"--{name}={value}" for name, value in (SIZES.shape | shape).items()]
     words += [f"--count={SIZES.prompts * (SIZES.steps + 1)}", f"--first={SIZES.prompts}"]
     words += [f"--short={SIZES.short}", f"--long={SIZES.long}"]
     program = str(PROGRAMS / "material.py")
@@ -65,6 +65,21 @@ def write_script(
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
     script.write_text("\n".join([*lines, " \\\n    ".join(map(shlex.quote, command))]) + "\n")
     return script
+
+
+def with_critic(material: Path) -> dict[str, Any]:
+    """Return the settings of PPO with a critic; the first step trains the critic alone."""
+    return {
+        "algorithm.adv_estimator": "gae",
+        "trainer.critic_warmup": 2,
+        "trainer.max_critic_ckpt_to_keep": 2,
+        "critic.model.path": str(material / "model"),
+        "critic.model.use_remove_padding": False,
+        "+critic.model.override_config.attn_implementation": "sdpa",
+        "critic.strategy": "fsdp2",
+        "critic.fsdp.use_torch_compile": False,
+        "++critic.fsdp.mixed_precision.param_dtype": "fp32",
+    }
 
 
 def write_own_code(folder: Path, material: Path) -> Path:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import types
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
@@ -123,12 +125,61 @@ def _initialize_process_group(timeout_second=None, backend=None) -> None:
         )
 
 
+def _states(optimizer) -> Iterator[tuple[dict, str, torch.Tensor]]:
+    """Yield what an optimizer holds of its parameters, with the place of each."""
+    for state in optimizer.state.values():
+        yield from ((state, name, value) for name, value in state.items() if value.dim())
+
+
+def _offload_optimizer(optimizer) -> None:
+    """Move an optimizer's state to shared memory, which RLIMIT_DATA does not count: the host's."""
+    for _, _, value in _states(optimizer):
+        (value.to_local() if isinstance(value, DTensor) else value).share_memory_()
+
+
+@torch.no_grad()
+def _load_optimizer(optimizer) -> None:
+    """Move it back to private memory, which stands for the card's."""
+    for state, name, value in list(_states(optimizer)):
+        state[name] = value.clone()
+
+
+def _to(engine, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
+    if optimizer and engine.optimizer is not None:
+        if device == "cpu":
+            _offload_optimizer(engine.optimizer)
+        else:
+            _load_optimizer(engine.optimizer)
+
+
+def park_optimizers() -> None:
+    """Let verl's engine offload optimizers as above.
+
+    verl offloads to "cpu" and loads to the platform's device when it begins a pass; here both have that name.
+    """
+    from verl.workers.engine import base
+    from verl.workers.engine.fsdp import transformer_impl
+
+    base.get_device_name = lambda: "card"  # names the device of a pass; VERL_ENGINE_DEVICE chooses the engine
+    transformer_impl.FSDPEngine.to = _to
+    transformer_impl.offload_fsdp_optimizer = _offload_optimizer  # after a checkpoint was loaded
+
+
+def _load_critic(local_path, torch_dtype, model_config, trust_remote_code):
+    from transformers import AutoModelForTokenClassification
+
+    return AutoModelForTokenClassification.from_pretrained(
+        local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
+    )
+
+
 def adapt() -> None:
     """Replace what verl has no registry for."""
     import verl.utils.distributed
+    import verl.utils.model
 
+    verl.utils.model.load_valuehead_model = _load_critic  # verl's asks for FlashAttention, whatever is set
     # verl asks for "cpu:gloo,cpu:gloo", and torch refuses a device that is named twice.
     verl.utils.distributed.initialize_global_process_group_ray = _initialize_process_group
-    os.environ.setdefault(
-        "VERL_ENGINE_DEVICE", "cuda"
-    )  # FSDP is registered for cuda and npu, and needs neither
+    # FSDP is registered for cuda and npu, and needs neither.
+    os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")

@@ -2,6 +2,8 @@
 
 VERL_PLUGIN_PEAKS names a file that gets a line of JSON per pass. VERL_PLUGIN_BUDGET is what the trainer's
 process may take, in bytes of private memory above what it has after its first step; RLIMIT_DATA enforces it.
+With VERL_PLUGIN_BUDGET_IN=optimizer it holds in the optimizer's step alone, above what the process has before
+the first step.
 With VERL_PLUGIN_WORDS=cuda the class and the text of the allocator's error are those of a card. That wording
 is played; the failed request, its size, its place in the program and what is in use are real.
 """
@@ -20,7 +22,7 @@ from pathlib import Path
 import torch
 from verl.plugin.platform import get_platform
 
-from .cpu import private_bytes
+from .cpu import park_optimizers, private_bytes
 
 
 class Memory:
@@ -30,6 +32,7 @@ class Memory:
         self.device = get_platform().device_module
         self.path = os.environ.get("VERL_PLUGIN_PEAKS")
         self.budget = int(os.environ.get("VERL_PLUGIN_BUDGET") or 0)
+        self.in_optimizer = os.environ.get("VERL_PLUGIN_BUDGET_IN") == "optimizer"
         self.baseline = 0
         self.updates = 0
         self.step = 0
@@ -71,10 +74,32 @@ class Memory:
         """Note that the engine has new weights, which ends a step."""
         self.step = step or 0
         self.updates += 1
-        if self.updates == 2 and self.budget:  # after the first step, which allocates what stays
-            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        # The engine gets weights at the start and after each step; the first step allocates what stays.
+        if self.updates == (1 if self.in_optimizer else 2) and self.budget:
             self.baseline = private_bytes()
-            resource.setrlimit(resource.RLIMIT_DATA, (self.baseline + self.budget, hard))
+            if not self.in_optimizer:
+                self.limit(self.baseline + self.budget)
+
+    def limit(self, size: int) -> None:
+        """Let the kernel refuse this process more private memory than a number of bytes."""
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (size, hard))
+
+    def limit_optimizer(self) -> None:
+        """Let the budget hold in the optimizer's step alone."""
+        from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+        step = FSDPEngine.optimizer_step
+
+        @functools.wraps(step)
+        def limited(*arguments, **named):
+            self.limit(self.baseline + self.budget)
+            try:
+                return step(*arguments, **named)
+            finally:
+                self.limit(resource.RLIM_INFINITY)
+
+        FSDPEngine.optimizer_step = limited
 
     def follow(self) -> None:
         """Measure the passes of verl's engine: forward ends where backward begins."""
@@ -139,4 +164,7 @@ def watch() -> Memory:
         memory.follow()
     if os.environ.get("VERL_PLUGIN_WORDS") == "cuda":
         memory.speak_as_a_card()
+        park_optimizers()
+    if memory.in_optimizer:
+        memory.limit_optimizer()
     return memory
