@@ -16,7 +16,7 @@ _ENGINE = frozenset({Phase.ROLLOUT_INIT, Phase.ROLLOUT})
 _SYNC = frozenset({Phase.WEIGHT_SYNC, Phase.COMM})
 _GROUPS = (PASSES, _ENGINE, _SYNC)
 # A phase that passed with the optimizer's state misses by little when it fails later: one step is enough.
-_SETTLED_STEP = 3
+_SETTLED = 2
 
 _BATCHES = ("reduce_tokens_per_mb", "reduce_micro_batch")
 _ACTIVATIONS = "offload_activations"
@@ -80,6 +80,16 @@ def _failed_by(attempt: Attempt) -> Cause | None:
     return None if attempt.diagnosis is None else attempt.diagnosis.cause
 
 
+def _steps_before(run: Run) -> int:
+    """Return the steps of the last process before it failed: those since the checkpoint that it loaded."""
+    last = run.attempts[-1]
+    step = None if last.diagnosis is None else last.diagnosis.step
+    done = (last.step or 0) if step is None else max(0, step - 1)
+    if last.progress and len(run.attempts) > 1:
+        return len(last.progress)
+    return 0 if any(attempt.progress for attempt in run.attempts[:-1]) else done
+
+
 def _host_has_room(cluster: Cluster) -> bool:
     """Return whether a node's host could hold all that its cards hold, so that no offload overflows it."""
     return cluster.host_memory_bytes >= cluster.gpus_per_node * cluster.gpu_memory_bytes
@@ -114,8 +124,7 @@ def savers(run: Run, failures: int) -> frozenset[str]:
             levels = _LEVELS[PASSES] if runs_on_host(last.knobs, last.diagnosis) else _HOST
         case _:
             return frozenset()
-    step = (last.step or 0) + 1 if last.diagnosis.step is None else last.diagnosis.step
-    late = last.diagnosis.cause is Cause.GPU_OOM and step >= _SETTLED_STEP
+    late = last.diagnosis.cause is Cause.GPU_OOM and _steps_before(run) >= _SETTLED
     names = {name for level in levels[: failures - late] for name in level}
     return frozenset(names if _host_has_room(run.accepted.cluster) else names - {*_OFFLOADS, _ACTIVATIONS})
 

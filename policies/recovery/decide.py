@@ -19,6 +19,7 @@ from autotune.policies.recovery.growth import (
     restart_now,
 )
 from autotune.policies.recovery.next_remedy import gave_up, next_remedy
+from autotune.policies.recovery.permissions import exclusion
 from autotune.policies.recovery.refusals import refusals_text, without_refused
 from autotune.policies.recovery.rehearsal import while_rehearsing
 from autotune.policies.recovery.upgrade import CLIMB, back, due, offer, stopped_to_climb
@@ -29,6 +30,7 @@ from autotune.policies.values.events import (
     Await,
     Ended,
     Finish,
+    GaveUp,
     History,
     Infrastructure,
     Interrupted,
@@ -77,6 +79,9 @@ def decide_on(folding: Folding) -> Action:
         action = while_rehearsing(rehearsed, rehearsal, _next)
         run = run if action is None else rehearsed
     action = action or _next(run)
+    excluded = exclusion(run, action) if isinstance(action, Launch) else ""
+    if excluded:
+        return Finish(verdict=GaveUp(reason=f"the next change is excluded by the job's recovery: {excluded}"))
     undone = refusals_text(run)
     if isinstance(action, Launch) and undone:
         return msgspec.structs.replace(action, reason=f"{action.reason}; {undone}")

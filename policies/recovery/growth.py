@@ -57,6 +57,8 @@ def growth(
     steps, fitting = len(last.progress), diagnosis.cause in _GROWING
     if not fitting or steps < _FEWEST or not _can_resume(run, last):
         return None
+    if NAME in run.accepted.job.recovery.deny:
+        return None
     if fragmentation_prevails(diagnosis) and _has_other_allocator(run, last.knobs):
         return None  # that costs nothing
     before = _restarted_for_growth(run)
@@ -82,7 +84,9 @@ def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
     before, or a job that acts on forecasts and a process that ran for long compared to what a restart costs.
     """
     recovery = run.accepted.job.recovery
-    if recovery.forecast is Forecasting.OFF or not last.progress or not run.accepted.profile.resumable:
+    if recovery.forecast is Forecasting.OFF or NAME in recovery.deny:
+        return None
+    if not last.progress or not run.accepted.profile.resumable:
         return None
     known = _known(run, last.knobs)
     if known is None and (recovery.forecast is not Forecasting.ACT or not last.expected):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from autotune.policies.recovery.combination import undoes_offload
 from autotune.policies.recovery.outlook import Outlook, measures, outlook, trusted
 from autotune.policies.recovery.permissions import (
     Failure,
@@ -15,20 +16,25 @@ from autotune.policies.recovery.permissions import (
     started_before,
     together,
 )
-from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
+from autotune.policies.recovery.ranking import CLEARLY, Ranked, best, judged, overflowing
 from autotune.policies.recovery.remedy_text import cure
 from autotune.policies.recovery.shortfall import shortfall
 from autotune.policies.recovery.worst_case import came_late, longest_sequences
+from autotune.policies.remedies.candidate_values import values_in_range
+from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.permissions import denied
 from autotune.policies.remedies.proposals.host import free_before_relaunch
+from autotune.policies.remedies.proposals.training import runs_on_host
+from autotune.policies.remedies.repeats import repeats
 from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import GaveUp
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
-from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.knob_table import KNOB_TABLE, ROWS, Knob, Unit, Way
+from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.remedy import Remedy
 
 _MEMORY = {
@@ -47,7 +53,8 @@ def next_remedy(run: Run) -> Remedy | None:
     Where an estimate is available and trusted it ranks all legal neighbours, and the ladder's order breaks
     its ties; where it is not, the ladder's order alone decides. Either way the allocator comes first where
     fragmentation prevails and nothing says that the pass needs more than the allocator returns; where it is
-    not enough by itself, it goes with the cure, because it costs nothing.
+    not enough by itself, it goes with the cure, because it costs nothing. A share that was too small and too
+    large is halved between both before anything else moves.
     """
     failure = last_failure(run)
     if failure is None:
@@ -55,9 +62,12 @@ def next_remedy(run: Run) -> Remedy | None:
     allocator = defragmenting(run, failure)
     if allocator is not None and _is_enough(run, failure, allocator):
         return allocator
+    middle = _between_bounds(run, failure)
+    if middle is not None:
+        return middle
     estimated = None if failure.climbed else _estimated(run, failure.diagnosis)
     if estimated is None:
-        return next(by_ladder(run), None)
+        return next((remedy for remedy in by_ladder(run) if not _is_idle(run, failure, remedy)), None)
     return estimated if allocator is None else together(run, failure, estimated, allocator)
 
 
@@ -74,6 +84,19 @@ def _is_enough(run: Run, failure: Failure, allocator: Remedy) -> bool:
         return True
     after = judged(view, allocator.apply(failure.knobs))
     return failure.diagnosis.phase.value not in dict(overflowing(view, after))
+
+
+def _is_idle(run: Run, failure: Failure, remedy: Remedy) -> bool:
+    """Return whether a remedy for the host moves nothing of it, as far as the estimate counts its bytes."""
+    view = outlook(run) if failure.diagnosis.cause is Cause.HOST_OOM else None
+    if undoes_offload(run, remedy):
+        return False  # the host was full only after it
+    if view is None or not all(KNOB_TABLE[knob].estimated for knob in remedy.changes):
+        return False
+    if runs_on_host(failure.knobs, failure.diagnosis):
+        return False  # the passes' own memory is the host's there
+    before, after = view.estimates((failure.knobs, remedy.apply(failure.knobs))).host.max(axis=0)
+    return bool(after > before * (1 - CLEARLY))
 
 
 def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
@@ -109,6 +132,76 @@ def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
 def _shares_less(present: Knobs, knobs: Knobs) -> bool:
     before, after = present.memory_fraction, knobs.memory_fraction
     return before is not None and after is not None and after < before
+
+
+def _between_bounds(run: Run, failure: Failure) -> Remedy | None:
+    """Return the change of one share to the middle of its bounds; None: it lacks one, or a middle."""
+    offered = run.accepted.profile.supported
+    for row in (row for row in ROWS if row.unit is Unit.SHARE and row.name in offered):
+        middle = _middle(run, failure, row)
+        if middle is not None:
+            return middle
+    return None
+
+
+def _middle(run: Run, failure: Failure, row: Knob) -> Remedy | None:
+    profile, present = run.accepted.profile, failure.knobs
+    way = row.way(failure.diagnosis.cause)
+    if way is None or getattr(present, row.name) is None:
+        return None
+    too_small, too_large = _bounds(run, failure, row)
+    if not too_small or not too_large:
+        return None
+    low, high = max(too_small), min(too_large)
+    offered = values_in_range(profile, present, row.name)
+    values = [value for value in offered if isinstance(value, float) and low < value < high]
+    if not values:
+        return None
+    value: Setting = values[(len(values) - 1) // 2]
+    name = next(
+        name
+        for name, move in MOVES.items()
+        if row.name in move.turns and row.asks_less(move.memory, getattr(present, row.name), value)
+    )
+    remedy = Remedy(
+        name=name,
+        changes={row.name: value},
+        reason=f"{row.name} {low:g} was too small and {high:g} is too large: half way between them",
+        effect=profile.supported[row.name].effect,
+    )
+    proposed, started = remedy.apply(present), started_before(run)
+    permitted = not denied(run.accepted.job.recovery, profile, present, remedy)
+    follows = permitted and may_follow(run, present, proposed, started=started)
+    return remedy if follows and relapse_of(run, proposed) is None else None
+
+
+def _bounds(run: Run, failure: Failure, row: Knob) -> tuple[list[float], list[float]]:
+    """Return the values that were too small, and those that were too large.
+
+    A failure bounds the value as long as no other knob that acts on it asks for less by now.
+    """
+    small: list[float] = []
+    large: list[float] = []
+    for attempt in run.attempts:
+        diagnosis, value = attempt.diagnosis, getattr(attempt.knobs, row.name)
+        way = None if diagnosis is None else row.way(diagnosis.cause)
+        if diagnosis is None or way is None or value is None:
+            continue
+        again = msgspec.structs.replace(failure.knobs, **{row.name: value})
+        acts = row.acts(diagnosis.cause, diagnosis.phase, run.accepted.profile.placement)
+        if acts and repeats(run.accepted.profile, attempt.knobs, diagnosis, again):
+            missed = _missed(diagnosis)
+            if way is Way.DOWN:
+                large.append(value - missed)
+            else:
+                small.append(value + missed)
+    return small, large
+
+
+def _missed(diagnosis: Diagnosis) -> float:
+    """Return the share of the device that a failed request lacked; 0 if its message has no figures."""
+    missing, limit = missing_bytes(diagnosis.facts), diagnosis.facts.limit_bytes
+    return missing / limit if missing and limit else 0.0
 
 
 def gave_up(run: Run, reason: str = "") -> GaveUp:

@@ -16,10 +16,11 @@ from autotune.policies.recovery.combination import (
 from autotune.policies.recovery.refusals import is_refused
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.legality import objections
-from autotune.policies.remedies.permissions import denied
+from autotune.policies.remedies.permissions import denial, denied
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.remedies.step_size import fragmentation_prevails
 from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.events import Launch
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.knobs import Knobs
@@ -158,6 +159,20 @@ def permitted(run: Run, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
             yield remedy
 
 
+def exclusion(run: Run, action: Launch) -> str:
+    """Return the name in the job's `recovery` that excludes a launch; empty if it is permitted.
+
+    What ran before may run again, and what the job itself wrote always may.
+    """
+    accepted, remedy = run.accepted, action.remedy
+    if remedy is not None and remedy.name in accepted.job.recovery.deny:
+        return remedy.name
+    if action.knobs == accepted.profile.knobs or any(a.knobs == action.knobs for a in run.attempts):
+        return ""
+    before = run.attempts[-1].knobs if run.attempts else accepted.profile.knobs
+    return denial(accepted.job.recovery, accepted.profile, before, action.knobs)
+
+
 def may_follow(run: Run, present: Knobs, proposed: Knobs, *, started: bool) -> bool:
     """Return whether a configuration is legal after the present one and holds no change that was refused."""
     return not is_refused(run, proposed) and not objections(
@@ -203,9 +218,5 @@ def relapse_of(run: Run, proposed: Knobs) -> Attempt | None:
         if attempt.diagnosis is None or not attempt.out_of_memory:
             continue
         if repeats(run.accepted.profile, attempt.knobs, attempt.diagnosis, proposed):
-            # A failure after many steps may come again later; a planned restart is its cure.
-            restarts = proposed.restart_every
-            if restarts is not None and restarts != attempt.knobs.restart_every:
-                continue
             return attempt
     return None

@@ -39,7 +39,7 @@ _NUMERIC_WEIGHT = 0.1
 _MARGIN = 1.3  # standard deviations kept free while searching; about a tenth of a chance for one phase
 _CLIMBING_RISK = 0.05
 _WORTH_CLIMBING = 0.05  # of a step's time: less is not worth a restart
-_CLEARLY = 0.01  # share of a memory: a cure that frees less is none
+CLEARLY = 0.01  # share of a memory: a cure that frees less is none
 _NOISE = 0.04  # predicted step times that differ by less are equal
 _SAME = 1e-9  # share by which two sums of one configuration may differ
 _EVEN = 0.5  # chance of an overflow above which one is expected
@@ -97,7 +97,7 @@ def best(
         for a in view.run.attempts
         if a.diagnosis is not None and a.diagnosis.cause in MODELLED and not a.loading
     ]
-    less = less_than(view, failed, clearly=_CLEARLY)(estimate)
+    less = less_than(view, failed, clearly=CLEARLY)(estimate)
     order = _order(
         np.log(near.times.sure(estimate, knobs, acting)),
         chances(estimate, prediction),
@@ -235,7 +235,7 @@ def _relief(
     freed = _freed(view, present, estimate, diagnosis)
     if not len(freed):
         return _Relief(acting=frozenset(options), options=options)
-    acting = {knob for (knob, _), most in zip(singles, freed.max(axis=0), strict=True) if most > _CLEARLY}
+    acting = {knob for (knob, _), most in zip(singles, freed.max(axis=0), strict=True) if most > CLEARLY}
     phase = None if diagnosis is None or diagnosis.cause is not Cause.GPU_OOM else diagnosis.phase
     if phase in _ENGINE_PHASES:
         acting |= options.keys() & ENGINE_KNOBS
@@ -271,8 +271,7 @@ def _freed(view: Outlook, present: Knobs, estimate: Estimates, diagnosis: Diagno
     tokens = np.nan_to_num(estimate.pool_tokens, posinf=0.0)
     pool = ((tokens[1:] - tokens[0]) / max(1.0, float(tokens[0])))[None, :]
     if diagnosis is None:
-        own = view.estimates((present,))
-        chance = chances(own, predicted(view.calibration, own))[:, 0]
+        chance = chances(estimate, predicted(view.calibration, estimate))[:, 0]
         return np.asarray(np.concatenate([gpu, host, pool])[chance > RISK])
     if diagnosis.cause in (Cause.HOST_OOM, Cause.POOL_TOO_SMALL):
         return np.asarray(host if diagnosis.cause is Cause.HOST_OOM else pool)

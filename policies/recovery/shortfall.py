@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from autotune.policies.estimate.shapes import parameters
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.ranking import Ranked, nearest, overflowing
 from autotune.policies.recovery.remedy_text import words
-from autotune.policies.values.architecture.model import Layout, Model
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
 from autotune.policies.values.job import Cluster
@@ -54,7 +53,7 @@ def shortfall(run: Run, *, started: bool) -> Shortfall | None:
 
 def _alternatives(view: Outlook, present: Knobs, where: str, *, started: bool) -> Iterator[str]:
     accepted = view.run.accepted
-    profile, layout, model = accepted.profile, accepted.profile.layout, view.model
+    profile, layout = accepted.profile, accepted.profile.layout
     for factor in (2, 4, 8):
         cluster = msgspec.structs.replace(accepted.cluster, nodes=accepted.cluster.nodes * factor)
         spread = widened(layout, present, factor)
@@ -78,13 +77,6 @@ def _alternatives(view: Outlook, present: Knobs, where: str, *, started: bool) -
         ranked = _fits(view, present, profile=_with(profile, lora), started=started)
         if ranked is not None:
             yield f"LoRA of rank {_LORA_RANK} ({_figure(ranked, where)})"
-    for share in (2, 3, 4, 8, 16):
-        smaller = msgspec.structs.replace(model, layers=max(1, model.layers // share))
-        ranked = _fits(view, present, model=smaller, started=started)
-        if ranked is not None:
-            size = float(parameters(smaller).total) / 1e9
-            yield f"a model of about {size:.1f} billion parameters ({_figure(ranked, where)})"
-            break
 
 
 def _fits(
@@ -94,7 +86,6 @@ def _fits(
     started: bool,
     profile: Profile | None = None,
     cluster: Cluster | None = None,
-    model: Model | None = None,
 ) -> Ranked | None:
     accepted = msgspec.structs.replace(
         view.run.accepted,
@@ -103,7 +94,7 @@ def _fits(
     )
     other = Outlook(
         run=msgspec.structs.replace(view.run, accepted=accepted),
-        model=model or view.model,
+        model=view.model,
         calibration=view.calibration,
     )
     least = accepted.profile.longest_sequence

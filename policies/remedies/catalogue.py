@@ -269,6 +269,7 @@ MOVES: dict[str, Move] = {
                 reason="offloaded state takes up the host memory that ran out",
             ),
             "param_offload": Turn(),
+            "memory_efficient_load": Turn(),
         },
     ),
     "drop_weights_backup": _move(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from autotune.policies.remedies.step_size import missing_bytes
+from autotune.policies.remedies.step_size import UNSET_SHARE, missing_bytes
 from autotune.policies.values.diagnosis import Line
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.formatting import show_gib
@@ -16,7 +16,6 @@ from autotune.policies.values.profile import Placement, Profile
 
 OCCUPIED = "gpu-occupied"
 _CONTEXTS = 0.1  # share of a card for contexts, graphs and what sleep leaves of the job's other processes
-_UNSET = 0.9  # share of an engine that is not told one
 _EXPLAINS = 0.25  # share of a card that others hold before it is named as the reason
 _PROVEN = 2  # steps with the same settings, after which every process of the job has what it needs
 _START = (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT)  # an engine first sleeps after it
@@ -66,7 +65,7 @@ def foreign_bytes(profile: Profile, attempt: Attempt) -> int:
         if diagnosis.component in (Component.ROLLOUT, Component.REWARD):
             return 0  # how much the trainer beside it may hold is not known
         if diagnosis.phase in _AWAKE or not profile.layout.engine_sleeps:
-            share += attempt.knobs.memory_fraction or _UNSET * ("memory_fraction" in profile.supported)
+            share += attempt.knobs.memory_fraction or UNSET_SHARE * ("memory_fraction" in profile.supported)
     foreign = facts.outside_bytes - int(share * facts.capacity_bytes)
     return foreign if foreign >= max(_EXPLAINS * facts.capacity_bytes, missing) else 0
 

@@ -10,7 +10,7 @@ from autotune.policies.remedies.relevance import can_act, precedence, shows_hold
 from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Component, Phase
-from autotune.policies.values.knob_table import KNOB_TABLE, Knob, Part
+from autotune.policies.values.knob_table import KNOB_TABLE, WITH_REQUESTS, Knob, Part
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement, Profile
 from autotune.policies.values.remedy import Remedy
@@ -39,10 +39,9 @@ class Rung(Value, frozen=True, kw_only=True):
 
 _GPU = (Cause.GPU_OOM,)
 _ANY_PHASE = tuple(Phase)
-# A load that fails says nothing against the passes: smaller batches, fewer requests and restarts are no cure.
-_TRAINING_ITSELF = tuple(phase for phase in Phase if phase is not Phase.RESUME)
 _ROLLOUTS = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
 _PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.NONE)  # a failure of unknown phase is most often one
+_WITH_BATCHES = (*_PASSES, Phase.LOG_PROB)
 _SHARED = (Placement.COLOCATED,)
 _APART = (Placement.SEPARATE, Placement.ASYNCHRONOUS)
 _ENGINE = (Component.ROLLOUT, Component.REWARD)
@@ -86,8 +85,6 @@ def _rungs(
 # recomputation, offload, weight sync through files; within a phase what costs least time comes first.
 # A rung that does not serve a component or a placement would leave the memory that failed as it was.
 LADDER: tuple[Rung, ...] = (
-    # Memory that others hold is not cured by changing the job.
-    *_rungs(_GPU, _ANY_PHASE, host.free_before_relaunch),
     # Generation.
     *_rungs(
         _GPU,
@@ -154,10 +151,7 @@ LADDER: tuple[Rung, ...] = (
         host.expandable_segments,
         training.offload_grads,
         training.offload_params,
-        training.reduce_tokens_per_mb,
-        training.reduce_micro_batch,
         training.tensor_parallel,
-        training.fused_kernels,
         host.adjust_memory_margin,
     ),
     # New weights on their way to the engine, and waking it.
@@ -242,18 +236,14 @@ LADDER: tuple[Rung, ...] = (
     ),
     *_rungs((Cause.HOST_OOM,), _ANY_PHASE, host.reduce_host_offload),
     *_rungs((Cause.HOST_OOM,), (Phase.WEIGHT_SYNC,), engine.reduce_sync_buffer, engine.disk_weight_sync),
-    *_rungs((Cause.HOST_OOM,), _TRAINING_ITSELF, training.reduce_micro_batch, engine.reduce_concurrency),
+    *_rungs((Cause.HOST_OOM,), _WITH_BATCHES, training.reduce_micro_batch),
+    *_rungs((Cause.HOST_OOM,), WITH_REQUESTS, engine.reduce_concurrency),
     *_rungs((Cause.HOST_OOM,), (Phase.FORWARD, Phase.BACKWARD), training.recompute),
     *_rungs(
         (Cause.SHM,), _ANY_PHASE, host.reduce_workers, host.drop_weights_backup, host.reduce_host_offload
     ),
     *_rungs((Cause.OBJECT_STORE,), (Phase.WEIGHT_SYNC,), engine.disk_weight_sync, engine.reduce_sync_buffer),
     *_rungs((Cause.OBJECT_STORE,), _ANY_PHASE, engine.reduce_concurrency, host.reduce_workers),
-    # Last resorts.
-    *_rungs(
-        (Cause.GPU_OOM, Cause.HOST_OOM, Cause.SHM, Cause.OBJECT_STORE), _TRAINING_ITSELF, host.restart_every
-    ),
-    *_rungs(_GPU, _ANY_PHASE, host.capture_snapshot),
 )
 
 
@@ -278,6 +268,11 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
         for remedy in rung.propose(profile, knobs, diagnosis):
             known = any(other.changes == remedy.changes for other in seen)
             if known or not _reaches(profile, remedy, diagnosis) or _elsewhere(profile, remedy, diagnosis):
+                continue
+            if not any(
+                KNOB_TABLE[knob].acts(diagnosis.cause, diagnosis.phase, profile.placement)
+                for knob in remedy.changes
+            ):
                 continue
             if not objections(profile, knobs, remedy.apply(knobs), started=started):
                 seen.append(remedy)

@@ -10,7 +10,6 @@ from autotune.policies.values.failure import Cause, Component, Phase
 _SHRINKING = frozenset((
     "reduce_tokens_per_mb", "reduce_micro_batch", "reduce_concurrency", "chunk_logits", "loss_recompute",
     "fused_kernels", "sequence_parallel", "tensor_parallel", "reduce_sync_buffer", "disk_weight_sync",
-    "capture_snapshot",
 ))  # fmt: skip
 # What acts on an engine's pool, graphs and batches, which it has once its weights are loaded.
 _AFTER_LOADING = frozenset((
@@ -21,7 +20,7 @@ _OCCUPIED = "vllm-startup-memory"  # before the engine holds anything
 _LEAST_FREE = 0.2  # of a card, with which an engine may still start
 _GROWN = 3  # steps, which are all alike: what is fuller at the last than at the first has grown
 _ONCE = (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT, Phase.CHECKPOINT)  # phases that begin from nothing
-_OF_GROWTH = ("host_allocator", "restart_every")
+_OF_GROWTH = ("host_allocator",)
 _OF_STATE = ("drop_weights_backup", "reduce_host_offload")
 _OF_DATA = ("reduce_workers",)
 

@@ -22,6 +22,7 @@ FRACTION_STEP = 0.05
 FRACTION_STEP_BLIND = 0.1
 FRACTION_MULTIPLE = 0.01
 _FOURFOLD = 3  # failures in a row after which ranks may also grow fourfold
+UNSET_SHARE = 0.9  # of an engine that has no setting for it: vLLM's default, SGLang's is no larger
 _SNAP = 1e-9  # keeps 0.7 / 0.01 from being rounded down to 69 steps
 
 
@@ -90,12 +91,12 @@ def next_values(
 
 
 def smaller(
-    profile: Profile, knobs: Knobs, knob: str, *, share: float, base: int | None = None
+    profile: Profile, knobs: Knobs, knob: str, *, share: float, base: int | None = None, least: float = 1.0
 ) -> int | None:
     """Return the largest legal number of at most `share` of the present one, or the smallest there is.
 
     Where the knob is unset, `base` stands for the present value, or the knob that it follows. None: nothing
-    smaller is legal.
+    smaller is legal, or at least `least`.
     """
     if knob not in profile.supported:
         return None
@@ -107,18 +108,14 @@ def smaller(
     if present is None:
         return None
     floor = lowest(profile, knob)
-    floor = 1.0 if floor is None else max(1.0, floor)
+    floor = least if floor is None else max(least, floor)
     value = _snapped(profile, knob, max(floor, present * share), down=True, floor=floor)
     return int(value) if value is not None and value < present else None
 
 
 def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> float | None:
     """Return a smaller GPU memory share for an engine, reduced by the missing amount in the message."""
-    present = getattr(knobs, knob)
-    if knob not in profile.supported:
-        return None
-    if present is None:  # the engine's own choice, which is no larger than what it may be told
-        present = highest(profile, knob)
+    present = _share(profile, knobs, knob)
     if present is None:
         return None
     missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.limit_bytes
@@ -140,8 +137,8 @@ def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnos
 
 def higher_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> float | None:
     """Return a larger GPU memory share for an engine, raised by the missing amount in the message."""
-    present = getattr(knobs, knob)
-    if knob not in profile.supported or present is None:
+    present = _share(profile, knobs, knob)
+    if present is None:
         return None
     missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.limit_bytes
     step = FRACTION_STEP
@@ -163,6 +160,14 @@ def stronger(profile: Profile, knobs: Knobs, knob: str, memory: Memory) -> tuple
     order = KNOB_TABLE[knob].towards(memory)
     after = order.index(present) + 1 if present in order else 1
     return tuple(mode for mode in order[after:] if not support.grid.values or mode in support.grid.values)
+
+
+def _share(profile: Profile, knobs: Knobs, knob: str) -> float | None:
+    """Return the present share of an engine, its default where the job sets none; None: it is not offered."""
+    if knob not in profile.supported:
+        return None
+    present: float | None = getattr(knobs, knob)
+    return min(UNSET_SHARE, highest(profile, knob) or UNSET_SHARE) if present is None else present
 
 
 def _used_bytes(facts: Facts) -> int | None:

@@ -79,6 +79,7 @@ class Knob(Value, frozen=True, kw_only=True):
     part: Part
     saves: dict[Memory, Way] = {}  # the way that asks for less of a memory; unknown for those left out
     phases: tuple[Phase, ...] = ()  # in which it moves device memory; empty: all
+    idle_in: tuple[Phase, ...] = ()  # of them, those in which it does not
     modes: tuple[str, ...] = ()  # in order
     unset: str = ""  # the mode where the knob has no value
     follows: str = ""  # the knob whose value holds where this one has none
@@ -115,6 +116,11 @@ class Knob(Value, frozen=True, kw_only=True):
             return "on" if most == "off" else str(least)
         return "more" if self.unit is Unit.RANKS and way is Way.UP else way.value
 
+    def way(self, cause: Cause) -> Way | None:
+        """Return the way that asks for less of the memory of a failure; None: not known, or neither."""
+        memory = _MEMORY_OF.get(cause)
+        return None if memory is None else self.saves.get(memory)
+
     def asks_no_less(self, cause: Cause, before: Setting, after: Setting) -> bool:
         """Return whether `after` surely needs as much as `before` of the memory that a failure names."""
         memory = _MEMORY_OF.get(cause)
@@ -129,14 +135,23 @@ class Knob(Value, frozen=True, kw_only=True):
 
     def acts(self, cause: Cause, phase: Phase, placement: Placement) -> bool:
         """Return whether it may move the memory that ran out in a phase."""
-        if self.part is Part.DIAGNOSTICS or cause is not Cause.GPU_OOM:
-            return self.part is not Part.DIAGNOSTICS
-        if self.part is Part.ENGINE and placement is Placement.COLOCATED:
-            return True
-        if self.part is Part.TRAINER and placement is not Placement.COLOCATED and phase in _ENGINE_ALONE:
+        colocated = placement is Placement.COLOCATED
+        if self.part in (Part.DIAGNOSTICS, Part.RUN):
             return False
-        everywhere = not self.phases or phase is Phase.NONE
-        return self.part is not Part.HOST and (everywhere or phase in self.phases)
+        if cause is Cause.HOST_OOM and self.part is Part.ENGINE:
+            # Requests exist while there is a rollout; ranks are processes, which are there all the time.
+            return self.unit is Unit.RANKS or (Memory.HOST in self.saves and phase in WITH_REQUESTS)
+        if cause in (Cause.KV_POOL, Cause.POOL_TOO_SMALL):
+            return self.part is Part.ENGINE or (colocated and self.part is Part.TRAINER)
+        if cause is not Cause.GPU_OOM:
+            return True
+        if self.part is Part.ENGINE and colocated:
+            return True
+        if self.part is Part.TRAINER and not colocated and phase in _ENGINE_ALONE:
+            return False
+        if self.part is Part.HOST or phase in self.idle_in:
+            return False
+        return not self.phases or phase is Phase.NONE or phase in self.phases
 
     def _place(self, value: Setting) -> float | None:
         if self.order:
@@ -146,7 +161,8 @@ class Knob(Value, frozen=True, kw_only=True):
 
 
 _ENGINE_ALONE = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)  # the trainer is elsewhere, unless they are colocated
-_ENGINE_PHASES = (*_ENGINE_ALONE, Phase.ROLLOUT_INIT, Phase.WEIGHT_SYNC, Phase.COMM)
+_ENGINE_PHASES = (*_ENGINE_ALONE, Phase.WEIGHT_SYNC, Phase.COMM)
+WITH_REQUESTS = (Phase.ROLLOUT, Phase.NONE)  # a failure of unknown phase may be one of them
 _SYNC_PHASES = (Phase.WEIGHT_SYNC, Phase.COMM)
 _LOWER = {Memory.GPU: Way.DOWN}
 _HIGHER = {Memory.GPU: Way.UP}
@@ -156,6 +172,8 @@ _BY_TOKENS = Condition(knob="dynamic_batching", values=(True, None))
 _BY_SEQUENCES = Condition(knob="dynamic_batching", values=(False, None))
 _OFFLOADED = Condition(knob="optimizer_offload", values=(True,))
 
+# The update comes after the passes: nothing of their activations and logits is left.
+_pass_knob = partial(Knob, part=Part.TRAINER, idle_in=(Phase.OPTIMIZER,))
 _engine_knob = partial(Knob, part=Part.ENGINE, phases=_ENGINE_PHASES)
 _diagnostic = partial(Knob, unit=Unit.SWITCH, part=Part.DIAGNOSTICS, searched=False, estimated=False)
 
@@ -181,30 +199,27 @@ ROWS: tuple[Knob, ...] = (
     _engine_knob(name="max_batched_tokens", unit=Unit.PASS_TOKENS, saves=_LOWER),
     _engine_knob(name="max_model_len", unit=Unit.LENGTH, saves=_LOWER),
     # --------------------------------------------------------------------- training
-    Knob(
+    _pass_knob(
         name="tokens_per_microbatch",
         unit=Unit.PASS_TOKENS,
-        part=Part.TRAINER,
         saves=_LOWER,
         only_with=_BY_TOKENS,
     ),
-    Knob(
+    _pass_knob(
         name="microbatch_size",
         unit=Unit.SEQUENCES,
-        part=Part.TRAINER,
         saves=_LOWER_BOTH,
         only_with=_BY_SEQUENCES,
     ),
-    Knob(name="dynamic_batching", unit=Unit.SWITCH, part=Part.TRAINER),
-    Knob(
+    _pass_knob(name="dynamic_batching", unit=Unit.SWITCH),
+    _pass_knob(
         name="recompute",
         unit=Unit.MODE,
-        part=Part.TRAINER,
         saves=_HIGHER,
         modes=("off", "selective", "full"),
         unset="off",
     ),
-    Knob(name="activation_offload", unit=Unit.SWITCH, part=Part.TRAINER, saves=_TO_HOST),
+    _pass_knob(name="activation_offload", unit=Unit.SWITCH, saves=_TO_HOST),
     Knob(name="param_offload", unit=Unit.SWITCH, part=Part.TRAINER, saves=_TO_HOST),
     Knob(name="grad_offload", unit=Unit.SWITCH, part=Part.TRAINER, saves=_TO_HOST),
     Knob(name="optimizer_offload", unit=Unit.SWITCH, part=Part.TRAINER, saves=_TO_HOST),
@@ -228,8 +243,8 @@ ROWS: tuple[Knob, ...] = (
     Knob(name="context_parallel", unit=Unit.RANKS, part=Part.TRAINER, saves=_HIGHER),
     Knob(name="tensor_parallel", unit=Unit.RANKS, part=Part.TRAINER, saves=_HIGHER),
     Knob(name="sharding", unit=Unit.MODE, part=Part.TRAINER, searched=False),
-    Knob(name="fused_kernels", unit=Unit.SWITCH, part=Part.TRAINER, saves=_HIGHER),
-    Knob(name="loss_recompute", unit=Unit.SWITCH, part=Part.TRAINER, saves=_HIGHER),
+    _pass_knob(name="fused_kernels", unit=Unit.SWITCH, saves=_HIGHER),
+    _pass_knob(name="loss_recompute", unit=Unit.SWITCH, saves=_HIGHER),
     Knob(
         name="memory_efficient_load",
         unit=Unit.SWITCH,
@@ -239,17 +254,16 @@ ROWS: tuple[Knob, ...] = (
         searched=False,
     ),
     # --------------------------------------------------------------------- scoring
-    Knob(
+    _pass_knob(
         name="logprob_tokens",
         unit=Unit.PASS_TOKENS,
-        part=Part.TRAINER,
         phases=(Phase.LOG_PROB,),
         saves=_LOWER,
         follows="tokens_per_microbatch",
     ),
-    Knob(name="logprob_chunk", unit=Unit.CHUNK_TOKENS, part=Part.TRAINER, saves=_LOWER, smallest=256),
-    Knob(name="entropy_chunking", unit=Unit.SWITCH, part=Part.TRAINER, saves=_HIGHER),
-    Knob(name="entropy_recompute", unit=Unit.SWITCH, part=Part.TRAINER, saves=_HIGHER),
+    _pass_knob(name="logprob_chunk", unit=Unit.CHUNK_TOKENS, saves=_LOWER, smallest=256),
+    _pass_knob(name="entropy_chunking", unit=Unit.SWITCH, saves=_HIGHER),
+    _pass_knob(name="entropy_recompute", unit=Unit.SWITCH, saves=_HIGHER),
     # --------------------------------------------------------------------- weight sync
     Knob(
         name="sync_mode",

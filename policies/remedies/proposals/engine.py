@@ -13,11 +13,18 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.remedy import Remedy
 
+_OF_ENGINE = (Cause.GPU_OOM, Cause.KV_POOL, Cause.POOL_TOO_SMALL)
+_BUSY = 8  # requests below which an engine reads its weights for next to nothing
+
 
 def reduce_concurrency(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose fewer requests at once: smaller batches in the engine and fewer live tokens in its pool."""
+    """Propose fewer requests at once: smaller batches in the engine and fewer live tokens in its pool.
+
+    Against memory outside the engine not so few that it idles: requests are not most of what fills that.
+    """
     share = shrink_share(diagnosis) if diagnosis.cause is Cause.GPU_OOM else 0.5**diagnosis.streak
-    fewer = smaller(profile, knobs, "concurrency", share=share)
+    least = 1 if diagnosis.cause in _OF_ENGINE else _BUSY
+    fewer = smaller(profile, knobs, "concurrency", share=share, least=least)
     yield from change(
         "reduce_concurrency",
         profile,

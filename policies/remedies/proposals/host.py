@@ -18,6 +18,8 @@ from autotune.policies.values.remedy import Remedy
 def reduce_host_offload(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose to move state from host memory back to the devices, that of the failed phase first."""
     first = {
+        Phase.INIT: "memory_efficient_load",
+        Phase.RESUME: "memory_efficient_load",
         Phase.OPTIMIZER: "optimizer_offload",
         Phase.WEIGHT_SYNC: "param_offload",
         Phase.ROLLOUT: "param_offload",
@@ -83,21 +85,6 @@ def adjust_memory_margin(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
     yield from change("adjust_memory_margin", profile, knobs, {"memory_margin": margin}, reason=reason)
 
 
-def restart_every(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose planned restarts before memory that grows from step to step runs out."""
-    if diagnosis.step is not None and diagnosis.step > 1:
-        bound = diagnosis.step if knobs.restart_every is None else knobs.restart_every
-        steps = max(1, bound * 3 // 4)
-        yield from change(
-            "restart_every",
-            profile,
-            knobs,
-            {"restart_every": steps},
-            reason=f"the failure came after {diagnosis.step} steps; a restart returns what grew",
-            slows=f"one restart every {steps} steps",
-        )
-
-
 def free_before_relaunch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose others hold the card: nothing of the job changes, their memory must go first."""
     outside = diagnosis.facts.held_by_others_bytes
@@ -108,7 +95,3 @@ def free_before_relaunch(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
             reason=f"{outside / GIB:.1f} GiB of the card are held outside this process",
             frees=f"up to {outside / GIB:.1f} GiB",
         )
-
-
-# The next failure is recorded, where nothing explains this one; cures nothing by itself.
-capture_snapshot = stepping("capture_snapshot", "memory_snapshot", frees="nothing")

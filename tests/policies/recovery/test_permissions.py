@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from msgspec.structs import replace
 
+from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.permissions import by_ladder, last_failure, relapse_of, started_before
-from autotune.policies.values.events import Decided, Ended, Event, Progressed, Started
+from autotune.policies.remedies.catalogue import MOVES
+from autotune.policies.remedies.ladder import LADDER
+from autotune.policies.values.events import Decided, Ended, Event, Launch, Progressed, Started
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.history import Run, fold
 from autotune.policies.values.job import Recovery
-from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.knob_table import ROWS
+from autotune.policies.values.knobs import Knobs, new_values
 from autotune.policies.values.observation import Cancelled, Crashed, Lost
+from autotune.policies.values.profile import Grid, Placement, Support
 from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.remedy import Remedy
-from tests.policies.stories import KNOBS, accepted, diagnosed
+from tests.policies.stories import KNOBS, accepted, diagnosed, profile
 
 BACKWARD = diagnosed(phase=Phase.BACKWARD)
 SYNC = diagnosed(phase=Phase.WEIGHT_SYNC)
@@ -118,3 +125,51 @@ def test_a_remedy_whose_way_back_would_fail_again_brings_what_keeps_that_from_ha
         assert relapse_of(run, remedy.apply(moved)) is None
         assert len(remedy.changes) > 1
         assert "; so that optimizer still fits: " in remedy.reason
+
+
+# A framework that offers every knob, each at the value that needs most memory.
+_MOST = replace(
+    KNOBS,
+    cuda_graphs="full",
+    max_batched_tokens=8192,
+    rollout_tensor_parallel=1,
+    tensor_parallel=1,
+    context_parallel=1,
+    sequence_parallel=1,
+    microbatch_size=16,
+    dynamic_batching=False,
+    grad_offload=False,
+    fused_kernels=False,
+    entropy_chunking=False,
+    allocator="default",
+    memory_margin=2 << 30,
+    memory_efficient_load=False,
+    dataloader_workers=8,
+    host_allocator="default",
+    weights_backup=True,
+)
+_OFFERED = {
+    row.name: Support(setting=row.name, grid=Grid(values=row.modes or ((False, True) if row.order else ())))
+    for row in ROWS
+}
+
+
+def test_every_remedy_of_the_ladder_is_launched_for_some_failure():
+    missing = {rung.name for rung in LADDER}
+    causes = (Cause.GPU_OOM, Cause.HOST_OOM, Cause.POOL_TOO_SMALL)
+    components = (Component.TRAINER, Component.ROLLOUT)
+    for cause, phase, component in product(causes, Phase, components):
+        of = profile(_MOST, supported=_OFFERED, placement=Placement.COLOCATED)
+        start = replace(accepted(recovery=Recovery(relaunches=99)), profile=of)
+        events, knobs = [start, *failed(diagnosed(cause, phase, component=component), of.knobs)], of.knobs
+        for _ in range(12):
+            action = decide(tuple(events))
+            if not isinstance(action, Launch) or action.remedy is None:
+                break
+            moved = new_values(knobs, action.knobs)
+            missing -= {name for name in missing if moved.keys() & MOVES[name].turns.keys()}
+            knobs = action.knobs
+            events += failed(diagnosed(cause, phase, component=component), knobs, remedy=action.remedy)
+        if not missing:
+            break
+    assert not missing

@@ -35,7 +35,6 @@ LOSS = Ended(attempt=1, outcome=Lost(reason="a node is gone"), saved=10)
 # What slows the steps of a job down, or makes its engine smaller.
 _TIMID = {
     "tokens_per_microbatch", "logprob_tokens", "concurrency", "recompute", "max_batched_tokens",
-    "restart_every",
 }  # fmt: skip
 _ALLOCATOR = {
     "allocator": Support(setting="PYTORCH_CUDA_ALLOC_CONF", grid=Grid(values=("default", "expandable")))

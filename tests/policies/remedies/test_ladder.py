@@ -92,7 +92,54 @@ def test_passes_that_compute_on_the_host_and_fail_there_are_made_smaller(
     names = [r.name for r in proposed(of, phase, cause=Cause.HOST_OOM, component=component, facts=facts)]
     smaller = [name for name in names if name in PASSES - {"reduce_micro_batch"}]
     assert bool(smaller) is first
-    assert not first or (names[: len(smaller)] == smaller and "reduce_concurrency" in names[len(smaller) :])
+    assert not first or names[: len(smaller)] == smaller
+    assert "reduce_concurrency" not in names  # no request is in a pass
+
+
+@pytest.mark.parametrize("phase", [Phase.INIT, Phase.ROLLOUT_INIT, Phase.WEIGHT_SYNC, Phase.CHECKPOINT])
+def test_a_host_that_is_full_where_no_request_runs_keeps_the_requests_and_the_batches(phase):
+    of = profile(
+        replace(KNOBS, microbatch_size=8, dynamic_batching=False),
+        supported=OFFERED | {"microbatch_size": support("size", minimum=1, multiple=1)},
+    )
+    changed = {knob for r in proposed(of, phase, cause=Cause.HOST_OOM) for knob in r.changes}
+    assert changed.isdisjoint({"concurrency", "microbatch_size"})
+
+
+@pytest.mark.parametrize(("cause", "least"), [(Cause.HOST_OOM, 8), (Cause.KV_POOL, 1)])
+def test_an_engine_stays_busy_where_it_is_not_its_own_memory_that_ran_out(cause, least):
+    present, cuts = KNOBS, []
+    for _ in range(9):
+        offered = proposed(profile(present), Phase.ROLLOUT, cause=cause)
+        fewer = next((r.changes["concurrency"] for r in offered if "concurrency" in r.changes), None)
+        if fewer is None:
+            break
+        cuts.append(fewer)
+        present = replace(present, concurrency=fewer)
+    assert cuts[-1] == least
+
+
+def test_an_update_that_fails_keeps_the_passes():
+    offered = OFFERED | {"fused_kernels": support("fused", False, True), "allocator": OFFERED["sync_mode"]}
+    of = profile(replace(KNOBS, fused_kernels=False, recompute="off"), supported=offered)
+    changed = {knob for r in proposed(of, Phase.OPTIMIZER) for knob in r.changes}
+    assert "optimizer_offload" in changed
+    of_passes = {"tokens_per_microbatch", "recompute", "fused_kernels", "logprob_chunk", "loss_recompute"}
+    assert changed.isdisjoint(of_passes)
+
+
+def test_a_loaded_copy_of_the_model_that_fills_the_host_leaves_it():
+    loading = OFFERED | {"memory_efficient_load": support("load", False, True)}
+    of = profile(replace(KNOBS, memory_efficient_load=True, param_offload=True), supported=loading)
+    first = next(r for r in proposed(of, Phase.INIT, cause=Cause.HOST_OOM) if r.name == "reduce_host_offload")
+    assert first.changes == {"memory_efficient_load": False}
+
+
+@pytest.mark.parametrize(("phase", "cause"), [(Phase.ROLLOUT_INIT, Cause.POOL_TOO_SMALL)])
+def test_a_share_that_is_the_engines_own_choice_can_be_raised(phase, cause):
+    offered = OFFERED | {"memory_fraction": support("share", minimum=0.1, maximum=0.95, multiple=0.01)}
+    of = profile(replace(KNOBS, memory_fraction=None), supported=offered)
+    assert {"memory_fraction": 0.95} in [r.changes for r in proposed(of, phase, cause=cause)]
 
 
 def test_a_share_that_is_the_engines_own_choice_can_be_lowered():

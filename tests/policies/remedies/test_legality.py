@@ -42,9 +42,6 @@ NAMES = [
     "reduce_host_offload",
     "drop_weights_backup",
     "reduce_workers",
-    "restart_every",
-    "free_before_relaunch",
-    "capture_snapshot",
 ]
 
 

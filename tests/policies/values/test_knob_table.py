@@ -67,7 +67,8 @@ TURNS = {
     "adjust_memory_margin": {"memory_margin": "either"},
     "host_allocator": {"host_allocator": "jemalloc"},
     "reduce_host_offload": dict.fromkeys(
-        ("activation_offload", "grad_offload", "optimizer_offload", "param_offload"), "off"
+        ("activation_offload", "grad_offload", "optimizer_offload", "param_offload", "memory_efficient_load"),
+        "off",
     ),
     "drop_weights_backup": {"weights_backup": "off"},
     "reduce_workers": {"dataloader_workers": "lower"},
@@ -154,7 +155,7 @@ def test_a_colocated_engine_moves_the_memory_of_every_phase() -> None:
             apart or row.name in ENGINE_KNOBS
         )
         assert row.acts(Cause.GPU_OOM, Phase.NONE, Placement.SEPARATE) is (
-            row.part not in (Part.HOST, Part.DIAGNOSTICS)
+            row.part not in (Part.HOST, Part.RUN, Part.DIAGNOSTICS)
         )
 
 
@@ -245,7 +246,7 @@ def test_a_new_knob_is_its_row_and_its_remedy(tmp_path: Path) -> None:
     for parent in folder.relative_to(tmp_path).parents[:-1]:
         (tmp_path / parent / "__init__.py").touch()
     _insert(tmp_path, Knobs, FIELD, before="    # scoring\n")
-    _insert(tmp_path, Knob, ROW, before='    Knob(\n        name="logprob_tokens",')
+    _insert(tmp_path, Knob, ROW, before='    _pass_knob(\n        name="logprob_tokens",')
     _insert(tmp_path, reduce_micro_batch, PROPOSAL)
     _insert(tmp_path, Move, WORDS, before='    "offload_activations": _move(')
     _insert(tmp_path, Rung, RUNG, before="    # The optimizer's step.\n")
