@@ -87,6 +87,8 @@ LONG = {
     "history.py": 600,
     "reconcile.py": 450,
     "monitor.py": 450,
+    "planner.py": 425,
+    "draft.py": 425,
     "drive.py": 450,
     "status.py": 450,
 }

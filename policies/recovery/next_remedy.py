@@ -188,7 +188,8 @@ def _bounds(run: Run, failure: Failure, row: Knob) -> tuple[list[float], list[fl
         if diagnosis is None or way is None or value is None:
             continue
         again = msgspec.structs.replace(failure.knobs, **{row.name: value})
-        acts = row.acts(diagnosis.cause, diagnosis.phase, run.accepted.profile.placement)
+        own = not row.phases or diagnosis.phase in row.phases  # a pass beside the engine has other cures
+        acts = own and row.acts(diagnosis.cause, diagnosis.phase, run.accepted.profile.placement)
         if acts and repeats(run.accepted.profile, attempt.knobs, diagnosis, again):
             missed = _missed(diagnosis)
             if way is Way.DOWN:

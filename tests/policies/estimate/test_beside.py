@@ -29,7 +29,7 @@ def test_less_is_left_where_nothing_shares_a_device_and_nothing_without_an_engin
     assert not scales(replace(shared, engine="none"), estimate).any()
 
 
-@pytest.mark.parametrize("part", {*OF_TRAINER, *OF_ENGINE})
+@pytest.mark.parametrize("part", sorted({*OF_TRAINER, *OF_ENGINE}))
 def test_each_term_that_is_20_percent_larger_raises_the_chance_of_the_other_sides_phases(part):
     shared = job(LAYOUT, placement=Placement.COLOCATED, engine="vllm")
     estimate = found(LAYOUT, engine="vllm")

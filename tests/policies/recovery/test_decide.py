@@ -129,20 +129,6 @@ def test_a_pool_too_small_grows():
     assert story.launch().knobs.memory_fraction == 0.85
 
 
-def test_a_share_that_failed_is_not_tried_again_from_below():
-    story = Story()
-    story.launch()
-    story.fails(diagnosed(phase=Phase.ROLLOUT_INIT, component=Component.ROLLOUT))
-    assert story.launch().knobs.memory_fraction == 0.7
-    story.fails(diagnosed(Cause.POOL_TOO_SMALL, Phase.ROLLOUT_INIT, Component.ROLLOUT))
-    assert story.launch().knobs.memory_fraction == 0.75
-    story.fails(diagnosed(Cause.POOL_TOO_SMALL, Phase.ROLLOUT_INIT, Component.ROLLOUT))
-    again = story.launch()  # 0.8 failed with 64 requests: as much or more only with fewer
-    assert again.knobs.memory_fraction >= 0.8
-    assert again.knobs.concurrency < 64
-    assert "so that rollout_init still fits" in again.remedy.reason
-
-
 def test_the_host_never_gets_more_offload():
     full = replace(KNOBS, optimizer_offload=True, activation_offload=True, dataloader_workers=4)
     story = Story(accepted(profile(full)))
