@@ -238,9 +238,24 @@ class TabularFramework(Framework, Generic[C]):
         facts = tuple(facts_of(self.name, config, job, self.releases))
         versions = (*self.releases, *self.elder) if any(map(has_alternatives, facts)) else ()
         jobs = [msgspec.structs.replace(job, framework_version=version) for version in versions]
-        problems = len(self.problems(job)) if jobs else 0  # another release takes the settings as well
-        others = (self.profile_as(own, cluster) for own in jobs if len(self.problems(own)) <= problems)
+        others = (self.profile_as(own, cluster) for own in self._as_fitting(job, jobs))
         return msgspec.structs.replace(found, facts=facts, alternatives=alternatives(found, others))
+
+    def _as_fitting(self, job: Job, others: list[Job]) -> Iterator[Job]:
+        """Yield the jobs, of other releases, whose settings that release takes as well as the job's does.
+
+        How many each lacks is asked first: to name what each resembles takes minutes where hundreds are set.
+        """
+        if not others:
+            return
+        lacking, problems = self._lacking(job), len(self.problems(job))
+        for other in others:
+            if self._lacking(other) <= lacking and len(self.problems(other)) <= problems:
+                yield other
+
+    def _lacking(self, job: Job) -> int:
+        config = self.config(job)
+        return sum(1 for _ in config.facts.lacking(config.given))
 
     def profile_as(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs and what limits them, as if its release were the one that stands for it."""

@@ -64,13 +64,18 @@ class Facts(Value, frozen=True, dict=True, gc=True):
         """Return whether the release has a setting or section of that name."""
         return isinstance(key, str) and self.kind_of(key) is not None
 
-    def unknown(self, given: Mapping[str, Any]) -> Iterator[Problem]:
-        """Yield the settings that the release does not have, with the nearest that it has."""
+    def lacking(self, given: Iterable[str]) -> Iterator[str]:
+        """Yield the settings, as a job spells them, that the release does not have."""
         free = tuple(f"{key}." for key, kind in self.types.items() if kind == FREE)
         for spelled in given:
             key = bare(spelled)
-            if key in self.types or key in self.sections or key.startswith(free):
-                continue
+            if not (key in self.types or key in self.sections or key.startswith(free)):
+                yield spelled
+
+    def unknown(self, given: Iterable[str]) -> Iterator[Problem]:
+        """Yield the settings that the release does not have, with the nearest that it has."""
+        for spelled in self.lacking(given):
+            key = bare(spelled)
             near = similar(key, self.types)
             hint = f"did you mean {near}?" if near else ""
             yield Problem(path=("settings", spelled), message=f"unknown setting {key}", hint=hint)
