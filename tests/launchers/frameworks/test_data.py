@@ -19,6 +19,7 @@ from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import facts
 from autotune.launchers.frameworks.verl import keys
+from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import KNOBS
@@ -91,7 +92,7 @@ def test_a_file_explains_itself_and_names_no_key_twice(package: str, file: str) 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_advice_is_complete(name: str) -> None:
     phases = {*Phase, "any"}
-    names = {*KNOBS, *(rung.name for rung in LADDER)}
+    names = {*KNOBS, *MOVES, *(rung.name for rung in LADDER)}
     rows = FRAMEWORKS[name].advice
     assert len(set(rows)) == len(rows)
     for row in rows:
