@@ -26,7 +26,7 @@ SAME = [
     (Phase.ROLLOUT, Component.ROLLOUT, "reduce_mem_fraction", "--sglang-mem-fraction-static 0.7"),
     (Phase.FORWARD, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
     (Phase.BACKWARD, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
-    (Phase.OPTIMIZER, Component.TRAINER, "reduce_tokens_per_mb", "--max-tokens-per-gpu 8192"),
+    (Phase.OPTIMIZER, Component.TRAINER, "tensor_parallel", "--tensor-model-parallel-size 4"),
     (
         Phase.WEIGHT_SYNC,
         Component.TRAINER,

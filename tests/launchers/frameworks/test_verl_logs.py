@@ -216,12 +216,8 @@ def test_a_log_says_where_a_run_died(log, cause, phase, component) -> None:
         ("backward", "megatron", "reduce_tokens_per_mb", (*RECOMPUTED, f"{TOKENS}=4096", f"{SCORING}=16384")),
         ("backward", "static", "reduce_micro_batch", None),
         # Offloaded state is loaded back for the update, and FSDP2's own policy changes the numbers.
-        (
-            "optimizer",
-            "fsdp2-reference",
-            "reduce_tokens_per_mb",
-            (f"{TOKENS}=8192", f"{REFERENCE}=16384", f"{SCORING}=16384"),
-        ),
+        # The passes' activations are gone by then.
+        ("optimizer", "fsdp2-reference", "disable_cuda_graph", None),
         (
             "weight_sync",
             "fsdp",
