@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 from autotune.launchers.likeness import suggestion
 from autotune.orchestrator import units
 from autotune.orchestrator.config.cards import CARDS, find_card
+from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.architecture.model import CHOICES, Model
 from autotune.policies.values.job import Forecasting, Occasion, Preflight, Then, Tracker
@@ -200,7 +201,7 @@ def _name_of(words: tuple[str, ...], text: str) -> tuple[Any, ...]:
 
 
 KnobName = Annotated[str, *_name_of(KNOBS, "the name of a knob")]
-_DENIABLE = (*dict.fromkeys(rung.name for rung in LADDER), *KNOBS)
+_DENIABLE = tuple(dict.fromkeys((*(rung.name for rung in LADDER), *MOVES, *KNOBS)))
 DeniedName = Annotated[str, *_name_of(_DENIABLE, "the name of a remedy or of a knob")]
 _TRACKERS = tuple(Tracker)
 

@@ -126,7 +126,7 @@ def test_remedies_for_a_phase_far_from_its_limit_wait_for_a_question(tmp_path: P
 
 def test_every_phase_has_its_error_and_the_engines_their_pool(tmp_path: Path) -> None:
     found = {phase.phase: phase for phase in sized_plan(tmp_path).phases}
-    assert all(0 < phase.error < 0.5 for phase in found.values())
+    assert all(0 < phase.error < 1 for phase in found.values())
     pool = found["rollout"].pool_tokens
     assert pool is not None and pool > 10_000 and pool == found["rollout_init"].pool_tokens
     assert found["train"].pool_tokens is None

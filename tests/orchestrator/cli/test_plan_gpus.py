@@ -146,7 +146,7 @@ def test_what_a_prediction_rests_on_is_said_and_changes_nothing(tmp_path: Path) 
     plan = json.loads(printed("plan", "--json", str(file)))
     assert plan["first"] == {} and [fact["name"] for fact in plan["rests_on"]] == ["release"]
     page = " ".join(printed("plan", str(file)).split())
-    assert "the prediction rests on an assumption: verl 0.2.0.dev uses memory as 0.7.0 does" in page
+    assert "the prediction rests on an assumption: verl 0.2.0.dev uses memory as 0.2.0.post2 does" in page
     assert "first attempt: as written: " in page
 
 

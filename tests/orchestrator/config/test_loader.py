@@ -126,7 +126,7 @@ def test_defaults_and_auto_are_the_same() -> None:
 
 def test_the_keys_cover_every_field_with_the_same_defaults() -> None:
     read_elsewhere = {"shape", "shape_from", "prompts", "document", "launcher", "variables"}
-    read_elsewhere |= {"version_from", "own_code", "engine_versions", "notes", "literals"}
+    read_elsewhere |= {"version_from", "own_code", "engine_versions", "notes", "literals", "unfilled"}
     assert set(schema.JobFile.model_fields) | read_elsewhere == set(Job.__struct_fields__)
     plain = schema.JobFile(name="j", framework="builtin")
     assert msgspec.convert(plain, Job, from_attributes=True) == Job(name="j", framework="builtin")
