@@ -142,7 +142,7 @@ def test_the_recipe_leads_from_a_script_to_a_command_and_a_remedy(tree: Path, tm
     (tmp_path / "train.sh").write_text(SCRIPT)
     run(tree, cli, "init", str(tmp_path / "train.sh"), "-o", str(tmp_path / "job.yaml"))
     assert "framework: toyrl" in (tmp_path / "job.yaml").read_text()
-    assert "microbatch_size 4 → 2" in run(tree, cli, "plan", str(tmp_path / "job.yaml"))
+    assert "microbatch_size 4 → 1" in run(tree, cli, "plan", str(tmp_path / "job.yaml"))
     assert "checkpoint.resume=False" in run(tree, cli, "launch", "-n", str(tmp_path / "job.yaml"))
     (tmp_path / "run.log").write_text(LOG)
     explained = json.loads(run(tree, cli, "explain", "--json", str(tmp_path / "run.log")))
