@@ -100,6 +100,26 @@ def _clip(text: str, column: int, limit: int = 100) -> tuple[str, int]:
     return "".join(c if c.isprintable() else "?" for c in text[start : start + limit]), column - start
 
 
+class Problem(Value, frozen=True, kw_only=True):
+    """One mistake in a job file."""
+
+    message: str
+    hint: str
+    file: str
+    line: int  # 1-based
+    column: int  # 1-based
+
+
+class ErrorDocument(Value, frozen=True, kw_only=True):
+    """Why a command failed: the last line on stdout, where JSON was asked for."""
+
+    schema: int = 1
+    error: str
+    hint: str
+    exit_code: int
+    problems: list[Problem] = []  # in the job file
+
+
 class JobErrors(Failure):
     """Everything that is wrong with a job file, in order of line; the message shows the first of many."""
 
@@ -112,3 +132,10 @@ class JobErrors(Failure):
         if more:
             parts.append(f"and {more} more error{'' if more == 1 else 's'} in {self.complaints[-1].file}")
         super().__init__("\n\n".join(parts), code=ExitCode.USAGE)
+
+    def problems(self) -> list[Problem]:
+        """Return all of them as a JSON document has them."""
+        return [
+            Problem(message=each.message, hint=each.hint, file=each.file, line=each.line, column=each.column)
+            for each in self.complaints
+        ]

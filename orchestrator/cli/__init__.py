@@ -12,12 +12,13 @@ from types import ModuleType
 from typing import IO, Any
 
 import click
+import msgspec
 
 from autotune.launchers import packages
 from autotune.launchers.likeness import nearest
-from autotune.orchestrator.cli.shared.options import given, global_options, hand_on_nothing
+from autotune.orchestrator.cli.shared.options import Options, given, global_options, hand_on_nothing
 from autotune.orchestrator.driver.signals import outlive_terminal
-from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, lacking, reason_of
+from autotune.orchestrator.errors import ErrorDocument, ExitCode, Failure, JobErrors, lacking, reason_of
 from autotune.orchestrator.terminal import standard_streams
 
 # In the order of use, with the line of `autotune --help`; a command's module is imported when it is called.
@@ -65,6 +66,8 @@ class Misuse(click.UsageError):
         click.echo(f"error: {self.format_message()}", file=file, err=True)
         if self.hint:
             click.echo(f"hint: {self.hint}", file=file, err=True)
+        if self.ctx is not None and (given(self.ctx).json or "--json" in (self.ctx.obj or ())):
+            _print_document(Failure(self.format_message(), hint=self.hint, code=ExitCode.USAGE))
 
 
 @contextlib.contextmanager
@@ -131,8 +134,9 @@ class Commands(click.Group):
         **extra: Any,
     ) -> click.Context:
         """Return the context of a call; raises Misuse where its options are wrong."""
+        words = args[: args.index("--")] if "--" in args else args
         with _misuse():
-            return super().make_context(info_name, args, parent, **extra)
+            return super().make_context(info_name, args, parent, obj=tuple(words), **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a failure is printed without a traceback, a bug with one."""
@@ -142,14 +146,14 @@ class Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Failure as failure:
-            _print_failure(failure, color=given(ctx).color)
+            _print_failure(failure, given(ctx))
             ctx.exit(failure.code)
         except KeyboardInterrupt:
             ctx.exit(ExitCode.INTERRUPTED)
         except Exception as error:
             lacks = _missing_extra(error, command=ctx.invoked_subcommand)
             if lacks is not None:
-                _print_failure(lacks, color=given(ctx).color)
+                _print_failure(lacks, given(ctx))
                 ctx.exit(lacks.code)
             with contextlib.suppress(OSError):
                 traceback.print_exc()
@@ -186,15 +190,29 @@ def _missing_extra(error: Exception, *, command: str | None) -> Failure | None:
     return lacking(f"`{command}`", [name]) if name is not None and name in packages.EXTRAS else None
 
 
-def _print_failure(failure: Failure, *, color: str) -> None:
+def _print_document(failure: Failure) -> None:
+    problems = failure.problems() if isinstance(failure, JobErrors) else []
+    error = ErrorDocument(
+        error="the job file is wrong" if problems else failure.message,
+        hint=failure.hint,
+        exit_code=failure.code,
+        problems=problems,
+    )
+    click.echo(msgspec.json.encode(error))
+
+
+def _print_failure(failure: Failure, options: Options) -> None:
     from autotune.orchestrator.terminal.widgets import echo
+
+    if options.json:
+        _print_document(failure)
 
     if isinstance(failure, JobErrors):
         text = failure.message
     else:
         text = f"error: {failure.message}"
         text += f"\nhint: {failure.hint}" if failure.hint else ""
-    echo(text, color=color, err=True)
+    echo(text, color=options.color, err=True)
 
 
 @click.group(

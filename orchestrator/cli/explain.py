@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -19,10 +21,12 @@ from autotune.orchestrator.cli.shared.options import (
 )
 from autotune.orchestrator.config.model_files import find_model, unknown_model
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.explain.analyze import explain
-from autotune.orchestrator.explain.incident import Read, logs_of, ordered, read_of, rest
+from autotune.orchestrator.explain.analyze import Explanation, explain
+from autotune.orchestrator.explain.archive import is_archive, read_members
+from autotune.orchestrator.explain.github import render_github
+from autotune.orchestrator.explain.incident import Read, is_log_name, logs_of, ordered, read_of, rest
 from autotune.orchestrator.explain.json_output import document
-from autotune.orchestrator.explain.reader import check, first_bytes, is_snapshot, read
+from autotune.orchestrator.explain.reader import Reading, check, first_bytes, is_snapshot, read
 from autotune.orchestrator.explain.text_output import render_explanation
 from autotune.orchestrator.terminal.widgets import echo
 from autotune.policies.values.architecture.model import Model
@@ -46,13 +50,18 @@ def _shape(model: Path) -> Model:
 
 
 def explain_logs(
-    names: tuple[str, ...], *, model: Path | None, framework: str | None, options: Options
+    names: tuple[str, ...],
+    *,
+    model: Path | None,
+    framework: str | None,
+    options: Options,
+    render: Callable[[Explanation], str],
 ) -> ExitCode:
     """Print the explanation of the failure that the logs are of; returns OK if its cause was found, else NO.
 
-    Several logs, or a folder of them, are one failure: the log that tells the first cause is explained, the
-    others are counted. As JSON every log has its line. Raises Failure for a log that cannot be read, where it
-    was named itself, and for an unknown framework.
+    Several logs, or a folder or archive of them, are one failure: the log that tells the first cause is
+    explained, the others are counted. As JSON every log has its line. Raises Failure for a log that cannot be
+    read, where it was named itself, and for an unknown framework.
     """
     logs = logs_of(names)
     check(logs)
@@ -63,27 +72,32 @@ def explain_logs(
     for name in logs:
         if is_snapshot(first_bytes(name, _MAGIC_BYTES)):
             text, line, is_known = _explained_snapshot(name)
-            if not options.json:
+            is_answer = is_answer or is_known
+            if options.json:
+                _write(line + b"\n")
+            else:
                 echo(text, color=options.color)
-        else:
-            try:
-                reading = read(name)
-            except Failure:
-                if name in names:
-                    raise
-                continue  # of a folder
+            continue
+        for reading in _readings(name, named=name in names):
             explanation = explain(reading, framework=wanted, model=shape)
-            line, is_known = document(explanation), explanation.is_answer
+            is_answer = is_answer or explanation.is_answer
+            if options.json:
+                _write(document(explanation) + b"\n")
             at = explanation.main_line.line if explanation.diagnosis.evidence else explanation.lines
             reads.append(read_of(explanation, reading.before(at).split("\n")[-_NEAR:]))
-        is_answer = is_answer or is_known
-        if options.json:
-            _write(line + b"\n")
     if reads and not options.json:
         first, *_ = reads = ordered(reads)
-        text = render_explanation(first.explanation, verbose=options.verbose > 0)
-        echo("\n".join((text, *rest(reads))), color=options.color)
+        echo("\n".join((render(first.explanation), *rest(reads))), color=options.color)
     return ExitCode.OK if is_answer else ExitCode.NO
+
+
+def _readings(name: str, *, named: bool) -> Iterator[Reading]:
+    """Yield a log, or those of an archive; one of a folder that cannot be read is passed over."""
+    try:
+        yield from read_members(name, is_log_name) if is_archive(name) else (read(name),)
+    except Failure:
+        if named:
+            raise
 
 
 def print_rule(name: str, *, options: Options) -> None:
@@ -121,7 +135,7 @@ def _write(line: bytes) -> None:
 
 
 @click.command("explain", epilog=_CODES)
-@click.argument("logs", metavar="[LOG|FOLDER...|-]", nargs=-1, shell_complete=file_names)
+@click.argument("logs", metavar="[LOG|FOLDER|ARCHIVE...|-]", nargs=-1, shell_complete=file_names)
 @click.option(
     "--model",
     metavar="PATH",
@@ -133,6 +147,14 @@ def _write(line: bytes) -> None:
     metavar="NAME",
     shell_complete=framework_names,
     help="The framework that wrote the logs (default: detected).",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "github"]),
+    default="text",
+    show_default=True,
+    help="`github` prints Markdown for an issue.",
 )
 @click.option(
     "--rule",
@@ -147,6 +169,7 @@ def command(
     logs: tuple[str, ...],
     model: Path | None,
     framework: str | None,
+    form: str,
     rule: str | None,
 ) -> None:
     """Explain why a job died from its log, and what would fix it. Needs no job, cluster or GPU.
@@ -165,4 +188,8 @@ def command(
     elif not logs:
         raise click.UsageError("no log given; name one, or `-` for standard input")
     else:
-        context.exit(explain_logs(logs, model=model, framework=framework, options=options))
+        render = (
+            render_github if form == "github" else partial(render_explanation, verbose=options.verbose > 0)
+        )
+        code = explain_logs(logs, model=model, framework=framework, options=options, render=render)
+        context.exit(code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.analyze import Explanation
@@ -115,11 +115,16 @@ def _inside(folder: Path) -> list[str]:
     return found
 
 
+def is_log_name(path: str) -> bool:
+    """Return whether a file of this name is a log of a job, not of a cluster's services."""
+    name = PurePath(path).name
+    for suffix in _COMPRESSED:
+        name = name.removesuffix(suffix)
+    return name.endswith(_LOGS) and not _SERVICES.match(name)
+
+
 def _is_log(path: Path) -> bool:
-    name = path.with_suffix("").name if path.suffix in _COMPRESSED else path.name
-    if not name.endswith(_LOGS) or _SERVICES.match(name):
-        return False
     try:
-        return path.is_file() and path.stat().st_size > 0
+        return is_log_name(path.name) and path.is_file() and path.stat().st_size > 0
     except OSError:
         return False

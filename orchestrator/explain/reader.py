@@ -27,7 +27,7 @@ _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 2 << 20  # frameworks print their settings within
 _TAIL_BYTES = 256 << 10
 _AHEAD = 2  # blocks that may wait to be looked at
-_MAGIC_BYTES = 6
+MAGIC_BYTES = 6
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _LOOKED_AT = 4096  # bytes that tell what a file is
 _NULS, _CONTROLS = 0.2, 0.05  # shares from which on bytes are wide characters, or no text
@@ -158,9 +158,9 @@ def read(name: str) -> Reading:
     try:
         if name == STDIN:
             peek = getattr(sys.stdin.buffer, "peek", None)
-            magic = peek(_MAGIC_BYTES)[:_MAGIC_BYTES] if peek is not None else b""
+            magic = peek(MAGIC_BYTES)[:MAGIC_BYTES] if peek is not None else b""
             return _text(read_from(decompressed(sys.stdin.buffer, magic, name="stdin"), name="stdin"))
-        magic = first_bytes(name, _MAGIC_BYTES)
+        magic = first_bytes(name, MAGIC_BYTES)
         with Path(name).open("rb", buffering=0) as file:
             return _text(read_from(decompressed(file, magic, name=name), name=name))
     except OSError as error:

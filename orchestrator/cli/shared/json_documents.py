@@ -24,6 +24,7 @@ from autotune.orchestrator.cli.shared.submission import Submitted
 from autotune.orchestrator.cli.skill import SkillDocument
 from autotune.orchestrator.cli.status import RunStatus
 from autotune.orchestrator.doctor.check import Examined
+from autotune.orchestrator.errors import ErrorDocument
 from autotune.orchestrator.explain.json_output import ExplanationDocument
 from autotune.orchestrator.explain.rule_page import CauseDocument, RuleDocument
 from autotune.orchestrator.explain.snapshot import SnapshotDocument
@@ -58,6 +59,7 @@ DOCUMENTS: Mapping[str, tuple[str, Any]] = {
     "verify": ("`autotune verify FILE --json`", VerificationDocument),
     "remedies": ("`autotune remedies FRAMEWORK --json`", RemedyTable),
     "skill": ("`autotune skill --json`", SkillDocument),
+    "error": ("the last line of a command that fails, with --json", ErrorDocument),
     "annotation": ("what `annotate` logs of an attempt in MLflow and SwanLab", Annotation),
     "notification": ("what `notify` gives to a command and sends to a webhook", Notification),
 }

@@ -206,3 +206,23 @@ def test_a_skill_of_another_hand_stays(home: Path) -> None:
     assert seen.code == 2 and "was not written by autotune" in seen.err and target.read_text() == "mine\n"
     target.unlink()
     assert [call("skill", "skills").code for _ in range(2)] == [0, 0]
+
+
+def test_a_command_that_fails_ends_with_its_error(home: Path) -> None:
+    (home / "wrong.yaml").write_text("name: x\nframwork: builtin\n")
+    for words in (
+        ("explain", "nothing.log", "--json"),
+        ("--json", "plan", "wrong.yaml"),
+        ("launch", "nothing.yaml", "--json"),
+        ("plan", "--nothing", "--json"),
+        ("explian", "--json"),
+        ("status", "0000", "--json"),
+    ):
+        seen = call(*words)
+        (document,) = validate("error", seen)
+        assert document["exit_code"] == seen.code == 2, words
+        assert document["error"] and "Traceback" not in seen.err
+        if "wrong.yaml" in words:
+            assert [(each["line"], each["column"]) for each in document["problems"]][-1:] == [(2, 1)]
+    assert call("explain", "nothing.log").out == ""
+    assert call("explain", "--", "--json").out == ""  # a file of that name

@@ -8,11 +8,15 @@ import gzip
 import json
 import lzma
 import os
+import re
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from markdown_it import MarkdownIt
 
 from autotune.orchestrator.cli import main
 
@@ -117,3 +121,65 @@ def test_what_is_no_text_is_called_that(tmp_path: Path) -> None:
     path.write_bytes(bytes(range(256)) * 64)
     done = call(str(path))
     assert done.exit_code == 2 and "it is not text" in done.output
+
+
+def tarred(session: Path, path: Path, mode: str) -> Path:
+    with tarfile.open(path, mode) as tar:
+        tar.add(session, arcname="logs")
+    return path
+
+
+def zipped(session: Path, path: Path) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(session.iterdir()):
+            archive.write(file, f"logs/{file.name}")
+    return path
+
+
+@pytest.mark.parametrize("mode", ["zip", "w", "w:gz", "w:xz", "w:bz2"])
+def test_an_archive_is_read_as_its_folder(session: Path, tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "case.archive"
+    zipped(session, path) if mode == "zip" else tarred(session, path, mode)
+    done = call(str(path))
+    assert done.exit_code == 0
+    assert done.output.startswith("error[gpu-oom]: backward ran out of GPU memory: needed 2.00 GiB")
+    assert "case.archive:logs/worker-41.err:4" in done.output
+    assert "info: 50 other logs with other errors (hang: " in done.output
+
+
+def test_a_compressed_log_of_an_archive_is_read_and_one_of_another_name_where_there_is_no_log(
+    tmp_path: Path,
+) -> None:
+    text = OOM.format(day="2026-03-01", second=3).encode()
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("node-0/stdout", b"no failure here")
+        archive.writestr("node-0/train.log.gz", gzip.compress(text))
+    assert "a.zip:node-0/train.log.gz:4" in call(str(tmp_path / "a.zip")).output
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.writestr("stdout", text)
+    assert "b.zip:stdout:4" in call(str(tmp_path / "b.zip")).output
+
+
+def test_an_archive_without_a_log_or_with_damage_is_one_error(session: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "empty.zip", "w") as archive:
+        archive.writestr("logs/", "")
+        archive.writestr("core.bin", os.urandom(8192))
+    whole = tarred(session, tmp_path / "whole.tar.gz", "w:gz").read_bytes()
+    (tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
+    for name, says in (("empty.zip", "holds no log"), ("cut.tar.gz", "cannot read")):
+        done = call(str(tmp_path / name))
+        assert done.exit_code == 2 and says in done.stderr and "Traceback" not in done.stderr, name
+
+
+def test_the_answer_for_an_issue_keeps_text_of_the_log_in_code(tmp_path: Path) -> None:
+    """A log pasted into a template, with what would mention a person, end a code block and load an image."""
+    attack = " ```` @admin <img src=x> #1"
+    log = OOM.format(day="2026-03-01", second=3).rstrip() + attack
+    issue = f"[Bug] OOM\n\n- [ ] searched\n\n```\n{log}\n```\n"
+    (tmp_path / "issue.txt").write_text(issue)
+    done = call("--format", "github", str(tmp_path / "issue.txt"))
+    assert done.exit_code == 0 and done.output.startswith("### gpu-oom in backward\n")
+    rendered = str(MarkdownIt("commonmark").render(done.output))
+    outside = re.sub(r"<code.*?</code>", "", rendered, flags=re.DOTALL)
+    assert "<li>" in outside and "What to attach" in outside
+    assert not re.search(r"@|<img|<a |#\d|Tried to allocate", outside)
