@@ -7,12 +7,14 @@ attempt sets otherwise is counted apart, by key, and put to the code of the job'
 
 A script is well read where the framework and every setting are right, or where each setting that is not is
 named as needing an edit (exit code 1); every other value is wrong. Half of each sample, by the hash of
-repository and path, is held out: it counts with --held-out only.
+repository and path, is held out: it counts with --held-out only. With --all-known every assumption counts as
+known, which shows what the difference between the two is worth.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -22,14 +24,16 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import yaml
 from click.testing import CliRunner
 
+from autotune.policies.values.provenance import Origin
 from benchmarks.launch_stubs import CALLER, NOW, starts_of
 from benchmarks.own_code import refusal_of
 
@@ -110,6 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cache", type=Path, default=_CACHE, help="folder of the checkouts")
     parser.add_argument("--held-out", action="store_true", help="judge the held-out half instead")
+    parser.add_argument("--all-known", action="store_true", help="let every assumption count as known")
     parser.add_argument("--sample", default="", help="the day of a sample; default: all")
     parser.add_argument("--quiet", action="store_true", help="print the counts only")
     parser.add_argument("--only", default="", help="part of a path")
@@ -123,13 +128,21 @@ def main() -> None:
             continue
         if options.only not in f"{case.checkout}/{case.path}":
             continue
-        score = score_of(case, listed["checkouts"][case.checkout], options.cache)
+        with nothing_assumed() if options.all_known else contextlib.nullcontext():
+            score = score_of(case, listed["checkouts"][case.checkout], options.cache)
         scores.append(score)
         if not options.quiet:
             print(_line(score), flush=True)
     print("\n" + "\n".join(_summary(scores)))
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(scores)))
+
+
+@contextlib.contextmanager
+def nothing_assumed() -> Iterator[None]:
+    """Let every assumption count as known, for changes, refusals, added settings and verdicts."""
+    with mock.patch.object(Origin, "is_assumed", False):
+        yield
 
 
 def _line(score: Score) -> str:

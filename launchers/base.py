@@ -35,7 +35,7 @@ class Problem(Value, frozen=True, kw_only=True):
 
 def refusals(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """Return the problems for which a job is refused: those of rules that are known to hold for it."""
-    return tuple(problem for problem in problems if problem.origin is not Origin.ASSUMED)
+    return tuple(problem for problem in problems if not problem.origin.is_assumed)
 
 
 class Status(StrEnum):

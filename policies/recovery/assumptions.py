@@ -31,7 +31,8 @@ def rests_on(run: Run, view: Outlook) -> tuple[Fact, ...]:
     The verdict is whether the job as written is hopeless.
     """
     knobs = run.accepted.profile.knobs
-    return tuple(dict.fromkeys(_doubtful(run, view, hopeless=is_hopeless(view, knobs))))
+    doubtful = dict.fromkeys(_doubtful(run, view, hopeless=is_hopeless(view, knobs)))
+    return tuple(fact for fact in doubtful if fact.is_assumed)
 
 
 def is_hopeless(view: Outlook, knobs: Knobs) -> bool:

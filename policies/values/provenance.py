@@ -21,6 +21,11 @@ class Origin(StrEnum):
     MEASURED = "measured"
     ASSUMED = "assumed"  # another release, a guessed layout or launcher, a name that may mislead
 
+    @property
+    def is_assumed(self) -> bool:
+        """Whether no decision before the first launch may rest on it; every such decision asks here."""
+        return self is Origin.ASSUMED
+
 
 class Fact(Value, frozen=True, kw_only=True):
     """A fact about a job that its settings, its prediction or its checks are made with."""
@@ -34,7 +39,7 @@ class Fact(Value, frozen=True, kw_only=True):
     @property
     def is_assumed(self) -> bool:
         """Whether nothing but an assumption says so."""
-        return self.origin is Origin.ASSUMED
+        return self.origin.is_assumed
 
 
 class OwnCode(Value, frozen=True, kw_only=True):
@@ -46,8 +51,9 @@ class OwnCode(Value, frozen=True, kw_only=True):
     is_partial: bool = False  # some of it could not be read: what is not in `names` may be there
 
     def lacks(self, name: str) -> bool:
-        """Return whether a name that was asked for stands nowhere in the code."""
-        return name not in self.names and not self.is_partial
+        """Return whether a name stands nowhere in the code: that the job has it is an assumption then."""
+        origin = Origin.READ if name in self.names or self.is_partial else Origin.ASSUMED
+        return origin.is_assumed
 
 
 class CodeQuery(Value, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from benchmarks import init_scripts, own_code
+from tests.orchestrator.config.test_own_code import checkout
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,37 @@ def test_a_script_of_several_trainings_at_once_is_refused_with_reason(tmp_path: 
 
     assert score.exit == 1 and score.is_undecided
     assert score.is_to_fill_in and score.is_well_read and not score.is_accepted
+
+
+@pytest.mark.parametrize(
+    ("setting", "said", "changed"),
+    [
+        ("ppo_micro_batch_size=64", "ppo_micro_batch_size_per_gpu`: verl needs it", set()),
+        ("use_dynamic_bsz=true", "", {"trainer.logger"}),  # adds a backend that the fork does not have
+    ],
+)
+def test_a_fork_is_left_alone_unless_assumptions_count_as_known(
+    setting: str, said: str, changed: set[str], tmp_path: Path
+) -> None:
+    repository = tmp_path / "repository"
+    checkout(repository)
+    (repository / "run.sh").write_text(
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-7B trainer.save_freq=5"
+        f" trainer.logger=[console] actor_rollout_ref.actor.{setting}\n"
+    )
+
+    def judged(name: str) -> init_scripts.Score:
+        (scratch := tmp_path / name).mkdir()
+        score = init_scripts.Score(script=name)
+        init_scripts._judge(score, init_scripts.Case(checkout="", path="run.sh"), repository, scratch)
+        return score
+
+    own = judged("own")
+    with init_scripts.nothing_assumed():
+        known = judged("known")
+
+    assert (own.exit, known.exit) == (0, int(bool(said))) and said in known.said
+    assert {*known.changed} & {"trainer.logger"} == changed and "trainer.logger" not in own.changed
 
 
 def test_a_flag_that_the_checkout_does_not_define_is_refused(tmp_path: Path) -> None:

@@ -7,12 +7,19 @@ from typing import NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
+from autotune.policies.values.provenance import Origin
+
 
 class Release(NamedTuple):
     """The known release that is used for a job's version."""
 
     version: str
-    exact: bool  # whether it is the job's own
+    origin: Origin  # of what says that it is the job's own
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is the job's own."""
+        return not self.origin.is_assumed
 
 
 def choose(wanted: str | None, known: Iterable[str], older: Iterable[str] = ()) -> Release:
@@ -27,10 +34,10 @@ def choose(wanted: str | None, known: Iterable[str], older: Iterable[str] = ()) 
     try:
         own = Version(Version(wanted or "").public)
     except InvalidVersion:
-        return Release(str(every[-1]), exact=False)
+        return Release(str(every[-1]), Origin.ASSUMED)
     before = [release for release in every if release <= own]
     nearest = before[-1] if before else every[0]
-    return Release(str(nearest), exact=nearest == own and nearest in ruled)
+    return Release(str(nearest), Origin.EXACT if nearest == own and nearest in ruled else Origin.ASSUMED)
 
 
 def within(versions: Mapping[str, str], since: Mapping[str, str], until: Mapping[str, str]) -> bool:

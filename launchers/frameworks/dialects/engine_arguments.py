@@ -16,6 +16,7 @@ from autotune.launchers.frameworks.core.engines import Tier
 from autotune.launchers.frameworks.core.types import is_count, misfit
 from autotune.launchers.likeness import MISSPELT, nearest
 from autotune.policies.values.job import Job
+from autotune.policies.values.provenance import Origin
 from autotune.policies.values.value import Value
 
 _TITLES: Mapping[str, str] = {"sglang": "SGLang", "vllm": "vLLM"}
@@ -67,7 +68,7 @@ def engine_of(name: str, job: Job, pinned: Mapping[str, str], *, exact: bool) ->
         return None
     installed = job.engine_versions.get(name)
     found = versions.choose(installed or pinned.get(name), releases(name))
-    return Engine(name, found if installed or exact else found._replace(exact=False))
+    return Engine(name, found if installed or exact else found._replace(origin=Origin.ASSUMED))
 
 
 def arguments_below(node: str, settings: Mapping[str, Any], spelled: Mapping[str, str]) -> Iterator[Argument]:
@@ -126,7 +127,7 @@ def releases(engine: str) -> tuple[str, ...]:
 
 def arguments_of(engine: str, version: str) -> EngineFacts:
     """Return the arguments of a known release."""
-    return _facts(Engine(engine, versions.Release(version, exact=True)))
+    return _facts(Engine(engine, versions.Release(version, Origin.EXACT)))
 
 
 @cache

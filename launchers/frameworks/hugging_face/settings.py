@@ -18,6 +18,7 @@ from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, fac
 from autotune.launchers.frameworks.tabular.table import Row, Table
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
+from autotune.policies.values.provenance import Origin
 
 MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 SPREAD, WHOLE = "steps_per_generation", "generation_batch_size"
@@ -120,7 +121,8 @@ class TrainerSettings(DeclaredSettings):
     def knows_all(self) -> bool:
         """Whether the facts are those of the release that the job runs, patch releases included."""
         own = (self.job.framework_version or "").startswith(self.release.version.rpartition(".")[0] + ".")
-        return own and self.release.version not in self.older
+        origin = Origin.EXACT if own and self.release.version not in self.older else Origin.ASSUMED
+        return not origin.is_assumed
 
     @property
     def heads(self) -> int:

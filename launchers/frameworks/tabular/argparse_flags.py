@@ -26,6 +26,7 @@ from autotune.launchers.frameworks.tabular.declared import Facts
 from autotune.launchers.frameworks.tabular.flags import FlagFramework, FlagSettings
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.profile import Profile
+from autotune.policies.values.provenance import Origin
 from autotune.policies.values.rehearsing import Part
 
 _FLAG = re.compile(r"--([a-z][\w.]*\w)")  # in a sentence
@@ -78,7 +79,7 @@ class ArgparseSettings(FlagSettings):
             sorted((*cls.older, *releases), key=Version, reverse=True),
             key=lambda version: sum(name in flags(package, version).flags for name in names),
         )
-        return Release(best, exact=False)
+        return Release(best, Origin.ASSUMED)
 
     def worded(self, text: str) -> str:
         """Return a text with its flags named as in the job's release."""

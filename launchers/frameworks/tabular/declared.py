@@ -154,7 +154,7 @@ class DeclaredSettings(Settings, ABC):
         if job.framework_version:
             return choose(job.framework_version, releases, cls.older)
         before = release_before(cls.renamed, frozenset(map(bare, given)), (*cls.older, *releases))
-        return choose(before, releases, cls.older)._replace(exact=False)
+        return choose(before, releases, cls.older)._replace(origin=Origin.ASSUMED)
 
     def named(self, key: str) -> str:
         """Return the name of a setting that the job uses, else the one that its release has."""

@@ -24,6 +24,7 @@ from autotune.launchers.frameworks.tabular.table import Row
 from autotune.launchers.likeness import MISSPELT, nearest
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.provenance import Origin
 from autotune.policies.values.value import Value
 
 
@@ -51,7 +52,8 @@ class ListedFlagSettings(FlagSettings):
     def __init__(self, job: Job, facts: Facts, names: FlagNames) -> None:
         self.job = job
         self.flags = flags_of(job.settings, negatable=names.negatable)
-        self.release, self.facts, self.code = Release(job.framework_version or "", False), facts, job.own_code
+        self.release = Release(job.framework_version or "", Origin.ASSUMED)
+        self.facts, self.code = facts, job.own_code
         self.given = dict(job.settings)
         self.is_own = True
         self.keys = frozenset(facts.types)

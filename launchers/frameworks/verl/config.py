@@ -16,6 +16,7 @@ from autotune.launchers.frameworks.verl.keys import OLDER, RELEASES, is_node, ke
 from autotune.launchers.frameworks.verl.renamed import RENAMED
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
+from autotune.policies.values.provenance import Origin
 
 ACTOR = "actor_rollout_ref.actor"
 MEGATRON = f"{ACTOR}.megatron"
@@ -68,7 +69,7 @@ class Config(DeclaredSettings):
             filled=self._unsaid(choose(job.framework_version, RELEASES, OLDER).version),
         )
         if own and own.keys() != known.configured.keys():  # a fork, whatever number it has
-            self.release = self.release._replace(exact=False)
+            self.release = self.release._replace(origin=Origin.ASSUMED)
         self.takes_plain = self.known.configured if own or self.release.exact else {}  # without Hydra's `++`
         self.version = job.framework_version or ""
         # Programs with longer names, as recipes have, take settings of their own.

@@ -5,7 +5,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from autotune.launchers.frameworks.core.versions import Release, choose
+from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.verl.config import Config
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.failure import Component, Phase
@@ -356,7 +356,8 @@ def test_each_release_has_its_own_settings_and_defaults() -> None:
     ],
 )
 def test_the_release_that_stands_for_a_version(wanted: str, version: str, exact: bool) -> None:
-    assert choose(wanted, VERL.releases) == Release(version, exact=exact)
+    release = choose(wanted, VERL.releases)
+    assert (release.version, release.exact) == (version, exact)
 
 
 def test_settings_without_effect_are_named() -> None:
