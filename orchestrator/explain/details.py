@@ -105,7 +105,10 @@ def _users(explanation: Explanation) -> list[str]:
     facts = explanation.diagnosis.facts
     if largest(facts) is not None and len(facts.holders) > 1:
         ordered = facts.holders[:_HELD]
-        rows = ", ".join(f"pid {one.pid} {show_gib(one.held_bytes)} {plain(one.command)}" for one in ordered)
+        rows = ", ".join(
+            f"{'' if one.pid is None else f'pid {one.pid} '}{show_gib(one.held_bytes)} {plain(one.command)}"
+            for one in ordered
+        )
         return [f"info: largest users of the node's memory: {rows}"]
     used = (facts.capacity_bytes or 0) - (facts.free_bytes or 0)
     if len(facts.holders) != 1 or facts.free_bytes is None or facts.holders[0].held_bytes >= used / 2:

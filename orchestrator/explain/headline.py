@@ -161,8 +161,8 @@ def _host(explanation: Explanation, text: str, where: str) -> str:
         return f"{who or 'host memory ran out'}: host memory {use[1]} of {use[2]}{share}"
     if holds := holder_text(explanation):
         capacity = explanation.diagnosis.facts.capacity_bytes
-        of = f" of {show_gib(capacity)}" if capacity else ""
-        return f"{who or 'host memory ran out'}{where}: {holds}{of} host memory"
+        of = f"{show_gib(capacity)} host memory" if capacity else "host memory"
+        return f"{who or 'host memory ran out'}{where}: {holds} of {of}"
     if who:
         return f"{who}{where}: host memory ran out"
     return f"host memory ran out{where}{_missing(explanation, text)}"

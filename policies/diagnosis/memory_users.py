@@ -1,4 +1,4 @@
-"""Who held a node's memory: the tables and sentences of Ray, the kernel, systemd-oomd and Kubernetes."""
+"""Who held a node's memory: the tables and sentences of Ray, the kernel, systemd-oomd, Kubernetes, Slurm."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ _KERNEL_KILLED = re.compile(
 )
 _SYSTEMD = re.compile(r"Killed (\S{1,200}) due to memory used \((\d{1,18})\)")
 _EVICTED = re.compile(r"[Cc]ontainer ([\w.-]{1,80}) was using (\d{1,15}(?:\.\d+)?)([KMGT])i\b")
+# Slurm's `sacct`, as a table over a line of dashes or with `|` between its columns, and `seff`.
+_SACCT_HEAD = re.compile(r"\bJobID(?:Raw)?\b.*\bMaxRSS\b|\bMaxRSS\b.*\bJobID(?:Raw)?\b")
+_DASHES = re.compile(r"-{3,}")
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([KMGT])")
+_SEFF = re.compile(r"\bMemory Utilized: (\d{1,9}(?:\.\d{1,6})?) ([KMGT])B\b")
 # A process that leads the others, and holds their batches rather than a model.
 _DRIVER = re.compile(r"TaskRunner|main_task|main_(?:ppo|grpo|\w+)\b|Orchestrator|\bdriver\b|SingleController")
 _LOADER = re.compile(r"pt_data_worker|[Dd]ata[Ll]oader|DatasetActor|DataWorker|ray::Map|ray::Read|\bdataset")
@@ -55,6 +60,7 @@ class Table:
     def __init__(self, lines: Iterable[str] = (), holders: Iterable[Holder] = ()) -> None:
         self._found: dict[int | str, Holder] = {_key(holder): holder for holder in holders}
         self._of_ray = False  # whether its head stands above
+        self._steps = _Steps()
         for line in lines:
             self.take(line)
 
@@ -63,7 +69,7 @@ class Table:
         head = _RAY_HEAD.search(line)
         self._of_ray = self._of_ray or head is not None
         rows = _ray_rows(line[head.end() :] if head else line) if self._of_ray else ()
-        holders = (*_killed(line), *rows, *_kernel_rows(line))
+        holders = (*_killed(line), *rows, *_kernel_rows(line), *self._steps.take(line))
         for holder in holders:
             key = _key(holder)
             if key not in self._found or self._found[key].held_bytes <= holder.held_bytes:
@@ -74,6 +80,40 @@ class Table:
     def holders(self) -> tuple[Holder, ...]:
         """The processes, the largest first."""
         return tuple(sorted(self._found.values(), key=lambda holder: -holder.held_bytes)[:_MOST])
+
+
+class _Steps:
+    """The steps of a Slurm job that `sacct` lists, with the largest memory of one task of each."""
+
+    def __init__(self) -> None:
+        self._head = ""
+        self._columns: dict[str, slice] = {}
+
+    def take(self, line: str) -> Iterator[Holder]:
+        """Yield the step of the next line."""
+        if _SACCT_HEAD.search(line):
+            self._head, self._columns = line, {}
+            return
+        if not self._head:
+            return
+        if "|" in self._head:
+            row = dict(zip(self._head.strip().split("|"), line.strip().split("|"), strict=False))
+        elif not self._columns:
+            spans = (slice(*match.span()) for match in _DASHES.finditer(line))
+            self._columns = {self._head[span].strip(): span for span in spans}
+            self._head = self._head if self._columns else ""
+            return
+        else:
+            row = {name: line[span].strip() for name, span in self._columns.items()}
+        size = _SIZE.fullmatch(row.get("MaxRSS", ""))
+        step = row.get("JobID") or row.get("JobIDRaw")
+        if size is not None and step:
+            yield Holder(pid=None, held_bytes=_of_unit(size), command=f"step {step}"[:_LONGEST])
+
+
+def _of_unit(size: re.Match[str]) -> int:
+    """Return the bytes of a number and the letter of its binary unit."""
+    return round(float(size[1]) * _UNITS[size[2]])
 
 
 def _key(holder: Holder) -> int | str:
@@ -138,6 +178,8 @@ def _killed(line: str) -> Iterator[Holder]:
         yield Holder(pid=int(match[1]), held_bytes=held, command=match[2])
     if match := _SYSTEMD.search(line):
         yield Holder(pid=None, held_bytes=int(match[2]), command=match[1][:_LONGEST])
+    if match := _SEFF.search(line):
+        yield Holder(pid=None, held_bytes=_of_unit(match), command="the Slurm job")
     if match := _EVICTED.search(line):
         size = round(float(match[2]) * _UNITS[match[3]])
         yield Holder(pid=None, held_bytes=size, command=f"container {match[1]}")
@@ -151,7 +193,7 @@ def _kernel_rows(line: str) -> Iterator[Holder]:
 def _kind(command: str) -> str:
     """Return a command without what differs between processes of one kind: ranks, addresses, ids."""
     words = command.split()
-    if words and words[0] == "container":
+    if words and words[0] in ("container", "step", "the"):
         return command
     return re.sub(r"(?<=[A-Za-z_:])\d+\b|_TP\d+|_DP\d+|\[\d+\]", "", words[0]) if words else ""
 

@@ -92,3 +92,44 @@ def test_who_was_killed_is_no_holder_where_it_used_little() -> None:
     assert [one.held_bytes for one in found.facts.holders] == [2 * GIB]
     assert largest(found.facts) is None
     assert found.phase is Phase.NONE
+
+
+SLURM = (
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=44.0. Some of the tasks have been OOM Killed.\n"
+)
+SACCT = """\
+JobID           JobName      State     MaxRSS     ReqMem
+------------ ---------- ---------- ---------- ----------
+44            verl_grpo OUT_OF_ME+                  512G
+44.batch          batch OUT_OF_ME+   2125368K
+44.0             python OUT_OF_ME+ 509812340K
+"""
+PIPED = """\
+JobID|State|MaxRSS|ReqMem|
+44|OUT_OF_MEMORY||512G|
+44.batch|OUT_OF_MEMORY|2.02M||
+44.0|OUT_OF_MEMORY|486.2G||
+"""
+SEFF = (
+    "State: OUT_OF_MEMORY (exit code 0)\nMemory Utilized: 510.90 GB\nMemory Efficiency: 99.79% of 512.00 GB\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "held"),
+    [
+        (SLURM + SACCT, "step 44.0", 509812340 * 1024 / GIB),
+        (SLURM + PIPED, "step 44.0", 486.2),
+        (SEFF, "the Slurm job", 510.9),
+    ],
+)
+def test_the_largest_step_of_a_slurm_job_is_named(text: str, command: str, held: float) -> None:
+    group = largest(explained(text).facts)
+    assert group is not None and group.command == command
+    assert group.held_bytes / GIB == pytest.approx(held, abs=0.01)
+
+
+def test_a_table_of_slurm_that_is_cut_names_nothing() -> None:
+    for rows in (1, 2):
+        assert largest(explained(SLURM + "".join(SACCT.splitlines(keepends=True)[:rows])).facts) is None
+    assert largest(explained(SLURM + SACCT.replace("-", "")).facts) is None
