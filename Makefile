@@ -88,11 +88,11 @@ e2e-long: install  ## the same, minutes each
 	$(PYTEST) -m e2e_long --timeout 3600 tests
 
 CASES ?=
-real: install  ## real verl, TRL and ms-swift out of memory, recovered; 30 minutes, 6 GB of packages once; CASES="-k backward" runs some
-	$(BIN)/python -m tests.contracts.environments verl ms-swift trl
+real: install  ## real verl, AReaL, TRL and ms-swift out of memory, recovered; 35 minutes, 8 GB of packages once; CASES="-k backward" runs some
+	$(BIN)/python -m tests.contracts.environments verl areal-trainer ms-swift trl
 	@mkdir -p build
 	@$(PYTEST) $(SHARED) -v --durations 0 --timeout 3600 --basetemp build/real --results tests/real/results.jsonl \
-		tests/real/test_verl.py tests/real/test_hugging_face.py $(CASES); ended=$$?; \
+		tests/real/test_verl.py tests/real/test_areal.py tests/real/test_hugging_face.py $(CASES); ended=$$?; \
 	$(BIN)/python -m tests.real.results && exit $$ended
 
 golden: install  ## compare every recorded decision: launches, searches, look-alikes, explain's advice

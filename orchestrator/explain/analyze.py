@@ -71,9 +71,9 @@ def explain(reading: Reading, *, framework: str | None, model: Model | None) -> 
     """Return the explanation of a log; its cause is UNKNOWN where no rule matches."""
     diagnosis = diagnose(reading.evidence)
     before = reading.before(diagnosis.evidence[0].line if diagnosis.evidence else reading.evidence.lines)
-    if diagnosis.step is None and diagnosis.cause.is_memory:
-        diagnosis = msgspec.structs.replace(diagnosis, step=last_step(before))
     context = context_of(reading, diagnosis, framework=framework, model=model)
+    if diagnosis.step is None and diagnosis.cause.is_memory:
+        diagnosis = msgspec.structs.replace(diagnosis, step=last_step(context.framework, before))
     requested = diagnosis.facts.requested_bytes
     request = None
     if requested and context.model is not None and diagnosis.cause is Cause.GPU_OOM:

@@ -28,10 +28,11 @@ _SAVED = re.compile(
 )
 
 
-def last_step(text: str) -> int | None:
-    """Return the number of the last step that a text shows in a wording of trainers."""
+def last_step(framework: Framework | None, text: str) -> int | None:
+    """Return the number of the last step that a text reports, in words of its framework or of any trainer."""
+    steps = steps_of(framework, text.split("\n"))
     numbers = [int(next(filter(None, match.groups()))) for match in _STEP.finditer(text)]
-    return numbers[-1] if numbers else None
+    return steps[-1].step if steps else numbers[-1] if numbers else None
 
 
 def last_checkpoint(text: str) -> str:

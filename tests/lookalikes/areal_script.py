@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,32 @@ import yaml
 from tests.lookalikes.core import CARD_GIB, Setup, Shortage, main, say, write
 
 _REFERENCE = re.compile(r"^\$\{([\w.]+)\}$")
-_FRAMES = {
+# A failed update as AReaL 1.0.4 printed it, and the places of its source where others differ from that one.
+_REAL = Path(__file__).parents[1] / "real" / "logs" / "areal-forward.log"
+_TRAINED = (
+    ("engine/fsdp_engine.py", 2178, "ppo_update"),
+    ("trainer/ppo/actor.py", 254, "ppo_update"),
+    ("utils/data.py", 426, "batched_call"),
+    ("trainer/ppo/actor.py", 346, "_ppo_update"),
+    ("engine/fsdp_engine.py", 793, "train_batch"),
+)
+_FRAMES: dict[str, tuple[Any, ...]] = {
+    "forward": ("ppo_update",),
+    "backward": ("ppo_update", *_TRAINED, ("engine/fsdp_engine.py", 758, "forward_backward_batch")),
     "log_prob": (
         "compute_logp",
-        ("trainer/ppo/actor.py", 134, "compute_logp"),
-        ("engine/fsdp_engine.py", 842, "forward_batch"),
+        ("engine/fsdp_engine.py", 2171, "compute_logp"),
+        ("trainer/ppo/actor.py", 132, "compute_logp"),
+        ("utils/data.py", 426, "batched_call"),
+        ("trainer/ppo/actor.py", 136, "_compute_logp"),
+        ("api/engine_api.py", 483, "forward"),
+        ("engine/fsdp_engine.py", 881, "forward_batch"),
         ("engine/fsdp_engine.py", 746, "forward_backward_batch"),
-    ),
-    "backward": (
-        "ppo_update",
-        ("trainer/ppo/actor.py", 254, "ppo_update"),
-        ("engine/fsdp_engine.py", 793, "train_batch"),
-        ("engine/fsdp_engine.py", 758, "forward_backward_batch"),
     ),
     "rollout": (
         "update_weights",
-        ("engine/fsdp_engine.py", 1566, "_update_weights_from_distributed"),
+        ("engine/fsdp_engine.py", 616, "update_weights"),
+        ("engine/fsdp_engine.py", 1615, "_update_weights_from_distributed"),
     ),
 }
 
@@ -108,16 +119,10 @@ class Areal:
             )
 
     def out_of_memory(self, short: Shortage) -> int:
-        method, *frames = _FRAMES[short.phase]
-        self._traceback(short, frames)
-        failed = f"Engine method '{method}' failed: {short.text}"
-        self.line("EngineBP", failed, level="ERROR")
-        error = f"Failed to call method '{method}' on worker 'actor/0': {failed}"
-        self.line("RLTrainer", f"Training failed with exception: {error}", level="ERROR")
-        self.line("StatsLogger", "Training completes! Total time elapsed 412.44.")
-        say("Traceback (most recent call last):")
-        say('  File "/home/me/AReaL/examples/math/gsm8k_rl.py", line 61, in <module>')
-        say(f"areal.infra.scheduler.exceptions.EngineCallError: {error}")
+        keeps = not self._tree.get("actor.gradient_checkpointing", False)
+        phase = "forward" if short.phase == "backward" and keeps else short.phase
+        for line in failure(phase, short.text):
+            say(line)
         return 1
 
     def step(self, step: int, *, of: int, seconds: float, tokens: int, peak_gib: float) -> None:
@@ -167,13 +172,24 @@ class Areal:
             f"{held_gib:.2f}, device memory used/total (GB): {held_gib:.2f}/{CARD_GIB}",
         )
 
-    def _traceback(self, short: Shortage, frames: Any) -> None:
-        say("Traceback (most recent call last):")
-        for file, line, name in frames:
-            say(f'  File "/opt/areal/areal/{file}", line {line}, in {name}')
-        if short.phase == "backward":
-            say('  File "/opt/areal/torch/autograd/graph.py", line 841, in _engine_run_backward')
-        say(f"torch.OutOfMemoryError: {short.text}")
+
+def failure(phase: str, text: str) -> Iterator[str]:
+    """Yield what AReaL prints of a failure in a phase, from the worker's traceback to the end."""
+    lines = _REAL.read_text().splitlines()
+    lines = lines[lines.index("Traceback (most recent call last):") :]
+    message = next(line for line in lines if line.startswith("torch.OutOfMemoryError")).partition(": ")[2]
+    method, *frames = _FRAMES[phase]
+    other = False  # than in the log
+    for line in lines:
+        if line.startswith("torch.OutOfMemoryError"):
+            other = False
+        if not other:
+            yield line.replace(message, text).replace("ppo_update", method)
+        if frames and "in execute_in_engine_thread" in line:
+            other = True
+            yield from (f'  File "/opt/venv/areal/{file}", line {at}, in {name}' for file, at, name in frames)
+            if phase == "backward":
+                yield '  File "/opt/venv/torch/autograd/graph.py", line 841, in _engine_run_backward'
 
 
 def setup_of(tree: Tree) -> Setup:

@@ -11,13 +11,17 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NOISE = re.compile(
     r"^\[@|^(?:\(\w+ pid=\d+\) )?(?:\{| *'[\w.]+': | +[\[{'\]}]|.*engine is not available)"
     r"|target_num_threads|UserWarning|FutureWarning|Loading weights:|it/s\]$|RAY_OVERRIDE|^ *[\w-]+ *:? *$"
+    r"|^[╒├╘]"  # borders of a table
 )
 _PLACES = (
     (re.compile(r"/\S*?/autotune-tests/[\w.-]+/"), "/opt/venv/"),
     (re.compile(r"/\S*?/\.pyenv/versions/[\d.]+/"), "/usr/"),
     (re.compile(r"/tmp/\S*?/autotune-attempt-\w+/"), "/opt/autotune/"),
     (re.compile(r"/\S*?/tests/real/"), "/opt/plugin/"),
-    (re.compile(r"/tmp/(?!ray)\S*?/(?=model|rewards|train\.parquet|checkpoints|own|runs)"), "/job/"),
+    (
+        re.compile(r"/tmp/(?!ray)\S*?/(?=model|rewards|train\.parquet|swift|checkpoints|names|out|own|runs)"),
+        "/job/",
+    ),
     (re.compile(r"\b\d+\.\d+\.\d+\.\d+(?=[:, ])"), "10.0.0.1"),
 )
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from autotune.orchestrator.cli import main
+from tests.lookalikes import areal_script, core
 from tests.real.logs import KEPT, compact
 
 CASES = {
+    "areal-forward": ("gpu-oom", "forward"),
     # the words are those of a processor's allocator; that the device failed is in the record beside the log
     "ms-swift-backward": ("host-oom", "backward"),
     "ms-swift-forward": ("host-oom", "forward"),
@@ -36,6 +39,19 @@ def test_every_kept_log_is_explained(path) -> None:
     done = CliRunner().invoke(main, ["explain", "--json", str(path)])
     document = json.loads(done.stdout)
     assert (document["cause"], document["phase"]) == CASES[path.stem]
+    if document["is_oom"]:
+        assert document["step"] == (3 if path.stem == "verl-memory-monitor" else 1)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "log_prob"])
+def test_a_failure_of_areals_lookalike_is_read_as_the_real_one(phase: str, tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    short = core.Shortage(phase=phase, step=2, asked_gib=2.0, held_gib=78.0)
+    log.write_text("\n".join(areal_script.failure(phase, short.text)) + "\n")
+    document = json.loads(CliRunner().invoke(main, ["explain", "--json", str(log)]).stdout)
+    read = [document[name] for name in ("cause", "phase", "component", "framework")]
+    assert read == ["gpu-oom", phase, "trainer", "areal"]
+    assert document["facts"]["requested_bytes"] == 2 << 30
 
 
 def test_a_kept_log_has_no_place_of_the_machine_it_is_from() -> None:

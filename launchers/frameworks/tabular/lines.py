@@ -130,7 +130,7 @@ def _said(line: Line, groups: dict[str, str | None]) -> Marker | None:
 
 def _peak(line: Line, groups: dict[str, str | None]) -> Peak | None:
     used, total = groups.get("used_gib"), groups.get("total_gib")
-    if used is None or total is None:
+    if used is None or total is None or not float(total):  # a processor's memory is not measured
         return None
     return Peak(
         used_bytes=round(float(used) * _GIB),

@@ -805,6 +805,13 @@ HEAD = "\x1b[1;38;2;180;140;80m(AReaL)\x1b[0m \x1b[92m20260822-10:01:07.512 "
             ),
             None,
         ),
+        (  # of a processor, which it does not measure
+            (
+                "Memory-Usage recompute logp: memory allocated (GB): 0.00, memory reserved (GB): 0.00, "
+                "device memory used/total (GB): 0.00/0.00"
+            ),
+            PhaseEnded(phase=Phase.LOG_PROB, step=0, seconds=0.0),
+        ),
     ],
 )
 def test_lines_of_the_log(line, marker):

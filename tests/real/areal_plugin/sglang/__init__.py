@@ -1,0 +1,1 @@
+"""Takes the place of SGLang in front of AReaL."""

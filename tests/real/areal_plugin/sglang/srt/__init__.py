@@ -1,0 +1,1 @@
+"""What AReaL imports of SGLang to start a server."""
