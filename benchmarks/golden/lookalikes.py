@@ -58,13 +58,14 @@ class _Stuck(Exception):  # noqa: N818 - a state of the program
 
 
 def cases() -> tuple[str, ...]:
-    """Return every look-alike with every scenario, with the model's shape and without."""
-    return tuple(
+    """Return every look-alike with every scenario, with the model's shape and without, and verl's PPO."""
+    every = (
         " ".join((framework, scenario, model)).strip()
         for framework in jobs.FRAMEWORKS
         for scenario in _SCENARIOS
         for model in (("",) if scenario in _ALIKE else ("", _KNOWN))
     )
+    return (*every, "verl critic", f"verl critic {_KNOWN}")
 
 
 def record(case: str) -> list[str]:
@@ -79,6 +80,8 @@ def _fields(framework: str, scenario: str) -> dict[str, Any]:
     match scenario:
         case "overflow":
             return {"settings": jobs.overflowing(framework)}
+        case "critic":
+            return {"settings": jobs.with_critic()}
         case "starved":
             return {"settings": jobs.starved(framework)}
         case "both":

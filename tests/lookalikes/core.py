@@ -31,6 +31,7 @@ class Setup:
     save_every: int  # 0: never
     tokens: int  # of one training pass
     score_tokens: int = 0  # of one scoring pass; 0: as in training
+    critic_tokens: int = 0  # of one pass of a critic whose state is as large as the actor's; 0: there is none
     recompute: str = "full"
     activation_offload: bool = False
     optimizer_offload: bool = False
@@ -170,11 +171,14 @@ def _demands(setup: Setup, *, engine_gib: float, step: int) -> Iterator[tuple[st
     state = dict(_STATE_GIB)
     if setup.optimizer_offload:
         state["optimizer"] = 0.0
-    resident = state["weights"] + state["optimizer"]
+    resident = (state["weights"] + state["optimizer"]) * (2 if setup.critic_tokens else 1)
     engine = engine_gib if setup.engine_on_card else 0.0
     yield "rollout", (resident if setup.trainer_on_card else 0.0), engine_gib + 1.0
     scored = (setup.score_tokens or setup.tokens) * filled * (_LOGITS_MIB + 0.1) / 1024
     yield "log_prob", resident + engine, scored
+    if setup.critic_tokens:  # its head has one output: no logits
+        kept = setup.critic_tokens * filled * _ACTIVATIONS_MIB["full"] / 1024
+        yield "critic", resident + state["gradients"] + engine, kept
     activations = _ACTIVATIONS_MIB[setup.recompute] * (0.4 if setup.activation_offload else 1.0)
     trained = setup.tokens * filled * (activations + 2 * _LOGITS_MIB) / 1024
     yield "backward", resident + state["gradients"] + engine, trained

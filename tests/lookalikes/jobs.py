@@ -183,6 +183,16 @@ def starved(framework: str) -> dict[str, Any]:
     return dict(_TOO_SMALL[framework])
 
 
+def with_critic() -> dict[str, Any]:
+    """Return verl's settings of PPO with passes of the critic that do not fit."""
+    return {
+        "algorithm.adv_estimator": "gae",
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload": True,
+        "critic.fsdp.optimizer_offload": True,
+        "critic.ppo_infer_max_token_len_per_gpu": 262144,
+    }
+
+
 def timid(framework: str) -> dict[str, Any]:
     """Return settings that work and waste time, and what a search may vary to find better ones."""
     if framework == "command":  # nothing is known beyond its starting values but the other words

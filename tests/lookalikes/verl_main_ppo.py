@@ -26,6 +26,7 @@ _FRAMES: dict[str, tuple[Any, ...]] = {
         ("engine/fsdp/transformer_impl.py", 1405, "prepare_model_outputs"),
     ),
     "backward": ("actor_rollout_update_actor",),
+    "critic": ("critic_train_mini_batch",),
     "load": (
         "actor_rollout_ref_load_checkpoint",
         ("engine_workers.py", 720, "load_checkpoint"),
@@ -170,7 +171,12 @@ def _traceback(method: str, frames: Any) -> list[str]:
     ]  # below a decorator
     worker = lines[at[1]].replace("WorkerDict.actor_rollout_update_actor", method)
     own = [f'  File "/opt/verl/verl/workers/{file}", line {line}, in {name}' for file, line, name in frames]
-    return [*lines[: fit + 2], worker, *lines[at[1] + 1 : call], *own]
+    callers = lines[: fit + 2]
+    if method.endswith("critic_train_mini_batch"):  # as the actor's, below its trainer's own call
+        trainer = '  File "/opt/verl/verl/trainer/ppo/v1/trainer_base.py"'
+        callers += [f"{trainer}, line 605, in _step_once", f"{trainer}, line 1819, in _update_critic"]
+        own = lines[next(n for n, line in enumerate(lines) if line.endswith("in train_mini_batch")) :]
+    return [*callers, worker, *lines[at[1] + 1 : call], *own]
 
 
 def setup_of(config: dict[str, Any]) -> Setup:
@@ -182,6 +188,9 @@ def setup_of(config: dict[str, Any]) -> Setup:
         save_every=max(0, save_every),
         tokens=tokens,
         score_tokens=config.get(f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", tokens),
+        critic_tokens=config.get("critic.ppo_infer_max_token_len_per_gpu", 32768)
+        if config.get("algorithm.adv_estimator", "gae") == "gae"
+        else 0,
         recompute="full"
         if config.get("actor_rollout_ref.model.enable_gradient_checkpointing", True)
         else "off",
