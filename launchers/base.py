@@ -20,6 +20,13 @@ from autotune.policies.values.provenance import CodeQuery, Origin
 from autotune.policies.values.rehearsing import STEPS, Met, Part
 from autotune.policies.values.value import Value
 
+# Settings that decide how much memory a job takes, by words in their names.
+DECIDES_MEMORY = re.compile(
+    r"batch[-_]size|max_token_len|max[-_]tokens|(?:memory|mem)[-_]\w*(?:utilization|fraction)"
+    r"|(?:tensor|pipeline|context|expert|sequence)[-_](?:model[-_])?parallel|offload|checkpointing|recompute"
+    r"|zero_stage|deepspeed|fsdp|max[-_]\w*(?:length|len|seqs)$|num_generations|rollout\.n$|n[-_]samples|colocate"
+    r"|use_dynamic_bsz|remove_padding|packing|use-dynamic-batch|dtype|lora_rank|max_num_batched_tokens|chunk"
+)
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*|[0-9]+[KMGT]iB")
 _NO_TEXT = ("true", "false", "null", "on", "off", "yes", "no", "y", "n")
 
@@ -133,6 +140,14 @@ class Framework(Protocol):
     def release_by_settings(self, job: Job) -> str:
         """Return the known release that the names of a job's settings tell; empty where none does."""
         return ""
+
+    def defaults(self, job: Job) -> Mapping[str, Any]:
+        """Return the values of settings that the job does not write, in its release, as far as on record."""
+        return {}
+
+    def lacking(self, job: Job) -> tuple[str, ...]:
+        """Return the settings of the job that its release does not have, as far as on record."""
+        return ()
 
     def model_path(self, job: Job) -> str | None:
         """Return the folder or hub name of the model that the job's settings name."""

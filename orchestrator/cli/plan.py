@@ -85,8 +85,12 @@ def show(
     overrides: tuple[str, ...],
     options: Options,
     log: str | None = None,
+    against: str | None = None,
 ) -> None:
-    """Print the plan of a job file; `log` is of an attempt of it that failed as written."""
+    """Print the plan of a job file; `log` is of an attempt of it that failed as written.
+
+    `against` names another release, such as `verl==0.8.0`: printed is what it changes.
+    """
     failure = None if log is None else _failure_in(log)
     job, missing = load_unfinished(job_file)
     if overrides:
@@ -96,6 +100,9 @@ def show(
         compare(job, gpus.split(","), missing=missing, options=options)
         return
     job, resized = with_cards(job, cards_of(gpus))
+    if against is not None:
+        compare_releases(job, against, options=options)
+        return
     edits = placeholders.warnings(job)
     outcome = outcome_of(job, missing=(*edits, *missing, *resized), failure=failure)
     outcome = msgspec.structs.replace(outcome, log=log or "")
@@ -132,6 +139,31 @@ def _planned_gpus(job: Job, name: str, cards: Gpus | None) -> PlannedGpus:
         return PlannedGpus(gpus=name, verdict="", refused=str(failure))
     plan = outcome_of(resized, missing=changes, remedies=False)
     return PlannedGpus(gpus=name, verdict=verdict(plan, names_gpus=False), plan=plan)
+
+
+def compare_releases(job: Job, requirement: str, *, options: Options) -> None:
+    """Print what another release changes for a job; raises Failure for what is no release of it."""
+    from autotune.orchestrator.other_release import compared, with_release
+    from autotune.orchestrator.terminal.release_text import render_other_release
+
+    framework, cluster = frameworks.find(job.framework), expected_cluster(job)
+    job = with_gpu_memory(job, cluster)
+    profile = framework.profile(job, cluster)
+    package, version, other = with_release(job, framework, profile.engine, requirement)
+    plans = outcome_of(job, remedies=False), outcome_of(other, remedies=False)
+    difference = compared(
+        framework,
+        package,
+        version,
+        jobs=(job, other),
+        plans=plans,
+        profiles=(profile, framework.profile(other, cluster)),
+        verdicts=(verdict(plans[0]), verdict(plans[1])),
+    )
+    if options.json:
+        click.echo(msgspec.json.encode(difference))
+        return
+    echo(render_other_release(difference, width=width_of(sys.stdout)), color=options.color)
 
 
 def _failure_in(log: str) -> Diagnosis:
@@ -294,6 +326,11 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
     shell_complete=file_names,
     help="Correct the prediction by the log of this job, as written, that ran out of memory.",
 )
+@click.option(
+    "--against",
+    metavar="PACKAGE==VERSION",
+    help="Show what another release of the framework or of the engine changes: verl==0.8.0.",
+)
 @click.option("--model", metavar="NAME", help="Without a job file: generate one for this model.")
 @click.option(
     "--framework",
@@ -317,6 +354,7 @@ def command(
     gpus: str | None,
     overrides: tuple[str, ...],
     log: str | None,
+    against: str | None,
     model: str | None,
     framework: str | None,
     **sizes: int | None,
@@ -328,6 +366,7 @@ def command(
       autotune plan job.yaml -v
       autotune plan job.yaml --gpus 4xH100,8xH100
       autotune plan job.yaml --set tokens_per_microbatch=8192
+      autotune plan job.yaml --against verl==0.8.0
       autotune plan --model Qwen/Qwen2.5-7B-Instruct --gpus 8xH100 --framework verl
     """  # noqa: D301 - click reads the backspace
     options = given(context)
@@ -335,10 +374,12 @@ def command(
     if job_file is not None:
         if model is not None or framework is not None or said:
             raise click.UsageError("--model and its options generate a job: do not pass a job file too")
-        show(job_file, gpus=gpus, overrides=overrides, log=log, options=options)
+        if against is not None and (log is not None or "," in (gpus or "")):
+            raise click.UsageError("--against compares two releases: pass neither --log nor several clusters")
+        show(job_file, gpus=gpus, overrides=overrides, log=log, against=against, options=options)
         return
-    if overrides or log:
-        raise click.UsageError("--set and --log are of a job: pass its file")
+    if overrides or log or against:
+        raise click.UsageError("--set, --log and --against are of a job: pass its file")
     wanted = cards_of(gpus)
     if model is None or wanted is None:
         raise click.UsageError("pass a job file, or --model and --gpus")

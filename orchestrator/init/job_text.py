@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from autotune.launchers.base import DECIDES_MEMORY
 from autotune.orchestrator.config.cards import Gpus
 from autotune.orchestrator.config.loader import unfilled
 from autotune.orchestrator.config.secrets import as_yaml
@@ -14,13 +15,6 @@ from autotune.orchestrator.init.bash.state import Note
 from autotune.orchestrator.init.draft import Draft
 from autotune.orchestrator.placeholders import is_unfilled
 
-# Settings that decide how much memory a job takes, by words in their names.
-_MEMORY = re.compile(
-    r"batch[-_]size|max_token_len|max[-_]tokens|(?:memory|mem)[-_]\w*(?:utilization|fraction)"
-    r"|(?:tensor|pipeline|context|expert|sequence)[-_](?:model[-_])?parallel|offload|checkpointing|recompute"
-    r"|zero_stage|deepspeed|fsdp|max[-_]\w*(?:length|len|seqs)$|num_generations|rollout\.n$|n[-_]samples|colocate"
-    r"|use_dynamic_bsz|use-dynamic-batch|dtype|lora_rank|max_num_batched_tokens|chunk"
-)
 _MOST_NOTES = 60  # notes in the head of the file; the rest is only said
 
 
@@ -77,7 +71,11 @@ def _settings(draft: Draft) -> list[str]:
     blocks: dict[str, list[str]] = {"needs an edit": [], "decides memory": [], "the rest": []}
     for key, value in draft.settings.items():
         first = (
-            "needs an edit" if is_unfilled(value) else "decides memory" if _MEMORY.search(key) else "the rest"
+            "needs an edit"
+            if is_unfilled(value)
+            else "decides memory"
+            if DECIDES_MEMORY.search(key)
+            else "the rest"
         )
         blocks[first].append(key)
     lines = []

@@ -248,14 +248,15 @@ class TabularFramework(Framework, Generic[C]):
         """
         if not others:
             return
-        lacking, problems = self._lacking(job), len(self.problems(job))
+        lacking, problems = len(self.lacking(job)), len(self.problems(job))
         for other in others:
-            if self._lacking(other) <= lacking and len(self.problems(other)) <= problems:
+            if len(self.lacking(other)) <= lacking and len(self.problems(other)) <= problems:
                 yield other
 
-    def _lacking(self, job: Job) -> int:
+    def lacking(self, job: Job) -> tuple[str, ...]:
+        """Return the settings of the job that the release which stands for its own does not have."""
         config = self.config(job)
-        return sum(1 for _ in config.facts.lacking(config.given))
+        return tuple(config.facts.lacking(config.given))
 
     def profile_as(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs and what limits them, as if its release were the one that stands for it."""
@@ -302,6 +303,11 @@ class TabularFramework(Framework, Generic[C]):
         file = () if job.config is None else (self.file_option, job.config)
         words = self.command_words(config, {**kept, **changed, **own})
         return Command(argv=(*entry, *file, *words), env={**self.env, **job.env}, cwd=job.workdir)
+
+    def defaults(self, job: Job) -> Mapping[str, Any]:
+        """Return what settings have that the job does not write, in the release that stands for its own."""
+        config = self.config(job)
+        return {key: config.get(key) for key in config.facts.defaults if not config.has(key)}
 
     def model_path(self, job: Job) -> str | None:
         """Return the model that the settings name."""

@@ -29,6 +29,7 @@ from autotune.orchestrator.explain.json_output import ExplanationDocument
 from autotune.orchestrator.explain.rule_page import CauseDocument, RuleDocument
 from autotune.orchestrator.explain.snapshot import SnapshotDocument
 from autotune.orchestrator.notify.document import Notification
+from autotune.orchestrator.other_release import OtherRelease
 from autotune.orchestrator.planner import Plan
 from autotune.orchestrator.report.document import Report
 from autotune.orchestrator.terminal.fix_text import FixDocument
@@ -45,6 +46,7 @@ DOCUMENTS: Mapping[str, tuple[str, Any]] = {
     "submitted": ("`launch`, `search` and `rehearse` with --submit URL --json", Submitted),
     "plan": ("`autotune plan job.yaml --json`", Plan),
     "plan-clusters": ("`autotune plan job.yaml --gpus 4xH100,8xH100 --json`", Comparison),
+    "plan-release": ("`autotune plan job.yaml --against verl==0.8.0 --json`", OtherRelease),
     "fix": ("`autotune fix LOG FILE --json`", FixDocument),
     "starting-job": ("`autotune plan --model NAME --gpus 8xH100 --json`", StartingJob),
     "doctor": ("`autotune doctor --json`", Examined),

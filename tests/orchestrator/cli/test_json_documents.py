@@ -104,6 +104,8 @@ def test_what_needs_no_run(home: Path) -> None:
     wish = ("--model", "Qwen/Qwen3-8B", "--gpus", "8xH100")
     validate("starting-job", call("plan", *wish, "--json"))
     validate("plan-clusters", call("plan", "job.yaml", "--gpus", "1xH100,2xH100", "--json"))
+    example = ROOT / "configs/verl-memory-constrained.yaml"
+    validate("plan-release", call("plan", str(example), "--against", "verl==0.8.0", "--json"))
     (home / "dead.log").write_text(
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
     )

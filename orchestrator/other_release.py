@@ -1,0 +1,155 @@
+"""What changes for a job with another release of its framework or of its inference engine."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from packaging.version import InvalidVersion, Version
+
+from autotune.launchers.base import DECIDES_MEMORY, Framework
+from autotune.launchers.frameworks.core.versions import choose
+from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.planner import Plan
+from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Setting
+from autotune.policies.values.profile import Profile
+from autotune.policies.values.value import Value
+
+_ENGINES = ("sglang", "vllm")
+_REQUIREMENT = re.compile(r"\s*([\w.-]+?)\s*==\s*(\S+)\s*")
+
+
+class PhaseChange(Value, frozen=True, kw_only=True):
+    """The predicted peak of a phase with both releases."""
+
+    phase: str
+    now_bytes: float
+    against_bytes: float
+    capacity_bytes: float | None  # of the device; None: unknown
+
+
+class OtherRelease(Value, frozen=True, kw_only=True):
+    """The answer of `autotune plan job.yaml --against verl==0.8.0`."""
+
+    schema: int = 1
+    package: str
+    now: str  # the release with which the job is planned as it is; empty: not known
+    against: str  # the other one, as it was named
+    stands_in: str = ""  # the nearest release on record, where not all facts of the other one are
+    verdict_now: str
+    verdict_against: str
+    phases: tuple[PhaseChange, ...] = ()
+    knobs: dict[str, tuple[Setting, Setting]] = {}  # whose value differs, by defaults that changed
+    defaults: dict[str, tuple[Any, Any]] = {}  # of settings by whose names memory is concerned
+    lacking: tuple[str, ...] = ()  # settings of the job that the other release does not have
+    refused: tuple[str, ...] = ()  # what else it does not accept
+    command: dict[str, tuple[str, ...]] = {}  # words of the command: `removed` and `added`
+    remedies_lost: dict[str, str] = {}  # knobs that a launch could no longer change, with the reason
+    remedies_new: tuple[str, ...] = ()
+
+
+def with_release(job: Job, framework: Framework, engine: str, requirement: str) -> tuple[str, str, Job]:
+    """Return the package and version that `verl==0.8.0` names, and the job with it.
+
+    Raises Failure for what names neither the job's framework nor its engine, or no version.
+    """
+    match = _REQUIREMENT.fullmatch(requirement)
+    package, version = (match[1].lower(), match[2]) if match else ("", "")
+    try:
+        Version(version)
+    except InvalidVersion:
+        package = ""
+    if package and package in (framework.name, framework.distribution.lower()) and framework.releases:
+        return framework.name, version, msgspec.structs.replace(job, framework_version=version)
+    if package == engine and engine in _ENGINES:
+        engines = {**job.engine_versions, package: version}
+        return package, version, msgspec.structs.replace(job, engine_versions=engines)
+    able = [framework.name] if framework.releases else []
+    able += [engine] if engine in _ENGINES else []
+    if not able:
+        raise Failure("--against: no release of this job's framework is on record", code=ExitCode.USAGE)
+    raise Failure(
+        f"--against {requirement}: not a release of the job's {' or '.join(able)}",
+        hint=f"write PACKAGE==VERSION, such as {able[0]}=={(framework.releases or ('0.11.0',))[-1]}",
+        code=ExitCode.USAGE,
+    )
+
+
+def _options(argv: tuple[str, ...]) -> list[str]:
+    """Return the words of a command, a flag and its value as one."""
+    result: list[str] = []
+    for word in argv:
+        is_value = bool(result) and result[-1].startswith("--") and " " not in result[-1]
+        if is_value and not word.startswith("--") and "=" not in result[-1]:
+            result[-1] += f" {word}"
+        else:
+            result.append(word)
+    return result
+
+
+def compared(
+    framework: Framework,
+    package: str,
+    asked: str,
+    *,
+    jobs: tuple[Job, Job],
+    plans: tuple[Plan, Plan],
+    profiles: tuple[Profile, Profile],
+    verdicts: tuple[str, str],
+) -> OtherRelease:
+    """Return what differs between a job as it is and with the other release, in that order."""
+    now, against = plans
+    peaks = {phase.phase: phase for phase in against.phases}
+    knobs = (
+        (name, getattr(profiles[0].knobs, name), getattr(profiles[1].knobs, name))
+        for name in profiles[0].supported.keys() & profiles[1].supported.keys()
+    )
+    defaults = [framework.defaults(job) for job in jobs]
+    before = {problem.message for problem in framework.check(jobs[0])}
+    lost = sorted(profiles[0].supported.keys() - profiles[1].supported.keys())
+    stands_in = ""
+    if package == framework.name:
+        release = choose(asked, framework.releases)
+        stands_in = "" if release.exact else release.version
+        name = choose(jobs[0].framework_version, framework.releases).version
+    else:
+        name = profiles[0].engine_version
+    words = [{word.lstrip("+"): word for word in _options(plan.command)} for plan in plans]
+    return OtherRelease(
+        package=package,
+        now=name,
+        against=asked,
+        stands_in=stands_in,
+        verdict_now=verdicts[0],
+        verdict_against=verdicts[1],
+        phases=tuple(
+            PhaseChange(
+                phase=phase.phase,
+                now_bytes=phase.total_bytes,
+                against_bytes=peaks[phase.phase].total_bytes,
+                capacity_bytes=phase.capacity_bytes,
+            )
+            for phase in now.phases
+            if phase.phase in peaks
+        ),
+        knobs={name: (here, there) for name, here, there in sorted(knobs) if here != there},
+        defaults={
+            name: (value, defaults[1][name])
+            for name, value in sorted(defaults[0].items())
+            if DECIDES_MEMORY.search(name) and defaults[1].get(name, value) != value
+        },
+        lacking=tuple(name for name in framework.lacking(jobs[1]) if name not in framework.lacking(jobs[0])),
+        refused=tuple(
+            f"{problem.message} ({problem.hint})" if problem.hint else problem.message
+            for problem in framework.check(jobs[1])
+            if problem.message not in before
+        ),
+        command={
+            "removed": tuple(word for name, word in words[0].items() if name not in words[1]),
+            "added": tuple(word for name, word in words[1].items() if name not in words[0]),
+        },
+        remedies_lost={name: profiles[1].unsupported.get(name, "it has no such setting") for name in lost},
+        remedies_new=tuple(sorted(profiles[1].supported.keys() - profiles[0].supported.keys())),
+    )
