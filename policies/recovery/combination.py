@@ -8,6 +8,8 @@ from autotune.policies.remedies.proposals.training import runs_on_host
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Cluster
+from autotune.policies.values.knob_table import ROWS, Knob, Memory, Way
+from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.remedy import Effect, Remedy
 
 # Phases that share their savers, and mostly their fate: a failure in the next of them is no other failure.
@@ -95,15 +97,36 @@ def _host_has_room(cluster: Cluster) -> bool:
     return cluster.host_memory_bytes >= cluster.gpus_per_node * cluster.gpu_memory_bytes
 
 
-def undoes_offload(run: Run, remedy: Remedy) -> bool:
-    """Return whether a remedy reverts an offload to the host that the last relaunch introduced."""
-    before = run.attempts[-2].knobs if len(run.attempts) > 1 else run.accepted.profile.knobs
-    last = run.attempts[-1].knobs
-    return any(
-        getattr(last, knob) is True and getattr(before, knob) is not True
-        for knob, value in remedy.changes.items()
-        if value is False
+def own_offloads(run: Run, knobs: Knobs) -> tuple[Knob, ...]:
+    """Return the knobs by which a configuration holds more in host memory than the job as written."""
+    written = run.accepted.profile.knobs
+    return tuple(
+        row
+        for row in ROWS
+        if row.saves.get(Memory.GPU) is Way.UP
+        and row.saves.get(Memory.HOST) is Way.DOWN
+        and row.asks_less(Memory.HOST, getattr(knobs, row.name), getattr(written, row.name))
     )
+
+
+def undoes_offload(run: Run, before: Knobs, after: Knobs) -> bool:
+    """Return whether a change takes back something of what relaunches moved to the host."""
+    return any(
+        row.asks_less(Memory.HOST, getattr(before, row.name), getattr(after, row.name))
+        for row in own_offloads(run, before)
+    )
+
+
+def keeps_offload(run: Run, attempt: Attempt, proposed: Knobs) -> bool:
+    """Return whether a host is to hold again all that relaunches had moved to it when it ran out.
+
+    Whatever else asks for less of the host: such an offload is undone, and the device gets another cure.
+    """
+    if attempt.diagnosis is None or attempt.diagnosis.cause is not Cause.HOST_OOM:
+        return False
+    phase = attempt.diagnosis.phase
+    own = [row for row in own_offloads(run, attempt.knobs) if row.holds(phase)]
+    return bool(own) and not undoes_offload(run, attempt.knobs, proposed)
 
 
 def savers(run: Run, failures: int) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from autotune.policies.recovery.combination import undoes_offload
-from autotune.policies.recovery.outlook import Outlook, measures, outlook, trusted
+from autotune.policies.recovery.outlook import Outlook, measures, of_host, outlook, trusted
 from autotune.policies.recovery.permissions import (
     Failure,
     by_ladder,
@@ -89,13 +89,14 @@ def _is_enough(run: Run, failure: Failure, allocator: Remedy) -> bool:
 def _is_idle(run: Run, failure: Failure, remedy: Remedy) -> bool:
     """Return whether a remedy for the host moves nothing of it, as far as the estimate counts its bytes."""
     view = outlook(run) if failure.diagnosis.cause is Cause.HOST_OOM else None
-    if undoes_offload(run, remedy):
-        return False  # the host was full only after it
     if view is None or not all(KNOB_TABLE[knob].estimated for knob in remedy.changes):
         return False
+    after_it = remedy.apply(failure.knobs)
+    if undoes_offload(run, failure.knobs, after_it):
+        return False  # the job as written did without
     if runs_on_host(failure.knobs, failure.diagnosis):
         return False  # the passes' own memory is the host's there
-    before, after = view.estimates((failure.knobs, remedy.apply(failure.knobs))).host.max(axis=0)
+    before, after = of_host(view.estimates((failure.knobs, after_it)).host, failure.diagnosis)
     return bool(after > before * (1 - CLEARLY))
 
 
@@ -146,8 +147,7 @@ def _between_bounds(run: Run, failure: Failure) -> Remedy | None:
 
 def _middle(run: Run, failure: Failure, row: Knob) -> Remedy | None:
     profile, present = run.accepted.profile, failure.knobs
-    way = row.way(failure.diagnosis.cause)
-    if way is None or getattr(present, row.name) is None:
+    if getattr(present, row.name) is None or not _bounded(run, failure.diagnosis, row):
         return None
     too_small, too_large = _bounds(run, failure, row)
     if not too_small or not too_large:
@@ -184,19 +184,23 @@ def _bounds(run: Run, failure: Failure, row: Knob) -> tuple[list[float], list[fl
     large: list[float] = []
     for attempt in run.attempts:
         diagnosis, value = attempt.diagnosis, getattr(attempt.knobs, row.name)
-        way = None if diagnosis is None else row.way(diagnosis.cause)
-        if diagnosis is None or way is None or value is None:
+        if diagnosis is None or value is None or not _bounded(run, diagnosis, row):
             continue
         again = msgspec.structs.replace(failure.knobs, **{row.name: value})
-        own = not row.phases or diagnosis.phase in row.phases  # a pass beside the engine has other cures
-        acts = own and row.acts(diagnosis.cause, diagnosis.phase, run.accepted.profile.placement)
-        if acts and repeats(run.accepted.profile, attempt.knobs, diagnosis, again):
+        if repeats(run.accepted.profile, attempt.knobs, diagnosis, again):
             missed = _missed(diagnosis)
-            if way is Way.DOWN:
+            if row.way(diagnosis.cause) is Way.DOWN:
                 large.append(value - missed)
             else:
                 small.append(value + missed)
     return small, large
+
+
+def _bounded(run: Run, diagnosis: Diagnosis, row: Knob) -> bool:
+    """Return whether a failure bounds a share: a pass beside the engine has other cures."""
+    own = not row.phases or diagnosis.phase in row.phases
+    acts = row.acts(diagnosis.cause, diagnosis.phase, run.accepted.profile.placement)
+    return own and acts and row.way(diagnosis.cause) is not None
 
 
 def _missed(diagnosis: Diagnosis) -> float:

@@ -120,11 +120,12 @@ def with_host_and_pool(
 ) -> Floats:
     """Return the excess of configurations with that of host memory and of the engine's pool added.
 
-    `over` and the result are shares of the limits, of shape (configurations,), and 0 fits; the pool adds
-    0.1 for each standard deviation that it lacks. `margin` is in standard deviations of the error.
+    `over` and the result are shares of the limits, of shape (configurations,), and 0 fits. A host adds its
+    excess in every phase, so that one phase that overflows in any case hides no other; the pool adds 0.1 for
+    each standard deviation that it lacks. `margin` is in standard deviations of the error.
     """
     limit = host_share * estimate.host_capacity
-    over = over + np.maximum(0.0, (prediction.host + margin * prediction.host_error) / limit - 1).max(axis=0)
+    over = over + np.maximum(0.0, (prediction.host + margin * prediction.host_error) / limit - 1).sum(axis=0)
     return over + 0.1 * np.maximum(0.0, margin - np.maximum(-20.0, prediction.pool))
 
 
@@ -146,6 +147,15 @@ def chances(
 def any_of(chances: Floats) -> Floats:
     """Return the chance that any memory overflows, assuming that the memories are independent."""
     return np.asarray(1 - np.prod(1 - chances, axis=0))
+
+
+def of_host(host: Floats, diagnosis: Diagnosis) -> Floats:
+    """Return each configuration's host bytes in the phase that failed, or the most where that is unknown.
+
+    `host` has a row for each of `PHASES` and a column for each configuration.
+    """
+    known = diagnosis.phase in PHASES
+    return np.asarray(host[PHASES.index(diagnosis.phase)] if known else host.max(axis=0))
 
 
 def less_than(
@@ -171,7 +181,8 @@ def less_than(
                     most = before.gpu[PHASES.index(phase), column] - (short if clearly else 0.0)
                     less &= below(after.gpu[PHASES.index(phase)], most)
                 case Diagnosis(cause=Cause.HOST_OOM):
-                    less &= below(after.host.max(axis=0), before.host[:, column].max() * (1 - clearly))
+                    most = of_host(before.host, diagnosis)[column] * (1 - clearly)
+                    less &= below(of_host(after.host, diagnosis), most)
                 case Diagnosis(cause=Cause.POOL_TOO_SMALL):
                     less &= estimate.pool_tokens > asked.pool_tokens[column]
         return less

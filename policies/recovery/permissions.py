@@ -10,6 +10,7 @@ from autotune.policies.recovery.combination import (
     PASSES,
     failures_in_group,
     joined,
+    keeps_offload,
     savers,
     undoes_offload,
 )
@@ -81,7 +82,7 @@ def by_ladder(run: Run, *, single: bool = False) -> Iterator[Remedy]:
             remedy.name not in names and _used(remedy, failure.climbed),
             remedy.effect is not Effect.EXACT,
             not (fragmented and remedy.name == _ALLOCATOR),
-            not (filled and undoes_offload(run, remedy)),
+            not (filled and undoes_offload(run, failure.knobs, remedy.apply(failure.knobs))),
             remedy.name not in names,
         )
     )
@@ -217,6 +218,7 @@ def relapse_of(run: Run, proposed: Knobs) -> Attempt | None:
     for attempt in reversed(run.attempts):
         if attempt.diagnosis is None or not attempt.out_of_memory:
             continue
-        if repeats(run.accepted.profile, attempt.knobs, attempt.diagnosis, proposed):
+        again = repeats(run.accepted.profile, attempt.knobs, attempt.diagnosis, proposed)
+        if again or keeps_offload(run, attempt, proposed):
             return attempt
     return None

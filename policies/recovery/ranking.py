@@ -20,6 +20,7 @@ from autotune.policies.recovery.outlook import (
     any_of,
     chances,
     less_than,
+    of_host,
     with_host_and_pool,
 )
 from autotune.policies.recovery.speed.step_times import SURELY, StepTimes, step_times
@@ -266,7 +267,7 @@ def _freed(view: Outlook, present: Knobs, estimate: Estimates, diagnosis: Diagno
     shares: of the device, of the host's bytes, or of the tokens that an engine's pool holds.
     """
     gpu = (estimate.gpu[:, :1] - estimate.gpu[:, 1:]) / view.calibration.unit
-    most = estimate.host.max(axis=0)
+    most = estimate.host.max(axis=0) if diagnosis is None else of_host(estimate.host, diagnosis)
     host = ((most[0] - most[1:]) / max(1.0, float(most[0])))[None, :]
     tokens = np.nan_to_num(estimate.pool_tokens, posinf=0.0)
     pool = ((tokens[1:] - tokens[0]) / max(1.0, float(tokens[0])))[None, :]

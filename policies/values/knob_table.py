@@ -149,9 +149,12 @@ class Knob(Value, frozen=True, kw_only=True):
             return True
         if self.part is Part.TRAINER and not colocated and phase in _ENGINE_ALONE:
             return False
-        if self.part is Part.HOST or phase in self.idle_in:
-            return False
-        return not self.phases or phase is Phase.NONE or phase in self.phases
+        return self.part is not Part.HOST and self.holds(phase)
+
+    def holds(self, phase: Phase) -> bool:
+        """Return whether what it moves exists in a phase, on the device or on the host."""
+        everywhere = not self.phases or phase is Phase.NONE
+        return phase not in self.idle_in and (everywhere or phase in self.phases)
 
     def _place(self, value: Setting) -> float | None:
         if self.order:

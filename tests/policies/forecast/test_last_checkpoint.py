@@ -27,8 +27,9 @@ from autotune.policies.values.events import (
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Run, fold
 from autotune.policies.values.job import Forecasting, Goal, Preflight, Recovery, Then
+from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Completed, Crashed
-from tests.policies.jobs import GIB, KNOBS, SUPPORTED, accepted, diagnosed, peaks
+from tests.policies.jobs import GIB, KNOBS, SUPPORTED, accepted, diagnosed, peaks, profile
 
 LIMIT = int(78.4 * GIB)
 
@@ -49,17 +50,20 @@ def running(
     policy: Policy = Policy.ESTIMATE,
     goal: Goal | None = None,
     said: Foreseen | None = None,
+    knobs: Knobs = KNOBS,
     **limits: Any,
 ) -> tuple[Event, ...]:
     """Return a run that grows, with a checkpoint every 10 steps, and a forecast after step 48."""
     recovery = Recovery(preflight=Preflight.OFF, forecast=forecast, **limits)
-    begin = replace(accepted(recovery=recovery, goal=goal), policy=policy)
-    return (begin, *grown(1, 1, to, said=said), *rest)
+    begin = replace(accepted(profile(knobs), recovery=recovery, goal=goal), policy=policy)
+    return (begin, *grown(1, 1, to, said=said, knobs=knobs), *rest)
 
 
-def grown(number: int, begin: int, to: int, *, said: Foreseen | None = None) -> list[Event]:
+def grown(
+    number: int, begin: int, to: int, *, said: Foreseen | None = None, knobs: Knobs = KNOBS
+) -> list[Event]:
     """Return an attempt that grows from one step to another, with what is said at its 48th."""
-    rows: list[Event] = [Started(attempt=number, knobs=KNOBS, resume=number > 1)]
+    rows: list[Event] = [Started(attempt=number, knobs=knobs, resume=number > 1)]
     for step in range(begin, to + 1):
         used = peaks(backward=int((46 + (step - begin + 1) / 3) * GIB), log_prob=30 * GIB)
         saved = step // 10 * 10 or None
@@ -150,9 +154,10 @@ def test_no_remedy_is_looked_for_where_no_relaunch_is_left(
 def test_the_host_is_one_memory_in_whichever_phase_it_is_fullest() -> None:
     host = foreseen(attempt=1, cause=Cause.HOST_OOM, seen_at=60, phase=Phase.ROLLOUT)
     device = foreseen(attempt=1, seen_at=60, holds=False)
-    assert isinstance(decide(running(host, device)), Stop)
+    knobs = replace(KNOBS, optimizer_offload=True)  # something of the job moves the host's memory
+    assert isinstance(decide(running(host, device, knobs=knobs)), Stop)
     back = foreseen(attempt=1, cause=Cause.HOST_OOM, seen_at=70, phase=Phase.OPTIMIZER, holds=False)
-    history = running(host, device, back)
+    history = running(host, device, back, knobs=knobs)
     assert decide(history) == Await()
     assert [each.holds for each in fold(history).attempts[-1].foreseen] == [False, False]
 

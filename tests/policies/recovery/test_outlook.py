@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from autotune.policies.estimate.belief.calibration import predicted
 from autotune.policies.estimate.peaks import PHASES
-from autotune.policies.recovery.outlook import less_than, outlook, trusted
+from autotune.policies.recovery.outlook import less_than, outlook, trusted, with_host_and_pool
 from autotune.policies.values.events import Progressed, Started
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import fold
-from tests.policies.jobs import CLUSTER, GIB, KNOBS, accepted, diagnosed, fails, profile
+from tests.policies.jobs import CLUSTER, GIB, KNOBS, LAYOUT, accepted, diagnosed, fails, profile
 
 TOO_MUCH = replace(KNOBS, tokens_per_microbatch=49_152, logprob_tokens=49_152)
 BACKWARD = PHASES.index(Phase.BACKWARD)
@@ -85,6 +86,18 @@ def test_a_host_is_clearly_less_by_a_share_of_what_it_needed():
     kept = replace(moved, optimizer_offload=False)
     assert less(view, kept, clearly=share - 0.01) == [True]
     assert less(view, kept, clearly=share + 0.01) == [False]
+
+
+def test_a_host_that_overflows_in_one_phase_anyway_is_asked_for_no_more_in_others():
+    cluster = replace(CLUSTER, host_memory_bytes=int(110 * GIB / HOST_LIMIT))
+    start = accepted(profile(layout=replace(LAYOUT, staged="shard")), cluster=cluster)
+    view = outlook(fold((start,)))
+    estimate = view.estimates((KNOBS, replace(KNOBS, activation_offload=True)))
+    prediction = predicted(view.calibration, estimate)
+    plain, moved = prediction.host.max(axis=0)
+    assert plain == moved > 110 * GIB  # when a checkpoint is written
+    over = with_host_and_pool(np.zeros(2), estimate, prediction, margin=0.0)
+    assert 0 < over[0] < over[1]
 
 
 def test_a_pool_that_was_too_small_must_grow():

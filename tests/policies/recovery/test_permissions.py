@@ -127,6 +127,25 @@ def test_a_remedy_whose_way_back_would_fail_again_brings_what_keeps_that_from_ha
         assert "; so that optimizer still fits: " in remedy.reason
 
 
+def test_an_offload_that_filled_the_host_is_undone_before_anything_else_of_the_host_moves():
+    begun = replace(KNOBS, dataloader_workers=4)
+    full = diagnosed(Cause.HOST_OOM, Phase.OPTIMIZER)
+    moved = replace(begun, optimizer_offload=True)
+    of = profile(begun)
+    job = accepted(of, recovery=Recovery(relaunches=99))
+    run = run_of(*failed(diagnosed(phase=Phase.OPTIMIZER), begun), *failed(full, moved), job=job)
+    assert list(by_ladder(run))
+    assert all(remedy.changes.get("optimizer_offload") is False for remedy in by_ladder(run))
+    # Not even with fewer workers, an attempt later.
+    fewer = replace(moved, dataloader_workers=0)
+    assert relapse_of(run, fewer) is run.attempts[-1]
+    later = run_of(*failed(SYNC, begun), *failed(full, moved), *failed(full, fewer), job=job)
+    assert all(remedy.changes.get("optimizer_offload") is False for remedy in by_ladder(later))
+    # What the job itself holds on the host is the user's, and fewer workers may be enough.
+    own = accepted(profile(moved), recovery=Recovery(relaunches=99))
+    assert relapse_of(run_of(*failed(full, moved), job=own), fewer) is None
+
+
 # A framework that offers every knob, each at the value that needs most memory.
 _MOST = replace(
     KNOBS,

@@ -75,7 +75,7 @@ class World:
         return None
 
     def _oom(self, phase: Phase, component: Component, peak: int, budget: int):
-        requested = max(1, peak // 3)
+        requested = max(1, min(peak // 3, budget))  # no tensor is larger than the device
         free = min(requested - 1, max(0, budget - (peak - requested)))
         return diagnosed(
             phase=phase,

@@ -144,6 +144,15 @@ def test_a_share_between_two_failures_is_halved(policy):
     assert len(tried) <= 8
 
 
+def test_a_share_is_halved_only_for_a_failure_that_is_one_of_its_bounds():
+    story = begun()
+    for row in (FULL_ENGINE, SMALL_POOL):
+        story.fails(row).launch()
+    share = story.knobs.memory_fraction
+    story.fails(diagnosed(phase=Phase.LOG_PROB)).launch()
+    assert story.knobs.memory_fraction == share and story.knobs.logprob_tokens is not None
+
+
 def test_a_failure_right_after_a_load_is_no_late_one():
     first = (Started(knobs=KNOBS), Progressed(step=100, saved=100), Ended(outcome=Lost(reason="node gone")))
     failed = (Started(knobs=KNOBS), Ended(outcome=Crashed(exit_code=1)), diagnosed(step=101))
