@@ -23,6 +23,9 @@ RELEASES = ("0.7.0",)
 PROGRAM = re.compile(r"(?:^|/)run_(?:vlm_)?grpo(?:_math|_rm|_nemo_gym)?\.py$")
 
 
+_DATA = ("train", "validation", "default")  # sections of data, each with its environment
+
+
 class Config(DeclaredSettings):
     """What a job's file and overrides come to; a file counts alone, without a file the default one does."""
 
@@ -85,12 +88,45 @@ class Config(DeclaredSettings):
 
     @property
     def world(self) -> int:
-        """GPUs of the policy's trainer."""
-        return max(1, self._gpus - (0 if self.colocated else self.engine_world))
+        """GPUs of the policy's trainer.
+
+        NeMo Gym's nodes are beside `cluster.num_nodes`. Before 0.7.0 there are recipes that count them in: so
+        does one of another release of which only the rest can be split.
+        """
+        own = self._gpus - (0 if self.colocated else self.engine_world)
+        rest, ranks = own - self.per_node * self.gym_nodes, self.ranks_per_sequence
+        counted_in = not self.knows_release and rest > 0 and own % ranks and not rest % ranks
+        return max(1, rest if counted_in else own)
+
+    @property
+    def gym_nodes(self) -> int:
+        """Nodes of the models that NeMo Gym starts itself."""
+        return self.count("env.nemo_gym.num_gpu_nodes") if self.flag("env.should_use_nemo_gym") else 0
 
     @property
     def _gpus(self) -> int:
-        return self.per_node * max(1, self.count("cluster.num_nodes"))
+        """GPUs of trainer and engines: a reward model and teachers have their own (algorithms/grpo.py)."""
+        nodes, reward = max(1, self.count("cluster.num_nodes")), "env.reward_model.resources"
+        has_reward = any(self.text(f"data.{part}.env_name") == "reward_model" for part in _DATA)
+        if nodes == 1:
+            return self.per_node - (self.count(f"{reward}.gpus_per_node") if has_reward else 0)
+        apart = self.count(f"{reward}.num_nodes") if has_reward else 0
+        return self.per_node * (nodes - apart - self._teacher_nodes)
+
+    @property
+    def _teacher_nodes(self) -> int:
+        """Nodes of teachers that are distilled from: each model once, on those of its first name."""
+        section = "on_policy_distillation"
+        apart = f"{section}.non_colocated_teachers"
+        if not (self.flag(f"{section}.enabled") and self.flag(f"{apart}.enabled")):
+            return 0
+        models = self.inside(f"{section}.teacher_model_by_agent_name")
+        shares = self.get(f"{section}.deduplicate_shared_teacher_checkpoints") is not False
+        first = {str(model) if shares else name: name for name, model in reversed(models.items())}
+        usual = self.count(f"{apart}.default_teacher_cfg.num_nodes") or 1
+        return sum(
+            self.count(f"{apart}.teacher_overrides.{name}.num_nodes") or usual for name in first.values()
+        )
 
     def ranks(self, kind: str) -> int:
         """Return the size of one kind of the trainer's parallelism: tensor, context, pipeline or expert."""

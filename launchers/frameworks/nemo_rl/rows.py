@@ -200,6 +200,8 @@ WARNED: tuple[Warned[Config], ...] = (
         lambda c: f"{c.packed}.logprob_mb_tokens cannot hold the longest sequence of {c.longest} tokens: NeMo-RL stops there"),
     Warned(lambda c: c.text("checkpointing.checkpoint_must_save_by"),
         "an end by checkpointing.checkpoint_must_save_by is taken for the end of the training"),
+    Warned(lambda c: c.knows_release and c.gym_nodes,
+        lambda c: f"NeMo Gym needs {c.gym_nodes} nodes beside those of cluster.num_nodes (env.nemo_gym.num_gpu_nodes)"),
     Warned(lambda c: c.flag("env.should_use_nemo_gym"),
         "with NeMo Gym the log has no line that numbers a step, so none is counted"),
 )

@@ -6,6 +6,7 @@ import yaml
 
 from autotune.launchers.frameworks.dialects.interpolation import resolved
 from autotune.launchers.frameworks.nemo_rl.adapter import NemoRL
+from autotune.launchers.frameworks.nemo_rl.config import Config
 from autotune.orchestrator.config.loader import JobErrors, load
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.failure import Phase
@@ -239,6 +240,57 @@ def test_references_that_multiply_end_soon():
 def test_what_nemo_rl_would_refuse_is_found_before_the_launch(settings, says):
     problems = FRAMEWORK.check(job(settings))
     assert any(says in f"{problem.message} {problem.hint}" for problem in problems), problems
+
+
+_APART = {
+    "cluster.num_nodes": 21,
+    f"{GENERATION}.colocated.enabled": False,
+    f"{GENERATION}.colocated.resources.num_nodes": 8,
+    f"{GENERATION}.colocated.resources.gpus_per_node": 8,
+    "policy.dtensor_cfg.tensor_parallel_size": 4,
+    "policy.dtensor_cfg.context_parallel_size": 8,
+}
+_GYM = {"env.should_use_nemo_gym": True, "++env.nemo_gym.num_gpu_nodes": 5}
+_TEACHERS = {
+    "++on_policy_distillation.enabled": True,
+    "++on_policy_distillation.non_colocated_teachers.enabled": True,
+    "++on_policy_distillation.non_colocated_teachers.default_teacher_cfg.num_nodes": 2,
+    "++on_policy_distillation.non_colocated_teachers.teacher_overrides.code.num_nodes": 3,
+    "++on_policy_distillation.teacher_model_by_agent_name.math": "a/teacher",
+    "++on_policy_distillation.teacher_model_by_agent_name.logic": "a/teacher",
+    "++on_policy_distillation.teacher_model_by_agent_name.code": "another/teacher",
+}
+_REWARD = {"data.default.env_name": "reward_model", "++env.reward_model.resources.num_nodes": 5}
+
+
+@pytest.mark.parametrize(
+    ("settings", "version", "gpus"),
+    [
+        ({}, "0.7.0", 104),
+        (_GYM, "0.7.0", 104),  # beside the cluster
+        (_GYM, "0.6.0.dev1", 64),  # in it: 104 GPUs cannot be split by 32
+        (_TEACHERS, "0.7.0", 64),
+        (
+            {**_TEACHERS, "++on_policy_distillation.deduplicate_shared_teacher_checkpoints": False},
+            "0.7.0",
+            48,
+        ),
+        (_REWARD, "0.7.0", 64),
+        ({"++env.reward_model.resources.num_nodes": 5}, "0.7.0", 104),  # no data names the environment
+    ],
+)
+def test_the_trainer_has_the_gpus_that_nobody_else_takes(settings, version, gpus):
+    whole = job({**_APART, **settings}, framework_version=version)
+    config = Config(whole)
+    assert config.world == gpus
+    assert any("cannot be split" in each.message for each in FRAMEWORK.check(whole)) == bool(gpus % 32)
+    beside = [each for each in profile(whole).warnings if "NeMo Gym needs 5 nodes beside" in each]
+    assert bool(beside) == (settings is _GYM and version == "0.7.0")
+
+
+def test_on_one_node_a_reward_model_takes_gpus_of_the_trainer():
+    reward = {"data.train.env_name": "reward_model", "++env.reward_model.resources.gpus_per_node": 2}
+    assert Config(job(reward)).world == 6
 
 
 def test_a_key_of_one_s_own_is_added_as_hydra_says_it():
