@@ -138,6 +138,7 @@ class Plan(Value, frozen=True, kw_only=True):
     ladder: tuple[RungPlan, ...]
     knobs: tuple[KnobPlan, ...]
     unsupported: dict[str, str]
+    needs_release: tuple[str, ...] = ()  # knobs that are offered once framework_version is known
     facts: tuple[Fact, ...] = ()  # that the plan is made with beside the job's settings, and their origins
     rests_on: tuple[Fact, ...] = ()  # of them the assumptions without which the prediction may be another
     warnings: tuple[str, ...]
@@ -184,6 +185,7 @@ def plan(
         ladder=tuple(_ladder(run, action.knobs)) if remedies else (),
         knobs=_knobs(job, profile, action.knobs),
         unsupported=profile.unsupported,
+        needs_release=_awaiting_release(accepted, framework),
         facts=facts_of(profile),
         rests_on=rests_on(run, view) if view is not None else (),
         warnings=(*profile.warnings, *device_notes(cluster.gpu_name), *cautions(run, action.knobs)),
@@ -275,6 +277,15 @@ def settings_of(job: Job, framework: Framework) -> str:
     if not job.framework_version:
         return f"{name}, the newest known: the job's own version was not found; set framework_version"
     return f"{name}, the nearest known to {job.framework_version}"
+
+
+def _awaiting_release(accepted: Accepted, framework: Framework) -> tuple[str, ...]:
+    """Return the knobs that a job would have too if the newest release on record were known to run it."""
+    own, newest = accepted.profile, framework.releases[-1:]
+    if not newest or accepted.job.framework_version:
+        return ()
+    job = msgspec.structs.replace(accepted.job, framework_version=newest[0])
+    return tuple(k for k in framework.profile(job, accepted.cluster).supported if k not in own.supported)
 
 
 def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:

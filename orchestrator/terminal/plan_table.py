@@ -80,6 +80,9 @@ def render_plan(
         lines += ["", *_remedies(plan, width, verbose=verbose)]
     else:
         lines += ["", "if it runs out of memory: no remedy, because autotune can change none of its settings"]
+    if plan.needs_release:
+        hint = f"offered once the release is known (set framework_version): {', '.join(plan.needs_release)}"
+        lines += [f"{_INDENT}{line}" for line in wrap.wrap(hint)]
     lines += ["", *_rehearsal(plan, width or PIPED_WIDTH)]
     if verbose:
         knobs = ((_INDENT + k.knob, show_setting(k.knob, k.value), k.source, k.setting) for k in plan.knobs)

@@ -150,6 +150,26 @@ def test_what_a_prediction_rests_on_is_said_and_changes_nothing(tmp_path: Path) 
     assert "first attempt: as written: " in page
 
 
+@pytest.mark.parametrize(
+    ("line", "needed"),
+    [
+        ("", ["microbatch_size"]),
+        ("framework_version: 1.16.0", []),
+        ("framework_version: 0.9.0", []),
+    ],
+)
+def test_a_remedy_that_awaits_the_release_is_named(line: str, needed: list[str], tmp_path: Path) -> None:
+    file, python = tmp_path / "job.yaml", tmp_path / "bin" / "python"  # none is there, with no TRL
+    file.write_text(
+        f"name: j\nframework: trl\npython: {python}\nworkdir: {tmp_path}\n{line}\n"
+        "cluster: {nodes: 1, gpus_per_node: 8, gpu: H100}\n"
+        "settings: {model_name_or_path: Qwen/Qwen2.5-7B, dataset_name: a/b, output_dir: out, zero_stage: 3}\n"
+    )
+    plan = json.loads(printed("plan", "--json", str(file)))
+    assert plan["needs_release"] == needed
+    assert ("(set framework_version): microbatch_size" in printed("plan", str(file))) == bool(needed)
+
+
 def test_several_clusters_are_judged_side_by_side() -> None:
     file, clusters = str(CONFIGS / "verl-grpo-qwen2.5-7b.yaml"), "2xH100,3xH100,8xH100"
     small, odd, large = printed("plan", file, "--gpus", clusters).splitlines()
