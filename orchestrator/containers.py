@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -12,17 +13,20 @@ import msgspec
 from autotune.policies.values.job import Job
 
 CONTAINERS = frozenset({"docker", "podman", "apptainer", "singularity", "enroot", "shifter"})
+SRUN = "srun"  # starts a container where one of these options names it (pyxis, a plug-in of Slurm)
+_OF_SRUN = ("--container-image", "--container-name")
 _KEEP_FOLDER = frozenset({"apptainer", "singularity"})  # they start in the caller's folder, which they mount
-_KEEP_NOTHING = frozenset({"docker", "podman"})  # of what a program writes, where nothing is mounted
-_FOLDER = ("-w", "--workdir", "--pwd", "--cwd")
-_MOUNT = ("-v", "--volume", "--mount", "-B", "--bind", "-m")
+_KEEP_NOTHING = frozenset({"docker", "podman", SRUN})  # of what a program writes, where nothing is mounted
+_FOLDER = ("-w", "--workdir", "--pwd", "--cwd", "--container-workdir")
+_MOUNT = ("-v", "--volume", "--mount", "-B", "--bind", "-m", "--container-mounts")
 _VARIABLE = ("-e", "--env")
 _PROGRAM = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|uv|ray|ba?sh|sh)")
 
 
-def is_container(job: Job) -> bool:
-    """Return whether the command of a job starts its program in a container."""
-    return bool(job.command) and PurePosixPath(job.command[0]).name in CONTAINERS
+def is_container(words: Sequence[str]) -> bool:
+    """Return whether a command line starts its program in a container."""
+    name = PurePosixPath(words[0]).name if words else ""
+    return name in CONTAINERS or (name == SRUN and any(option in _OF_SRUN for option, _ in _options(words)))
 
 
 def code_folders(job: Job) -> tuple[Path, ...]:
@@ -30,7 +34,7 @@ def code_folders(job: Job) -> tuple[Path, ...]:
 
     What the image holds cannot be read: a folder of it is left out.
     """
-    options = list(_options(job.command[1:]))
+    options = list(_options(job.command))
     mounts = [
         (target, Path(job.workdir, source))
         for target, source in _mounted(options)
@@ -46,13 +50,14 @@ def code_folders(job: Job) -> tuple[Path, ...]:
     return tuple(folder for folder in found if folder is not None)
 
 
-def _options(words: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the options in front of the program in the container, each with its value or the next word."""
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    of_container = "--container-" if PurePosixPath(words[0]).name == SRUN else "-"  # its `-w` are nodes
+    for word, following in pairwise((*words[1:], "")):
         if _PROGRAM.fullmatch(word):
             return
         name, equals, value = word.partition("=")
-        if word.startswith("-"):
+        if word.startswith(of_container):
             yield name, value if equals else following
 
 
@@ -74,11 +79,13 @@ def _mounted(options: Iterable[tuple[str, str]]) -> Iterator[tuple[PurePosixPath
 def with_lost_checkpoints(job: Job, folder: str | None) -> Job:
     """Return the job with a note if the folder of its checkpoints is certain to be gone with its container.
 
-    That is so of docker and podman, where nothing is mounted there.
+    That is so of docker, podman and Slurm's, where nothing is mounted there.
     """
-    if not folder or not job.command or PurePosixPath(job.command[0]).name not in _KEEP_NOTHING:
+    if not folder or not is_container(job.command):
         return job
-    options = list(_options(job.command[1:]))
+    if PurePosixPath(job.command[0]).name not in _KEEP_NOTHING:
+        return job
+    options = list(_options(job.command))
     path = PurePosixPath(folder)
     inside = [value for name, value in options if name in _FOLDER][-1:]
     if path.is_relative_to(job.workdir) and inside:  # a relative path, which the container resolves

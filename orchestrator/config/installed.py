@@ -106,7 +106,7 @@ def doubt(problem: Problem, job: Job, framework: Framework) -> str:
 
 def _engines(job: Job) -> dict[str, str]:
     """Return the versions of the inference engines that are installed where the job runs."""
-    if is_container(job):
+    if is_container(job.command):
         return {}
     found = {name: own_code.installed_version(name, job.python) for name in _ENGINES}
     return {name: version for name, version in found.items() if version}

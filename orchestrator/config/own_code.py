@@ -57,7 +57,7 @@ class Code(NamedTuple):
 def find(job: Job, framework: Framework) -> Code:
     """Return the code of a framework that a job would run, as far as this machine shows it."""
     module, base = framework.modules[0], Path(job.workdir)
-    if is_container(job):  # neither its interpreter nor what its image holds is here
+    if is_container(job.command):  # neither its interpreter nor what its image holds is here
         inside = (folder / module for folder in code_folders(job))
         mounted = next((package for package in inside if _is_package(package, framework)), None)
         return Code() if mounted is None else _checkout(mounted, framework)

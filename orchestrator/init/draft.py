@@ -14,7 +14,7 @@ import msgspec
 from autotune.launchers.frameworks.dialects.hydra import bare
 from autotune.orchestrator.config.own_code import is_file, is_folder, is_there
 from autotune.orchestrator.config.yaml_nodes import read_text
-from autotune.orchestrator.containers import CONTAINERS
+from autotune.orchestrator.containers import is_container
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init import roll
 from autotune.orchestrator.init.bash.state import UNSET, Invocation, Note, Use, is_unknown, shown, to_edit
@@ -35,7 +35,15 @@ from autotune.orchestrator.init.entry_points import (
     interpreter_beside,
     unwrapped,
 )
-from autotune.orchestrator.init.followed import LOCAL, QUIET, Followed, depending, from_outside, program_of
+from autotune.orchestrator.init.followed import (
+    LOCAL,
+    QUIET,
+    Followed,
+    depending,
+    from_outside,
+    program_of,
+    unwrapping,
+)
 from autotune.orchestrator.init.fork_flags import fork_flags
 from autotune.orchestrator.init.formulas import (
     formula_of,
@@ -223,10 +231,8 @@ def _drafted(
     for problem in program.problems:
         note(problem)
     for name in (name for name in program.around if name.partition(" ")[0] not in QUIET):
-        note(f"left out: `{name}`; autotune starts the program itself")
-        if "--container-image" in name:
-            note("the script runs this in a container of Slurm: start autotune in the same container")
-    if Path(program.argv[0]).name in CONTAINERS and framework == "command:":
+        note(unwrapping(name))
+    if is_container(program.argv) and framework == "command:":
         note(f"the training runs inside `{program.argv[0]}`: kept whole, and its settings are not read")
     said = settings_of(framework, program.argv)
     for name in dict.fromkeys(said.repeated):

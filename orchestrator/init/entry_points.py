@@ -15,7 +15,7 @@ import yaml
 from autotune.launchers.frameworks.areal.config import known as areal_settings
 from autotune.launchers.frameworks.nemo_rl.config import PROGRAM as NEMO_RL_PROGRAM
 from autotune.launchers.frameworks.verl.config import overrides_in
-from autotune.orchestrator.containers import CONTAINERS
+from autotune.orchestrator.containers import is_container
 from autotune.orchestrator.init.bash.state import is_unknown
 from autotune.orchestrator.init.roll import is_roll
 from autotune.orchestrator.init.settings import takes_value
@@ -125,7 +125,7 @@ def unwrapped(argv: Sequence[str], *, is_script: Callable[[str], bool] = lambda 
                 words = words[1:] if takes_next else words
         elif name in _WRAPPERS:
             at = _program_at(words, is_script)
-            if at is None:
+            if at is None or (is_container(words) and _is_one(words[at:])):
                 break
             around.append(" ".join(words[:at]))
             words = words[at:]
@@ -150,6 +150,12 @@ def unwrapped(argv: Sequence[str], *, is_script: Callable[[str], bool] = lambda 
     return Program(
         argv=tuple(words), env=env, workdir=workdir, around=tuple(around), problems=tuple(problems)
     )
+
+
+def _is_one(words: Sequence[str]) -> bool:
+    """Return whether a command line is a program, not a script to be read nor a job for a Ray cluster."""
+    is_program = _PROGRAM.fullmatch(words[0]) and PurePosixPath(words[0]).name not in ("bash", "sh", "ray")
+    return bool(is_program) and not (words[0] == "uv" and _submission_at(words))
 
 
 def _submission_at(words: Sequence[str]) -> int:
@@ -180,7 +186,7 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
 
     `document` is what the file of `--config` holds.
     """
-    if PurePosixPath(argv[0]).name in CONTAINERS:
+    if is_container(argv):
         return _of_container(argv)
     joined = " ".join(argv)
     if re.search(r"relax[./]entrypoints[./]train", joined):

@@ -11,6 +11,7 @@ import msgspec
 
 from autotune.orchestrator.config.own_code import is_there
 from autotune.orchestrator.config.yaml_nodes import UnreadableError, read_text
+from autotune.orchestrator.containers import SRUN, is_container
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init import slurm
 from autotune.orchestrator.init.bash.builtins import ENDS_HERE
@@ -39,6 +40,7 @@ class Followed:
         self.assigned: dict[str, Use] = {}  # variables that the scripts set
         self.depends: list[Note] = []  # which variables have one of several values
         self.written: list[str] = []  # files that they would write
+        self._ray_inside = False  # a container of Slurm starts Ray
         self.hardware = Hardware()  # what Slurm is asked for
         self.missing: list[tuple[str, tuple[str, ...]]] = []  # files that are not here, with their arguments
 
@@ -77,6 +79,7 @@ class Followed:
 
     def _inside(self, invocation: Invocation, callers: tuple[str, ...]) -> Iterator[Invocation]:
         """Yield a program, or those of the script or text that it runs."""
+        invocation = self._beside_ray(invocation)
         program = program_of(invocation)
         words, cwd = program.argv, program.workdir or invocation.cwd
         env = {**invocation.env, **program.env}
@@ -108,11 +111,24 @@ class Followed:
             return
         for wrapper in program.around:
             if wrapper.partition(" ")[0] not in QUIET:
-                self._note(invocation, f"left out: `{wrapper}`; autotune starts the program itself")
+                self._note(invocation, unwrapping(wrapper))
         for inner in self._read(place, text, arguments, cwd=cwd, env=env, callers=(*callers, str(place))):
             jobs = (*invocation.jobs, *inner.jobs)
             waits = inner.waits if inner.jobs else invocation.waits
             yield msgspec.structs.replace(inner, jobs=jobs, waits=waits)
+
+    def _beside_ray(self, invocation: Invocation) -> Invocation:
+        """Return a program without its container of Slurm where that is the one in which Ray was started."""
+        argv = invocation.argv
+        if argv[0] != SRUN or not is_container(argv):
+            return invocation
+        self.hardware = self.hardware.or_else(slurm.of_options(argv))
+        if not self._ray_inside:
+            self._ray_inside = "ray start" in " ".join(argv)
+            return invocation
+        own = tuple(word for word in argv if not word.startswith("--container-"))
+        self._note(invocation, "the container is that of the Ray cluster: start autotune in it")
+        return msgspec.structs.replace(invocation, argv=own)
 
     def failure(self, path: Path, started: Sequence[Invocation], *, cwd: str) -> Failure:
         """Return the error of a script without a training: what it starts, and what was not followed."""
@@ -135,6 +151,13 @@ class Followed:
 
     def _note(self, invocation: Invocation, message: str) -> None:
         self.notes.append(Note(file=invocation.file, line=invocation.line, message=message))
+
+
+def unwrapping(wrapper: str) -> str:
+    """Return what becomes of a wrapper around the program of a job."""
+    inside = is_container(wrapper.split())
+    where = "start autotune in the same container" if inside else "autotune starts the program itself"
+    return f"left out: `{wrapper}`; {where}"
 
 
 def program_of(invocation: Invocation) -> Program:

@@ -284,8 +284,19 @@ _IN_CONTAINER = ("image:1", "python3", "-m", "verl.trainer.main_ppo", "-w", "x")
         ),
         ("docker", "run", "-v", "./repo:/code", "-e", "PYTHONPATH=/other:/code"),
         ("apptainer", "exec", "--bind", "/data:/data,{here}:/w", "--pwd", "/w/repo"),
+        (
+            *(
+                "srun",
+                "-w",
+                "node1",
+                "--container-image",
+                "i.sqsh",
+                "--container-mounts=/data:/data,{here}:/w:ro",
+            ),
+            *("--container-workdir", "/w/repo"),
+        ),
     ],
-    ids=["folder", "read only", "bind", "innermost", "path", "apptainer"],
+    ids=["folder", "read only", "bind", "innermost", "path", "apptainer", "slurm"],
 )
 def test_the_code_of_a_container_is_read_where_it_is_mounted(
     tmp_path: Path, options: tuple[str, ...]
@@ -306,6 +317,7 @@ def test_the_code_of_a_container_is_read_where_it_is_mounted(
         ("docker", "run", "-v", "{here}:/workspace", "-w", "/opt/verl"),
         ("docker", "run", "-v", "{here}:/workspace", "-w"),
         ("docker", "run", "--mount", "type=bind,,=", "-v", ":", "-w", "/"),
+        ("srun", "--container-name=verl", "-v", "{here}:/workspace", "-w", "/workspace"),
     ],
 )
 def test_the_code_in_an_image_is_not_known(tmp_path: Path, options: tuple[str, ...]) -> None:

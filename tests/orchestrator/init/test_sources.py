@@ -197,13 +197,16 @@ def test_the_environment_that_a_command_names_is_that_of_the_workers(
         ("--mount type=volume,source=ckpts,target=/ckpts", "/ckpts", False),
         ("-v $PWD:/work -w /work", "checkpoints", False),
         ("-v /data:/data -w /work", "checkpoints", True),
+        ("srun", "/ckpts/run", False),
+        ("srun", "/lost", True),
     ],
 )
 def test_checkpoints_that_are_gone_with_their_container_are_named(
     options: str, checkpoints: str, is_lost: bool, folder: Path
 ) -> None:
+    around = f"srun {_PYXIS}" if options == "srun" else f"docker run --gpus all {options} verl:latest"
     (folder / "run.sh").write_text(
-        f"docker run --gpus all {options} verl:latest python3 -m verl.trainer.main_ppo"
+        f"{around} python3 -m verl.trainer.main_ppo"
         " actor_rollout_ref.rollout.name=vllm actor_rollout_ref.actor.use_dynamic_bsz=true"
         f" actor_rollout_ref.model.path=Qwen/Qwen2.5-7B trainer.default_local_dir={checkpoints}\n"
     )
@@ -212,11 +215,37 @@ def test_checkpoints_that_are_gone_with_their_container_are_named(
     assert ("mounts nothing at the checkpoint folder" in result.stderr) is is_lost
 
 
-def test_a_container_of_slurm_is_named(folder: Path) -> None:
-    training = INNER.replace("python3", "srun --container-image=/images/verl.sqsh python3", 1)
-    (folder / "run.sbatch").write_text(f"#!/bin/bash\n{training}")
+_PYXIS = "--container-image /images/verl.sqsh --container-mounts=/data:/data,/ckpts:/ckpts:rw"
+
+
+@pytest.mark.parametrize(
+    ("before", "program", "command", "note"),
+    [
+        ("", "python3", "srun", ""),
+        ("", "ray job submit -- python3", "python3", "start autotune in the same container"),
+        (f"srun {_PYXIS} ray start --head --block &", "python3", "python3", "that of the Ray cluster"),
+        (f"srun {_PYXIS} bash -c 'ray start --head' &", "python3", "python3", "that of the Ray cluster"),
+        ("srun ray start --head --block &", "python3", "srun", ""),
+    ],
+)
+def test_a_training_stays_in_its_container_of_slurm_unless_ray_runs_there(
+    before: str, program: str, command: str, note: str, folder: Path
+) -> None:
+    training = INNER.replace("python3", f"srun --nodes=1 {_PYXIS} {program}", 1)
+    (folder / "run.sbatch").write_text(f"#!/bin/bash\n{before}\n{training}")
     result = init("run.sbatch")
-    assert "container of Slurm: start autotune in the same container" in result.stderr
+    job = yaml.safe_load((folder / "job.yaml").read_text())
+    assert job["framework"] == "verl"
+    assert job.get("command", ["python3"])[0] == command
+    assert note in result.stderr and ("start autotune in" in result.stderr) == bool(note)
+
+
+def test_a_script_in_a_container_of_slurm_is_read_and_the_container_named(folder: Path) -> None:
+    (folder / "inner.sh").write_text(INNER)
+    (folder / "run.sbatch").write_text(f"#!/bin/bash\nsrun {_PYXIS} bash inner.sh\n")
+    result = init("run.sbatch")
+    assert yaml.safe_load((folder / "job.yaml").read_text())["framework"] == "verl"
+    assert "start autotune in the same container" in result.stderr
 
 
 def test_the_variables_of_slurm_have_the_size_that_the_header_asks_for(folder: Path) -> None:
