@@ -43,6 +43,13 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
+class Trained(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that another one was trained from, whose shape it has, and where that is stated."""
+
+    base: str
+    stated_at: str
+
+
 class PublicModel(msgspec.Struct, frozen=True, kw_only=True):
     """One shape and the names under which it is published."""
 
@@ -53,6 +60,7 @@ class PublicModel(msgspec.Struct, frozen=True, kw_only=True):
     counted_by: Source
     prediction_layers: int = 0  # of multi-token prediction, which the published count includes
     prediction_has_ends: bool = False  # ... each with an embedding and a head of its own
+    trained: dict[str, Trained] = {}  # of the names, those of models that were trained from another one here
     head_stored_apart: bool = False  # the published count includes a head that is tied to the embedding
 
     @property

@@ -48,6 +48,15 @@ def test_every_entry_says_where_it_was_read(entry: PublicModel) -> None:
     assert entry.counted_by.name in entry.names
 
 
+@pytest.mark.parametrize("entry", [each for each in public_models() if each.trained])
+def test_a_trained_model_has_the_shape_of_the_one_that_it_is_stated_to_be_trained_from(
+    entry: PublicModel,
+) -> None:
+    for name, trained in entry.trained.items():
+        assert {name, trained.base} <= {*entry.names} and trained.base not in entry.trained
+        assert trained.stated_at.startswith("https://")
+
+
 def test_there_are_enough_of_them_and_none_twice() -> None:
     names = [name.lower() for model in public_models() for name in model.names]
     assert len(names) == len(set(names)) >= 120
