@@ -129,6 +129,10 @@ class Framework(Protocol):
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's own settings."""
 
+    def modules_of(self, job: Job) -> tuple[str, ...]:
+        """Return the modules that a job's interpreter must be able to import, its framework's own first."""
+        return self.modules
+
     def code_query(self, job: Job) -> CodeQuery | None:
         """Return what to read of the framework's code that the job would run; None if nothing."""
         return None

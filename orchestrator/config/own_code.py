@@ -56,7 +56,7 @@ class Code(NamedTuple):
 
 def find(job: Job, framework: Framework) -> Code:
     """Return the code of a framework that a job would run, as far as this machine shows it."""
-    module, base = framework.modules[0], Path(job.workdir)
+    module, base = framework.modules_of(job)[0], Path(job.workdir)
     if is_container(job.command):  # neither its interpreter nor what its image holds is here
         inside = (folder / module for folder in code_folders(job))
         mounted = next((package for package in inside if _is_package(package, framework)), None)
@@ -225,7 +225,7 @@ def _checkout(package: Path, framework: Framework) -> Code:
     for file in (package / name for name in ("__init__.py", "_version.py", "version.py")):
         if version := _stated(file):
             return Code(version, str(file), package)
-    names = {name.replace("_", "-") for name in (framework.distribution, framework.modules[0]) if name}
+    names = {name.replace("_", "-") for name in (framework.distribution, package.name) if name}
     for folder in (package.parent, package.parent.parent):
         for file, read in ((folder / "pyproject.toml", _of_project), (folder / "setup.py", _of_setup)):
             if version := read(file, names):

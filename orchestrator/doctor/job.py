@@ -57,15 +57,16 @@ def examination_of(job: Job, framework: Framework, profile: Profile) -> Examinat
     """Return what to look at on every node for a job."""
     command = first_command(job, framework, profile)
     named = command.argv[0] if command.argv and command.argv[0] != "{python}" else job.python
-    imports = framework.modules and not _launcher(command)
+    modules = framework.modules_of(job)
+    imports = modules and not _launcher(command)
     engine = () if job.framework in ("builtin", "command") else (profile.engine,)
     folder = framework.checkpoint_folder(job) if profile.resumable else None
     return Examination(
         python=named if imports else None,
-        modules=framework.modules if imports else (),
+        modules=modules if imports else (),
         distributions=tuple(
             name
-            for name in (framework.distribution, *framework.modules, *engine)
+            for name in (framework.distribution, *modules, *engine)
             if imports and name and "." not in name
         ),
         workdir=job.workdir,
@@ -205,7 +206,7 @@ def _framework(node: str, program: ProgramFacts, job: Job, framework: Framework)
     shown = ", ".join(f"{name} {version}" for name, version in program.versions.items())
     by = f"{program.path} (python {program.python})" if program.python else program.path
     if program.error:
-        needed = " and ".join(f"`{module}`" for module in framework.modules)
+        needed = " and ".join(f"`{module}`" for module in framework.modules_of(job))
         return failed(
             "framework",
             f"{by} cannot import {needed}: {program.error}" if program.python else f"{by}: {program.error}",
@@ -215,7 +216,7 @@ def _framework(node: str, program: ProgramFacts, job: Job, framework: Framework)
     if program.late:
         return warned(
             "framework",
-            f"{by} did not finish importing {', '.join(framework.modules)}",
+            f"{by} did not finish importing {', '.join(framework.modules_of(job))}",
             node=node,
             hint="imports from a slow network file system delay every start of the job",
         )

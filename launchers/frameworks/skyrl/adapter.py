@@ -26,6 +26,8 @@ from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 
+_OLDER_MODULE = "skyrl_train"
+
 
 class SkyRL(TabularFramework[Config]):
     """SkyRL's own trainer, or an entry point that takes its settings; they are OmegaConf's `key=value`."""
@@ -46,7 +48,10 @@ class SkyRL(TabularFramework[Config]):
     modules = ("skyrl",)
     table = TABLE
     is_whole = True
-    own_settings = ("trainer.ckpt_path", "trainer.ckpt_interval", "trainer.resume_mode")
+    own_settings = (
+        *("trainer.ckpt_path", "trainer.ckpt_interval", "trainer.resume_mode"),
+        *("trainer.max_training_steps", "trainer.print_example_interval", "trainer.num_logger_train_samples"),
+    )
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     entry = ("{python}", "-m", "skyrl.train.entrypoints.main_base")
@@ -60,6 +65,24 @@ class SkyRL(TabularFramework[Config]):
         "generator.sampling_params.additional_kwargs.ignore_eos": True
     }
     no_file = "write its settings under `settings:`, such as trainer.strategy: fsdp"
+
+    def modules_of(self, job: Job) -> tuple[str, ...]:
+        """Return SkyRL's package: the one that it had before `skyrl` where the job starts that."""
+        is_older = any(word.startswith(f"{_OLDER_MODULE}.") for word in job.command)
+        return (_OLDER_MODULE,) if is_older else self.modules
+
+    def added(self, config: Config, needed: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an attempt's settings without what the job's own code or its older release refuses.
+
+        A trial that cannot say when it ends is ended by the driver.
+        """
+        found, types = super().added(config, needed), config.facts.types
+        is_older = config.release.version in config.older
+        return {
+            k: value
+            for k, value in found.items()
+            if not is_older or config.has(k) or config.named(k) in types
+        }
 
     def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return where checkpoints lie, how often they come, and whether the attempt continues from one."""

@@ -178,7 +178,7 @@ class TabularFramework(Framework, Generic[C]):
         keys = (key for row in self.table.rows for key in (*row.keys, *row.fills))
         every = (*keys, *self.own_settings, *map(self.bare, config.given))
         names = frozenset(word for key in every for word in self.names_in(config, key))
-        return CodeQuery(package=self.modules[0], names=names)
+        return CodeQuery(package=self.modules_of(job)[0], names=names)
 
     def _versions(self, config: C) -> dict[str, str]:
         """Return the releases that a job runs, by the name of the framework and of its engines."""

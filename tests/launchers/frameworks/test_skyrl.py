@@ -16,6 +16,7 @@ from autotune.policies.values.observation import (
     TrainingDone,
 )
 from autotune.policies.values.profile import Placement
+from autotune.policies.values.provenance import OwnCode
 
 from .skyrl_jobs import CLUSTER, JOBS, job
 
@@ -210,6 +211,27 @@ def test_a_trial_reports_and_saves_nothing():
     assert FRAMEWORK.check(trial) == ()
     assert FRAMEWORK.last_step(trial) == 5 and not profile(trial).resumable
     assert trial.settings["generator.sampling_params.additional_kwargs.ignore_eos"] is True
+
+
+@pytest.mark.parametrize(
+    "older", [{"framework_version": "0.2.0"}, {"own_code": OwnCode(folder="/x", names=())}]
+)
+def test_what_an_older_trainer_does_not_have_is_left_out_of_a_trial(older):
+    absent = {
+        "trainer.max_training_steps",
+        "trainer.print_example_interval",
+        "trainer.num_logger_train_samples",
+    }
+    settings = job().settings
+    assert absent <= FRAMEWORK.trial(job(), folder="/runs/1", steps=5, longest=True).settings.keys()
+    trial = FRAMEWORK.trial(job(**older), folder="/runs/1", steps=5, longest=True)
+    assert absent.isdisjoint(trial.settings) and trial.settings.keys() >= settings.keys()
+
+
+def test_the_package_before_skyrl_is_read_and_imported_where_a_job_starts_it():
+    before = job(command=("python", "-m", "skyrl_train.entrypoints.main_base"))
+    assert FRAMEWORK.modules_of(before) == ("skyrl_train",) and FRAMEWORK.modules_of(job()) == ("skyrl",)
+    assert FRAMEWORK.code_query(before).package == "skyrl_train"
 
 
 BAR = "(skyrl_entrypoint pid=9) \rTraining Batches Processed:  50%|█████     | "

@@ -263,6 +263,26 @@ def test_a_path_that_the_system_refuses_to_look_up_is_an_error_of_the_job(tmp_pa
     assert load_unfinished(str(file))[0].shape is None
 
 
+def test_a_checkout_of_the_package_before_skyrl_is_read(tmp_path: Path) -> None:
+    package = tmp_path / "skyrl-train" / "skyrl_train"
+    (package / "entrypoints").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "trainer.py").write_text("cfg.trainer.ckpt_interval, cfg.trainer.resume_mode, 'ckpt_path'")
+    (package.parent / "pyproject.toml").write_text('[project]\nname = "skyrl-train"\nversion = "0.3.0"\n')
+    older = Job(
+        name="j",
+        framework="skyrl",
+        workdir=str(package.parent),
+        python=str(tmp_path / "no" / "bin" / "python"),
+        command=("python", "-m", "skyrl_train.entrypoints.main_base"),
+        settings={"trainer.strategy": "fsdp2"},
+    )
+    found = with_version(older, find("skyrl"))
+    assert found.framework_version == "0.3.0" and found.own_code is not None
+    assert found.own_code.folder == str(package)
+    assert "ckpt_interval" in found.own_code.names and found.own_code.lacks("max_training_steps")
+
+
 _IN_CONTAINER = ("image:1", "python3", "-m", "verl.trainer.main_ppo", "-w", "x")
 
 
