@@ -65,5 +65,5 @@ def _interval(last: Attempt) -> int:
     """Return the usual steps between an attempt's checkpoints; before a second one, those to the first."""
     saves = sorted({event.saved for event in last.progress if event.saved is not None})
     if len(saves) > 1:
-        return int(median(after - before for before, after in pairwise(saves)))
+        return int(median([after - before for before, after in pairwise(saves)]))
     return saves[0] - last.progress[0].step + 1 if saves else 0

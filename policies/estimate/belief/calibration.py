@@ -226,13 +226,20 @@ def _is_disturbed(attempt: Attempt) -> bool:
     diagnosis = attempt.diagnosis
     if diagnosis is not None and (diagnosis.fragmentation or diagnosis.facts.held_by_others_bytes):
         return True
-    capacities = {
-        name: peak.capacity_bytes for event in attempt.progress for name, peak in event.peaks.items()
-    }
     return (
         attempt.growth is not None
         or attempt.foregone
-        or any(grew.grown_bytes > LATE_ERROR * capacities[name] for name, grew in growths(attempt).items())
+        or any(
+            grew.grown_bytes > LATE_ERROR * _capacity(attempt, name)
+            for name, grew in growths(attempt).items()
+        )
+    )
+
+
+def _capacity(attempt: Attempt, name: str) -> int:
+    """Return the device's bytes as the latest peak of a phase reports them."""
+    return next(
+        event.peaks[name].capacity_bytes for event in reversed(attempt.progress) if name in event.peaks
     )
 
 

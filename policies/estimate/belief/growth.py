@@ -51,7 +51,7 @@ def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
     parts = peaks[:third], peaks[third : len(peaks) - third], peaks[len(peaks) - third :]
     early, middle, late = (median([used for _, used in part]) for part in parts)
     start, halfway, end = (median([float(step) for step, _ in part]) for part in parts)
-    largest = max(used for _, used in peaks)
+    largest = max([used for _, used in peaks])  # no call per step
     noise = _NOISE * largest
     before, after = (middle - early) / max(1.0, halfway - start), (late - middle) / max(1.0, end - halfway)
     grown = max(0.0, late - early)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -308,7 +309,7 @@ def _first_peak(attempt: Attempt, name: str) -> Peak | None:
 
 
 def _largest(peaks: Sequence[Peak]) -> Peak | None:
-    return max(peaks, key=lambda peak: peak.used_bytes) if peaks else None
+    return max(peaks, key=attrgetter("used_bytes")) if peaks else None
 
 
 def _row(

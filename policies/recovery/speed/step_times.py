@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median, stdev
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -128,7 +128,7 @@ def _measured(run: Run) -> dict[Knobs, tuple[float, float]]:
             # The first step of an attempt also warms up.
             taken.setdefault(attempt.knobs, []).extend(timed[1:] or timed)
     return {
-        knobs: (1 / median(timed), stdev(timed) / median(timed) / len(timed) ** 0.5)
+        knobs: (1 / median(timed), float(np.std(timed, ddof=1)) / median(timed) / len(timed) ** 0.5)
         if len(timed) > 1
         else (1 / timed[0], _ONE_STEP)
         for knobs, timed in taken.items()
