@@ -23,6 +23,7 @@ _PLACEHOLDER = re.compile(
     |(?:(?<=[/\s\['"<])|^)/?your[_/-][^\s'",\]}}]*  # your_model, /your/save/path
     |(?:(?<=['"\[])|^)your(?:[ ]\w+){{1,4}}(?=['"\],]|$)  # 'Your Test Dataset'
     |^(?:x{{3,}}|\.\.\.)$
+    |(?-i:^(?:TRAIN|TEST|CHECKPOINTS|ENVIRONMENT|AGENT)(?:\.(?:parquet|jsonl|py))?$)  # of `plan --model`
     |(?:(?<=/)|^)(?:todo|fixme|change[_-]?me|(?:to[_ -]be[_ -])?fill(?:ed)?(?:[_ -](?:me|in))?)(?=/|$)""",
     re.VERBOSE | re.IGNORECASE,
 )

@@ -20,6 +20,7 @@ from autotune.policies.values.job import Job
 
 MOST_BYTES = 16 << 20  # of a certificate: 10,000 overlapping steps are about 1 MiB
 MOST_JOURNAL_BYTES = 1 << 30
+_HINT = "name the certificate.json of a run"
 
 
 def certificate_in(path: Path) -> Certificate:
@@ -28,9 +29,9 @@ def certificate_in(path: Path) -> Certificate:
     try:
         certificate = msgspec.json.decode(data, type=Certificate)
     except msgspec.ValidationError as error:
-        raise unusable(path, f"not a certificate of this version: {error}") from None
+        raise unusable(path, f"not a certificate of this version: {error}", hint=_HINT) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        hint = "name the certificate.json of a run; `autotune resume RUN` writes it again"
+        hint = f"{_HINT}; `autotune resume RUN` writes it again"
         raise unusable(path, "not whole JSON", hint=hint) from None
     if certificate.schema != SCHEMA:
         hint = "use the newer autotune that wrote it"

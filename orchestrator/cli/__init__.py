@@ -78,7 +78,8 @@ def _misuse() -> Iterator[None]:
     except (Misuse, click.exceptions.NoArgsIsHelpError):
         raise
     except click.UsageError as error:
-        misuse = Misuse(error.format_message(), ctx=error.ctx)
+        message = error.format_message().replace("a valid integer range", "a whole number")
+        misuse = Misuse(message, ctx=error.ctx)
         if isinstance(error, click.MissingParameter) and error.param is not None:
             misuse.hint = _MISSING.get(error.param.human_readable_name, "")
         raise misuse from None

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import click
 
-from autotune.launchers.frameworks import FRAMEWORKS
-from autotune.launchers.likeness import suggestion
 from autotune.orchestrator.cli.shared.options import (
     Options,
     file_names,
     framework_names,
     given,
     global_options,
+    known_framework,
     rule_ids,
 )
 from autotune.orchestrator.config.model_files import find_model, unknown_model
@@ -65,7 +64,7 @@ def explain_logs(
     """
     logs = logs_of(names)
     check(logs)
-    wanted = _framework(framework) if framework is not None else None
+    wanted = known_framework(framework) if framework is not None else None
     shape = _shape(model) if model is not None else None
     reads: list[Read] = []
     is_answer = False
@@ -120,13 +119,6 @@ def _explained_snapshot(name: str) -> tuple[str, bytes, bool]:
 
     snapshot = explain_snapshot(Path(name))
     return snapshot_text(name, snapshot), snapshot_document(name, snapshot), bool(snapshot.devices)
-
-
-def _framework(name: str) -> str:
-    if name in FRAMEWORKS:
-        return name
-    hint = suggestion(name, FRAMEWORKS, cutoff=0.5) or f"one of {', '.join(sorted(FRAMEWORKS))}"
-    raise Failure(f"unknown framework `{name}`", hint=hint, code=ExitCode.USAGE)
 
 
 def _write(line: bytes) -> None:

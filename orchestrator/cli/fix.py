@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ import msgspec
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework
 from autotune.orchestrator.cli.plan import cards_of, with_cards
-from autotune.orchestrator.cli.shared.options import Options, card_names, file_names, given, global_options
+from autotune.orchestrator.cli.shared.options import Options, given, global_options
+from autotune.orchestrator.cli.shared.source import SourceCommand, drafted, source_options
 from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config.loader import expected_cluster, read_text, written
 from autotune.orchestrator.config.yaml_edit import Edit, edited
@@ -26,7 +26,7 @@ from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.explain.analyze import Explanation, explain
 from autotune.orchestrator.explain.headline import headline
 from autotune.orchestrator.explain.reader import STDIN, check, read
-from autotune.orchestrator.init.draft import Draft, draft_of
+from autotune.orchestrator.init.draft import Draft
 from autotune.orchestrator.init.job_text import job_text
 from autotune.orchestrator.init.script_edit import edited_script, is_same_job
 from autotune.orchestrator.init.variables import with_variables
@@ -78,7 +78,7 @@ def fix(
     explanation = explain(read(log), framework=None, model=None)
     if not source:
         raise click.UsageError("pass the script, the job file, or `--` and the command that wrote the log")
-    target = _target(source, gpus=gpus)
+    target = _target(source, log=log, gpus=gpus)
     target = msgspec.structs.replace(target, knobs=knobs)
     answer, after = _answer(log, explanation, target, gpus=gpus, write=write)
     if write and after and target.name and answer.diff:
@@ -114,7 +114,7 @@ def _of_run(log: str, source: tuple[str, ...], options: Options) -> tuple[str, t
     return str(folder / "run.log"), source or (own,), failed[-1].knobs
 
 
-def _target(source: tuple[str, ...], *, gpus: str | None) -> Target:
+def _target(source: tuple[str, ...], *, log: str, gpus: str | None) -> Target:
     if len(source) > 1 and Path(source[0]).name in ("bash", "sh") and Path(source[1]).is_file():
         source = source[1:]
     file = source[0]
@@ -123,17 +123,12 @@ def _target(source: tuple[str, ...], *, gpus: str | None) -> Target:
         if written(text) is not None or re.search(r"^framework:", text, re.MULTILINE):
             job, _ = parse_unfinished(text, file=file)
             return Target(name=file, text=text, job=job)
-    draft = _drafted(source)
+    draft = drafted(source, otherwise=f"name the log first: `autotune fix {file} {log}`")
     is_command = draft.source == "a command line"
     text = shlex.join(source) if is_command else Path(file).read_text()
     of_draft = job_text(with_variables(draft), gpus=cards_of(gpus))
     job, _ = parse_unfinished(of_draft, file=file, lookup=lambda name: os.environ.get(name) or name)
     return Target(name="" if is_command else file, text=text, job=job, draft=draft, source=source)
-
-
-def _drafted(source: tuple[str, ...], text: str | None = None) -> Draft:
-    now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
-    return draft_of(source, cwd=str(Path.cwd()), environment=os.environ, now=now, text=text)
 
 
 def _answer(
@@ -201,7 +196,7 @@ def _edited(target: Target, settings: Mapping[str, Any], words: Mapping[str, str
     source = target.source
 
     def read_again(text: str) -> Draft:
-        return _drafted(source, text) if target.name else _drafted(tuple(shlex.split(text)))
+        return drafted(source, text=text) if target.name else drafted(shlex.split(text))
 
     return edited_script(target.text, target.draft, settings, words, read=read_again) or ""
 
@@ -239,7 +234,7 @@ def _commands(
     start = f"autotune init {shlex.join(target.source)}\n{call}"
     try:
         wanted = msgspec.structs.replace(target.draft, settings={**target.draft.settings, **_values(words)})
-        passes = is_same_job(_drafted(added), wanted)
+        passes = is_same_job(drafted(added), wanted)
     except Failure:
         passes = False
     return start, f"bash {shlex.join(added)}" if passes else ""
@@ -286,22 +281,13 @@ def _write(path: Path, text: str) -> None:
         raise Failure(f"cannot write `{path}`: {reason_of(error)}", code=ExitCode.USAGE) from None
 
 
-@click.command("fix", epilog=_CODES, context_settings={"ignore_unknown_options": True})
+@click.command("fix", cls=SourceCommand, epilog=_CODES, context_settings={"ignore_unknown_options": True})
 @click.argument("log", metavar="LOG | RUN")
-@click.argument(
-    "source",
+@source_options(
     metavar="[SCRIPT.sh | job.yaml | -- COMMAND...]",
-    nargs=-1,
-    type=click.UNPROCESSED,
-    shell_complete=file_names,
+    gpus="GPUs of the job, for the prediction (default: as the job and the log say).",
 )
 @click.option("-w", "--write", is_flag=True, help="Write the change into the file.")
-@click.option(
-    "--gpus",
-    metavar="8xH100",
-    shell_complete=card_names,
-    help="GPUs of the job, for the prediction (default: as the job and the log say).",
-)
 @global_options
 @click.pass_context
 def command(context: click.Context, log: str, source: tuple[str, ...], write: bool, gpus: str | None) -> None:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
 from pathlib import Path
 
 import click
 import msgspec
 
-from autotune.orchestrator.cli.shared.options import (
-    Options,
-    card_names,
-    file_names,
-    given,
-    global_options,
-)
+from autotune.orchestrator.cli.shared.options import Options, given, global_options
+from autotune.orchestrator.cli.shared.source import SourceCommand, drafted, source_options
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, reason_of
 from autotune.orchestrator.init.bash.state import Note
 from autotune.policies.values.value import Value
@@ -45,13 +39,10 @@ class JobDraft(Value, frozen=True, kw_only=True):
     warnings: list[str] = []  # what is wrong only with the newest release, and which files are not here
 
 
-@click.command("init", epilog=_CODES, context_settings={"ignore_unknown_options": True})
-@click.argument(
-    "source",
+@click.command("init", cls=SourceCommand, epilog=_CODES, context_settings={"ignore_unknown_options": True})
+@source_options(
     metavar="SCRIPT.sh | CONFIG.yaml | -- COMMAND...",
-    nargs=-1,
-    type=click.UNPROCESSED,
-    shell_complete=file_names,
+    gpus="GPUs of the cluster, for the prediction; for two nodes: 2x8xH100-80GB.",
 )
 @click.option(
     "-o",
@@ -59,12 +50,6 @@ class JobDraft(Value, frozen=True, kw_only=True):
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     default=Path("job.yaml"),
     help="File to write (default: job.yaml); - is stdout.",
-)
-@click.option(
-    "--gpus",
-    metavar="8xH100",
-    shell_complete=card_names,
-    help="GPUs of the cluster, for the prediction; for two nodes: 2x8xH100-80GB.",
 )
 @click.option("--training", type=int, metavar="N", help="The Nth training that the script starts.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
@@ -104,7 +89,6 @@ def write(
     """Write the job file of a source and say what is in it."""
     from autotune.orchestrator.cli.plan import cards_of
     from autotune.orchestrator.config.loader import unfilled
-    from autotune.orchestrator.init.draft import draft_of
     from autotune.orchestrator.init.job_text import job_text
     from autotune.orchestrator.init.variables import with_variables
     from autotune.orchestrator.unfinished import parse_unfinished
@@ -113,10 +97,7 @@ def write(
     if not source:
         raise click.UsageError("`--` is followed by no command")
     cards = cards_of(gpus)
-    now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
-    draft = with_variables(
-        draft_of(source, cwd=str(Path.cwd()), environment=os.environ, now=now, training=training)
-    )
+    draft = with_variables(drafted(source, training=training))
     checked = _checked_against(job_text(draft, gpus=cards))
     text = job_text(draft, gpus=cards, checked=checked)
     to_stdout = str(output) == "-"
@@ -203,6 +184,7 @@ def _say(draft: object, *, output: Path, checked: str, warnings: tuple[str, ...]
             if draft.other
             else "no framework recognised, so autotune runs it as a plain command"
         )
+        what += " and can change nothing in it until you put {knob} placeholders there"
     count = len(draft.settings)
     kept = f", {count} setting{'' if count == 1 else 's'} kept" if count else ""
     click.echo(f"{output}: {what}{kept}", err=True)

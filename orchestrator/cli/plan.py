@@ -20,6 +20,7 @@ from autotune.orchestrator.cli.shared.options import (
     given,
     global_options,
     knob_settings,
+    known_framework,
 )
 from autotune.orchestrator.cluster_fit import on_gpus, with_gpu_memory
 from autotune.orchestrator.config.cards import Gpus, parse_gpus
@@ -248,7 +249,7 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
     from autotune.orchestrator.starting_job import starting_job
 
     able = frameworks_with_a_start()
-    if framework not in able:
+    if known_framework(framework) not in able:
         raise Failure(
             f"--framework {framework}: --model generates jobs only for {', '.join(able)}",
             hint="`autotune init FILE` creates a job from a script or config",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from autotune.orchestrator.cli.shared.options import framework_names, given, global_options
+from autotune.orchestrator.cli.shared.options import framework_names, given, global_options, known_framework
 
 _CODES = """\b
 Exit codes:
@@ -28,17 +28,10 @@ def command(context: click.Context, framework: str) -> None:
     import msgspec
 
     from autotune.launchers import frameworks
-    from autotune.launchers.likeness import suggestion
-    from autotune.orchestrator.errors import ExitCode, Failure
     from autotune.orchestrator.terminal import remedy_table
     from autotune.orchestrator.terminal.widgets import echo, width_of
 
-    try:
-        adapter = frameworks.find(framework)
-    except KeyError:
-        names = tuple(frameworks.FRAMEWORKS)
-        hint = suggestion(framework, names) or "one of " + ", ".join(f"`{name}`" for name in names)
-        raise Failure(f"unknown framework `{framework}`", hint=hint, code=ExitCode.USAGE) from None
+    adapter = frameworks.find(known_framework(framework))
     rows = remedy_table.rows(adapter)
     if given(context).json:
         click.echo(msgspec.json.encode(remedy_table.RemedyTable(framework=adapter.name, rows=rows)))

@@ -12,6 +12,13 @@ _FOUND = "the search is over; `stable.yaml` is the fastest configuration that it
 _CODES = CODES.replace(COMPLETE, _FOUND + HANDED_OVER).replace("fits, or", "fits, no trial succeeded, or")
 
 
+def _with_unit(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse a bare number: as seconds, which a job file means by it, it leaves no trial."""
+    if value is not None and value.strip().isdecimal():
+        raise click.BadParameter(f"{value} has no unit: {value}h, {value}m or {value}s")
+    return value
+
+
 @click.command("search", epilog=_CODES)
 @launching("search")
 @click.option(
@@ -23,6 +30,7 @@ _CODES = CODES.replace(COMPLETE, _FOUND + HANDED_OVER).replace("fits, or", "fits
 @click.option(
     "--duration",
     metavar="D",
+    callback=_with_unit,
     help="Time limit for the search, such as 8h.",
 )
 @click.option(

@@ -52,7 +52,10 @@ def _must(text: str, words: Iterable[str] = ()) -> WrapValidator:
                 raise
         except OverflowError:
             pass
-        raise unfit(text, hint=suggestion(value, known) if isinstance(value, str) else "")
+        hint = suggestion(value, known) if isinstance(value, str) else ""
+        if text == "text" and isinstance(value, (int, float)):
+            hint = "write it in quotes: YAML reads a number here"
+        raise unfit(text, hint=hint)
 
     return WrapValidator(check)
 
@@ -405,7 +408,7 @@ def _address(value: str) -> str:
     if value not in ("auto", "local") and not re.fullmatch(
         r"[\w.\-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", value
     ):
-        raise unfit(_ADDRESS, hint=suggestion(value, ("auto", "local")))
+        raise unfit(_ADDRESS, hint=suggestion(value, ("auto", "local")) or "such as `gpu-01:6379`")
     return value
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +17,8 @@ import msgspec
 from autotune.launchers.base import Framework, Problem
 from autotune.launchers.runners.node.model_folder import find_folder
 from autotune.orchestrator.config.model_files import find_model
-from autotune.orchestrator.config.own_code import is_file
+from autotune.orchestrator.config.own_code import is_file, is_folder, is_there
+from autotune.orchestrator.config.public_models import find_public
 from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.policies.estimate.constants import constant
@@ -38,6 +40,9 @@ _ON_HOST = ("cpu", "nvme")
 _STAGE_NAME = re.compile(r"(?:zero|stage|ds)[-_]?([0-3])(?!\d)", re.IGNORECASE)
 _FSDP_NAME = re.compile(r"(fsdp)[-_]?v?([12])?(?!\d)", re.IGNORECASE)
 _UNSHARDED = ("NO_SHARD", "3")
+_PATHS = ("/", "./", "../", "~")  # begin the name of a model on a disk, not on a hub
+_INTERPRETER = re.compile(r"python[\d.]*|bash|sh|\{python\}")
+_SCRIPT = re.compile(r"[^\s{}$]+\.(?:py|sh)")
 
 
 def with_document(job: Job, *, builds_on: str = "") -> tuple[Job, Document | None, tuple[Problem, ...]]:
@@ -325,3 +330,36 @@ def _section_of(content: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _device_of(section: Any) -> str:
     return str(section.get("device", "")) if isinstance(section, dict) else ""
+
+
+def absent_paths(job: Job, framework: Framework) -> Iterator[Problem]:
+    """Yield what is not there of a job's model, and if it runs here of its folder and its programs."""
+    base = Path(job.workdir)
+    looked = f"looked in {base}"
+    if isinstance(job.model, str) and find_public(job.model) is None and not _is_in(base, job.model):
+        yield Problem(path=("model",), message="no such file or folder", hint=looked)
+    if job.cluster.address not in (None, "local"):
+        return
+    named = framework.model_path(job)
+    if named is not None and job.model is None and named.startswith(_PATHS) and not _is_in(base, named):
+        key = next((k for k, value in job.settings.items() if value == named), None)
+        if key is not None:
+            yield Problem(path=("settings", key), message="no such file or folder", hint=looked)
+    if not is_folder(base):
+        yield Problem(path=("workdir",), message="no such folder", hint=str(base))
+    elif job.cluster.address == "local":  # else a cluster may be found, whose nodes have other files
+        yield from _absent_programs(job, base)
+
+
+def _absent_programs(job: Job, base: Path) -> Iterator[Problem]:
+    looked = f"looked in {base}"
+    if job.python and not (_is_in(base, job.python) if "/" in job.python else shutil.which(job.python)):
+        yield Problem(path=("python",), message="no such program", hint=looked)
+    for at, word in enumerate(job.command[:2]):
+        is_called = at == 0 or _INTERPRETER.fullmatch(PurePath(job.command[0]).name)
+        if is_called and _SCRIPT.fullmatch(word) and not _is_in(base, word):
+            yield Problem(path=("command", at), message=f"no such file: {word}", hint=looked)
+
+
+def _is_in(base: Path, name: str) -> bool:
+    return is_there(base / Path(name).expanduser())

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 from packaging.version import Version
 
+from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Problem
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.orchestrator.config import own_code
@@ -16,6 +17,9 @@ from autotune.orchestrator.containers import is_container
 from autotune.policies.values.job import Job
 
 _ENGINES = ("sglang", "vllm")
+_ENOUGH = 3  # settings by which a framework is recognised
+_MOST = 0.8  # of them
+_TAKE_OTHERS = ("builtin", "command")  # no release of theirs is on record
 
 
 def with_version(job: Job, framework: Framework) -> Job:
@@ -104,6 +108,17 @@ def doubt(problem: Problem, job: Job, framework: Framework) -> str:
     return f"{framework.name}{release} would refuse {at}{problem.message}; the job's own release {whose}"
 
 
+def of_another_framework(job: Job, framework: Framework) -> Problem | None:
+    """Return the mistake of a job whose settings are those of another framework; None for any other."""
+    if len(job.settings) < _ENOUGH or len(framework.lacking(job)) < _MOST * len(job.settings):
+        return None
+    owners = [name for name in frameworks.FRAMEWORKS if name not in _TAKE_OTHERS and _has(name, job)]
+    if not owners:
+        return None
+    message = f"the settings are those of {' or '.join(owners)}, not of {job.framework}"
+    return Problem(path=("framework",), message=message, hint=f"write `framework: {owners[0]}`")
+
+
 def _engines(job: Job) -> dict[str, str]:
     """Return the versions of the inference engines that are installed where the job runs."""
     if is_container(job.command):
@@ -120,3 +135,9 @@ def _present(job: Job, framework: Framework) -> Version:
 def _refused(job: Job, framework: Framework, release: Version) -> set[KeyPath]:
     own = msgspec.structs.replace(job, framework_version=str(release))
     return {problem.path for problem in framework.check(own) if len(problem.path) > 1}
+
+
+def _has(name: str, job: Job) -> bool:
+    """Return whether a framework has nearly all of a job's settings."""
+    theirs = msgspec.structs.replace(job, framework=name, framework_version=None)
+    return len(frameworks.find(name).lacking(theirs)) < (1 - _MOST) * len(job.settings)

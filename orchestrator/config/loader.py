@@ -19,11 +19,23 @@ from autotune.launchers.runners.node.host import Card, measure
 from autotune.orchestrator import placeholders
 from autotune.orchestrator.config import secrets, yaml_nodes
 from autotune.orchestrator.config.cards import find_card
-from autotune.orchestrator.config.includes import with_document, with_launcher, with_prompts, with_shape
-from autotune.orchestrator.config.installed import accepted_before, doubt, hinted, with_releases, with_version
-from autotune.orchestrator.config.own_code import is_folder, is_there
-from autotune.orchestrator.config.public_models import find_public
-from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, keys
+from autotune.orchestrator.config.includes import (
+    absent_paths,
+    with_document,
+    with_launcher,
+    with_prompts,
+    with_shape,
+)
+from autotune.orchestrator.config.installed import (
+    accepted_before,
+    doubt,
+    hinted,
+    of_another_framework,
+    with_releases,
+    with_version,
+)
+from autotune.orchestrator.config.own_code import is_there
+from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, is_other_file, keys, way_from
 from autotune.orchestrator.config.yaml_nodes import Document, Place, UnreadableError
 from autotune.orchestrator.config.yaml_nodes import Path as KeyPath
 from autotune.orchestrator.containers import with_lost_checkpoints
@@ -34,7 +46,6 @@ from autotune.policies.explain.secrets import Grade, looks_random, secrets_in
 from autotune.policies.values.job import Cluster, Job
 
 _ROUNDED = 1.05  # of a card's memory: how far above it people write it
-_PATHS = ("/", "./", "../", "~")  # begin the name of a model on a disk, not on a hub
 Names = tuple[str, ...]
 _LOOKS_RANDOM = (
     "`{}` looks like a key and is masked, except in copies of the job file: write `{{env: NAME}}` for a key,"
@@ -183,10 +194,15 @@ def _job(document: Document) -> Job | None:
     None if not even its name and framework can be read.
     """
     values = document.value
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or (values and is_other_file(values)):
         if values is not None:
             place = document.entry(()).value
-            document.complain("a job is a mapping of keys", place, hint="such as `name: my-job`")
+            hint = way_from(document.file)
+            document.complain("this is no job file of autotune", place, hint=hint)
+        elif document.complaints and not document.file.endswith((".yaml", ".yml")):
+            document.complaints.clear()
+            hint = way_from(document.file)
+            document.complain("this is no job file of autotune", Place(0, 0, 1), hint=hint)
         elif not document.complaints:
             hint = "a job needs at least `name` and `framework`"
             document.complain("the file is empty", Place(0, 0, 1), hint=hint)
@@ -271,7 +287,7 @@ def _hint_for_unknown(path: KeyPath) -> str:
     if homes:
         return f"`{name}` belongs under `{homes[0]}:`"
     if section:
-        return f"`{name}` belongs to the top level" if name in keys(JobFile) else ""
+        return f"`{name}` belongs to the top level" if name in keys(JobFile) else f"one of {', '.join(here)}"
     return "the framework's own settings belong under `settings:`"
 
 
@@ -287,7 +303,7 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
     elif not problems:
         job = _check(document, job, framework, included)
     job = with_launcher(job)
-    absent = tuple(_absent_paths(document, job, framework))
+    absent = tuple(absent_paths(job, framework))
     if missing is not None:
         missing += absent
     for problem in absent if missing is None else ():
@@ -313,7 +329,8 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
 
 def _check(document: Document, job: Job, framework: Framework, included: Document | None = None) -> Job:
     """Complain of what the job's framework refuses; return the job with notes on what it may refuse."""
-    every = framework.check(job)
+    another = of_another_framework(job, framework)
+    every = (another,) if another else framework.check(job)
     problems = refusals(every)
     if document.complaints:  # what is missing may be what could not be read
         open_ones = {path for path, _ in placeholders.unfilled(job)}
@@ -342,24 +359,6 @@ def _complain_of_problem(document: Document, problem: Problem) -> None:
     label = dotted(problem.path)
     message = problem.message if not label or name in problem.message else f"`{label}`: {problem.message}"
     document.complain(message, entry.key if about_key and entry.key else entry.value, hint=problem.hint)
-
-
-def _absent_paths(document: Document, job: Job, framework: Framework) -> Iterator[Problem]:
-    """Yield the folders and files that the driver itself has to read and that are not here."""
-    base = Path(job.workdir)
-    here = job.cluster.address in (None, "local")
-    named = framework.model_path(job)
-    places: list[tuple[str, ...]] = [("model",)] if isinstance(job.model, str) else []
-    if here and named is not None and job.model is None and named.startswith(_PATHS):
-        key = next((k for k, value in job.settings.items() if value == named), None)
-        places += [("settings", key)] if key is not None else []
-    for path in places:
-        written = str(job.model) if path == ("model",) else str(named)
-        known = path == ("model",) and find_public(written) is not None
-        if not known and not is_there(base / Path(written).expanduser()):
-            yield Problem(path=path, message="no such file or folder", hint=f"looked in {base}")
-    if here and not is_folder(base):
-        yield Problem(path=("workdir",), message="no such folder", hint=str(base))
 
 
 def assumed(job: Job) -> Cluster:

@@ -117,9 +117,9 @@ def _complaint(
 
 def _setting(name: str, text: str | None, profile: Profile) -> Setting:
     if text is None:
-        raise _RefusedError(
-            "an override is written knob=value", hint=f"such as `--set {name}=...`", name=True
-        )
+        first = next(iter(name.split()), "knob")
+        hint = f"such as `--set {first}=...`"
+        raise _RefusedError("an override is written knob=value", hint=hint, name=True)
     if name not in KNOBS:
         raise _RefusedError(
             f"unknown knob `{name}`", hint=suggestion(name, tuple(profile.supported) or KNOBS), name=True

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlparse
 
+from autotune.launchers import frameworks, packages
 from autotune.launchers.base import Framework
 from autotune.launchers.frameworks.dialects.settings import flat
 from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
 from autotune.orchestrator.containers import code_folders, is_container
+from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
 from autotune.policies.values.provenance import CodeQuery, OwnCode
 
@@ -70,6 +72,19 @@ def find(job: Job, framework: Framework) -> Code:
         return _installed(installed, module, framework, job.python)
     nested = _nested(base, module, framework)
     return Code() if nested is None else _checkout(nested, framework)
+
+
+def is_importable(job: Job, command: Command) -> bool:
+    """Return whether the interpreter that runs autotune has the code of a job that it starts on this machine.
+
+    True where another interpreter starts the job, or a container.
+    """
+    framework = frameworks.find(job.framework)
+    is_ours = job.python is None and command.argv[0] == "{python}" and not is_container(job.command)
+    if not (is_ours and framework.modules):
+        return True
+    code = find(job, framework)
+    return bool(code.package or code.version) or not packages.missing(framework.modules[:1])
 
 
 def read(query: CodeQuery, package: Path) -> OwnCode:

@@ -5,6 +5,7 @@ The job file is checked against these classes; `job_schema` makes the JSON schem
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import msgspec
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.likeness import nearest
 from autotune.orchestrator.config.fields import (
     Address,
     AppriseUrl,
@@ -411,6 +413,23 @@ def keys(model: type[Keys]) -> tuple[str, ...]:
 
 # Fields of a job that no key of its file states: they are read or measured elsewhere.
 READ_ELSEWHERE = tuple(name for name in Job.__struct_fields__ if name not in JobFile.model_fields)
+
+
+def is_other_file(values: dict[str, Any]) -> bool:
+    """Return whether the keys of a YAML file are those of another program's."""
+    known = keys(JobFile)
+    if "framework" in values or nearest("framework", [str(key) for key in values]):
+        return False
+    return sum(key not in known for key in values) * 2 > len(values)
+
+
+def way_from(file: str) -> str:
+    """Return the hint for a file that is no job."""
+    name = shlex.quote(file)
+    return (
+        f"`autotune init {name}` creates a job from a script or a framework's file; "
+        f"`autotune explain {name}` reads a log"
+    )
 
 
 def values_of(job: Job) -> dict[str, Any]:

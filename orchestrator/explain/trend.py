@@ -13,6 +13,8 @@ _MEMORY = re.compile(
     r"(?i)mem(ory)?[_/].{0,20}(alloc|reserv|used)|(alloc|reserv|used).{0,12}(_gb|_gib|memory)"
 )
 _LENGTH = re.compile(r"(?i)(len(gth)?|seqlen)s?[_/]max|max_(seq_?len|length|response)|global_seqlen/max")
+_ANY_LENGTH = re.compile(r"(?i)(len(gth)?|seqlen)s?[_/](mean|max)|(mean|max)_(len(gth)?|seqlen)|response_len")
+_RUNNING_MAXIMUM = re.compile(r"(?i)max_mem|peak|mem\w*_max")
 _FEWEST = 4  # steps that make a trend
 _STEADY = 0.75  # of the steps; a running maximum that rose once shows one long batch
 _GROWTH = 0.02  # of the first value
@@ -50,7 +52,7 @@ def steps_of(framework: Framework | None, lines: Iterable[str]) -> tuple[StepDon
 
 def what_changed(steps: tuple[StepDone, ...]) -> str:
     """Return what grew before a late failure; empty if the steps show no growth."""
-    return _growth(steps) or _longest(steps)
+    return _longest(steps) or _growth(steps)
 
 
 def _growth(steps: tuple[StepDone, ...]) -> str:
@@ -61,9 +63,19 @@ def _growth(steps: tuple[StepDone, ...]) -> str:
             first, last = steps[-len(values)].step, steps[-1].step
             return (
                 f"memory grew from step to step: `{name}` {values[0]:g} → {values[-1]:g} "
-                f"over steps {first} to {last}; a leak, or memory that a sleeping engine keeps"
+                f"over steps {first} to {last}; {_reason(steps, name)}"
             )
     return ""
+
+
+def _reason(steps: tuple[StepDone, ...], memory: str) -> str:
+    """Return what may have made a memory metric grow: sequences where they grew too, else a leak."""
+    for name, values in _series(steps, _ANY_LENGTH):
+        half = len(values) // 2
+        if min(values[half:]) >= max(values[:half]) and values[-1] >= values[0] * (1 + _LONGER):
+            return f"so did the sequences: `{name}` {values[0]:g} → {values[-1]:g}"
+    longer = "longer batches, " if _RUNNING_MAXIMUM.search(memory) else ""
+    return f"{longer}a leak, or an engine that does not release its memory when it sleeps"
 
 
 def _longest(steps: tuple[StepDone, ...]) -> str:

@@ -226,7 +226,8 @@ def find(root: Path, prefix: str | None) -> RunFolder:
     if not every:
         raise Failure(
             f"no runs in `{root}`",
-            hint=f"`autotune launch job.yaml{calls.option_of(root)}` starts one",
+            hint=f"`autotune launch job.yaml{calls.option_of(root)}` starts one; "
+            f"looked in {root.absolute()}, and `--runs-dir` names another folder",
             code=ExitCode.USAGE,
         )
     if prefix is None:

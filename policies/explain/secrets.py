@@ -109,7 +109,7 @@ _OF_REVISION = re.compile(
 _NAME_REACH = 64  # characters before the word that may belong to the name
 # No secrets: words for none, references to variables, what a shell fetches by a command, numbers.
 _PLAIN = re.compile(
-    r"(?i)(none|null|true|false|\*+|\?|<\w+>|\$\{?\w+.{0,20}|(?:\$\(|`).*|-?\d+(\.\d+)?(e[+-]?\d+)?%?)$"
+    r"(?i)(none|null|true|false|\*+|\?|<\w+>|\$\{?\w+.{0,20}|(?:\$\(|`).*|\{env:|-?\d+(\.\d+)?(e[+-]?\d+)?%?)$"
 )
 # No secrets in a job either: references of any kind, paths, URLs, names of variables, code.
 _REFERENCE = re.compile(

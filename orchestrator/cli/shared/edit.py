@@ -72,7 +72,8 @@ def with_options(
     `lookup` gives the values of the variables that it names; `elsewhere`: its files need not be here.
     """
     if elsewhere:
-        job, _ = parse_elsewhere(text, file=file, lookup=lookup)
+        job, missing = parse_elsewhere(text, file=file, lookup=lookup)
+        job = msgspec.structs.replace(job, notes=(*job.notes, *missing))
     else:
         job = parse(text, file=file, lookup=lookup)
     edits = [

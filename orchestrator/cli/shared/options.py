@@ -108,6 +108,18 @@ def framework_names(context: click.Context, parameter: click.Parameter, incomple
     return [name for name in FRAMEWORKS if name.startswith(incomplete)]
 
 
+def known_framework(name: str) -> str:
+    """Return the name of a framework; raises Failure for an unknown one."""
+    from autotune.launchers.frameworks import FRAMEWORKS
+    from autotune.launchers.likeness import suggestion
+    from autotune.orchestrator.errors import ExitCode, Failure
+
+    if name in FRAMEWORKS:
+        return name
+    hint = suggestion(name, FRAMEWORKS, cutoff=0.5) or f"one of {', '.join(sorted(FRAMEWORKS))}"
+    raise Failure(f"unknown framework `{name}`", hint=hint, code=ExitCode.USAGE)
+
+
 def rule_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the rules and causes that start with `incomplete`; for shell completion."""
     from autotune.policies.diagnosis.rules.catalogue import BY_NAME

@@ -31,6 +31,7 @@ from autotune.orchestrator.cli.shared.submission import dashboard, submit
 from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import expected_cluster, read_text, written
+from autotune.orchestrator.config.own_code import is_importable
 from autotune.orchestrator.driver import rehearsal
 from autotune.orchestrator.driver.capacity import NodesMissing
 from autotune.orchestrator.errors import ExitCode, Failure, require
@@ -133,7 +134,8 @@ def show(prepared: RequestedJob, *, as_json: bool) -> None:
         lines = list(change_lines(shown(changes, prepared.job)))
         comments = ("added (+), replaced (~) and left out (-) in the job's command:", *lines) if lines else ()
         click.echo(script(command, prepared.job, comments=comments, by_path=True), nl=False)
-        for warning in (*placeholders.warnings(prepared.job), *passed_over(prepared.job)):
+        job = prepared.job
+        for warning in (*placeholders.warnings(job), *job.notes, *passed_over(job)):
             click.echo(f"warning: {warning}", err=True)
         click.echo("Nothing was launched.", err=True)
 
@@ -183,6 +185,12 @@ def _require(prepared: RequestedJob) -> None:
     if job.framework == "builtin" and job.python is None and job.cluster.address == "local":
         engine = ("sglang",) if job.settings.get("engine", "sglang") == "sglang" else ()
         require("the built-in job", *(m for m in frameworks.find("builtin").modules if m in EXTRAS), *engine)
+    elif job.cluster.address == "local" and not is_importable(job, first_command(job, prepared.request)):
+        raise Failure(
+            f"{job.framework} is not installed: {sys.executable} does not find it",
+            hint="set `python:` in the job to the interpreter that has it",
+            code=ExitCode.USAGE,
+        )
 
 
 def _continued(

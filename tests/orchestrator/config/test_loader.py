@@ -303,8 +303,8 @@ def test_numbers_that_no_journal_can_hold(value: str) -> None:
 def test_texts_that_are_no_jobs() -> None:
     assert only("")[2] == "the file is empty"
     assert only("# nothing\n")[2] == "the file is empty"
-    assert only("- a\n")[2] == "a job is a mapping of keys"
-    assert only("just text\n")[2] == "a job is a mapping of keys"
+    assert only("- a\n")[2] == "this is no job file of autotune"
+    assert only("just text\n")[2] == "this is no job file of autotune"
     assert only("a: 1\n---\nb: 2\n")[2].startswith("not YAML")
     assert only("a: [1\n")[2].startswith("not YAML")
     assert only(HEAD + "goal:\n\tsteps: 3\n")[:3] == (5, 1, "a tab indents this line")

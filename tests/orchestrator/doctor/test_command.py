@@ -28,6 +28,7 @@ def decoded(text: str) -> Examined:
 
 
 def test_this_machine_alone_needs_no_cluster(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text(SCRIPT)
     seen = call("doctor", "job.yaml", "--json")
     found = decoded(seen.out)
@@ -40,6 +41,7 @@ def test_this_machine_alone_needs_no_cluster(tmp_path: Path) -> None:
 
 
 def test_a_runs_folder_that_cannot_be_written_is_a_failed_check(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text(SCRIPT)
     (tmp_path / "file").touch()
     seen = call("--runs-dir", "file/runs", "doctor", "job.yaml", "-q")
