@@ -17,7 +17,8 @@ RELEASE = "release"
 def facts_of(name: str, config: DeclaredSettings, job: Job, releases: tuple[str, ...]) -> Iterator[Fact]:
     """Yield what a profile is made with beside the settings of a job."""
     yield _release(name, config, job, releases)
-    yield from _guesses(name, config, job)
+    for about, value, resolve in _guesses(name, config, job):
+        yield Fact(name=about, value=value, origin=Origin.ASSUMED, resolve=resolve, is_open=True)
 
 
 def has_alternatives(fact: Fact) -> bool:
@@ -73,38 +74,19 @@ def _release(name: str, config: DeclaredSettings, job: Job, releases: tuple[str,
     )
 
 
-def _guesses(name: str, config: DeclaredSettings, job: Job) -> Iterator[Fact]:
-    """Yield what else is assumed of a job, of which nobody can list the other plausible values."""
+def _guesses(name: str, config: DeclaredSettings, job: Job) -> Iterator[tuple[str, str, str]]:
+    """Yield what else is assumed of a job, of which nobody can list the other plausible values.
+
+    Each is the name of a fact, its value, and what would make it known.
+    """
     if not config.is_own:
-        yield Fact(
-            name="program",
-            value=f"the program of the job has the defaults of {name}'s own",
-            origin=Origin.ASSUMED,
-            is_open=True,
-        )
+        yield "program", f"the program of the job has the defaults of {name}'s own", ""
     if job.launcher.is_assumed:
-        yield Fact(
-            name="layout",
-            value=f"the trainer's layout is what the name of {job.launcher.source} says",
-            origin=Origin.ASSUMED,
-            is_open=True,
-        )
+        yield "layout", f"the trainer's layout is what the name of {job.launcher.source} says", ""
     if job.assumes_shape:
-        yield Fact(
-            name="model",
-            value=f"the model's shape is {job.shape_from.partition(':')[0]}",
-            origin=Origin.ASSUMED,
-            resolve="set `model:`",
-            is_open=True,
-        )
+        yield "model", f"the model's shape is {job.shape_from.partition(':')[0]}", "set `model:`"
     if job.unfilled:
         names = ", ".join(f"`{each}`" for each in job.unfilled)
-        yield Fact(
-            name="settings",
-            value=f"what nobody filled in has {name}'s default: {names}",
-            origin=Origin.ASSUMED,
-            resolve="write the values",
-            is_open=True,
-        )
+        yield "settings", f"what nobody filled in has {name}'s default: {names}", "write the values"
     for value, resolve in config.guesses():
-        yield Fact(name="layout", value=value, origin=Origin.ASSUMED, resolve=resolve, is_open=True)
+        yield "layout", value, resolve
