@@ -19,7 +19,7 @@ from areal.engine.fsdp_engine import FSDPEngine
 BUDGET = int(os.environ["AREAL_BUDGET"])
 
 
-def limited(update):
+def with_limit(update):
     """Return the method that gives the server its weights, which sets the limit after the first step."""
 
     @functools.wraps(update)
@@ -59,7 +59,7 @@ def as_a_card(batch):
 if __name__ == "__main__":
     if BUDGET:
         FSDPEngine.has_trained = False
-        FSDPEngine.update_weights = limited(FSDPEngine.update_weights)
+        FSDPEngine.update_weights = with_limit(FSDPEngine.update_weights)
         for method in ("train_batch", "forward_batch"):
             setattr(FSDPEngine, method, as_a_card(getattr(FSDPEngine, method)))
     runpy.run_module("areal.infra.rpc.rpc_server", run_name="__main__", alter_sys=True)
