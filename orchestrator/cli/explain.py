@@ -25,7 +25,7 @@ from autotune.orchestrator.explain.archive import is_archive, read_members
 from autotune.orchestrator.explain.github import render_github
 from autotune.orchestrator.explain.incident import Read, is_log_name, logs_of, ordered, read_of, rest
 from autotune.orchestrator.explain.json_output import document
-from autotune.orchestrator.explain.reader import Reading, check, first_bytes, is_snapshot, read
+from autotune.orchestrator.explain.reader import STDIN, Reading, check, first_bytes, is_snapshot, read
 from autotune.orchestrator.explain.text_output import render_explanation
 from autotune.orchestrator.terminal.widgets import echo
 from autotune.policies.values.architecture.model import Model
@@ -62,7 +62,7 @@ def explain_logs(
     explained, the others are counted. As JSON every log has its line. Raises Failure for a log that cannot be
     read, where it was named itself, and for an unknown framework.
     """
-    logs = logs_of(names)
+    logs = logs_of(_log_of(name, options) for name in names)
     check(logs)
     wanted = known_framework(framework) if framework is not None else None
     shape = _shape(model) if model is not None else None
@@ -121,13 +121,23 @@ def _explained_snapshot(name: str) -> tuple[str, bytes, bool]:
     return snapshot_text(name, snapshot), snapshot_document(name, snapshot), bool(snapshot.devices)
 
 
+def _log_of(name: str, options: Options) -> str:
+    """Return the log of a run's last failure where a name is that of a run and of no file."""
+    if name == STDIN or Path(name).exists():
+        return name
+    from autotune.orchestrator.run import directory  # no log needs it
+
+    run = directory.named(options.runs_dir, name)
+    return name if run is None else str(run.last_failure()[0])
+
+
 def _write(line: bytes) -> None:
     sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
 
 
 @click.command("explain", epilog=_CODES)
-@click.argument("logs", metavar="[LOG|FOLDER|ARCHIVE...|-]", nargs=-1, shell_complete=file_names)
+@click.argument("logs", metavar="[LOG|FOLDER|ARCHIVE|RUN...|-]", nargs=-1, shell_complete=file_names)
 @click.option(
     "--model",
     metavar="PATH",
@@ -169,6 +179,7 @@ def command(
     \b
     Example:
       autotune explain run.log
+      autotune explain 7c1e                      # the last failure of a run
       autotune explain /tmp/ray/session_latest/logs
       kubectl logs trainer-0 | autotune explain -
     """  # noqa: D301 - click reads the backspace

@@ -36,7 +36,6 @@ from autotune.orchestrator.terminal.fix_text import FixDocument, PredictedPeak, 
 from autotune.orchestrator.terminal.widgets import echo
 from autotune.orchestrator.unfinished import parse_unfinished
 from autotune.orchestrator.units import show_value
-from autotune.policies.values.history import fold
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs, Setting, changed
 from autotune.policies.values.value import Value
@@ -93,25 +92,19 @@ def fix(
 
 def _of_run(log: str, source: tuple[str, ...], options: Options) -> tuple[str, tuple[str, ...], Knobs | None]:
     """Return the log of a run's last failure with its job, where a run is named; else what was given."""
-    path = Path(log)
-    if log == STDIN or (path.exists() and not (path / "events.jsonl").is_file()):
-        if path.is_dir():
-            raise Failure(
-                f"`{log}` is a folder, and no run of autotune", hint="name the log in it", code=ExitCode.USAGE
-            )
+    run = None if log == STDIN else directory.named(options.runs_dir, log)
+    if run is None:
+        if Path(log).is_dir():
+            message, hint = f"`{log}` is a folder, and no run of autotune", "name the log in it"
+            raise Failure(message, hint=hint, code=ExitCode.USAGE)
+        if log != STDIN and not Path(log).exists():
+            hint = "name a log, or a run by its id or folder"
+            raise Failure(f"no such log: {log}", hint=hint, code=ExitCode.USAGE)
         return log, source, None
-    if not path.exists() and re.fullmatch(r"[0-9a-f]{1,8}", log) is None:
-        raise Failure(
-            f"no such log: {log}", hint="name a log, or a run by its id or folder", code=ExitCode.USAGE
-        )
-    run = directory.find(options.runs_dir, log)
-    failed = [attempt for attempt in fold(run.history()).attempts if attempt.diagnosis is not None]
-    if not failed:
-        raise Failure(f"run {run.id} has no failed attempt", code=ExitCode.NO)
     file = run.request.job_file
     own = file if file and Path(file).is_file() else str(run.path / "job.yaml")
-    folder = run.attempt(failed[-1].number).path
-    return str(folder / "run.log"), source or (own,), failed[-1].knobs
+    path, attempt = run.last_failure()
+    return str(path), source or (own,), attempt.knobs
 
 
 def _target(source: tuple[str, ...], *, log: str, gpus: str | None) -> Target:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -22,6 +23,7 @@ from autotune.orchestrator.run.lock import owner
 from autotune.orchestrator.run.storage import sync_folder
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import Accepted, History, Policy
+from autotune.policies.values.history import Attempt, fold
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
@@ -162,6 +164,13 @@ class RunFolder:
         """Return the events on record, without locking."""
         return journal.read(self.path / "events.jsonl")
 
+    def last_failure(self) -> tuple[Path, Attempt]:
+        """Return the log of the last attempt that failed, and that attempt; raises Failure where none did."""
+        failed = [each for each in fold(self.history()).attempts if each.diagnosis is not None]
+        if not failed:
+            raise Failure(f"run {self.id} has no failed attempt", code=ExitCode.NO)
+        return self.attempt(failed[-1].number).path / "run.log", failed[-1]
+
     def attempt(self, number: int) -> AttemptFolder:
         """Return the folder of an attempt."""
         return AttemptFolder(self.path / "attempts" / f"{number:04d}")
@@ -249,6 +258,14 @@ def find(root: Path, prefix: str | None) -> RunFolder:
         hint=f"`autotune status{calls.option_of(root)}` lists the runs",
         code=ExitCode.USAGE,
     )
+
+
+def named(root: Path, name: str) -> RunFolder | None:
+    """Return the run that a word means, by its folder or the start of its id; None where it means a file."""
+    path = Path(name)
+    if path.exists():
+        return find(root, str(path.absolute())) if (path / "events.jsonl").is_file() else None
+    return find(root, name) if re.fullmatch(r"[0-9a-f]{1,8}", name) and runs(root) else None
 
 
 def refuse_unsafe(folder: Path, *, files: Iterable[str] = (), by: int = stat.S_IWGRP | stat.S_IWOTH) -> None:

@@ -114,3 +114,15 @@ def test_a_follower_reads_each_row_of_the_journal_once(home: Path, monkeypatch: 
         file.write(rows[-1] + b"\n")
     driven, view = watch.look()
     assert (driven, view.count, len(decoded)) == (False, len(rows) + 1, len(rows) + 1)
+
+
+def test_a_run_is_explained_and_fixed_by_its_id(home: Path) -> None:
+    run("launch", "job.yaml", cwd=home, play="tight_memory")
+    (folder,) = (home / "runs").iterdir()
+    log = folder.relative_to(home) / "attempts" / "0001" / "run.log"  # the one that failed
+    explained = call("explain", folder.name[:6])
+    assert explained.code == 0 and f"--> {log}:" in explained.out
+    fixed = json.loads(call("fix", folder.name[:6], "--json").out)
+    assert fixed["log"] == str(log) and fixed["remedy"]
+    unknown = call("explain", "00000000")
+    assert unknown.code == 2 and "no run `00000000` in `runs`" in unknown.err
