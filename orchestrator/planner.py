@@ -23,7 +23,6 @@ from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import HEADROOM, Outlook, outlook
 from autotune.policies.recovery.ranking import judged
 from autotune.policies.recovery.worst_case import cautions, longest_sequences
-from autotune.policies.search.space import written
 from autotune.policies.values.command import Addition
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Launch, Policy
@@ -412,13 +411,14 @@ def _ladder(run: Run, knobs: Knobs) -> list[RungPlan]:
 
 
 def _knobs(job: Job, profile: Profile, first: Knobs) -> tuple[KnobPlan, ...]:
-    rows = []
+    rows, keys = [], {key.lstrip("+-") for key in job.settings}
     for name in KNOBS:
         support = profile.supported.get(name)
         if support is None:
             continue
         value = getattr(first, name)
-        source = "job" if written(job, profile, name) else "default"
+        by_job = support.is_set or support.setting.lstrip("+-") in keys or name in keys
+        source = "job" if by_job else "default"
         if value != getattr(profile.knobs, name):
             source = "first launch"
         rows.append(KnobPlan(knob=name, value=value, setting=support.setting, source=source))

@@ -12,6 +12,7 @@ from autotune.orchestrator.units import show_rate
 from autotune.policies.search import trials
 from autotune.policies.search.space import Dimension, space
 from autotune.policies.values.events import Accepted, Result, Tried
+from autotune.policies.values.job import Search
 from autotune.policies.values.knobs import KNOBS, Knobs
 from autotune.policies.values.run.view import RunView
 
@@ -23,7 +24,7 @@ def search_of(view: RunView) -> SearchStory | None:
         return None
     start = _start(view, accepted)
     front = {result.trial for result in trials.front(results)}
-    best = trials.winner(results, start=start)
+    best = trials.winner(results, accepted.job.search, start=start)
     varied = tuple(k for k in KNOBS if len({getattr(r.knobs, k) for r in results}) > 1)
     unit = trials.unit_of(results)
     rows = tuple(
@@ -52,7 +53,7 @@ def search_of(view: RunView) -> SearchStory | None:
         trials=rows,
         importance=_importance(space(accepted.job, accepted.profile, start), results),
         goal_headroom=accepted.job.goal.headroom,
-        summary=" ".join((_summary(results, best, start), *_left_out())),
+        summary=" ".join((_summary(results, best, start, accepted.job.search), *_left_out())),
     )
 
 
@@ -87,10 +88,10 @@ def _left_out() -> Iterator[str]:
         yield f"Which setting mattered is left out: the report {absence(absent)} ({how_to_install(absent)})."
 
 
-def _summary(results: tuple[Tried, ...], best: Tried | None, start: Knobs) -> str:
-    if best is None:
-        return "No measured configuration keeps the headroom of the goal: the starting configuration is kept."
-    compared = trials.gain(results, start=start)
+def _summary(results: tuple[Tried, ...], best: Tried | None, start: Knobs, search: Search) -> str:
+    if best is None or best.knobs == start:
+        return f"No trial {trials.BETTER}: the starting configuration is kept."
+    compared = trials.gain(results, search, start=start)
     if compared is None:
         return f"Fastest: trial {best.trial}, {show_rate(best.rate, best.unit)}."
     proof = f"{compared.runs} runs of each" if compared.runs > 1 else "one run of each"

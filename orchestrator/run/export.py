@@ -34,7 +34,9 @@ REHEARSED = "rehearsed.yaml"  # a rehearsal is no proof of a training
 def stable_knobs(view: RunView) -> Knobs | None:
     """Return the knobs of the last attempt that completed or reached the goal, or of a search's best."""
     start = next((attempt.knobs for attempt in reversed(view.training) if attempt.proven), None)
-    best = trials.winner(tuple(view.tried), start=start)
+    if not view.tried or view.accepted is None:
+        return start
+    best = trials.winner(tuple(view.tried), view.accepted.job.search, start=start)
     return start if best is None else best.knobs
 
 

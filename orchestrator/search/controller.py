@@ -100,7 +100,7 @@ def search(
     summary(journal.view, importance_of(dimensions, results), say=observer.say)
     bench.clear()
     verdict = schedule.verdict_of(
-        results, start=base, began_with=began_with.number, exhausted=scheduler.exhausted
+        results, job.search, start=base, began_with=began_with.number, exhausted=scheduler.exhausted
     )
     return _finish(context, verdict)
 
@@ -143,11 +143,15 @@ def summary(view: RunView, importance: dict[str, float], *, say: Callable[[str],
     results = tuple(view.tried)
     began_with = stable_start(view)
     start = began_with.started.knobs
-    best, compared = trials.winner(results, start=start), trials.gain(results, start=start)
+    accepted = view.accepted
+    assert accepted is not None
+    cluster, job = accepted.cluster, accepted.job
+    best = trials.winner(results, job.search, start=start)
+    compared = trials.gain(results, job.search, start=start)
     if not schedule.tried_besides(results, began_with=began_with.number):
         say("no trial was started; the starting configuration is kept")
-    elif best is None:
-        say("no trial met `goal.headroom`; the starting configuration is kept")
+    elif best is None or best.knobs == start:
+        say(f"no trial {trials.BETTER}; the starting configuration is kept")
     elif compared is None:
         say(f"fastest: trial {best.trial}, {show_rate(best.rate, best.unit)}")
     else:
@@ -170,9 +174,6 @@ def summary(view: RunView, importance: dict[str, float], *, say: Callable[[str],
     if importance:
         worth = ", ".join(f"{name} {share:.0%}" for name, share in importance.items() if share >= 0.005)
         say(f"importance of each knob: {worth}")
-    accepted = view.accepted
-    assert accepted is not None
-    cluster, job = accepted.cluster, accepted.job
     gpus = cluster.nodes * cluster.gpus_per_node
     parts = {}
     for what, seconds in trials.spent(view).items():

@@ -267,7 +267,7 @@ class TrialScheduler:
             # What the probe could not force, or no reading tells, the calibrated estimate does.
             self._learn()
             result = trials.with_expectations(result, self._forecast.expectations(result.knobs))
-        before = trials.winner(self._results, start=self._space.base)
+        before = trials.winner(self._results, self._settings, start=self._space.base)
         losses = self._losses(result) if result.result is Result.LOST else None
         if losses is not None and not losses.too_many:
             result = msgspec.structs.replace(result, wait_s=losses.wait_s)
@@ -277,7 +277,7 @@ class TrialScheduler:
             self._after_loss(result, losses)
         elif result.result is not Result.GATED:
             self._learn()
-        best = trials.winner(self._results, start=self._space.base)
+        best = trials.winner(self._results, self._settings, start=self._space.base)
         if best is not None and (before is None or best.knobs != before.knobs):
             self._exported()
 

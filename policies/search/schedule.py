@@ -42,6 +42,8 @@ def why_end(
     if len(run) > patience:
         before, after = trials.fastest(run[:-patience]), trials.fastest(run)
         old, new = (0.0 if best is None else best.rate for best in (before, after))
+        if not new:
+            return f"none of {len(run)} trials ran within the limits"
         if old and new < old * (1.0 + search.min_gain):
             return f"no gain of {search.min_gain:.0%} in {patience} trials"
     if elapsed_s + _proof_s(results, search, goal_steps=goal_steps) >= search.duration_s:
@@ -104,14 +106,14 @@ def tried_besides(results: Iterable[Tried], *, began_with: int) -> bool:
 
 
 def verdict_of(
-    results: Sequence[Tried], *, start: Knobs, began_with: int, exhausted: bool = False
+    results: Sequence[Tried], search: Search, *, start: Knobs, began_with: int, exhausted: bool = False
 ) -> Stable | GaveUp:
     """Return the verdict of a finished search.
 
     It is a success if a trial was measured, or if none was started because, with time and trials left, no
     configuration is expected to be faster than the start (`exhausted`). `began_with` is the attempt that made
     the job stable, which is no trial. A success is marginal where the stable start leaves too little headroom
-    and nothing better was measured.
+    and nothing better was proven.
     """
     made = [r for r in results if r.attempt != began_with]
     complete = exhausted and not tried_besides(results, began_with=began_with)
@@ -123,4 +125,4 @@ def verdict_of(
         reason = f"no trial of the search succeeded ({why or 'none was started'})"
         return GaveUp(reason=f"{reason}; `stable.yaml` is the configuration that it started from")
     tight = any(trials.exceeds(r) for r in results if r.knobs == start)
-    return Stable(marginal=tight and trials.winner(results, start=start) is None)
+    return Stable(marginal=tight and trials.winner(results, search, start=start) is None)

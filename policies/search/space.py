@@ -1,4 +1,4 @@
-"""What a search may vary: the legal values of the knobs that a job leaves open."""
+"""What a search may vary: the legal values of the knobs that a launch may change."""
 
 from __future__ import annotations
 
@@ -46,10 +46,12 @@ class Dimension(Value, frozen=True, kw_only=True):
 
 
 def open_knobs(job: Job, profile: Profile) -> tuple[str, ...]:
-    """Return the knobs that a search of this job varies: those it names, else those it leaves open."""
-    if job.search.vary is not None:
-        return tuple(name for name in dict.fromkeys(job.search.vary) if name in profile.supported)
-    return tuple(name for name in KNOBS if name in profile.supported and not written(job, profile, name))
+    """Return the knobs that a search of this job varies: those it names, else all that a launch may change.
+
+    Whether the job file sets one makes no difference: `recovery.deny` keeps what is to stay.
+    """
+    names = KNOBS if job.search.vary is None else dict.fromkeys(job.search.vary)
+    return tuple(name for name in names if name in profile.supported)
 
 
 def space(job: Job, profile: Profile, knobs: Knobs) -> tuple[Dimension, ...]:
@@ -107,15 +109,6 @@ def legal(
     return not objections(profile, before, after, started=started) and not denial(
         recovery, profile, before, after
     )
-
-
-def written(job: Job, profile: Profile, name: str) -> bool:
-    """Return whether the job itself sets a knob."""
-    setting = profile.supported[name].setting
-    if profile.supported[name].is_set:
-        return True
-    plain = {key.lstrip("+-") for key in job.settings}
-    return setting.lstrip("+-") in plain or name in plain
 
 
 def _with(profile: Profile, knobs: Knobs, values: Mapping[str, Setting]) -> Knobs:

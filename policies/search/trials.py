@@ -20,6 +20,7 @@ from autotune.policies.values.events import (
     Tried,
 )
 from autotune.policies.values.failure import Phase
+from autotune.policies.values.job import Search
 from autotune.policies.values.knobs import Knobs, Setting, changed
 from autotune.policies.values.observation import Peak, Speed, Unit
 from autotune.policies.values.profile import Profile
@@ -32,6 +33,7 @@ _SLOW_SHARE = 0.8  # of the best: below, and certainly so, a trial is not worth 
 _SIGMAS = 3.0
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _NUMBERS = re.compile(r"\d+")  # of processes, times and lines: what differs between equal messages
+BETTER = "is surely faster and keeps every limit"
 _ROUNDED_S = 0.05  # by which the seconds of a result may be off
 
 
@@ -160,14 +162,26 @@ def exceeds(result: Tried) -> bool:
     return any(value > 0 for value in result.constraints.values())
 
 
-def winner(results: Sequence[Tried], *, start: Knobs | None) -> Tried | None:
-    """Return what a search has to show for itself: the fastest that was proven, once one was put to proof.
+def winner(results: Sequence[Tried], search: Search, *, start: Knobs | None) -> Tried | None:
+    """Return the fastest configuration that was proven; the stable `start` where none is surely faster.
 
-    The stable `start` held for goal.steps before the search started, which is no such proof.
+    A proof is a run of goal.steps, where the search makes any. What is faster than the start gains
+    `search.min_gain` over it, and none of its runs is slower than one of the start's: runs of one
+    configuration differ too. None: nothing was proven, or the start itself leaves too little free.
     """
-    put_to_proof = any(r.purpose is Purpose.CONFIRM and r.knobs != start for r in results)
-    proven = fastest(results, confirmed=True)
-    return proven if put_to_proof and proven is not None else fastest(results)
+    confirmed = bool(search.confirm)
+    best = fastest(results, confirmed=confirmed)
+    if best is None or start is None or best.knobs == start:
+        return best
+    own = fastest((r for r in results if r.knobs == start), confirmed=confirmed)
+    if own is None or own.unit is not best.unit:
+        return best
+    runs, others = (
+        [r.rate for r in results if r.knobs == k and r.purpose is best.purpose and keeps_limits(r)]
+        for k in (best.knobs, start)
+    )
+    gains = best.rate >= own.rate * (1.0 + search.min_gain) and min(runs) > max(others, default=0.0)
+    return best if gains else own
 
 
 class Gain(Value, frozen=True, kw_only=True):
@@ -179,12 +193,12 @@ class Gain(Value, frozen=True, kw_only=True):
     apart: float  # the fastest over the slowest run of one configuration: what the machine's noise does
 
 
-def gain(results: Sequence[Tried], *, start: Knobs) -> Gain | None:
+def gain(results: Sequence[Tried], search: Search, *, start: Knobs) -> Gain | None:
     """Return how the winner compares with the stable start; None if only one of them was measured so.
 
     The start may leave less headroom than the goal wants: that is for the winner to do better.
     """
-    best = winner(results, start=start)
+    best = winner(results, search, start=start)
     if best is None:
         return None
     for purpose in (Purpose.CONFIRM, Purpose.PROBE):

@@ -103,6 +103,8 @@ def test_a_search_that_was_killed_goes_on_and_ends(tmp_path: Path) -> None:
     study = optuna.load_study(study_name=run.name, storage=storage)
     assert not [t for t in study.trials if t.state is TrialState.RUNNING]
     assert sum(t.state is TrialState.FAIL for t in study.trials) == 1, "the trial that was killed"
-    assert "x the stable start" in story
     stable = yaml.safe_load((run / "stable.yaml").read_text())
-    assert stable["settings"] != JOB["settings"]
+    # On a busy machine runs of one configuration may differ by more than the gain.
+    kept = "no trial is surely faster" in story
+    assert kept or "x the stable start" in story
+    assert (stable["settings"] == JOB["settings"]) is kept

@@ -173,7 +173,7 @@ def test_a_proof_that_the_cluster_took_away_runs_again(tmp_path: Path) -> None:
     night.world.play = flaky
     assert night.drive() == Stable()
     assert taken
-    found = trials.gain(night.results, start=night.start)
+    found = trials.gain(night.results, night.job.search, start=night.start)
     assert found is not None and found.runs == 2
 
 

@@ -173,7 +173,7 @@ class Night:
 
     @property
     def winner(self) -> Tried | None:
-        return trials.winner(self.results, start=self.start)
+        return trials.winner(self.results, self.job.search, start=self.start)
 
     def study(self) -> optuna.Study:
         storage = JournalStorage(JournalFileBackend(str(self.run.path / "study.journal")))
@@ -355,7 +355,7 @@ def test_the_winner_runs_in_turn_with_the_stable_start(tmp_path: Path) -> None:
     assert best is not None
     assert [r.knobs for r in proofs].count(best.knobs) == 2
     assert [r.knobs for r in proofs].count(night.results[0].knobs) == 2
-    compared = trials.gain(night.results, start=night.start)
+    compared = trials.gain(night.results, night.job.search, start=night.start)
     assert compared is not None and compared.fast > compared.slow and compared.runs == 2
 
 

@@ -75,28 +75,29 @@ def test_each_loss_of_a_configuration_waits_longer_until_there_were_too_many() -
     assert [after(n).too_many for n in (1, 2, 3)] == [False, False, True]
 
 
-def test_a_tight_start_is_marginal_until_something_better_is_measured() -> None:
+def test_a_tight_start_is_marginal_until_something_better_is_proven() -> None:
     tight = probe(START, 100.0, constraints={"backward": 0.01})
-    verdict_of = partial(schedule.verdict_of, start=START, began_with=1)
+    verdict_of = partial(schedule.verdict_of, search=SEARCH, start=START, began_with=1)
     assert verdict_of([tight]) == Stable(marginal=True)
-    assert verdict_of([tight, probe(FAST, 90.0)]) == Stable()
+    assert verdict_of([tight, probe(FAST, 90.0)]) == Stable(marginal=True)
+    assert verdict_of([tight, probe(FAST, 90.0), proof(FAST, 90.0)]) == Stable()
     assert verdict_of([probe(START, 100.0)]) == Stable()
 
 
 def test_a_search_is_no_success_without_a_trial_that_was_measured() -> None:
     def reason_of(*results: Tried) -> str:
-        verdict = schedule.verdict_of(results, start=START, began_with=1)
+        verdict = schedule.verdict_of(results, SEARCH, start=START, began_with=1)
         assert isinstance(verdict, GaveUp)
         return verdict.reason
 
     start = replace(probe(START, 100.0), attempt=1)
     kept = "; `stable.yaml` is the configuration that it started from"
     assert reason_of(start) == f"no trial of the search succeeded (none was started){kept}"
-    complete = partial(schedule.verdict_of, start=START, began_with=1, exhausted=True)
+    complete = partial(schedule.verdict_of, search=SEARCH, start=START, began_with=1, exhausted=True)
     assert complete([start]) == Stable()
     assert complete([start, probe(FAST, 0.0, result=Result.GATED)]) == Stable()
     assert isinstance(complete([start, probe(FAST, 0.0, result=Result.FAILS)]), GaveUp)
     others = [probe(FAST, 0.0, result=result) for result in (Result.FAILS, Result.LOST, Result.LOST)]
     assert reason_of(start, *others) == f"no trial of the search succeeded (1 out of memory, 2 lost){kept}"
     slow = probe(FAST, 0.0, result=Result.SLOW)
-    assert schedule.verdict_of([start, slow], start=START, began_with=1) == Stable()
+    assert schedule.verdict_of([start, slow], SEARCH, start=START, began_with=1) == Stable()

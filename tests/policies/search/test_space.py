@@ -21,10 +21,10 @@ def dimension(knob: str, job: Job = JOB, of=PROFILE) -> Dimension | None:
     return next((d for d in space(job, of, of.knobs) if d.knob == knob), None)
 
 
-def test_knobs_that_the_job_sets_stay_as_they_are_unless_it_names_them() -> None:
+def test_what_a_launch_may_change_is_varied_though_the_job_sets_it() -> None:
     written = replace(JOB, settings={"verl.concurrency": 256, "++verl.recompute": "full"})
-    assert "concurrency" not in open_knobs(written, PROFILE)
-    assert "recompute" not in open_knobs(written, PROFILE)
+    set_there = profile(supported={k: replace(s, is_set=True) for k, s in SUPPORTED.items()})
+    assert set(open_knobs(written, set_there)) == set(SUPPORTED)
     named = replace(written, search=Search(vary=("concurrency", "concurrency")))
     assert open_knobs(named, PROFILE) == ("concurrency",)
 

@@ -23,6 +23,8 @@ def result(tokens: int, rate: float | None, *, of: Result = Result.FITS, **more)
 
 
 START = Knobs(tokens_per_microbatch=1)
+SEARCH = Search(trials=20, confirm=2, min_gain=0.01)
+NO_PROOF = Search(trials=20, confirm=0)
 
 
 def proven(tokens: int, rate: float | None, *, of: Result = Result.FITS) -> Tried:
@@ -59,7 +61,9 @@ def test_what_was_measured_in_another_unit_is_not_compared() -> None:
     every = [counted(1, 0.05), counted(2, 0.06), result(3, 4000.0, headroom=0.9)]
     best = trials.fastest(every)
     assert best is not None and (best.trial, best.rate, best.tokens_per_second) == (2, 0.06, None)
-    assert trials.gain(every, start=every[0].knobs) == trials.Gain(fast=0.06, slow=0.05, runs=1, apart=1.0)
+    assert trials.gain(every, NO_PROOF, start=every[0].knobs) == trials.Gain(
+        fast=0.06, slow=0.05, runs=1, apart=1.0
+    )
     assert [r.trial for r in trials.front(every)] == [2, 1]
     assert not trials.too_slow(steps(50, 50, 50, 50), best=best)
     assert (trials.fastest(every[::-1]) or best).trial == 3
@@ -115,17 +119,39 @@ def test_several_measurements_count_with_their_median() -> None:
     assert best is not None and best.trial == 2
 
 
-def test_the_winner_is_proven_once_one_was_put_to_proof() -> None:
-    every = [proven(1, 100.0), result(2, 200.0), result(3, 300.0)]
-    assert (trials.winner(every, start=START) or every[0]).trial == 3
+def test_the_winner_is_proven_or_the_start() -> None:
+    tight = replace(proven(1, 100.0), constraints={"rollout": 0.01})
+    probes = [result(2, 200.0), result(3, 300.0)]
+    failed = proven(3, None, of=Result.FAILS)
+    assert trials.winner([tight, *probes, failed], SEARCH, start=START) is None
+    every = [proven(1, 100.0), *probes, failed]
+    assert (trials.winner(every, SEARCH, start=START) or failed).trial == 1
+    assert (trials.winner(every, NO_PROOF, start=START) or failed).trial == 2
     every.append(proven(2, 190.0))
-    assert (trials.winner(every, start=START) or every[0]).trial == 2
-    assert trials.gain(every, start=START) == trials.Gain(fast=190.0, slow=100.0, runs=1, apart=1.0)
+    assert (trials.winner(every, SEARCH, start=START) or every[0]).trial == 2
+    assert (trials.winner([tight, *probes, proven(2, 90.0)], SEARCH, start=START) or tight).trial == 2
+    assert trials.gain(every, SEARCH, start=START) == trials.Gain(fast=190.0, slow=100.0, runs=1, apart=1.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "wins"),
+    [
+        ((1100.0, 900.0), (1101.0, 901.0), False),  # a tenth of a percent, and runs 20 % apart
+        ((1000.0, 1001.0), (1008.0, 1009.0), False),  # less than min_gain
+        ((1000.0, 1001.0), (1020.0, 1021.0), True),
+        ((1000.0, 1100.0), (1090.0, 1300.0), False),  # one of its runs is slower
+        ((1000.0,), (1020.0,), True),
+    ],
+)
+def test_the_start_stays_unless_another_is_surely_faster(own, other, wins) -> None:
+    every = [*(proven(1, rate) for rate in own), *(proven(2, rate) for rate in other)]
+    best = trials.winner(every, SEARCH, start=START)
+    assert best is not None and (best.trial == 2) is wins
 
 
 def test_a_gain_says_how_far_runs_of_one_configuration_are_apart() -> None:
     every = [proven(1, 100.0), result(2, 200.0), proven(2, 190.0), proven(1, 50.0), proven(2, 200.0)]
-    assert trials.gain(every, start=START) == trials.Gain(fast=195.0, slow=75.0, runs=2, apart=2.0)
+    assert trials.gain(every, SEARCH, start=START) == trials.Gain(fast=195.0, slow=75.0, runs=2, apart=2.0)
 
 
 def test_a_search_ends_with_its_budget_or_without_gain() -> None:
@@ -136,6 +162,9 @@ def test_a_search_ends_with_its_budget_or_without_gain() -> None:
     assert "no gain" in schedule.why_end(many[:12], search, goal_steps=4, elapsed_s=0)
     rising = [result(n, 100.0 * n) for n in range(1, 13)]
     assert schedule.why_end(rising, search, goal_steps=4, elapsed_s=0) == ""
+    failed = [result(n, None, of=Result.FAILS) for n in range(1, 10)]
+    assert schedule.why_end(failed[:8], search, goal_steps=4, elapsed_s=0) == ""
+    assert "none of 9 trials" in schedule.why_end(failed, search, goal_steps=4, elapsed_s=0)
     gated = [result(n, None, of=Result.GATED) for n in range(30, 60)]
     assert schedule.why_end([*rising, *gated], search, goal_steps=4, elapsed_s=0) == ""
 
@@ -207,7 +236,7 @@ def test_what_exceeded_a_limit_in_its_proof_does_not_count() -> None:
     every = [result(1, 100.0), result(2, 200.0), result(3, 300.0)]
     every.append(replace(proven(3, 290.0), constraints={"backward": 0.01}))
     assert (trials.fastest(every) or every[0]).trial == 2
-    assert (trials.winner(every, start=START) or every[0]).trial == 2
+    assert trials.winner(every, SEARCH, start=START) is None
 
 
 def test_the_fastest_besides_some_is_compared_in_the_unit_of_all() -> None:
