@@ -22,7 +22,7 @@ from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.value import Value
 
-_CHOSEN = "chosen: the fastest by the estimate of memory and speed"
+_CHOSEN = "predicted: the fastest that fits"
 _NEXT_TO_NOTHING = 1.005  # of a step's time: below what a search calls a gain
 _ROUNDS = 3  # searches, each around the fastest of the one before
 

@@ -299,7 +299,7 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
     click.echo(
         f"# predicted, not measured: {pace}on {where};"
         f" the fastest of {found.looked_at} configurations that fit\n"
-        f"# if a node has {show_gib(found.host_bytes)} of host memory",
+        f"# needs {show_gib(found.host_bytes)} of host memory per node",
         err=True,
     )
     return ExitCode.OK

@@ -224,7 +224,7 @@ def test_a_job_that_keeps_its_state_in_host_memory_tells_how_much_a_node_needs()
     assert "fsdp_config.offload_policy: true" in shown.stdout
     needed = json.loads(read.stdout)["host_bytes"] / (1 << 30)
     assert needed > 7.6 * 1e9 * (4 + 4 + 8) / (1 << 30)  # fp32 weights and gradients, two moments
-    assert f"# if a node has {needed:.2f} GiB of host memory" in shown.stderr
+    assert f"# needs {needed:.2f} GiB of host memory per node" in shown.stderr
 
 
 def test_an_odd_number_of_gpus_is_no_reason_to_refuse_what_nobody_wrote() -> None:

@@ -59,7 +59,7 @@ def test_a_driver_that_cannot_be_read_is_not_said_to_go_on(
 
 def test_a_driver_that_ended_did_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, made = detached(1, tmp_path, monkeypatch)
-    assert seen.code == 3 and seen.out == ""
+    assert seen.code == 3 and "the background driver did not start" in json.loads(seen.out)["error"]
     assert "the background driver did not start" in seen.err and f"resume {made.id}" in seen.err
 
 
