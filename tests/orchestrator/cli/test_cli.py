@@ -42,7 +42,8 @@ OWN = {
     "launch": BEGINS | {"--rehearse"},
     "rehearse": BEGINS,
     "search": BEGINS | {"--trials", "--duration", "--rehearse", "--no-rehearse"},
-    "plan": {"--gpus", "--set", "--log", "--model", "--framework", "--prompt", "--response", "--batch"},
+    "plan": {"--gpus", "--set", "--log", "--against", "--batch"}
+    | {"--model", "--framework", "--prompt", "--response"},
     "fix": {"-w", "--write", "--gpus"},
     "status": {"--watch"},
     "logs": {"-f", "--follow", "--attempt", "--tail"},
