@@ -51,7 +51,7 @@ OWN = {
     "resume": {"--edit", "--job"},
     "stop": set[str](),
     "doctor": set[str](),
-    "explain": {"--model", "--framework", "--rule"},
+    "explain": {"--model", "--framework", "--format", "--rule"},
     "verify": set[str](),
     "remedies": set[str](),
     "skill": set[str](),
