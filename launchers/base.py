@@ -283,6 +283,7 @@ class Observed(Value, frozen=True, kw_only=True):
     exit: Exit | None = None  # repeated by every later poll
     ending: bool = False  # it has ended, and its last words are awaited
     lost: str = ""  # what took the attempt away: its supervisor, a node where it ran or its cluster is gone
+    killed_for_memory: tuple[str, ...] = ()  # Ray's own words, where its memory monitor took the supervisor
     silent_s: float = 0.0  # how long the supervisor has not answered; 0 where it did: no silence of the job's
     behind: bool = False  # there is more to read at once
     notes: tuple[str, ...] = ()  # lines for the user: a node that fell silent, answers again, joined or left

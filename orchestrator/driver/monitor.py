@@ -151,6 +151,10 @@ class AttemptMonitor:
         events = self._read(lines, now)
         if observed.lost:  # what arrives with the news is of a time after the attempt
             self._hosts.ended()
+        if observed.killed_for_memory:
+            self.expect_end()
+            for line in observed.killed_for_memory:
+                events += self._read(self.files.remark(line), now)
         for sample in observed.samples:
             self._take(sample, now)
         if observed.ending or observed.exit is not None:

@@ -14,7 +14,7 @@ from autotune.launchers.runners.cluster.connection import Head, in_main_thread
 from autotune.launchers.runners.cluster.jobs import remove_leftovers
 from autotune.launchers.runners.cluster.readers import NodeReader, has_died, one_per_machine, wait_once
 from autotune.launchers.runners.cluster.silence import HEAD, Silence, Silences, State, silences_of
-from autotune.launchers.runners.cluster.survey import Survey, Surveyor, first_line
+from autotune.launchers.runners.cluster.survey import Survey, Surveyor, first_line, memory_kill
 from autotune.launchers.runners.cluster.waits import WAITS, Waits
 from autotune.launchers.runners.node.agent import STRAGGLER_GRACE_S, Report, end_attempt
 from autotune.launchers.runners.node.drain import ENOUGH_SHARE, ProcessHold, Residue, drain
@@ -53,6 +53,7 @@ class RayHandle:
         self._notes: list[str] = []
         self._residues_asked: dict[str, Any] = {}  # by nodes that have not answered yet
         self._died: tuple[float, str] | None = None  # the supervisor: when, why
+        self._killed_for_memory: tuple[str, ...] = ()
         self._lost = ""
         self._stopping: set[str] = set()  # the supervisor while it waits for the framework to end
 
@@ -81,6 +82,7 @@ class RayHandle:
             exit=self._exit(reports, heard=bool(chunks)),
             ending=self._harvest.begun,
             lost=self._lost,
+            killed_for_memory=self._killed_for_memory if self._lost else (),
             silent_s=0.0 if self._head in reports else self._readers[self._head].silent_s,
             behind=any(report.behind for report in reports.values()),
             notes=self._news(),
@@ -159,10 +161,10 @@ class RayHandle:
         reader = self._readers[node]
         reader.lose()
         if node == self._head and self._died is None:
-            self._died = (
-                time.monotonic(),
-                f"the attempt's supervisor on {reader.name} died: {first_line(error)}",
-            )
+            self._killed_for_memory = memory_kill(error)
+            why = "Ray killed it because the node's memory was full" if self._killed_for_memory else ""
+            why = why or first_line(error)
+            self._died = time.monotonic(), f"the attempt's supervisor on {reader.name} died: {why}"
         self._surveyor.hurry()
 
     def _reconcile(self, survey: Survey) -> None:

@@ -198,7 +198,8 @@ def has_died(answer: object) -> bool:
     import ray
 
     errors = ray.exceptions
-    dead = isinstance(answer, (errors.RayActorError, errors.ActorUnschedulableError))
+    ends = (errors.RayActorError, errors.ActorUnschedulableError, errors.OutOfMemoryError)
+    dead = isinstance(answer, ends)
     return dead and not isinstance(answer, errors.ActorUnavailableError)
 
 

@@ -11,6 +11,8 @@ from autotune.launchers.runners.cluster.connection import Head, serves_ray
 from autotune.launchers.runners.cluster.jobs import Claim, claims_of, jobs_of
 from autotune.launchers.runners.cluster.waits import WAITS, Waits
 
+_LOW_ON_MEMORY = "running low on memory"  # src/ray/common/memory_monitor, in every release that is supported
+_WORDS = 40  # lines of an error that are looked at: the sentence and the ten largest processes
 _KNOCKS = 4  # per reading: each may take its whole time
 
 
@@ -109,6 +111,13 @@ def first_line(error: Exception) -> str:
     """Return an error in one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def memory_kill(error: Exception) -> tuple[str, ...]:
+    """Return Ray's words for an actor that its memory monitor killed; empty for any other death."""
+    lines = str(error).strip().splitlines()[:_WORDS]
+    first = next((place for place, line in enumerate(lines) if _LOW_ON_MEMORY in line), None)
+    return () if first is None else tuple(line.rstrip() for line in lines[first:] if line.strip())
 
 
 def _healthy(node: dict[str, Any], waits: Waits) -> bool:

@@ -1,9 +1,12 @@
 """What is known of a cluster without one: its size, its workers' variables, the lines about its silence."""
 
+import ray
+
 from autotune.launchers.runners.cluster.actor import workers_variables
-from autotune.launchers.runners.cluster.readers import NodeReader, Places, import_failure
+from autotune.launchers.runners.cluster.readers import NodeReader, Places, has_died, import_failure
 from autotune.launchers.runners.cluster.runner import summarize
 from autotune.launchers.runners.cluster.silence import Silence, Silences, State
+from autotune.launchers.runners.cluster.survey import memory_kill
 from autotune.launchers.runners.cluster.waits import Waits
 from autotune.launchers.runners.node.host import Card, Machine
 from autotune.launchers.runners.node.logs import fair_shares
@@ -114,3 +117,15 @@ def test_what_a_worker_could_not_import_is_told_from_its_other_failures():
     other += "ImportError: cannot import name 'measure' from 'autotune.launchers.runners.node.host'\n"
     assert import_failure(RuntimeError(other)).startswith("ImportError: cannot import name 'measure'")
     assert import_failure(RuntimeError("no module named numpy in the job's own script")) == ""
+
+
+def test_rays_words_for_an_actor_that_its_memory_monitor_killed() -> None:
+    words = (
+        "Task was killed due to the node running low on memory.\nMemory on the node was 22GB / 23GB (0.95)."
+    )
+    killed = ray.exceptions.OutOfMemoryError(words)
+    assert has_died(killed)
+    assert memory_kill(killed) == tuple(words.splitlines())
+    died = ray.exceptions.ActorDiedError()
+    assert has_died(died) and memory_kill(died) == ()
+    assert not has_died(ray.exceptions.ActorUnavailableError("it does not answer", b"0" * 16))

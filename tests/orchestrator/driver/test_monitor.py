@@ -14,6 +14,7 @@ from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver.log_writer import reread
 from autotune.orchestrator.driver.monitor import AttemptMonitor
 from autotune.orchestrator.run.directory import AttemptFolder
+from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.scan import Scanner
 from autotune.policies.values.events import (
     Event,
@@ -23,7 +24,7 @@ from autotune.policies.values.events import (
     Started,
     StopRequested,
 )
-from autotune.policies.values.failure import Phase
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Completed, Crashed, GpuMemory, Hung, Lost, Sample
 from autotune.policies.values.run.view import RunView
@@ -323,6 +324,24 @@ def test_the_last_words_of_a_lost_supervisor_do_not_hide_its_own(followed: Follo
     followed.see(after=9.0, silent_s=9.0)
     followed.see(after=1.0, samples=on_nodes("a", 1008.0, 1010.0, 0.2), lost="its supervisor died")
     assert followed.watch.outcome(None, lost="its supervisor died", stopped_by="") == Crashed()
+
+
+KILLED_FOR_MEMORY = (
+    "Task was killed due to the node running low on memory.",
+    "Memory on the node (IP: 10.0.0.1, ID: ab) was 240.00GB / 251.50GB (0.954). Top 10 memory users:",
+    "PID\tMEM(GB)\tCOMMAND",
+    "31\t229.50\tray::TaskRunner.run",
+)
+
+
+def test_a_supervisor_that_rays_memory_monitor_killed_died_of_a_full_host(followed: Followed) -> None:
+    followed.see(step(1, 9))
+    followed.see(lost="the attempt's supervisor died", killed_for_memory=KILLED_FOR_MEMORY)
+    outcome = followed.watch.outcome(None, lost="the attempt's supervisor died", stopped_by="")
+    assert outcome == Crashed()
+    diagnosis = diagnose(followed.watch.evidence(outcome, None))
+    assert diagnosis.cause is Cause.HOST_OOM
+    assert [(one.pid, one.command) for one in diagnosis.facts.holders][:1] == [(31, "ray::TaskRunner.run")]
 
 
 @pytest.mark.parametrize("skew_s", [-60.0, 60.0])
