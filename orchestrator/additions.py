@@ -43,45 +43,45 @@ def additions(
     turned = {_bare(name) for name in framework.settings(job, knobs)}
     stated = {_bare(name): (name, _text(value)) for name, value in job.settings.items()}
     user, ours = _named(job.command) | stated, _named(command.argv)
-    found = []
+    result = []
     for name, (spelled, value) in ours.items():
         before = user[name][1] if name in user else None
         is_filled_in = value == job.config or (before is not None and "{" in before)  # a placeholder
         if not is_filled_in and (before is None or _plain(before) != _plain(value)):
             reason = why if name in turned else _reason(reasons, name) or otherwise
-            found.append(Addition(name=spelled, before=before, after=value, reason=reason))
+            result.append(Addition(name=spelled, before=before, after=value, reason=reason))
     for name, (spelled, value) in user.items():
         reason = _reason(framework.reasons, name)
         if name not in ours and spelled in job.settings and reason and framework.passes_settings:
-            found.append(Addition(name=spelled, before=value, reason=reason))
+            result.append(Addition(name=spelled, before=value, reason=reason))
     for name, value in command.env.items():
         if job.env.get(name) != value:
             spelled, before = f"export {name}", job.env.get(name)
-            found.append(Addition(name=spelled, before=before, after=value, reason=_reason(reasons, name)))
+            result.append(Addition(name=spelled, before=before, after=value, reason=_reason(reasons, name)))
     files = command.files if framework.passes_settings else ()
-    found += [
+    result += [
         Addition(name=file.name, after=file.source, reason=_reason(reasons, file.name)) for file in files
     ]
-    return tuple(found)
+    return tuple(result)
 
 
 def _named(words: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return the settings of a command by their bare names: as spelled, and their values."""
-    found: dict[str, tuple[str, str]] = {}
+    result: dict[str, tuple[str, str]] = {}
     flag = ""
     for word in words:
         assigned = _ASSIGNED.fullmatch(word)
         if assigned is not None:
             flag = ""
-            found[_bare(assigned["name"])] = (assigned["name"], assigned["value"])
+            result[_bare(assigned["name"])] = (assigned["name"], assigned["value"])
         elif word.startswith("--") and len(word) > 2:
             flag = word
-            found[_bare(word)] = (word, "")
+            result[_bare(word)] = (word, "")
         elif word.startswith("{attempt}") and word.endswith(".py"):  # a program, not the flag's value
             flag = ""
         elif flag:
-            found[_bare(flag)] = (flag, f"{found[_bare(flag)][1]} {word}".strip())
-    return found
+            result[_bare(flag)] = (flag, f"{result[_bare(flag)][1]} {word}".strip())
+    return result
 
 
 def _bare(name: str) -> str:

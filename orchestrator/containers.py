@@ -44,10 +44,10 @@ def code_folders(job: Job) -> tuple[Path, ...]:
     for name, value in options:
         if name in _VARIABLE and value.startswith("PYTHONPATH="):
             inside += value.partition("=")[2].split(os.pathsep)
-    found = [_outside(PurePosixPath(folder), mounts) for folder in inside if folder]
+    result = [_outside(PurePosixPath(folder), mounts) for folder in inside if folder]
     if PurePosixPath(job.command[0]).name in _KEEP_FOLDER and not any(n in _FOLDER for n, _ in options):
-        found.insert(0, Path(job.workdir))
-    return tuple(folder for folder in found if folder is not None)
+        result.insert(0, Path(job.workdir))
+    return tuple(folder for folder in result if folder is not None)
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -90,8 +90,8 @@ def is_unfilled(setting: Any) -> bool:
 
 def placeholder_in(text: str) -> str:
     """Return the placeholder in a text; empty if there is none, or if it is a path of this machine."""
-    found = _PLACEHOLDER.search(text)
-    return found[0] if found and not _exists(text) else ""
+    match = _PLACEHOLDER.search(text)
+    return match[0] if match and not _exists(text) else ""
 
 
 def _inside(value: Any, path: KeyPath, *, for_a_shell: bool) -> Iterator[tuple[KeyPath, str]]:

@@ -44,12 +44,12 @@ def starting_job(wish: Wish) -> Start | None:
     refused: JobErrors | None = None
     for text in first_texts(wish):
         try:
-            found = _fastest(wish, text)
+            result = _fastest(wish, text)
         except JobErrors as errors:
             refused = refused or errors
             continue
-        if found is not None:
-            return found
+        if result is not None:
+            return result
     if refused is not None:
         raise refused
     return None
@@ -73,15 +73,15 @@ def _fastest(wish: Wish, text: str) -> Start | None:
     sight = foreseen(accepted, (), (), dimensions, neighbours=varied.neighbours)
     if sight is None:
         return None
-    centers, found = starts, tuple[Knobs, ...]()
+    centers, result = starts, tuple[Knobs, ...]()
     for _ in range(_ROUNDS):
-        found = sight.proposals(centers, gain=0.0)
-        if not found or found[0] == centers[0]:
+        result = sight.proposals(centers, gain=0.0)
+        if not result or result[0] == centers[0]:
             break
-        centers = (found[0], *starts)
-    if not found:
+        centers = (result[0], *starts)
+    if not result:
         return None
-    chosen = _with_defaults(sight, profile, found[0])
+    chosen = _with_defaults(sight, profile, result[0])
     changes = framework.settings(job, chosen)
     edits = [Edit(("settings", key), value, _CHOSEN) for key, value in changes.items()]
     estimate = judged(sight, (chosen,)).estimate
@@ -89,7 +89,7 @@ def _fastest(wish: Wish, text: str) -> Start | None:
         text=edited(text, edits, literal=LITERAL).rstrip() + "\n",
         step_s=float(estimate.step_s[0]) if has_speed(cluster.gpu_name) else None,
         host_bytes=int(estimate.host[:, 0].max()),
-        looked_at=len(found),
+        looked_at=len(result),
     )
 
 

@@ -49,7 +49,7 @@ def unusable_paths(settings: Settings) -> tuple[ConfigError, ...]:
     if not Path(settings.host_dir).is_dir():
         errors.append(ConfigError("host_dir", f"{settings.host_dir} is not a folder", "use /dev/shm"))
     fresh = settings.checkpoint_dir is not None and settings.resume == "never"
-    if fresh and (found := newest_complete(Path(str(settings.checkpoint_dir)))):
-        what = f"{found} is a checkpoint of another run"
+    if fresh and (result := newest_complete(Path(str(settings.checkpoint_dir)))):
+        what = f"{result} is a checkpoint of another run"
         errors.append(ConfigError("checkpoint_dir", what, "use an empty folder, or set resume: auto"))
     return tuple(errors)

@@ -182,14 +182,14 @@ class Annotator(SideTask):
             resume=start.resume,
         )
         variables = {**job.env, **command.env}
-        found, vague = places(
+        exact, vague = places(
             self.run.attempt(number).log,
             framework.tracked(job, run=self.run.id),
             variables,
             folder=job.workdir,
         )
         named = _named(job)
-        for tracker in vague if job.annotate == "auto" else (each for each in named if each not in found):
+        for tracker in vague if job.annotate == "auto" else (each for each in named if each not in exact):
             self._news.put(_News(tracker, number, nothing=_UNKNOWN))
         asked: dict[str, Any] = {"run": self.run.id, "attempts": [_shown(each, job) for each in documents]}
         known: dict[str, Any] = {
@@ -197,7 +197,7 @@ class Annotator(SideTask):
             "until": seconds_of(documents[-1].ended),
             "scratch": str(Path(self.run.path, "annotations").absolute()),
         }
-        for tracker, place in found.items():
+        for tracker, place in exact.items():
             if tracker in named:
                 whole = {**asked, "tracker": tracker, "place": {**place, **known}}
                 self._news.put(self._ask(attempt, tracker, whole, variables))

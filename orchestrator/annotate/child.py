@@ -95,8 +95,8 @@ def pythons(job: Job) -> tuple[str, ...]:
 def _of_job(job: Job) -> Iterator[str]:
     if job.python is not None:
         named = str(Path(job.workdir, Path(job.python).expanduser())) if os.sep in job.python else job.python
-        if found := shutil.which(named):
-            yield found
+        if result := shutil.which(named):
+            yield result
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

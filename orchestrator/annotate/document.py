@@ -58,7 +58,7 @@ def annotation(run: directory.RunFolder, view: RunView, number: int) -> Annotati
     training, accepted = view.training, view.accepted
     place = next(index for index, each in enumerate(training) if each.number == number)
     attempt = training[place]
-    end, found, goal, knobs = attempt.ended, attempt.diagnosed, attempt.goal, attempt.knobs
+    end, diagnosed, goal, knobs = attempt.ended, attempt.diagnosed, attempt.goal, attempt.knobs
     assert accepted is not None and end is not None
     before = training[place - 1].knobs if place else accepted.profile.knobs
     changes = changed(before, attempt.started.knobs)
@@ -66,8 +66,8 @@ def annotation(run: directory.RunFolder, view: RunView, number: int) -> Annotati
     after = changed(knobs, remedy.apply(knobs)) if remedy is not None else {}
     follows = ": ".join(filter(None, (_arrows(after), reason)))
     cured = tuple(_line(messages.cured(cure)) for cure in attempt.cures)
-    outcome = messages.diagnosis(plain(found)) if found is not None else messages.outcome(end.outcome)
-    failed = found is not None or not isinstance(end.outcome, Completed | Cancelled)
+    outcome = messages.diagnosis(plain(diagnosed)) if diagnosed is not None else messages.outcome(end.outcome)
+    failed = diagnosed is not None or not isinstance(end.outcome, Completed | Cancelled)
     stable = f"; stable at step {goal.step}" if goal is not None else ""
     change = f"; with {_arrows(changes)}" if changes else ""
     text = f"attempt {number}: {outcome}{stable}{change}{f'; next: {follows}' if follows else ''}"
@@ -81,8 +81,8 @@ def annotation(run: directory.RunFolder, view: RunView, number: int) -> Annotati
         ended=end.at,
         outcome=_line(outcome),
         failed=failed,
-        cause=None if found is None else found.cause,
-        phase=None if found is None else found.phase,
+        cause=None if diagnosed is None else diagnosed.cause,
+        phase=None if diagnosed is None else diagnosed.phase,
         step=end.step,
         stable_at=None if goal is None else goal.step,
         knobs=_set(knobs),

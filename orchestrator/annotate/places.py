@@ -88,22 +88,22 @@ def places(
     def fitted(name: str, value: str) -> str:
         return str(Path(folder, Path(value).expanduser())) if name == "folder" else value
 
-    found: Places = {}
+    result: Places = {}
     for tracker, name, value in (
         *((each.tracker, name, value) for each in tracked for name, value in each.place.items() if value),
         *_of_variables(variables),
     ):
-        found.setdefault(tracker, {}).setdefault(name, fitted(name, value))
+        result.setdefault(tracker, {}).setdefault(name, fitted(name, value))
     other: set[Tracker] = set()  # trackers whose last named run was another one
     for tracker, line in _of_log(log, tracked):
-        place, said = found.setdefault(tracker, {}), {name: fitted(name, line[name]) for name in line}
+        place, said = result.setdefault(tracker, {}), {name: fitted(name, line[name]) for name in line}
         elsewhere = "id" in said and "experiment" in place  # it does not say in which experiment
         if elsewhere or any(place.get(name, value) != value for name, value in said.items()):
             other.add(tracker)
         elif tracker not in other or "project" in said:
             other.discard(tracker)
             place |= said
-    whole = {tracker: place for tracker, place in found.items() if _is_enough(tracker, place)}
+    whole = {tracker: place for tracker, place in result.items() if _is_enough(tracker, place)}
     # That a variable is set, or that a line is known, does not say that the job uses the tracker.
     used = {each.tracker for each in tracked if each.place}
     return whole, tuple(tracker for tracker in Tracker if tracker in used and tracker not in whole)

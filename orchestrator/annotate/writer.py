@@ -56,16 +56,16 @@ def write_wandb(run: str, place: Place, attempts: Attempts) -> str:
     import wandb
 
     path = "/".join(place[key] for key in ("entity", "project", "id") if place.get(key))
-    found = wandb.Api(timeout=_WAIT_S).run(path)
+    result = wandb.Api(timeout=_WAIT_S).run(path)
     values = {f"{NAME}/run": run, f"{NAME}/attempts": attempts[-1]["attempt"]}
-    found.summary.update(values | {f"{NAME}/attempt-{each['attempt']}": each["text"] for each in attempts})
-    notes = found.notes or ""
+    result.summary.update(values | {f"{NAME}/attempt-{each['attempt']}": each["text"] for each in attempts})
+    notes = result.notes or ""
     lines = [f"{NAME} {run}: {each['text']}" for each in attempts]
     new = [line for line in lines if line not in notes]
-    if new or NAME not in found.tags:
-        found.notes = "\n".join([notes, *new] if notes else new)
-        found.tags = [*found.tags, *([] if NAME in found.tags else [NAME])]
-        found.update()
+    if new or NAME not in result.tags:
+        result.notes = "\n".join([notes, *new] if notes else new)
+        result.tags = [*result.tags, *([] if NAME in result.tags else [NAME])]
+        result.update()
     return path
 
 
@@ -78,12 +78,12 @@ def write_mlflow(run: str, place: Place, attempts: Attempts) -> str:
     uri = place.get("uri") or os.environ.get("MLFLOW_TRACKING_URI") or place.get("default_uri")
     _refuse_missing_store(uri)
     client = MlflowClient(tracking_uri=uri)
-    found = client.get_run(place["id"]) if place.get("id") else _latest_mlflow_run(client, place)
-    identity = found.info.run_id
+    result = client.get_run(place["id"]) if place.get("id") else _latest_mlflow_run(client, place)
+    identity = result.info.run_id
     tags = {f"{NAME}.run": run, f"{NAME}.attempts": str(attempts[-1]["attempt"])}
     tags |= {f"{NAME}.attempt.{each['attempt']}": each["text"] for each in attempts}
     for key, value in tags.items():
-        if found.data.tags.get(key) != value:
+        if result.data.tags.get(key) != value:
             client.set_tag(identity, key, value)
     for each in attempts:
         client.log_dict(identity, each["document"], f"{NAME}/attempt-{each['attempt']}.json")
@@ -243,9 +243,9 @@ def main() -> None:
     os.dup2(2, 1)
     asked = json.load(sys.stdin)
     signal.alarm(asked["limit_s"])
-    found = answer(asked)
+    result = answer(asked)
     with contextlib.suppress(BrokenPipeError):
-        out.write(json.dumps(found))
+        out.write(json.dumps(result))
         out.flush()
     # What a library left running has nothing to add.
     os._exit(0)

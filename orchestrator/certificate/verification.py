@@ -91,31 +91,31 @@ def verify(path: Path) -> Verification:
     try:
         before = msgspec.structs.replace(certificate.job, settings=certificate.before)
         after = msgspec.structs.replace(certificate.job, settings=certificate.after)
-        found = [*_contradictions(certificate, framework, before, after, path)]
+        differences = [*_contradictions(certificate, framework, before, after, path)]
         history = reading.journal_beside(path)
         if history is not None:
-            found += _against_journal(certificate, framework, history)
+            differences += _against_journal(certificate, framework, history)
         compared, missing = ["events.jsonl"] * (history is not None), ["events.jsonl"] * (history is None)
         for name, part in _FILES.items():
             job = reading.job_beside(path, name)
             (missing if job is None else compared).append(name)
             if job is not None:
-                found += _against_job(before if part == "before" else after, job, name, framework)
+                differences += _against_job(before if part == "before" else after, job, name, framework)
     except RecursionError:
         raise reading.unusable(path, "its values are nested too deeply") from None
     except _UNREADABLE as error:
         raise reading.unusable(path, f"its values make no sense: {type(error).__name__}: {error}") from None
     result, told, by = certificate.replayed, certificate.replay, "losses"
-    if found:
+    if differences:
         result, told = Replayed.NOT_RUN, "what was declared is not so"
     elif (updated := replayed(framework, before, after)) is not None:
         if updated[0] is not Replayed.NOT_RUN or result is Replayed.NOT_RUN:
             (result, told), by = updated, "update"
         if result is Replayed.DIFFERS:
-            found.append(f"an update with the stable settings is another one: {told}")
+            differences.append(f"an update with the stable settings is another one: {told}")
     return Verification(
         certificate=certificate,
-        differences=tuple(found),
+        differences=tuple(differences),
         compared=tuple(compared),
         missing=tuple(missing),
         replayed=result,

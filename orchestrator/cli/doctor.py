@@ -31,14 +31,14 @@ def examine(job_file: Path | None, *, options: Options) -> ExitCode:
     from autotune.orchestrator.terminal.widgets import echo
 
     job = load(job_file) if job_file is not None else None
-    found = _shown(examine_all(job, runs_dir=options.runs_dir))
+    result = _shown(examine_all(job, runs_dir=options.runs_dir))
     if options.json:
-        click.echo(msgspec.json.encode(found))
+        click.echo(msgspec.json.encode(result))
     else:
-        text = render(found, quiet=bool(options.quiet), verbose=bool(options.verbose))
+        text = render(result, quiet=bool(options.quiet), verbose=bool(options.verbose))
         if text:
             echo(text, color=options.color)
-    return found.code
+    return result.code
 
 
 def _shown(found: Examined) -> Examined:

@@ -42,10 +42,10 @@ _NEAR = 200  # lines above a failure that may say when it was
 
 def _shape(model: Path) -> Model:
     """Return the shape of a folder, a config.json or a public model; raises Failure with a hint."""
-    found, _ = find_model(str(model), ".")
-    if found is None:
+    result, _ = find_model(str(model), ".")
+    if result is None:
         raise unknown_model(str(model))
-    return found
+    return result
 
 
 def explain_logs(

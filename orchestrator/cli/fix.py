@@ -147,28 +147,28 @@ def _answer(
         job = msgspec.structs.replace(job, cluster=spec)
     cluster = expected_cluster(job)
     job = with_gpu_memory(job, cluster)
-    found = repair(job, framework, cluster, diagnosis, knobs=target.knobs, recall=calibration_cache.recall)
-    remedy = found.remedy
+    result = repair(job, framework, cluster, diagnosis, knobs=target.knobs, recall=calibration_cache.recall)
+    remedy = result.remedy
     if remedy is None:
-        return msgspec.structs.replace(answer, note=found.note), ""
-    knobs = remedy.apply(found.before)
+        return msgspec.structs.replace(answer, note=result.note), ""
+    knobs = remedy.apply(result.before)
     settings = framework.settings(job, knobs)
     words = {name: _word(framework, name, value) for name, value in settings.items()}
     after = _edited(target, settings, words, why=f"{remedy.name}: {remedy.reason}") if settings else ""
-    started, alone = _commands(target, words, changed(found.before, knobs), after=after, write=write)
+    started, alone = _commands(target, words, changed(result.before, knobs), after=after, write=write)
     return msgspec.structs.replace(
         answer,
         remedy=remedy.name,
         reason=remedy.reason,
         effect=remedy.effect,
         slows=remedy.slows,
-        changes=changed(found.before, knobs),
+        changes=changed(result.before, knobs),
         settings=settings,
         file=target.name,
         diff=_diff(target, after),
         words=tuple(words.values()),
-        peaks=_peaks(found, diagnosis.phase.value),
-        note=found.note,
+        peaks=_peaks(result, diagnosis.phase.value),
+        note=result.note,
         with_autotune=started,
         without_autotune=alone,
     ), after

@@ -115,7 +115,7 @@ def write(
         errors = JobErrors((*edits, *others))
     warnings = (*(job.notes if job is not None else ()), *missing)
     if options.json:
-        found = JobDraft(
+        result = JobDraft(
             file=str(output),
             framework=draft.framework,
             recognised=draft.other or (draft.framework if draft.framework != "command" else ""),
@@ -125,7 +125,7 @@ def write(
             errors=[c.message for c in errors.complaints] if errors else [],
             warnings=list(warnings),
         )
-        click.echo(msgspec.json.encode(found))
+        click.echo(msgspec.json.encode(result))
     else:
         _say(draft, output=output, checked=checked, warnings=warnings, options=options)
         if job is not None:

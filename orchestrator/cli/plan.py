@@ -173,11 +173,11 @@ def _failure_in(log: str) -> Diagnosis:
     from autotune.policies.diagnosis.diagnose import diagnose
 
     check((log,))
-    found = diagnose(read(log).evidence)
-    if not found.cause.is_oom:
+    result = diagnose(read(log).evidence)
+    if not result.cause.is_oom:
         hint = f"`autotune explain {log}` says what it shows"
         raise Failure(f"--log: no memory failure in `{log}`", hint=hint, code=ExitCode.USAGE)
-    return found
+    return result
 
 
 def outcome_of(
@@ -277,9 +277,9 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
             f"note: {even} prompts a step instead of {wish.batch}, the same number on every GPU", err=True
         )
         wish = msgspec.structs.replace(wish, batch=even)
-    found = starting_job(wish)
+    result = starting_job(wish)
     where = f"{wanted.nodes or 1} x {wanted.per_node or 8} {wanted.card.name}"
-    if found is None:
+    if result is None:
         click.echo(f"no configuration of {model} for {framework} is predicted to fit {where}", err=True)
         others = (msgspec.structs.replace(wish, framework=name) for name in _OFFERED if name != framework)
         fitting = []
@@ -289,17 +289,17 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
         click.echo(f"hint: use {' or '.join(['more GPUs or a shorter --response', *fitting])}", err=True)
         return ExitCode.NO
     if options.json:
-        answer = StartingJob(job=found.text, step_s=found.step_s, host_bytes=found.host_bytes)
+        answer = StartingJob(job=result.text, step_s=result.step_s, host_bytes=result.host_bytes)
         click.echo(msgspec.json.encode(answer))
         return ExitCode.OK
-    click.echo(found.text, nl=False)
+    click.echo(result.text, nl=False)
     for note in device_notes(wanted.card.device):
         click.echo(f"note: {note}", err=True)
-    pace = "" if found.step_s is None else f"about {found.step_s:,.0f} s a step "
+    pace = "" if result.step_s is None else f"about {result.step_s:,.0f} s a step "
     click.echo(
         f"# predicted, not measured: {pace}on {where};"
-        f" the fastest of {found.looked_at} configurations that fit\n"
-        f"# needs {show_gib(found.host_bytes)} of host memory per node",
+        f" the fastest of {result.looked_at} configurations that fit\n"
+        f"# needs {show_gib(result.host_bytes)} of host memory per node",
         err=True,
     )
     return ExitCode.OK

@@ -41,11 +41,11 @@ def command(context: click.Context, run: str | None, opened: bool, force: bool) 
     from autotune.orchestrator.report.search_story import write_study
 
     options = given(context)
-    found = directory.find(options.runs_dir, run)
-    report = write_new(found, force=force)
-    write_study(found, RunView(found.history()))
-    path = found.path / NAME
-    RunReader(found).look(now=time.time())  # keeps the summary of a finished run, for the next `status`
+    result = directory.find(options.runs_dir, run)
+    report = write_new(result, force=force)
+    write_study(result, RunView(result.history()))
+    path = result.path / NAME
+    RunReader(result).look(now=time.time())  # keeps the summary of a finished run, for the next `status`
     click.echo(msgspec.json.encode(report) if options.json else str(path))
     if opened and not opens(path):
         click.echo(f"hint: no browser was found; open {path.resolve()} in one", err=True)

@@ -44,14 +44,14 @@ def command(context: click.Context, file: Path) -> None:
 
     options = given(context)
     try:
-        found = verify(file)
+        result = verify(file)
     except Failure as failure:
         raise Failure(plain(failure.message), hint=plain(failure.hint), code=failure.code) from None
     if options.json:
-        click.echo(msgspec.json.encode(document(found)))
+        click.echo(msgspec.json.encode(document(result)))
     else:
-        echo("\n".join(plain(line) for line in _lines(found)), color=options.color)
-    context.exit(ExitCode.NO if found.differences else ExitCode.OK)
+        echo("\n".join(plain(line) for line in _lines(result)), color=options.color)
+    context.exit(ExitCode.NO if result.differences else ExitCode.OK)
 
 
 def _lines(found: Verification) -> list[str]:

@@ -97,13 +97,13 @@ class Gpus(Value, frozen=True, kw_only=True):
 
 def parse_gpus(written: str) -> Gpus:
     """Return the cards that a text stands for; raises ValueError saying what it should be."""
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"(?:(\d+)\s*[x×*]\s*)?(?:(\d+)\s*[x×*]\s*)?(\S.*?)\s*", written.strip(), re.IGNORECASE
     )
-    card = find_card(found[3]) if found else None
-    if found is None or card is None:
-        raise ValueError(_unknown(written.strip(), found[3] if found else ""))
-    counts = [int(text) for text in (found[1], found[2]) if text is not None]
+    card = find_card(match[3]) if match else None
+    if match is None or card is None:
+        raise ValueError(_unknown(written.strip(), match[3] if match else ""))
+    counts = [int(text) for text in (match[1], match[2]) if text is not None]
     if 0 in counts:
         raise ValueError(f"`{written}`: at least one GPU")
     return Gpus(

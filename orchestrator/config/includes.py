@@ -59,10 +59,10 @@ def with_document(job: Job, *, builds_on: str = "") -> tuple[Job, Document | Non
     if document is None or document.complaints or problem is not None:
         return job, document, () if problem is None else (problem,)
     try:
-        found = _extended(document.value, path, builds_on, ()) if builds_on else document.value
+        result = _extended(document.value, path, builds_on, ()) if builds_on else document.value
     except _ChainError as error:
         return job, None, (error.problem,)
-    return msgspec.structs.replace(job, document=found), document, ()
+    return msgspec.structs.replace(job, document=result), document, ()
 
 
 def with_extended(own: dict[str, Any], path: Path, *, builds_on: str) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]
         return msgspec.structs.replace(job, shape=shape, shape_from="`model:` of the job"), problem
     name = job.model if job.model is not None else framework.model_path(job)
     try:
-        found, place = (None, "") if name is None else find_model(name, job.workdir)
+        result, place = (None, "") if name is None else find_model(name, job.workdir)
     except Failure as failure:
         path: tuple[str | int, ...] = ("model",) if job.model is not None else ("settings",)
         hint = f"{failure.hint}, or write its shape: `model: {_SHAPE}`"
@@ -139,12 +139,12 @@ def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]
     # Settings may describe a model that is not on this machine; they go before a mere name.
     own = framework.shape(job)
     read_here = name is not None and find_folder(name, job.workdir) is not None
-    if own is not None and (found is None or (not read_here and _differ(own, found))):
-        found, place = own, "the framework's own settings"
+    if own is not None and (result is None or (not read_here and _differ(own, result))):
+        result, place = own, "the framework's own settings"
     if place.startswith(ASSUMED_SHAPE):
         note = f"the shape of the model `{name}` is {place.partition(':')[0]}"
         job = msgspec.structs.replace(job, notes=(*job.notes, note))
-    return msgspec.structs.replace(job, shape=found, shape_from=place), ()
+    return msgspec.structs.replace(job, shape=result, shape_from=place), ()
 
 
 def _differ(own: Model, found: Model) -> bool:
@@ -254,15 +254,15 @@ def with_launcher(job: Job) -> Job:
         return msgspec.structs.replace(job, launcher=launcher, notes=(*job.notes, note))
     inner = content.get("deepspeed_config")
     file = inner.get("deepspeed_config_file") if isinstance(inner, dict) else None
-    found = _of_mapping_in(content, name)
+    result = _of_mapping_in(content, name)
     if isinstance(file, str):  # accelerate's file names DeepSpeed's own
         nested = with_launcher(
             msgspec.structs.replace(job, settings={"deepspeed": file}, document={}, command=())
         )
-        processes = found.processes or nested.launcher.processes
-        found = msgspec.structs.replace(nested.launcher, processes=processes)
+        processes = result.processes or nested.launcher.processes
+        result = msgspec.structs.replace(nested.launcher, processes=processes)
         job = msgspec.structs.replace(job, notes=nested.notes)
-    return msgspec.structs.replace(job, launcher=found)
+    return msgspec.structs.replace(job, launcher=result)
 
 
 def _launcher_file(job: Job) -> str:

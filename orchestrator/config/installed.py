@@ -57,13 +57,13 @@ def accepted_before(job: Job, framework: Framework) -> Mapping[KeyPath, str]:
         return {}
     present = _present(job, framework)
     refused = _refused(job, framework, present)
-    found: dict[KeyPath, str] = {}
+    result: dict[KeyPath, str] = {}
     for older in sorted((v for v in map(Version, framework.releases) if v < present), reverse=True):
-        left = refused - found.keys()
+        left = refused - result.keys()
         if not left:
             break
-        found |= dict.fromkeys(left - _refused(job, framework, older), str(older))
-    return found
+        result |= dict.fromkeys(left - _refused(job, framework, older), str(older))
+    return result
 
 
 def with_releases(job: Job, framework: Framework) -> Job:
@@ -123,8 +123,8 @@ def _engines(job: Job) -> dict[str, str]:
     """Return the versions of the inference engines that are installed where the job runs."""
     if is_container(job.command):
         return {}
-    found = {name: own_code.installed_version(name, job.python) for name in _ENGINES}
-    return {name: version for name, version in found.items() if version}
+    result = {name: own_code.installed_version(name, job.python) for name in _ENGINES}
+    return {name: version for name, version in result.items() if version}
 
 
 def _present(job: Job, framework: Framework) -> Version:

@@ -89,17 +89,17 @@ def is_importable(job: Job, command: Command) -> bool:
 
 def read(query: CodeQuery, package: Path) -> OwnCode:
     """Return which names stand in the code of a package, and the defaults of its configuration."""
-    left, found, unread = set(query.names), set[str](), list[object]()
+    left, names, unread = set(query.names), set[str](), list[object]()
     patterns = {name: re.compile(pattern) for name, pattern in query.patterns.items()}
     for text in _texts(package, unread.append) if package.is_dir() else (_text(package, unread.append),):
         if left:
             hits = {match[0] for match in _any_of(left, as_flags=query.as_flags).finditer(text)}
-            found |= hits
+            names |= hits
             left -= hits
-        found |= {name for name, pattern in patterns.items() if pattern.search(text)}
+        names |= {name for name, pattern in patterns.items() if pattern.search(text)}
     return OwnCode(
         folder=str(package),
-        names=tuple(sorted(found)),
+        names=tuple(sorted(names)),
         defaults=_defaults(query, package),
         is_partial=bool(unread),
     )
@@ -107,8 +107,8 @@ def read(query: CodeQuery, package: Path) -> OwnCode:
 
 def installed_version(distribution: str, python: str | None) -> str:
     """Return the version of a distribution for an interpreter, empty if there is none."""
-    found = _distribution(distribution, python)
-    return "" if found is None else _release(found)
+    result = _distribution(distribution, python)
+    return "" if result is None else _release(result)
 
 
 def _any_of(names: Iterable[str], *, as_flags: bool) -> re.Pattern[str]:
@@ -296,9 +296,9 @@ def _nested(base: Path, module: str, framework: Framework) -> Path | None:
             below += _folders(folder)
         # Many a folder has the name of a framework: a checkout states its version.
         named = [each for each in below if each.name == module and _is_package(each, framework)]
-        found = [each for each in named if _checkout(each, framework).version]
-        if found:
-            return found[0] if len(found) == 1 else None
+        result = [each for each in named if _checkout(each, framework).version]
+        if result:
+            return result[0] if len(result) == 1 else None
         level = below
     return None
 

@@ -96,7 +96,9 @@ def find_like(name: str) -> tuple[str, PublicModel] | None:
     if not parts:
         return None
     part = parts[-1]
-    fitting = [(found[0], full) for pattern, full in _inside() for found in [pattern.search(part)] if found]
+    fitting = [
+        (result[0], full) for pattern, full in _inside() for result in [pattern.search(part)] if result
+    ]
     if not fitting:
         return None
     text, full = max(fitting, key=lambda each: len(each[0]))
@@ -124,12 +126,12 @@ def find_by_numbers(fields: Mapping[str, int | str]) -> PublicModel | None:
 
 @cache
 def _by_name() -> dict[str, PublicModel]:
-    found: dict[str, PublicModel] = {}
+    result: dict[str, PublicModel] = {}
     for model in public_models():
         for name in model.names:
-            found[name.lower()] = model
-            found.setdefault(name.rpartition("/")[2].lower(), model)
-    return found
+            result[name.lower()] = model
+            result.setdefault(name.rpartition("/")[2].lower(), model)
+    return result
 
 
 @cache

@@ -166,8 +166,8 @@ def _found(job: Job) -> Iterator[tuple[Path, str, Secret]]:
                 yield path, value, whole if path[0] == "settings" else secret  # nothing fills a part of one
     for path, value in _values(job.document, ("document",)):
         if isinstance(value, str):
-            found = secrets_of(str(path[-1]), value)
-            yield from ((path, value, secret) for secret in found if secret.grade is Grade.CERTAIN)
+            result = secrets_of(str(path[-1]), value)
+            yield from ((path, value, secret) for secret in result if secret.grade is Grade.CERTAIN)
 
 
 def _of_url(path: Path, url: str) -> Secret:
@@ -200,15 +200,15 @@ def certain(job: Job) -> Iterator[tuple[Path, str, str]]:
 
 def doubtful(job: Job) -> Iterator[Path]:
     """Yield where values stand that only look like keys."""
-    found = (each for each in written_out(job) if each.secret.grade is Grade.RANDOM)
-    yield from dict.fromkeys(each.path for each in found if each.path[0] != "notify")
+    result = (each for each in written_out(job) if each.secret.grade is Grade.RANDOM)
+    yield from dict.fromkeys(each.path for each in result if each.path[0] != "notify")
 
 
 def without_secrets(job: Job) -> tuple[Job, tuple[str, ...]]:
     """Return a job that names variables in place of its secrets, and these variables."""
-    found = [each for each in written_out(job) if each.secret.grade is Grade.CERTAIN]
+    result = [each for each in written_out(job) if each.secret.grade is Grade.CERTAIN]
     env, command, settings = dict(job.env), list(job.command), msgspec.to_builtins(job.settings)
-    for each in reversed(found):  # from the end of a text, so that the places before it stay
+    for each in reversed(result):  # from the end of a text, so that the places before it stay
         section, key = each.path[0], each.path[-1]
         if section == "env":
             env[str(key)] = _replaced(env[str(key)], each, job)
@@ -223,7 +223,7 @@ def without_secrets(job: Job) -> tuple[Job, tuple[str, ...]]:
                 inner = inner[part]
             inner[key] = {"env": each.secret.variable}
     changed = msgspec.structs.replace(job, env=env, command=tuple(command), settings=settings)
-    return changed, tuple(dict.fromkeys(each.secret.variable for each in found))
+    return changed, tuple(dict.fromkeys(each.secret.variable for each in result))
 
 
 def _replaced(text: str, held: Held, job: Job) -> str:

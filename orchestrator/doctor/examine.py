@@ -50,8 +50,8 @@ def examine_all(job: Job | None, *, runs_dir: Path, node_s: float = NODE_S) -> E
         expected = assumed(job)
         profile = framework.profile(with_gpu_memory(job, expected), expected)
         wanted = examination_of(job, framework, profile)
-    address, answers, found, grows = _ask(job, wanted, node_s=node_s)
-    checks = [*found, _logs(runs_dir, job)]
+    address, answers, nodes, grows = _ask(job, wanted, node_s=node_s)
+    checks = [*nodes, _logs(runs_dir, job)]
     checks += _of_nodes(answers, job, profile)
     if job is not None and profile is not None:
         checks += settings_checks(job, frameworks.find(job.framework), profile)
@@ -100,8 +100,8 @@ def _ask(
         return "", _here(Examination()), (unanswered,), False  # which need not be a node of the job's
     count = f"{len(answers)} node{'' if len(answers) == 1 else 's'}"
     starts = "; its autoscaler starts nodes" if grows else ""
-    found = Check(name="cluster", what=f"{connection.address} answers, {count}{starts}")
-    return connection.address, answers, (found,), grows
+    result = Check(name="cluster", what=f"{connection.address} answers, {count}{starts}")
+    return connection.address, answers, (result,), grows
 
 
 def _here(wanted: Examination) -> tuple[Answer, ...]:
@@ -126,11 +126,11 @@ def _differing(answers: tuple[Answer, ...]) -> Iterator[Check]:
     """Yield what the cards of the nodes do not have in common."""
     cards = {card.name for each in answers if each.facts for card in each.facts.cards}
     drivers = {each.facts.driver for each in answers if each.facts and each.facts.cards}
-    for name, found in (("gpus", cards), ("driver", drivers)):
-        if len(found) > 1:
+    for name, versions in (("gpus", cards), ("driver", drivers)):
+        if len(versions) > 1:
             yield warned(
                 name,
-                f"the nodes differ: {', '.join(sorted(found))}",
+                f"the nodes differ: {', '.join(sorted(versions))}",
                 hint="the slowest GPU sets the speed of collectives, the smallest memory limits every rank",
             )
 
@@ -152,12 +152,12 @@ def _of_node(answer: Answer, job: Job | None, profile: Profile | None) -> Iterat
 
 def _notifications(job: Job) -> Iterator[Check]:
     """Yield whether notifications can be sent from here, as far as that shows without sending one."""
-    found = tuple(faults(job.notify, workdir=job.workdir))
-    for fault in found:
+    result = tuple(faults(job.notify, workdir=job.workdir))
+    for fault in result:
         what, _, hint = fault.partition("; hint: ")
         yield warned("notify", what, hint=hint)
     ways = channels(job.notify, workdir=job.workdir)
-    if ways and not found:
+    if ways and not result:
         yield Check(name="notify", what=f"ready: {', '.join(ways)}; no notification was sent")
 
 

@@ -220,14 +220,14 @@ def _framework(node: str, program: ProgramFacts, job: Job, framework: Framework)
             node=node,
             hint="imports from a slow network file system delay every start of the job",
         )
-    found = program.versions.get(framework.distribution)
-    if found and job.framework_version and found != job.framework_version:
+    result = program.versions.get(framework.distribution)
+    if result and job.framework_version and result != job.framework_version:
         return warned(
             "framework",
-            f"{framework.distribution} {found} is installed; "
+            f"{framework.distribution} {result} is installed; "
             f"the settings are those of {job.framework_version}",
             node=node,
-            hint=f"write `framework_version: {found}` into the job, or install that release",
+            hint=f"write `framework_version: {result}` into the job, or install that release",
         )
     return Check(name="framework", node=node, what=f"{shown or 'importable'} by {by}")
 
@@ -284,19 +284,19 @@ def _checkpoints(node: str, folder: FolderFacts, job: Job) -> Check:
 
 
 def _allocators(node: str, libraries: dict[str, bool], wanted: str) -> Check:
-    found = [name for name, library in SONAMES.items() if libraries.get(library)]
-    if wanted != "default" and wanted not in found:
+    result = [name for name, library in SONAMES.items() if libraries.get(library)]
+    if wanted != "default" and wanted not in result:
         return warned(
             "allocator",
             f"the job preloads {wanted}, which is not on this node",
             node=node,
             hint=f"install the package that has {SONAMES.get(wanted, wanted)}",
         )
-    if not found:
+    if not result:
         return warned(
             "allocator",
             "neither jemalloc nor tcmalloc is installed: the remedy `host_allocator` has no effect",
             node=node,
             hint="install libjemalloc2 (Debian, Ubuntu) or jemalloc (Fedora, RHEL)",
         )
-    return Check(name="allocator", node=node, what=f"{' and '.join(found)} can be preloaded")
+    return Check(name="allocator", node=node, what=f"{' and '.join(result)} can be preloaded")

@@ -34,8 +34,8 @@ def machine_checks(
 
 
 def _versions(node: str, facts: NodeFacts, driver: tuple[str, str, str]) -> Iterator[Check]:
-    found = (facts.python, facts.ray, facts.autotune)
-    for name, here, there in zip(("python", "ray", "autotune"), driver, found, strict=True):
+    versions = (facts.python, facts.ray, facts.autotune)
+    for name, here, there in zip(("python", "ray", "autotune"), driver, versions, strict=True):
         unknown = "version unknown" if name == "autotune" else "not installed"  # it runs there all the same
         if name == "ray" and not here and not there:
             continue  # said by the check of the cluster

@@ -138,12 +138,12 @@ def kill(context: RunContext, running: Mapping[int, Handle | None], *, by: str) 
     """
 
     def end(number: int, handle: Handle | None) -> float:
-        found = handle or context.runner.attach(run=context.folder.id, attempt=number)
-        if found is None:
+        result = handle or context.runner.attach(run=context.folder.id, attempt=number)
+        if result is None:
             context.runner.sweep(run=context.folder.id)
             return 0.0
-        stop_s = found.stop(grace_s=0.0)
-        found.release()
+        stop_s = result.stop(grace_s=0.0)
+        result.release()
         return stop_s
 
     attempts = context.journal.view.attempts
@@ -244,8 +244,8 @@ class RunningAttempt:
             try:
                 next(ending)
             except StopIteration as over:
-                found: tuple[Ended, Evidence] = over.value
-                return found
+                result: tuple[Ended, Evidence] = over.value
+                return result
             self._clock.sleep(POLL_S)
 
     def ending(

@@ -144,12 +144,14 @@ class Forecaster:
         self._processes = {}
         if not new:
             return []
-        found = foresee(tuple(self._measured), attempt=attempt, said=self._said, of=of, longest=self._longest)
-        if HOST in found and found[HOST].holds:
-            name = growing(self._held, per_step_bytes=found[HOST].per_step_bytes)
-            found[HOST] = msgspec.structs.replace(found[HOST], process=name)
-        self._said |= found
-        return list(found.values())
+        result = foresee(
+            tuple(self._measured), attempt=attempt, said=self._said, of=of, longest=self._longest
+        )
+        if HOST in result and result[HOST].holds:
+            name = growing(self._held, per_step_bytes=result[HOST].per_step_bytes)
+            result[HOST] = msgspec.structs.replace(result[HOST], process=name)
+        self._said |= result
+        return list(result.values())
 
 
 def growing(held: Sequence[Mapping[str, int]], *, per_step_bytes: int) -> str:

@@ -48,8 +48,8 @@ def predicted(context: Context, diagnosis: Diagnosis, cure: Cure) -> Prediction 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = estimates(profile, cluster, model, (profile.knobs, after))
-        peaks: list[float] = found.gpu[PHASES.index(phase)].tolist()
+            result = estimates(profile, cluster, model, (profile.knobs, after))
+        peaks: list[float] = result.gpu[PHASES.index(phase)].tolist()
     except Exception:  # a layout that only a broken log can print
         return None
     if not all(math.isfinite(peak) for peak in peaks) or peaks[0] < _NEAR * capacity or peaks[1] >= peaks[0]:

@@ -88,6 +88,6 @@ def _block(lines: list[str]) -> list[str]:
 def _span(text: str) -> str:
     """Return text as a code span that nothing in it can end."""
     text = plain(text)
-    ticks = "`" * (1 + max((len(found) for found in _TICKS.findall(text)), default=0))
+    ticks = "`" * (1 + max((len(ticks_inside) for ticks_inside in _TICKS.findall(text)), default=0))
     pad = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{ticks}{pad}{text}{pad}{ticks}"

@@ -38,14 +38,14 @@ def logs_of(names: Iterable[str]) -> tuple[str, ...]:
 
     Raises Failure for a folder that holds no log.
     """
-    found: list[str] = []
+    result: list[str] = []
     for name in names:
         inside = _inside(Path(name)) if name != "-" and Path(name).is_dir() else [name]
         if not inside:
             hint = f"a log ends with {', '.join(_LOGS)}, and may be compressed"
             raise Failure(f"`{plain(name)}` holds no log", hint=hint, code=ExitCode.USAGE)
-        found += inside
-    return tuple(dict.fromkeys(found))
+        result += inside
+    return tuple(dict.fromkeys(result))
 
 
 def read_of(explanation: Explanation, lines: list[str]) -> Read:
@@ -105,14 +105,14 @@ def _named(reads: list[Read]) -> str:
 
 
 def _inside(folder: Path) -> list[str]:
-    found = []
+    result = []
     for path in sorted(folder.rglob("*")):
         if len(path.relative_to(folder).parts) > _DEPTH or not _is_log(path):
             continue
-        found.append(str(path))
-        if len(found) >= _MOST:
+        result.append(str(path))
+        if len(result) >= _MOST:
             break
-    return found
+    return result
 
 
 def is_log_name(path: str) -> bool:

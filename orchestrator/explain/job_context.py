@@ -84,23 +84,23 @@ def _context(
 ) -> Context:
     text = "\n".join((uncoloured(reading.ends), *(line.text for line in diagnosis.evidence)))
     name = framework or recognised(text, TRACES)
-    found = FRAMEWORKS[name] if name else None
+    result = FRAMEWORKS[name] if name else None
     shape = model or printed_model(reading.head)
-    tools = spellings.seen(text, driven=found is not None)
-    if found is None:
+    tools = spellings.seen(text, driven=result is not None)
+    if result is None:
         return Context(tools=tools, model=shape or _public(reading.head), known=_of_tools(tools, text))
-    implied = TRACES[found.name].implied(text)
-    settings, note = _printed(found, reading.head)
+    implied = TRACES[result.name].implied(text)
+    settings, note = _printed(result, reading.head)
     settings = implied | settings
-    job = _job(found, settings, shape)
+    job = _job(result, settings, shape)
     on_device = diagnosis.cause.resource == "gpu"
     cluster = _cluster((diagnosis.facts.capacity_bytes or 0) if on_device else 0)
-    profile, why = _profile(found, job, cluster)
+    profile, why = _profile(result, job, cluster)
     note = note or (why if settings else "")
-    offers, advised = _offers(found, implied), _advised(found)
+    offers, advised = _offers(result, implied), _advised(result)
     if profile is None:
         return Context(
-            framework=found,
+            framework=result,
             tools=tools,
             known=_of_tools(tools, text),
             model=shape,
@@ -122,15 +122,15 @@ def _context(
         cluster=cluster if cluster.gpu_memory_bytes else None,
         offered=frozenset((*offers, *advised)),
         fixed=frozenset() if settings else _fixed(spellings.present(tools, text).knobs),
-        engine=found.name not in _TRAINERS or spellings.engine_in(tools, text, ENGINE_KNOBS),
+        engine=result.name not in _TRAINERS or spellings.engine_in(tools, text, ENGINE_KNOBS),
         counts_tokens=True,
     )
     return Context(
-        framework=found,
+        framework=result,
         job=job if settings else None,
         tools=tools,
         known=known,
-        model=shape or _named(found, settings) or _public(reading.head),
+        model=shape or _named(result, settings) or _public(reading.head),
         offers=offers,
         advised=advised,
         implied=implied,
@@ -326,20 +326,20 @@ def _bare(name: str) -> str:
 
 def _advised(framework: Framework) -> dict[str, str]:
     """Return the settings that guides name for a knob and that work, where no preset uses them."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for row in framework.advice:
         setting = re.split("[:=]", row.setting)[0]
         if row.status is Status.WORKS and " " not in setting and (turns := spoken(row.remedy)):
-            found[next(iter(turns))] = setting
-    return found
+            result[next(iter(turns))] = setting
+    return result
 
 
 def _offers(framework: Framework, implied: Mapping[str, Any]) -> dict[str, Support]:
     """Return how the framework offers the knobs, in any job of its guides with the `implied` settings."""
-    found: dict[str, Support] = {}
+    result: dict[str, Support] = {}
     for preset in (*framework.presets.values(), {}):
         job = _job(framework, {**preset, **implied})
         profile, _ = _profile(framework, job, _cluster(0))
         if profile is not None:
-            found = profile.supported | found
-    return found
+            result = profile.supported | result
+    return result

@@ -95,7 +95,7 @@ def document(explanation: Explanation) -> bytes:
     """Return an explanation as one line of JSON."""
     diagnosis, request = explanation.diagnosis, explanation.request
     framework = explanation.context.framework
-    found = ExplanationDocument(
+    result = ExplanationDocument(
         schema=SCHEMA,
         file=explanation.file,
         cause=diagnosis.cause,
@@ -126,7 +126,7 @@ def document(explanation: Explanation) -> bytes:
         hints=[hint.text for hint in explanation.hints],
         lines=explanation.lines,
     )
-    return msgspec.json.encode(found)
+    return msgspec.json.encode(result)
 
 
 def ranks(explanation: Explanation) -> list[int]:

@@ -95,7 +95,7 @@ def snapshot_document(name: str, snapshot: Snapshot) -> bytes:
         allocated_bytes=failed.allocated_bytes if failed is not None else None,
         reserved_unallocated_bytes=failed.unallocated_bytes if failed is not None else None,
     )
-    found = SnapshotDocument(
+    result = SnapshotDocument(
         schema=1,
         file=name,
         kind="snapshot",
@@ -107,7 +107,7 @@ def snapshot_document(name: str, snapshot: Snapshot) -> bytes:
         devices=[_shown(device) for device in snapshot.devices],
         settings={plain(key): plain(value) for key, value in snapshot.settings.items()},
     )
-    return msgspec.json.encode(found)
+    return msgspec.json.encode(result)
 
 
 def _shown(device: DeviceMemory) -> DeviceMemory:

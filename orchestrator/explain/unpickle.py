@@ -62,11 +62,11 @@ def main(path: Path) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     gc.disable()  # it would walk millions of dictionaries again and again, and finds no garbage
     try:
-        found = summary(path)
+        result = summary(path)
     except ValueError as error:
         sys.stdout.buffer.write(msgspec.json.encode(str(error)))
         return 1
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+    sys.stdout.buffer.write(msgspec.json.encode(result))
     return 0
 
 

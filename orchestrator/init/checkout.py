@@ -17,9 +17,9 @@ def folder_of(cwd: str, command: Sequence[str], config: str | None, script: Path
     """Return the folder that the program's relative paths start from: where they exist, if any is seen."""
     if script is not None:
         for name in _relative(command, config):
-            found = _above(cwd, script, name)
-            if found is not None:
-                return str(found)
+            result = _above(cwd, script, name)
+            if result is not None:
+                return str(result)
     return cwd
 
 
@@ -28,8 +28,8 @@ def trainer_of(framework: str, argv: Sequence[str], cwd: str, script: Path | Non
     if framework != "slime":
         return framework
     name = next((word for word in argv if re.fullmatch(r"(?:.*/)?train(?:_async)?\.py", word)), "")
-    found = _above(cwd, script, name) if script is not None else Path(cwd)
-    checkout = Path(found, name).parent if found is not None else None
+    result = _above(cwd, script, name) if script is not None else Path(cwd)
+    checkout = Path(result, name).parent if result is not None else None
     if checkout is None or is_folder(checkout / "slime"):
         return framework
     if is_folder(checkout / "miles"):

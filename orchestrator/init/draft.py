@@ -161,7 +161,7 @@ def _of_script(
     if not text.strip():
         raise Failure(f"`{path}` is empty", code=ExitCode.USAGE)
     followed = Followed(environment, now)
-    found: list[Training] = []
+    result: list[Training] = []
     started: list[Invocation] = []
     try:
         for invocation in followed.script(place, text, arguments, cwd=cwd):
@@ -171,15 +171,15 @@ def _of_script(
             framework = framework_of(program.argv, document) if program.argv else ""
             if framework:
                 framework = trainer_of(framework, program.argv, program.workdir or invocation.cwd, place)
-                found.append(Training(invocation=invocation, program=program, framework=framework))
+                result.append(Training(invocation=invocation, program=program, framework=framework))
     except ValueError as error:
         raise Failure(f"cannot read `{path}`: {error}", code=ExitCode.USAGE) from None
     notes = followed.notes
-    if not found:
+    if not result:
         raise followed.failure(path, started, cwd=cwd)
-    chosen = chosen_of(found, training, path, arguments)
+    chosen = chosen_of(result, training, path, arguments)
     invocation, program = chosen.invocation, chosen.program
-    notes += left_out(found, chosen)
+    notes += left_out(result, chosen)
     servers = [each for each in started if is_server_of(chosen.framework, program_of(each).argv)]
     server = program_of(servers[0]).argv if servers else ()
     for each in servers:

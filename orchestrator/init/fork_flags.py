@@ -39,4 +39,4 @@ def fork_flags(
     )
     foreign = adapter.foreign(with_version(job, adapter))
     words = {key: adapter.words_of({key: settings[key]}) for key in foreign}
-    return {key: found for key, found in words.items() if found and not any(map(is_unfilled, found))}
+    return {key: value for key, value in words.items() if value and not any(map(is_unfilled, value))}

@@ -21,8 +21,8 @@ _VARIABLE = re.compile(r"""["']?\$\{?([A-Za-z_]\w*)\}?["']?""")
 def source_of(name: str, script: str) -> str:
     """Return the word that a script writes last for an override or a flag; empty if it does not name it."""
     lines = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
-    found = re.findall(rf"(?<![\w.]){re.escape(name)}(?:=|[ \t]+){_WORD}", lines)
-    return str(found[-1]) if found else ""
+    result = re.findall(rf"(?<![\w.]){re.escape(name)}(?:=|[ \t]+){_WORD}", lines)
+    return str(result[-1]) if result else ""
 
 
 def with_places(source: str, unset: Collection[str]) -> str:

@@ -33,8 +33,8 @@ def edited_script(
     for name, value in changes.items():
         wanted = msgspec.structs.replace(wanted, settings={**wanted.settings, name: value})
         candidates = (*_replaced(text, words[name]), *_added(text, words[name]))
-        found = (each for each in candidates if _is_same(read, each, wanted))
-        text = next(found, "")
+        result = (each for each in candidates if _is_same(read, each, wanted))
+        text = next(result, "")
         if not text:
             return None
     return text
@@ -68,10 +68,10 @@ def _replaced(text: str, word: str) -> Iterator[str]:
         return
     spelled = re.escape(name.lstrip("+-")).replace("_", "[-_]").replace(r"\-", "[-_]")
     use = re.compile(rf"(?<![\w.-])[+-]*{spelled}(?:=|\s+)(?P<quote>[\"']?)(?P<value>[^\s\"'\\;|&)]+)")
-    for found in use.finditer(text):
-        variable = re.match(r"\$\{?(\w+)", found["value"])
+    for match in use.finditer(text):
+        variable = re.match(r"\$\{?(\w+)", match["value"])
         if variable is None:
-            yield text[: found.start("value")] + value + text[found.end("value") :]
+            yield text[: match.start("value")] + value + text[match.end("value") :]
             continue
         assigned = re.compile(
             rf"(?:\b{variable[1]}=[\"']?|\$\{{{variable[1]}:[-=])(?P<value>[^\s\"'$;|&)}}]+)"
@@ -93,5 +93,5 @@ def _added(text: str, word: str) -> Iterator[str]:
 
 def _parts(word: str) -> tuple[str, str, str]:
     """Return the name of a setting on a command line, what follows it, and its value."""
-    found = re.fullmatch(r"([^\s=]+)(=|\s+)(.*)", word, re.DOTALL)
-    return (found[1], found[2], found[3]) if found else (word, "", "")
+    match = re.fullmatch(r"([^\s=]+)(=|\s+)(.*)", word, re.DOTALL)
+    return (match[1], match[2], match[3]) if match else (word, "", "")

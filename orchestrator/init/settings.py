@@ -59,11 +59,11 @@ def hydra_settings(argv: Sequence[str]) -> Settings:
     given: dict[str, Any] = {}
     repeated: list[str] = []
     for before, word in itertools.pairwise(("", *argv)):
-        found = None if takes_value(before) else next(iter(overrides_in([word]).items()), None)
-        if found is None:
+        result = None if takes_value(before) else next(iter(overrides_in([word]).items()), None)
+        if result is None:
             command.append(word)
             continue
-        key, text = found[0], word.partition("=")[2]
+        key, text = result[0], word.partition("=")[2]
         for other in [name for name in given if bare(name) == bare(key)]:
             repeated.append(bare(key))
             del given[other]
@@ -100,16 +100,16 @@ def areal_settings(argv: Sequence[str]) -> Settings:
     config: str | None = None
     words = iter(argv)
     for word in words:
-        found = _AREAL.fullmatch(word)
+        match = _AREAL.fullmatch(word)
         if word == "--config":
             config = next(words, None)
         elif word.startswith("--config="):
             config = word.partition("=")[2]
-        elif found is not None and (command and not command[-1].startswith("--")):
-            if found[1] in given:
-                repeated.append(found[1])
-                del given[found[1]]
-            given[found[1]] = hydra_value(found[2])
+        elif match is not None and (command and not command[-1].startswith("--")):
+            if match[1] in given:
+                repeated.append(match[1])
+                del given[match[1]]
+            given[match[1]] = hydra_value(match[2])
         else:
             command.append(word)
     return Settings(command=tuple(command), given=given, config=config, repeated=tuple(repeated))

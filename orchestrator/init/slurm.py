@@ -26,7 +26,7 @@ def of_header(text: str) -> Hardware:
 def of_options(words: Iterable[str]) -> Hardware:
     """Return what options of `sbatch` or `srun` ask for."""
     given = dict(_options(list(words)))
-    nodes = int(found[0]) if (found := re.match(r"\d+", given.get("--nodes", ""))) else None
+    nodes = int(match[0]) if (match := re.match(r"\d+", given.get("--nodes", ""))) else None
     card, per_node = None, None
     for name in ("--gres", "--gpus-per-node", "--gpus"):
         for part in given.get(name, "").split(","):
@@ -45,8 +45,8 @@ def of_options(words: Iterable[str]) -> Hardware:
 
 def variables(asked: Hardware) -> dict[str, str]:
     """Return the variables that Slurm sets to the size of what a script asks for."""
-    found = dict.fromkeys(_OF_NODES, asked.nodes) | dict.fromkeys(_OF_GPUS, asked.gpus_per_node)
-    return {name: str(count) for name, count in found.items() if count is not None}
+    result = dict.fromkeys(_OF_NODES, asked.nodes) | dict.fromkeys(_OF_GPUS, asked.gpus_per_node)
+    return {name: str(count) for name, count in result.items() if count is not None}
 
 
 def _words(line: str) -> list[str]:

@@ -41,15 +41,15 @@ class Undelivered(Exception):  # noqa: N818 - a fact about a notification
 
 def channels(notify: Notify, *, workdir: str) -> dict[str, Channel]:
     """Return the ways that a job names, by key; those whose variable is not set are left out."""
-    found: dict[str, Channel] = {}
+    result: dict[str, Channel] = {}
     if notify.command:
-        found["command"] = partial(run_command, notify.command, workdir)
+        result["command"] = partial(run_command, notify.command, workdir)
     if notify.webhook:
-        found["webhook"] = partial(post, notify.webhook)
+        result["webhook"] = partial(post, notify.webhook)
     for index, url in enumerate(notify.apprise):
-        found[f"apprise.{index}"] = partial(hand_over, url)
+        result[f"apprise.{index}"] = partial(hand_over, url)
     unset = _unset(notify)
-    return {name: send for name, send in found.items() if name not in unset}
+    return {name: send for name, send in result.items() if name not in unset}
 
 
 def _unset(notify: Notify) -> dict[str, str]:

@@ -107,7 +107,7 @@ def notification(run: directory.RunFolder, view: RunView, news: Due, *, at: str)
     knobs = export.stable_knobs(view) or present
     at = news.of or at
     seconds = max(0.0, seconds_of(at) - seconds_of(accepted.at))
-    found = verdict.diagnosis if isinstance(verdict, NeedsHuman) else None
+    result = verdict.diagnosis if isinstance(verdict, NeedsHuman) else None
     succeeded = news.occasion in (Occasion.STABLE, Occasion.FINISHED)
     reason = _text(_reason(verdict) or news.reason)
     return Notification(
@@ -125,10 +125,10 @@ def notification(run: directory.RunFolder, view: RunView, news: Due, *, at: str)
         attempts=len(view.attempts),
         step=None if step is None else step.step,
         steps=None if step is None else step.of,
-        cause=None if found is None else found.cause,
-        phase=None if found is None else found.phase,
+        cause=None if result is None else result.cause,
+        phase=None if result is None else result.phase,
         reason="" if succeeded else reason,
-        evidence=() if found is None else tuple(_text(line.text) for line in found.evidence[:3]),
+        evidence=() if result is None else tuple(_text(line.text) for line in result.evidence[:3]),
         changes=changed(accepted.profile.knobs, knobs),
         would_help=verdict.would_help if isinstance(verdict, GaveUp) else (),
         marginal=goal.marginal if goal is not None and succeeded else None,

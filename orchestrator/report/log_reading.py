@@ -40,22 +40,22 @@ class LogReading:
 
     def markers(self, attempt: directory.AttemptFolder) -> tuple[Marker, ...]:
         """Return the phases and steps that the log shows; it is read once."""
-        found = self._markers.get(attempt.path)
-        if found is None:
-            found = self._markers[attempt.path] = self._read_markers(attempt)
-        return found
+        result = self._markers.get(attempt.path)
+        if result is None:
+            result = self._markers[attempt.path] = self._read_markers(attempt)
+        return result
 
     def _read_markers(self, attempt: directory.AttemptFolder) -> tuple[Marker, ...]:
         if not attempt.log.is_file() or attempt.log.stat().st_size > self._left:
             return ()
-        found = []
+        result = []
         for line in self._lines(attempt):
             if line.source == OWN_SOURCE:
                 continue
             marker = self._framework.marker(line.data.decode("utf-8", "replace"))
             if isinstance(marker, (PhaseStarted, PhaseEnded, StepDone)):
-                found.append(marker)
-        return tuple(found)
+                result.append(marker)
+        return tuple(result)
 
     def _lines(self, attempt: directory.AttemptFolder) -> Iterator[log_parts.Line]:
         if not attempt.log.is_file() or any(attempt.path.glob(f"{attempt.log.name}.*")):

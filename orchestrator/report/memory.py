@@ -95,11 +95,11 @@ def _forecasts(view: Outlook | None, knobs: Knobs) -> dict[str, Forecast]:
         return {}
     estimate = view.estimates((knobs,))
     prediction = predicted(view.calibration, estimate)
-    found = {}
+    result = {}
     for place, phase in enumerate(PHASES):
         total, capacity = float(prediction.gpu[place, 0]), float(estimate.gpu_capacity[place, 0])
         if total > 0:
-            found[phase.value] = Forecast(
+            result[phase.value] = Forecast(
                 bytes=round(total),
                 error=round(float(prediction.gpu_error[place, 0])),
                 capacity=capacity if math.isfinite(capacity) else None,
@@ -109,7 +109,7 @@ def _forecasts(view: Outlook | None, knobs: Knobs) -> dict[str, Forecast]:
                     if size > 0
                 },
             )
-    return found
+    return result
 
 
 def _comparisons(attempts: list[AttemptMemory]) -> list[Comparison]:
@@ -129,10 +129,10 @@ def _comparisons(attempts: list[AttemptMemory]) -> list[Comparison]:
 
 def _factors(run: Run) -> tuple[Factor, ...]:
     """Return what the run taught of the estimate's parts."""
-    found = learned(run)
-    if found is None:
+    result = learned(run)
+    if result is None:
         return ()
     return tuple(
         Factor(name=name, mean=factor.mean, error=factor.error)
-        for name, factor in sorted(found.factors.items())
+        for name, factor in sorted(result.factors.items())
     )

@@ -61,14 +61,14 @@ def _losses(run: directory.RunFolder, view: RunView, logs: LogReading) -> list[L
         if attempt.started.rehearsal is not None:
             continue
         steps = [m for m in logs.markers(run.attempt(attempt.number)) if isinstance(m, StepDone)]
-        found = [(step.step, loss) for step in steps if (loss := loss_of(step)) is not None]
-        if found:
-            thin = found[:: -(-len(found) // _POINTS)]
+        result = [(step.step, loss) for step in steps if (loss := loss_of(step)) is not None]
+        if result:
+            thin = result[:: -(-len(result) // _POINTS)]
             curves.append(
                 Losses(
                     attempt=attempt.number,
                     trial=attempt.started.trial,
-                    metric=found[0][1][0],
+                    metric=result[0][1][0],
                     steps=tuple(step for step, _ in thin),
                     values=tuple(value for _, (_, value) in thin),
                 )

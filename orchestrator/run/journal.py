@@ -99,11 +99,11 @@ class Tail:
             return (), again
         except OSError as error:
             raise Failure(f"cannot read `{self.path}`: {reason_of(error)}") from None
-        found = _recorded(data, self.path, driver=self._driver, before=self._line)
-        self._offset += found.whole
-        self._line += found.lines
-        self._driver = found.driver
-        return found.history, again
+        result = _recorded(data, self.path, driver=self._driver, before=self._line)
+        self._offset += result.whole
+        self._line += result.lines
+        self._driver = result.driver
+        return result.history, again
 
 
 class Journal:
@@ -149,8 +149,8 @@ class Journal:
         self._size = len(data)
         if data:
             self._write(self._line(self._row_of_ours()), whole=data.endswith(b"\n"))
-        found = _recorded(self.path.read_bytes(), self.path)
-        self._events, self._notified = list(found.history), found.notified
+        result = _recorded(self.path.read_bytes(), self.path)
+        self._events, self._notified = list(result.history), result.notified
         self.view = RunView(self._events)
 
     def history(self) -> History:

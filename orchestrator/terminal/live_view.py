@@ -52,8 +52,8 @@ class LiveView:
 
     def left(self, *, now: float) -> str:
         """Return `9m to 11m left` or, of a search, `at most 2h 05m left`; empty while too little is known."""
-        found = self.time_left(now=now)
-        return messages.time_left(found) if found is not None else ""
+        result = self.time_left(now=now)
+        return messages.time_left(result) if result is not None else ""
 
     def time_left(self, *, now: float) -> TimeLeft | None:
         """Return how long the run still takes at `now`, in Unix seconds, if that is known."""

@@ -47,16 +47,16 @@ def differences(certificate: Certificate, derived: Derived) -> tuple[str, ...]:
 
 def deviations(certificate: Certificate, other: Certificate, *, source: str) -> tuple[str, ...]:
     """Return in what a certificate differs from the one that `source` gives."""
-    found = [
+    result = [
         _deviation(f"{part}.{name}", here, there, source)
         for part in ("before", "after")
         for name, here, there in unequal(getattr(certificate, part), getattr(other, part))
     ]
     jobs = (flat(msgspec.to_builtins(c.job)) for c in (certificate, other))
-    found += [_deviation(f"job.{name}", here, there, source) for name, here, there in unequal(*jobs)]
+    result += [_deviation(f"job.{name}", here, there, source) for name, here, there in unequal(*jobs)]
     rest = (_rest(certificate), _rest(other))
-    found += [_deviation(name, here, there, source) for name, here, there in unequal(*rest)]
-    return tuple(found)
+    result += [_deviation(name, here, there, source) for name, here, there in unequal(*rest)]
+    return tuple(result)
 
 
 def unequal(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -112,11 +112,11 @@ def _undeclared(certificate: Certificate, derived: Derived) -> Iterator[str]:
 
 
 def _unfounded(certificate: Certificate, profile: Profile) -> Iterator[str]:
-    seen: set[str] = set()
+    visited: set[str] = set()
     for change in certificate.changes:
         name, support = change.knob, profile.supported.get(change.knob)
         own = getattr(profile.knobs, name, None)
-        if name in seen:
+        if name in visited:
             yield f"the change of `{name}` is declared twice"
         elif support is None:
             yield f"`{name}` is declared as a change, and is no setting that autotune may change"
@@ -128,7 +128,7 @@ def _unfounded(certificate: Certificate, profile: Profile) -> Iterator[str]:
         elif change.setting != support.setting:
             called = f"the framework calls it `{support.setting}`"
             yield f"`{name}` is declared to be `{change.setting}`; {called}"
-        seen.add(name)
+        visited.add(name)
 
 
 def _training(certificate: Certificate, derived: Derived) -> Iterator[str]:

@@ -40,7 +40,7 @@ def losses_of(history: History) -> Losses:
         for step, loss in losses.items():
             steps.setdefault(step, {})[str(attempt)] = loss
     overlapping = tuple(
-        Overlap(step=step, losses=found) for step, found in sorted(steps.items()) if len(found) > 1
+        Overlap(step=step, losses=result) for step, result in sorted(steps.items()) if len(result) > 1
     )
     band, pairs = _band(by_attempt.values())
     return Losses(overlapping=overlapping[-_MOST_STEPS:], band=band, pairs=pairs)

@@ -26,8 +26,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     first = _first(causes)
     if first is not None and not BY_NAME[first.line.rule].weak:
         return _from_finding(evidence, first)
-    if (found := _from_outcome(evidence)) is not None:
-        return found
+    if (result := _from_outcome(evidence)) is not None:
+        return result
     if first is not None:
         return _from_finding(evidence, first)
     return _unknown(evidence)

@@ -72,8 +72,8 @@ class Naming:
         if search is None:
             database = None if hyperscan is None else _compiled((self._encoded,), numbered=True)
             search = self._thread.search = self.plain if database is None else _numbers(database)
-        found: Iterable[int] = search(text)
-        return found
+        result: Iterable[int] = search(text)
+        return result
 
     def counted(self, text: str) -> dict[str, int]:
         """Return the strings in a text of any length, each with the number of places where it stands."""
@@ -87,13 +87,13 @@ class Naming:
         """Return the numbers by the standard library: the text is walked once, not once for each string."""
         if len(text) > _WALKED:
             return {number for number, literal in enumerate(self._literals) if literal in text}
-        found: set[int] = set()
+        result: set[int] = set()
         begins = self._heads.get
         for at in range(len(text) - _HEAD + 1):
             for literal, number in begins(text[at : at + _HEAD], ()):
                 if text.startswith(literal, at):
-                    found.add(number)
-        return found
+                    result.add(number)
+        return result
 
 
 def _plain(groups: Groups) -> Matcher:
@@ -108,11 +108,11 @@ def _plain(groups: Groups) -> Matcher:
 
     def ends(block: bytes) -> Ends:
         kinds = b"\n".join(set(block.translate(None, _NOISE).split(b"\n")))
-        found: tuple[set[int], set[int]] = (set(), set())
+        result: tuple[set[int], set[int]] = (set(), set())
         for literal, essence, group in reduced:
             if essence in kinds:
-                found[group].update(_ends_of(literal, block))
-        return sorted(found[0]), sorted(found[1])
+                result[group].update(_ends_of(literal, block))
+        return sorted(result[0]), sorted(result[1])
 
     return ends
 

@@ -156,12 +156,12 @@ def printers_of(text: str) -> list[Printer]:
     """Return the processes that the prefixes of a line name: a worker, and a process below it."""
     if not text.startswith(("(", "\x1b")):
         return []
-    found: list[Printer] = []
+    result: list[Printer] = []
     at = 0
-    while len(found) < _PREFIXES and (match := _PRINTER.match(text, at)) is not None:
-        found.append(Printer(match[1], int(match[2]) if match[2] else None, match[3] or ""))
+    while len(result) < _PREFIXES and (match := _PRINTER.match(text, at)) is not None:
+        result.append(Printer(match[1], int(match[2]) if match[2] else None, match[3] or ""))
         at = match.end()
-    return found
+    return result
 
 
 def rank_in(text: str) -> int | None:
@@ -178,7 +178,7 @@ def segments(text: str) -> list[str]:
     parts = text.split("\r") if "\r" in text else [text]
     if "\\n" not in text:
         return parts
-    found: list[str] = []
+    result: list[str] = []
     for part in parts:
         if ('"' in part or "'" in part) and _SAMPLED.search(part) is None:
             pieces = _ESCAPED.split(part)
@@ -186,7 +186,7 @@ def segments(text: str) -> list[str]:
             if message is not pieces[0]:
                 pieces[0], pieces[-1] = message, _JSON_TAIL.sub("", pieces[-1])
             pieces = [piece.replace('\\"', '"').replace("\\'", "'").replace("\\t", "\t") for piece in pieces]
-            found.extend(pieces)
+            result.extend(pieces)
         else:
-            found.append(part)
-    return found
+            result.append(part)
+    return result

@@ -185,8 +185,8 @@ def facts_of(text: str) -> Facts:
     """Return the figures that a message prints."""
     if "MPS backend" in text:
         text = _MPS_UNIT.sub(r"\1iB", text)
-    found = _facts({name: _first(_COMPILED[name], text) for name in _PRINTED} | _unspaced(text))
-    capacity, free = found.capacity_bytes, found.free_bytes
+    result = _facts({name: _first(_COMPILED[name], text) for name in _PRINTED} | _unspaced(text))
+    capacity, free = result.capacity_bytes, result.free_bytes
     host = _HOST.search(text)
     if host is not None:
         # Ray divides by 1024 three times and prints GB.
@@ -198,10 +198,10 @@ def facts_of(text: str) -> Facts:
     elif (exact := next(filter(None, (one.search(text) for one in _HOST_IN_BYTES)), None)) is not None:
         capacity = int(exact[2])
         free = max(0, capacity - int(exact[1]))
-    found = msgspec.structs.replace(found, capacity_bytes=capacity, free_bytes=free)
+    result = msgspec.structs.replace(result, capacity_bytes=capacity, free_bytes=free)
     if capacity is not None and free is not None and _AT_START.search(text):
-        return msgspec.structs.replace(found, outside_bytes=max(0, capacity - free))
-    return with_outside(found)
+        return msgspec.structs.replace(result, outside_bytes=max(0, capacity - free))
+    return with_outside(result)
 
 
 def filled(facts: Facts, other: Facts) -> Facts:
@@ -225,11 +225,11 @@ def refined(facts: Facts, other: Facts, rows: list[str]) -> Facts:
     last row prints it so.
     """
     whole = _unspaced("".join(rows)) if _REQUEST in rows[0] else {}
-    found = filled(_facts(whole), filled(facts, other))
+    result = filled(_facts(whole), filled(facts, other))
     exact, rounded = _EXACT.search(rows[-1]), facts.requested_bytes
     if exact is not None and rounded is not None and abs(int(exact[1]) - rounded) <= _ROUNDED * rounded:
-        return msgspec.structs.replace(found, requested_bytes=int(exact[1]))
-    return found
+        return msgspec.structs.replace(result, requested_bytes=int(exact[1]))
+    return result
 
 
 def stated_above(context: list[str]) -> Facts:

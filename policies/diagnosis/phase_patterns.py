@@ -120,16 +120,16 @@ def phase_around(context: list[str], line: str) -> Phase:
     """Return the phase of a message: of its traceback as a whole, or of the nearest line that names one."""
     if any(is_frame(text) for text in context):
         return phase_of("\n".join([*context, line]))
-    found = (phase_of(text) for text in (line, *reversed(context)))
-    return next((phase for phase in found if phase is not Phase.NONE), Phase.NONE)
+    result = (phase_of(text) for text in (line, *reversed(context)))
+    return next((phase for phase in result if phase is not Phase.NONE), Phase.NONE)
 
 
 def finer(phase: Phase, context: str) -> Phase:
     """Return the phase with frames that come after the message: a training method has several."""
-    found = phase_of(context)
+    result = phase_of(context)
     if phase is Phase.NONE:
-        return found
-    return found if phase is Phase.FORWARD and found in (Phase.BACKWARD, Phase.OPTIMIZER) else phase
+        return result
+    return result if phase is Phase.FORWARD and result in (Phase.BACKWARD, Phase.OPTIMIZER) else phase
 
 
 def implied(phase: Phase, component: Component) -> Component:

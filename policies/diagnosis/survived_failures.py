@@ -125,8 +125,8 @@ class GoingOn:
         for begin in sorted(lines):
             self._left -= 1
             end = min(
-                stop if found < 0 else found
-                for found in (block.find(b"\n", begin, stop), block.find(b"\r", begin, stop))
+                stop if result < 0 else result
+                for result in (block.find(b"\n", begin, stop), block.find(b"\r", begin, stop))
             )
             self._line(block[begin : min(end, begin + _LONGEST)].decode("utf-8", "replace"))
             if self.proven:

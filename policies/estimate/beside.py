@@ -49,8 +49,8 @@ def scales(profile: Profile, estimate: Estimates) -> Floats:
 
 def _held(estimate: Estimates, phase: Phase, *parts: str) -> Floats:
     rows = [PARTS.index(part) for part in parts]
-    found: Floats = estimate.gpu_parts[PHASES.index(phase)][rows].sum(axis=0)
-    return found
+    result: Floats = estimate.gpu_parts[PHASES.index(phase)][rows].sum(axis=0)
+    return result
 
 
 def overflow(room: float, error: float, scale: float) -> float:

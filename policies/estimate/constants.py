@@ -252,5 +252,5 @@ def has_speed(name: str) -> bool:
 
 def _row(name: str) -> Card | None:
     rows = (row for row in CARDS if row[0].lower() in name.lower())
-    found = max(rows, key=lambda row: len(row[0]), default=None)
-    return None if found is None else found[1]
+    result = max(rows, key=lambda row: len(row[0]), default=None)
+    return None if result is None else result[1]

@@ -19,8 +19,8 @@ def gathered_rows(layout: Layout, tensor: Floats) -> Floats:
 
     Where an expert is split, its ranks gather each other's rows (moe/token_dispatcher.py, tp_size).
     """
-    found: Floats = np.minimum(max(1, layout.expert_tensor_parallel), tensor)
-    return found
+    result: Floats = np.minimum(max(1, layout.expert_tensor_parallel), tensor)
+    return result
 
 
 class Moving(NamedTuple):

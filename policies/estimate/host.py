@@ -151,5 +151,5 @@ def _routing(model: Model, load: Load, node: Node) -> Floats:
     tokens = load.step_sequences * load.replicas * load.lengths.mean
     one = tokens * layers * model.experts_per_token * constant("routed_id")
     ranks = node.trainers * (1.0 if layout.routing == "whole" else 1.0 / load.replicas)
-    found: Floats = one * (2.0 + ranks)
-    return found
+    result: Floats = one * (2.0 + ranks)
+    return result

@@ -164,5 +164,5 @@ def _upper_quantile(draws: Floats | float) -> Floats:
     """
     chance = -np.expm1(-math.log(2.0) / np.maximum(1.0, np.asarray(draws, dtype=np.float64)))
     root = np.sqrt(-2.0 * np.log(chance))
-    found: Floats = root - (2.30753 + 0.27061 * root) / (1.0 + root * (0.99229 + 0.04481 * root))
-    return found
+    result: Floats = root - (2.30753 + 0.27061 * root) / (1.0 + root * (0.99229 + 0.04481 * root))
+    return result

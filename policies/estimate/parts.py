@@ -35,24 +35,24 @@ Outside: TypeAlias = Callable[[Floats], "Floats | float"]  # of instants by part
 
 def instant(count: int, **sizes: Floats | float) -> Floats:
     """Return parts by configuration; what is not named is zero."""
-    found = np.zeros((len(PARTS), count))
+    result = np.zeros((len(PARTS), count))
     for name, size in sizes.items():
-        found[_ROW[name]] = size
-    return found
+        result[_ROW[name]] = size
+    return result
 
 
 def largest(count: int, instants: Iterable[Mapping[str, Floats | float]], outside: Outside) -> Floats:
     """Return, by configuration, the parts of the largest of some instants with what is outside of them."""
     chosen = list(instants)
-    found = np.zeros((len(chosen), len(PARTS), count))
-    for parts, sizes in zip(found, chosen, strict=True):
+    result = np.zeros((len(chosen), len(PARTS), count))
+    for parts, sizes in zip(result, chosen, strict=True):
         for name, size in sizes.items():
             parts[_ROW[name]] = size
-    found[:, OUTSIDE] += outside(found)
+    result[:, OUTSIDE] += outside(result)
     if len(chosen) == 1:
-        only: Floats = found[0]
+        only: Floats = result[0]
         return only
-    first: Floats = found[found.sum(axis=1).argmax(axis=0), :, np.arange(count)].T
+    first: Floats = result[result.sum(axis=1).argmax(axis=0), :, np.arange(count)].T
     return first
 
 
@@ -65,10 +65,10 @@ def summed(parts: Floats, *names: str) -> Floats:
 def of_first(sizes: Sizes, count: int) -> Sizes:
     """Return a dataclass of arrays, or of tuples of them, for the first configurations alone."""
     whole: Any = sizes
-    found: Sizes = replace(
+    result: Sizes = replace(
         whole, **{field.name: _cut(getattr(whole, field.name), count) for field in fields(whole)}
     )
-    return found
+    return result
 
 
 def _cut(value: Any, count: int) -> Any:

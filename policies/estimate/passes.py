@@ -180,8 +180,8 @@ def logits_of(model: Model, load: Load, *, tokens: Floats, scored: Floats) -> Lo
     chunked = layout.chunked_head
 
     def chosen(without: Floats, with_kernel: Floats) -> Floats:
-        found: Floats = vocabulary * np.where(load.fused, with_kernel, without)
-        return found
+        result: Floats = vocabulary * np.where(load.fused, with_kernel, without)
+        return result
 
     return Logits(
         scoring=chosen(loss.scoring, np.minimum(loss.scoring, fused_scoring)),
@@ -261,8 +261,8 @@ def _kernel(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
     def first(count: Floats) -> Floats:
         """Return the peak of an entropy that keeps nothing."""
         piece = np.minimum(count, constant("logits_chunk"))
-        found: Floats = head * count + np.where(pieces, (2 * FP32 + upcast) * piece, 2.0 * size * count)
-        return found
+        result: Floats = head * count + np.where(pieces, (2 * FP32 + upcast) * piece, 2.0 * size * count)
+        return result
 
     if not layout.entropy:
         return _Loss(first(score_rows), head * rows, size * rows, head * rows, size * rows)

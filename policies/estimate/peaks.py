@@ -151,13 +151,13 @@ def _trainer_phases(
     model: Model, with_doubt: Load, states: Sequence[State], n: int
 ) -> tuple[dict[str, Floats], Floats]:
     """Return the trainer's phases, and what one standard deviation of the mean length adds to each peak."""
-    found = trainer_phases(model, with_doubt, states)
+    result = trainer_phases(model, with_doubt, states)
     lengths = np.zeros((len(PHASES), n))
     for place, phase in enumerate(PHASES):
         if phase in OF_PASSES:
-            peaks = found[phase.value].sum(axis=0)
+            peaks = result[phase.value].sum(axis=0)
             lengths[place] = (peaks[n : 2 * n] - peaks[2 * n :]) / 2
-    return {phase: parts[:, :n] for phase, parts in found.items()}, lengths
+    return {phase: parts[:, :n] for phase, parts in result.items()}, lengths
 
 
 def _before_first_step(layout: Layout) -> float:

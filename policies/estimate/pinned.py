@@ -16,8 +16,8 @@ def block(size: Floats | float) -> Floats:
 
     Measured: `benchmarks/gpu/measurements/host/h100.jsonl`, case `pinned`.
     """
-    found: Floats = np.where(size > 0, np.exp2(np.ceil(np.log2(np.maximum(1.0, size)))), 0.0)
-    return found
+    result: Floats = np.where(size > 0, np.exp2(np.ceil(np.log2(np.maximum(1.0, size)))), 0.0)
+    return result
 
 
 def of_buffers(state: State, *, width: float) -> Floats:
@@ -27,8 +27,8 @@ def of_buffers(state: State, *, width: float) -> Floats:
     SkyRL's offload_megatron_model_to_cpu).
     """
     rest = block((state.local - state.routed) * width)
-    found: Floats = (rest + block(state.routed * width)) / np.maximum(1.0, state.local * width)
-    return found
+    result: Floats = (rest + block(state.routed * width)) / np.maximum(1.0, state.local * width)
+    return result
 
 
 def of_tensors(model: Model, load: Load, *, width: float) -> Floats:
@@ -44,8 +44,8 @@ def of_tensors(model: Model, load: Load, *, width: float) -> Floats:
         ranks = layout.expert_tensor_parallel if experts and megatron else split
         size = elements * width / ranks
         exact, taken = exact + number * size, taken + number * block(size)
-    found: Floats = taken / np.maximum(1.0, exact)
-    return found
+    result: Floats = taken / np.maximum(1.0, exact)
+    return result
 
 
 def _matrices(model: Model, *, fused: bool) -> list[tuple[float, float, bool]]:
@@ -56,13 +56,13 @@ def _matrices(model: Model, *, fused: bool) -> list[tuple[float, float, bool]]:
     # Of other attention, its weights in four equal parts.
     joined = [counts.attention - out] if fused else [out, *[(counts.attention - 2 * out) / 2] * 2]
     attention = [out, *joined] if ordinary else [counts.attention / 4] * 4
-    found = [(float(model.layers), size, False) for size in attention]
+    result = [(float(model.layers), size, False) for size in attention]
     ups, down = (2 if model.gated else 1), counts.mlp / (3 if model.gated else 2)
-    found += [
+    result += [
         (float(model.layers), size, False) for size in (down, *([ups * down] if fused else [down] * ups))
     ]
     if model.experts:
         each = float(hidden * model.expert_intermediate)
         number, times = (model.layers * model.experts, 1) if fused else (model.layers, model.experts)
-        found += [(float(number), each * times, True), (float(number), ups * each * times, True)]
-    return [*found, *((1.0, float(size), False) for size in (counts.embedding, counts.head))]
+        result += [(float(number), each * times, True), (float(number), ups * each * times, True)]
+    return [*result, *((1.0, float(size), False) for size in (counts.embedding, counts.head))]

@@ -21,16 +21,16 @@ def seconds(
 ) -> dict[str, Floats]:
     """Return the seconds of each phase of a step."""
     layout = load.layout
-    found = _training(model, load, cluster=cluster, card=card, state=state, run=run)
-    found["rollout"] = _rollout(model, load, card=card, pool_tokens=pool_tokens)
+    result = _training(model, load, cluster=cluster, card=card, state=state, run=run)
+    result["rollout"] = _rollout(model, load, card=card, pool_tokens=pool_tokens)
     whole = parameters(model).total * layout.engine_bytes
     buckets = np.ceil(whole / np.maximum(1.0, load.sync_buffer))
     link = _link(load, cluster=cluster, card=card)
     moved = state.weights * load.param_offload / constant("pcie")
-    found["weight_sync"] = moved + np.where(
+    result["weight_sync"] = moved + np.where(
         load.disk, 2.0 * whole / constant("disk") + 1.0, 2.0 * whole / link + 5e-3 * buckets
     )
-    return found
+    return result
 
 
 def step_seconds(load: Load, found: dict[str, Floats]) -> Floats:

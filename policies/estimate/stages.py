@@ -78,5 +78,5 @@ def in_flight(load: Load, stage: Stage) -> Floats:
     held = stage.after + 1
     if chunks > 1:
         held = 2 * stage.after + (chunks - 1) * group + 1 + layout.pipeline_ahead
-    found: Floats = np.minimum(held, chunks * load.accumulated) / chunks
-    return found
+    result: Floats = np.minimum(held, chunks * load.accumulated) / chunks
+    return result

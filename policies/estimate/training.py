@@ -147,8 +147,8 @@ def _copies(layout: Layout, local: Floats, matrices: Floats) -> Floats:
     is_first_microbatch).
     """
     shared = layout.parameter_bytes / layout.secondary_shards if layout.secondary_shards else 0.0
-    found: Floats = local * shared + matrices * (_FP8_COPIES * (layout.fp8 and not layout.fp8_weights))
-    return found
+    result: Floats = local * shared + matrices * (_FP8_COPIES * (layout.fp8 and not layout.fp8_weights))
+    return result
 
 
 def _communicators(load: Load) -> Floats:
@@ -170,8 +170,8 @@ def _communicators(load: Load) -> Floats:
 
 def trainer_phases(model: Model, load: Load, states: Sequence[State]) -> dict[str, Floats]:
     """Return the largest instant of each of the trainer's phases on the device of any of its stages."""
-    found = [_phases_of(model, load, state) for state in states]
-    return {phase: heaviest(*(each[phase] for each in found)) for phase in found[0]}
+    result = [_phases_of(model, load, state) for state in states]
+    return {phase: heaviest(*(each[phase] for each in result)) for phase in result[0]}
 
 
 def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
@@ -295,10 +295,10 @@ def _idle_gradients(load: Load, state: State) -> Floats:
     """Return what buffers of gradients hold between updates."""
     gone = load.grad_offload | load.param_offload | (load.streamed & (load.layout.strategy != "megatron"))
     buffers = np.where(gone, 0.0, state.gradients) * _persistent(load.layout)
-    found: Floats = buffers + _standing(load, state) * ~(
+    result: Floats = buffers + _standing(load, state) * ~(
         load.grad_offload & load.layout.grad_offload_takes_optimizer
     )
-    return found
+    return result
 
 
 def _standing(load: Load, state: State) -> Floats:
@@ -310,8 +310,8 @@ def _standing(load: Load, state: State) -> Floats:
     layout = load.layout
     if layout.strategy.startswith("fsdp") or not layout.reduce_bucket_bytes:
         return np.full(load.count, float(layout.reduce_bucket_bytes))
-    found: Floats = np.where(load.optimizer_offload > 0, state.one_tensor, 0.0)
-    return found
+    result: Floats = np.where(load.optimizer_offload > 0, state.one_tensor, 0.0)
+    return result
 
 
 def _updated_gradients(load: Load, state: State, gradients: Gradients) -> Floats:

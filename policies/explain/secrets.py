@@ -161,10 +161,10 @@ def secrets_of(name: str, value: str) -> tuple[Secret, ...]:
     """Return the secrets in the value of a variable, a setting or a flag; it may be one as a whole."""
     if _is_named(name, value):
         return (Secret(0, len(value), variable_of(name), Grade.CERTAIN),)
-    found = secrets_in(value, before=name)
-    if name and len(found) == 1 and found[0].end - found[0].start == len(value):
-        return (found[0]._replace(variable=variable_of(name)),)
-    return found
+    result = secrets_in(value, before=name)
+    if name and len(result) == 1 and result[0].end - result[0].start == len(value):
+        return (result[0]._replace(variable=variable_of(name)),)
+    return result
 
 
 def secrets_in_words(words: Sequence[str]) -> Iterator[tuple[int, str, Secret]]:
@@ -176,17 +176,17 @@ def secrets_in_words(words: Sequence[str]) -> Iterator[tuple[int, str, Secret]]:
         text = word
         if is_text(words, index):
             text = _CONTINUED.sub("", word)
-            found = secrets_in(text)
+            result = secrets_in(text)
         elif flag is not None:
-            found = _moved(secrets_of(flag[1], flag[2]), flag.start(2))
+            result = _moved(secrets_of(flag[1], flag[2]), flag.start(2))
         elif before.startswith("-") and "=" not in before:
-            found = secrets_of(before, word)
+            result = secrets_of(before, word)
         else:
-            found = secrets_in(word)
+            result = secrets_in(word)
         if text == word:
             own = (each for each in arguments if begin <= each.start and each.end <= begin + len(word))
-            found = _disjoint((*found, *_moved(own, -begin)))
-        yield from ((index, text, each) for each in found)
+            result = _disjoint((*result, *_moved(own, -begin)))
+        yield from ((index, text, each) for each in result)
         begin += len(word) + 1
 
 

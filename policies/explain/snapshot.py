@@ -75,19 +75,19 @@ def summarised(raw: object) -> Snapshot:
     if not isinstance(raw, dict) or not {"segments", "device_traces"} & raw.keys():
         raise ValueError("no snapshot of torch's allocator: it has no segments and no traces")
     try:
-        found = msgspec.convert(raw, _Raw)
+        result = msgspec.convert(raw, _Raw)
     except msgspec.ValidationError as error:
         raise ValueError(f"no snapshot of torch's allocator: {str(error)[:_TEXT]}") from error
     segments: dict[int, list[Segment]] = defaultdict(list)
-    for segment in found.segments:
+    for segment in result.segments:
         segments[segment.device].append(segment)
-    traces = dict(enumerate(found.device_traces))
+    traces = dict(enumerate(result.device_traces))
     numbers = sorted({*segments, *(number for number, events in traces.items() if events)})
     return Snapshot(
         devices=tuple(
             _device(number, traces.get(number, []), segments.get(number, [])) for number in numbers
         ),
-        settings=_settings(found.allocator_settings),
+        settings=_settings(result.allocator_settings),
     )
 
 

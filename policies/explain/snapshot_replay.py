@@ -135,15 +135,15 @@ def _state(final: dict[int, Allocation], segments: Iterable[Segment], failed: Tr
 def _at_start(events: Iterable[TraceEvent], final: dict[int, Allocation]) -> dict[int, Allocation]:
     """Return what was in use before the first event: the history is a ring that forgets its beginning."""
     start: dict[int, Allocation] = {}
-    seen: set[int] = set()
+    visited: set[int] = set()
     for event in events:
         if event.addr is None:
             continue
-        if event.action == "free_requested" and event.addr not in seen:
+        if event.action == "free_requested" and event.addr not in visited:
             start[event.addr] = _allocation(event)
         if event.action in ("alloc", "free_requested"):
-            seen.add(event.addr)
-    start.update((address, one) for address, one in final.items() if address not in seen)
+            visited.add(event.addr)
+    start.update((address, one) for address, one in final.items() if address not in visited)
     return start
 
 

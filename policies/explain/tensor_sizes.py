@@ -50,9 +50,9 @@ def named(requested_bytes: int, model: Model, *, tokens: tuple[int, ...] = ()) -
     if requested_bytes <= 0:
         return None
     fits = [
-        (abs(found.size_bytes - requested_bytes), order, found)
-        for order, found in enumerate((*_passes(model, tokens), *_weights(model)))
-        if abs(found.size_bytes - requested_bytes) <= _TOLERANCE * requested_bytes
+        (abs(size.size_bytes - requested_bytes), order, size)
+        for order, size in enumerate((*_passes(model, tokens), *_weights(model)))
+        if abs(size.size_bytes - requested_bytes) <= _TOLERANCE * requested_bytes
     ]
     if fits:
         return min(fits, key=lambda fit: fit[:2])[2]

@@ -32,16 +32,16 @@ class Adjusted:
     def trend(self) -> Trend | None:
         """Return the growth that lengths do not explain, with the spread that they cause; None: none."""
         # Lengths explain what comes and goes; what they leave, and lasts for steps, wanders.
-        found = trend(self.steps, self.rest, resembling=False)
-        if found is None:
+        result = trend(self.steps, self.rest, resembling=False)
+        if result is None:
             return None
-        recent = self.lengths[-max(FEWEST, found.seen) :]
+        recent = self.lengths[-max(FEWEST, result.seen) :]
         middle = float(np.median(recent))
         own = self.slope * spread_of(recent - middle)
         return replace(
-            found,
-            level=found.level + self.slope * (middle - float(np.median(self.lengths))),
-            spread=math.hypot(found.spread, own),
+            result,
+            level=result.level + self.slope * (middle - float(np.median(self.lengths))),
+            spread=math.hypot(result.spread, own),
         )
 
 

@@ -54,7 +54,7 @@ def foresee(
     if len(measured) < FEWEST + WARM_UP:
         return {}
     names = dict.fromkeys(name for one in measured[-FEWEST:] for name in one.peaks)
-    last, found = measured[-1], {}
+    last, result = measured[-1], {}
     for name in (*names, HOST):
         # A phase that this step did not have, such as a validation, said nothing new.
         if not _peak(last, name):
@@ -67,11 +67,11 @@ def foresee(
         before = said.get(name)
         if before is not None and before.holds and (seen is None or seen.chance < _DROPPED):
             if _reaches(rows, before):
-                found[name] = _taken_back(before, last)
+                result[name] = _taken_back(before, last)
         elif seen is not None and _news(seen, before):
-            found[name] = msgspec.structs.replace(seen, attempt=attempt)
+            result[name] = msgspec.structs.replace(seen, attempt=attempt)
     gone = [name for name, before in said.items() if before.holds and _vanished(measured, name)]
-    return found | {name: _taken_back(said[name], last) for name in gone}
+    return result | {name: _taken_back(said[name], last) for name in gone}
 
 
 def _taken_back(before: Foreseen, last: Measured) -> Foreseen:
@@ -133,15 +133,15 @@ def _expected(
     if limit - used.max() > _FASTER * AHEAD * np.ptp(used):
         return None  # growth as fast as any that was seen would not do
     each = [one for one, _ in rows]
-    found = trend(steps, used)
+    result = trend(steps, used)
     crosses, explained = None, False
-    if found is not None:
+    if result is not None:
         crosses, explained = _by_length(each, steps, used, limit, of=of, longest=longest)
     if not explained:
         follows = adjusted(steps, used, _lengths(each))
-        found = found if follows is None else follows.trend() or found
-        crosses = None if found is None else crossing(found, limit, last=of)
-    if crosses is None or found is None:
+        result = result if follows is None else follows.trend() or result
+        crosses = None if result is None else crossing(result, limit, last=of)
+    if crosses is None or result is None:
         return None
     return Foreseen(
         cause=Cause.HOST_OOM if name == HOST else Cause.GPU_OOM,
@@ -152,10 +152,10 @@ def _expected(
         latest=crosses.latest,
         of=of,
         chance=round(crosses.chance, 3),
-        since=int(found.since),
-        used_bytes=int(found.level),
+        since=int(result.since),
+        used_bytes=int(result.level),
         limit_bytes=int(limit),
-        per_step_bytes=int(found.rate),
+        per_step_bytes=int(result.rate),
         at_end_bytes=int(crosses.at_end),
         lengths=explained,
         component=last.component,
@@ -166,8 +166,8 @@ def _expected(
 def _lengths(measured: Sequence[Measured]) -> dict[str, Floats]:
     """Return the lengths by step, NaN where one is missing; a name that is missing often is left out."""
     names = dict.fromkeys(name for one in measured[-FEWEST:] for name in one.lengths)
-    found = {name: np.array([one.lengths.get(name, np.nan) for one in measured]) for name in names}
-    return {name: values for name, values in found.items() if np.mean(~np.isnan(values)) >= _KNOWN}
+    result = {name: np.array([one.lengths.get(name, np.nan) for one in measured]) for name in names}
+    return {name: values for name, values in result.items() if np.mean(~np.isnan(values)) >= _KNOWN}
 
 
 def _by_length(

@@ -165,9 +165,9 @@ def time_left(course: Course, *, now: float) -> TimeLeft | None:
     """
     if course.over or not course.begun or any(leg.trial is not None for leg in course.legs):
         return None
-    found = _leg_left(course, course.legs[0], now=now) if course.legs else _before_a_start(course, now)
+    result = _leg_left(course, course.legs[0], now=now) if course.legs else _before_a_start(course, now)
     until = Until.TRIALS if course.search else Until.GOAL if course.job.goal.then is Then.STOP else Until.END
-    return None if found is None else replace(found, until=until)
+    return None if result is None else replace(result, until=until)
 
 
 def _leg_left(course: Course, leg: Leg, *, now: float) -> TimeLeft | None:
@@ -224,8 +224,8 @@ def _step_s(course: Course, leg: Leg) -> _Known | None:
 
 
 def _steps(count: int, known: _Known) -> TimeLeft:
-    found = sum_of(count, known.step_s, shown=known.shown)
-    return TimeLeft(least_s=found.least_s * (1 - known.faster), most_s=found.most_s * (1 + known.slower))
+    result = sum_of(count, known.step_s, shown=known.shown)
+    return TimeLeft(least_s=result.least_s * (1 - known.faster), most_s=result.most_s * (1 + known.slower))
 
 
 def sum_of(count: int, seen: Sequence[float], *, shown: int = 0) -> TimeLeft:

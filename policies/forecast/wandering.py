@@ -60,10 +60,10 @@ def _widened(free: int) -> float:
 def _walking(run: Floats, values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Return slope, its variance, likelihood and variance of a step of the walk, by share of the walk."""
     design = _design(tuple(run.tolist()))
-    found, free = design.basis.T @ values, len(design.powers)
+    projected, free = design.basis.T @ values, len(design.powers)
     powers = 1 + _SHARES[:, None] * design.powers
-    noise = np.maximum((found**2 / powers).sum(axis=1) / free, np.finfo(float).tiny)
-    slopes = design.slope @ values - _SHARES * (design.along * found / powers).sum(axis=1)
+    noise = np.maximum((projected**2 / powers).sum(axis=1) / free, np.finfo(float).tiny)
+    slopes = design.slope @ values - _SHARES * (design.along * projected / powers).sum(axis=1)
     errors = noise * (
         float(design.slope @ design.slope)
         + _SHARES * design.own

@@ -238,10 +238,10 @@ def _rows(last: Attempt, diagnosis: Diagnosis) -> list[tuple[int, int, int]]:
     name = diagnosis.phase.value
     if diagnosis.cause is not Cause.GPU_OOM:
         return []
-    found = ((event.step, event.peaks.get(name)) for event in last.progress[-WINDOW:])
+    result = ((event.step, event.peaks.get(name)) for event in last.progress[-WINDOW:])
     return [
         (step, peak.used_bytes, peak.capacity_bytes)
-        for step, peak in found
+        for step, peak in result
         if peak is not None and peak.capacity_bytes and not peak.upper_bound
     ]
 

@@ -193,17 +193,17 @@ def _neighbourhood(
     times = step_times(view, None if believed else present, options)
     score = _score(view, times)
     exact = {k: v for k, v in options.items() if profile.supported[k].effect is not Effect.NUMERIC}
-    found: dict[Knobs, tuple[float, float]] = {}
+    result: dict[Knobs, tuple[float, float]] = {}
     # Numeric changes may save and speed up most: a search among all would not see what the others do.
     for some in (exact, options) if len(exact) < len(options) else (options,):
         each, slow, over = search(profile, present, some, score, recovery=recovery, started=started)
-        found |= zip(each, zip(slow.tolist(), over.tolist(), strict=True), strict=True)
-    knobs = list(found)
+        result |= zip(each, zip(slow.tolist(), over.tolist(), strict=True), strict=True)
+    knobs = list(result)
     estimate = view.estimates(knobs)
     return _Neighbourhood(
         knobs=knobs,
-        slow=np.array([seconds for seconds, _ in found.values()]),
-        over=np.array([excess for _, excess in found.values()]),
+        slow=np.array([seconds for seconds, _ in result.values()]),
+        over=np.array([excess for _, excess in result.values()]),
         estimate=estimate,
         prediction=predicted(view.calibration, estimate),
         options=options,

@@ -111,10 +111,10 @@ def excess_of_failure(diagnosis: Diagnosis) -> dict[str, float]:
 
 def too_slow(steps: Sequence[Progressed], *, best: Tried | None) -> bool:
     """Return whether the first steps already say that a trial cannot come near the best."""
-    found = speed(steps)
-    if best is None or found is None or len(steps) <= _WARM_UP_STEPS + 1 or found.unit is not best.unit:
+    result = speed(steps)
+    if best is None or result is None or len(steps) <= _WARM_UP_STEPS + 1 or result.unit is not best.unit:
         return False
-    return found.per_second * (1.0 + _SIGMAS * found.noise) < _SLOW_SHARE * best.rate
+    return result.per_second * (1.0 + _SIGMAS * result.noise) < _SLOW_SHARE * best.rate
 
 
 def tried(history: History) -> tuple[Tried, ...]:

@@ -108,8 +108,8 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 
 def _named(folder: Path) -> list[Path]:
-    found = (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
-    return sorted(found, key=lambda path: int(path.name[5:]))
+    result = (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    return sorted(result, key=lambda path: int(path.name[5:]))
 
 
 def _sync_folder(folder: Path) -> None:

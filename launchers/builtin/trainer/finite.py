@@ -36,10 +36,10 @@ def gradient_error(
     bad = next((index for index, name in enumerate(names) if not _finite(parameters[name].grad)), len(names))
     cause = _cause(parameters, samples=samples, loss=loss)
     device = local(parameters[names[0]]).device
-    found = torch.tensor([bad * ranks + rank, cause], device=device)
+    result = torch.tensor([bad * ranks + rank, cause], device=device)
     if distributed:
-        torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MIN)
-    place, cause = found.tolist()
+        torch.distributed.all_reduce(result, op=torch.distributed.ReduceOp.MIN)
+    place, cause = result.tolist()
     where = "every gradient is finite, but not their norm"
     if place // ranks < len(names):
         where = f"the gradient of {names[place // ranks]} on rank {place % ranks} is not finite"

@@ -81,8 +81,8 @@ def unknown(config: Config) -> Iterator[Problem]:
         if name in config.facts or name in _HYDRA:
             continue
         if not _NAME.fullmatch(name):
-            found = _wrong(config, name, f"`{name}` {NO_NAME}", "null removes a section")
-            yield msgspec.structs.replace(found, origin=Origin.WRITTEN)
+            result = _wrong(config, name, f"`{name}` {NO_NAME}", "null removes a section")
+            yield msgspec.structs.replace(result, origin=Origin.WRITTEN)
         else:
             own = _is_own(config, name.partition(".")[0])
             hint = "" if own else _suggestion(name, config.facts)

@@ -22,10 +22,10 @@ class DataError(ValueError):
 class _Loader(_Base):  # type: ignore[misc]  # PyYAML has no types
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Return a mapping by texts, `on` too; raises ConstructorError where a key is named twice."""
-        found = {str(key.value): self.construct_object(value, deep=True) for key, value in node.value}
-        if len(found) < len(node.value):
+        result = {str(key.value): self.construct_object(value, deep=True) for key, value in node.value}
+        if len(result) < len(node.value):
             raise yaml.constructor.ConstructorError(None, None, "a key is named twice", node.start_mark)
-        return found
+        return result
 
 
 def document(package: str, file: str, kind: type[T]) -> T:

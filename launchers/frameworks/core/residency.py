@@ -40,7 +40,7 @@ def resident(
     `init` and `log_prob` are as an `update` where they are not given, `rollout_init` is as a `rollout`, and
     `further` phases are as an update.
     """
-    found = {
+    result = {
         **dict.fromkeys((*_UPDATE, *further), update),
         Phase.INIT: update if init is None else init,
         Phase.LOG_PROB: update if log_prob is None else log_prob,
@@ -48,7 +48,7 @@ def resident(
         Phase.ROLLOUT: rollout,
         Phase.ROLLOUT_INIT: rollout if rollout_init is None else rollout_init,
     }
-    return {phase.value: held for phase, held in found.items()}
+    return {phase.value: held for phase, held in result.items()}
 
 
 def taking_turns(

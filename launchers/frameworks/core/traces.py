@@ -16,7 +16,7 @@ class Traces(NamedTuple):
 
     def implied(self, text: str) -> dict[str, Any]:
         """Return the settings of the job that prints a text, beside those that it shows."""
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for trace, settings in self.implies.items():
-            found |= settings if trace in text else {}
-        return found
+            result |= settings if trace in text else {}
+        return result

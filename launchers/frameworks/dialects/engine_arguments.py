@@ -67,8 +67,8 @@ def engine_of(name: str, job: Job, pinned: Mapping[str, str], *, exact: bool) ->
     if name not in _TITLES:
         return None
     installed = job.engine_versions.get(name)
-    found = versions.choose(installed or pinned.get(name), releases(name))
-    return Engine(name, found if installed or exact else found._replace(origin=Origin.ASSUMED))
+    result = versions.choose(installed or pinned.get(name), releases(name))
+    return Engine(name, result if installed or exact else result._replace(origin=Origin.ASSUMED))
 
 
 def arguments_below(node: str, settings: Mapping[str, Any], spelled: Mapping[str, str]) -> Iterator[Argument]:

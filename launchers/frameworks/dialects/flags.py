@@ -121,17 +121,17 @@ def printed_flags(
 
 def printed_namespace(text: str, *, known: frozenset[str]) -> dict[str, Any]:
     """Return the flags in a printed namespace, in which dotted ones stand in namespaces of their own."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for line in text.splitlines():
         begins = line.find("namespace(") if "=namespace(" in line else line.find("Namespace(")
-        if begins < 0 or found:
+        if begins < 0 or result:
             continue
         try:
             tree = ast.parse(line[begins:].strip(), mode="eval").body
         except SyntaxError:
             continue  # a line torn by a crash
-        found = dict(_fields(tree, ""))
-    return {name: value for name, value in found.items() if name in known and value not in (None, False)}
+        result = dict(_fields(tree, ""))
+    return {name: value for name, value in result.items() if name in known and value not in (None, False)}
 
 
 def _fields(node: ast.expr, prefix: str) -> Iterator[tuple[str, Any]]:

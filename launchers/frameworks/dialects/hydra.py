@@ -152,6 +152,6 @@ def printed_overrides(text: str, known: Container[str], *, top: tuple[str, ...] 
             words = shlex.split(line)
         except ValueError:  # a quote in prose
             continue
-        found = overrides_in(words, top=top)
-        result |= {bare(key): value for key, value in found.items() if bare(key) in known}
+        overrides = overrides_in(words, top=top)
+        result |= {bare(key): value for key, value in overrides.items() if bare(key) in known}
     return result

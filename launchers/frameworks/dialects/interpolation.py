@@ -29,15 +29,15 @@ def resolved(key: str, raw: Callable[[str], Any]) -> Any:
     def value_of(key: str) -> Any:
         nonlocal left
         value = raw(key)
-        while isinstance(value, str) and left > 0 and (found := _INNERMOST.search(value)):
+        while isinstance(value, str) and left > 0 and (match := _INNERMOST.search(value)):
             left -= 1
-            name, text = found[1], found[2].strip()
+            name, text = match[1], match[2].strip()
             own = value_of(_absolute(text, key)) if name is None else _computed(name, text)
             if own is None:
-                return None if name is None and found[0] == value.strip() else value
+                return None if name is None and match[0] == value.strip() else value
             if isinstance(own, str) and "${" in own:  # it cannot be followed to its end
                 return value
-            value = own if found[0] == value.strip() else value.replace(found[0], str(own), 1)
+            value = own if match[0] == value.strip() else value.replace(match[0], str(own), 1)
         return value
 
     return value_of(key)

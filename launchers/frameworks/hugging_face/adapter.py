@@ -97,9 +97,9 @@ class HuggingFaceTrainer(TabularFramework[C]):
 
     def refused(self, config: C) -> Iterator[Problem]:
         """Yield what the rows refuse, or else a batch that no trainer of GRPO takes."""
-        found = tuple(super().refused(config))
-        yield from found
-        if not {problem.path[-1] for problem in found} & self.sizes_batch:
+        result = tuple(super().refused(config))
+        yield from result
+        if not {problem.path[-1] for problem in result} & self.sizes_batch:
             yield from self._of_batch(config)
 
     def _of_batch(self, config: C) -> Iterator[Problem]:
@@ -190,12 +190,12 @@ class HuggingFaceTrainer(TabularFramework[C]):
             gpus_per_node=cluster.gpus_per_node or job.cluster.gpus_per_node,
             nodes=max(cluster.nodes, job.cluster.nodes),
         )
-        found = super().profile(msgspec.structs.replace(job, cluster=measured), cluster)
+        result = super().profile(msgspec.structs.replace(job, cluster=measured), cluster)
         if not self.makes_pieces:
-            return found
-        ranks, reason = found.layout.ranks, found.unsupported.get("microbatch_size", "")
+            return result
+        ranks, reason = result.layout.ranks, result.unsupported.get("microbatch_size", "")
         why = f"it works with one process only, this job has {ranks}" if ranks > 1 else reason
-        return msgspec.structs.replace(found, cures_in_place=not why, not_in_place=why)
+        return msgspec.structs.replace(result, cures_in_place=not why, not_in_place=why)
 
     def sizes(self, config: C, shape: Model | None) -> dict[str, tuple[int, ...]]:
         """Return the sizes of a pass and of an engine."""
@@ -285,12 +285,12 @@ class HuggingFaceTrainer(TabularFramework[C]):
     def printed(self, text: str) -> dict[str, Any]:
         """Return the settings that a command line, a configuration or the arguments' own text shows."""
         types = facts(package_of(self), self.releases[-1]).types
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for name in shown_settings(package_of(self)):
             match = re.search(rf"(?:--{name}[\s=]+|(?<![\w.-]){name}['\"]?\s?[=:]\s?)['\"]?([\w.+-]+)", text)
             if match is not None and not misfit(types[name], value := parsed_value(match[1].rstrip("."))):
-                found[name] = value
-        return found
+                result[name] = value
+        return result
 
     def marks(self, text: bytes) -> bool:
         """Return whether a text holds a line of the entry."""

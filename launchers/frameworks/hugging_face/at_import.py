@@ -28,8 +28,8 @@ class AtImport:
         self.asking.others = True
         try:
             others = (finder for finder in sys.meta_path if finder is not self)
-            found = (finder.find_spec(name, path, target) for finder in others)
-            spec = next((spec for spec in found if spec is not None), None)
+            result = (finder.find_spec(name, path, target) for finder in others)
+            spec = next((spec for spec in result if spec is not None), None)
         finally:
             self.asking.others = False
         if spec is None or spec.loader is None:

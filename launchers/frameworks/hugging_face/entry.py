@@ -249,8 +249,8 @@ def patch(module: Any, watched: Watch, run: str, mode: str) -> None:
         if mode.startswith("fresh"):
             named = self.args.resume_from_checkpoint = None
         if mode.endswith(("own", "any")):
-            found = newest(Path(self.args.output_dir), run if mode.endswith("own") else None)
-            named = found or named
+            result = newest(Path(self.args.output_dir), run if mode.endswith("own") else None)
+            named = result or named
         return original(self, named, *args, **kwargs)
 
     one_pass = module.Trainer.training_step
@@ -284,11 +284,11 @@ def follow(trainer: Any, watched: Watch, *, scores_alone: Callable[[], bool]) ->
 def newest(folder: Path, run: str | None) -> str | None:
     """Return the last complete checkpoint below a folder, of one run where it is named."""
     steps = []
-    for found in folder.glob("checkpoint-*"):
-        number, mark = found.name.rpartition("-")[2], found / _MARK
+    for checkpoint in folder.glob("checkpoint-*"):
+        number, mark = checkpoint.name.rpartition("-")[2], checkpoint / _MARK
         own = run is None or (mark.is_file() and mark.read_text() == run)
-        if own and number.isdigit() and (found / _STATE).is_file():
-            steps.append((int(number), str(found)))
+        if own and number.isdigit() and (checkpoint / _STATE).is_file():
+            steps.append((int(number), str(checkpoint)))
     return max(steps, default=(0, None))[1]
 
 
@@ -355,8 +355,8 @@ def main(run: str, mode: str, script: str, arguments: list[str]) -> None:
     watched = Watch(int(os.environ.get("AUTOTUNE_DEVICE_BUDGET") or 0), program)
     if script == _SWIFT and mode in ("own", "any"):  # which loads an adapter before there is a trainer
         at = arguments.index("--output_dir")
-        found = newest(Path(arguments[at + 1]), run if mode == "own" else None)
-        arguments = [*arguments, *(("--resume_from_checkpoint", found) if found else ())]
+        result = newest(Path(arguments[at + 1]), run if mode == "own" else None)
+        arguments = [*arguments, *(("--resume_from_checkpoint", result) if result else ())]
     sys.argv = [script, *arguments]
     is_file = script.endswith(".py")
     sys.path[0] = str(Path(script).resolve().parent) if is_file else ""  # as Python does, not our folder

@@ -48,7 +48,7 @@ def layout(config: Config) -> Layout:
     )
     if config.flag("use-stateless-adam"):
         trainer["optimizer_bytes"] = 4  # the master weights: moments live for one step (stateless_adam.py)
-    found = Layout(
+    result = Layout(
         **trainer,
         engine_ranks=config.engine_gpus,
         engine_bytes=_engine_bytes(config),
@@ -72,7 +72,7 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.prompt,
         response_tokens=config.response,
     )
-    return transformer.with_transformer(found, lambda field: _field(config, field))
+    return transformer.with_transformer(result, lambda field: _field(config, field))
 
 
 # Flags of fields of TransformerConfig that have another name; those of switches have their own.

@@ -18,7 +18,7 @@ def layout(config: Config) -> Layout:
     masters = bool(config.deepspeed) and stored == 2
     moments = torch_state_bytes(str(config.get("optim")), parameter_bytes=stored)
     answers, longest = config.count("max_completion_length"), config.longest
-    found = shared(
+    result = shared(
         config,
         stored=stored,
         compute_bytes=stored,
@@ -35,7 +35,7 @@ def layout(config: Config) -> Layout:
         scaled_logits=False,  # the temperature divides them in their place
         prompt_tokens=config.count("max_length"),
     )
-    return with_zero(found, config.zero, optimizer=str(config.get("optim")), bucket=_bucket(config))
+    return with_zero(result, config.zero, optimizer=str(config.get("optim")), bucket=_bucket(config))
 
 
 def _bucket(config: Config) -> int:

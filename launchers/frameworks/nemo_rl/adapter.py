@@ -89,11 +89,11 @@ class NemoRL(TabularFramework[Config]):
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the settings where a log shows the final configuration, and its overrides."""
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for start in islice(_PRINTED.finditer(text), 2):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                found |= flat({start[1]: ast.literal_eval(braced(text, start.end() - 1))})
-        return found | super().printed(text)
+                result |= flat({start[1]: ast.literal_eval(braced(text, start.end() - 1))})
+        return result | super().printed(text)
 
     def last_step(self, job: Job) -> int | None:
         """Return the step that ends an asynchronous training; the length of the data may end another one."""

@@ -50,7 +50,7 @@ def layout(config: Config) -> Layout:
         in_fp32 = config.flag(f"{MEGATRON}.distributed_data_parallel_config.grad_reduce_in_fp32")
         gradients = 4 if in_fp32 else 2  # its weights are bf16
         trainer |= megatron_bytes(kind, gradient_bytes=gradients, precise=precise, on_host=on_host)
-    found = Layout(
+    result = Layout(
         **trainer,
         engine_ranks=config.engine_world,
         engine_bytes=width(precision),
@@ -75,7 +75,7 @@ def layout(config: Config) -> Layout:
         prompt_tokens=prompt,
         response_tokens=config.longest - prompt,
     )
-    return transformer.with_transformer(found, lambda field: _field(config, field)) if megatron else found
+    return transformer.with_transformer(result, lambda field: _field(config, field)) if megatron else result
 
 
 def _field(config: Config, name: str) -> object:

@@ -24,7 +24,7 @@ def resident(config: Config) -> dict[str, residency.Held]:
 def layout(config: Config) -> Layout:
     """Return how the job is spread and what it holds; ZeRO-3 shards as FSDP does."""
     response = min(config.longest, config.count("rollout.max_new_tokens") or config.longest)
-    found = Layout(
+    result = Layout(
         ranks=config.actors,
         engine_ranks=config.engine_gpus,
         reference=config.reference,
@@ -44,7 +44,7 @@ def layout(config: Config) -> Layout:
     )
     in_fp32 = config.text("ds.grad_accum_dtype") in ("fp32", "float32")
     return with_zero(
-        found,
+        result,
         config.count("ds.zero_stage"),
         optimizer=config.text("actor.optim"),
         ranks=config.actors // config.tensor,

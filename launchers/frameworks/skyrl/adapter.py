@@ -76,11 +76,11 @@ class SkyRL(TabularFramework[Config]):
 
         A trial that cannot say when it ends is ended by the driver.
         """
-        found, types = super().added(config, needed), config.facts.types
+        added, types = super().added(config, needed), config.facts.types
         is_older = config.release.version in config.older
         return {
             k: value
-            for k, value in found.items()
+            for k, value in added.items()
             if not is_older or config.has(k) or config.named(k) in types
         }
 

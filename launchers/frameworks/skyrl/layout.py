@@ -54,7 +54,7 @@ def layout(config: Config) -> Layout:
         in_fp32 = config.flag(f"{POLICY}.megatron_config.ddp_config.grad_reduce_in_fp32")
         gradients = 4 if in_fp32 else 2
         trainer |= megatron_bytes("adam", gradient_bytes=gradients, precise=precise, on_host=on_host)
-    found = Layout(
+    result = Layout(
         **trainer,
         engine_ranks=config.engine_world,
         engine_bytes=width(config.text(f"{ENGINE}.model_dtype")),
@@ -85,4 +85,4 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.longest - config.answer,
         response_tokens=config.answer,
     )
-    return transformer.with_transformer(found, config.inside(TRANSFORMER).get) if megatron else found
+    return transformer.with_transformer(result, config.inside(TRANSFORMER).get) if megatron else result

@@ -147,12 +147,12 @@ class TabularFramework(Framework, Generic[C]):
 
     def declined(self, config: C) -> dict[str, str]:
         """Return the knobs that a job does not offer, each with the first reason that holds."""
-        found = rows.declined(self.table, config, self._versions(config))
-        found |= rows.lacking(self.applicable(config), config, self.name)
+        result = rows.declined(self.table, config, self._versions(config))
+        result |= rows.lacking(self.applicable(config), config, self.name)
         for row in self.applicable(config) if self.is_whole and config.code is not None else ():
             for absent in filter(None, (self._absent(config, key) for key in (row.key, *row.fills))):
-                found.setdefault(row.knob, f"the job's own {self.name} has no {absent}")
-        return found
+                result.setdefault(row.knob, f"the job's own {self.name} has no {absent}")
+        return result
 
     def _absent(self, config: C, key: str) -> str:
         """Return the part of a setting's name that the job's own code has nowhere; empty if it has all."""
@@ -190,19 +190,19 @@ class TabularFramework(Framework, Generic[C]):
         They are assumed where that is another one; what the job's own code does not have is left out then.
         """
         config = self.config(job)
-        found = self.problems(job)
+        result = self.problems(job)
         if config.knows_release:
-            return found
+            return result
         return tuple(
             each if not is_of_release(each) else msgspec.structs.replace(each, origin=Origin.ASSUMED)
-            for each in found
+            for each in result
             if not (is_of_release(each) and self.is_whole and self._absent(config, str(each.path[-1])))
         )
 
     def release_by_settings(self, job: Job) -> str:
         """Return the release on record that the names of a job's settings tell; empty if it is the newest."""
-        found = self.config(job).release.version
-        return "" if job.framework_version or not self.releases or found == self.releases[-1] else found
+        result = self.config(job).release.version
+        return "" if job.framework_version or not self.releases or result == self.releases[-1] else result
 
     def problems(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's settings, whatever is known of its release."""
@@ -234,12 +234,12 @@ class TabularFramework(Framework, Generic[C]):
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs with the defaults filled in, what limits them, and what is assumed."""
-        found, config = self.profile_as(job, cluster), self.config(job)
+        result, config = self.profile_as(job, cluster), self.config(job)
         facts = tuple(facts_of(self.name, config, job, self.releases))
         versions = (*self.releases, *self.elder) if any(map(has_alternatives, facts)) else ()
         jobs = [msgspec.structs.replace(job, framework_version=version) for version in versions]
         others = (self.profile_as(own, cluster) for own in self._as_fitting(job, jobs))
-        return msgspec.structs.replace(found, facts=facts, alternatives=alternatives(found, others))
+        return msgspec.structs.replace(result, facts=facts, alternatives=alternatives(result, others))
 
     def _as_fitting(self, job: Job, others: list[Job]) -> Iterator[Job]:
         """Yield the jobs, of other releases, whose settings that release takes as well as the job's does.
@@ -330,8 +330,8 @@ class TabularFramework(Framework, Generic[C]):
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the overrides that differ from the job as written, in its own spelling."""
         config = self.config(job)
-        found = self.together(config, self.knob_settings(config, knobs))
-        return {config.key(key): value for key, value in found.items() if config.differs(found, key)}
+        result = self.together(config, self.knob_settings(config, knobs))
+        return {config.key(key): value for key, value in result.items() if config.differs(result, key)}
 
     def together(self, config: C, found: dict[str, Any]) -> dict[str, Any]:
         """Return changed settings with those that follow them."""
@@ -480,8 +480,8 @@ class TabularFramework(Framework, Generic[C]):
         for name in self.engines(config):
             engine = engine_arguments.engine_of(name, job, pinned, exact=exact)
             nodes = (node.format(engine=name) for node in self.engine_nodes)
-            found = [
+            result = [
                 each for node in nodes for each in engine_arguments.arguments_below(node, plain, spelled)
             ]
-            if engine is not None and found:
-                yield engine, found
+            if engine is not None and result:
+                yield engine, result

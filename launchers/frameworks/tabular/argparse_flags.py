@@ -137,12 +137,12 @@ class ArgparseFramework(FlagFramework[C]):
     def printed(self, text: str) -> dict[str, Any]:
         """Return the flags in the namespace that a run prints first, or in a traced command line."""
         known = (frozenset(flags(package_of(self), version).flags) for version in reversed(self.releases))
-        found = (
+        result = (
             printed_namespace(text, known=names)
             or printed_flags(text, known=names, inverse={}, negatable=_NONE)
             for names in known
         )
-        return max(found, key=len)
+        return max(result, key=len)
 
     def refused(self, config: C) -> Iterator[Problem]:
         """Yield what the framework refuses at its start, with flags named as in the job's release."""
@@ -152,11 +152,11 @@ class ArgparseFramework(FlagFramework[C]):
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return the job's knobs and what limits them, with flags named as in the job's release."""
-        found, config = super().profile(job, cluster), self.config(job)
+        result, config = super().profile(job, cluster), self.config(job)
         return msgspec.structs.replace(
-            found,
-            unsupported={knob: config.worded(why) for knob, why in found.unsupported.items()},
-            warnings=tuple(map(config.worded, found.warnings)),
+            result,
+            unsupported={knob: config.worded(why) for knob, why in result.unsupported.items()},
+            warnings=tuple(map(config.worded, result.warnings)),
         )
 
     def _named(self, config: C, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,11 +95,11 @@ class FlagFramework(TabularFramework[F]):
     def problems(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's flags."""
         config = self.config(job)
-        found = [*self.mistakes(config), *self.refused(config)]
+        result = [*self.mistakes(config), *self.refused(config)]
         if job.config is not None:
             message = f"{self.name} takes flags, no file"
-            found.append(Problem(path=("config",), message=message, hint=self.no_file))
-        return tuple(found)
+            result.append(Problem(path=("config",), message=message, hint=self.no_file))
+        return tuple(result)
 
     def bare(self, key: str) -> str:
         """Return a flag without its dashes."""

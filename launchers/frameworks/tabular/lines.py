@@ -141,25 +141,25 @@ def _peak(line: Line, groups: dict[str, str | None]) -> Peak | None:
 
 
 def _measured(metrics: Metrics, step: int, text: str) -> StepDone | None:
-    found = _numbers(metrics, text)
-    if metrics.needs and not any(name in found for name in metrics.needs):
+    numbers = _numbers(metrics, text)
+    if metrics.needs and not any(name in numbers for name in metrics.needs):
         return None
-    seconds = next((found[name] for name in metrics.seconds if name in found), None)
+    seconds = next((numbers[name] for name in metrics.seconds if name in numbers), None)
     return StepDone(
         step=step,
         seconds=seconds,
-        tokens_per_second=_throughput(metrics, found, seconds),
-        metrics=found,
-        saved=metrics.saved in found,
+        tokens_per_second=_throughput(metrics, numbers, seconds),
+        metrics=numbers,
+        saved=metrics.saved in numbers,
     )
 
 
 def _numbers(metrics: Metrics, text: str) -> dict[str, float]:
     if metrics.pattern:
-        found = {match["name"]: float(match["value"]) for match in re.finditer(metrics.pattern, text)}
+        result = {match["name"]: float(match["value"]) for match in re.finditer(metrics.pattern, text)}
     else:
-        found = numbers_in(text) or {}
-    return {name.removeprefix(metrics.prefix): value for name, value in found.items()}
+        result = numbers_in(text) or {}
+    return {name.removeprefix(metrics.prefix): value for name, value in result.items()}
 
 
 def _throughput(metrics: Metrics, found: dict[str, float], seconds: float | None) -> float | None:

@@ -57,22 +57,22 @@ def applicable(table: Table[T], config: T, versions: Mapping[str, str]) -> tuple
 
 def declined(table: Table[T], config: T, versions: Mapping[str, str]) -> dict[str, str]:
     """Return the knobs that a job does not offer, each with the first reason that holds."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     holding: dict[str, list[Row[T]]] = {row.knob: [] for row in table.rows}
     for row in applicable(table, config, versions):
         holding[row.knob].append(row)
     for knob in KNOBS:
         if knob in table.absent or knob not in holding:
-            found[knob] = table.absent.get(knob, NO_SETTING)
+            result[knob] = table.absent.get(knob, NO_SETTING)
         elif not holding[knob]:
             reasons = (row.otherwise for row in table.rows if row.knob == knob and row.otherwise)
-            found[knob] = text(next(reasons, NO_SETTING), config)
+            result[knob] = text(next(reasons, NO_SETTING), config)
         else:
             unless = (each for row in holding[knob] for each in row.unless.items())
             why = next((why for why, reason in unless if _is_true(reason, config, versions)), "")
             if why:
-                found[knob] = text(why, config)
-    return found
+                result[knob] = text(why, config)
+    return result
 
 
 def lacking(held: Iterable[Row[Any]], config: DeclaredSettings, name: str) -> dict[str, str]:
@@ -103,11 +103,11 @@ def numbers(table: Table[Any]) -> frozenset[str]:
 
 def read(present: Iterable[Row[C]], config: C) -> Knobs:
     """Return the knobs that a job's settings resolve to."""
-    found: dict[str, Setting] = {}
+    result: dict[str, Setting] = {}
     for row in present:
-        if row.knob not in found:
-            found[row.knob] = row.read(config) if row.read else _shared(row, config)
-    return msgspec.structs.replace(Knobs(), **found)
+        if row.knob not in result:
+            result[row.knob] = row.read(config) if row.read else _shared(row, config)
+    return msgspec.structs.replace(Knobs(), **result)
 
 
 def supports(
@@ -205,14 +205,14 @@ def settings_in_turn(
     job with those that are found so far.
     """
     wanted = {name: value for name, value in msgspec.structs.asdict(knobs).items() if value is not None}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     while True:
-        present, config = again(found)
+        present, config = again(result)
         now = read(present, config)
         name = next((each for each, value in wanted.items() if getattr(now, each) != value), None)
         if name is None:
-            return found
-        found |= settings_for(present, config, Knobs(**{name: wanted.pop(name)}))
+            return result
+        result |= settings_for(present, config, Knobs(**{name: wanted.pop(name)}))
 
 
 def filled(settings: Mapping[str, Any], job: Job, folder: str) -> dict[str, Any]:

@@ -65,12 +65,12 @@ def traces_in(text: str) -> frozenset[str]:
 
 @cache
 def _traces() -> Naming:
-    found: dict[str, None] = {}
+    result: dict[str, None] = {}
     for tool in (*OTHER_FRAMEWORKS, *TOOLS):
-        found |= dict.fromkeys(tool.traces)
+        result |= dict.fromkeys(tool.traces)
     for ceiling in CEILINGS:
-        found |= dict.fromkeys(ceiling.traces)
-    return Naming(found)
+        result |= dict.fromkeys(ceiling.traces)
+    return Naming(result)
 
 
 def present(tools: tuple[Tool, ...], text: str) -> Profile:

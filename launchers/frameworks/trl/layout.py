@@ -22,7 +22,7 @@ def layout(config: Config) -> Layout:
     """Return every size."""
     width = 2 if "16" in str(config.get("dtype")) else 4
     half = width == 2 or not config.on("use_cpu")
-    found = shared(
+    result = shared(
         config,
         stored=width,
         compute_bytes=2 if half else 4,
@@ -42,4 +42,4 @@ def layout(config: Config) -> Layout:
         chunked_head=config.has_head,
     )
     # accelerate's own configurations name no bucket: DeepSpeed's default (accelerate, DeepSpeedPlugin).
-    return with_zero(found, config.zero, optimizer=str(config.get("optim")))
+    return with_zero(result, config.zero, optimizer=str(config.get("optim")))

@@ -35,9 +35,9 @@ def unknown(config: Config) -> Iterator[Problem]:
             continue
         elif key in keys_of(config.release.version, other).defaults:
             hint = f"it belongs to `model_engine: {other}`"
-        found = msgspec.structs.replace(problem, hint=hint)
-        insist = f" If verl has it: ++{key}" if is_misspelt(config, found) else ""
-        yield msgspec.structs.replace(found, hint=f"{hint}{insist}")
+        result = msgspec.structs.replace(problem, hint=hint)
+        insist = f" If verl has it: ++{key}" if is_misspelt(config, result) else ""
+        yield msgspec.structs.replace(result, hint=f"{hint}{insist}")
 
 
 def is_misspelt(config: Config, problem: Problem) -> bool:

@@ -334,17 +334,17 @@ def _implied(job: Job, values: Mapping[str, Any]) -> str:
 
 def written(job: Job) -> dict[str, Any]:
     """Return the job's own overrides: those in its command, and over them its settings, nested ones flat."""
-    found = overrides_in(job.command)
+    result = overrides_in(job.command)
     spelled: dict[str, list[str]] = {}  # by the key without Hydra's prefix
-    for name in found:
+    for name in result:
         spelled.setdefault(bare(name), []).append(name)
     for key, value in dict(_flat(job.settings, job.framework_version)).items():
         for other in spelled.get(bare(key), ()):
             if other != key:
-                del found[other]
+                del result[other]
         spelled[bare(key)] = [key]
-        found[key] = value
-    return found
+        result[key] = value
+    return result
 
 
 def overrides_in(words: Iterable[str]) -> dict[str, Any]:

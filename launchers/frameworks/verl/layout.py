@@ -48,7 +48,7 @@ def resident(config: Config) -> dict[str, residency.Held]:
 def layout(config: Config) -> Layout:
     """Return how the job is spread over its GPUs and in which precisions."""
     squares = config.flag(f"{ACTOR}.calculate_sum_pi_squared")
-    found = Layout(
+    result = Layout(
         **(_megatron(config) if config.megatron else _fsdp(config, squares=squares)),
         engine_ranks=config.rollout_world,
         engine_bytes=1 if config.get(f"{ROLLOUT}.quantization") == "fp8" else 2,
@@ -87,7 +87,7 @@ def layout(config: Config) -> Layout:
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )
     own = config.inside(TRANSFORMER) if config.megatron else {}
-    return transformer.with_transformer(found, own.get)
+    return transformer.with_transformer(result, own.get)
 
 
 def _megatron(config: Config) -> dict[str, Any]:

@@ -26,8 +26,8 @@ class Posts:
     def attempts(run: str) -> tuple[int, ...]:
         """Return the attempts of a run that have actors in the cluster."""
         prefix = f"autotune:{run}:"
-        found = {name[len(prefix) :].split(":")[0] for name in _names() if name.startswith(prefix)}
-        return tuple(sorted(int(number) for number in found if number.isdigit()))
+        result = {name[len(prefix) :].split(":")[0] for name in _names() if name.startswith(prefix)}
+        return tuple(sorted(int(number) for number in result if number.isdigit()))
 
     def create(
         self,

@@ -114,10 +114,10 @@ def connect(
         return _start_local(gpus, note="")
     if address not in (None, "auto"):
         return _join(str(address))
-    found = existing(any_running=address == "auto")
-    if found is not None:
-        named = " (RAY_ADDRESS)" if os.environ.get("RAY_ADDRESS") == found else ""
-        return replace(_join(found), note=f"connected to the Ray cluster at {found}{named}")
+    result = existing(any_running=address == "auto")
+    if result is not None:
+        named = " (RAY_ADDRESS)" if os.environ.get("RAY_ADDRESS") == result else ""
+        return replace(_join(result), note=f"connected to the Ray cluster at {result}{named}")
     if address == "auto":
         raise Unreachable(
             "no Ray cluster is running here",

@@ -45,7 +45,7 @@ def _examined(wanted: Examination, *, timeout_s: float) -> tuple[Answer, ...]:
     done, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
     answered = set(done)
     addresses = [name_of(node) for node in nodes]
-    found = []
+    result = []
     for node, address, reference in zip(nodes, addresses, asked, strict=True):
         facts, silence = None, ""
         if reference not in answered:
@@ -57,7 +57,7 @@ def _examined(wanted: Examination, *, timeout_s: float) -> tuple[Answer, ...]:
             except ray.exceptions.RayError as error:
                 silence = _reason(error)
         shared = addresses.count(address) > 1
-        found.append(
+        result.append(
             Answer(
                 node=f"{address} ({node['NodeID'][:6]})" if shared else address,
                 gpus=int(node["Resources"].get("GPU", 0)),
@@ -65,7 +65,7 @@ def _examined(wanted: Examination, *, timeout_s: float) -> tuple[Answer, ...]:
                 silence=silence,
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def _reason(error: Exception) -> str:

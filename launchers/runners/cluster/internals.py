@@ -164,12 +164,12 @@ def latest_address() -> str | None:
     try:
         from ray._private import services
 
-        found = services.find_bootstrap_address(None)
+        result = services.find_bootstrap_address(None)
     except MOVED:
         folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - Ray's own rule
         file = Path(folder, "ray", _CURRENT_CLUSTER)
-        found = file.read_text().strip() if file.exists() else None
-    return str(found) if found else None
+        result = file.read_text().strip() if file.exists() else None
+    return str(result) if result else None
 
 
 def dashboard_url(address: str) -> str:

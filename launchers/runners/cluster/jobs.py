@@ -70,12 +70,14 @@ class Claim(NamedTuple):
 
 def claims_of(jobs: tuple[str, ...]) -> dict[str, Claim]:
     """Return the GPUs that Ray gave to the jobs' actors, dead ones included, by the id of their node."""
-    found: dict[str, tuple[set[int], set[int]]] = {}
+    result: dict[str, tuple[set[int], set[int]]] = {}
     for row in (row for job in jobs for row in actor_rows(job) if row.places):
-        places, pids = found.setdefault(row.node, (set(), set()))
+        places, pids = result.setdefault(row.node, (set(), set()))
         places.update(row.places)
         pids.add(row.pid)
-    return {node: Claim(tuple(sorted(places)), tuple(sorted(pids))) for node, (places, pids) in found.items()}
+    return {
+        node: Claim(tuple(sorted(places)), tuple(sorted(pids))) for node, (places, pids) in result.items()
+    }
 
 
 def remove_leftovers(jobs: tuple[str, ...]) -> tuple[str, ...]:

@@ -38,14 +38,14 @@ def main(arguments: list[str]) -> int:
 
 
 def _carriers(token: bytes) -> list[int]:
-    found = []
+    result = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if b"\0" + token + b"\0" in b"\0" + (process / "environ").read_bytes():
-                found.append(int(process.name))
+                result.append(int(process.name))
         except OSError:
             continue  # ended meanwhile, or another user's
-    return [pid for pid in found if pid != os.getpid()]
+    return [pid for pid in result if pid != os.getpid()]
 
 
 def _kill(pid: int) -> None:

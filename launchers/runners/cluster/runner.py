@@ -253,7 +253,7 @@ class RayRunner:
         asked = [
             task.options(**on_node(node)).remote(run, spared=spared, grace_s=SWEEP_GRACE_S) for node in nodes
         ]
-        return (*ended, *(what for found in self._answers(nodes, asked) for what in found))
+        return (*ended, *(what for answer in self._answers(nodes, asked) for what in answer))
 
     def end_all(self, *, run: str) -> tuple[str, ...]:
         """End every process of a run on all nodes; return those that even SIGKILL left."""

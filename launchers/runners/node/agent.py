@@ -167,13 +167,13 @@ class Node:
         )
 
     def _find(self) -> tuple[ProcessStat, ...]:
-        found = {stat.pid: stat for stat in self._sampler.find()}
+        result = {stat.pid: stat for stat in self._sampler.find()}
         if self._child is not None:
             for pid in all_pids():
-                stat = read_stat(pid) if pid not in found else None
+                stat = read_stat(pid) if pid not in result else None
                 if stat is not None and stat.group == self._child.group:
-                    found[pid] = stat
-        return tuple(found.values())
+                    result[pid] = stat
+        return tuple(result.values())
 
     def residue(self, baseline: Baseline) -> Residue:
         """Return what of the node's memory is still held, compared with `baseline`."""
@@ -244,10 +244,10 @@ def sweep_machine(run: str, *, spared: set[str], grace_s: float) -> tuple[str, .
     ended: dict[int, str] = {}
 
     def orphans() -> tuple[ProcessStat, ...]:
-        found = marked(lambda attempt: attempt.startswith(run + "/") and attempt not in spared)
-        for stat in found:
+        result = marked(lambda attempt: attempt.startswith(run + "/") and attempt not in spared)
+        for stat in result:
             ended.setdefault(stat.pid, f"pid {stat.pid} ({stat.name}) on {os.uname().nodename}")
-        return found
+        return result
 
     end(orphans, grace_s=grace_s)
     folders = remove_dead_folders(run, spared=spared)

@@ -206,12 +206,12 @@ def remove_dead_folders(run: str, *, spared: set[str]) -> tuple[str, ...]:
 
 
 def _owned_folders(run: str) -> list[tuple[Path, _Owner]]:
-    found = []
+    result = []
     for record in Path(os.environ.get(FOLDER) or tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
         try:
             owner = msgspec.json.decode(record.read_bytes(), type=_Owner)
         except (OSError, msgspec.DecodeError):
             continue  # another user's, or being removed
         if owner.attempt.startswith(run + "/"):
-            found.append((record.parent, owner))
-    return found
+            result.append((record.parent, owner))
+    return result

@@ -79,7 +79,7 @@ class Logs:
             return b""  # gone meanwhile; the other logs can be read
 
     def _discover(self) -> list[tuple[str, str]]:
-        found = [("", str(self._output.path))] if self._output else []
+        result = [("", str(self._output.path))] if self._output else []
         if self._workers is not None and self._jobs:
             moved = self._workers / _MOVED
             names = dict.fromkeys(os.listdir(self._workers))  # noqa: PTH208 - every second, of many files
@@ -87,10 +87,10 @@ class Logs:
             for name in names:
                 worker = _WORKER_LOG.fullmatch(name)
                 if worker and worker["job"] in self._jobs:
-                    found.append((f"worker-{worker['pid']}.{worker['stream']}", str(self._workers / name)))
+                    result.append((f"worker-{worker['pid']}.{worker['stream']}", str(self._workers / name)))
         if self._output is not None:  # after the lines that led to a record
-            found.append((OWN_SOURCE, str(self._output.path.with_name(RECORDS))))
-        return found
+            result.append((OWN_SOURCE, str(self._output.path.with_name(RECORDS))))
+        return result
 
 
 def _place(path: str) -> str:

@@ -133,7 +133,7 @@ class Census:
         self._newest, self._looked_at = newest, now
         self._scans += 1
         present = all_pids()
-        found: list[ProcessStat] = []
+        result: list[ProcessStat] = []
         strangers: dict[int, tuple[float, float]] = {}
         for pid in present:
             started = self._ours.get(pid)
@@ -148,18 +148,18 @@ class Census:
                 seen = self._strangers.get(pid, (now, now))[0]
                 strangers[pid] = seen, now + _PATIENCE * (now - seen)
             else:
-                found.append(stat)
+                result.append(stat)
         self._strangers = strangers
         self._young = any(now - seen <= _YOUNG_S for seen, _ in strangers.values())
-        self._ours = {stat.pid: stat.started for stat in found}
-        return tuple(found)
+        self._ours = {stat.pid: stat.started for stat in result}
+        return tuple(result)
 
     def _known(self) -> tuple[ProcessStat, ...]:
         """Return those of the last look that live."""
         stats = (read_stat(pid) for pid in self._ours)
-        found = tuple(s for s in stats if s is not None and s.started == self._ours[s.pid])
-        self._ours = {stat.pid: stat.started for stat in found}
-        return found
+        result = tuple(s for s in stats if s is not None and s.started == self._ours[s.pid])
+        self._ours = {stat.pid: stat.started for stat in result}
+        return result
 
     def forget_strangers(self) -> None:
         """Make the next scan look at every process again."""
@@ -220,11 +220,11 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 def marked(wanted: Callable[[str], bool]) -> tuple[ProcessStat, ...]:
     """Return the processes of this machine whose attempt is `wanted`."""
-    found = []
+    result = []
     for pid in all_pids():
         attempt = attempt_of(pid)
         if attempt is not None and wanted(attempt) and pid != os.getpid():
             stat = read_stat(pid)
             if stat is not None:
-                found.append(stat)
-    return tuple(found)
+                result.append(stat)
+    return tuple(result)

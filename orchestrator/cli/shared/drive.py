@@ -350,8 +350,8 @@ def _accept(
 def versions() -> dict[str, str]:
     """Return the versions of Python, autotune, Ray, torch and SGLang, for the journal."""
     by_name = {"autotune": DISTRIBUTION, "ray": "ray", "torch": "torch", "sglang": "sglang"}
-    found = {name: version_of(distribution) or "not installed" for name, distribution in by_name.items()}
-    return {"python": platform.python_version(), **found}
+    result = {name: version_of(distribution) or "not installed" for name, distribution in by_name.items()}
+    return {"python": platform.python_version(), **result}
 
 
 def _export(run: directory.RunFolder, job: Job) -> None:

@@ -104,16 +104,16 @@ def changed_job(
         return _edit_from(run, history, job_file, request=request)
     for name, seen in ((request.edited_file, request.edited_digest), (request.job_file, request.job_digest)):
         if name and _digest_of(name, seen) != seen:
-            found = _edit_from(run, history, Path(name), request=request)
-            if found is not None:
-                return found
+            result = _edit_from(run, history, Path(name), request=request)
+            if result is not None:
+                return result
     copy = str(run.path / "job.yaml")
-    found = _edit(run, history, run.job_text, file=copy, request=request, options=False)
-    if found is None and ask and sys.stdin.isatty() and sys.stderr.isatty():
+    result = _edit(run, history, run.job_text, file=copy, request=request, options=False)
+    if result is None and ask and sys.stdin.isatty() and sys.stderr.isatty():
         text = click.edit(run.job_text, extension=".yaml")
         if text is not None:
             return _edit(run, history, text, file=copy, request=request, options=False)
-    return found
+    return result
 
 
 def check(edit: RequestedJob | None, run: directory.RunFolder) -> None:

@@ -47,11 +47,11 @@ class Assignments(Commands):
         ]
         if pairs and all(pairs):
             return {
-                expansion.text(self.state, parse(found[1])) if "$" in found[1] else found[1].strip("\"'"): (
-                    self._text_of_source(found[2])
+                expansion.text(self.state, parse(match[1])) if "$" in match[1] else match[1].strip("\"'"): (
+                    self._text_of_source(match[2])
                 )
-                for found in pairs
-                if found is not None
+                for match in pairs
+                if match is not None
             }
         return expansion.words(
             self.state, (child for child in node.named_children if child.type != "comment")

@@ -128,20 +128,20 @@ def _applies(pattern: str | None, names: Mapping[str, Any], line: str) -> bool:
 def _run(body: str, names: dict[str, Any], fields: list[str]) -> str:
     printed = ""
     for statement in filter(None, map(str.strip, re.split(r"[;\n]", body))):
-        found = _STATEMENT.fullmatch(statement)
-        if found is None:
+        match = _STATEMENT.fullmatch(statement)
+        if match is None:
             raise UnreadableError("awk")
-        if found[3]:
-            value = _evaluated(found[5], names, fields)
-            if found[4]:
-                value = _combined(found[4], names.get(found[3], 0), value)
-            names[found[3]] = value
+        if match[3]:
+            value = _evaluated(match[5], names, fields)
+            if match[4]:
+                value = _combined(match[4], names.get(match[3], 0), value)
+            names[match[3]] = value
             continue
-        given = found[2].strip()
+        given = match[2].strip()
         if given.startswith("(") and given.endswith(")"):
             given = given[1:-1]
         values = [_evaluated(part, names, fields) for part in _arguments(given)] if given else [fields[0]]
-        printed += _formatted(values) if found[1] == "printf" else " ".join(map(_as_awk, values)) + "\n"
+        printed += _formatted(values) if match[1] == "printf" else " ".join(map(_as_awk, values)) + "\n"
     return printed
 
 

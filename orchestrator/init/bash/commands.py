@@ -221,8 +221,8 @@ class Commands(ABC):
         return status, "" if target or to_errors else output
 
     def _here_document(self, redirect: Node) -> str:
-        found = {child.type: child for child in redirect.children}
-        body, start = found.get("heredoc_body"), found.get("heredoc_start")
+        result = {child.type: child for child in redirect.children}
+        body, start = result.get("heredoc_body"), result.get("heredoc_start")
         if body is None:
             return ""
         is_quoted = start is not None and text_of(start)[:1] in "'\"\\"

@@ -157,12 +157,12 @@ def _unary(state: State, operator: str, operand: str) -> bool | None:
         return operator != "-d"
     path = Path(state.cwd, operand)
     try:
-        found = path.is_dir() if operator == "-d" else path.is_file() if operator == "-f" else path.exists()
+        result = path.is_dir() if operator == "-d" else path.is_file() if operator == "-f" else path.exists()
     except OSError:
-        found = False
-    if not found:
+        result = False
+    if not result:
         state.missing.add(operand)
-    return found
+    return result
 
 
 def _binary(state: State, left: str, operator: str, right: str, *, pattern: bool) -> bool | None:
@@ -180,11 +180,11 @@ def _binary(state: State, left: str, operator: str, right: str, *, pattern: bool
             return not matches(left, right) if pattern else left != right
         case "=~":
             try:
-                found = re.search(re.sub(r"\[:(\w+):\]", _class, right), left)
+                match = re.search(re.sub(r"\[:(\w+):\]", _class, right), left)
             except re.error:
                 return None
-            state.assign("BASH_REMATCH", [] if found is None else [found[0], *(found.groups(""))])
-            return found is not None
+            state.assign("BASH_REMATCH", [] if match is None else [match[0], *(match.groups(""))])
+            return match is not None
         case "<":
             return left < right
         case ">":

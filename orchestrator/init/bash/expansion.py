@@ -72,7 +72,7 @@ def fields(state: State, node: Node) -> list[str]:
         if kind == "whole":
             current = (current or "") + value
             continue
-        parts = [found[0] for found in re.finditer(field, value)]
+        parts = [match[0] for match in re.finditer(field, value)]
         if current is not None and parts and value[0] in separators:
             result.append(current)
             current = None
@@ -291,10 +291,10 @@ def _applied(state: State, node: Node, name: str, value: str | None, operator: s
 def _operator(state: State, node: Node, head: Node) -> tuple[str, str]:
     """Return the operator behind a parameter's name, and its argument with its own expansions made."""
     source = (node.text or b"")[head.end_byte - node.start_byte : -1].decode(errors="replace")
-    found = re.match(r":[-=+?]|##|%%|//|/[#%]|\^\^|,,|[-=+?#%/:^,@]", source)
-    if found is None:
+    match = re.match(r":[-=+?]|##|%%|//|/[#%]|\^\^|,,|[-=+?#%/:^,@]", source)
+    if match is None:
         return "", ""
-    start = head.end_byte - node.start_byte + len(found[0].encode())
+    start = head.end_byte - node.start_byte + len(match[0].encode())
     result, at = [], start
     raw = node.text or b""
     for child in node.children:
@@ -304,7 +304,7 @@ def _operator(state: State, node: Node, head: Node) -> tuple[str, str]:
         result += [raw[at:begin].decode(errors="replace"), _argument(state, child)]
         at = end
     result.append(raw[at:-1].decode(errors="replace"))
-    return found[0], "".join(result)
+    return match[0], "".join(result)
 
 
 def _argument(state: State, child: Node) -> str:

@@ -59,10 +59,12 @@ class _Model:
             tree = ast.parse(read_text(self._folder / f"{name}.py"))
         except (UnreadableError, SyntaxError, ValueError):
             raise CannotTell(name) from None
-        found = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == _FUNCTION]
-        if not found or self._depth > _DEPTH:
+        functions = [
+            each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == _FUNCTION
+        ]
+        if not functions or self._depth > _DEPTH:
             raise CannotTell(name)
-        function = found[0]
+        function = functions[0]
         self._assign(tree.body)
         arguments, defaults = function.args.args, function.args.defaults
         self._names |= {

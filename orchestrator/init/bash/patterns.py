@@ -83,25 +83,25 @@ def braces(source: str) -> list[str]:
         width = max(len(each) for each in (span[1], span[2])) if "0" in (span[1][:1], span[2][:1]) else 0
         end = last + (1 if step > 0 else -1)
         options = [str(n).zfill(width if first and last else 0) for n in range(first, end, step)][:_MOST]
-        found = span
+        result = span
     elif letters is not None:
         first, last = (ord(each) for each in letters.groups() if each)
         step = 1 if last >= first else -1
-        options, found = [chr(n) for n in range(first, last + step, step)], letters
+        options, result = [chr(n) for n in range(first, last + step, step)], letters
     elif choice is not None:
-        options, found = choice[1].split(","), choice
+        options, result = choice[1].split(","), choice
     else:
         return [source]
     return [
         each
         for option in options
-        for each in braces(source[: found.start()] + option + source[found.end() :])
+        for each in braces(source[: result.start()] + option + source[result.end() :])
     ][:_MOST]
 
 
 def _regex(pattern: str) -> str:
-    found = re.search(r"([@+*?])\(([^()]*)\)", pattern)
-    if found:
-        inner = "(?:" + "|".join(map(_regex, found[2].split("|"))) + ")" + found[1].replace("@", "")
-        return _regex(pattern[: found.start()]) + inner + _regex(pattern[found.end() :])
+    match = re.search(r"([@+*?])\(([^()]*)\)", pattern)
+    if match:
+        inner = "(?:" + "|".join(map(_regex, match[2].split("|"))) + ")" + match[1].replace("@", "")
+        return _regex(pattern[: match.start()]) + inner + _regex(pattern[match.end() :])
     return fnmatch.translate(pattern.replace("[^", "[!")).removesuffix(r"\z").removesuffix(r"\Z")

@@ -45,17 +45,17 @@ def _whole_words(text: str) -> str:
     if not _ODD_WORD.search(text):
         return text
     result, owed = list[str](), 0
-    for found in _LEXEME.finditer(text):
-        piece = found[0]
-        if found["broken"]:
+    for lexeme in _LEXEME.finditer(text):
+        piece = lexeme[0]
+        if lexeme["broken"]:
             owed += 1
-            result.append(f"${{{found['joined']}}}" if found["joined"] else "")
-        elif found.lastgroup == "sum":  # an old way to write `$((...))`
+            result.append(f"${{{lexeme['joined']}}}" if lexeme["joined"] else "")
+        elif lexeme.lastgroup == "sum":  # an old way to write `$((...))`
             result.append(f"$(({piece[2:-1]}))")
-        elif found.lastgroup == "placeholder":
+        elif lexeme.lastgroup == "placeholder":
             result.append(f"'{piece}'")
-        elif found.lastgroup == "inside":
-            result.append(f"${{{found['inside']}}}")
+        elif lexeme.lastgroup == "inside":
+            result.append(f"${{{lexeme['inside']}}}")
         elif piece == "\n" and owed:
             result.append("\n" * (owed + 1))
             owed = 0
@@ -66,15 +66,15 @@ def _whole_words(text: str) -> str:
 
 def errors_in(tree: Node) -> list[Node]:
     """Return the parts of a tree that the grammar could not read, the first of each line."""
-    found: dict[int, Node] = {}
+    result: dict[int, Node] = {}
     waiting = [tree]
     while waiting:
         node = waiting.pop()
         if node.is_error or node.is_missing:
-            found.setdefault(line_of(node), node)
+            result.setdefault(line_of(node), node)
         elif node.has_error:
             waiting += reversed(node.children)
-    return list(found.values())
+    return list(result.values())
 
 
 def text_of(node: Node) -> str:

@@ -166,9 +166,9 @@ def _cat(words: list[str], stdin: str, now: float) -> str:
 
 def _cut(words: list[str], stdin: str, now: float) -> str:
     joined = "\0".join(words)
-    found = re.fullmatch(r"-d\0?([^\0])\0-f\0?([\d,-]+)", joined)
+    match = re.fullmatch(r"-d\0?([^\0])\0-f\0?([\d,-]+)", joined)
     turned = re.fullmatch(r"-f\0?([\d,-]+)\0-d\0?([^\0])", joined)
-    by, columns = (found[1], found[2]) if found else (turned[2], turned[1]) if turned else ("", "")
+    by, columns = (match[1], match[2]) if match else (turned[2], turned[1]) if turned else ("", "")
     spans = [re.fullmatch(r"(\d+)(?:(-)(\d*))?", each) for each in columns.split(",")]
     if not by or not all(spans):
         raise CannotTell("cut")
@@ -183,17 +183,17 @@ def _cut(words: list[str], stdin: str, now: float) -> str:
 
 
 def _head(words: list[str], stdin: str, now: float) -> str:
-    found = re.fullmatch(r"(?:-n ?)?-?(\d+)", " ".join(words) or "10")
-    if found is None:
+    match = re.fullmatch(r"(?:-n ?)?-?(\d+)", " ".join(words) or "10")
+    if match is None:
         raise CannotTell("head")
-    return "".join(stdin.splitlines(keepends=True)[: int(found[1])])
+    return "".join(stdin.splitlines(keepends=True)[: int(match[1])])
 
 
 def _tail(words: list[str], stdin: str, now: float) -> str:
-    found = re.fullmatch(r"(?:-n ?)?-?(\d+)", " ".join(words) or "10")
-    if found is None:
+    match = re.fullmatch(r"(?:-n ?)?-?(\d+)", " ".join(words) or "10")
+    if match is None:
         raise CannotTell("tail")
-    return "".join(stdin.splitlines(keepends=True)[-int(found[1]) or len(stdin) :])
+    return "".join(stdin.splitlines(keepends=True)[-int(match[1]) or len(stdin) :])
 
 
 def _sed(words: list[str], stdin: str, now: float) -> str:
@@ -204,10 +204,10 @@ def _sed(words: list[str], stdin: str, now: float) -> str:
         raise CannotTell("sed")
     lines = stdin.splitlines()
     for script in (part for text in scripts for part in re.split(r";\s*(?=s[/|#,:@])", text)):
-        found = re.fullmatch(r"s([/|#,:@])((?:\\.|(?!\1).)*)\1((?:\\.|(?!\1).)*)\1(g?)", script.strip())
-        if found is None:
+        match = re.fullmatch(r"s([/|#,:@])((?:\\.|(?!\1).)*)\1((?:\\.|(?!\1).)*)\1(g?)", script.strip())
+        if match is None:
             raise CannotTell("sed")
-        old, new, everywhere = found[2], found[3], found[4]
+        old, new, everywhere = match[2], match[3], match[4]
         # Letters that mean other things to one of both, and groups repeated, which could take for ever.
         if re.search(r"\\[^./^$*\[\]-]|\[:|\(\?|\)[*+{]", old) or (
             not extended and re.search(r"[+?(){}|]", old)

@@ -32,14 +32,14 @@ def branches_of(signature: str, literals: Iterable[str], numbers: Mapping[str, i
     """Return patterns of which one matches wherever the whole does, each with what it needs."""
     if _FLAGS.match(signature) is not None:
         return (Branch(frozenset(), (), signature),)
-    found: dict[tuple[frozenset[int], tuple[Words, ...]], list[str]] = {}
+    result: dict[tuple[frozenset[int], tuple[Words, ...]], list[str]] = {}
     for pieces in _alternatives(_PIECE.findall(signature)):
         words = _longest_first(_required(pieces))
         needs = frozenset(
             numbers[one] for one in literals if any(all(one in text for text in texts) for texts in words)
         )
-        found.setdefault((needs, words), []).append("".join(pieces))
-    return tuple(Branch(needs, words, "|".join(texts)) for (needs, words), texts in found.items())
+        result.setdefault((needs, words), []).append("".join(pieces))
+    return tuple(Branch(needs, words, "|".join(texts)) for (needs, words), texts in result.items())
 
 
 def _longest_first(found: Iterable[Words]) -> tuple[Words, ...]:
@@ -114,14 +114,14 @@ def _required_of_group(item: Sequence[str]) -> Iterator[Words]:
     inner = _inner(item)
     if inner is None:
         return
-    found: set[str] = set()
+    result: set[str] = set()
     for alternative in _alternatives(inner):
         words = _longest_first(_required(alternative))
         if not words:
             return
-        found |= words[0]
-    if len(found) <= _MOST:
-        yield frozenset(found)
+        result |= words[0]
+    if len(result) <= _MOST:
+        yield frozenset(result)
 
 
 def _texts(item: Sequence[str], count: str) -> set[str] | None:
@@ -145,7 +145,7 @@ def _texts_of_group(item: Sequence[str]) -> set[str] | None:
     inner = _inner(item)
     if inner is None:
         return None
-    found: set[str] = set()
+    result: set[str] = set()
     for alternative in _alternatives(inner):
         whole = {""}
         for part, count in _items(alternative):
@@ -153,5 +153,5 @@ def _texts_of_group(item: Sequence[str]) -> set[str] | None:
             if texts is None or part[0] in _WIDTHLESS or len(whole) * len(texts) > _MOST:
                 return None
             whole = {before + text for before in whole for text in texts}
-        found |= whole
-    return found
+        result |= whole
+    return result

@@ -95,11 +95,11 @@ def calibrated(run: Run, model: Model) -> Calibration:
         floors={is_forced: _floors(attempts, grown, longest=is_forced) for is_forced in (False, True)},
     )
     before = prior(estimate, run.accepted.learned)
-    found = _after(before, run, evidence)
-    if found.belief.surprise is None:
-        return found
+    result = _after(before, run, evidence)
+    if result.belief.surprise is None:
+        return result
     # What surprised is doubted from the start: then what passed before the failure bounds it as well.
-    doubt = found.belief.surprise.copy()
+    doubt = result.belief.surprise.copy()
     doubt[HOST_COLUMNS] = 1.0  # the host's parts say little of one another
     return _after(less_sure(before, doubt), run, evidence)
 

@@ -59,8 +59,8 @@ _BEFORE_STATE = frozenset(
 
 def growths(attempt: Attempt) -> dict[str, Growth]:
     """Return how the peaks of an attempt's phases grew, where enough were reported."""
-    found = {phase.value: growth(attempt.progress, phase.value) for phase in PHASES}
-    return {name: grew for name, grew in found.items() if grew is not None}
+    result = {phase.value: growth(attempt.progress, phase.value) for phase in PHASES}
+    return {name: grew for name, grew in result.items() if grew is not None}
 
 
 def settled_peaks(
@@ -122,12 +122,12 @@ def likely_phase(
 
 def _held(attempt: Attempt, before: Sequence[Attempt]) -> frozenset[Phase]:
     """Return the phases of which an attempt or those before it show that its knobs had room for them."""
-    found = frozenset({Phase.INIT, Phase.ROLLOUT_INIT}) if attempt.progress else frozenset()
+    result = frozenset({Phase.INIT, Phase.ROLLOUT_INIT}) if attempt.progress else frozenset()
     reported = {} if attempt.ended is None else attempt.ended.peaks
-    found |= {phase for phase in PHASES if phase.value in reported and not reported[phase.value].upper_bound}
+    result |= {phase for phase in PHASES if phase.value in reported and not reported[phase.value].upper_bound}
     if any(_proves(each, attempt) for each in before):
-        found |= {*_STEP, Phase.WEIGHT_SYNC}
-    return found
+        result |= {*_STEP, Phase.WEIGHT_SYNC}
+    return result
 
 
 def _proves(earlier: Attempt, attempt: Attempt) -> bool:

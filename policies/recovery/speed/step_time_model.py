@@ -155,9 +155,9 @@ def _covariance(one: Offered, other: Offered, usual_s: float) -> Floats:
 def _together(one: Offered, other: Offered, usual_s: float) -> Floats:
     """Return the prior covariance in s² of configurations, pair by pair."""
     apart = ((one.codes - other.codes) / _LENGTH) ** 2
-    found = _FACTOR_ERROR**2 * (one.rows * other.rows).sum(axis=-1) + (_CONSTANT_ERROR * usual_s) ** 2
+    variance = _FACTOR_ERROR**2 * (one.rows * other.rows).sum(axis=-1) + (_CONSTANT_ERROR * usual_s) ** 2
     alone, far = np.exp(-0.5 * apart).sum(axis=-1), apart.sum(axis=-1)
-    result: Floats = found + usual_s**2 * (_ONE_KNOB**2 * alone + _TOGETHER**2 * np.exp(-0.5 * far))
+    result: Floats = variance + usual_s**2 * (_ONE_KNOB**2 * alone + _TOGETHER**2 * np.exp(-0.5 * far))
     return result
 
 

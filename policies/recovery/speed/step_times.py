@@ -137,9 +137,9 @@ def _measured(run: Run) -> dict[Knobs, tuple[float, float]]:
 
 def _ordered(values: Sequence[Setting]) -> tuple[Setting, ...]:
     """Return distinct values, numbers in rising order."""
-    found = list(dict.fromkeys(values))
-    numbers = [v for v in found if isinstance(v, int | float) and not isinstance(v, bool)]
-    others = (v for v in found if isinstance(v, bool) or not isinstance(v, int | float))
+    result = list(dict.fromkeys(values))
+    numbers = [v for v in result if isinstance(v, int | float) and not isinstance(v, bool)]
+    others = (v for v in result if isinstance(v, bool) or not isinstance(v, int | float))
     return (*sorted(numbers), *others)
 
 

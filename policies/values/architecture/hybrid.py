@@ -56,10 +56,10 @@ def mixed(
         return {}
     kind = str(known.get("linear", "")) or ("delta" if "linear_num_value_heads" in config else "mamba2")
     attention = sum(kind in _ATTENTION or kind in _BOTH for kind in kinds)
-    found: dict[str, Any] = {"attention_layers": attention, "linear_layers": linear, "linear": kind}
+    result: dict[str, Any] = {"attention_layers": attention, "linear_layers": linear, "linear": kind}
     if alone:
-        found["mlp_layers"] = sum(kind in ("mlp", "moe") for kind in kinds)
-    return found | _sizes(config, kind, hidden=hidden)
+        result["mlp_layers"] = sum(kind in ("mlp", "moe") for kind in kinds)
+    return result | _sizes(config, kind, hidden=hidden)
 
 
 def _sizes(config: Mapping[str, Any], kind: str, *, hidden: int) -> dict[str, int]:

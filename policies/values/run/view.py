@@ -72,8 +72,8 @@ class AttemptView:
     @property
     def saved(self) -> int | None:
         """The furthest step of which it wrote a checkpoint."""
-        found = [row.saved for row in (*self.steps, self.ended) if row is not None]
-        return max((step for step in found if step is not None), default=None)
+        result = [row.saved for row in (*self.steps, self.ended) if row is not None]
+        return max((step for step in result if step is not None), default=None)
 
     @property
     def proven(self) -> bool:
