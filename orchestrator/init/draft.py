@@ -33,6 +33,7 @@ from autotune.orchestrator.init.entry_points import (
     framework_of,
     framework_of_document,
     interpreter_beside,
+    is_inside_text,
     unwrapped,
 )
 from autotune.orchestrator.init.followed import (
@@ -232,7 +233,7 @@ def _drafted(
         note(problem)
     for name in (name for name in program.around if name.partition(" ")[0] not in QUIET):
         note(unwrapping(name))
-    if is_container(program.argv) and framework == "command:":
+    if framework == "command:" and (is_container(program.argv) or is_inside_text(program.argv)):
         note(f"the training runs inside `{program.argv[0]}`: kept whole, and its settings are not read")
     said = settings_of(framework, program.argv)
     for name in dict.fromkeys(said.repeated):

@@ -24,7 +24,9 @@ from autotune.policies.values.value import Value
 _PROGRAM = re.compile(
     r"(?:.*/)?(?:python(?:3(?:\.\d+)?)?|torchrun|accelerate|deepspeed|uv|bash|sh|ray|trl|rl|swift|megatron)"
 )
-_PLAIN_WRAPPERS = frozenset({"nohup", "exec", "time", "setsid", "env", "sudo", "unbuffer", "command"})
+_PLAIN_WRAPPERS = frozenset(
+    {"nohup", "exec", "coproc", "time", "setsid", "env", "sudo", "unbuffer", "command"}
+)
 _WITH_VALUE = {
     "env": ("-u", "--unset", "-C", "--chdir"),
     "sudo": ("-u", "-g"),
@@ -49,6 +51,7 @@ _WRAPPERS = frozenset(
 )
 # Frameworks whose settings may follow the last word of a command, so also of one that a container runs.
 _ADDED_BEHIND = frozenset({"verl", "skyrl", "nemo-rl", "slime", "miles", "relax", "openrlhf"})
+_BLANK = re.compile(r"\s")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SUBMIT_SWITCHES = frozenset({"--no-wait", "-v", "--verbose", "--verify"})
 _AREAL_KEYS = frozenset(
@@ -186,8 +189,8 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
 
     `document` is what the file of `--config` holds.
     """
-    if is_container(argv):
-        return _of_container(argv)
+    if is_container(argv) or is_inside_text(argv):
+        return _of_container(argv) if is_container(argv) else "command:"
     joined = " ".join(argv)
     if re.search(r"relax[./]entrypoints[./]train", joined):
         return "relax"
@@ -216,6 +219,27 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
     if other:
         return "ms-swift" if _is_swift_grpo(argv) else f"command: {other}"
     return "command:" if _PROGRAM.fullmatch(argv[0]) and len(argv) > 1 and _trains(argv) else ""
+
+
+def is_inside_text(argv: Sequence[str]) -> bool:
+    """Return whether a training stands in a text that another shell reads, as in `ssh host 'python3 …'`.
+
+    Nothing can follow it on the command line, and its settings are not read.
+    """
+    texts = [word for word in argv if _BLANK.search(word)]
+    if not texts or _PROGRAM.fullmatch(argv[0]):
+        return False
+    own = [word for word in argv if word not in texts]
+    if own and framework_of(own):
+        return False
+    return any((words := _words_of(text)) and framework_of(words) for text in texts)
+
+
+def _words_of(text: str) -> list[str]:
+    try:
+        return shlex.split(text.partition("=")[2] if text.startswith("--") else text)
+    except ValueError:  # an open quote
+        return []
 
 
 def _of_container(argv: Sequence[str]) -> str:

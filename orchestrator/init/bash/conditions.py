@@ -22,6 +22,8 @@ _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     "-ge": lambda a, b: a >= b,
 }
 _COMPARISONS = ("=", "==", "!=", "=~", "<", ">")
+_EQUALITIES = ("=", "==", "!=")
+_SIGNS = ("&&", "||", ")")
 _FILES = ("-e", "-f", "-d", "-s", "-r", "-w", "-x", "-L", "-h")
 
 
@@ -30,7 +32,9 @@ def test(state: State, node: Node) -> bool | None:
     if node.children and node.children[0].type == "((":
         return calculation(state, node)
     inner = [child for child in node.children if child.type not in ("[", "]", "[[", "]]")]
-    return _Test(state, [leaf for child in inner for leaf in _leaves(child)]).holds()
+    has_patterns = bool(node.children) and node.children[0].type == "[["
+    leaves = [leaf for child in inner for leaf in _leaves(child)]
+    return _Test(state, leaves, has_patterns=has_patterns).holds()
 
 
 def calculation(state: State, node: Node) -> bool | None:
@@ -59,8 +63,8 @@ def _leaves(node: Node) -> list[Node]:
 class _Test:
     """Reads the operands and operators of a test, the loosest operator first."""
 
-    def __init__(self, state: State, parts: Sequence[Node | str]) -> None:
-        self._state, self._parts, self._at = state, parts, 0
+    def __init__(self, state: State, parts: Sequence[Node | str], *, has_patterns: bool = False) -> None:
+        self._state, self._parts, self._at, self._has_patterns = state, parts, 0, has_patterns
 
     def holds(self) -> bool | None:
         return self._any()() if self._parts else False
@@ -102,10 +106,12 @@ class _Test:
         if remain > 2 and (operator in _NUMBERS or operator in _COMPARISONS):
             left, right = self._parts[self._at], self._parts[self._at + 2]
             self._at += 3
-            is_pattern = not isinstance(right, str) and right.type not in ("string", "raw_string")
-            return lambda: _binary(
-                self._state, self._text(left), operator, self._text(right), pattern=is_pattern
-            )
+            if operator in _EQUALITIES and self._has_patterns and not isinstance(right, str):
+                nodes = [right, *self._adjacent(right)]
+                return lambda: _fits(
+                    self._text(left), expansion.pattern(self._state, nodes), wanted=operator != "!="
+                )
+            return lambda: _binary(self._state, self._text(left), operator, self._text(right))
         if remain > 1 and re.fullmatch("-[a-zA-Z]", self._sign()) and operator not in ("&&", "||"):
             sign, operand = self._sign(), self._parts[self._at + 1]
             self._at += 2
@@ -113,6 +119,17 @@ class _Test:
         word = self._parts[self._at] if remain else ""
         self._at += 1
         return lambda: _filled(self._text(word))
+
+    def _adjacent(self, node: Node) -> list[Node]:
+        """Take the nodes that follow one without a blank: parts of the same word."""
+        nodes: list[Node] = []
+        while self._at < len(self._parts):
+            part, before = self._parts[self._at], nodes[-1] if nodes else node
+            if isinstance(part, str) or part.start_byte != before.end_byte or part.type in _SIGNS:
+                break
+            nodes.append(part)
+            self._at += 1
+        return nodes
 
     def _text(self, part: Node | str) -> str:
         return part if isinstance(part, str) else expansion.text(self._state, part)
@@ -165,7 +182,11 @@ def _unary(state: State, operator: str, operand: str) -> bool | None:
     return result
 
 
-def _binary(state: State, left: str, operator: str, right: str, *, pattern: bool) -> bool | None:
+def _fits(value: str, pattern: str, *, wanted: bool) -> bool | None:
+    return None if is_unknown(value) or is_unknown(pattern) else matches(value, pattern) is wanted
+
+
+def _binary(state: State, left: str, operator: str, right: str) -> bool | None:
     if is_unknown(left) or is_unknown(right):
         return None
     if operator in _NUMBERS:
@@ -175,9 +196,9 @@ def _binary(state: State, left: str, operator: str, right: str, *, pattern: bool
             return False
     match operator:
         case "=" | "==":
-            return matches(left, right) if pattern else left == right
+            return left == right
         case "!=":
-            return not matches(left, right) if pattern else left != right
+            return left != right
         case "=~":
             try:
                 match = re.search(re.sub(r"\[:(\w+):\]", _class, right), left)

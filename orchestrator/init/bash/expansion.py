@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import glob
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tree_sitter import Node
 
 from autotune.orchestrator.init.bash.arithmetic import arithmetic
 from autotune.orchestrator.init.bash.patterns import braces, changed, has_braces, sliced, sliced_text
 from autotune.orchestrator.init.bash.state import CLOSE, OPEN, UNSET, State, is_unknown, shown, unknown
-from autotune.orchestrator.init.bash.syntax import pieces, text_of
+from autotune.orchestrator.init.bash.syntax import parse, pieces, text_of
 from autotune.orchestrator.init.bash.text_commands import unescaped
 
 _QUOTES = ("'", '"')
@@ -19,6 +20,11 @@ _PLAIN_PARTS = {"word", "number", "brace_expression"}
 
 # A piece of a word: a text that stays whole, a text that is split at blanks, or the items of an array.
 Piece = tuple[str, str | list[str]]
+
+# Names in capitals come from a scheduler or the user's environment: where one is not set here, bash's 0 is
+# another number where the job runs.
+_FROM_OUTSIDE = re.compile(r"(?<![\w${#!:])[A-Z][A-Z0-9_]+\b(?!\s*(?:=(?!=)|\+\+|--|\[))")
+_PLAIN = re.compile(r"^\s*\$\{?(\w+)\}?$")
 
 
 def words(state: State, nodes: Iterable[Node]) -> list[str]:
@@ -92,8 +98,39 @@ def text(state: State, node: Node) -> str:
 
 def joined(state: State, node: Node) -> str:
     """Return a here-document's text."""
-    parts = (part if isinstance(part, str) else text(state, part) for part in pieces(node))
+    parts = (_bare_dollars(part) if isinstance(part, str) else text(state, part) for part in pieces(node))
     return "".join(parts)
+
+
+def _bare_dollars(source: str) -> str:
+    r"""Return a text of a here-document without the backslashes that bash takes from it."""
+    return re.sub(r"\\([$`\\])", r"\1", source.replace("\\\n", ""))
+
+
+def pattern(state: State, nodes: Sequence[Node]) -> str:
+    """Return the shell pattern that adjacent nodes of a test or a `case` are, quoted parts as they are.
+
+    The grammar splits `*"72B"*` in three there, and leaves quotes in others; read as the word of a command it
+    is whole. Unknown where it is no word, as with `@(a|b)"c"`.
+    """
+    source = "".join(map(text_of, nodes))
+    if not re.search(r"[\"'$`\\]", source):
+        return source
+    commands = parse(f": {source}").named_children
+    words = [child for child in commands[0].children if child.type != "command_name"] if commands else []
+    if len(commands) != 1 or len(words) != 1 or commands[0].has_error:
+        return unknown(source)
+    parts = words[0].children if words[0].type == "concatenation" else words
+    return "".join(_pattern_part(state, part) for part in parts)
+
+
+def _pattern_part(state: State, node: Node) -> str:
+    if node.type in ("simple_expansion", "expansion", "command_substitution"):
+        return text(state, node)
+    if node.type == "word":
+        return re.sub(r"\\(.)", lambda quoted: glob.escape(quoted[1]), text_of(node))
+    value = text(state, node)
+    return value if is_unknown(value) else glob.escape(value)
 
 
 def number(state: State, source: str) -> int | None:
@@ -361,6 +398,9 @@ def _arithmetic(state: State, node: Node) -> str:
 
 
 def _calculated(state: State, node: Node) -> str | None:
+    plain = (part if isinstance(part, str) else _PLAIN.sub(r"\1", text_of(part)) for part in _leaves(node))
+    if any(state.get(name) is None for part in plain for name in _FROM_OUTSIDE.findall(part)):
+        return None
     source = "".join(part if isinstance(part, str) else _inside(state, part) for part in _leaves(node))
     value = number(state, re.sub(r"^\$?\(\(|\)\)$", "", source.strip()))
     return None if value is None else str(value)

@@ -292,18 +292,24 @@ class _Reader(Assignments):
             if item.type != "case_item":
                 continue
             ends = next(n for n, child in enumerate(item.children) if child.type == ")")
-            patterns = [child for child in item.children[:ends] if child.type not in ("|", "(")]
+            patterns = _patterns(item.children[:ends])
             body = item.children[ends + 1 :]
-            if is_unknown(subject):
-                if any(text_of(each) == "*" for each in patterns):
-                    otherwise = body
-                    break
-                bodies.append(body)
-            elif is_taken or any(matches(subject, expansion.text(self.state, each)) for each in patterns):
+            made = [expansion.pattern(self.state, each) for each in patterns]
+            is_open = is_unknown(subject) or any(map(is_unknown, made))
+            fits = "*" in made or (
+                not is_unknown(subject)
+                and any(matches(subject, each) for each in made if not is_unknown(each))
+            )
+            if is_taken or (fits and not is_unknown(subject) and not bodies):
                 status = self._each(body)
                 is_taken = body[-1].type == ";&"
                 if not is_taken and body[-1].type != ";;&":
                     return status
+            elif fits:
+                otherwise = body
+                break
+            elif is_open:
+                bodies.append(body)
         return self._either(otherwise, [(value or node, body) for body in bodies]) if bodies else status
 
     def loop(self, node: Node) -> bool | None:
@@ -395,3 +401,14 @@ def _ends(node: Node) -> bool:
     """Return whether a statement, or one in its braces, ends the script with an error."""
     inside = node.children if node.type == "compound_statement" else ()
     return re.fullmatch(r"exit\s+[1-9]\d*", text_of(node)) is not None or any(map(_ends, inside))
+
+
+def _patterns(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Return the patterns of an item of a `case`, each with the nodes that it consists of."""
+    result: list[list[Node]] = [[]]
+    for node in nodes:
+        if node.type == "|":
+            result.append([])
+        elif node.type != "(":
+            result[-1].append(node)
+    return [each for each in result if each]

@@ -185,6 +185,19 @@ def test_what_a_statement_prints_is_unknown_where_only_running_it_would_show(
         '[ ! -z "" -o -n b ] && record one',
         '[[ ! -z "" || x =~ ^[a-z]$ ]] && record pattern',
         "[[ v1.23 =~ v([0-9]+)\\.([0-9]+) ]] && record ${BASH_REMATCH[1]} ${BASH_REMATCH[2]}",
+        # Patterns with quoted parts, which stand for themselves.
+        'M=/m/Qwen-7B\n[[ "$M" == *"72B"* ]] && record no\n[[ $M == *"7B"* ]] && record yes',
+        'M=/m/Qwen-7B\nK=7B\n[[ $M == *$K* ]] && record a\n[[ $M != *"$K"* ]] && record b',
+        'M=/m/Qwen-7B\n[[ $M = *"7B" ]] && record c',
+        'M="a*b"\n[[ $M == a"*"b ]] && record star\n[[ axb == a"*"b ]] && record any',
+        "[[ axb == a\\*b ]] && record escaped\nrecord end",
+        'M=x72B\ncase $M in *"7B"*) record 7 ;; *"72B"* | y) record 72 ;; *) record other ;; esac',
+        "P='*'\ncase abc in \"$P\") record quoted ;; $P) record plain ;; esac",
+        'M=GLM-4\n[ "$M" = *"GLM"* ] && record no\n[[ $M == "GLM"* && -n $M ]] && record yes',
+        # A number with a default for what a scheduler may set.
+        "record $((${GPUS:-4} * 2)) $((2 * ${N_NODES-3})) $(( $(printf A | wc -c) + 1 ))",
+        # Here-documents.
+        "M=1\ncat > f.sh <<EOF\nM=\\${M:-5} N=$M\nrecord \\$N \\$((N + 1))\nEOF\nsource ./f.sh",
         # Words.
         "record {1..10..3} {01..03}",
         "x=ab12\nrecord ${x//[^0-9]/}",

@@ -380,3 +380,29 @@ def test_a_path_is_no_switch_in_a_release_whose_default_is_false(version: str, t
     init(tmp_path, f"{_VERL} trainer.resume_from_path=/data/global_step_4\n")
     text = (tmp_path / "job.yaml").read_text() + f'framework_version: "{version}"\n'
     assert parse(text, file=str(tmp_path / "job.yaml")).settings["trainer.resume_from_path"]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        'ssh node "{}"',
+        "kubectl exec trainer-0 -- bash -c '{}'",
+        'tmux new -d "{}"',
+        'screen -dmS run bash -c "{}"',
+        'su me -c "{}"',
+        'sbatch --wrap="{}"',
+    ],
+)
+def test_a_training_in_the_text_of_another_shell_gets_no_setting_behind_it(
+    around: str, tmp_path: Path
+) -> None:
+    result, job = init(tmp_path, around.format(_VERL) + "\n")
+    assert job["framework"] == "command" and "settings" not in job
+    assert "kept whole" in result.stderr
+
+
+@pytest.mark.parametrize("value", ["$((SLURM_GPUS_ON_NODE * 2))", "$((2 * $WORLD_SIZE))"])
+def test_a_number_made_of_what_a_scheduler_sets_needs_an_edit(value: str, tmp_path: Path) -> None:
+    result, job = init(tmp_path, f"{_VERL} actor_rollout_ref.rollout.n={value}\n")
+    assert result.exit_code == 1
+    assert job["settings"]["actor_rollout_ref.rollout.n"] not in (0, "0")  # type: ignore[index]
