@@ -210,6 +210,6 @@ def _predict(job: object, output: Path, options: Options) -> None:
     lines = summary(outcome_of(job, remedies=False))
     if not options.quiet:
         click.echo("\n" + "\n".join(lines), err=True)
-    file = shlex.quote(str(output))
+    file = "job.yaml" if str(output) == "-" else shlex.quote(str(output))
     cards = " --gpus 8xH100" if GPUS_HINT in lines else ""
     click.echo(f"\nnext: autotune plan {file}{cards}   or   autotune launch {file}", err=True)

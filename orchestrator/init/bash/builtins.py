@@ -253,14 +253,14 @@ def _export(shell: Shell, node: Node, call: Call) -> bool:
 def _command(shell: Shell, node: Node, call: Call) -> bool | None:
     if call.words[:1] in (["-v"], ["-V"]):
         return True if call.words[-1] in shell.state.functions or is_known(call.words[-1]) else None
+    return shell.run(node, call.words, call.own, call.stdin)[0] if call.words else True
+
+
+def _exec(shell: Shell, node: Node, call: Call) -> bool | None:
     words = list(call.words)
     while words and words[0].startswith("-"):
         words = words[2:] if words[0].endswith("a") else words[1:]  # `-a NAME`, `-c`, `-l`
     return shell.run(node, words, call.own, call.stdin)[0] if words else True
-
-
-def _exec(shell: Shell, node: Node, call: Call) -> bool | None:
-    return shell.run(node, call.words, call.own, call.stdin)[0] if call.words else True
 
 
 def places_of(shell: Shell, name: str) -> list[Path]:

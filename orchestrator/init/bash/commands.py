@@ -280,7 +280,7 @@ class Commands(ABC):
         if name in BUILTINS:
             status = BUILTINS[name](self, node, Call(words=words[1:], stdin=stdin, own=own))
             return status, f"{self.state.cwd}\n" if name == "pwd" else ""
-        if name in _IGNORED:
+        if name in _IGNORED and words[:2] != ["conda", "run"]:
             return True, ""
         if is_known(name) and not any(is_unknown(word) for word in words[:1]):
             return self.text_command(node, words, stdin)

@@ -406,3 +406,12 @@ def test_a_number_made_of_what_a_scheduler_sets_needs_an_edit(value: str, tmp_pa
     result, job = init(tmp_path, f"{_VERL} actor_rollout_ref.rollout.n={value}\n")
     assert result.exit_code == 1
     assert job["settings"]["actor_rollout_ref.rollout.n"] not in (0, "0")  # type: ignore[index]
+
+
+def test_conda_run_and_exec_start_the_training_behind_their_options(tmp_path: Path) -> None:
+    for around in ("conda run -n verl --no-capture-output", "exec -a trainer", "coproc"):
+        _, job = init(tmp_path, f"{around} {_VERL}\n")
+        assert job["framework"] == "verl" and job["command"] == ["python3", "-m", "verl.trainer.main_ppo"], (
+            around
+        )
+        (tmp_path / "job.yaml").unlink()
