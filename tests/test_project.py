@@ -91,6 +91,8 @@ LONG = {
     "draft.py": 425,
     "drive.py": 450,
     "status.py": 450,
+    "expansion.py": 450,
+    "reader.py": 425,
 }
 
 
