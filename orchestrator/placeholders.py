@@ -20,7 +20,7 @@ _WORDS = r"your|path|dir|folder|dataset|data|model|name|file|user|key|url|checkp
 _PLACEHOLDER = re.compile(
     rf"""<(?=[^<>]*(?:{_WORDS}))[a-z][\w ./:-]*>  # <DATA_PATH>
     |(?<![\w.-])/?path/to/[^\s'",\]}}]+  # /path/to/model
-    |(?:(?<=[/\s\['"<])|^)/?your[_/-][^\s'",\]}}]*  # your_model, /your/save/path
+    |(?:(?<=[/\s\['"<=])|^)/?your[_/-][^\s'",\]}}]*  # your_model, /your/save/path
     |(?:(?<=['"\[])|^)your(?:[ ]\w+){{1,4}}(?=['"\],]|$)  # 'Your Test Dataset'
     |^(?:x{{3,}}|\.\.\.)$
     |(?-i:^(?:TRAIN|TEST|CHECKPOINTS|ENVIRONMENT|AGENT)(?:\.(?:parquet|jsonl|py))?$)  # of `plan --model`

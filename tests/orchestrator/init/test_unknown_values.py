@@ -185,6 +185,7 @@ def test_places_to_be_filled_in_have_their_lines_and_lose_no_setting(tmp_path: P
         ("your_model", "placeholder"),
         ("/YOUR_MODELPATH", "placeholder"),
         ("/your/save/path", "placeholder"),
+        ("--config-path=your-code-dir/config", "placeholder"),
         ("['Your Test Dataset']", "placeholder"),
         ("xxx", "placeholder"),
         ("TO_BE_FILLED/Qwen2.5-7B", "placeholder"),
