@@ -107,6 +107,7 @@ def compared(
         for name in profiles[0].supported.keys() & profiles[1].supported.keys()
     )
     defaults = [framework.defaults(job) for job in jobs]
+    lacking = frozenset(framework.lacking(jobs[0]))
     before = {problem.message for problem in framework.check(jobs[0])}
     lost = sorted(profiles[0].supported.keys() - profiles[1].supported.keys())
     stands_in = ""
@@ -140,7 +141,7 @@ def compared(
             for name, value in sorted(defaults[0].items())
             if DECIDES_MEMORY.search(name) and defaults[1].get(name, value) != value
         },
-        lacking=tuple(name for name in framework.lacking(jobs[1]) if name not in framework.lacking(jobs[0])),
+        lacking=tuple(name for name in framework.lacking(jobs[1]) if name not in lacking),
         refused=tuple(
             f"{problem.message} ({problem.hint})" if problem.hint else problem.message
             for problem in framework.check(jobs[1])

@@ -10,21 +10,13 @@ from contextlib import contextmanager
 from typing import BinaryIO, cast
 
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.explain.compressed import decompressed
+from autotune.orchestrator.explain.compressed import BZIP2, GZIP, XZ, decompressed
 from autotune.orchestrator.explain.reader import MAGIC_BYTES, STDIN, Reading, first_bytes, read_from
 
 _ZIP = b"PK\x03\x04"
 _MARKS = 265  # bytes up to the end of a tar header's magic
-_COMPRESSED = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh")
-_DAMAGE = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    OSError,
-    RuntimeError,
-    NotImplementedError,
-)
+# A password and an unknown compression are a RuntimeError of zipfile.
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
 
 
 def is_archive(name: str) -> bool:
@@ -34,7 +26,7 @@ def is_archive(name: str) -> bool:
     head = first_bytes(name, _MARKS)
     if head.startswith(_ZIP):
         return zipfile.is_zipfile(name)
-    return (head[257:262] == b"ustar" or head.startswith(_COMPRESSED)) and tarfile.is_tarfile(name)
+    return (head[257:262] == b"ustar" or head.startswith((GZIP, XZ, BZIP2))) and tarfile.is_tarfile(name)
 
 
 def read_members(name: str, is_log: Callable[[str], bool]) -> Iterator[Reading]:

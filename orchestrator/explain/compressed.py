@@ -10,8 +10,8 @@ from typing import BinaryIO, cast
 
 from autotune.orchestrator.errors import ExitCode, Failure
 
-_XZ, _BZIP2 = b"\xfd7zXZ\x00", b"BZh"
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+XZ, BZIP2 = b"\xfd7zXZ\x00", b"BZh"
+GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 # Module, and the name of what opens a file object: Python 3.14's own, its backport, the older binding.
 _ZSTD_LIBRARIES = (("compression.zstd", "open"), ("backports.zstd", "open"), ("zstandard", "open"))
 
@@ -31,11 +31,11 @@ def decompressed(file: BinaryIO, magic: bytes, *, name: str) -> BinaryIO:
 
     Raises Failure for zstd where no library reads it.
     """
-    if magic.startswith(_GZIP):
+    if magic.startswith(GZIP):
         return cast(BinaryIO, _Gunzipped(gzip.GzipFile(fileobj=file)))
-    if magic.startswith(_XZ):
+    if magic.startswith(XZ):
         return cast(BinaryIO, lzma.LZMAFile(file))
-    if magic.startswith(_BZIP2):
+    if magic.startswith(BZIP2):
         return cast(BinaryIO, bz2.BZ2File(file))
     if not magic.startswith(_ZSTD):
         return file

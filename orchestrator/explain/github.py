@@ -24,19 +24,14 @@ def render_github(explanation: Explanation) -> str:
     where = f" in {diagnosis.phase}" if diagnosis.phase is not Phase.NONE else ""
     lines = [f"### {diagnosis.cause}{where}", ""]
     text = render_explanation(explanation).split("\n")
-    lines += _block(
-        [line for line in text if not line.startswith(("help:", "hint:", "why these?", " " * 12))]
-    )
+    lines += _block([line for line in text if not line.startswith(_BELOW)])
     helps = list(_helps(explanation))
     if helps:
         lines += ["", "**What helps**", "", *helps]
     software = _software(explanation)
     if software:
         lines += ["", f"**Software in the log:** {software}"]
-    missing = _missing(explanation)
-    if missing:
-        lines += ["", f"**What to attach:** {missing}"]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"**What to attach:** {_missing(explanation)}"])
 
 
 def _helps(explanation: Explanation) -> Iterator[str]:
