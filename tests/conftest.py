@@ -1,6 +1,7 @@
 """What every test shares."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,17 @@ settings.load_profile("repeatable")
 
 # Output is as wide as a pipe's, wherever the tests run: pytest-xdist sets COLUMNS in its workers.
 os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers() -> Iterator[None]:
+    """Put the signal handlers back: a driver that was asked to stop ignores what comes later."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        if handler is not None:  # not Python's
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

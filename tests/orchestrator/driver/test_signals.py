@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -44,17 +43,7 @@ def test_at_once_the_first_request_is_heard() -> None:
     assert not interrupts.impatient
 
 
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """Put the signal handlers back: the process of an interrupted driver ignores what comes later."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-
-
-def test_two_requests_that_meet_compiled_code_are_two(handlers: None) -> None:
+def test_two_requests_that_meet_compiled_code_are_two() -> None:
     def press_twice() -> None:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
