@@ -58,14 +58,15 @@ class _Stuck(Exception):  # noqa: N818 - a state of the program
 
 
 def cases() -> tuple[str, ...]:
-    """Return every look-alike with every scenario, with the model's shape and without, and verl's PPO."""
+    """Return every look-alike with every scenario, with the model's shape and without; of verl, two more."""
     every = (
         " ".join((framework, scenario, model)).strip()
         for framework in jobs.FRAMEWORKS
         for scenario in _SCENARIOS
         for model in (("",) if scenario in _ALIKE else ("", _KNOWN))
     )
-    return (*every, "verl critic", f"verl critic {_KNOWN}")
+    own = (f"verl {scenario}" for scenario in ("critic", "optimizer"))
+    return (*every, *(" ".join((case, model)).strip() for case in own for model in ("", _KNOWN)))
 
 
 def record(case: str) -> list[str]:
@@ -82,6 +83,8 @@ def _fields(framework: str, scenario: str) -> dict[str, Any]:
             return {"settings": jobs.overflowing(framework)}
         case "critic":
             return {"settings": jobs.with_critic()}
+        case "optimizer":
+            return {"settings": jobs.beside_critic(), "fault": "optimizer@2"}
         case "starved":
             return {"settings": jobs.starved(framework)}
         case "both":

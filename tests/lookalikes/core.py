@@ -124,7 +124,8 @@ def main(setup: Setup, voice: Voice) -> int:
         if fault == "early" and step == at:
             return 0
         share = (step - resumed) / at if fault == "leak" else 0.0  # of what the process may leak
-        short, peak = _passes(setup, engine_gib=engine, step=step, leaked=share)
+        full = fault == "optimizer" and step == at
+        short, peak = _passes(setup, engine_gib=engine, step=step, leaked=share, full=full)
         if card is not None:
             card.fill(peak)
         if short is not None:
@@ -148,11 +149,12 @@ def _load(setup: Setup, *, engine_gib: float, step: int) -> Shortage | None:
 
 
 def _passes(
-    setup: Setup, *, engine_gib: float, step: int, leaked: float = 0.0
+    setup: Setup, *, engine_gib: float, step: int, leaked: float = 0.0, full: bool = False
 ) -> tuple[Shortage | None, float]:
     """Return the first pass of a step that does not fit, and the most memory that the passes need.
 
-    `leaked` is the share of what a backward pass leaves free that the trainer has leaked.
+    `leaked` is the share of what a backward pass leaves free that the trainer has leaked. With `full` the
+    card has room for an optimizer's step only where its state is offloaded.
     """
     peak = 0.0
     for phase, held, asked in _demands(setup, engine_gib=engine_gib, step=step):
@@ -163,6 +165,8 @@ def _passes(
             held_gib = min(held + asked - last, CARD_GIB - min(0.4 * last, 1.0))
             return Shortage(phase=phase, step=step, asked_gib=last, held_gib=held_gib), CARD_GIB
         peak = max(peak, held + asked)
+    if full and not setup.optimizer_offload:
+        return Shortage(phase="optimizer", step=step, asked_gib=0.62, held_gib=CARD_GIB - 0.4), CARD_GIB
     return None, peak
 
 

@@ -193,6 +193,15 @@ def with_critic() -> dict[str, Any]:
     }
 
 
+def beside_critic() -> dict[str, Any]:
+    """Return verl's settings of PPO whose passes fit, with the optimizers of actor and critic on the card."""
+    return {
+        "algorithm.adv_estimator": "gae",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 4096,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.2,
+    }
+
+
 def timid(framework: str) -> dict[str, Any]:
     """Return settings that work and waste time, and what a search may vary to find better ones."""
     if framework == "command":  # nothing is known beyond its starting values but the other words

@@ -13,31 +13,26 @@ from tests.lookalikes.core import Setup, Shortage, main, number, say, write
 _TASK, _WORKER = "(TaskRunnerV1 pid=4128)", "(WorkerDict pid=4139)"
 _SERVER = "(vLLMHttpServer pid=4151) (EngineCore_DP0 pid=4153) ERROR 09-03 10:02:11 [core.py:842]"
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-# A traceback as verl 0.9.1 printed it, and the places of its source where others differ from that one.
-_REAL = Path(__file__).parents[1] / "policies" / "logs" / "ray-task-oom" / "run.log"
+# Failed passes as verl 0.9.1 printed them, with a plug-in of the test's, and places of its source for others.
+_REAL = Path(__file__).parents[1] / "real" / "logs"
+_RECORDED = ("backward", "log_prob", "optimizer")
+_SITE = "/opt/venv/lib/python3.11/site-packages"
 _FRAMES: dict[str, tuple[Any, ...]] = {
-    "log_prob": (
-        "actor_rollout_ref_compute_log_prob",
-        ("engine_workers.py", 704, "compute_log_prob"),
-        ("engine_workers.py", 427, "infer_batch"),
-        ("engine/base.py", 148, "infer_batch"),
-        ("engine/fsdp/transformer_impl.py", 761, "forward_backward_batch"),
-        ("engine/fsdp/transformer_impl.py", 1571, "forward_step"),
-        ("engine/fsdp/transformer_impl.py", 1405, "prepare_model_outputs"),
-    ),
-    "backward": ("actor_rollout_update_actor",),
     "critic": ("critic_train_mini_batch",),
     "load": (
         "actor_rollout_ref_load_checkpoint",
-        ("engine_workers.py", 720, "load_checkpoint"),
-        ("engine_workers.py", 449, "load_checkpoint"),
-        ("engine/fsdp/transformer_impl.py", 907, "load_checkpoint"),
+        ("verl/workers/engine_workers.py", 720, "load_checkpoint"),
+        ("verl/workers/engine_workers.py", 449, "load_checkpoint"),
+        ("verl/workers/engine/fsdp/transformer_impl.py", 907, "load_checkpoint"),
+        ("verl/utils/checkpoint/fsdp_checkpoint_manager.py", 237, "load_checkpoint"),
+        ("torch/optim/optimizer.py", 960, "load_state_dict"),
     ),
     "rollout": (
         "actor_rollout_ref_update_weights",
-        ("engine_workers.py", 804, "update_weights"),
+        ("verl/workers/engine_workers.py", 804, "update_weights"),
     ),
 }
+_END = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
 
 
 def read(words: list[str]) -> dict[str, Any]:
@@ -84,9 +79,12 @@ class Verl:
                 "initializing the engine."
             )
         say(f"{_SERVER} {text}")
-        return self._dies(
-            "vLLMHttpServer.launch_server", (), "RuntimeError", "Engine core initialization failed."
-        )
+        say(f"Error executing job with overrides: {self._words}")
+        for line in _traceback("vLLMHttpServer.launch_server", ()):
+            say(line.replace("(OutOfMemoryError)", "(RuntimeError)"))
+        say("RuntimeError: Engine core initialization failed.")
+        say(_END)
+        return 1
 
     def ready(self, *, resumed: int) -> None:
         info = f"{_TASK} INFO:2026-09-03 10:03:02,910:"
@@ -100,8 +98,10 @@ class Verl:
         say(f"{info}all initialize finished, ready to fit")
 
     def out_of_memory(self, short: Shortage) -> int:
-        method, *frames = _FRAMES[short.phase]
-        return self._dies(f"WorkerDict.{method}", frames, "OutOfMemoryError", short.text)
+        say(f"Error executing job with overrides: {self._words}")
+        for line in failure(short.phase, short.text):
+            say(line)
+        return 1
 
     def step(self, step: int, *, of: int, seconds: float, tokens: int, peak_gib: float) -> None:
         save_every = self._config.get("trainer.save_freq", -1)
@@ -145,38 +145,45 @@ class Verl:
             return 0
         return number(self._folder / "latest_checkpointed_iteration.txt")
 
-    def _dies(self, method: str, frames: Any, kind: str, text: str) -> int:
-        say(f"Error executing job with overrides: {self._words}")
-        for line in _traceback(method, frames):
-            say(line.replace("(OutOfMemoryError)", f"({kind})"))
-        if method.endswith("load_checkpoint"):
-            manager = "/opt/verl/verl/utils/checkpoint/fsdp_checkpoint_manager.py"
-            say(f'  File "{manager}", line 237, in load_checkpoint')
-            say('  File "/opt/verl/torch/optim/optimizer.py", line 960, in load_state_dict')
-        say(f"{'torch.' if kind == 'OutOfMemoryError' else ''}{kind}: {text}")
-        say("Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.")
-        return 1
+
+def failure(phase: str, text: str) -> list[str]:
+    """Return what verl 0.9.1 prints of a pass that runs out of memory, with an error's text."""
+    if phase in _RECORDED:
+        lines = recorded(phase)
+    else:
+        method, *frames = _FRAMES[phase]
+        lines = _traceback(f"WorkerDict.{method}", frames)
+    return [*lines, f"torch.OutOfMemoryError: {text}", "", _END]
+
+
+def recorded(phase: str) -> list[str]:
+    """Return the traceback of a recorded failure above its message, without the frames of the plug-in."""
+    lines = (_REAL / f"verl-{phase}.log").read_text().splitlines()
+    lines = lines[lines.index("Traceback (most recent call last):") :]
+    kept, plugin = [], False
+    for line in lines[: next(at for at, line in enumerate(lines) if line.startswith("torch."))]:
+        if line.startswith("  File ") or not line.startswith(" "):
+            plugin = "/opt/plugin/" in line
+        if not plugin:
+            kept.append(line)
+    return kept
 
 
 def _traceback(method: str, frames: Any) -> list[str]:
-    """Return what verl 0.9.1 prints above the message; of another method than an update, with its frames."""
-    lines = _REAL.read_text().splitlines()
-    lines = lines[lines.index("Traceback (most recent call last):") : -3]
-    if method.endswith("update_actor"):
-        return lines
-    at = [number for number, line in enumerate(lines) if "RayTaskError(" in line]
-    fit = next(number for number, line in enumerate(lines) if line.endswith("in fit"))
-    call = [number for number, line in enumerate(lines) if "engine_workers.py" in line][
-        1
-    ]  # below a decorator
-    worker = lines[at[1]].replace("WorkerDict.actor_rollout_update_actor", method)
-    own = [f'  File "/opt/verl/verl/workers/{file}", line {line}, in {name}' for file, line, name in frames]
-    callers = lines[: fit + 2]
+    """Return the same of another method than those recorded, with its frames."""
+    lines = recorded("backward")
+    worker = [at for at, line in enumerate(lines) if "RayTaskError(" in line][1]
+    fit = next(at for at, line in enumerate(lines) if line.endswith("in fit"))
+    call = [at for at, line in enumerate(lines) if "engine_workers.py" in line][1]  # below a decorator
+    callers = lines[: fit + 3]
+    own = [f'  File "{_SITE}/{file}", line {line}, in {name}' for file, line, name in frames]
     if method.endswith("critic_train_mini_batch"):  # as the actor's, below its trainer's own call
-        trainer = '  File "/opt/verl/verl/trainer/ppo/v1/trainer_base.py"'
-        callers += [f"{trainer}, line 605, in _step_once", f"{trainer}, line 1819, in _update_critic"]
-        own = lines[next(n for n, line in enumerate(lines) if line.endswith("in train_mini_batch")) :]
-    return [*callers, worker, *lines[at[1] + 1 : call], *own]
+        callers = lines[: next(at for at, line in enumerate(lines) if line.endswith("in _step_once"))]
+        trainer = f'  File "{_SITE}/verl/trainer/ppo/v1/trainer_base.py"'
+        callers += [f"{trainer}, line 605, in _step_once", f"{trainer}, line 1820, in _update_critic"]
+        own = lines[next(at for at, line in enumerate(lines) if line.endswith("in train_mini_batch")) :]
+    header = lines[worker].replace("WorkerDict.actor_rollout_update_actor", method)
+    return [*callers, header, *lines[worker + 1 : call], *own]
 
 
 def setup_of(config: dict[str, Any]) -> Setup:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from autotune.orchestrator.cli import main
-from tests.lookalikes import areal_script, core
+from tests.lookalikes import areal_script, core, verl_main_ppo
 from tests.real.logs import KEPT, compact
 
 CASES = {
@@ -43,14 +44,22 @@ def test_every_kept_log_is_explained(path) -> None:
         assert document["step"] >= 1
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward", "log_prob"])
-def test_a_failure_of_areals_lookalike_is_read_as_the_real_one(phase: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("framework", "failure", "phase"),
+    [
+        *(("areal", areal_script.failure, phase) for phase in ("forward", "backward", "log_prob")),
+        *(("verl", verl_main_ppo.failure, phase) for phase in ("backward", "log_prob", "optimizer")),
+    ],
+)
+def test_a_failure_of_a_lookalike_is_read_as_the_real_one(
+    framework: str, failure: Callable[[str, str], list[str]], phase: str, tmp_path: Path
+) -> None:
     log = tmp_path / "run.log"
     short = core.Shortage(phase=phase, step=2, asked_gib=2.0, held_gib=78.0)
-    log.write_text("\n".join(areal_script.failure(phase, short.text)) + "\n")
+    log.write_text("\n".join(failure(phase, short.text)) + "\n")
     document = json.loads(CliRunner().invoke(main, ["explain", "--json", str(log)]).stdout)
     read = [document[name] for name in ("cause", "phase", "component", "framework")]
-    assert read == ["gpu-oom", phase, "trainer", "areal"]
+    assert read == ["gpu-oom", phase, "trainer", framework]
     assert document["facts"]["requested_bytes"] == 2 << 30
 
 

@@ -233,8 +233,8 @@ def test_what_a_checkpoint_depends_on_stays_during_a_run(of, knobs) -> None:
         ({f"{ACTOR}.ppo_max_token_len_per_gpu": "16k"}, f"{ACTOR}.ppo_max_token_len_per_gpu", "16k"),
         ({"data.filter_overlong_prompts": "maybe"}, "data.filter_overlong_prompts", "true or false"),
         ({"global_profiler.enabled": True}, "global_profiler.enabled", "unknown"),
-        ({f"{ROLLOUT}.name": None}, f"{ROLLOUT}.name", "inference engine"),
-        ({f"{ROLLOUT}.name": "hf"}, f"{ROLLOUT}.name", "inference engine"),  # has no engine
+        ({f"{ROLLOUT}.name": None}, f"{ROLLOUT}.name", "needs an inference engine"),
+        ({f"{ROLLOUT}.name": "hf"}, f"{ROLLOUT}.name", "engine `hf`"),
         ({f"{ACTOR}.use_dynamic_bsz": False}, f"{ACTOR}.ppo_micro_batch_size_per_gpu", "needs it"),
         ({f"{ACTOR}.ppo_max_token_len_per_gpu": 2047}, f"{ACTOR}.ppo_max_token_len_per_gpu", "below"),
         ({f"{ROLLOUT}.max_model_len": 2047}, f"{ROLLOUT}.max_model_len", "below"),
