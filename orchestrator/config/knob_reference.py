@@ -22,6 +22,7 @@ MEANINGS: dict[str, str] = {
     "max_model_len": "Longest sequence that a rollout engine makes room for, in tokens.",
     "tokens_per_microbatch": "Token budget of a training micro-batch, with dynamic batching.",
     "microbatch_size": "Sequences of a training micro-batch, without dynamic batching.",
+    "engine_sleep": "Whether the rollout engine gives its device memory back while the trainer works.",
     "dynamic_batching": "Whether micro-batches are filled up to a number of tokens, not of sequences.",
     "recompute": "Activation checkpointing in training: `off`, `selective` or `full`.",
     "activation_offload": "Whether activations wait in host memory for the backward pass.",

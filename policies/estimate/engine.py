@@ -91,13 +91,11 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         n, weights=weights, kv_pool=reserved, graphs=graphs, logits=warmed, buffers=base, outside=outside
     )
     bucket = np.where(load.disk, 0.0, load.sync_buffer) * pooled
-    if layout.engine_sleeps:
-        # The order of a colocated sync: weights wake, are updated, and the pool wakes last.
-        receiving = instant(n, weights=weights, graphs=graphs, buffers=bucket + base, outside=outside)
-        training = instant(n, graphs=graphs, residue=constant("residue") + np.zeros(n), outside=outside)
-    else:
-        receiving = starting + instant(n, buffers=bucket)
-        training = starting
+    # The order of a colocated sync: a sleeping engine's weights wake, are updated, and the pool wakes last.
+    woken = instant(n, weights=weights, graphs=graphs, buffers=bucket + base, outside=outside)
+    receiving = np.where(load.engine_sleep, woken, starting + instant(n, buffers=bucket))
+    asleep = instant(n, graphs=graphs, residue=constant("residue") + np.zeros(n), outside=outside)
+    training = np.where(load.engine_sleep, asleep, starting)
     return Engine(
         starting=starting,
         running=running,

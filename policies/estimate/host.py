@@ -72,8 +72,8 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     backup = np.where(load.backup, state.local * layout.compute_bytes, 0.0)
     backup = backup * _locked(model, load, state, width=layout.compute_bytes)
     sleeping = np.zeros(n)
-    if layout.engine_sleeps and layout.engine_weights_on_host and load.placement is Placement.COLOCATED:
-        sleeping = whole / load.rollout_tensor * layout.engine_bytes * node.engines
+    if layout.engine_weights_on_host and load.placement is Placement.COLOCATED:
+        sleeping = load.engine_sleep * whole / load.rollout_tensor * layout.engine_bytes * node.engines
     sleeps = load.param_offload & layout.trainer_sleeps
     away = load.grad_offload | sleeps | load.streamed
     share = np.where(sleeps, 1.0, load.optimizer_away)

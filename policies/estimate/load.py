@@ -79,6 +79,7 @@ class Load:
     graphs_limited: Flags
     prefill: Floats
     # weight sync, host, allocator
+    engine_sleep: Flags
     disk: Flags
     sync_buffer: Floats
     backup: Flags
@@ -204,6 +205,7 @@ def load_of(
         graphs_off=columns.has_mode("cuda_graphs", "off"),
         graphs_limited=columns.has_mode("cuda_graphs", "limited"),
         prefill=columns.number("max_batched_tokens", chunk),
+        engine_sleep=columns.flag("engine_sleep", default=layout.engine_sleeps),
         disk=columns.has_mode("sync_mode", "disk"),
         sync_buffer=columns.number("sync_buffer", constant("sync_bucket")),
         backup=columns.flag("weights_backup"),

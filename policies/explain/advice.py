@@ -10,7 +10,7 @@ from autotune.policies.recovery.permissions import by_ladder
 from autotune.policies.remedies.catalogue import MOVES, spoken_for, turn_of
 from autotune.policies.remedies.ladder import LADDER, Rung
 from autotune.policies.remedies.proposals import host
-from autotune.policies.remedies.proposals.training import SMALLER_PASSES, runs_on_host
+from autotune.policies.remedies.proposals.training import SMALLER_PASSES, fills_host, runs_on_host
 from autotune.policies.remedies.relevance import can_act, precedence
 from autotune.policies.remedies.step_size import FRACTION_STEP, fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
@@ -130,7 +130,7 @@ def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> d
         if rung.name not in result and _serves(rung, diagnosis):
             cure = exact.get(rung.name) or _neutral(rung.name, diagnosis, known)
             result |= {} if cure is None else {cure.name: cure}
-    if diagnosis.cause is Cause.HOST_OOM and not _runs_on_host(diagnosis, known):
+    if diagnosis.cause is Cause.HOST_OOM and not runs_on_host(_knobs(known), diagnosis):
         result.pop("recompute", None)
     if fragmentation_excluded(diagnosis):
         result.pop("expandable_segments", None)
@@ -146,8 +146,8 @@ def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> d
     return result
 
 
-def _runs_on_host(diagnosis: Diagnosis, known: Known) -> bool:
-    return runs_on_host(Knobs() if known.profile is None else known.profile.knobs, diagnosis)
+def _knobs(known: Known) -> Knobs:
+    return Knobs() if known.profile is None else known.profile.knobs
 
 
 def fragmentation_excluded(diagnosis: Diagnosis) -> bool:
@@ -252,7 +252,7 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
     if cure.name == "expandable_segments":
         # NCCL's messages have no figures, and what it competes with is PyTorch's reserve.
         return -1 if fragmentation_prevails(diagnosis) else 0 if diagnosis.phase is Phase.COMM else 1
-    if cure.name in SMALLER_PASSES and _runs_on_host(diagnosis, known):
+    if cure.name in SMALLER_PASSES and fills_host(_knobs(known), diagnosis):
         return -1
     if cure.exact:
         return 0

@@ -391,7 +391,10 @@ def _ranked(
 
 
 def _distance(present: Knobs, changes: dict[str, Setting]) -> float:
-    """Return how far the changes go: doublings of numbers, one for every mode."""
+    """Return how far the changes go: doublings of numbers, one for every mode or switch.
+
+    A switch of the engine counts half: it leaves the pool and the requests as they are.
+    """
     far = 0.0
     for knob, after in changes.items():
         before = getattr(present, knob)
@@ -399,5 +402,5 @@ def _distance(present: Knobs, changes: dict[str, Setting]) -> float:
         if numbers and before and after and not isinstance(after, bool):
             far += abs(math.log2(after / before))
         else:
-            far += 1.0
+            far += 0.5 if isinstance(after, bool) and KNOB_TABLE[knob].part is Part.ENGINE else 1.0
     return far

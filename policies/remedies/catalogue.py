@@ -83,6 +83,12 @@ MOVES: dict[str, Move] = {
         reason="captured graphs keep private memory pools beside the KV cache",
         knob_slows="decoding of small batches, by 10 to 30 %",
     ),
+    "engine_sleep": _move(
+        "engine_sleep",
+        frees="the engine's weights and KV cache while the trainer works",
+        slows="every step, by waking the engine",
+        reason="the engine holds its whole share of the GPU while the trainer works; asleep it gives it back",
+    ),
     "reduce_tokens_per_mb": Move(
         frees="activation and logit memory",
         slows="the phase by a few percent",

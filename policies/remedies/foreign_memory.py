@@ -64,7 +64,8 @@ def foreign_bytes(profile: Profile, attempt: Attempt) -> int:
     if profile.placement is Placement.COLOCATED:
         if diagnosis.component in (Component.ROLLOUT, Component.REWARD):
             return 0  # how much the trainer beside it may hold is not known
-        if diagnosis.phase in _AWAKE or not profile.layout.engine_sleeps:
+        asleep = attempt.knobs.engine_sleep
+        if diagnosis.phase in _AWAKE or not (profile.layout.engine_sleeps if asleep is None else asleep):
             share += attempt.knobs.memory_fraction or UNSET_SHARE * ("memory_fraction" in profile.supported)
     foreign = facts.outside_bytes - int(share * facts.capacity_bytes)
     return foreign if foreign >= max(_EXPLAINS * facts.capacity_bytes, missing) else 0

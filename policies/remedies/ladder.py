@@ -10,7 +10,7 @@ from autotune.policies.remedies.relevance import can_act, precedence, shows_hold
 from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Component, Phase
-from autotune.policies.values.knob_table import KNOB_TABLE, WITH_REQUESTS, Knob, Part
+from autotune.policies.values.knob_table import BESIDE_ENGINE, KNOB_TABLE, WITH_REQUESTS, Knob, Part
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement, Profile
 from autotune.policies.values.remedy import Remedy
@@ -104,6 +104,10 @@ LADDER: tuple[Rung, ...] = (
     ),
     *_rungs(_GPU, _ROLLOUTS, *_OFFLOADS, placements=_SHARED),
     *_rungs(_GPU, _ROLLOUTS, training.tensor_parallel),
+    # An engine that is awake beside the trainer: its whole share, for the time to wake it.
+    *_rungs(
+        _GPU, (*BESIDE_ENGINE, Phase.NONE), engine.engine_sleep, components=_TRAINING, placements=_SHARED
+    ),
     # Scoring.
     *_rungs(
         _GPU,
@@ -251,7 +255,7 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
     """Yield the legal remedies for a failure, cheapest first.
 
     Where fragmentation prevails, the allocator comes first: it costs nothing. Where it shows what an
-    engine misses, a smaller share comes first, because it frees just that. Where a pass computes on the host,
+    engine misses, a smaller share comes first, because it frees just that. Where a pass fills the host,
     what makes passes smaller comes first.
     """
     rungs = [rung for rung in LADDER if rung.serves(profile, diagnosis) and can_act(rung.name, diagnosis)]
@@ -261,7 +265,7 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
         rungs.sort(key=lambda rung: rung.propose is not engine.reduce_mem_fraction)
     if shows_holder(diagnosis):
         rungs.sort(key=lambda rung: precedence(rung.name, diagnosis))
-    if training.runs_on_host(knobs, diagnosis):
+    if training.fills_host(knobs, diagnosis):
         rungs.sort(key=lambda rung: rung.name not in training.SMALLER_PASSES)
     seen: list[Remedy] = []
     for rung in rungs:

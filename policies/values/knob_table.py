@@ -166,6 +166,16 @@ class Knob(Value, frozen=True, kw_only=True):
 _ENGINE_ALONE = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)  # the trainer is elsewhere, unless they are colocated
 _ENGINE_PHASES = (*_ENGINE_ALONE, Phase.WEIGHT_SYNC, Phase.COMM)
 WITH_REQUESTS = (Phase.ROLLOUT, Phase.NONE)  # a failure of unknown phase may be one of them
+# In which a trainer has its card to itself once the engine of the same card sleeps.
+BESIDE_ENGINE = (
+    Phase.LOG_PROB,
+    Phase.FORWARD,
+    Phase.BACKWARD,
+    Phase.OPTIMIZER,
+    Phase.WEIGHT_SYNC,
+    Phase.COMM,
+    Phase.CHECKPOINT,
+)
 _SYNC_PHASES = (Phase.WEIGHT_SYNC, Phase.COMM)
 _LOWER = {Memory.GPU: Way.DOWN}
 _HIGHER = {Memory.GPU: Way.UP}
@@ -201,6 +211,14 @@ ROWS: tuple[Knob, ...] = (
     ),
     _engine_knob(name="max_batched_tokens", unit=Unit.PASS_TOKENS, saves=_LOWER),
     _engine_knob(name="max_model_len", unit=Unit.LENGTH, saves=_LOWER),
+    Knob(
+        name="engine_sleep",
+        unit=Unit.SWITCH,
+        part=Part.ENGINE,
+        phases=BESIDE_ENGINE,
+        saves=_HIGHER,
+        searched=False,
+    ),
     # --------------------------------------------------------------------- training
     _pass_knob(
         name="tokens_per_microbatch",

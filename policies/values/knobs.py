@@ -19,6 +19,7 @@ class Knobs(Value, frozen=True, kw_only=True):
     cuda_graphs: str | None = None  # full | limited | off
     max_batched_tokens: int | None = None
     max_model_len: int | None = None
+    engine_sleep: bool | None = None
     # training
     tokens_per_microbatch: int | None = None
     microbatch_size: int | None = None
@@ -70,6 +71,7 @@ KnobName: TypeAlias = Literal[
     "cuda_graphs",
     "max_batched_tokens",
     "max_model_len",
+    "engine_sleep",
     "tokens_per_microbatch",
     "microbatch_size",
     "dynamic_batching",

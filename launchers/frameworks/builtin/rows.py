@@ -55,6 +55,7 @@ ROWS: tuple[Row[Case], ...] = (
 ABSENT: dict[KnobName, str] = {
     "rollout_tensor_parallel": "an engine is one process; add engines instead",
     "cuda_graphs": "the CPU engine has none, and the GPU engine keeps SGLang's default",
+    "engine_sleep": "an engine on the trainer's GPU always sleeps while the trainer works",
     "max_model_len": "it is the longest sequence of the task, which is the user's",
     "dynamic_batching": "a token budget and a sequence count are both honoured",
     "grad_offload": "gradients live for one step and are freed by it",

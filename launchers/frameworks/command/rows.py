@@ -29,6 +29,7 @@ _CHECKPOINT = "nothing is known of the script's checkpoints; most depend on it"
 ROWS: tuple[Row[Case], ...] = (
     Row(knob="memory_fraction", grid=Grid(minimum=0.05, maximum=0.95, multiple=0.01)),
     Row(knob="rollout_tensor_parallel", divides={_HEADS: lambda c: c.heads}),
+    Row(knob="engine_sleep", grid=Grid(values=(False, True))),
     Row(knob="cuda_graphs", grid=Grid(values=("full", "off"))),
     Row(knob="max_batched_tokens", at_least={_LONGEST: lambda c: c.longest}),
     Row(knob="max_model_len", at_least={_LONGEST: lambda c: c.longest}),

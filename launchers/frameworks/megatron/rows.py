@@ -80,6 +80,8 @@ ROWS: tuple[Row[Config], ...] = (
             "apart, nobody else could use the trainer's cards meanwhile": lambda c: not c.flag("colocate"),
             "with a critic the trainer always sleeps": lambda c: c.get("advantage-estimator") == "ppo",
         }),
+    Row(knob="engine_sleep", key="offload-rollout", since={"slime": "0.2.0"}, when=lambda c: c.flag("colocate"),
+        otherwise="the engines have GPUs of their own", read=lambda c: c.sleeps("rollout"), grid=SWITCH),
     Row(knob="optimizer_offload", key="optimizer-cpu-offload", grid=SWITCH, numeric="Adam steps on the CPU", fixed=_STATE,
         unless={_ADAM: lambda c: not c.trains_by_adam},
         writes={

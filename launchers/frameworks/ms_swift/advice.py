@@ -4,7 +4,7 @@ from autotune.launchers.base import Advice, Status
 
 # fmt: off
 ADVICE = (
-    Advice("sleep mode", "backward", "sleep_level: 1", Status.WORKS,
+    Advice("engine_sleep", "backward", "sleep_level: 1", Status.WORKS,
         "vLLM gives its token pool back while the trainer works; level 2 drops its weights as well",
         constraint="vllm_mode colocate, and no async_generate",
         effect="vLLM's token pool, GPU; at level 1 its weights go to host memory",

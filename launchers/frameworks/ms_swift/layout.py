@@ -27,7 +27,7 @@ def layout(config: Config) -> Layout:
         lora_rank=0 if config.trains_all else config.count("lora_rank"),
         entropy=config.on("log_entropy") or config.get("top_entropy_quantile") != 1.0,
         engine_sleeps=config.count("sleep_level") > 0 and config.colocated,
-        engine_weights_on_host=config.count("sleep_level") == 1,  # level 2 drops them
+        engine_weights_on_host=config.count("sleep_level") < 2,  # level 2 drops them
         optimizer_stays_offloaded=config.deepspeed.endswith("_offload"),
         parameters_stay_offloaded=config.deepspeed == "zero3_offload",
         padded=not config.on("padding_free"),

@@ -8,7 +8,11 @@ from __future__ import annotations
 from autotune.launchers.frameworks.core.engine_settings import VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
-from autotune.launchers.frameworks.hugging_face.settings import ALLOCATOR_MODES, HOST_ALLOCATOR, WHOLE
+from autotune.launchers.frameworks.hugging_face.settings import (
+    ALLOCATOR_MODES,
+    HOST_ALLOCATOR,
+    WHOLE,
+)
 from autotune.launchers.frameworks.ms_swift.advice import ADVICE
 from autotune.launchers.frameworks.ms_swift.config import PROCESSES, RENAMED, Config
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
@@ -73,6 +77,10 @@ ROWS: tuple[Row[Config], ...] = (
         unless={"vllm_max_model_len must hold the longest prompt and max_completion_length; write max_length to limit prompts": lambda c: not c.longest},
         at_least={"max_length and max_completion_length are {value} tokens together": lambda c: c.longest},
         read_at="swift/rlhf_trainers/rollout_mixin.py:519"),
+    Row(knob="engine_sleep", key="sleep_level", when=lambda c: c.colocated, otherwise=_COLOCATED,
+        read=lambda c: c.count("sleep_level") > 0, states=(0, 1), grid=SWITCH,
+        unless={"with async_generate it generates while the trainer works": lambda c: c.on("async_generate")},
+        read_at="swift/rlhf_trainers/rollout_mixin.py:457"),
     Row(knob="dataloader_workers", key="dataloader_num_workers", grid=Grid(minimum=0, multiple=1),
         at_least={"dataloader_prefetch_factor is only taken with a worker": lambda c: c.get("dataloader_prefetch_factor") is not None},
         read_at="swift/trainers/arguments.py:306"),

@@ -33,7 +33,7 @@ ADVICE = (
         "gradients and Adam's state lie on the host while nothing is trained; the weights stay",
         constraint="with --train.colocate_all; without effect under --ds.adam_offload",
         effect="gradients and Adam's state, outside the update", cost="copies at every step"),
-    Advice("sleep of the engines", "backward", "--vllm.enable_sleep", Status.WORKS,
+    Advice("engine_sleep", "backward", "--vllm.enable_sleep", Status.WORKS,
         "engines give up weights and pool while the trainer works; ignored without --train.colocate_all",
         constraint="not with --train.async_enable; a copy of the engine's weights is kept in host memory",
         effect="the engine's whole share of the card", cost="waking up at every step"),

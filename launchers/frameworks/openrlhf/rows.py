@@ -60,6 +60,9 @@ ROWS: tuple[Row[Config], ...] = (
             "{value} GPUs of all engines are split evenly": lambda c: c.engine_gpus,
         }, read_at="openrlhf/trainer/ray/ppo_actor.py:124"),
     handed_on(VLLM, "cuda_graphs", "vllm.", read_at="openrlhf/cli/train_ppo_ray.py:73"),
+    Row(knob="engine_sleep", key="vllm.enable_sleep", when=lambda c: c.colocated,
+        otherwise="--vllm.enable_sleep acts only with --train.colocate_all", read=lambda c: c.sleeps, grid=SWITCH,
+        read_at="openrlhf/trainer/ppo_trainer.py:311"),
     Row(knob="tokens_per_microbatch", key="train.max_tokens_per_gpu",
         read=lambda c: c.count("train.max_tokens_per_gpu") if c.dynamic else None, grid=PASS,
         unless={

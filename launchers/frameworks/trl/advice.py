@@ -18,7 +18,7 @@ ADVICE = (
         "the pool must hold one sequence of that length; TRL's default is the model's own",
         constraint="at least the longest prompt and max_completion_length together, or prompts are refused",
         effect="least token pool, GPU", cost="nothing"),
-    Advice("sleep mode", "backward", "vllm_enable_sleep_mode: true", Status.WORKS,
+    Advice("engine_sleep", "backward", "vllm_enable_sleep_mode: true", Status.WORKS,
         "vLLM gives its memory back while the trainer works, and weights are sent anew when it wakes",
         effect="vLLM's weights and token pool, GPU", cost="seconds of every step"),
     Advice("offload_optimizer", "optimizer", "offload_optimizer_device", Status.WORKS,

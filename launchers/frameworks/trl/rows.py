@@ -8,9 +8,15 @@ from __future__ import annotations
 from autotune.launchers.frameworks.core.engine_settings import VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
-from autotune.launchers.frameworks.hugging_face.settings import ALLOCATOR_MODES, HOST_ALLOCATOR, SPREAD, WHOLE
+from autotune.launchers.frameworks.hugging_face.settings import (
+    ALLOCATOR_MODES,
+    HOST_ALLOCATOR,
+    SPREAD,
+    WHOLE,
+)
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
+    SWITCH,
     Needs,
     Refusal,
     Row,
@@ -65,6 +71,8 @@ ROWS: tuple[Row[Config], ...] = (
     handed_on(VLLM, "rollout_tensor_parallel", "vllm_", when=lambda c: c.colocated,
         otherwise=_COLOCATED, divides={"the model has {value} heads": lambda c: c.heads},
         read_at="trl/trainer/grpo_trainer.py:1121"),
+    Row(knob="engine_sleep", key="vllm_enable_sleep_mode", when=lambda c: c.colocated, otherwise=_COLOCATED,
+        grid=SWITCH, read_at="trl/trainer/grpo_trainer.py:1127"),
     Row(knob="optimizer_offload", key="offload_optimizer_device", states=("none", "cpu"), numeric="Adam steps on the CPU",
         fixed=_CHECKPOINT,
         unless={"only with a DeepSpeed configuration of accelerate": lambda c: not c.sharding.startswith("zero"),

@@ -90,6 +90,15 @@ def write_cuda_graphs(config: Config, before: Knobs, after: Knobs) -> Found:
     return result
 
 
+def write_engine_sleep(config: Config, before: Knobs, after: Knobs) -> Found:
+    """Return whether the engine sleeps; vLLM has a second switch, which is on unless a job turns it off."""
+    result: Found = {f"{ROLLOUT}.free_cache_engine": after.engine_sleep}
+    mode = f"{ROLLOUT}.enable_sleep_mode"
+    if after.engine_sleep and config.engine == "vllm" and not config.flag(mode):
+        result[mode] = True
+    return result
+
+
 def write_host_allocator(config: Config, before: Knobs, after: Knobs) -> Found:
     """Return the workers' preloaded libraries with another allocator."""
     own = SONAMES.get(str(after.host_allocator), "")

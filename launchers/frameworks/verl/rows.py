@@ -33,6 +33,7 @@ from autotune.policies.values.profile import Grid
 from autotune.policies.values.rehearsing import LateEvent
 
 _OTHER_ENGINE = "the job's engine does not take it"
+_APART = "the engines have GPUs of their own"
 _OTHER_TRAINER = "actor_rollout_ref.actor.strategy is neither fsdp nor fsdp2"
 _BY_SEQUENCES = "micro-batches are counted in sequences while actor.use_dynamic_bsz is off"
 _ON_HOST = "fsdp_config.offload_policy keeps everything in host memory already"
@@ -90,6 +91,12 @@ ROWS: tuple[Row[Config], ...] = (
         unless={"verl passes it to vLLM only, and SGLang does not plan its pool by it": lambda c: c.engine != "vllm"},
         at_least={"the engine takes the longest sequence: data.max_prompt_length + data.max_response_length = {value}": lambda c: c.longest},
         read_at="verl/workers/rollout/vllm_rollout/vllm_async_server.py:332"),
+    Row(knob="engine_sleep", key="actor_rollout_ref.rollout.free_cache_engine", when=lambda c: c.colocated,
+        otherwise=_APART, read=lambda c: c.sleeps, write=knobs.write_engine_sleep, grid=SWITCH,
+        unless={
+            _OTHER_ENGINE: _is_another_engine,
+            "the vLLM of the job's verl sleeps whatever the setting says": lambda c: c.always_sleeps,
+        }, read_at="verl/workers/engine_workers.py:818"),
     Row(knob="tokens_per_microbatch", key="actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
         when=lambda c: c.dynamic, otherwise=_BY_SEQUENCES, read=lambda c: c.count("actor_rollout_ref.actor.ppo_max_token_len_per_gpu") * c.parallel,
         write=knobs.write_passes, grid=PASS,

@@ -8,6 +8,7 @@ from statistics import median
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.policies.estimate.belief.gaussian import Floats
 from autotune.policies.estimate.peaks import PHASES, Estimates
@@ -50,18 +51,34 @@ class StepTimes:
         """Return the expected seconds without the gains that may be the prediction's error.
 
         What a change of a knob that is not among `acting` gains counts only where it exceeds twice the error
-        of that difference, which is small between configurations whose step times were measured.
+        of that difference, which is small between configurations whose step times were measured. It is
+        compared beside the other changes, and by itself: they may be slow only without it.
         """
         taken = self.seconds(estimate, knobs)
         if self.present is None:
             return taken
         without = [self.only(k, acting) for k in knobs]
-        moved = [place for place, other in enumerate(without) if other != knobs[place]]
-        if moved:
-            lost, error = self.gain([knobs[place] for place in moved], [without[place] for place in moved])
-            plain = taken[moved] / (1 - lost)
-            taken[moved] = np.where((lost > 0) & (lost <= SURELY * error), plain, taken[moved])
+        moved = np.array([other != k for k, other in zip(knobs, without, strict=True)])
+        taken[moved] *= self._unsure(knobs, without, moved)
         return taken
+
+    def _unsure(self, knobs: Sequence[Knobs], without: Sequence[Knobs], moved: NDArray[np.bool_]) -> Floats:
+        """Return the factor by which seconds grow without a gain that may be none, of the `moved` ones."""
+        assert self.present is not None
+        places = np.nonzero(moved)[0].tolist()
+        alone = [new_values(without[place], knobs[place]) for place in places]
+        pairs = (
+            ([knobs[place] for place in places], [without[place] for place in places]),
+            (
+                [msgspec.structs.replace(self.present, **changes) for changes in alone],
+                [self.present] * len(places),
+            ),
+        )
+        result = np.ones(len(places))
+        for here, there in pairs if places else ():
+            gain, error = self.gain(here, there)
+            result = np.where((gain > 0) & (gain <= SURELY * error) & (result == 1), 1 / (1 - gain), result)
+        return result
 
     def gain(self, knobs: Sequence[Knobs], others: Sequence[Knobs]) -> tuple[Floats, Floats]:
         """Return how much faster each configuration is than its counterpart, and the error.

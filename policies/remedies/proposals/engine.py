@@ -59,6 +59,8 @@ increase_mem_fraction = stepping(
 disable_cuda_graph = stepping(
     "disable_cuda_graph", "cuda_graphs", frees="the graphs' private pools, often 1 to 3 GiB"
 )
+# An engine that gives its memory back while the trainer works on the same card.
+engine_sleep = stepping("engine_sleep", "engine_sleep")
 # New weights reach the engine through files instead of device buffers.
 disk_weight_sync = stepping(
     "disk_weight_sync", "sync_mode", frees="the gathered weights and the sync buffers"

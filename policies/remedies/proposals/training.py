@@ -36,13 +36,15 @@ def runs_on_host(knobs: Knobs, diagnosis: Diagnosis) -> bool:
     )
 
 
-def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose fewer tokens per pass in the phase that failed: same batch, more micro-batches.
+def fills_host(knobs: Knobs, diagnosis: Diagnosis) -> bool:
+    """Return whether a pass fills host memory: it computes there, or its activations wait there."""
+    waiting = knobs.activation_offload is True and diagnosis.phase in (Phase.FORWARD, Phase.BACKWARD)
+    return diagnosis.cause is Cause.HOST_OOM and (waiting or runs_on_host(knobs, diagnosis))
 
-    Host memory holds something of a pass that runs there, or while activations are offloaded to it.
-    """
-    keeps = knobs.activation_offload is True and diagnosis.phase is not Phase.LOG_PROB
-    if diagnosis.cause is Cause.HOST_OOM and not keeps and not runs_on_host(knobs, diagnosis):
+
+def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose fewer tokens per pass in the phase that failed: same batch, more micro-batches."""
+    if diagnosis.cause is Cause.HOST_OOM and not fills_host(knobs, diagnosis):
         return
     names: tuple[str, ...] = ("tokens_per_microbatch",)
     if diagnosis.phase in ROLLOUT_PHASES:

@@ -189,6 +189,10 @@ def test_a_sleeping_engine_is_not_on_the_card_while_training_runs(framework) -> 
     awake = framework.profile(job(framework, {**COLOCATED, "offload-rollout": False}), CLUSTER)
     assert "rollout" in awake.resident["backward"]
     assert not awake.layout.engine_sleeps
+    changed = framework.settings(
+        job(framework, {**COLOCATED, "offload-rollout": False}), Knobs(engine_sleep=True)
+    )
+    assert changed == {"offload-rollout": True}
     apart = framework.profile(job(framework, APART), CLUSTER)
     assert (apart.resident, apart.placement) == ({}, Placement.SEPARATE)
 

@@ -128,6 +128,9 @@ def test_what_a_job_offers_depends_on_engine_and_sharding() -> None:
     assert server.placement is Placement.SEPARATE and "memory_fraction" not in server.supported
     asleep = SWIFT.profile(job(**COLOCATED, sleep_level=1), CLUSTER)
     assert asleep.layout.engine_sleeps and "allocator" in asleep.supported
+    assert SWIFT.settings(job(**COLOCATED), Knobs(engine_sleep=True)) == {"sleep_level": 1}
+    assert SWIFT.settings(job(**COLOCATED, sleep_level=2), Knobs(engine_sleep=True)) == {}
+    assert "engine_sleep" in SWIFT.profile(job(**COLOCATED, async_generate=True), CLUSTER).unsupported
     away = SWIFT.profile(job(**COLOCATED, deepspeed="zero3_offload"), CLUSTER)
     assert (away.knobs.optimizer_offload, away.knobs.param_offload) == (True, True)
     assert away.layout.parameters_stay_offloaded and "optimizer_offload" in away.unsupported

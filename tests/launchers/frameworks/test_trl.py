@@ -142,6 +142,9 @@ def test_what_a_job_offers_depends_on_engine_and_sharding() -> None:
     assert server.placement is Placement.SEPARATE and "memory_fraction" not in server.supported
     asleep = TRL.profile(job(use_vllm=True, vllm_enable_sleep_mode=True), CLUSTER)
     assert "allocator" in asleep.supported and asleep.layout.engine_sleeps
+    assert (vllm.knobs.engine_sleep, asleep.knobs.engine_sleep) == (False, True)
+    assert TRL.settings(job(use_vllm=True), Knobs(engine_sleep=True)) == {"vllm_enable_sleep_mode": True}
+    assert not {"engine_sleep"} & (plain.supported.keys() | server.supported.keys())
     zero = TRL.profile(job(accelerate_config="zero3"), CLUSTER)
     assert zero.supported["param_offload"].setting == "offload_param_device"
     assert TRL.settings(job(accelerate_config="zero3"), Knobs(optimizer_offload=True)) == {

@@ -10,6 +10,7 @@ from autotune.launchers.frameworks.verl.config import Config
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement
 
 from .verl_jobs import (
@@ -380,6 +381,9 @@ def test_a_sleeping_engine_holds_nothing_while_training_runs() -> None:
     awake = profile(job(**{f"{ROLLOUT}.free_cache_engine": False}))
     assert Component.ROLLOUT in awake.resident[Phase.BACKWARD]
     assert not awake.layout.engine_sleeps
+    assert (awake.knobs.engine_sleep, own.knobs.engine_sleep) == (False, True)
+    woken = {f"{ROLLOUT}.free_cache_engine": False, f"{ROLLOUT}.enable_sleep_mode": False}
+    assert VERL.settings(job(**woken), Knobs(engine_sleep=True)) == dict.fromkeys(woken, True)
     apart = profile(
         job(**{"trainer.v1.trainer_mode": "separate_async", f"{ROLLOUT}.nnodes": 1, "trainer.nnodes": 1})
     )

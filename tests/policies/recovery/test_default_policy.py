@@ -34,10 +34,25 @@ from autotune.policies.values.history import RESUMED, fold
 from autotune.policies.values.job import Goal, Preflight, Recovery
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Completed, Crashed, Hung, Lost
+from autotune.policies.values.profile import Grid, Support
 from autotune.policies.values.remedy import Remedy
-from tests.policies.jobs import CLUSTER, GIB, KNOBS, accepted, fails, peaks, profile
+from tests.policies.jobs import CLUSTER, GIB, KNOBS, LAYOUT, SUPPORTED, accepted, fails, peaks, profile
 
 CAPACITY = CLUSTER.gpu_memory_bytes
+
+
+def test_an_engine_awake_beside_the_trainer_is_put_to_sleep_before_its_cache_gets_smaller():
+    knobs = replace(KNOBS, engine_sleep=False, concurrency=512)
+    supported = SUPPORTED | {"engine_sleep": Support(setting="sleep", grid=Grid(values=(False, True)))}
+    awake = profile(knobs, layout=replace(LAYOUT, engine_sleeps=False), supported=supported)
+    steps = [Progressed(step=step, of=400, seconds=60.0) for step in (1, 2)]
+    failed = fails(Phase.BACKWARD, requested=3 * GIB, free=GIB)
+    start = accepted(awake, recovery=Recovery(preflight=Preflight.OFF))
+    chosen = decide((start, Started(knobs=knobs), *steps, *failed))
+    assert isinstance(chosen, Launch) and chosen.remedy is not None
+    assert chosen.remedy.changes == {"engine_sleep": True}
+
+
 NO_PREFLIGHT = Recovery(preflight=Preflight.OFF, relaunches=20)
 HUNG = (Ended(outcome=Hung(silent_s=900)), Diagnosed(cause=Cause.HANG))
 

@@ -68,6 +68,18 @@ def test_a_gain_within_the_error_of_a_knob_that_does_not_act_counts_nothing():
     assert times.sure(estimate, (WIDE,), {"rollout_tensor_parallel"})[0] == seconds(times, WIDE)[0]
 
 
+def test_a_gain_that_is_sure_only_beside_another_change_counts_nothing():
+    """As more ranks of an engine do where its pool would hold nothing without them."""
+    options = {**OPTIONS, "memory_fraction": (0.6, 0.1)}
+    times = step_times(view_of(), KNOBS, options)
+    starved = replace(KNOBS, memory_fraction=0.1)
+    split = replace(starved, rollout_tensor_parallel=4)
+    gained, error = times.gain((split,), (starved,))
+    assert gained[0] > SURELY * error[0]
+    sure = times.sure(times.view.estimates((split,)), (split,), {"memory_fraction"})
+    assert sure[0] >= seconds(times, KNOBS)[0]
+
+
 def test_fewer_requests_never_shorten_generation():
     present = replace(KNOBS, concurrency=40, cuda_graphs="limited")
     fewer = replace(present, concurrency=32)

@@ -34,6 +34,7 @@ NAMES = [
     "offload_grads",
     "sequence_parallel",
     "tensor_parallel",
+    "engine_sleep",
     "disk_weight_sync",
     "reduce_sync_buffer",
     "expandable_segments",

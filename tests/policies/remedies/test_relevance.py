@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from autotune.policies.explain.advice import Known, prescribe
 from autotune.policies.remedies.ladder import candidates
@@ -95,6 +96,17 @@ def host(*commands: str, step: int | None = None) -> Diagnosis:
 def test_what_acts_on_the_holder_of_host_memory_comes_first(diagnosis: Diagnosis, first: set[str]) -> None:
     for names in both(diagnosis):
         assert names[0] in first
+
+
+def test_smaller_passes_come_before_less_offload_where_activations_fill_the_host() -> None:
+    tokens = Support(setting="i", grid=Grid(minimum=256))
+    profile = replace(
+        PROFILE, supported=PROFILE.supported | {"tokens_per_microbatch": tokens, "activation_offload": tokens}
+    )
+    knobs = replace(KNOBS, tokens_per_microbatch=8192, activation_offload=True)
+    killed = replace(host("ray::TrainerRank.train"), phase=Phase.FORWARD, component=Component.TRAINER)
+    first = next(candidates(profile, knobs, killed, started=True))
+    assert (first.name, first.changes) == ("reduce_tokens_per_mb", {"tokens_per_microbatch": 4096})
 
 
 def test_offload_of_workers_frees_nothing_of_the_driver() -> None:

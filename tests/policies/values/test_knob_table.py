@@ -61,6 +61,7 @@ TURNS = {
     "offload_grads": {"grad_offload": "on"},
     "sequence_parallel": {"sequence_parallel": "more", "context_parallel": "more"},
     "tensor_parallel": {"tensor_parallel": "more", "rollout_tensor_parallel": "more"},
+    "engine_sleep": {"engine_sleep": "on"},
     "disk_weight_sync": {"sync_mode": "disk"},
     "reduce_sync_buffer": {"sync_buffer": "lower"},
     "expandable_segments": {"allocator": "expandable"},
