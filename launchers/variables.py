@@ -1,6 +1,6 @@
 """The environment variables that stand for options of `autotune`: a closed list.
 
-docs/environment.md names them and those that autotune sets.
+docs/install.md names them and those that autotune sets.
 """
 
 from __future__ import annotations

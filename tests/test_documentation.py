@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from autotune.orchestrator.cli import COMMANDS, main
 from autotune.orchestrator.config.loader import load, parse_elsewhere
 from autotune.orchestrator.errors import JobErrors
 from autotune.orchestrator.run import journal
-from docs.site import links, pictures
+from docs.site import links, pictures, rooms
 from docs.site.__main__ import build
 from docs.site.assembly import assemble, sources
 
@@ -91,6 +93,36 @@ def parses(words: list[str]) -> str:
     except click.UsageError as error:
         return error.format_message()
     return ""
+
+
+def test_a_user_reads_at_most_15000_words_on_16_pages() -> None:
+    """The pages of docs/ and one framework's; methods, figures and what is made from the code aside."""
+    pages = {path for path in (ROOT / "docs").glob("*.md") if path.name != "job.md"}
+    frameworks = [len(path.read_text().split()) for path in (ROOT / "docs/frameworks").glob("*.md")]
+    assert len(pages) + 1 <= 16
+    assert sum(len(path.read_text().split()) for path in pages) + max(frameworks) <= 15_000
+    assert len((ROOT / README).read_text().splitlines()) <= 50
+
+
+def test_contributing_is_short_and_its_picture_is_that_of_the_import_contracts() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert len(text.splitlines()) <= 150
+    drawn = textwrap.indent(rooms.picture(), "    ")
+    assert drawn in text
+    named = re.findall(r"`((?:benchmarks|docs|launchers|orchestrator|policies|tests)/[\w/.]+)`", text)
+    assert len(named) > 40
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_the_way_of_a_failure_names_functions_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    way = text.partition("### A failure's way")[2].partition("###")[0]
+    named = re.findall(r"`([a-z/_]+\.py)` `(\w+)`", way)
+    assert len(named) == 13
+    for path, function in named:
+        nodes = ast.walk(ast.parse((ROOT / path).read_text()))
+        functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        assert function in functions, path
 
 
 @pytest.fixture(scope="module")

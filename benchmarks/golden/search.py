@@ -10,8 +10,8 @@ from benchmarks.searches.methods import proposals
 from benchmarks.simulation.jobs import drawn
 from benchmarks.simulation.world import Stratum
 
-# Of the 120 jobs of docs/search.md every seventh, which takes the strata in turn, from both starts. All of
-# them with 40 trials each take 20 minutes of a core; the sampler proposes every third trial.
+# Of the 120 jobs of docs/measured/search.md every seventh, which takes the strata in turn, from both starts.
+# All of them with 40 trials each take 20 minutes of a core; the sampler proposes every third trial.
 _JOBS, _TRIALS = range(0, 120, 7), 15
 _KINDS = ("launched", "timid")
 

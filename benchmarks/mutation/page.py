@@ -27,7 +27,12 @@ _INTRO = """\
 
 How many small changes of `policies/recovery`, `estimate` and `diagnosis` the tests of the policies notice:
 a sample drawn by a seed, in equal parts of the three folders and, within one, of the kinds of change. How a
-mutant is tried is in [Contributing](../CONTRIBUTING.md#mutants). This page is written by
+mutant is tried: a constant meets the tests of the functions that read it, any other change those that run
+the changed statement, the fastest first, until one fails. Functions get their new code in a fork of a
+process that has collected all tests; a test that takes far more CPU time than without the mutant has
+noticed it. Results are kept in `build/mutation`: the same command continues, and tries an unnoticed mutant
+again once sources or tests have changed. A survivor is a missing test or a change without effect.
+This page is written by
 `python -m benchmarks.mutation --write`; the reasons are in `benchmarks/mutation/survivors.yaml`.
 """
 _MARGIN = 12  # characters beside what differs

@@ -79,7 +79,7 @@ def _commands() -> str:
         table(("command", "what it does"), [(f"[{n}](#{n})", text) for n, text in COMMANDS.items()]),
         "## Options of every command\n",
         _options(group, [p for p in main.params if p.name in _GLOBAL]),
-        "An option comes before its [environment variable](../environment.md); no other option has one.\n",
+        "An option comes before its [variable](../install.md#environment-variables); no other has one.\n",
     ]
     for name, command in every.items():
         assert command is not None

@@ -385,7 +385,7 @@ class JobFile(Keys):
         description=(
             "Experiment trackers in which every attempt is annotated: its cause, its changed knobs and what"
             " follows, in the job's own run. `auto`: those that the job uses. See"
-            " [annotations](annotations.md)."
+            " [annotations](notifications.md#annotations)."
         ),
     )
     lengths: LengthKeys = _section(LengthKeys)

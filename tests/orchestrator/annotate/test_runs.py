@@ -297,7 +297,7 @@ def test_a_key_that_cannot_be(text: str, said: str) -> None:
 
 
 def test_the_page_says_what_is_tried() -> None:
-    page = " ".join((ROOT / "docs" / "annotations.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "notifications.md").read_text().split())
     for words in (
         f"waits up to {side_task.LIMIT_S:.0f} seconds",
         f"and {side_task.HURRIED_S:.0f} seconds after SIGTERM",

@@ -15,7 +15,7 @@ from autotune.orchestrator.run import directory
 from tests.orchestrator.cli.terminal import ROOT, run
 from tests.orchestrator.scripted import JOB
 
-PAGE = (ROOT / "docs/environment.md").read_text()
+PAGE = (ROOT / "docs/install.md").read_text().partition("## Environment variables")[2]
 _NAME = re.compile(r"AUTOTUNE_[A-Z][A-Z_]*[A-Z]")
 
 
@@ -54,7 +54,7 @@ def test_the_page_names_the_variables_of_the_code_and_no_others() -> None:
 
 
 def test_no_mark_of_a_process_is_an_option() -> None:
-    marks = set(_NAME.findall(PAGE.partition("## In the `env` of a job")[2]))
+    marks = set(_NAME.findall(PAGE.partition("### In the `env` of a job")[2]))
     assert "AUTOTUNE_ATTEMPT" in marks and not marks & set(OPTIONS.values())
 
 
