@@ -10,10 +10,9 @@ from collections.abc import Iterator
 
 from autotune.orchestrator.explain.analyze import Explanation
 from autotune.orchestrator.explain.sanitize import plain
-from autotune.orchestrator.explain.text_output import render_explanation
+from autotune.orchestrator.explain.text_output import MOST_REMEDIES, render_explanation
 from autotune.policies.values.failure import Phase
 
-_CURES = 3
 _BELOW = ("help:", "hint:", "why these?", " " * 12)  # lines that are a list of their own here
 _TICKS = re.compile("`+")
 
@@ -39,7 +38,7 @@ def _helps(explanation: Explanation) -> Iterator[str]:
     others = [hint.text for hint in explanation.hints if not hint.leads]
     actions = (
         *((text, ()) for text in leading),
-        *((each.cure.action, each.words) for each in explanation.remedies[:_CURES]),
+        *((each.cure.action, each.words) for each in explanation.remedies[:MOST_REMEDIES]),
         *((text, ()) for text in others),
     )
     for number, (action, words) in enumerate(actions, 1):

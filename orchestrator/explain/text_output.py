@@ -15,7 +15,7 @@ from autotune.policies.values.failure import Cause, Component
 from autotune.policies.values.remedy import Effect
 
 _WIDTH = 100
-_CURES = 3  # printed; the JSON document has all
+MOST_REMEDIES = 3  # on a screen or in an issue; the JSON document has all
 _ERRORS = 3
 _ADVICE = 2
 _PARTS = (Component.CRITIC, Component.REF, Component.REWARD)
@@ -45,7 +45,7 @@ def render_explanation(explanation: Explanation, *, verbose: bool = False) -> st
     ]
     lines += forensics(explanation)
     lines += _note(explanation)
-    lines += _help(explanation, most=len(explanation.remedies) if verbose else _CURES)
+    lines += _help(explanation, most=len(explanation.remedies) if verbose else MOST_REMEDIES)
     lines += _advice(explanation)
     lines += ["", f"why these? autotune explain --rule {explanation.diagnosis.cause}"]
     return "\n".join(lines)
@@ -106,7 +106,7 @@ def _listed(numbers: list[int]) -> str:
 
 def _note(explanation: Explanation) -> list[str]:
     lines = []
-    names = {remedied.cure.name for remedied in explanation.remedies[:_CURES]}
+    names = {remedied.cure.name for remedied in explanation.remedies[:MOST_REMEDIES]}
     if explanation.diagnosis.cause is Cause.HOST_OOM and "reduce_host_offload" in names:
         lines.append(
             "note: host memory ran out, not GPU memory; offloading more to the host would make it worse"
@@ -170,7 +170,7 @@ def _advice(explanation: Explanation) -> list[str]:
     framework = explanation.context.framework
     if framework is None:
         return []
-    names = {remedied.cure.name for remedied in explanation.remedies[:_CURES]}
+    names = {remedied.cure.name for remedied in explanation.remedies[:MOST_REMEDIES]}
     phase = explanation.diagnosis.phase.value
     rows = [
         row

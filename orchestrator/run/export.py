@@ -20,11 +20,12 @@ from autotune.orchestrator.run.script import command_of, script
 from autotune.orchestrator.units import typed_size
 from autotune.policies.recovery.rehearsal import passed
 from autotune.policies.search import trials
-from autotune.policies.values.events import CuredInPlace, Decided, History
+from autotune.policies.values.events import CuredInPlace, Decided, Diagnosed, History
 from autotune.policies.values.history import accepted_of, fold
 from autotune.policies.values.job import Job
 from autotune.policies.values.knob_table import KNOB_TABLE, Unit
 from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.run.view import RunView
 
 STABLE = "stable.yaml"
@@ -146,12 +147,19 @@ def _as_written(job: Job, base: Job) -> Job:
 
 
 def _reasons(history: History) -> dict[str, str]:
-    """Return why each knob has its last value."""
+    """Return why each knob has its last value: the failure that it was changed after, where there was one."""
     out: dict[str, str] = {}
+    failures: dict[int, str] = {}
     for event in history:
-        if isinstance(event, Decided) and event.remedy is not None:
-            for name in event.remedy.changes:
-                out[name] = f"{event.remedy.name}: {event.remedy.reason}"
-        elif isinstance(event, CuredInPlace):
-            out[event.knob] = f"cured in place: {event.phase} ran out of memory in step {event.step}"
+        match event:
+            case Diagnosed(cause=cause, phase=phase, attempt=number):
+                where = f" in {phase.value}" if phase.value else ""
+                failures[number] = f"after {cause.value}{where} of attempt {number}"
+            case Decided(remedy=Remedy() as remedy, attempt=number):
+                why = failures.get(number, f"{remedy.name}: {remedy.reason}")
+                out |= dict.fromkeys(remedy.changes, why)
+            case CuredInPlace():
+                out[event.knob] = f"cured in place: {event.phase} ran out of memory in step {event.step}"
+            case _:
+                pass
     return out

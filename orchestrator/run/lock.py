@@ -303,8 +303,9 @@ class Lock:
         return path
 
     def _driven(self, holder: Owner) -> Driven:
-        hint = f"`{call('status', self._folder)}` shows it"
-        return Driven(f"run {self._folder.name} is driven by {_words(holder)}", hint=hint)
+        status, logs = call("status", self._folder, "--watch"), call("logs", self._folder, "-f")
+        words = f"run {self._folder.name} is driven by {_words(holder)}"
+        return Driven(words, hint=f"`{status}` and `{logs}` follow it")
 
     def _confirm(self) -> None:
         """Renew the claim, which a file server has to answer itself, and look for a newer one."""

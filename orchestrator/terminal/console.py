@@ -332,7 +332,7 @@ class Console:
             case GaveUp(nearest=nearest, would_help=would_help):
                 yield from [Text(f"  {nearest}")] if nearest else []
                 if would_help:
-                    yield Text("  These would fit, but they change the training or need more hardware, so")
+                    yield Text("  These would help, but they change the training or need more hardware, so")
                     yield Text("  autotune does not apply them:")
                     yield Text(f"    {' · '.join(would_help)}")
             case NeedsHuman(diagnosis=diagnosis):

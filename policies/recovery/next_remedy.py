@@ -238,7 +238,7 @@ def nearest_text(diagnosis: Diagnosis, attempt: int) -> str:
 def _nearest(run: Run, diagnosis: Diagnosis) -> str:
     closest = _closest(run, diagnosis)
     if not closest:
-        return "closest: unknown, because the failure messages contain no figures"
+        return "how much memory was missing is not known"
     return f"closest: {closest}"
 
 

@@ -16,11 +16,13 @@ from autotune.orchestrator.units import size_bytes
 from autotune.policies.values.events import (
     Accepted,
     Decided,
+    Diagnosed,
     Ended,
     Event,
     GoalReached,
     Started,
 )
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Completed, Crashed
@@ -90,6 +92,24 @@ def test_the_stable_job_loads_and_says_why(form: str) -> None:
         assert "  # what is too big\n" in stable
         why = "was 4096: part of the stable configuration"
         assert f"  # {why}\n  tokens_per_microbatch: 1024   # all of it\n" in stable
+
+
+def test_a_change_after_a_failure_names_the_failure_in_one_short_line() -> None:
+    text = FORMS["block"]
+    job = parse(text)
+    profile = BUILTIN.profile(job, assumed(job))
+    knobs = msgspec.structs.replace(profile.knobs, **CHANGES)
+    history = (
+        Accepted(run="7c1e", job=job, profile=profile, cluster=assumed(job)),
+        Started(attempt=1, knobs=profile.knobs),
+        Diagnosed(attempt=1, cause=Cause.GPU_OOM, phase=Phase.FORWARD),
+        Decided(attempt=1, remedy=Remedy(name="recompute", changes=CHANGES, reason="frees a lot")),
+        Started(attempt=2, knobs=knobs),
+    )
+    stable = export.stable_text(text, history, BUILTIN, job, knobs)
+    assert "  # was 4096: after gpu-oom in forward of attempt 1\n  tokens_per_microbatch: 1024" in stable
+    assert "  # after gpu-oom in forward of attempt 1\n  recompute: full\n" in stable
+    assert "frees a lot" not in stable
 
 
 def test_a_value_that_is_meant_stays_marked_after_an_edit_of_the_run() -> None:

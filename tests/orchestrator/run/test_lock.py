@@ -59,8 +59,9 @@ def claim(folder: Path, number: int, holder: Owner) -> Path:
 def test_one_driver_has_the_run_and_the_next_has_the_next_number(folder: Path) -> None:
     first = Lock(folder)
     assert (seen := owner(folder)) is not None and seen.pid == os.getpid() and seen.can_be_signalled
-    with pytest.raises(Driven, match=f"driven by pid {os.getpid()}"):
+    with pytest.raises(Driven, match=f"driven by pid {os.getpid()}") as raised:
         Lock(folder)
+    assert "--watch" in raised.value.hint and f"logs {folder.name} -f" in raised.value.hint
     first.release()
     assert owner(folder) is None
     second = Lock(folder)

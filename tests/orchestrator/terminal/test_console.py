@@ -47,7 +47,7 @@ def printed(*verdicts: Verdict, quiet: bool) -> str:
 def test_a_quiet_console_prints_errors_only() -> None:
     assert printed(FAILED.verdict, quiet=True).splitlines() == [
         "x gave up after 0 attempts: nothing left",
-        "  These would fit, but they change the training or need more hardware, so",
+        "  These would help, but they change the training or need more hardware, so",
         "  autotune does not apply them:",
         "    LoRA",
     ]

@@ -200,6 +200,13 @@ def test_giving_up_says_by_how_much_and_what_would_help():
     assert "a smaller model or LoRA" in verdict.would_help
 
 
+def test_giving_up_without_figures_claims_no_distance():
+    story = Story(accepted(profile(supported={})))
+    story.launch()
+    verdict = story.fails(diagnosed(phase=Phase.WEIGHT_SYNC)).verdict()
+    assert verdict.nearest == "how much memory was missing is not known"
+
+
 def test_budgets_end_it():
     story = Story(accepted(recovery=Recovery(relaunches=1)))
     story.launch()
