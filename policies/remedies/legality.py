@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import assert_never
 
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.knobs import Knobs, Setting, changed
 from autotune.policies.values.profile import (
     AtLeast,
@@ -40,22 +42,52 @@ def objections(profile: Profile, before: Knobs, after: Knobs, *, started: bool) 
     return tuple(result)
 
 
+def interlock(profile: Profile, knobs: Iterable[str]) -> bool:
+    """Return whether what one of these knobs may become depends on another of them."""
+    bound = {*_splits(profile), "microbatch_size", "dynamic_batching"} & set(knobs)
+    return len(bound) > 1 or any(isinstance(constraint, Requires) for constraint in profile.constraints)
+
+
+def _splits(profile: Profile) -> tuple[str, ...]:
+    return _MEGATRON_SPLITS if profile.layout.strategy == "megatron" else _SPLITS
+
+
 def _layout(profile: Profile, before: Knobs, after: Knobs) -> str:
-    """Return why the trainer's parallel sizes do not fit its devices together; empty if they do."""
+    """Return why the trainer's parallel sizes do not fit its devices and its batch; empty if they do."""
     layout = profile.layout
-    splits = _MEGATRON_SPLITS if layout.strategy == "megatron" else _SPLITS
+    splits = _splits(profile)
 
     def ranks(knobs: Knobs) -> int:
         return math.prod(int(getattr(knobs, knob) or 1) for knob in splits) * layout.pipeline_parallel
 
     # Where the job as it runs does not fit either, its layout is not the one that the profile describes.
-    if layout.ranks < 2 or layout.ranks % ranks(after) == 0 or layout.ranks % ranks(before):
+    if layout.ranks < 2 or layout.ranks % ranks(before):
         return ""
+    if layout.ranks % ranks(after) == 0:
+        return _batch(layout, before, layout.ranks // ranks(before), after, layout.ranks // ranks(after))
     sizes = {knob: int(getattr(after, knob) or 1) for knob in splits}
     parts = [f"{knob} {size}" for knob, size in sizes.items() if size > 1]
     if layout.pipeline_parallel > 1:
         parts.append(f"pipeline_parallel {layout.pipeline_parallel}")
     return f"{' × '.join(parts)} does not divide the trainer's {layout.ranks} devices"
+
+
+def _batch(layout: Layout, before: Knobs, replicas_before: int, after: Knobs, replicas: int) -> str:
+    """Return why the samples of an update no longer fill the passes of all data-parallel ranks evenly.
+
+    Megatron (core/num_microbatches_calculator.py) and DeepSpeed (runtime/config.py) assert it at the start.
+    """
+    samples = layout.mini_batch or layout.sequences
+    size = _fixed_size(after)
+    if samples % (replicas * size) == 0 or samples % (replicas_before * _fixed_size(before)):
+        return ""
+    passes = f" in micro-batches of {size}" if size > 1 else ""
+    return f"{samples} samples of an update do not divide evenly over {replicas} data-parallel ranks{passes}"
+
+
+def _fixed_size(knobs: Knobs) -> int:
+    """Return the samples of every micro-batch; 1 where micro-batches are packed by tokens."""
+    return 1 if knobs.dynamic_batching else int(knobs.microbatch_size or 1)
 
 
 def on_grid(grid: Grid, value: Setting) -> bool:

@@ -12,7 +12,7 @@ from autotune.policies.estimate.belief.gaussian import Floats
 from autotune.policies.remedies.beam_search import beam
 from autotune.policies.remedies.candidate_values import values_near
 from autotune.policies.remedies.catalogue import SAVING
-from autotune.policies.remedies.legality import completed, objections
+from autotune.policies.remedies.legality import completed, interlock, objections
 from autotune.policies.remedies.permissions import denial
 from autotune.policies.values.job import Recovery
 from autotune.policies.values.knob_table import ROWS
@@ -68,7 +68,7 @@ def search(
     against speed are changed again, until nothing new is found.
     """
     names = tuple(options)
-    linked = any(isinstance(c, Requires) for c in profile.constraints)
+    linked = interlock(profile, names)
 
     @cache
     def at(place: tuple[int, ...]) -> Knobs:

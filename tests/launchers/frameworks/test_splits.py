@@ -1,10 +1,14 @@
 """Parallel sizes that fit the trainer's devices one by one must fit them together."""
 
+import itertools
+
 import pytest
 from msgspec.structs import replace
 
 from autotune.launchers.frameworks.core import splits
 from autotune.policies.remedies.legality import objections
+from autotune.policies.remedies.neighbours import choices
+from autotune.policies.values.job import Recovery
 from autotune.policies.values.profile import Grid, Support
 
 from .megatron_jobs import COLOCATED, EVERY, job
@@ -41,3 +45,31 @@ def test_verl_splits_a_megatron_trainer_over_no_more_gpus_than_it_has() -> None:
     assert all(not objections(of, of.knobs, knobs, started=False) for knobs in either)
     both = replace(of.knobs, tensor_parallel=4, context_parallel=4)
     assert any("divides the trainer's 8 GPUs" in why for why in objections(of, of.knobs, both, started=False))
+
+
+@pytest.mark.parametrize("samples", [4, 12, 36, 256])
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+@pytest.mark.parametrize("framework", EVERY, ids=lambda each: each.name)
+def test_every_offered_split_fills_the_passes_of_all_ranks(framework, tensor: int, samples: int) -> None:
+    """Megatron asserts that micro-batches x data-parallel ranks divide the global batch."""
+    settings = {
+        **COLOCATED,
+        "use-dynamic-batch-size": False,
+        "micro-batch-size": 1,
+        "tensor-model-parallel-size": tensor,
+        "global-batch-size": samples,
+        "rollout-batch-size": samples,
+        "n-samples-per-prompt": 1,
+        "calculate-per-token-loss": True,
+    }
+    of = framework.profile(job(framework, settings), CLUSTER)
+    options = choices(of, of.knobs, recovery=Recovery(), started=False)
+    names = ("tensor_parallel", "context_parallel", "microbatch_size")
+    offered = 0
+    for values in itertools.product(*(options.get(name, (getattr(of.knobs, name),)) for name in names)):
+        knobs = replace(of.knobs, **dict(zip(names, values, strict=True)))
+        if samples % (8 // tensor) == 0 and not objections(of, of.knobs, knobs, started=False):
+            ranks = 8 // (knobs.tensor_parallel * knobs.context_parallel)
+            assert samples % (ranks * knobs.microbatch_size) == 0, knobs
+            offered += 1
+    assert offered > 1 or samples % (8 // tensor)

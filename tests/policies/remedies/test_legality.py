@@ -148,3 +148,28 @@ def test_parallel_sizes_fit_the_trainers_devices_together(strategy, pipeline, ch
     assert any("devices" in text for text in texts) is not fits
     # The job as written is the user's: what it does not change is not judged.
     assert not objections(of, after, after, started=False)
+
+
+@pytest.mark.parametrize(
+    ("samples", "changes", "fits"),
+    [
+        (4, {"tensor_parallel": 1}, False),  # 8 data-parallel ranks for 4 samples
+        (36, {"tensor_parallel": 1}, False),
+        (40, {"tensor_parallel": 1}, True),
+        (36, {"tensor_parallel": 2}, True),
+        (36, {"microbatch_size": 12}, False),
+        (36, {"microbatch_size": 12, "tensor_parallel": 8}, True),
+        (36, {"microbatch_size": 12, "dynamic_batching": True}, True),
+        (35, {"tensor_parallel": 1}, True),  # uneven as written: the framework does not ask for more
+        (0, {"tensor_parallel": 1}, True),  # not known
+    ],
+)
+@pytest.mark.parametrize("field", ["mini_batch", "sequences"])
+def test_an_updates_samples_stay_evenly_divided(field, samples, changes, fits):
+    layout = replace(jobs.LAYOUT, **{"strategy": "megatron", "ranks": 8, "sequences": 0, field: samples})
+    names = ("tensor_parallel", "microbatch_size", "dynamic_batching")
+    splits = {knob: Support(setting=knob, grid=Grid()) for knob in names}
+    of = replace(jobs.profile(layout=layout), supported=jobs.SUPPORTED | splits)
+    before = replace(jobs.KNOBS, tensor_parallel=4, microbatch_size=1, dynamic_batching=False)
+    texts = objections(of, before, replace(before, **changes), started=False)
+    assert any("samples of an update" in text for text in texts) is not fits
