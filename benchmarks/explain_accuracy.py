@@ -1,9 +1,10 @@
 """How often `explain` is right on labelled failure logs: bare, and buried in noise made here.
 
 `python -m benchmarks.explain_accuracy` reads benchmarks/logs, FOLDER another folder: one JSON file per case
-(text, is_oom, resource, phase, component, figures in bytes, remedy_family, strict_cause, strict_phase, and
-first_helps: what an expert would type first, names of remedies or a `/pattern/` of the text), in folders of
-their own where there are several kinds. It prints a table for each kind.
+(text, is_oom, resource, phase, component, figures in bytes, remedy_family, strict_cause, strict_phase;
+first_helps: what an expert would type first, names of remedies or a `/pattern/` of the text; holder: a word
+of the command that holds most of a host), in folders of their own where there are several kinds. It prints a
+table for each kind.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotune.orchestrator.explain.analyze import Explanation, explain
+from autotune.orchestrator.explain.headline import holder_text
 from autotune.orchestrator.explain.reader import read_from
 from autotune.orchestrator.explain.text_output import render_explanation
 from autotune.policies.values.diagnosis import Diagnosis
@@ -117,6 +119,7 @@ def scores(labelled: Sequence[Case], shown: Callable[[Case], bytes]) -> dict[str
     placed = [case for case in phased if case.label.get("component", "unknown") != "unknown"]
     curable = [case for case in strict if set(case.label.get("remedy_family", ["none"])) != {"none"}]
     helped = [case for case in labelled if case.label.get("first_helps")]
+    held = [case for case in labelled if case.label.get("holder")]
     rows = {
         "is it an OOM: recall": _score(meant, lambda case: found[case.name].cause.is_oom),
         "is it an OOM: precision": _score(said, lambda case: bool(case.label["is_oom"])),
@@ -138,6 +141,10 @@ def scores(labelled: Sequence[Case], shown: Callable[[Case], bytes]) -> dict[str
     if helped:
         rows["first help as an expert types it"] = _score(
             helped, lambda case: _is_accepted(explanations[case.name], case.label["first_helps"])
+        )
+    if held:
+        rows["holder of host memory named"] = _score(
+            held, lambda case: case.label["holder"] in holder_text(explanations[case.name])
         )
     return rows
 

@@ -12,6 +12,7 @@ import msgspec
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command
+from autotune.policies.values.failure import Component
 from autotune.policies.values.job import Cluster, Job, Tracker
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker, Sample
@@ -125,6 +126,13 @@ class Framework(Protocol):
     def presets(self) -> Mapping[str, Mapping[str, Any]]:
         """Settings that a guide offers as a start, by name."""
         return {}
+
+    def settings_of(self, job: Job, component: Component, text: str) -> Mapping[str, str] | None:
+        """Return the settings that act on a part other than the actor, by knob; None where all of them do.
+
+        `text`: the log of the job, whose frames show which part ran in which release's workers.
+        """
+        return None
 
     def check(self, job: Job) -> tuple[Problem, ...]:
         """Return what is wrong with the job's own settings."""

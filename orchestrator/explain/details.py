@@ -148,7 +148,7 @@ def _fragmentation(explanation: Explanation) -> list[str]:
             f"info: not fragmentation: only {_about(idle, text)} is reserved but unallocated, "
             "so `expandable_segments` would not help"
         )
-    if _OLD_ADVICE in text and not explanation.context.allocator:
+    if _OLD_ADVICE in text and not explanation.context.device:
         lines.append(
             f"info: the message recommends `{_OLD_ADVICE}`, which `expandable_segments` replaced in torch 2.1"
         )

@@ -23,15 +23,15 @@ from autotune.policies.explain.tensor_sizes import printed_fields, printed_model
 from autotune.policies.remedies.catalogue import spoken
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.job import Cluster, Job
-from autotune.policies.values.knob_table import ENGINE_KNOBS
+from autotune.policies.values.knob_table import ENGINE_KNOBS, KNOB_TABLE, Part
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting
 from autotune.policies.values.profile import Profile, Support
 from autotune.policies.values.value import Value
 
 _TOKEN_KNOBS = ("tokens_per_microbatch", "logprob_tokens", "max_batched_tokens", "logprob_chunk")
 _FEWEST = 2  # knobs that a log must print before what it leaves out is taken for a default
-_HOLDERS = "nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory --format=csv"
 _BLANK = "..."  # stands for a value that is not known
 _QUOTED = re.compile(r"""(['"])\.\.\.\1""")
 _SWITCHED = {"on": True, "off": False}
@@ -51,7 +51,7 @@ class Context(Value, frozen=True, kw_only=True):
     offers: dict[str, Support] = {}  # how the framework offers the knobs, in any job that its guides show
     advised: dict[str, str] = {}  # settings that its guides name for a knob, where no preset uses them
     implied: dict[str, Any] = {}  # settings that the log tells without printing them
-    allocator: str = ""  # how it is set on a device that does not read the CUDA names
+    device: str = ""  # PyTorch's name of one whose memory ran out; empty: CUDA's
     note: str = ""  # why the printed settings could not be used
 
     @property
@@ -76,7 +76,7 @@ def context_of(
     """Return what the log shows of its job."""
     context = _context(reading, diagnosis, framework=framework, model=model)
     failure = "\n".join(line.text for line in diagnosis.evidence)
-    return msgspec.structs.replace(context, allocator=spellings.allocator_of(failure))
+    return msgspec.structs.replace(context, device=spellings.device_of(failure))
 
 
 def _context(
@@ -98,6 +98,10 @@ def _context(
     profile, why = _profile(result, job, cluster)
     note = note or (why if settings else "")
     offers, advised = _offers(result, implied), _advised(result)
+    own = result.settings_of(_job(result, implied), diagnosis.component, text)
+    if own is not None:
+        advised = {knob: key for knob, key in own.items() if knob in advised and knob not in offers}
+        offers = _of_part(own, offers)
     if profile is None:
         return Context(
             framework=result,
@@ -152,6 +156,9 @@ def recognised(text: str, known: Mapping[str, Traces]) -> str | None:
 
 def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
     """Return the cures of a failure, each in the words of what runs the job."""
+    served = _is_served(context, diagnosis)
+    if served:
+        diagnosis = msgspec.structs.replace(diagnosis, component=Component.ROLLOUT)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -159,8 +166,27 @@ def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
     except Exception:  # a layout that only a broken log can print, of which nothing can be estimated
         cures = prescribe(diagnosis, msgspec.structs.replace(context.known, cluster=None))
     return tuple(
-        Remedied(cure=cure, words=_words(context, cure), assumed=_is_assumed(context, cure)) for cure in cures
+        Remedied(cure=cure, words=_words(context, cure), assumed=_is_assumed(context, cure))
+        for cure in cures
+        if not (served and _is_trainers(cure))
     )
+
+
+def _is_served(context: Context, diagnosis: Diagnosis) -> bool:
+    """Return whether an engine ran out of its card's memory in a log that shows engines alone."""
+    alone = context.framework is None and bool(context.tools) and all(tool.engine for tool in context.tools)
+    return (
+        alone
+        and diagnosis.cause in (Cause.GPU_OOM, Cause.POOL_TOO_SMALL, Cause.KV_POOL)
+        and diagnosis.component in (Component.ROLLOUT, Component.UNKNOWN)
+        and diagnosis.phase in (Phase.NONE, Phase.ROLLOUT_INIT, Phase.ROLLOUT)
+    )
+
+
+def _is_trainers(cure: Cure) -> bool:
+    """Return whether a cure changes nothing but how a trainer works; the allocator is any process's."""
+    own = (knob != "allocator" and KNOB_TABLE[knob].part is Part.TRAINER for knob in cure.changes)
+    return bool(cure.changes) and all(own)
 
 
 def _job(framework: Framework, settings: Mapping[str, Any], shape: Model | None = None) -> Job:
@@ -237,11 +263,12 @@ def _why(framework: Framework, error: Exception) -> str:
 
 def _words(context: Context, cure: Cure) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if not cure.changes:
-        return (("check", (_HOLDERS,)),)
-    if context.allocator and "allocator" in cure.changes:
+        return (("check", (spellings.process_list_of(context.device),)),)
+    allocator = spellings.allocator_of(context.device)
+    if allocator and "allocator" in cure.changes:
         rest = {knob: value for knob, value in cure.changes.items() if knob != "allocator"}
         others = _words(context, msgspec.structs.replace(cure, changes=rest)) if rest else ()
-        return (*others, ("environment", (context.allocator,)))
+        return (*others, ("environment", (allocator,)))
     framework = context.framework
     if framework is not None and (lines := _own_words(framework, context, cure)):
         return ((framework.name, lines),)
@@ -332,6 +359,16 @@ def _advised(framework: Framework) -> dict[str, str]:
         if row.status is Status.WORKS and " " not in setting and (turns := spoken(row.remedy)):
             result[next(iter(turns))] = setting
     return result
+
+
+def _of_part(own: Mapping[str, str], offers: dict[str, Support]) -> dict[str, Support]:
+    """Return how a part of the job offers the knobs: by its own settings, not those of other trainers."""
+    others = {Part.TRAINER, *(KNOB_TABLE[knob].part for knob in own)}
+    return {
+        knob: msgspec.structs.replace(support, setting=own.get(knob, support.setting))
+        for knob, support in offers.items()
+        if knob in own or KNOB_TABLE[knob].part not in others
+    }
 
 
 def _offers(framework: Framework, implied: Mapping[str, Any]) -> dict[str, Support]:

@@ -26,6 +26,7 @@ from autotune.policies.diagnosis.phase_patterns import (
     loads_weights,
     phase_around,
     pins_host_memory,
+    profiles_batch,
     role,
     serves,
 )
@@ -91,8 +92,10 @@ def found(
     elif cause is Cause.DISK and asks_shared_memory(context):
         cause = Cause.SHM
     facts = facts_of(line.bare)
-    if cause is Cause.GPU_OOM and where.phase is Phase.ROLLOUT_INIT and loads_weights(context):
-        facts = msgspec.structs.replace(facts, loading=True)
+    if cause is Cause.GPU_OOM and where.phase is Phase.ROLLOUT_INIT:
+        loading = loads_weights(context)
+        profiling = not loading and profiles_batch(context)
+        facts = msgspec.structs.replace(facts, loading=loading, profiling=profiling)
     if cause is Cause.HOST_OOM:
         facts = msgspec.structs.replace(facts, holders=Table([*earlier, line.text]).holders)
     if cause.is_memory:
@@ -126,6 +129,8 @@ def _whereabouts(
         component = component_of("\n".join(called))
     if component is Component.UNKNOWN:
         component = component_of("\n".join([line.text, *context]))
+    if component is Component.DRIVER and rule.cause is Cause.GPU_OOM:
+        component = Component.UNKNOWN  # it relays the error of a worker: the program itself uses no GPU
     guessed = False
     shown = phase if rule.phase is not Phase.NONE or any(map(is_frame, context)) else Phase.NONE
     if phase in _OPEN and rule.cause is not None and rule.cause.is_memory:

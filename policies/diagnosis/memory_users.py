@@ -40,6 +40,13 @@ _SEFF = re.compile(r"\bMemory Utilized: (\d{1,9}(?:\.\d{1,6})?) ([KMGT])B\b")
 _DRIVER = re.compile(r"TaskRunner|main_task|main_(?:ppo|grpo|\w+)\b|Orchestrator|\bdriver\b|SingleController")
 _LOADER = re.compile(r"pt_data_worker|[Dd]ata[Ll]oader|DatasetActor|DataWorker|ray::Map|ray::Read|\bdataset")
 _METHOD = re.compile(r"\bray::(\w+)\.(\w+)")
+# Programs that a training is made of, its launchers and what lists a part of it; kernels print 15 letters.
+_OF_JOBS = re.compile(
+    r"^(?:container |step |the )|\.(?:slice|service|scope)|"
+    r"^\S*?(?:ray|python|pt_|vllm|sglang|sgl_|trtllm|torch|accelerate|deepspeed|verl|slime|areal|swift|axolotl|"
+    r"llamafactory|mpi|srun|slurm|bash|sh\b|conda|uv\b)",
+    re.IGNORECASE,
+)
 _IDLE = re.compile(r"ray::IDLE|gcs_server|/raylet|dashboard|log_monitor")
 
 
@@ -52,6 +59,11 @@ class Group(Value, frozen=True, kw_only=True):
     component: Component
     phase: Phase  # that the method of a worker names; NONE for any other process
     alike: bool  # each of several holds much the same, as state that was moved to the host does
+
+    @property
+    def foreign(self) -> bool:
+        """Whether nothing in the command's name says that it belongs to a training."""
+        return self.component is Component.UNKNOWN and _OF_JOBS.search(self.command) is None
 
 
 class Table:

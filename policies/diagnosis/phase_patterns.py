@@ -55,6 +55,12 @@ _OWNERS = {
     Phase.DATA: Component.DATA,
 }
 _ENGINE_FRAME = re.compile(rf"(?:^|[/\\\"]){ENGINES}/\S+, line \d+")
+# Where a trainer turns logits into log-probs or an entropy; engines sample in frames of their own.
+_SCORE_FRAME = re.compile(
+    r"torch/nn/functional\.py\S*, line \d+, in (?:log_)?softmax\b|"
+    r"\bin (?:logsumexp\w*|\w*entropy_from_logits\w*|log_?probs?_from_logits\w*)$"
+)
+_SAMPLER_FRAME = re.compile(rf"{ENGINES}/\S+, line \d+|generation/utils\.py|\bin _?generate(?:_samples)?\b")
 _VALIDATES = re.compile(r"\b_?validate\b|\bevaluation_loop\b|\beval_rollout")
 # What a driver's message without figures was asked for, where its innermost frame pins host memory.
 _PINS = re.compile(
@@ -70,6 +76,10 @@ _RELAYS = re.compile(
 _LOADS = re.compile(
     r"\bin (?:load_model|_?load_weights?|create_weights|_?initialize_model|\w*weight_loader|"
     r"process_weights_after_loading|get_model|_?create_weight\w*|\w*weights_iterator)\b"
+)
+# It runs its largest batch once, to see what is left for the pool.
+_PROFILES = re.compile(
+    r"\bin (?:_?profile_run|determine_(?:available_memory|num_available_blocks)|profile_max_num_token)\b"
 )
 _SHARED = re.compile(
     r"shared_memory\.py|shm_broadcast\.py|SharedMemory\(|_share_(?:fd|filename)_|SemLock|"
@@ -119,9 +129,17 @@ def calls_worker(context: list[str]) -> bool:
 def phase_around(context: list[str], line: str) -> Phase:
     """Return the phase of a message: of its traceback as a whole, or of the nearest line that names one."""
     if any(is_frame(text) for text in context):
-        return phase_of("\n".join([*context, line]))
+        phase = phase_of("\n".join([*context, line]))
+        return Phase.LOG_PROB if phase is Phase.ROLLOUT and _scores(context) else phase
     result = (phase_of(text) for text in (line, *reversed(context)))
     return next((phase for phase in result if phase is not Phase.NONE), Phase.NONE)
+
+
+def _scores(context: list[str]) -> bool:
+    """Return whether a rollout's own pass over the logits failed: some releases score within it."""
+    return any(_SCORE_FRAME.search(as_frame(line)) for line in _innermost(context)) and not any(
+        _SAMPLER_FRAME.search(as_frame(line)) for line in context
+    )
 
 
 def finer(phase: Phase, context: str) -> Phase:
@@ -136,6 +154,8 @@ def implied(phase: Phase, component: Component) -> Component:
     """Return the component, or the only one that has such a phase; a worker may be trainer and engine."""
     if phase is Phase.ROLLOUT_INIT and component is Component.TRAINER:
         return Component.ROLLOUT
+    if phase is Phase.LOG_PROB and component is Component.ROLLOUT:
+        return Component.TRAINER
     return _OWNERS.get(phase, component) if component is Component.UNKNOWN else component
 
 
@@ -168,6 +188,11 @@ def pins_host_memory(context: list[str]) -> bool:
 def loads_weights(context: list[str]) -> bool:
     """Return whether an engine that starts was loading its weights."""
     return any(_LOADS.search(as_frame(line)) for line in context)
+
+
+def profiles_batch(context: list[str]) -> bool:
+    """Return whether an engine that starts was running its largest batch to measure it."""
+    return any(_PROFILES.search(as_frame(line)) for line in context)
 
 
 def asks_shared_memory(context: list[str]) -> bool:

@@ -26,6 +26,7 @@ from autotune.policies.values.remedy import Effect, Remedy
 from autotune.policies.values.value import Value
 
 _ABOVE_POOLS = 0.92  # of the card; vLLM takes 0.9 for weights and pool, SGLang less, unless told otherwise
+_BESIDE_POOL = 0.02  # of the card, above an engine's share of it
 _ROLLOUT = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
 _BY = re.compile(r"for instance by [\d.]+")
 _ENGINE_PARTS = (Component.ROLLOUT, Component.REWARD)
@@ -247,9 +248,11 @@ def _price(slows: str) -> str:
 
 def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
     """Return how much a direction presupposes that the log does not show; below 0: its figures ask for it."""
-    if cure.name == "tensor_parallel" and _weights_fill_the_card(diagnosis):
+    if cure.name == "tensor_parallel" and _weights_fill_the_card(diagnosis, known):
         return -2
     if cure.name == "expandable_segments":
+        if known.counts_tokens and _is_engine(diagnosis):
+            return 1  # an engine that sleeps refuses it, and what RL frameworks set is the trainer's
         # NCCL's messages have no figures, and what it competes with is PyTorch's reserve.
         return -1 if fragmentation_prevails(diagnosis) else 0 if diagnosis.phase is Phase.COMM else 1
     if cure.name in SMALLER_PASSES and fills_host(_knobs(known), diagnosis):
@@ -269,12 +272,19 @@ def _is_engine(diagnosis: Diagnosis) -> bool:
     return diagnosis.phase in _ROLLOUT or diagnosis.component in _ENGINE_PARTS
 
 
-def _weights_fill_the_card(diagnosis: Diagnosis) -> bool:
-    """Return whether a starting engine holds more than any share that people give to a pool."""
+def _weights_fill_the_card(diagnosis: Diagnosis, known: Known) -> bool:
+    """Return whether a starting engine holds more than any share that people give to a pool.
+
+    Where no phase is named, more than the share that the log shows.
+    """
     facts = diagnosis.facts
+    share = None if known.profile is None else known.profile.knobs.memory_fraction
+    starts = diagnosis.phase is Phase.ROLLOUT_INIT and (facts.loading or not diagnosis.phase_shown)
+    if not starts and (diagnosis.phase is not Phase.NONE or share is None):
+        return False
+    least = _ABOVE_POOLS if share is None else share + _BESIDE_POOL
     return (
-        diagnosis.phase is Phase.ROLLOUT_INIT
-        and facts.capacity_bytes is not None
+        facts.capacity_bytes is not None
         and facts.allocated_bytes is not None
-        and facts.allocated_bytes >= _ABOVE_POOLS * facts.capacity_bytes
+        and facts.allocated_bytes >= least * facts.capacity_bytes
     )

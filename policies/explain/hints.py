@@ -19,6 +19,7 @@ _QUADRATIC = re.compile(r"sdpa|scaled_dot_product|eager_attention|attn_weights|_
 _RESIDUE = re.compile(
     r"[Ss]leep mode (?:\(level=\w+\) )?freed [\d.]+ GiB memory, ([\d.]+) GiB memory is still in use"
 )
+_POOL_IN_BYTES = re.compile(r"memory for KV Cache as specified by kv_cache_memory_bytes")
 _ALIKE = 0.1  # relative difference of two sizes of the same process
 _GROWN = 1.5  # times the first residue
 
@@ -42,16 +43,22 @@ class Residue(Value, frozen=True, kw_only=True):
         return self.last_bytes > _GROWN * self.first_bytes
 
 
+_FOREACH = "_multi_tensor_|_foreach_"
+_HUGGING_FACE = (
+    r"transformers/|accelerate/|\btrl/|swift/|llamafactory/"  # whose trainers name their optimizer
+)
+_FUSED = "use a fused optimizer, which keeps no copies of the parameters while it steps"
 # (phase, what the lines around the failure hold, the hint); of failures of GPU memory.
 _ON_GPU: tuple[tuple[Phase, str, Hint], ...] = (
     (
         Phase.OPTIMIZER,
-        r"_multi_tensor_|_foreach_",
-        Hint(
-            text="use a fused optimizer, which keeps no copies of the parameters while it steps "
-            "(optim=adamw_torch_fused, or fused=True of torch.optim.AdamW)",
-            leads=True,
-        ),
+        rf"(?s)(?:{_HUGGING_FACE}).*(?:{_FOREACH})",
+        Hint(text=f"{_FUSED} (optim=adamw_torch_fused)", leads=True),
+    ),
+    (
+        Phase.OPTIMIZER,
+        rf"(?s)\A(?!.*(?:{_HUGGING_FACE})).*(?:{_FOREACH})",
+        Hint(text=f"{_FUSED} (fused=True of torch.optim.AdamW)"),
     ),
     (
         Phase.CHECKPOINT,
@@ -134,7 +141,16 @@ def _on_gpu(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
 
 
 def _shorter_requests(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
-    """Yield the longest request that the engine computed; how long requests may be is the user's choice."""
+    """Yield the size of a pool that was set in bytes, and the longest request that the engine computed.
+
+    How long requests may be is the user's choice.
+    """
+    if _POOL_IN_BYTES.search(around):
+        yield Hint(
+            text="raise --kv-cache-memory-bytes, or leave it out: it sets the pool here, and "
+            "--gpu-memory-utilization is not read",
+            leads=True,
+        )
     longest = _LONGEST_REQUEST.search(around)
     if longest is None:
         return
@@ -154,5 +170,12 @@ def _on_host(diagnosis: Diagnosis) -> Iterator[Hint]:
             text="keep less of each batch in the driver: it gathers what all workers return, such as images, "
             "log-probs and texts of the rollouts; `ray memory` lists what it still refers to, and a node "
             "with more memory may run it",
+            leads=True,
+        )
+    elif group is not None and group.foreign:
+        yield Hint(
+            text=f"{group.command} holds {show_gib(group.held_bytes)} of the node's memory and does not look "
+            "like a part of the job: wait until it ends, end or limit it, or reserve the memory for the job "
+            "(Slurm --mem, a Kubernetes request); no setting of the job returns it",
             leads=True,
         )

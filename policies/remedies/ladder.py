@@ -134,7 +134,8 @@ LADDER: tuple[Rung, ...] = (
     ),
     *_rungs(_GPU, _PASSES, engine.reduce_mem_fraction, components=_TRAINING, placements=_SHARED),
     *_rungs(_GPU, _PASSES, training.offload_activations, *_STATE_AND_SPLITS, components=_TRAINING),
-    # An engine that fails beside training, or in a phase nobody named.
+    # An engine that fails beside training, or in a phase nobody named, where it may have no requests.
+    *_rungs(_GPU, (Phase.NONE,), engine.reduce_mem_fraction, components=_ENGINE),
     *_rungs(
         _GPU,
         _PASSES,

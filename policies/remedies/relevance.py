@@ -15,6 +15,7 @@ _SHRINKING = frozenset((
 _AFTER_LOADING = frozenset((
     "reduce_mem_fraction", "disable_cuda_graph", "reduce_concurrency", "reduce_tokens_per_mb",
 ))  # fmt: skip
+_AFTER_PROFILING = frozenset(("reduce_mem_fraction", "disable_cuda_graph"))  # which act on pool and graphs
 _REFUSED = "shm-refused"  # before any process of the job runs
 _OCCUPIED = "vllm-startup-memory"  # before the engine holds anything
 _LEAST_FREE = 0.2  # of a card, with which an engine may still start
@@ -37,6 +38,8 @@ def can_act(name: str, diagnosis: Diagnosis) -> bool:
     if diagnosis.cause is not Cause.GPU_OOM:
         return True
     if facts.loading and name in _AFTER_LOADING:
+        return False
+    if facts.profiling and not facts.held_by_others_bytes and name in _AFTER_PROFILING:
         return False
     if any(line.rule == _OCCUPIED for line in diagnosis.evidence) and facts.capacity_bytes:
         enough = (facts.free_bytes or 0) >= _LEAST_FREE * facts.capacity_bytes
@@ -63,7 +66,7 @@ def precedence(name: str, diagnosis: Diagnosis) -> int:
     order: tuple[tuple[str, ...], ...]
     if component is Component.DATA or (group is None and diagnosis.phase is Phase.DATA):
         order = (_OF_DATA, _OF_GROWTH, _OF_STATE)
-    elif grew(diagnosis) or component is Component.DRIVER:
+    elif component is Component.DRIVER or (grew(diagnosis) and not (group is not None and group.foreign)):
         order = (_OF_GROWTH, _OF_DATA, _OF_STATE)
     elif group is not None and group.alike:
         order = (_OF_STATE, _OF_DATA, _OF_GROWTH)

@@ -46,9 +46,14 @@ FLOORS = {
         "rewritten": (54, 54, 81, 50, 48, 180, 57),
         "second_reader": (99, 99, 138, 78, 78, 368, 105),
         "reported": (17, 17, 28, 13, 13, 16, 16),
+        "fresh": (28, 28, 32, 10, 10, 39, 31),
+        "fresh_held_out": (26, 26, 32, 12, 13, 22, 26),
     }.items()
 }
-FLOORS["reported"]["first help as an expert types it"] = 26
+for _kind, _count in {"reported": 26, "fresh": 30, "fresh_held_out": 23}.items():
+    FLOORS[_kind]["first help as an expert types it"] = _count
+FLOORS["fresh"]["holder of host memory named"] = 3
+FLOORS["fresh_held_out"]["holder of host memory named"] = 2
 
 
 @pytest.fixture

@@ -203,6 +203,13 @@ ALLOCATORS: Mapping[str, str] = {
     "NPU": "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True",
     "XPU": "PYTORCH_ALLOC_CONF=expandable_segments:True   (before torch 2.10 it has no effect on XPU)",
 }
+# What lists the processes on a card, by the same name.
+PROCESS_LISTS: Mapping[str, str] = {
+    "": "nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory --format=csv",
+    "HIP": "rocm-smi --showpids",
+    "NPU": "npu-smi info",
+    "XPU": "xpu-smi ps",
+}
 CEILINGS = (
     Ceiling("slurm", (Cause.HOST_OOM,), "#SBATCH --mem=...   (0: the whole node)", traces=("slurmstepd", "srun:", "SLURM_")),
     Ceiling("kubernetes", (Cause.HOST_OOM,), "resources.limits.memory", traces=("OOMKilled", "kubelet", "kubepods")),

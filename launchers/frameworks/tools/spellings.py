@@ -13,6 +13,7 @@ from autotune.launchers.frameworks.tools.rows import (
     CEILINGS,
     OTHER_FRAMEWORKS,
     PROCESS,
+    PROCESS_LISTS,
     TOOLS,
     Spelling,
     Tool,
@@ -32,6 +33,7 @@ _EXPANDABLE = re.compile(
 _PAUSABLE = re.compile(
     r"enable_(?:memory_saver|sleep_mode)['\"]?\s{0,4}[=:]\s{0,4}['\"]?[Tt]rue|--enable-memory-saver"
 )
+_POOL_IN_BYTES = "for KV Cache as specified by kv_cache_memory_bytes"
 _SLEEPS = re.compile(r"(?i:\bsleep[_ ]?(?:mode|level)|\bsleep\()|weights_cpu_backup|memory_saver")
 _DEVICE = re.compile(rf"\b({'|'.join(ALLOCATORS)}) out of memory")
 # What trainers that can do without an engine call a training with one.
@@ -98,16 +100,30 @@ def excluded(text: str) -> frozenset[str]:
     """Return the knobs that a text shows to be of no use.
 
     Only an engine that sleeps keeps a copy of its weights. Pools that an engine pauses and resumes are mapped
-    by allocators of their own, which expandable segments would replace.
+    by allocators of their own, which expandable segments would replace. A pool in bytes takes no share.
     """
-    allocator = {"allocator"} if _PAUSABLE.search(text) is not None else set[str]()
-    return frozenset(allocator if _SLEEPS.search(text) is not None else {*allocator, "weights_backup"})
+    shown = {
+        "allocator": _PAUSABLE.search(text) is not None,
+        "weights_backup": _SLEEPS.search(text) is None,
+        "memory_fraction": _POOL_IN_BYTES in text,
+    }
+    return frozenset(knob for knob, useless in shown.items() if useless)
 
 
-def allocator_of(text: str) -> str:
-    """Return how the allocator is set on the device whose memory ran out; empty where the CUDA names do."""
+def device_of(text: str) -> str:
+    """Return PyTorch's name of the device whose memory ran out, as in HIP; empty where it is CUDA's."""
     device = _DEVICE.search(text)
-    return ALLOCATORS[device[1]] if device is not None else ""
+    return device[1] if device is not None else ""
+
+
+def allocator_of(device: str) -> str:
+    """Return how the allocator is set on a device; empty where the CUDA names do."""
+    return ALLOCATORS.get(device, "")
+
+
+def process_list_of(device: str) -> str:
+    """Return the command that lists the processes on a device."""
+    return PROCESS_LISTS[device]
 
 
 def offered(tools: tuple[Tool, ...], knobs: frozenset[str], engine_knobs: frozenset[str]) -> frozenset[str]:

@@ -17,7 +17,7 @@ from autotune.launchers.frameworks.dialects.hydra import bare, override
 from autotune.launchers.frameworks.dialects.printed_config import Program
 from autotune.launchers.frameworks.dialects.settings import with_sizes
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
-from autotune.launchers.frameworks.verl import checks, keys
+from autotune.launchers.frameworks.verl import checks, keys, parts
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, TOP, Config
 from autotune.launchers.frameworks.verl.knobs import LD_PRELOAD, SNAPSHOT_TOOL, requests
 from autotune.launchers.frameworks.verl.layout import layout, resident
@@ -25,7 +25,7 @@ from autotune.launchers.frameworks.verl.rows import TABLE
 from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command
-from autotune.policies.values.failure import Phase
+from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Grid
@@ -105,6 +105,10 @@ class Verl(TabularFramework[Config]):
     def is_certain(self, config: Config, problem: Problem) -> bool:
         """Return whether an unknown setting is a mistake: its release lacks it, or no release ever had it."""
         return super().is_certain(config, problem) or checks.is_misspelt(config, problem)
+
+    def settings_of(self, job: Job, component: Component, text: str) -> Mapping[str, str] | None:
+        """Return the settings of the critic, the reference or the reward model."""
+        return parts.settings_of(component, megatron=Config(job).megatron, text=text)
 
     def code_query(self, job: Job) -> CodeQuery | None:
         """Return what to read of the job's own verl: its names, its loggers and its configuration."""

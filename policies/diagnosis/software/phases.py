@@ -350,7 +350,8 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"train_one_step|_pre_forward|_unshard\b|_call_impl|forward_micro_batch|"
                 r"loss\w*\.py\S*, line \d+|in \w*cross_entropy\w*|\bpre_forward\b|\bloss_func\b|_loss_step\b|"
                 r"^\s+(?:[\w, ]+ = )?(?:self\.)?(?:\w*model|policy|actor|net|module)\((?!\))|"
-                r"\bprediction_step\b|\bpack_(?:hook|to_cpu)\b|fused_linear_\w+|foreach_all_gather"
+                r"\bprediction_step\b|\bpack_(?:hook|to_cpu)\b|fused_linear_\w+|foreach_all_gather|"
+                r"torch/nn/functional\.py\S*, line \d+, in (?:log_)?softmax\b"
             ),
         ),
         # The method that trains: forward, unless frames below it say more.

@@ -90,6 +90,8 @@ def test_the_first_remedy_is_typed_as_the_framework_spells_it(found: dict[str, E
         # The allocator's setting, which the second reader did not think of.
         "nemo-rl: nemo-logprob-chunk",
         "nemo-rl: nemo-train-backward",
+        # The reference's own limit, where the reader listed the actor's.
+        "verl-agent: ref-log-prob",
         # Another process holds 34 GiB: a look at the card comes before a setting.
         "trl: trl-vllm-colocate-init",
         "verl-agent: verl-agent-vllm-init",

@@ -264,6 +264,50 @@ def test_the_innermost_method_of_a_chain_of_ray_errors_beats_an_older_stage(bar,
     assert (found.phase, found.component) == (Phase.FORWARD, Component.TRAINER)
 
 
+_SOFTMAX = '  File "torch/nn/functional.py", line 2137, in log_softmax'
+_GENERATES = [
+    f"{_RELAYED}ray::WorkerDict.actor_rollout_generate_sequences() (pid=1001, ip=10.0.0.1)",
+    '  File "verl/workers/fsdp_workers.py", line 457, in generate_sequences',
+]
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase", "component"),
+    [
+        ([*_GENERATES, _SOFTMAX], Phase.LOG_PROB, Component.TRAINER),
+        (
+            [*_GENERATES, '  File "verl/utils/torch_functional.py", line 90, in entropy_from_logits'],
+            Phase.LOG_PROB,
+            Component.TRAINER,
+        ),
+        (
+            [*_GENERATES, '  File "transformers/generation/utils.py", line 3269, in _sample', _SOFTMAX],
+            Phase.ROLLOUT,
+            Component.ROLLOUT,
+        ),
+        (
+            [*_GENERATES, '  File "vllm/v1/sample/sampler.py", line 77, in forward', _SOFTMAX],
+            Phase.ROLLOUT,
+            Component.ROLLOUT,
+        ),
+        (_GENERATES, Phase.ROLLOUT, Component.ROLLOUT),
+    ],
+)
+def test_logits_that_a_trainer_scores_within_a_rollout_are_log_probs(frames, phase, component):
+    found = diagnose(scan(["\n".join([*frames, _MESSAGE]).encode()]))
+    assert (found.phase, found.component) == (phase, component)
+
+
+def test_a_driver_that_relays_an_error_is_not_the_part_that_ran_out():
+    lines = [
+        _SOFTMAX,
+        _MESSAGE,
+        "Unhandled error: ray::WorkerDict.actor_rollout_generate_sequences() (pid=1002, ip=10.0.0.1)",
+    ]
+    found = diagnose(scan(["\n".join(f"(main_task pid=1000) {line}" for line in lines).encode()]))
+    assert found.component is Component.TRAINER
+
+
 @pytest.mark.parametrize(
     "verb", ["backload", "onload_kv_cache", "resume_engine", "wakeup", "restore_from_sleep"]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from autotune.policies.diagnosis.memory_users import largest
 from autotune.policies.explain.advice import Known, prescribe
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.values.diagnosis import Diagnosis, Facts, Holder, Line
@@ -65,6 +66,19 @@ def test_an_engine_that_loads_its_weights_has_no_pool_to_cut() -> None:
         assert not {"reduce_mem_fraction", "reduce_concurrency", "disable_cuda_graph"} & set(names)
 
 
+def test_an_engine_that_measures_its_largest_batch_has_no_pool_to_cut_and_a_batch_to_shrink() -> None:
+    facts = Facts(requested_bytes=10 * GIB, capacity_bytes=16 * GIB, free_bytes=7 * GIB, profiling=True)
+    for names in both(started(facts)):
+        assert names[0] in ("reduce_concurrency", "reduce_tokens_per_mb")
+        assert not {"reduce_mem_fraction", "disable_cuda_graph"} & set(names)
+
+
+def test_an_engine_of_no_named_phase_gives_up_a_part_of_its_share_first() -> None:
+    failed = Diagnosis(cause=Cause.GPU_OOM, phase=Phase.NONE, component=Component.ROLLOUT)
+    for names in both(failed):
+        assert names[0] == "reduce_mem_fraction"
+
+
 def test_an_engine_that_finds_no_room_is_given_room() -> None:
     facts = Facts(
         requested_bytes=120 * GIB, capacity_bytes=140 * GIB, free_bytes=7 * GIB, outside_bytes=133 * GIB
@@ -107,6 +121,22 @@ def test_smaller_passes_come_before_less_offload_where_activations_fill_the_host
     killed = replace(host("ray::TrainerRank.train"), phase=Phase.FORWARD, component=Component.TRAINER)
     first = next(candidates(profile, knobs, killed, started=True))
     assert (first.name, first.changes) == ("reduce_tokens_per_mb", {"tokens_per_microbatch": 4096})
+
+
+def test_a_program_that_is_none_of_the_jobs_is_no_growth_of_the_job() -> None:
+    assert {names[0] for names in both(host("java", "java", step=60))} == {"drop_weights_backup"}
+    assert largest(host("java").facts).foreign
+    assert not any(
+        largest(host(name).facts).foreign
+        for name in (
+            "python3",
+            "ray::WorkerDict.x",
+            "pt_main_thread",
+            "VLLM::Worker_TP",
+            "container trainer",
+            "step 7.0",
+        )
+    )
 
 
 def test_offload_of_workers_frees_nothing_of_the_driver() -> None:

@@ -1,0 +1,158 @@
+"""Help is about the part that failed: a critic's own settings, an engine alone, a program of someone else."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from autotune.launchers.frameworks.verl import keys, parts
+from autotune.orchestrator.explain.analyze import Explanation, explain
+from autotune.orchestrator.explain.reader import read_from
+from autotune.orchestrator.explain.text_output import render_explanation
+from autotune.policies.values.failure import Component
+
+_OOM = (
+    "{} out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB "
+    "is free. Including non-PyTorch memory, this process has 79.00 GiB memory in use. Of the allocated "
+    "memory {} GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but unallocated."
+)
+CUDA = f"torch.OutOfMemoryError: {_OOM.format('CUDA', '77.00')}"
+_OLDER, _NEWER = "verl/workers/critic/dp_critic.py", "verl/workers/engine/fsdp/transformer_impl.py"
+_ACTORS = "actor_rollout_ref.actor."
+
+
+def of(*lines: str) -> Explanation:
+    log = "\n".join(lines).encode()
+    return explain(read_from(io.BytesIO(log), name="log"), framework=None, model=None)
+
+
+def said(explanation: Explanation) -> str:
+    return render_explanation(explanation, verbose=True)
+
+
+def helped(method: str, file: str, function: str) -> dict[str, str]:
+    """Return what to type by the name of the remedy, where a method of verl ran out of GPU memory."""
+    explanation = of(
+        f"ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.{method}() (pid=2, ip=10.0.0.1)",
+        f'  File "{file}", line 233, in {function}',
+        CUDA,
+    )
+    lines = {
+        each.cure.name: [line for _, words in each.words for line in words] for each in explanation.remedies
+    }
+    return {name: line[0] for name, line in lines.items() if line}
+
+
+_UPDATE = ("critic_update_critic", _OLDER, "update_critic")
+_TRAIN = ("critic_train_mini_batch", _NEWER, "train_batch")
+_VALUES = ("critic_compute_values", _OLDER, "compute_values")
+_REF = ("ref_compute_ref_log_prob", _NEWER, "infer_batch")
+_SCORE = ("rm_compute_rm_score", "verl/workers/engine_workers.py", "compute_rm_score")
+
+
+@pytest.mark.parametrize(
+    ("failed", "remedy", "setting"),
+    [
+        (_UPDATE, "recompute", "critic.model.enable_gradient_checkpointing"),
+        (_UPDATE, "reduce_tokens_per_mb", "critic.ppo_max_token_len_per_gpu"),
+        (_TRAIN, "reduce_tokens_per_mb", "critic.ppo_infer_max_token_len_per_gpu"),
+        (_TRAIN, "offload_optimizer", "critic.fsdp.optimizer_offload"),
+        (_VALUES, "reduce_tokens_per_mb", "critic.forward_max_token_len_per_gpu"),
+        (_REF, "reduce_tokens_per_mb", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"),
+        (_SCORE, "reduce_mem_fraction", "reward.reward_model.rollout.gpu_memory_utilization"),
+    ],
+)
+def test_a_part_of_verl_is_helped_by_settings_of_its_own(
+    failed: tuple[str, str, str], remedy: str, setting: str
+) -> None:
+    lines = helped(*failed)
+    assert setting in lines[remedy]
+    if failed[0].startswith("critic"):
+        assert not any(
+            line.lstrip("+").startswith((_ACTORS, "actor_rollout_ref.model.")) for line in lines.values()
+        )
+
+
+def test_an_actor_keeps_its_settings() -> None:
+    lines = helped("actor_rollout_update_actor", "verl/workers/actor/dp_actor.py", "update_policy")
+    assert lines["reduce_tokens_per_mb"].startswith(f"{_ACTORS}ppo_max_token_len_per_gpu")
+
+
+@pytest.mark.parametrize("megatron", [False, True])
+@pytest.mark.parametrize(
+    ("release", "text"), [("0.9.1", ""), ("0.5.0", "verl/workers/critic/ verl/workers/fsdp_workers")]
+)
+@pytest.mark.parametrize("component", [Component.CRITIC, Component.REF, Component.REWARD])
+def test_every_setting_of_a_part_is_one_of_the_release(
+    component: Component, release: str, text: str, megatron: bool
+) -> None:
+    declared: set[str] = set().union(*(keys.keys_of(release, engine).types for engine in keys.ENGINES))
+    own = parts.settings_of(component, megatron=megatron, text=text)
+    assert own and {key.lstrip("+") for key in own.values()} <= declared
+
+
+def test_a_log_of_engines_alone_is_given_no_trainers_settings() -> None:
+    serve = "vllm serve /models/m --tensor-parallel-size 2 --gpu-memory-utilization 0.9"
+    names = [each.cure.name for each in of(serve, CUDA.replace("77.00", "70.00")).remedies]
+    assert names[0] == "reduce_mem_fraction"
+    assert not {"reduce_micro_batch", "recompute", "offload_optimizer", "offload_params"} & set(names)
+    more = [each.cure.name for each in of(serve.replace("0.9", "0.6"), CUDA).remedies]
+    assert more[0] == "tensor_parallel"  # more than its share is in use: the weights are
+
+
+def test_a_pool_that_is_set_in_bytes_grows_by_that_setting() -> None:
+    text = said(of(
+        (
+            "(EngineCore pid=3) INFO [gpu_worker.py:492] Initial free memory 31.16 GiB, reserved 4.25 GiB "
+            "memory for KV Cache as specified by kv_cache_memory_bytes config and skipped memory profiling."
+        ),
+        (
+            "(EngineCore pid=3) ERROR [core.py:1344] ValueError: To serve at least one request with the "
+            "models's max seq len (131072), (4.26 GiB KV cache is needed, which is larger than the "
+            "available KV cache memory (4.25 GiB). Based on the available memory, the estimated maximum "
+            "model length is 130816. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` "
+            "when initializing the engine."
+        ),
+    ))  # fmt: skip
+    assert "help: raise --kv-cache-memory-bytes" in text and "memory_fraction" not in text
+
+
+@pytest.mark.parametrize(
+    ("device", "command"),
+    [("CUDA", "nvidia-smi"), ("HIP", "rocm-smi"), ("NPU", "npu-smi"), ("XPU", "xpu-smi")],
+)
+def test_processes_on_a_card_are_listed_by_its_makers_tool(device: str, command: str) -> None:
+    assert f"check  {command} " in said(
+        of(f"torch.OutOfMemoryError: {_OOM.format(device, '30.00')}")
+    ).replace("check    ", "check  ")
+
+
+def test_a_program_of_someone_else_that_fills_a_node_leads_the_help() -> None:
+    rows = (
+        "[  812]  1000   812 60000000 52428800 420000000 0 0 java",
+        "[  900]     0   900 9000000 2097152 16777216 0 0 python3",
+    )
+    text = said(of(
+        "step 40 loss 0.1",
+        "python3 invoked oom-killer: gfp_mask=0x1100cca(GFP_HIGHUSER_MOVABLE), order=0, oom_score_adj=0",
+        "[  pid  ]   uid  tgid total_vm      rss pgtables_bytes swapents oom_score_adj name",
+        *rows,
+        "Out of memory: Killed process 900 (python3) total-vm:36000000kB, anon-rss:8388608kB,",
+    ))  # fmt: skip
+    first, second = [line for line in text.splitlines() if line.startswith("help: ")][:2]
+    assert first.startswith("help: java holds 200.00 GiB of the node's memory") and "jemalloc" not in second
+
+
+@pytest.mark.parametrize(
+    ("file", "leads"), [("transformers/trainer.py", True), ("verl/workers/actor/dp_actor.py", False)]
+)
+def test_a_fused_optimizer_comes_first_where_the_trainer_has_a_setting_for_it(file: str, leads: bool) -> None:
+    frames: Any = (
+        f'  File "{file}", line 2, in step',
+        '  File "torch/optim/adamw.py", line 606, in _multi_tensor_adamw',
+    )
+    text = said(of(*frames, CUDA))
+    assert ("help: use a fused optimizer" in text) is leads
+    assert ("optim=adamw_torch_fused" in text) is leads
