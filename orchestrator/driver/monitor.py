@@ -16,6 +16,7 @@ from autotune.orchestrator.driver.witness import Suspicions
 from autotune.orchestrator.run.directory import AttemptFolder
 from autotune.orchestrator.run.storage import Persist, at_once
 from autotune.policies.certificate.overlap import step_loss
+from autotune.policies.diagnosis.log_context import ends_traceback
 from autotune.policies.diagnosis.rules.own import restarted, stalled
 from autotune.policies.diagnosis.scan import Scanner
 from autotune.policies.explain.secrets import shown
@@ -280,7 +281,9 @@ class AttemptMonitor:
             self._take_marker(self._framework.marker(line.text), events, now)
             for finding in self._scanner.line(line.text, number=line.number, source=line.source):
                 if line.source != OWN_SOURCE:
-                    self._suspicions.suspect(finding, line, now)
+                    memory = finding.cause is not None and finding.cause.is_memory
+                    traceback = memory and ends_traceback(self._scanner.recent(line.source))
+                    self._suspicions.suspect(finding, line, now, traceback=traceback)
                 elif finding.fatal == "always" and not self._failure_known:
                     events.append(self._failure(finding, "a record by autotune's own code"))
 

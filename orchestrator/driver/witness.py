@@ -20,11 +20,12 @@ from autotune.launchers.base import OWN_SOURCE
 from autotune.orchestrator.driver.log_writer import LogLine
 from autotune.orchestrator.driver.process_table import ProcessTable
 from autotune.policies.diagnosis.log_prefixes import printers_of
+from autotune.policies.diagnosis.phase_patterns import component_of
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
 from autotune.policies.diagnosis.rules.own import OWN
 from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER
 from autotune.policies.values.diagnosis import BUILTIN_FAILURE, Finding
-from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.observation import PhaseEnded, PhaseStarted, Sample, StepDone
 
 SILENCE_S = 15.0  # an out-of-memory line can be a warning while the run goes on
@@ -34,6 +35,12 @@ _UNWINDING_S = 5.0  # of work after the line that is still part of the failure: 
 # the line, and be idle for long where no step was seen yet.
 _JUST_WORKED_S = 30.0
 _SILENCE_UNKNOWN_S = 600.0
+# A rank that ran out of memory may live on, idle, while its peers wait for it in a collective and show busy
+# cards. NVML names no process in a container, so that nothing ties it to a card. torch.distributed gives a
+# collective of NCCL as long by default (default_pg_nccl_timeout); frameworks raise that to hours.
+FAILED_RANK_S = 600.0
+_FAILED_RANK_STEPS = 3
+_ON_CARDS = (Component.TRAINER, Component.REF, Component.CRITIC, Component.ROLLOUT)
 _LAST_WORDS_S = 10.0  # a process that goes on printing for longer did not fail at that line
 _MOST = 256  # printers that are told apart
 _ORIGINS = 2000  # findings whose printer is remembered
@@ -61,6 +68,8 @@ class _Suspicion:
     burst_at: float
     always: bool  # one of the burst is fatal wherever it is true
     worked_until: bool  # the process was at work when it printed the first
+    traceback: bool  # one of the burst ends a whole traceback of a memory failure
+    phase_passed: bool = False  # another process began or ended a phase since
 
 
 class _Durations:
@@ -138,8 +147,8 @@ class Suspicions:
             self._printed.pop(next(iter(self._printed)))
         self._printed[printer] = now
 
-    def suspect(self, finding: Finding, line: LogLine, now: float) -> None:
-        """Take note of a line that looks like a failure."""
+    def suspect(self, finding: Finding, line: LogLine, now: float, *, traceback: bool = False) -> None:
+        """Take note of a line that looks like a failure, of memory below a whole `traceback`."""
         printer = self._printer(line)
         if finding.cause is not None:
             while len(self._origins) >= _ORIGINS:
@@ -148,7 +157,7 @@ class Suspicions:
         if finding.fatal == NEVER:
             return
         before = self._open.get(printer)
-        if before is None:
+        if before is None or before.phase_passed:
             if len(self._open) >= _MOST:
                 self._open.pop(next(iter(self._open)))
             self._open[printer] = _Suspicion(
@@ -157,27 +166,33 @@ class Suspicions:
                 burst_at=now,
                 always=finding.fatal == ALWAYS,
                 worked_until=self._just_worked(printer, now),
+                traceback=traceback,
             )
         elif now - before.burst_at >= _LAST_WORDS_S:
             before.finding, before.burst_at = finding, now
-            before.always = finding.fatal == ALWAYS
+            before.always, before.traceback = finding.fatal == ALWAYS, traceback
         else:
             before.always |= finding.fatal == ALWAYS
+            before.traceback |= traceback
 
     def passed(self, marker: PhaseStarted | PhaseEnded | StepDone, now: float) -> None:
-        """Drop what a marker refutes: a step everything, a phase what a living process printed."""
+        """Drop what a marker refutes: a step everything, a phase what a living process printed.
+
+        The phases of peers may go on for a while after a rank has failed with a traceback.
+        """
         self._durations.passed(marker, now)
         step = isinstance(marker, StepDone)
         if step:
             self._origins = {line: by for line, by in self._origins.items() if by[1] >= self._stepped}
             self._stepped = now
-        self._open = {
-            printer: suspicion
-            for printer, suspicion in self._open.items()
-            if (ended := self._ended(printer)) is not None
-            and not (step and ended < now)
-            and not self._prints_on(printer, suspicion.burst_at)
-        }
+        kept = {}
+        for printer, suspicion in self._open.items():
+            ended = self._ended(printer)
+            suspicion.phase_passed = ended is None
+            outlives = suspicion.traceback and not step if ended is None else not step or ended >= now
+            if outlives and not self._prints_on(printer, suspicion.burst_at):
+                kept[printer] = suspicion
+        self._open = kept
 
     def confirmed(self, now: float) -> tuple[Finding, str] | None:
         """Return the first line that has a witness, and the witness in words."""
@@ -201,6 +216,9 @@ class Suspicions:
         return tuple(_never(f) if real and self._went_on(f) else f for f in findings)
 
     def _witness(self, printer: _Printer, suspicion: _Suspicion, now: float) -> str:
+        failed = self._failed_rank(printer, suspicion, now)
+        if failed or suspicion.phase_passed:
+            return failed
         if self._ended(printer) is not None and not self._prints_on(printer, suspicion.burst_at):
             if suspicion.always or now - suspicion.burst_at >= SILENCE_S:
                 return f"process {printer.pid}, which printed it, ended"
@@ -211,13 +229,28 @@ class Suspicions:
         window_s = _window_s(usual_s)
         if silent_s < window_s:
             return ""
-        if now - _idle_since(suspicion, self._processes.attempt_worked(now)) >= window_s:
+        if now - _idle_since(suspicion.at, self._processes.attempt_worked(now)) >= window_s:
             return f"{silence} while nothing of the job works"
         alone_s = max(window_s, _window_s(step_s) if step_s else _SILENCE_UNKNOWN_S)
-        worked = self._worked(printer)
-        if suspicion.worked_until and worked is not None and now - _idle_since(suspicion, worked) >= alone_s:
+        worked = self._worked(printer) if suspicion.worked_until else None
+        if worked is not None and now - _idle_since(suspicion.at, worked) >= alone_s:
             return f"{silence} while process {printer.pid}, which printed it, is idle"
         return ""
+
+    def _failed_rank(self, printer: _Printer, suspicion: _Suspicion, now: float) -> str:
+        """Return that a trainer or an engine rests since the traceback of its memory failure, if it does."""
+        if printer.pid is None or not suspicion.traceback or self._prints_on(printer, suspicion.burst_at):
+            return ""
+        processes = self._processes.living(printer.pid, printer.address, now)
+        names = (f"{printer.name} {process.name}" for process in processes)
+        if not any(component_of(name) in _ON_CARDS for name in names):
+            return ""
+        worked = max(process.idle_since for process in processes)
+        least_s = max(FAILED_RANK_S, _FAILED_RANK_STEPS * (self._durations.step_s or 0.0))
+        if now - _idle_since(suspicion.burst_at, worked) < least_s:
+            return ""
+        silence = f"no step for {now - suspicion.at:.0f} s while process {printer.pid}"
+        return f"{silence}, which printed the traceback of a memory failure, neither prints nor works"
 
     def _printer(self, line: LogLine) -> _Printer:
         """Return who printed a line: its file says so, and a prefix where it names one of our processes."""
@@ -249,8 +282,9 @@ class Suspicions:
         return origin is not None and self._prints_on(*origin)
 
 
-def _idle_since(suspicion: _Suspicion, worked: float) -> float:
-    return worked if worked > suspicion.at + _UNWINDING_S else suspicion.at
+def _idle_since(at: float, worked: float) -> float:
+    """Return since when there was no work after a line, apart from what its failure itself takes."""
+    return worked if worked > at + _UNWINDING_S else at
 
 
 def _window_s(usual_s: float | None) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -117,6 +117,21 @@ def above(before: list[str], line: Line) -> list[str]:
     if not line.tag or own:
         return own
     return [text for text in _above(before[-_MARKERS:], "") if is_frame(text)]
+
+
+def ends_traceback(lines: Sequence[str]) -> bool:
+    """Return whether the last line stands below a whole traceback of its process, from head to last frame."""
+    rows = map(parsed, reversed(lines))
+    message, framed = next(rows), False
+    for row in rows:
+        if row.tag != message.tag:
+            continue
+        if row.bare.startswith("Traceback (most recent call last)"):
+            return framed
+        if not (is_frame(row.bare) or row.bare.startswith(" ")):
+            return False
+        framed = framed or is_frame(row.bare)
+    return False
 
 
 def doing(before: list[str], line: Line, component: Component, *, anyone: bool = False) -> Stage | None:

@@ -67,7 +67,7 @@ class Scanner:
 
     def line(self, text: str, *, number: int, source: str = "") -> tuple[Finding, ...]:
         """Take one line and return the findings in it."""
-        memory = self._memory(source)
+        memory = self.recent(source)
         block = text.encode("utf-8", "replace")
         findings = self.read(block, number=number, source=source, before=lambda _: list(memory))
         self._lines = max(self._lines, number)
@@ -81,11 +81,11 @@ class Scanner:
         self._going_on.next_block(block)
         self._read += len(block)
         self._lines = max(self._lines, number + len(texts) - 1)
-        self._memory(source).extend(text[:LONGEST] for text in texts[-_BACK:])
+        self.recent(source).extend(text[:LONGEST] for text in texts[-_BACK:])
         return True
 
-    def _memory(self, source: str) -> deque[str]:
-        """Return the last lines of a source."""
+    def recent(self, source: str) -> deque[str]:
+        """Return the last lines of a source, the line at hand included."""
         memory = self._recent.get(source)
         if memory is None:
             if len(self._recent) >= 256:

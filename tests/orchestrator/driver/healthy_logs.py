@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Chunk, Exit, Observed
@@ -250,9 +253,22 @@ def busy() -> Iterator[Sample]:
         yield sampled(working=working, alive=alive, gpu=0.9)
 
 
-def play(folder: Path, framework: str, place: str, source: str) -> Player:
+def spinning() -> Iterator[Sample]:
+    """Yield the samples of a job whose cards are busy while every process that prints is idle.
+
+    As in a container, no process is known to be on a card.
+    """
+    sample = sampled(working=(MAIN,), alive=(MAIN, TRAINER, REWARD, SCORE), gpu=1.0)
+    processes = tuple(msgspec.structs.replace(process, gpu=False) for process in sample.processes)
+    yield from itertools.repeat(msgspec.structs.replace(sample, processes=processes))
+
+
+def play(
+    folder: Path, framework: str, place: str, source: str, *, samples: Iterator[Sample] | None = None
+) -> Player:
     """Play a job to its end whose output quotes every signature in every step."""
-    form, rules, samples = FORMATS[framework], fatal_rules(), busy()
+    form, rules = FORMATS[framework], fatal_rules()
+    samples = busy() if samples is None else samples
     player = Player(folder, framework)
 
     def quote(some: list[Rule]) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import OWN_SOURCE
-from autotune.orchestrator.driver.witness import SILENCE_S, Suspicions
+from autotune.orchestrator.driver import witness
+from autotune.orchestrator.driver.witness import FAILED_RANK_S, SILENCE_S, Suspicions
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
 from autotune.policies.diagnosis.rules.rule import Rule
@@ -34,6 +35,7 @@ from tests.orchestrator.driver.healthy_logs import (
     fatal_rules,
     play,
     sampled,
+    spinning,
 )
 from tests.orchestrator.scripted import failure
 from tests.policies.variants import variants
@@ -80,6 +82,20 @@ def test_a_healthy_job_is_not_stopped(framework: str, place: str, source: str, t
     assert place == "traceback" or steps == [1, 2, 3]  # whole logs hold markers too
     ended = player.end(0)
     assert player.monitor.outcome(ended, lost="", stopped_by="") == Completed()
+
+
+@pytest.mark.parametrize("place", ["line start", "traceback"])
+@pytest.mark.parametrize("framework", FORMATS)
+def test_an_idle_printer_beside_busy_cards_is_healthy(framework: str, place: str, tmp_path: Path) -> None:
+    """The trainer's own process quotes every signature, whole tracebacks too."""
+    player = play(tmp_path, framework, place, f"worker-{TRAINER}.err", samples=spinning())
+    assert [event for event in player.events if isinstance(event, FailureSeen | StopRequested)] == []
+
+
+def test_without_the_wait_an_idle_printer_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(witness, "FAILED_RANK_S", 60.0)
+    monkeypatch.setattr(witness, "_FAILED_RANK_STEPS", 0)
+    assert failures(play(tmp_path, "verl", "traceback", f"worker-{TRAINER}.err", samples=spinning()).events)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -241,6 +257,90 @@ def test_a_trainer_that_stops_working_is_found_while_its_peers_spin(tmp_path: Pa
     player.turn(20, samples=spinning)
     (seen,) = failures(player.events)
     assert seen.witness == f"no step or phase for 302 s while process {TRAINER}, which printed it, is idle"
+
+
+TRACEBACK = (
+    "Traceback (most recent call last):",
+    '  File "/opt/areal/engine/fsdp_engine.py", line 758, in forward_backward_batch',
+    "    loss.backward()",
+    "    ^^^^^^^^^^^^^^^",
+    OOM,
+)
+
+
+def failed_rank(folder: Path, *lines: str, pid: int = TRAINER, step_s: float = STEP_S) -> Player:
+    """Return a job of which one process prints lines after two steps; no process is known to be on a card."""
+    player = Player(folder, "areal")
+    for step in (1, 2, 3):
+        player.turn(step_s, samples=spinning())
+        player.show(*player.lines(FORMATS["areal"].closes, step=step, seconds=step_s))
+    player.show(*lines, source=f"worker-{pid}.err")
+    return player
+
+
+@pytest.mark.parametrize(("step_s", "wait_s"), [(STEP_S, FAILED_RANK_S), (400.0, 1200.0)])
+def test_a_failed_rank_is_noticed_among_spinning_peers(step_s: float, wait_s: float, tmp_path: Path) -> None:
+    player = failed_rank(tmp_path, *TRACEBACK, step_s=step_s)
+    player.turn(wait_s - 4, samples=spinning())
+    assert failures(player.events) == []
+    player.turn(4, samples=spinning())
+    (failure,) = failures(player.events)
+    assert failure.finding.cause is Cause.GPU_OOM
+    assert failure.witness == (
+        f"no step for {wait_s:.0f} s while process {TRAINER}, which printed the traceback of a memory "
+        "failure, neither prints nor works"
+    )
+
+
+def test_a_failed_rank_is_noticed_although_peers_pass_phases(tmp_path: Path) -> None:
+    player = Player(tmp_path, "builtin")
+    player.turn(12, samples=spinning())
+    player.show(*TRACEBACK, source=f"worker-{TRAINER}.err")
+    for begun in ("start", "end"):
+        player.turn(FAILED_RANK_S / 2 - 10, samples=spinning())
+        player.show(f"builtin: phase {begun} name=rollout step=1")
+    assert failures(player.events) == []
+    player.turn(20, samples=spinning())
+    assert len(failures(player.events)) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "pid"),
+    [
+        (TRACEBACK[1:], TRAINER),  # its head is missing
+        ((TRACEBACK[0], OOM), TRAINER),
+        ((*TRACEBACK[:-1], "a sample quotes:", OOM), TRAINER),
+        ((*TRACEBACK[:-1], "ValueError: no memory failure"), TRAINER),
+        (TRACEBACK, REWARD),  # neither trainer nor engine
+        (TRACEBACK, 31337),  # no process of the attempt
+    ],
+)
+def test_less_than_the_traceback_of_a_trainer_is_no_witness(
+    lines: tuple[str, ...], pid: int, tmp_path: Path
+) -> None:
+    player = failed_rank(tmp_path, *lines, pid=pid)
+    player.turn(3 * FAILED_RANK_S, samples=spinning())
+    assert failures(player.events) == []
+
+
+@pytest.mark.parametrize("sign", ["a line", "a CPU", "a step", "no samples"])
+def test_a_rank_that_gives_a_sign_of_life_has_not_failed(sign: str, tmp_path: Path) -> None:
+    player = failed_rank(tmp_path, *TRACEBACK)
+    player.turn(FAILED_RANK_S / 2, samples=spinning())
+    working = always(sampled(working=(TRAINER,), gpu=1.0))
+    match sign:
+        case "a line":
+            player.show("step took 3 s", source=f"worker-{TRAINER}.err")
+            player.turn(2 * FAILED_RANK_S, samples=spinning())
+        case "a CPU":
+            player.turn(4, samples=working)
+            player.turn(FAILED_RANK_S - 10, samples=spinning())
+        case "a step":
+            player.show(*player.lines(FORMATS["areal"].closes, step=4, seconds=STEP_S))
+            player.turn(2 * FAILED_RANK_S, samples=spinning())
+        case "no samples":
+            player.turn(FAILED_RANK_S)
+    assert failures(player.events) == []
 
 
 def test_silence_is_measured_by_the_steps(tmp_path: Path) -> None:
