@@ -19,6 +19,7 @@ from autotune.launchers.frameworks.tools.rows import (
     Tool,
 )
 from autotune.policies.diagnosis.literal_search import Naming
+from autotune.policies.explain.hints import POOL_IN_BYTES
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Grid, Profile, Support
 
@@ -33,7 +34,6 @@ _EXPANDABLE = re.compile(
 _PAUSABLE = re.compile(
     r"enable_(?:memory_saver|sleep_mode)['\"]?\s{0,4}[=:]\s{0,4}['\"]?[Tt]rue|--enable-memory-saver"
 )
-_POOL_IN_BYTES = "for KV Cache as specified by kv_cache_memory_bytes"
 _SLEEPS = re.compile(r"(?i:\bsleep[_ ]?(?:mode|level)|\bsleep\()|weights_cpu_backup|memory_saver")
 _DEVICE = re.compile(rf"\b({'|'.join(ALLOCATORS)}) out of memory")
 # What trainers that can do without an engine call a training with one.
@@ -102,12 +102,12 @@ def excluded(text: str) -> frozenset[str]:
     Only an engine that sleeps keeps a copy of its weights. Pools that an engine pauses and resumes are mapped
     by allocators of their own, which expandable segments would replace. A pool in bytes takes no share.
     """
-    shown = {
+    useless = {
         "allocator": _PAUSABLE.search(text) is not None,
         "weights_backup": _SLEEPS.search(text) is None,
-        "memory_fraction": _POOL_IN_BYTES in text,
+        "memory_fraction": POOL_IN_BYTES in text,
     }
-    return frozenset(knob for knob, useless in shown.items() if useless)
+    return frozenset(knob for knob, shows in useless.items() if shows)
 
 
 def device_of(text: str) -> str:

@@ -8,12 +8,7 @@ from __future__ import annotations
 from autotune.launchers.frameworks.core.engine_settings import VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
-from autotune.launchers.frameworks.hugging_face.settings import (
-    ALLOCATOR_MODES,
-    HOST_ALLOCATOR,
-    SPREAD,
-    WHOLE,
-)
+from autotune.launchers.frameworks.hugging_face.settings import ALLOCATOR_MODES, HOST_ALLOCATOR, SPREAD, WHOLE
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
     SWITCH,

@@ -8,7 +8,6 @@ from statistics import median
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.policies.estimate.belief.gaussian import Floats
 from autotune.policies.estimate.peaks import PHASES, Estimates
@@ -58,24 +57,22 @@ class StepTimes:
         if self.present is None:
             return taken
         without = [self.only(k, acting) for k in knobs]
-        moved = np.array([other != k for k, other in zip(knobs, without, strict=True)])
-        taken[moved] *= self._unsure(knobs, without, moved)
+        moved = [place for place, other in enumerate(without) if other != knobs[place]]
+        if moved:
+            taken[moved] *= self._unsure(
+                [knobs[place] for place in moved], [without[place] for place in moved]
+            )
         return taken
 
-    def _unsure(self, knobs: Sequence[Knobs], without: Sequence[Knobs], moved: NDArray[np.bool_]) -> Floats:
-        """Return the factor by which seconds grow without a gain that may be none, of the `moved` ones."""
+    def _unsure(self, knobs: Sequence[Knobs], without: Sequence[Knobs]) -> Floats:
+        """Return the factors by which seconds grow without a gain over `without` that may be none."""
         assert self.present is not None
-        places = np.nonzero(moved)[0].tolist()
-        alone = [new_values(without[place], knobs[place]) for place in places]
-        pairs = (
-            ([knobs[place] for place in places], [without[place] for place in places]),
-            (
-                [msgspec.structs.replace(self.present, **changes) for changes in alone],
-                [self.present] * len(places),
-            ),
-        )
-        result = np.ones(len(places))
-        for here, there in pairs if places else ():
+        alone = [
+            msgspec.structs.replace(self.present, **new_values(before, after))
+            for before, after in zip(without, knobs, strict=True)
+        ]
+        result = np.ones(len(knobs))
+        for here, there in ((knobs, without), (alone, [self.present] * len(knobs))):
             gain, error = self.gain(here, there)
             result = np.where((gain > 0) & (gain <= SURELY * error) & (result == 1), 1 / (1 - gain), result)
         return result

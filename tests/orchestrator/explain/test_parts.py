@@ -28,7 +28,7 @@ def of(*lines: str) -> Explanation:
     return explain(read_from(io.BytesIO(log), name="log"), framework=None, model=None)
 
 
-def said(explanation: Explanation) -> str:
+def page_of(explanation: Explanation) -> str:
     return render_explanation(explanation, verbose=True)
 
 
@@ -103,7 +103,7 @@ def test_a_log_of_engines_alone_is_given_no_trainers_settings() -> None:
 
 
 def test_a_pool_that_is_set_in_bytes_grows_by_that_setting() -> None:
-    text = said(of(
+    text = page_of(of(
         (
             "(EngineCore pid=3) INFO [gpu_worker.py:492] Initial free memory 31.16 GiB, reserved 4.25 GiB "
             "memory for KV Cache as specified by kv_cache_memory_bytes config and skipped memory profiling."
@@ -124,7 +124,7 @@ def test_a_pool_that_is_set_in_bytes_grows_by_that_setting() -> None:
     [("CUDA", "nvidia-smi"), ("HIP", "rocm-smi"), ("NPU", "npu-smi"), ("XPU", "xpu-smi")],
 )
 def test_processes_on_a_card_are_listed_by_its_makers_tool(device: str, command: str) -> None:
-    assert f"check  {command} " in said(
+    assert f"check  {command} " in page_of(
         of(f"torch.OutOfMemoryError: {_OOM.format(device, '30.00')}")
     ).replace("check    ", "check  ")
 
@@ -134,7 +134,7 @@ def test_a_program_of_someone_else_that_fills_a_node_leads_the_help() -> None:
         "[  812]  1000   812 60000000 52428800 420000000 0 0 java",
         "[  900]     0   900 9000000 2097152 16777216 0 0 python3",
     )
-    text = said(of(
+    text = page_of(of(
         "step 40 loss 0.1",
         "python3 invoked oom-killer: gfp_mask=0x1100cca(GFP_HIGHUSER_MOVABLE), order=0, oom_score_adj=0",
         "[  pid  ]   uid  tgid total_vm      rss pgtables_bytes swapents oom_score_adj name",
@@ -153,6 +153,6 @@ def test_a_fused_optimizer_comes_first_where_the_trainer_has_a_setting_for_it(fi
         f'  File "{file}", line 2, in step',
         '  File "torch/optim/adamw.py", line 606, in _multi_tensor_adamw',
     )
-    text = said(of(*frames, CUDA))
+    text = page_of(of(*frames, CUDA))
     assert ("help: use a fused optimizer" in text) is leads
     assert ("optim=adamw_torch_fused" in text) is leads

@@ -294,8 +294,8 @@ _GENERATES = [
     ],
 )
 def test_logits_that_a_trainer_scores_within_a_rollout_are_log_probs(frames, phase, component):
-    found = diagnose(scan(["\n".join([*frames, _MESSAGE]).encode()]))
-    assert (found.phase, found.component) == (phase, component)
+    diagnosis = diagnose(scan(["\n".join([*frames, _MESSAGE]).encode()]))
+    assert (diagnosis.phase, diagnosis.component) == (phase, component)
 
 
 def test_a_driver_that_relays_an_error_is_not_the_part_that_ran_out():
@@ -304,8 +304,8 @@ def test_a_driver_that_relays_an_error_is_not_the_part_that_ran_out():
         _MESSAGE,
         "Unhandled error: ray::WorkerDict.actor_rollout_generate_sequences() (pid=1002, ip=10.0.0.1)",
     ]
-    found = diagnose(scan(["\n".join(f"(main_task pid=1000) {line}" for line in lines).encode()]))
-    assert found.component is Component.TRAINER
+    diagnosis = diagnose(scan(["\n".join(f"(main_task pid=1000) {line}" for line in lines).encode()]))
+    assert diagnosis.component is Component.TRAINER
 
 
 @pytest.mark.parametrize(
