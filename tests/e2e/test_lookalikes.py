@@ -19,9 +19,18 @@ pytestmark = pytest.mark.timeout(600)  # e2e or e2e_long: see `every`
 __all__ = ["ray_head"]  # the fixture
 
 Event = dict[str, Any]
-_IN_PART = ("miles", "openrlhf")  # of each other framework all scenarios run in CI
 _UNNUMBERED = ("openrlhf", "nemo-rl")  # they never say how many steps there are
-_REHEARSED = ("verl", "areal", "slime")  # answers that can be forced, twice, and that cannot
+# Every framework overflows in CI, and each other scenario runs with two that print and resume in different
+# ways; `make e2e-long` plays it with the rest.
+_IN_CI = {
+    "rehearsal": ("verl", "slime"),  # answers that can be forced, and that cannot
+    "starved": ("verl", "slime"),
+    "hang": ("areal", "command"),
+    "forget": ("areal", "slime"),
+    "swallow": ("verl", "command"),
+    "early": ("slime", "command"),
+    "search": ("verl", "areal"),  # the second prints no times of its steps
+}
 # The script has a test of its own, ms-swift itself does the others (tests/real), verl of a fork its own in
 # test_forks.py.
 _ELSEWHERE = (
@@ -142,12 +151,7 @@ def every(case: str) -> pytest.MarkDecorator:
 
 
 def _is_long(case: str, framework: str) -> bool:
-    """Return whether a scenario stays out of CI: what it shows is seen there with another framework's log."""
-    if case == "rehearsal" and framework not in _REHEARSED:
-        return True
-    if case in ("early", "swallow") and framework == "relax":  # the trainer and the log are slime's
-        return True
-    return framework in (*_IN_PART, *jobs.OF_DATA_FILES) and case != "overflow"
+    return framework not in _IN_CI.get(case, (framework,))
 
 
 @every("overflow")

@@ -147,7 +147,8 @@ def test_memory_that_arrives_with_the_first_step_is_cured_from_the_checkpoint(tm
     """Adam's state is there from step 2 on; the scoring pass no longer fits beside it."""
     told = launch(
         tmp_path,
-        {"optimizer_offload": False, "trainer_budget": "140MiB", "tokens_per_microbatch": 64, "steps": 3},
+        {"optimizer_offload": False, "trainer_budget": "140MiB", "tokens_per_microbatch": 64, "steps": 3}
+        | {"engine": "light"},
     )
     assert told.result.returncode == 0, told.story
     first = told.of("diagnosed")[0]
@@ -186,6 +187,7 @@ def test_a_weight_sync_that_does_not_fit_gets_smaller_buckets(tmp_path: Path) ->
         {
             "model_shape": {"hidden": 384, "layers": 16, "heads": 12, "kv_heads": 6}
             | {"intermediate": 1536, "vocab": 512},
+            "engine": "light",
             "prompts": 4,
             "samples": 4,
             "ranks": 2,

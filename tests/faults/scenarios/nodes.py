@@ -171,7 +171,6 @@ SCENARIOS = (
         fault="the sampler of a node without a rank does not answer for 70 s",
         play=_sampler_frozen,
         how="SIGSTOP to its actor",
-        ci=True,
     ),
     Scenario(
         name="sampler-frozen-oom",

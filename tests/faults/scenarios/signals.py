@@ -212,7 +212,6 @@ SCENARIOS = (
             attempts=2,
             repeated=SAVE_EVERY - 1,
             why=_ENDS,
-            ci=stage == "training",
         )
         for stage, when in STAGES.items()
     ),
