@@ -1,26 +1,25 @@
 """The Ray actor that owns one rollout engine."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any
 
 import ray
 
-from autotune.launchers.builtin.engines.base import (
-    Completion,
-    Engine,
-    EngineKind,
-    EngineMemory,
-    EngineOptions,
-    Part,
-    Sampling,
-)
+from autotune.launchers.builtin.engines.base import Engine, EngineKind, EngineMemory, EngineOptions
 from autotune.launchers.builtin.process.records import PhaseFailure, describe, report
-from autotune.launchers.builtin.transfer.broadcast import Content, Place
 
-if TYPE_CHECKING:
-    import torch
+
+def _reported(name: str, *, phase: str) -> Callable[..., Any]:
+    """Return an actor's method that calls the engine's, and reports a failure as one of the phase."""
+
+    def method(actor: "RolloutActor", *arguments: Any, step: int = 0, **named: Any) -> Any:
+        with actor._reporting(phase, step=step):
+            return getattr(actor._engine, name)(*arguments, **named)
+
+    method.__name__ = name
+    return method
 
 
 class RolloutActor:
@@ -39,57 +38,16 @@ class RolloutActor:
         """Return once the engine has started."""
         return True
 
-    def generate(
-        self, prompts: list[list[int]], *, seeds: list[int], step: int = 0, **sampling: Unpack[Sampling]
-    ) -> list[Completion]:
-        """Return one response per prompt."""
-        with self._reporting("rollout", step=step):
-            return self._engine.generate(prompts, seeds=seeds, **sampling)
-
-    def sleep(self, *, step: int = 0) -> None:
-        """Give weights and token pool back to the card."""
-        with self._reporting("rollout", step=step):
-            self._engine.sleep()
-
-    def wake(self, part: Part, *, step: int = 0) -> None:
-        """Take the memory of one part again."""
-        with self._reporting("weight_sync", step=step):
-            self._engine.wake(part)
-
-    def borrow(self, handles: bytes, *, step: int = 0) -> None:
-        """Load some of the model's tensors from where another process of this card has them."""
-        with self._reporting("weight_sync", step=step):
-            self._engine.borrow(handles)
-
-    def begin_update(self, *, step: int = 0) -> None:
-        """Open a transfer of weights through memory."""
-        with self._reporting("weight_sync", step=step):
-            self._engine.begin_update()
-
-    def update(self, bucket: "list[tuple[str, torch.Tensor]]", *, step: int = 0) -> None:
-        """Load some of the model's tensors."""
-        with self._reporting("weight_sync", step=step):
-            self._engine.update(bucket)
-
-    def end_update(self, *, step: int = 0) -> None:
-        """Close the transfer."""
-        with self._reporting("weight_sync", step=step):
-            self._engine.end_update()
-
-    def update_from_disk(self, path: str, *, step: int = 0) -> None:
-        """Load all weights from a folder."""
-        with self._reporting("weight_sync", step=step):
-            self._engine.update_from_disk(path)
-
-    def join_update_group(self, *, step: int = 0, **place: Unpack[Place]) -> None:
-        """Join the process group over which trainer rank 0 broadcasts weights to the engines."""
-        with self._reporting("weight_sync", step=step):
-            self._distributed().join_update_group(**place)
-
-    def receive(self, tensors: list[Content], *, group: str, step: int = 0) -> None:
-        """Take one broadcast bucket; the sender broadcasts at the same time."""
-        with self._reporting("weight_sync", step=step):
-            self._distributed().receive(tensors, group=group)
+    generate = _reported("generate", phase="rollout")
+    sleep = _reported("sleep", phase="rollout")
+    wake = _reported("wake", phase="weight_sync")
+    borrow = _reported("borrow", phase="weight_sync")
+    begin_update = _reported("begin_update", phase="weight_sync")
+    update = _reported("update", phase="weight_sync")
+    end_update = _reported("end_update", phase="weight_sync")
+    update_from_disk = _reported("update_from_disk", phase="weight_sync")
+    join_update_group = _reported("join_update_group", phase="weight_sync")
+    receive = _reported("receive", phase="weight_sync")
 
     def memory(self) -> EngineMemory:
         """Return the memory used since the last call."""
@@ -98,11 +56,6 @@ class RolloutActor:
     def shutdown(self) -> None:
         """End the engine and all its processes."""
         self._engine.shutdown()
-
-    def _distributed(self) -> Any:
-        if not hasattr(self._engine, "join_update_group"):
-            raise ValueError("only SGLang engines take weights by broadcast")
-        return self._engine
 
     @contextmanager
     def _reporting(self, phase: str, *, step: int) -> Iterator[None]:

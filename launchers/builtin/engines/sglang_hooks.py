@@ -41,12 +41,12 @@ def register() -> None:
         f"{_SCHEDULER}.__init__": watch.start,
         f"{_SCHEDULER}.run_event_loop": watch.serve,
         f"{_SCHEDULER}.run_batch": watch.run_batch,
-        f"{_WEIGHTS}.begin_weight_update": watch.open_update,
-        f"{_WEIGHTS}.end_weight_update": watch.close_update,
-        f"{_WEIGHTS}.update_weights_from_tensor": watch.update,
-        f"{_WEIGHTS}.update_weights_from_distributed": watch.update,
-        f"{_WEIGHTS}.update_weights_from_disk": watch.update_from_disk,
-        f"{_WEIGHTS}.resume_memory_occupation": watch.wake,
+        f"{_WEIGHTS}.begin_weight_update": watch.weight_sync(ends=False),
+        f"{_WEIGHTS}.update_weights_from_tensor": watch.weight_sync(ends=False),
+        f"{_WEIGHTS}.update_weights_from_distributed": watch.weight_sync(ends=False),
+        f"{_WEIGHTS}.end_weight_update": watch.weight_sync(ends=True),
+        f"{_WEIGHTS}.update_weights_from_disk": watch.weight_sync(ends=True),
+        f"{_WEIGHTS}.resume_memory_occupation": watch.weight_sync(ends=True, answers=False),
     }
     if watch.on_gpu:
         around["sglang.srt.utils.common.get_available_gpu_memory"] = watch.free_card_memory
@@ -140,42 +140,25 @@ class SchedulerWatch:
             board.write("peak_bytes", used)
         return result
 
-    def wake(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Take memory of the card again that a sleeping engine gave back."""
-        self._phase = "weight_sync"
-        result = original(*args, **kwargs)
-        self._phase = "rollout"
-        return result
+    def weight_sync(self, *, ends: bool, answers: bool = True) -> Callable[..., Any]:
+        """Return the hook of a call that belongs to a weight sync, and `ends` it or not.
 
-    def open_update(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Enter weight_sync."""
-        self._phase = "weight_sync"
-        return self._checked(original(*args, **kwargs))
+        With `answers` the call returns whether it succeeded.
+        """
 
-    def update(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Load one bucket."""
-        return self._checked(original(*args, **kwargs))
+        def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self._phase = "weight_sync"
+            result = original(*args, **kwargs)
+            if answers and not result.success:
+                self._fail(RuntimeError(result.message))
+            if ends:
+                self._phase = "rollout"
+            return result
 
-    def close_update(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Leave weight_sync."""
-        result = self._checked(original(*args, **kwargs))
-        self._phase = "rollout"
-        return result
-
-    def update_from_disk(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Load all weights from a folder."""
-        self._phase = "weight_sync"
-        result = self._checked(original(*args, **kwargs))
-        self._phase = "rollout"
-        return result
+        return hook
 
     def _used(self, device: Device) -> int:
         return int(torch.cuda.max_memory_allocated()) if self.on_gpu else device.used_bytes()
-
-    def _checked(self, result: Any) -> Any:
-        if not result.success:
-            self._fail(RuntimeError(result.message))
-        return result
 
     def _open_device(self) -> Device:
         if self._device is None:
