@@ -38,10 +38,10 @@ def version_of(distribution: str) -> str:
 
 def missing(modules: Iterable[str]) -> tuple[str, ...]:
     """Return those of the modules that this interpreter cannot find; none is imported."""
-    return tuple(module for module in modules if not _is_found(module))
+    return tuple(module for module in modules if not _is_installed(module))
 
 
-def _is_found(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return module in sys.modules or find_spec(module) is not None
     except ValueError:  # a module that has no spec, such as one that a test put in place

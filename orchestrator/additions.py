@@ -13,7 +13,7 @@ import msgspec
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework
-from autotune.orchestrator.config.secrets import shown_text
+from autotune.orchestrator.config.secrets import masked_text
 from autotune.policies.values.command import Addition, Command
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
@@ -114,8 +114,8 @@ def shown(additions: Iterable[Addition], job: Job) -> tuple[Addition, ...]:
     return tuple(
         msgspec.structs.replace(
             each,
-            before=each.before and shown_text(each.before, job),
-            after=each.after and shown_text(each.after, job),
+            before=each.before and masked_text(each.before, job),
+            after=each.after and masked_text(each.after, job),
         )
         for each in additions
     )

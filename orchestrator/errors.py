@@ -80,13 +80,13 @@ class Complaint(Value, frozen=True, kw_only=True):
     def render(self) -> str:
         """Return the mistake with its position, the source line, carets and the hint."""
         margin = " " * len(str(self.line))
-        shown, column = _clip(masked(self.text), self.column)
-        carets = "^" * max(1, min(self.width, len(shown) - column + 1))
+        visible, column = _clip(masked(self.text), self.column)
+        carets = "^" * max(1, min(self.width, len(visible) - column + 1))
         lines = [
             f"error[{self.about}]: {self.message}",
             f"{margin}--> {self.file}:{self.line}:{self.column}",
             f"{margin} |",
-            f"{self.line} | {shown}",
+            f"{self.line} | {visible}",
             f"{margin} | {' ' * (column - 1)}{carets}",
         ]
         if self.hint:
@@ -123,11 +123,11 @@ class ErrorDocument(Value, frozen=True, kw_only=True):
 class JobErrors(Failure):
     """Everything that is wrong with a job file, in order of line; the message shows the first of many."""
 
-    SHOWN = 20
+    MOST_COMPLAINTS = 20
 
     def __init__(self, complaints: tuple[Complaint, ...]) -> None:
         self.complaints = tuple(sorted(complaints, key=lambda c: (c.line, c.column)))
-        parts = [complaint.render() for complaint in self.complaints[: self.SHOWN]]
+        parts = [complaint.render() for complaint in self.complaints[: self.MOST_COMPLAINTS]]
         more = len(self.complaints) - len(parts)
         if more:
             parts.append(f"and {more} more error{'' if more == 1 else 's'} in {self.complaints[-1].file}")

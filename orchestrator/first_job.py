@@ -232,7 +232,7 @@ def _filled(value: Any, sizes: Mapping[str, Any]) -> Any:
     if not isinstance(value, str):
         return value
     whole = _PLACE.fullmatch(value)
-    return sizes[whole[1]] if whole else _PLACE.sub(lambda found: str(sizes[found[1]]), value)
+    return sizes[whole[1]] if whole else _PLACE.sub(lambda match: str(sizes[match[1]]), value)
 
 
 def _flow(value: Any) -> str:

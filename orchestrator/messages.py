@@ -50,7 +50,7 @@ _CAUSES = {
 _RULES = {"autotune-restarted": "config: the job started over instead of resuming from its checkpoint"}
 _TRAIN = {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
 _MARGINAL = " with little free memory"
-_SHOWN = {"rollout", "log_prob", "train"}
+_MAIN_ROWS = {"rollout", "log_prob", "train"}
 # Phases that need more than "in" and their name.
 _PLACES = {
     Phase.INIT: "while starting",
@@ -149,9 +149,9 @@ def peaks(values: dict[str, Peak], *, mark: str = "") -> str:
         if row not in rows or _fullness(peak) > _fullness(rows[row]):
             rows[row] = peak
     fullest = max(rows, key=lambda row: _fullness(rows[row]), default="")
-    shown = [row for row in rows if row in _SHOWN or row == fullest]
+    listed = [row for row in rows if row in _MAIN_ROWS or row == fullest]
     return "   ".join(
-        f"{row} {mark}{show_gib(rows[row].used_bytes)}" for row in shown if rows[row].used_bytes
+        f"{row} {mark}{show_gib(rows[row].used_bytes)}" for row in listed if rows[row].used_bytes
     )
 
 
@@ -307,8 +307,8 @@ def verdict(value: Verdict, *, attempts: int, seconds: float) -> str:
             return f"Rehearsed {how} after {tries} in {took}"
         case GaveUp(reason=reason):
             return f"gave up after {tries}: {reason}"
-        case NeedsHuman(diagnosis=found):
-            return f"failed after {tries}: {diagnosis(found)}"
+        case NeedsHuman(diagnosis=diagnosed):
+            return f"failed after {tries}: {diagnosis(diagnosed)}"
         case Infrastructure(reason=reason):
             return reason
         case Interrupted(by=by):

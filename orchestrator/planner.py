@@ -38,7 +38,7 @@ from autotune.policies.values.remedy import Effect, Remedy
 from autotune.policies.values.value import Value
 
 GPU_UNKNOWN = "the memory of a GPU is unknown; set `cluster.gpu_memory`"
-_SHOWN = 3  # remedies of a phase
+_MOST_REMEDIES = 3  # remedies of a phase
 # Rows of the table: forward, backward and optimizer are one, `train`.
 _ROWS: dict[str, tuple[Phase, ...]] = {
     "init": (Phase.INIT,),
@@ -270,8 +270,8 @@ def settings_of(job: Job, framework: Framework) -> str:
     name = f"{framework.name} {release.version}"
     if release.exact:
         return f"{name} ({job.version_from or 'framework_version'})"
-    if not job.framework_version and (told := framework.release_by_settings(job)):
-        version = f"{framework.name} {told}"
+    if not job.framework_version and (by_settings := framework.release_by_settings(job)):
+        version = f"{framework.name} {by_settings}"
         return f"{version}, by the names of its settings: the version was not found; set framework_version"
     if not job.framework_version:
         return f"{name}, the newest known: the job's own version was not found; set framework_version"
@@ -405,7 +405,7 @@ def _ladder(run: Run, knobs: Knobs) -> list[RungPlan]:
                 reason=remedy.reason,
                 slows=remedy.slows,
             )
-            for remedy in islice(named.values(), _SHOWN)
+            for remedy in islice(named.values(), _MOST_REMEDIES)
         ]
     return rungs
 

@@ -191,7 +191,7 @@ class Annotator(SideTask):
         named = _named(job)
         for tracker in vague if job.annotate == "auto" else (each for each in named if each not in exact):
             self._news.put(_News(tracker, number, nothing=_UNKNOWN))
-        asked: dict[str, Any] = {"run": self.run.id, "attempts": [_shown(each, job) for each in documents]}
+        asked: dict[str, Any] = {"run": self.run.id, "attempts": [_masked(each, job) for each in documents]}
         known: dict[str, Any] = {
             "since": seconds_of(start.at),
             "until": seconds_of(documents[-1].ended),
@@ -221,7 +221,7 @@ def _named(job: Job) -> tuple[Tracker, ...]:
     return tuple(Tracker) if isinstance(job.annotate, str) else job.annotate
 
 
-def _shown(document: Annotation, job: Job) -> dict[str, Any]:
+def _masked(document: Annotation, job: Job) -> dict[str, Any]:
     """Return an attempt as the writer takes it, without any secret of the job."""
     values = {
         "attempt": document.attempt,
@@ -230,8 +230,8 @@ def _shown(document: Annotation, job: Job) -> dict[str, Any]:
         "markdown": markdown(document),
         "document": msgspec.to_builtins(document),
     }
-    shown: dict[str, Any] = _without(values, tuple(secrets.values_of(job)))
-    return shown
+    masked: dict[str, Any] = _without(values, tuple(secrets.values_of(job)))
+    return masked
 
 
 def _hidden(text: str, job: Job, env: Mapping[str, str]) -> str:

@@ -65,8 +65,8 @@ class Child:
         if self._closed.is_set():
             self.close()
         try:
-            said, _ = child.communicate(msgspec.json.encode(asked), timeout=asked["limit_s"] + _GRACE_S)
-            return msgspec.json.decode(said, type=dict[str, str])
+            output, _ = child.communicate(msgspec.json.encode(asked), timeout=asked["limit_s"] + _GRACE_S)
+            return msgspec.json.decode(output, type=dict[str, str])
         except subprocess.TimeoutExpired:
             return late
         except msgspec.DecodeError:

@@ -96,13 +96,13 @@ def places(
         result.setdefault(tracker, {}).setdefault(name, fitted(name, value))
     other: set[Tracker] = set()  # trackers whose last named run was another one
     for tracker, line in _of_log(log, tracked):
-        place, said = result.setdefault(tracker, {}), {name: fitted(name, line[name]) for name in line}
-        elsewhere = "id" in said and "experiment" in place  # it does not say in which experiment
-        if elsewhere or any(place.get(name, value) != value for name, value in said.items()):
+        place, fields = result.setdefault(tracker, {}), {name: fitted(name, line[name]) for name in line}
+        elsewhere = "id" in fields and "experiment" in place  # it does not say in which experiment
+        if elsewhere or any(place.get(name, value) != value for name, value in fields.items()):
             other.add(tracker)
-        elif tracker not in other or "project" in said:
+        elif tracker not in other or "project" in fields:
             other.discard(tracker)
-            place |= said
+            place |= fields
     whole = {tracker: place for tracker, place in result.items() if _is_enough(tracker, place)}
     # That a variable is set, or that a line is known, does not say that the job uses the tracker.
     used = {each.tracker for each in tracked if each.place}

@@ -55,13 +55,13 @@ def replayed(framework: Framework, before: Job, after: Job) -> tuple[Replayed, s
         return Replayed.NOT_RUN, "the replay printed no result"
 
 
-def judged(found: Comparison) -> tuple[Replayed, str]:
+def judged(comparison: Comparison) -> tuple[Replayed, str]:
     """Return the outcome of a comparison of two updates."""
-    if found.skipped:
-        return Replayed.NOT_RUN, found.skipped
-    what = f"one update of {found.samples} samples ({found.tokens:,} tokens) in fp32"
+    if comparison.skipped:
+        return Replayed.NOT_RUN, comparison.skipped
+    what = f"one update of {comparison.samples} samples ({comparison.tokens:,} tokens) in fp32"
     errors = (
-        f"loss {found.loss_error:.1g}, gradient {found.gradient_error:.1g}, "
-        f"weights {found.update_error:.1g} apart; the limit is {UPDATE_LIMIT:g}"
+        f"loss {comparison.loss_error:.1g}, gradient {comparison.gradient_error:.1g}, "
+        f"weights {comparison.update_error:.1g} apart; the limit is {UPDATE_LIMIT:g}"
     )
-    return (Replayed.AGREED if found.agrees else Replayed.DIFFERS), f"{what}: {errors}"
+    return (Replayed.AGREED if comparison.agrees else Replayed.DIFFERS), f"{what}: {errors}"

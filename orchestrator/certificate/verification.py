@@ -62,18 +62,18 @@ class VerificationDocument(Value, frozen=True, kw_only=True):
     versions: dict[str, str]
 
 
-def document(found: Verification) -> VerificationDocument:
+def document(verification: Verification) -> VerificationDocument:
     """Return what was found as it is printed."""
-    certificate = found.certificate
+    certificate = verification.certificate
     return VerificationDocument(
         run=certificate.run,
-        agrees=not found.differences,
-        differences=found.differences,
-        replayed=found.replayed,
-        replay=found.replay,
-        replayed_by=found.by,
-        compared=found.compared,
-        missing=found.missing,
+        agrees=not verification.differences,
+        differences=verification.differences,
+        replayed=verification.replayed,
+        replay=verification.replay,
+        replayed_by=verification.by,
+        compared=verification.compared,
+        missing=verification.missing,
         changes=certificate.changes,
         training=certificate.training,
         stable=certificate.stable,
@@ -105,21 +105,21 @@ def verify(path: Path) -> Verification:
         raise reading.unusable(path, "its values are nested too deeply") from None
     except _UNREADABLE as error:
         raise reading.unusable(path, f"its values make no sense: {type(error).__name__}: {error}") from None
-    result, told, by = certificate.replayed, certificate.replay, "losses"
+    result, reason, by = certificate.replayed, certificate.replay, "losses"
     if differences:
-        result, told = Replayed.NOT_RUN, "what was declared is not so"
+        result, reason = Replayed.NOT_RUN, "what was declared is not so"
     elif (updated := replayed(framework, before, after)) is not None:
         if updated[0] is not Replayed.NOT_RUN or result is Replayed.NOT_RUN:
-            (result, told), by = updated, "update"
+            (result, reason), by = updated, "update"
         if result is Replayed.DIFFERS:
-            differences.append(f"an update with the stable settings is another one: {told}")
+            differences.append(f"an update with the stable settings is another one: {reason}")
     return Verification(
         certificate=certificate,
         differences=tuple(differences),
         compared=tuple(compared),
         missing=tuple(missing),
         replayed=result,
-        replay=told,
+        replay=reason,
         by=by,
     )
 

@@ -147,13 +147,13 @@ def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]
     return msgspec.structs.replace(job, shape=result, shape_from=place), ()
 
 
-def _differ(own: Model, found: Model) -> bool:
+def _differ(own: Model, other: Model) -> bool:
     """Return whether settings describe another model than the one of the same name."""
     return (own.layers, own.hidden, own.heads, own.vocab) != (
-        found.layers,
-        found.hidden,
-        found.heads,
-        found.vocab,
+        other.layers,
+        other.hidden,
+        other.heads,
+        other.vocab,
     )
 
 

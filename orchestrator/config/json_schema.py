@@ -80,7 +80,7 @@ def _table(model: type[Keys], path: tuple[str, ...]) -> str:
         if name in SECTIONS:
             rows.append((f"`{name}`", "a mapping", "", f"See [{name}](#{name})."))
             continue
-        default = "required" if field.is_required() else f"`{_shown(field.default)}`"
+        default = "required" if field.is_required() else f"`{_default_text(field.default)}`"
         rows.append((f"`{name}`", _kind((*path, name)), default, str(field.description)))
     return _markdown(("key", "value", "default", "meaning"), rows)
 
@@ -90,10 +90,10 @@ def _markdown(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def _shown(default: object) -> str:
+def _default_text(default: object) -> str:
     """Return a default as it is written in a job.yaml."""
     if isinstance(default, list):
-        return f"[{', '.join(map(_shown, default))}]"
+        return f"[{', '.join(map(_default_text, default))}]"
     return default if isinstance(default, str) else json.dumps(default)
 
 

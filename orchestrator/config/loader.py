@@ -151,8 +151,8 @@ def _complain_of_placeholders(document: Document, job: Job) -> None:
 
 def _complain_of_secrets(document: Document, job: Job) -> None:
     """Record the secrets that are written out: a job file is copied, uploaded and shown."""
-    for path, shown, instead in secrets.certain(job):
-        excerpt = f": {shown}" if shown else ""
+    for path, masked, instead in secrets.certain(job):
+        excerpt = f": {masked}" if masked else ""
         place = document.entry(path).value
         document.complain(
             f"`{dotted(path)}` holds a secret, but job files are recorded and shared{excerpt}",

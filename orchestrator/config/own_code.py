@@ -254,29 +254,29 @@ def _distribution(name: str, python: str | None) -> Distribution | None:
     return next((each for each in distributions(name=name, path=places) if _release(each)), None)
 
 
-def _release(found: Distribution) -> str:
+def _release(dist: Distribution) -> str:
     """Return the version of a distribution, empty for what an interrupted installation left of one."""
     try:
-        return _version(found.version)
+        return _version(dist.version)
     except (KeyError, TypeError, ValueError, OSError):
         return ""
 
 
-def _installed(found: Distribution, module: str, framework: Framework, python: str | None) -> Code:
+def _installed(dist: Distribution, module: str, framework: Framework, python: str | None) -> Code:
     """Return an installed package; of an editable one the checkout that it points to."""
     place = f"installed for {_interpreter(python)}"
-    package = Path(str(found.locate_file(module)))
-    for source in _editable(found):
+    package = Path(str(dist.locate_file(module)))
+    for source in _editable(dist):
         for folder in (source / module, source / "src" / module):
             if _is_package(folder, framework):
                 code = _checkout(folder, framework)
-                return code if code.version else Code(_release(found), place, folder)
-    return Code(_release(found), place, package if is_folder(package) else None)
+                return code if code.version else Code(_release(dist), place, folder)
+    return Code(_release(dist), place, package if is_folder(package) else None)
 
 
-def _editable(found: Distribution) -> Iterator[Path]:
+def _editable(dist: Distribution) -> Iterator[Path]:
     try:
-        url = json.loads(found.read_text("direct_url.json") or "{}")
+        url = json.loads(dist.read_text("direct_url.json") or "{}")
         parts = urlparse(str(url["url"]) if url["dir_info"]["editable"] else "")
     except (ValueError, KeyError, TypeError, OSError):
         return

@@ -34,7 +34,7 @@ from autotune.policies.values.job import Job, Notify
 Lookup = Callable[[str], str | None]
 
 _SHORTEST = 4  # characters; a shorter text is part of everything
-_SHOWN = 120  # characters of a command that an error shows
+_EXCERPT_CHARS = 120  # characters of a command that an error shows
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # in settings: `{env: CartPole}` is a setting of a game
 _WORD = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):\?\}")
 _URLS = (("notify", "webhook"), ("notify", "apprise"))
@@ -62,7 +62,7 @@ class Held(NamedTuple):
     def replaced(self, by: str) -> str:
         """Return the value at `path` with something else in place of the secret, as one short line."""
         text = self.text[: self.secret.start] + by + self.text[self.secret.end :]
-        return one_line(text, longest=_SHOWN)
+        return one_line(text, longest=_EXCERPT_CHARS)
 
 
 class Missing(NamedTuple):
@@ -133,7 +133,7 @@ def written_out(job: Job) -> tuple[Held, ...]:
     """Return what a job itself holds of secrets, and of values that may be some."""
     taken = set(job.variables.values())
     out: dict[tuple[Path, int], Held] = {}
-    for path, text, secret in _found(job):
+    for path, text, secret in _secrets_of(job):
         each = Held(path, text, secret)
         if (
             secret.grade is Grade.LIKELY
@@ -149,7 +149,7 @@ def written_out(job: Job) -> tuple[Held, ...]:
     return tuple(out.values())
 
 
-def _found(job: Job) -> Iterator[tuple[Path, str, Secret]]:
+def _secrets_of(job: Job) -> Iterator[tuple[Path, str, Secret]]:
     for path, value in _values(schema.values_of(job), ()):
         name = ".".join(part for part in path if isinstance(part, str))
         if not isinstance(value, str):
@@ -279,7 +279,7 @@ def values_of(job: Job) -> dict[str, str]:
     return dict(sorted(hidden.items(), key=lambda item: -len(item[0])))
 
 
-def shown_text(text: str, job: Job) -> str:
+def masked_text(text: str, job: Job) -> str:
     """Return a text with variables in place of the values of a job that nothing may show."""
     return _without(text, values_of(job))
 

@@ -29,7 +29,7 @@ class Edit(NamedTuple):
     path: Path
     value: Any
     why: str
-    is_said: bool = False  # the reason stands in full at another edit
+    is_repeated: bool = False  # the reason stands in full at another edit
 
 
 def edited(text: str, edits: list[Edit], *, literal: tuple[str, ...] = ()) -> str:
@@ -42,7 +42,7 @@ def edited(text: str, edits: list[Edit], *, literal: tuple[str, ...] = ()) -> st
     if not edits or before.complaints or not isinstance(before.value, dict):
         return text
     values = with_values(before.value, edits)
-    edits = _said_once(before.value, edits)
+    edits = _with_each_reason_once(before.value, edits)
     try:
         out = _in_place(before.text, edits)
     except YAMLError:  # the writer takes less than the reader, such as one `<<` in a mapping
@@ -65,7 +65,7 @@ def with_values(values: dict[str, Any], edits: list[Edit]) -> dict[str, Any]:
     return out
 
 
-def _said_once(values: dict[str, Any], edits: list[Edit]) -> list[Edit]:
+def _with_each_reason_once(values: dict[str, Any], edits: list[Edit]) -> list[Edit]:
     """Return edits of which only the first in the text says a reason in full; the others of it say its name.
 
     A reason such as `remedy: why` has a name; one without is short, and stands at each.
@@ -82,7 +82,7 @@ def _said_once(values: dict[str, Any], edits: list[Edit]) -> list[Edit]:
     first: dict[str, int] = {}
     for at in sorted(range(len(edits)), key=place):
         first.setdefault(edits[at].why, at)
-    return [edit._replace(is_said=first[edit.why] != at) for at, edit in enumerate(edits)]
+    return [edit._replace(is_repeated=first[edit.why] != at) for at, edit in enumerate(edits)]
 
 
 def dumped(values: dict[str, Any]) -> str:
@@ -142,12 +142,12 @@ def _comment(edit: Edit, old: Any, below: Path) -> str:
     """Return the reason of an edit on one line; `below` is the path from the line it stands above."""
     before = old if isinstance(old, str) else "" if old is None else json.dumps(old, ensure_ascii=False)
     name, named, _ = edit.why.partition(": ")
-    why = name if named and edit.is_said else edit.why
-    said = ": ".join(part for part in (f"was {before}" if before else "", why) if part)
-    if not said:
+    why = name if named and edit.is_repeated else edit.why
+    remark = ": ".join(part for part in (f"was {before}" if before else "", why) if part)
+    if not remark:
         return ""
     where = f"{'.'.join(map(str, below))}: " if below else ""
-    return " ".join(f"{where}{said}".split())
+    return " ".join(f"{where}{remark}".split())
 
 
 def _above(comments: list[str], text: str) -> str:

@@ -185,7 +185,7 @@ class RunningAttempt:
     ) -> None:
         self.handle, self.watch, self.number = handle, watch, number
         self.folder = context.folder.attempt(number)
-        self.seen = Observed()
+        self.latest = Observed()
         self._poll_s = 0.0
         self._looked_at = float("-inf")  # by the monotonic clock
         self._begun_at, self._record = begun_at, record  # by the monotonic clock
@@ -198,11 +198,11 @@ class RunningAttempt:
         if not self._caught_up(asked_at):
             return False
         try:
-            self.seen = self.handle.poll()
+            self.latest = self.handle.poll()
         except Unreachable as unreachable:
-            self.seen = Observed(lost=unreachable.message)
-        self._say(*self.seen.notes)
-        events = self.watch.feed(self.seen, now=self._clock.monotonic())
+            self.latest = Observed(lost=unreachable.message)
+        self._say(*self.latest.notes)
+        events = self.watch.feed(self.latest, now=self._clock.monotonic())
         self._looked_at = self._clock.monotonic()
         self._poll_s = self._looked_at - asked_at
         if self.watch.files.acknowledged:
@@ -216,13 +216,14 @@ class RunningAttempt:
         if not self.watch.files.caught_up:
             for event in self.watch.catch_up(now=now):
                 self._record(event)
-            self.seen, self._poll_s = Observed(behind=True), 0.0
+            self.latest, self._poll_s = Observed(behind=True), 0.0
         return self.watch.files.caught_up
 
     @property
     def due_in_s(self) -> float:
         """How long to wait before the next poll: as long as the last one took while there is more to read."""
-        pause_s = min(POLL_S, self._poll_s) if self.seen.behind else POLL_S if self.seen.ending else WATCH_S
+        latest, poll_s = self.latest, min(POLL_S, self._poll_s)
+        pause_s = poll_s if latest.behind else POLL_S if latest.ending else WATCH_S
         return self._looked_at + pause_s - self._clock.monotonic()
 
     def _say(self, *notes: str) -> None:
@@ -232,7 +233,7 @@ class RunningAttempt:
     @property
     def over(self) -> bool:
         """Whether it ended by itself or can no longer be observed."""
-        return self.seen.exit is not None or bool(self.seen.lost)
+        return self.latest.exit is not None or bool(self.latest.lost)
 
     def end(self, *, stopped_by: str) -> tuple[Ended, Evidence]:
         """Stop the attempt, wait until its memory is released and record how it ended.
@@ -260,7 +261,7 @@ class RunningAttempt:
             if must_reach and not self.over:
                 raise
             stop_s = None
-        if self.seen.lost:
+        if self.latest.lost:
             self.poll()  # what the stop could not reach
         elif stopped_by:
             yield from self._last_words()
@@ -272,10 +273,11 @@ class RunningAttempt:
             drain = yield from invoke(self._drain)
         except Unreachable as unreachable:
             unreached = unreachable.message
-            self.seen = msgspec.structs.replace(self.seen, lost=self.seen.lost or unreachable.message)
-        outcome = self.watch.outcome(self.seen.exit, lost=self.seen.lost, stopped_by=stopped_by)
-        evidence = self.watch.evidence(outcome, self.seen.exit)
-        ran_s = self.seen.exit.ran_s if self.seen.exit is not None else None  # also while nobody watched it
+            self.latest = msgspec.structs.replace(self.latest, lost=self.latest.lost or unreachable.message)
+        outcome = self.watch.outcome(self.latest.exit, lost=self.latest.lost, stopped_by=stopped_by)
+        evidence = self.watch.evidence(outcome, self.latest.exit)
+        # Also while nobody watched it.
+        ran_s = self.latest.exit.ran_s if self.latest.exit is not None else None
         ended = Ended(
             attempt=self.number,
             outcome=outcome,

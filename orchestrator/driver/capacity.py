@@ -50,8 +50,8 @@ def _await(context: RunContext) -> bool:
     runner, spec, clock = context.runner, context.job.cluster, context.clock
     limit_s = wait_s(context.job, grows=True) or 0.0
     begun_at, since = clock.monotonic(), timestamp(clock.now())
-    shown: tuple[int, str] | None = None
-    shown_at = begun_at
+    last_state: tuple[int, str] | None = None
+    notified_at = begun_at
     try:
         while not context.interrupts.by:
             capacity = runner.capacity(
@@ -62,16 +62,16 @@ def _await(context: RunContext) -> bool:
             if capacity is None:
                 return True
             if capacity.ready:
-                if shown is not None:
+                if last_state is not None:
                     ready = nodes_of(capacity.wanted, capacity.gpus)
                     context.observer.say(f"{ready} ready after {show_duration(waited_s)}")
                 return True
             if waited_s >= limit_s:
                 raise _missing(capacity, limit_s, context)
             state = capacity.nodes, capacity.note
-            if waited_s >= _SILENT_S and (state != shown or now - shown_at >= _REMIND_S):
+            if waited_s >= _SILENT_S and (state != last_state or now - notified_at >= _REMIND_S):
                 context.observer.say(_progress(capacity, waited_s=waited_s, limit_s=limit_s))
-                shown, shown_at = state, now
+                last_state, notified_at = state, now
                 _write(context, capacity, since=since, limit_s=limit_s)
             clock.sleep(_LOOK_S)
         return False

@@ -30,7 +30,7 @@ class HangDetector:
         self._silence_s, self._stall_s = silence_s, stall_s
         self._heard_at = self._worked_at = self._stepped_at = now
         self._idle_s = 0.0  # since the last step, in which neither a CPU nor a GPU worked
-        self._told_at: float | None = None  # of the last step; None where it was read later than it was told
+        self._printed_at: float | None = None  # of the last step; None where it was read late
         self._durations: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._steps = 0
         self._asked_at = now
@@ -56,9 +56,9 @@ class HangDetector:
 
         `late`: its line may have been written long before, while no driver was there to read it.
         """
-        if seconds is None and self._told_at is not None and not late and now > self._told_at:
-            seconds = now - self._told_at
-        self._stepped_at, self._told_at = now, None if late else now
+        if seconds is None and self._printed_at is not None and not late and now > self._printed_at:
+            seconds = now - self._printed_at
+        self._stepped_at, self._printed_at = now, None if late else now
         self._idle_s = 0.0
         self._steps += 1
         if seconds:

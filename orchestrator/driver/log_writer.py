@@ -153,9 +153,9 @@ class LogWriter:
             before = b""
             self._again.forget(source)
         if chunk.dropped:
-            told = f"{chunk.dropped} bytes of output were dropped before they could be recorded"
-            lines += self._line(OWN_SOURCE, f"autotune: {told}".encode())
-            self._say(told)
+            notice = f"{chunk.dropped} bytes of output were dropped before they could be recorded"
+            lines += self._line(OWN_SOURCE, f"autotune: {notice}".encode())
+            self._say(notice)
         ended, newline, rest = (before + chunk.data).rpartition(b"\n")
         *cut, rest = _cut(rest)
         self._partial[key] = _Partial(source, rest)

@@ -98,7 +98,7 @@ class Forecaster:
         """Go on from what is `known` of the attempt; `longest_response` is what the job allows, in tokens."""
         self._longest = longest_response
         self._measured: deque[Measured] = deque(maxlen=WINDOW + WARM_UP)
-        self._said = dict(known.forecasts) if known is not None else {}
+        self._forecasts = dict(known.forecasts) if known is not None else {}
         self._host: Peak | None = None  # since the last step
         self._host_phase = Phase.NONE
         self._processes: dict[
@@ -145,12 +145,12 @@ class Forecaster:
         if not new:
             return []
         result = foresee(
-            tuple(self._measured), attempt=attempt, said=self._said, of=of, longest=self._longest
+            tuple(self._measured), attempt=attempt, said=self._forecasts, of=of, longest=self._longest
         )
         if HOST in result and result[HOST].holds:
             name = growing(self._held, per_step_bytes=result[HOST].per_step_bytes)
             result[HOST] = msgspec.structs.replace(result[HOST], process=name)
-        self._said |= result
+        self._forecasts |= result
         return list(result.values())
 
 

@@ -95,7 +95,7 @@ class AttemptMonitor:
         self.files = LogWriter(folder.log, limit_bytes=job.log_limit_bytes, say=say, persist=persist)
         self._scanner = Scanner()
         steps = known.steps if known is not None else []
-        self._told = Counter(done.step for done in steps)
+        self._recorded_steps = Counter(done.step for done in steps)
         self._took_s = {done.step: done.seconds for done in steps}
         self._late = bool(self._took_s)  # what is read may be of a time in which no driver was there
         stop = known.stop if known is not None else None
@@ -223,14 +223,14 @@ class AttemptMonitor:
 
     def evidence(self, outcome: Outcome, ended: Exit | None) -> Evidence:
         """Return what is kept to say why it died."""
-        seen: Evidence = self._scanner.evidence()
+        scanned: Evidence = self._scanner.evidence()
         return msgspec.structs.replace(
-            seen,
+            scanned,
             findings=self._findings(),
             outcome=outcome,
             steps=self.progress.of or self._last_step,
             host_peak_share=self._hosts.share(ended),
-            last_phase=self.progress.phase if seen.last_phase is Phase.NONE else seen.last_phase,
+            last_phase=self.progress.phase if scanned.last_phase is Phase.NONE else scanned.last_phase,
         )
 
     @property
@@ -375,12 +375,13 @@ class AttemptMonitor:
         self._losses.clear()
         self._resumed_from, self._peaks, self._card_peaks = None, {}, {}
         events: list[Event] = []
-        again = self._told[done.step] > 0  # an earlier driver has recorded it
-        told = self._job.recovery.forecast is not Forecasting.OFF and not (again or self._failure_known)
+        again = self._recorded_steps[done.step] > 0  # an earlier driver has recorded it
+        forecasts = self._job.recovery.forecast is not Forecasting.OFF
+        is_new = forecasts and not (again or self._failure_known)
         last = done.of or self._last_step
-        foreseen = self._forecaster.stepped(done, peaks, attempt=self._attempt, of=last, new=told)
+        foreseen = self._forecaster.stepped(done, peaks, attempt=self._attempt, of=last, new=is_new)
         if again:
-            self._told[done.step] -= 1
+            self._recorded_steps[done.step] -= 1
         else:
             events += [event, *foreseen]
         if self._consecutive >= self._job.goal.steps and not (self._goal_known or self._failure_known):

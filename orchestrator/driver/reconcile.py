@@ -229,9 +229,9 @@ class _Reconciler:
 
     def launch(self, action: Launch) -> None:
         last = self.view.last
-        told = isinstance(last, Decided) and last.remedy == action.remedy
+        is_recorded = isinstance(last, Decided) and last.remedy == action.remedy
         plain = action.rehearsal is not None or action.reason == AS_WRITTEN
-        if (self.number or action.remedy is not None or not plain) and not told:
+        if (self.number or action.remedy is not None or not plain) and not is_recorded:
             self.record(
                 Decided(
                     attempt=self.number,

@@ -70,11 +70,11 @@ def evidence_on_record(folder: AttemptFolder, attempt: AttemptView, outcome: Out
     scanner = Scanner()
     for line in reread(folder.log):
         scanner.line(line.text, number=line.number, source=line.source)
-    seen: Evidence = scanner.evidence()
+    read: Evidence = scanner.evidence()
     recorded = tuple(failure.finding for failure in attempt.failures)
     return msgspec.structs.replace(
-        seen,
+        read,
         outcome=outcome,
-        findings=seen.findings or recorded,
+        findings=read.findings or recorded,
         host_peak_share=host_share_at_end(samples_of(folder.path, strict=True)),
     )

@@ -99,23 +99,23 @@ def run_command(command: tuple[str, ...], workdir: str, notification: Notificati
                 env={**os.environ, **variables(notification)},
                 start_new_session=True,
             )
-        said = bytearray()
-        reader = threading.Thread(target=_keep_end, args=(child.stderr, said), daemon=True)
+        stderr_end = bytearray()
+        reader = threading.Thread(target=_keep_end, args=(child.stderr, stderr_end), daemon=True)
         reader.start()
         _await(child)
         reader.join(_DRAIN_S)  # longer where something in the background holds the pipe
     except OSError as error:
         raise Undelivered((error.strerror or type(error).__name__).lower()) from None
     if child.returncode:
-        raise Undelivered(f"exit code {child.returncode}{_last_line(bytes(said))}")
+        raise Undelivered(f"exit code {child.returncode}{_last_line(bytes(stderr_end))}")
 
 
-def _keep_end(pipe: IO[bytes], said: bytearray) -> None:
+def _keep_end(pipe: IO[bytes], stderr_end: bytearray) -> None:
     """Read a pipe to its end, and keep the last of it: what a command prints has no bound."""
     with pipe:
         while block := os.read(pipe.fileno(), 1 << 16):
-            said += block
-            del said[:-_ERROR_BYTES]
+            stderr_end += block
+            del stderr_end[:-_ERROR_BYTES]
 
 
 def _await(child: subprocess.Popen[bytes]) -> None:
@@ -129,10 +129,10 @@ def _await(child: subprocess.Popen[bytes]) -> None:
         raise Undelivered(f"killed after {LIMIT_S:.0f} s") from None
 
 
-def _last_line(said: bytes) -> str:
-    lines = said.decode("utf-8", "replace").split("\n")
-    shown = next((line for line in reversed(lines) if line.strip()), "")
-    return f": {''.join(c for c in shown if c.isprintable())[:200]}" if shown else ""
+def _last_line(stderr_end: bytes) -> str:
+    lines = stderr_end.decode("utf-8", "replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f": {''.join(c for c in last if c.isprintable())[:200]}" if last else ""
 
 
 def variables(notification: Notification) -> Mapping[str, str]:

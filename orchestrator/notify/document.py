@@ -159,8 +159,8 @@ def _reason(verdict: Verdict | None) -> str:
     match verdict:
         case GaveUp(reason=reason) | Infrastructure(reason=reason):
             return reason
-        case NeedsHuman(diagnosis=found):
-            return messages.diagnosis(found)
+        case NeedsHuman(diagnosis=diagnosed):
+            return messages.diagnosis(diagnosed)
         case _:
             return ""
 

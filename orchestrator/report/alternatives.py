@@ -24,7 +24,7 @@ from autotune.policies.values.history import Run
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.remedy import Effect, Remedy
 
-_SHOWN = 16
+_MOST_ROWS = 16
 _NOISE = 0.04  # predicted step times that differ by less are equal, as in the ranking
 
 
@@ -45,7 +45,7 @@ def alternatives(past: Past, place: int, diagnosed: Diagnosed) -> tuple[Candidat
         if remedy.changes and (taken is None or remedy.changes != taken.changes):
             why = _why_not(run, view, present, remedy, chosen, taken)
             rows.append(_row(present, remedy, taken=False, why=why))
-    return tuple(rows[:_SHOWN])
+    return tuple(rows[:_MOST_ROWS])
 
 
 def _view(run: Run, diagnosis: Diagnosis, past: Past, count: int) -> Outlook | None:

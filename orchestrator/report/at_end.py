@@ -41,14 +41,14 @@ def write(run: directory.RunFolder, *, limit_s: float = LIMIT_S, cut: Callable[[
     except OSError as error:
         raise _unwritten(run, reason_of(error)) from None
     try:
-        said = _said(run, child, time.monotonic() + limit_s, cut)
+        output = _stderr_of(run, child, time.monotonic() + limit_s, cut)
     finally:
         _end(run, child)
     if child.returncode:
-        raise _failure(run, said.decode("utf-8", "replace"))
+        raise _failure(run, output.decode("utf-8", "replace"))
 
 
-def _said(
+def _stderr_of(
     run: directory.RunFolder, child: subprocess.Popen[bytes], until: float, cut: Callable[[], object]
 ) -> bytes:
     """Return what a process printed on stderr by its end; raises Failure if that is not waited for."""
@@ -74,12 +74,12 @@ def _end(run: directory.RunFolder, child: subprocess.Popen[bytes]) -> None:
         directory.partial_of(run.path / "report.html", child.pid).unlink()
 
 
-def _failure(run: directory.RunFolder, said: str) -> Failure:
+def _failure(run: directory.RunFolder, output: str) -> Failure:
     """Return the failure that a process reported, or the last line of its traceback."""
-    lines = [line for line in said.splitlines() if line.strip()]
-    told = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
-    if told:
-        return Failure(told)
+    lines = [line for line in output.splitlines() if line.strip()]
+    message = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
+    if message:
+        return Failure(message)
     named = [line for line in lines if not line.startswith((" ", "autotune: ", "Traceback "))]
     return _unwritten(run, named[-1] if named else "its process died")
 

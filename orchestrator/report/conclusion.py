@@ -104,11 +104,11 @@ def _changes(view: RunView, framework: Framework, accepted: Accepted, knobs: Kno
         after = framework.words({name: value})
         if before != after:
             rows.append(Change(setting=name, before=before, after=after, why=reasons.get(name, "")))
-    told = {row.setting for row in rows}
+    named = {row.setting for row in rows}
     for knob, (old, new) in changed(profile.knobs, knobs).items():
         support = profile.supported.get(knob)
         setting = knob if support is None else support.setting
-        if settings or setting in told:
+        if settings or setting in named:
             continue  # the framework's own words say it
         rows.append(
             Change(

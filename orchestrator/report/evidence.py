@@ -25,7 +25,7 @@ def evidence_of(run: directory.RunFolder, history: History, view: RunView) -> Ev
     """Return what the run's folder holds; the report itself and locks left out."""
     accepted = accepted_of(history)
     started = [attempt.started for attempt in view.attempts.values()]
-    shown = started if len(started) <= _FIRST + _LAST else [*started[:_FIRST], *started[-_LAST:]]
+    listed = started if len(started) <= _FIRST + _LAST else [*started[:_FIRST], *started[-_LAST:]]
     environment = [Fact(name=name, value=plain(value)) for name, value in sorted(accepted.job.env.items())]
     environment.append(Fact(name="working directory", value=accepted.job.workdir))
     return Evidence(
@@ -40,8 +40,8 @@ def evidence_of(run: directory.RunFolder, history: History, view: RunView) -> Ev
             )
         ),
         events=dict(sorted(Counter(msgspec.to_builtins(e)["type"] for e in history).items())),
-        attempts=tuple(_attempt(run, event) for event in shown),
-        left_out=len(started) - len(shown),
+        attempts=tuple(_attempt(run, event) for event in listed),
+        left_out=len(started) - len(listed),
         environment=tuple(environment),
         unsupported=tuple(Fact(name=n, value=why) for n, why in sorted(accepted.profile.unsupported.items())),
     )

@@ -33,7 +33,7 @@ class LogReading:
         """Return the lines around one; empty if the log is not read. What follows them is not read."""
         last = number + _AFTER
         return tuple(
-            LogLine(number=line.number, text=_shown(line.data), failed=line.number == number)
+            LogLine(number=line.number, text=_text(line.data), failed=line.number == number)
             for line in takewhile(lambda line: line.number <= last, self._lines(attempt))
             if line.number >= number - _BEFORE
         )
@@ -74,6 +74,6 @@ def loss_of(step: StepDone) -> tuple[str, float] | None:
     return (names[0], step.metrics[names[0]]) if names else None
 
 
-def _shown(data: bytes) -> str:
+def _text(data: bytes) -> str:
     text = plain(data[: 4 * _WIDTH].decode("utf-8", "replace"))
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"

@@ -28,13 +28,13 @@ def timeline_of(
         return None
     devices.sort(key=lambda s: (-max(s.bytes), s.name))
     hosts.sort(key=lambda s: (-max(s.bytes), s.name))
-    shown = [*sorted(devices[:_DEVICES], key=lambda s: s.name), *hosts[:_HOSTS]]
+    drawn = [*sorted(devices[:_DEVICES], key=lambda s: s.name), *hosts[:_HOSTS]]
     ends = {done.step: seconds_of(done.at) - begin for done in attempt.steps}
     last = None if attempt.ended is None else seconds_of(attempt.ended.at) - begin
     return Timeline(
         attempt=attempt.number,
-        series=tuple(shown),
-        left_out=len(devices) + len(hosts) - len(shown),
+        series=tuple(drawn),
+        left_out=len(devices) + len(hosts) - len(drawn),
         phases=tuple(_spans(markers, ends, last)[-_SPANS:]),
         steps=tuple((step, round(end, 3)) for step, end in sorted(ends.items())[-_SPANS:]),
     )

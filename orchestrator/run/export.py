@@ -110,10 +110,10 @@ def stable_text(job_text: str, history: History, framework: Framework, job: Job,
     base = written(job_text)
     if base is None or base.workdir != job.workdir:
         edits.append(Edit(("workdir",), job.workdir, "where the job was launched"))
-    shown = secrets.masked(job)
-    if base is None or secrets.masked(base) != _as_written(shown, base):
+    masked_job = secrets.masked(job)
+    if base is None or secrets.masked(base) != _as_written(masked_job, base):
         # The run's copy is no longer the job that runs.
-        job_text = _marked(dumped(secrets.job_values(shown)), job)
+        job_text = _marked(dumped(secrets.job_values(masked_job)), job)
     return edited(job_text, edits, literal=LITERAL)
 
 

@@ -253,7 +253,7 @@ class Lock:
             sync_folder(self.path.parent)
 
     def _take(self, say: Callable[[str], None], interrupted: Callable[[], str]) -> int:
-        watch, told = Watch(self._folder), False
+        watch, announced = Watch(self._folder), False
         while True:
             claim = watch.look()
             if claim.owner is None:
@@ -261,8 +261,8 @@ class Lock:
                     return claim.number + 1  # else somebody was faster, whose claim may show a minute late
             elif claim.owner.can_be_signalled or claim.changed:
                 raise self._driven(claim.owner)
-            elif not told:
-                told = True
+            elif not announced:
+                announced = True
                 say(
                     f"run {self._folder.name} was driven by {_words(claim.owner)};"
                     f" waiting up to {STALE_S:.0f} s for its heartbeat"

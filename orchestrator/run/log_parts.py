@@ -226,7 +226,7 @@ def parts_of(log: Path) -> list[tuple[int, Path]]:
 
     Raises OSError.
     """
-    found: dict[int, Path] = {}
+    parts: dict[int, Path] = {}
     order = (".gap", ".gz", "")
     try:
         files = list(log.parent.iterdir())
@@ -237,9 +237,9 @@ def parts_of(log: Path) -> list[tuple[int, Path]]:
         if part is None:
             continue
         number = int(part[1])
-        if number not in found or order.index(part[2]) < order.index(_PART.fullmatch(found[number].name)[2]):  # type: ignore[index]
-            found[number] = file
-    return sorted(found.items())
+        if number not in parts or order.index(part[2]) < order.index(_PART.fullmatch(parts[number].name)[2]):  # type: ignore[index]
+            parts[number] = file
+    return sorted(parts.items())
 
 
 def mend(log: Path) -> None:

@@ -33,19 +33,19 @@ def script(command: Command, job: Job, *, comments: Iterable[str] = (), by_path:
 
     With `by_path` the files that autotune brings are copied from where it is installed.
     """
-    shown = shown_command(command, job)
+    masked = shown_command(command, job)
     notes = (f"# {line}".rstrip() for text in comments for line in text.splitlines())
     lines = ["#!/usr/bin/env bash", *notes]
     lines += ["set -euo pipefail", f"cd {shlex.quote(command.cwd)}"]
-    if shown.files:
+    if masked.files:
         lines += ['attempt="$(mktemp -d)"', "umask 077"]
-    for file, own in zip(shown.files, command.files, strict=True):
+    for file, own in zip(masked.files, command.files, strict=True):
         if by_path and own.source:
             lines.append(f'cp {shlex.quote(str(_PACKAGE / own.source))} "$attempt"/{shlex.quote(file.name)}')
         else:
             lines += _file(file, filled_in=file.text != own.text)
-    lines += [f"export {name}={_quote(value)}" for name, value in sorted(shown.env.items())]
-    words = [_quote(word.replace("{python}", job.python or sys.executable)) for word in shown.argv]
+    lines += [f"export {name}={_quote(value)}" for name, value in sorted(masked.env.items())]
+    words = [_quote(word.replace("{python}", job.python or sys.executable)) for word in masked.argv]
     lines.append("exec " + " \\\n  ".join(words))
     return "\n".join(lines) + "\n"
 

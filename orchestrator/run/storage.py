@@ -126,7 +126,7 @@ class Pause:
     def __init__(self, path: Path, *, say: Callable[[str], None]) -> None:
         self._path, self._say = path, say
         self._again_at: float | None = None  # None: not paused
-        self._said_at = -math.inf
+        self._reported_at = -math.inf
         self._lost = 0  # samples
 
     def tries(self, write: Callable[[], None], *, samples: int = 0) -> bool:
@@ -141,8 +141,8 @@ class Pause:
         try:
             write()
         except OSError as error:
-            if self._again_at is None or now - self._said_at >= REMIND_S:
-                self._said_at = now
+            if self._again_at is None or now - self._reported_at >= REMIND_S:
+                self._reported_at = now
                 self._say(
                     f"cannot write `{self._path}`: {reason_of(error)}; logs and samples pause,"
                     " the attempt runs on. hint: make room, or make the storage available"
@@ -180,7 +180,7 @@ class Persistence:
 
         Raises Unrecordable once the patience is over, `hurry_s` included.
         """
-        begun = said_at = self._monotonic()
+        begun = reported_at = self._monotonic()
         until = begun + self.patience_s
         pause_s, error = _FIRST_S, None
         while True:
@@ -195,8 +195,8 @@ class Persistence:
                         hint="make room, or make the storage available, then "
                         f"`{call('resume', self._run)}` continues the run",
                     ) from None
-                if error is None or now - said_at >= REMIND_S:
-                    said_at = now
+                if error is None or now - reported_at >= REMIND_S:
+                    reported_at = now
                     waited = f" for {now - begun:.0f} s" if error is not None else ""
                     self._say(
                         f"cannot access `{path}`: {reason_of(failed)}; waiting for the storage{waited},"

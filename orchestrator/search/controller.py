@@ -73,14 +73,14 @@ def search(
         started=job.resume,
         recovery=job.recovery,
     )
-    shown_already = start_result(journal.view, headroom=job.goal.headroom)
+    start_known = start_result(journal.view, headroom=job.goal.headroom)
     scheduler = TrialScheduler(
         bench,
         space=varied,
         forecasts=forecasts or (lambda history: forecast_of(history, varied)),
         exported=exported,
-        shown=lambda running: observer.watch_trials(running, now=clock.now()),
-        known=None if len(bench.parts(Purpose.CONFIRM)) > 1 else shown_already,
+        on_progress=lambda running: observer.watch_trials(running, now=clock.now()),
+        known=None if len(bench.parts(Purpose.CONFIRM)) > 1 else start_known,
     )
     names = ", ".join(f"{d.knob} ({len(d.values)})" for d in dimensions)
     observer.say(f"searching over {names}")

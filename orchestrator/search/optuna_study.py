@@ -34,7 +34,7 @@ from autotune.policies.values.run.view import AttemptView, RunView
 
 _STARTUP_TRIALS = 4  # before the model of good and bad values is used; the start configurations count
 # What the sampler sees: its cost grows with the trials, its choice hardly changes after so many.
-_BEST_SEEN, _LATEST_SEEN = 60, 40
+_BEST_RESULTS, _LATEST_RESULTS = 60, 40
 _MOVED = (1, 1, 2, 3, 64)  # knobs that a proposal moves away from the best: in many dimensions few at a time
 _KNOBS = "knobs"
 STUDY = "study.journal"
@@ -182,7 +182,7 @@ class TpeProposals:
                 seed=seed,
             )
             self._study = optuna.create_study(direction="maximize", sampler=self._sampler)
-        for result in _seen(results):
+        for result in _selected(results):
             self._study.add_trial(_frozen(self._distributions, result))
         for knobs in running:
             params = parameters(self._distributions, knobs)
@@ -210,16 +210,16 @@ class TpeProposals:
         self._study.tell(self._drawn.number, 0.0)
 
 
-def _seen(results: Sequence[Tried]) -> list[Tried]:
+def _selected(results: Sequence[Tried]) -> list[Tried]:
     """Return what the sampler learns from: the best and the latest."""
     unit = unit_of(results)
     known = [r for r in results if r.result is not Result.LOST and r.unit in (unit, None)]
-    if len(known) <= _BEST_SEEN + _LATEST_SEEN:
+    if len(known) <= _BEST_RESULTS + _LATEST_RESULTS:
         return known
-    before, latest = known[:-_LATEST_SEEN], known[-_LATEST_SEEN:]
+    before, latest = known[:-_LATEST_RESULTS], known[-_LATEST_RESULTS:]
     fastest = sorted(before, key=lambda r: r.rate, reverse=True)
     fitting = (r for r in fastest if all(value <= 0 for value in r.constraints.values()))
-    return [*islice(fitting, _BEST_SEEN), *latest]
+    return [*islice(fitting, _BEST_RESULTS), *latest]
 
 
 def _frozen(distributions: Mapping[str, BaseDistribution], result: Tried) -> FrozenTrial:

@@ -42,12 +42,12 @@ class TrialScheduler:
         space: SearchSpace,
         forecasts: Callable[[TrialHistory], Forecast],
         exported: Callable[[], None],
-        shown: Callable[[Mapping[int, Progress]], None],
+        on_progress: Callable[[Mapping[int, Progress]], None],
         known: Tried | None = None,
     ) -> None:
         """Search in `space`; `known` is what its base showed already, if that counts as a trial."""
         self._bench, self._rig = bench, bench.context
-        self._exported, self._shown = exported, shown
+        self._exported, self._on_progress = exported, on_progress
         self._begun_at = self._rig.clock.monotonic() - elapsed_s(self._rig.journal.history())
         self._settings, self._space, self._ledger = bench.job.search, space, bench.ledger
         self._proposers: dict[int, str] = {}  # of the trials that this driver began
@@ -133,7 +133,7 @@ class TrialScheduler:
         for trial in list(self._running):
             self._advance(trial, best)
         if running := {t.attempt: t.progress for t in self._running if t.progress is not None}:
-            self._shown(running)
+            self._on_progress(running)
         self._rig.clock.sleep(POLL_S)
 
     def _advance(self, trial: Trial, best: Tried | None) -> None:

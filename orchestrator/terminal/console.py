@@ -204,8 +204,8 @@ class Console:
     # ------------------------------------------------------------------ events
 
     def _accepted(self, event: Accepted) -> None:
-        shown = not (self._silent or self._quiet)
-        unlikely = cautions(fold((event,)), event.profile.knobs) if shown else ()
+        prints = not (self._silent or self._quiet)
+        unlikely = cautions(fold((event,)), event.profile.knobs) if prints else ()
         for warning in (*event.profile.warnings, *unlikely):
             self._line(Text(f"warning: {warning}", style="yellow"))
         self._line(

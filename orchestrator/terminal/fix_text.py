@@ -54,8 +54,8 @@ def render_fix(answer: FixDocument) -> str:
     where = answer.log if answer.line is None else f"{answer.log}:{answer.line}"
     facts = [f"step {answer.step}" if answer.step else ""]
     facts += [f"rank {answer.rank}"] if answer.rank is not None else []
-    seen = ", ".join(each for each in (where, *facts) if each)
-    lines = [f"error[{answer.cause}]: {answer.headline}", f"  {seen}", ""]
+    details = ", ".join(each for each in (where, *facts) if each)
+    lines = [f"error[{answer.cause}]: {answer.headline}", f"  {details}", ""]
     if not answer.remedy:
         is_memory = Cause(answer.cause).is_oom
         why = "nothing is left to change" if is_memory else "no memory ran out, so nothing is changed"

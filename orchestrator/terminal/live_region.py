@@ -48,9 +48,9 @@ def live_lines(
         lines.append(Text(f"    {phases}"))
     step = "" if progress.step is None else f"step {messages.step_of(progress.step, progress.of)}"
     parts = [step, left, budget, *([f"{show_duration(median(step_s))} a step"] if step_s else [])]
-    told = "   ".join(part for part in parts if part)
-    if told:
-        lines.append(Text.assemble(f"    {told} ", (sparkline(step_s[-_WIDE:]), "cyan")))
+    summary = "   ".join(part for part in parts if part)
+    if summary:
+        lines.append(Text.assemble(f"    {summary} ", (sparkline(step_s[-_WIDE:]), "cyan")))
     if goal is not None:
         lines.append(Text(f"    {messages.goal(goal)}", style=goal_style(goal)))
     return [*lines, *_memory(progress.samples, rows=_LINES - len(lines))]
@@ -62,8 +62,8 @@ def trial_lines(
     """Return at most six lines on several attempts, each with its title, progress, seconds and step times."""
     lines = [two_ends(head or f"{len(rows)} trials", show_duration(seconds), width=width)]
     most = _LINES - 1
-    shown = rows if len(rows) <= most else rows[: most - 1]
-    for title, progress, taken_s, step_s in shown:
+    listed = rows if len(rows) <= most else rows[: most - 1]
+    for title, progress, taken_s, step_s in listed:
         parts = ["no step yet"] if progress.step is None else []
         parts += [] if progress.step is None else [f"step {messages.step_of(progress.step, progress.of)}"]
         parts += [f"{progress.phase} …"] if progress.phase is not Phase.NONE else []
@@ -77,9 +77,9 @@ def trial_lines(
         line = Text.assemble(f"    {named}  ", behind, " ", (spark, "cyan"))
         gap = max(1, min(width, PIPED_WIDTH) - len(line.plain) - len(time))
         lines.append(Text.assemble(line, " " * gap, (time, "dim")))
-    if len(rows) > len(shown):
-        others = " ".join(title.split("  ")[0] for title, *_ in rows[len(shown) :])
-        lines.append(Text(f"    and {len(rows) - len(shown)} more: {others}"))
+    if len(rows) > len(listed):
+        others = " ".join(title.split("  ")[0] for title, *_ in rows[len(listed) :])
+        lines.append(Text(f"    and {len(rows) - len(listed)} more: {others}"))
     return lines
 
 
@@ -93,15 +93,15 @@ def heartbeat(progress: Progress, *, seconds: float, left: str = "") -> str:
     parts = [_step(progress), "" if progress.phase is Phase.NONE else str(progress.phase)]
     for name, used, total in _fullest(progress.samples):
         parts.append(f"{name} {show_gib(used)} of {show_gib(total)}")
-    said = ", ".join(part for part in (*parts, left) if part)
-    return f"running for {show_duration(seconds)}: {said}"
+    summary = ", ".join(part for part in (*parts, left) if part)
+    return f"running for {show_duration(seconds)}: {summary}"
 
 
 def many_running(running: Mapping[int, Progress], *, budget: str = "", left: str = "") -> str:
     """Return `2 trials running: #9 step 3/5, #10 no step yet; 7 of 40 trials, at most 2h 05m left`."""
-    said = ", ".join(f"#{number} {_step(progress)}" for number, progress in running.items())
+    summary = ", ".join(f"#{number} {_step(progress)}" for number, progress in running.items())
     rest = ", ".join(part for part in (budget, left) if part)
-    return f"{len(running)} trials running: {said}{f'; {rest}' if rest else ''}"
+    return f"{len(running)} trials running: {summary}{f'; {rest}' if rest else ''}"
 
 
 def _shortened(text: str, room: int) -> str:

@@ -265,14 +265,14 @@ def _why_changed(plan: Plan) -> str:
 
 def _command(argv: tuple[str, ...], *, verbose: bool, width: int) -> list[str]:
     """Return the command in lines that a shell takes; without `verbose` its beginning."""
-    shown = len(argv) if verbose else _SHORT_COMMAND
+    count = len(argv) if verbose else _SHORT_COMMAND
     lines, line = [], _INDENT
-    for word in map(shlex.quote, argv[:shown]):
+    for word in map(shlex.quote, argv[:count]):
         if len(line) + len(word) > width - 2 and line.strip():
             lines.append(f"{line.rstrip()} \\")
             line = _INDENT * 2
         line += f"{word} "
-    more = [f"{_INDENT * 2}…  (-v prints all {len(argv)} arguments)"] if len(argv) > shown else []
+    more = [f"{_INDENT * 2}…  (-v prints all {len(argv)} arguments)"] if len(argv) > count else []
     return [*lines, line.rstrip() + (" \\" if more else ""), *more]
 
 

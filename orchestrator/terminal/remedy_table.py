@@ -205,8 +205,8 @@ def _grid(knob: str, grid: Grid) -> str:
 
 
 def _number(knob: str, value: float) -> str:
-    shown = show_setting(knob, value)
-    return f"{value:,.0f}" if value >= 1000 and shown.isdecimal() else shown
+    text = show_setting(knob, value)
+    return f"{value:,.0f}" if value >= 1000 and text.isdecimal() else text
 
 
 def _limit(knob: str, constraint: Constraint) -> str:

@@ -182,20 +182,20 @@ def table(
     from rich.table import Table
 
     body = [list(row) for row in rows]
-    shown = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, show_header=bool(head), header_style="")
+    grid = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, show_header=bool(head), header_style="")
     for index in range(max(map(len, [list(head), *body]), default=0)):
         cells = [text for line in (head, *body) if index < len(line) for text in line[index].split("\n")]
         natural = max(map(cell_len, cells), default=0)
         narrowest = min(natural, (wrap or {}).get(index, natural))
-        shown.add_column(
+        grid.add_column(
             head[index] if index < len(head) else "",
             justify="right" if index in right else "left",
             min_width=narrowest,
             no_wrap=narrowest == natural,
         )
     for line in body:
-        shown.add_row(*line)
-    return shown
+        grid.add_row(*line)
+    return grid
 
 
 def rendered(renderable: RenderableType, *, width: int | None) -> str:

@@ -49,7 +49,7 @@ class Silences:
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
-        self._told: dict[str, tuple[State, float]] = {}  # name -> state, longest silence
+        self._reported: dict[str, tuple[State, float]] = {}  # name -> state, longest silence
 
     def lines(self, silences: tuple[Silence, ...], *, blind: bool = False) -> tuple[str, ...]:
         """Return a line for each change since the last call; all other parts answer.
@@ -58,13 +58,13 @@ class Silences:
         """
         lines = []
         now = {silence.name: silence for silence in silences if silence.seconds >= self._waits.notice}
-        for name in [name for name in self._told if name not in now and not blind]:
-            _, seconds = self._told.pop(name)
+        for name in [name for name in self._reported if name not in now and not blind]:
+            _, seconds = self._reported.pop(name)
             lines.append(f"{name} answers again after {seconds:.0f} s")
         for name, silence in now.items():
-            if name not in self._told or self._told[name][0] is not silence.state:
+            if name not in self._reported or self._reported[name][0] is not silence.state:
                 lines.append(self._line(silence))
-            self._told[name] = silence.state, silence.seconds
+            self._reported[name] = silence.state, silence.seconds
         return tuple(lines)
 
     def _line(self, silence: Silence) -> str:

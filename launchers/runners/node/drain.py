@@ -70,8 +70,8 @@ def cards_of_attempt(residues: tuple[Residue, ...]) -> tuple[tuple[str, CardStat
     In a container NVML may not name processes: then the cards whose use grew count.
     """
     cards = tuple((residue.node, card) for residue in residues for card in residue.cards)
-    seen = tuple(entry for entry in cards if entry[1].ours_before)
-    return seen or tuple(
+    used_before = tuple(entry for entry in cards if entry[1].ours_before)
+    return used_before or tuple(
         entry for entry in cards if entry[1].highest_bytes > entry[1].baseline_bytes + CARD_TOLERANCE_BYTES
     )
 

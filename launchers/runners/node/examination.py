@@ -216,7 +216,7 @@ def _program(wanted: Examination) -> ProgramFacts | None:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             code = _run(path, wanted, environment=environment, out=out, err=err)
             out.seek(0)
-            python, versions = _told(out.readline(_TAIL_BYTES))
+            python, versions = _parsed(out.readline(_TAIL_BYTES))
             error = _last_line(_tail(err)) or f"exit code {code}" if code else ""
     except OSError as failure:  # such as `Exec format error`, or a script whose `#!` names nothing
         return ProgramFacts(path=path, error=(failure.strerror or str(failure)).lower())
@@ -264,7 +264,7 @@ def _tail(file: BinaryIO) -> bytes:
     return file.read()
 
 
-def _told(output: bytes) -> tuple[str, dict[str, str]]:
+def _parsed(output: bytes) -> tuple[str, dict[str, str]]:
     """Return the Python version and the distributions' that the interpreter printed first."""
     try:
         return msgspec.json.decode(output, type=tuple[str, dict[str, str]])

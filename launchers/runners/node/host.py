@@ -135,21 +135,21 @@ def held_bytes(card: Card) -> int:
 
 def card_name(index: int) -> str:
     """Return what NVML calls a card; empty if it cannot be asked."""
-    return _told(lambda library, devices: library.nvmlDeviceGetName(devices[index]))
+    return _from_nvml(lambda library, devices: library.nvmlDeviceGetName(devices[index]))
 
 
 def driver_version() -> str:
     """Return the version of the cards' driver; empty without one."""
-    return _told(lambda library, _: library.nvmlSystemGetDriverVersion())
+    return _from_nvml(lambda library, _: library.nvmlSystemGetDriverVersion())
 
 
 def cuda_version() -> str:
     """Return the newest CUDA that the driver runs, such as `12.8`; empty without a driver."""
-    number = _told(lambda library, _: str(library.nvmlSystemGetCudaDriverVersion()))
+    number = _from_nvml(lambda library, _: str(library.nvmlSystemGetCudaDriverVersion()))
     return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if number else ""
 
 
-def _told(ask: Callable[[Any, tuple[Any, ...]], Any]) -> str:
+def _from_nvml(ask: Callable[[Any, tuple[Any, ...]], Any]) -> str:
     """Return NVML's answer as text; empty if there is no card or it does not answer."""
     nvml = _nvml()
     if nvml is None:

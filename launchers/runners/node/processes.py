@@ -138,19 +138,19 @@ class Census:
         for pid in present:
             started = self._ours.get(pid)
             if started is None:
-                seen, due = self._strangers.get(pid, (now, now))
-                late = (pid + self._scans) % _ROTATION == 0 if now - seen > _YOUNG_S else now >= due
+                first_at, due = self._strangers.get(pid, (now, now))
+                late = (pid + self._scans) % _ROTATION == 0 if now - first_at > _YOUNG_S else now >= due
                 if not late:
-                    strangers[pid] = seen, due
+                    strangers[pid] = first_at, due
                     continue
             stat = self._classify(pid, started)
             if stat is None:
-                seen = self._strangers.get(pid, (now, now))[0]
-                strangers[pid] = seen, now + _PATIENCE * (now - seen)
+                first_at = self._strangers.get(pid, (now, now))[0]
+                strangers[pid] = first_at, now + _PATIENCE * (now - first_at)
             else:
                 result.append(stat)
         self._strangers = strangers
-        self._young = any(now - seen <= _YOUNG_S for seen, _ in strangers.values())
+        self._young = any(now - first_at <= _YOUNG_S for first_at, _ in strangers.values())
         self._ours = {stat.pid: stat.started for stat in result}
         return tuple(result)
 
