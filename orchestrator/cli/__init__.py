@@ -47,7 +47,7 @@ ALIASES: Mapping[str, str] = {"ladder": "remedies"}
 
 # What helps where an argument is missing, by the name that stands for it in the help.
 _MISSING: Mapping[str, str] = {
-    "job.yaml": "`autotune init` creates a job file from a script or command",
+    "job.yaml | -- COMMAND...": "`autotune init` creates a job file from a script or command",
     "FRAMEWORK": "for example `autotune remedies verl`",
     "FILE": "for example `autotune verify runs/7c1e/certificate.json`",
 }

@@ -72,6 +72,7 @@ def fix(
 
     Raises Failure for a log or a file that cannot be read.
     """
+    again = shlex.join(["autotune", "fix", log, *source, *(["--gpus", gpus] if gpus else []), "-w"])
     log, source, knobs = _of_run(log, source, options)
     check((log,))
     explanation = explain(read(log), framework=None, model=None)
@@ -83,6 +84,8 @@ def fix(
     if write and after and target.name and answer.diff:
         _write(Path(target.name), after)
         answer = msgspec.structs.replace(answer, is_written=True)
+    elif answer.diff and answer.file:
+        answer = msgspec.structs.replace(answer, write=again)
     if options.json:
         click.echo(msgspec.json.encode(answer))
     else:

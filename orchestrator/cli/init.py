@@ -127,7 +127,7 @@ def write(
         )
         click.echo(msgspec.json.encode(result))
     else:
-        _say(draft, output=output, checked=checked, warnings=warnings, options=options)
+        say(draft, output=output, checked=checked, warnings=warnings, options=options)
         if job is not None:
             _predict(job, output, options)
         click.echo(text if to_stdout else str(output), nl=not to_stdout)
@@ -172,7 +172,10 @@ def _put(output: Path, text: str, *, force: bool) -> None:
         raise Failure(f"cannot write `{output}`: {reason}", hint=hint, code=ExitCode.USAGE) from None
 
 
-def _say(draft: object, *, output: Path, checked: str, warnings: tuple[str, ...], options: Options) -> None:
+def say(
+    draft: object, *, output: Path | str, checked: str = "", warnings: tuple[str, ...] = (), options: Options
+) -> None:
+    """Print what a job was made of, and what of its source is not in it."""
     from autotune.orchestrator.init.draft import Draft
     from autotune.orchestrator.init.job_text import place
 

@@ -35,6 +35,7 @@ def command(call: LaunchOptions) -> None:
     \b
     Example:
       autotune launch job.yaml --set tokens_per_microbatch=16384
+      autotune launch -- bash run_grpo.sh
     """  # noqa: D301 - click reads the backspace
     from autotune.orchestrator.cli.shared import start
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 import time
 from pathlib import Path
 from statistics import median
@@ -49,6 +50,8 @@ _REPEAT_S = 2.0
 _HEARTBEAT_S = 60.0  # where the table cannot be redrawn
 _STEPS = 24  # of the running attempt, in the picture of its step times
 _HEAD = ("RUN", "NAME", "FRAMEWORK", "CLUSTER", "SUBMITTED", "TOTAL", "RUNNING", "#ATTEMPTS", "STATUS")
+_NAME = 24  # columns
+_LEAST_NEEDED = ("RUNNING", "FRAMEWORK", "SUBMITTED", "CLUSTER")  # left out of a table that is too wide
 
 
 class AttemptStatus(Value, frozen=True, kw_only=True):
@@ -289,7 +292,7 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
     rows = [
         (
             run.run,
-            run.name,
+            run.name if width is None else "\n".join(textwrap.wrap(run.name, _NAME)),
             run.framework,
             run.cluster,
             _ago(now - seconds_of(run.submitted)) if run.submitted else "-",
@@ -300,7 +303,13 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
         )
         for run in standings
     ]
-    text = rendered(widgets.table(rows, head=_HEAD, wrap={1: 12, 4: 6}), width=width)
+    shown = list(_HEAD)
+    for name in ("", *_LEAST_NEEDED):
+        shown = [each for each in shown if each != name]
+        cells = [[row[_HEAD.index(each)] for each in shown] for row in rows]
+        text = rendered(widgets.table(cells, head=shown), width=None)
+        if width is None or max(map(len, text.splitlines())) <= width:
+            break
     if not attempts:
         return text
     run, parts = standings[0], [text]

@@ -426,6 +426,8 @@ def is_other_file(values: dict[str, Any]) -> bool:
 def way_from(file: str) -> str:
     """Return the hint for a file that is no job."""
     name = shlex.quote(file)
+    if file.endswith(".py"):
+        return f"`autotune launch -- python {name}` runs it as it is"
     return (
         f"`autotune init {name}` creates a job from a script or a framework's file; "
         f"`autotune explain {name}` reads a log"

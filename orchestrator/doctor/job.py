@@ -33,6 +33,7 @@ _NEWS = (
     " is added.",
 )
 _NO_MODULE = re.compile(r"No module named '(\w+)")
+_A_FILE = re.compile(r"/[^*?\[{]+")
 _INTERPRETERS = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
@@ -61,6 +62,7 @@ def examination_of(job: Job, framework: Framework, profile: Profile) -> Examinat
     imports = modules and not _launcher(command)
     engine = () if job.framework in ("builtin", "command") else (profile.engine,)
     folder = framework.checkpoint_folder(job) if profile.resumable else None
+    data = framework.prompts(job)
     return Examination(
         python=named if imports else None,
         modules=modules if imports else (),
@@ -73,6 +75,7 @@ def examination_of(job: Job, framework: Framework, profile: Profile) -> Examinat
         env={name: value for name, value in job.env.items() if isinstance(value, str)},
         model=model_of(job, framework),
         folders=(folder,) if folder is not None and folder.startswith("/") else (),
+        files=tuple(name for name in (data.files if data is not None else ()) if _A_FILE.fullmatch(name)),
         libraries=tuple(SONAMES.values()) if "host_allocator" in profile.supported else (),
     )
 
@@ -178,6 +181,10 @@ def node_checks(
     if facts.program is not None:
         yield _framework(node, facts.program, job, framework)
     yield from _model(node, facts, job, framework)
+    for file, is_there in facts.files.items():
+        hint = "" if is_there else "put it on storage that every node mounts, or correct the path"
+        make = Check if is_there else failed
+        yield make(name="data", what=f"{file} {'is' if is_there else 'is not'} there", node=node, hint=hint)
     for folder in facts.folders:
         yield _checkpoints(node, folder, job)
     if facts.libraries:
@@ -267,7 +274,8 @@ def _model(node: str, facts: NodeFacts, job: Job, framework: Framework) -> Itera
 
 
 def _checkpoints(node: str, folder: FolderFacts, job: Job) -> Check:
-    what = f"checkpoints below {folder.path}: {show_gib(folder.free_bytes)} free"
+    absent = "" if folder.nearest == folder.path else f", which is not there yet, on {folder.nearest}"
+    what = f"checkpoints below {folder.path}{absent}: {show_gib(folder.free_bytes)} free"
     if not folder.writable:
         return failed(
             "checkpoints",
@@ -280,6 +288,9 @@ def _checkpoints(node: str, folder: FolderFacts, job: Job) -> Check:
         what += f", about {show_gib(needed)} each"
         if folder.free_bytes < needed:
             return warned("checkpoints", what, node=node, hint="make room, or save on another disk")
+    if folder.nearest == "/":
+        hint = f"if {'/'.join(folder.path.split('/')[:3])} is a mount, mount it here"
+        return warned("checkpoints", what, node=node, hint=hint)
     return Check(name="checkpoints", node=node, what=what)
 
 

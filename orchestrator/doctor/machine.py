@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from autotune.launchers.runners.node.drain import CARD_TOLERANCE_BYTES
 from autotune.launchers.runners.node.examination import SHM, CardFacts, FolderFacts, NodeFacts
-from autotune.orchestrator.doctor.check import Check, failed, warned
+from autotune.orchestrator.doctor.check import Check, failed, skipped, warned
 from autotune.orchestrator.units import GIB, show_gib
 
 # NCCL's guide asks containers for --shm-size=1g at least; Docker's own default is 64 MiB.
@@ -97,7 +97,7 @@ def _gpus(node: str, facts: NodeFacts, offered: int) -> Iterator[Check]:
     elif offered < len(cards):
         yield Check(name="gpus", node=node, what=f"{shown}; Ray offers {offered} of them")
     else:
-        yield Check(name="gpus", node=node, what=shown)
+        yield (Check if cards else skipped)(name="gpus", node=node, what=shown)
     if cards:
         yield Check(name="driver", node=node, what=f"driver {facts.driver or '?'}, CUDA {facts.cuda or '?'}")
 

@@ -9,7 +9,7 @@ import msgspec
 
 from autotune.orchestrator.doctor.check import Check, Status
 
-_OF_JOB = frozenset({"workdir", "framework", "model", "checkpoints"})
+_OF_JOB = frozenset({"workdir", "framework", "model", "data", "checkpoints"})
 
 
 class NodeChecks(NamedTuple):

@@ -111,6 +111,8 @@ def _note(explanation: Explanation) -> list[str]:
         lines.append(
             "note: host memory ran out, not GPU memory; offloading more to the host would make it worse"
         )
+    if explanation.diagnosis.evidence and explanation.main_line.rule == "host-memory-error":
+        lines.append("note: a limit of the process (`ulimit -v`, its container) fails in the same words")
     if explanation.diagnosis.cause is Cause.POOL_TOO_SMALL and explanation.diagnosis.phase.value != "rollout":
         lines.append("note: a smaller share of the GPU for the engine would make it worse")
     if explanation.context.note:

@@ -262,6 +262,7 @@ def _drafted(
     is_named = interpreter is not None and "/" in interpreter and own != "command"
     beside = None if command else interpreter_beside(program.argv[0])
     python = interpreter if is_named or own == "areal" else beside
+    started = next((Path(word) for word in program.argv if own == "command" and _FILE.fullmatch(word)), None)
     moved = fork_flags(own, given, command=command, python=python, workdir=workdir, env=env)
     if moved:
         names = ", ".join(f"--{bare(name)}" for name in moved)
@@ -270,7 +271,7 @@ def _drafted(
         command = (*command, *(word for words in moved.values() for word in words))
     return Draft(
         source=source,
-        name=_name(script, own, given),
+        name=_name(script or started, own, given),
         framework=own,
         other=other,
         command=command,

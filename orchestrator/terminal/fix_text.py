@@ -45,6 +45,7 @@ class FixDocument(Value, frozen=True, kw_only=True):
     is_written: bool = False
     peaks: tuple[PredictedPeak, ...] = ()
     note: str = ""  # why there is no prediction
+    write: str = ""  # the command that writes the change; empty: it is written, or there is no file
     with_autotune: str = ""  # the command that starts the changed job
     without_autotune: str = ""
 
@@ -70,12 +71,11 @@ def render_fix(answer: FixDocument) -> str:
         lines += [*_indented(answer.words), ""]
     lines += [_peak(each) for each in answer.peaks]
     lines += [f"no predicted peaks: {answer.note}"] if answer.note else []
-    lines += ["", "start it with autotune", *_indented(answer.with_autotune.splitlines())]
+    lines += ["", "write the change", f"  {answer.write}"] if answer.write else [""]
+    lines += ["start it with autotune", *_indented(answer.with_autotune.splitlines())]
     lines += ["or without", *_indented([answer.without_autotune])] if answer.without_autotune else []
     if answer.is_written:
         lines += ["", f"{answer.file} is changed"]
-    elif answer.diff and answer.file:
-        lines += ["", "Nothing is written yet: -w changes the file."]
     return "\n".join(lines)
 
 

@@ -146,6 +146,7 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
         confidence=1.0 if first.line.rule == BUILTIN_FAILURE else 0.5 if _weak(first) else 0.9,
         consequences=others,
         other_ranks=_other_ranks(evidence, first),
+        host_share=evidence.host_peak_share if first.line.rule == "host-memory-error" else None,
     )
 
 

@@ -28,6 +28,7 @@ from autotune.policies.remedies.proposals.host import free_before_relaunch
 from autotune.policies.remedies.proposals.training import runs_on_host
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import GaveUp
 from autotune.policies.values.failure import Cause, Phase
@@ -237,6 +238,8 @@ def nearest_text(diagnosis: Diagnosis, attempt: int) -> str:
 
 def _nearest(run: Run, diagnosis: Diagnosis) -> str:
     closest = _closest(run, diagnosis)
+    if diagnosis.own_limit:
+        return "; ".join(text for text in (diagnosis.own_limit, closest) if text)
     if not closest:
         return "how much memory was missing is not known"
     return f"closest: {closest}"
@@ -265,6 +268,13 @@ _USERS = {
     "object_store": ("a larger object store (ray start --object-store-memory)",),
 }
 
+_HARDWARE = {
+    **_USERS,
+    "gpu": _USERS["gpu"][1:2],
+    "gpu_pool": _USERS["gpu_pool"][1:2],
+    "host": _USERS["host"][:1],
+}
+
 
 def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
     """Return the changes that are the user's to make."""
@@ -285,7 +295,13 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
         for remedy in after_start
         if _key(remedy) not in legal_now
     ]
-    return tuple(dict.fromkeys([*result, *_USERS.get(diagnosis.cause.resource, ())]))
+    if diagnosis.own_limit:
+        result.append("a higher limit of the process")
+    elif profile.layout == Layout():  # a program that may have no model
+        result += _HARDWARE.get(diagnosis.cause.resource, ())
+    else:
+        result += _USERS.get(diagnosis.cause.resource, ())
+    return tuple(dict.fromkeys(result))
 
 
 def _key(remedy: Remedy) -> bytes:

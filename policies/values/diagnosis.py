@@ -6,6 +6,7 @@ from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.observation import Outcome
 from autotune.policies.values.value import Value
 
+_ROOM_LEFT = 0.8  # share of host memory in use up to which it was not the host that ran out
 _HELD_SHARE = 0.25  # of a card held outside a process before that is named as the reason of its failure
 
 FORESEEN = "autotune-forecast"  # the rule of a line that says what is expected
@@ -118,6 +119,17 @@ class Diagnosis(Value, frozen=True, kw_only=True):
     other_ranks: tuple[int, ...] = ()  # that failed after it, as far as they are kept
     streak: int = 1  # equal failures in a row without a new step, this one included: cuts grow with it
     reason: str = ""  # how the job ended, where its log does not say why
+    host_share: float | None = None  # used of the host's memory when an allocation in it failed
+
+    @property
+    def own_limit(self) -> str:
+        """Why host memory ran out on a host that had plenty; empty where it had not, or nobody measured."""
+        if self.host_share is None or self.host_share > _ROOM_LEFT:
+            return ""
+        return (
+            f"only {self.host_share:.0%} of the host's memory was in use: the process has a limit of its own "
+            "(`ulimit -v`, its container), or asked for more than the rest at once"
+        )
 
     @property
     def expected(self) -> bool:

@@ -25,7 +25,8 @@ _SECONDS = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.]+)")
 _SPEED = re.compile(r"\b(?:tokens_per_second|tokens/s(?:ec)?)\s*[:=]\s*([\d.]+)")
 _SAVED = re.compile(
     r"successfully saved checkpoint (?:from|at) (?:iteration|step)\s+(\d+)|"
-    r"\bsaved checkpoint (?:at|after|of|for) step\s+(\d+)",
+    r"\b(?:saved|wrote) (?:a |the )?checkpoint (?:at|after|of|for) (?:global )?(?:step|iteration)\s+(\d+)|"
+    r"\bcheckpoint (?:saved|written) (?:at|after|of|for) (?:global )?(?:step|iteration)\s+(\d+)",
     re.IGNORECASE,
 )
 _RESUMED = re.compile(

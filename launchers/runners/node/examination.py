@@ -72,6 +72,7 @@ class Examination(Value, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     model: str | None = None  # a path or a hub name
     folders: tuple[str, ...] = ()  # that are written to, there already or not
+    files: tuple[str, ...] = ()  # of data that are read, by absolute path
     libraries: tuple[str, ...] = ()  # that a process may preload
 
 
@@ -132,6 +133,7 @@ class NodeFacts(Value, frozen=True, kw_only=True):
     folders: tuple[FolderFacts, ...] = ()
     model: ModelFacts | None = None
     program: ProgramFacts | None = None
+    files: dict[str, bool] = {}  # whether it can be read
     libraries: dict[str, bool] = {}  # whether the loader finds it
 
 
@@ -157,6 +159,7 @@ def examine(wanted: Examination) -> NodeFacts:
         folders=tuple(folder_facts(folder) for folder in wanted.folders),
         model=_model(wanted),
         program=_program(wanted),
+        files={name: os.access(name, os.R_OK) for name in wanted.files},
         libraries={name: _preloads(name) for name in wanted.libraries},
     )
 

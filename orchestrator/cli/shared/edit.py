@@ -120,7 +120,8 @@ def check(edit: RequestedJob | None, run: directory.RunFolder) -> None:
     """Refuse an edit that the run cannot go on with; raises Failure."""
     view = RunView(run.history())
     verdict = view.verdict
-    launch_again = f"`autotune {run.request.mode} {run.request.job_file or 'job.yaml'}` starts a new run"
+    file = run.request.job_file or run.path / "job.yaml"
+    launch_again = f"`autotune {run.request.mode} {file}` starts a new run"
     if edit is None:
         if isinstance(verdict, GaveUp):
             raise Failure(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from autotune.orchestrator.cli.shared.options import Options, given, knob_settings
+from autotune.orchestrator.cli.shared.options import Options, file_names, given, knob_settings
 
 if TYPE_CHECKING:
     from autotune.orchestrator.run.directory import RunRequest
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A call of `launch`, `rehearse` or `search`."""
 
-    job_file: Path
+    job_file: Path = Path()
+    command: tuple[str, ...] = ()  # in place of a job file
     options: Options = msgspec.field(default_factory=Options)
     request: RunRequest
     dry_run: bool = False
@@ -29,7 +30,14 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _OPTIONS = (
-    click.argument("job_file", metavar="job.yaml", type=click.Path(path_type=Path)),
+    click.argument(
+        "source",
+        metavar="job.yaml | -- COMMAND...",
+        nargs=-1,
+        required=True,
+        type=click.UNPROCESSED,
+        shell_complete=file_names,
+    ),
     click.option(
         "-n",
         "--dry-run",
@@ -82,6 +90,7 @@ def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]
         @functools.wraps(command)
         def wished(
             *,
+            source: tuple[str, ...],
             policy: str,
             overrides: tuple[str, ...],
             relaunches: int | None,
@@ -102,8 +111,13 @@ def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]
                 duration=duration,
                 rehearse=rehearse or mode == Mode.REHEARSE,
             )
-            options = given(click.get_current_context())
-            command(LaunchOptions(options=options, request=request, **written))
+            context = click.get_current_context()
+            job: dict[str, Any] = {"command": source}
+            if source[0] in context.obj:  # the words before `--`
+                job = {"job_file": Path(source[0])}
+                if extra := " ".join(source[1:]):
+                    raise click.UsageError(f"Got unexpected extra argument ({extra}); `--` begins a command")
+            command(LaunchOptions(options=given(context), request=request, **job, **written))
 
         for add in reversed(_OPTIONS):
             wished = add(wished)

@@ -58,17 +58,29 @@ class Begun(Value, frozen=True, kw_only=True):
 
 def prepare(call: LaunchOptions) -> RequestedJob:
     """Return the job of a file with the options of the command line applied."""
-    path = call.job_file
-    text = read_text(path)
-    request = msgspec.structs.replace(
-        call.request,
-        job_file=path.name if under_ray_job() else str(path.absolute()),
-        job_digest=digest(text),
-    )
+    request, path = call.request, call.job_file
+    if call.command:
+        file, text = "the job of the command", _text_of(call.command, options=call.options)
+    else:
+        file, text = str(path), read_text(path)
+        name = path.name if under_ray_job() else str(path.absolute())
+        request = msgspec.structs.replace(request, job_file=name, job_digest=digest(text))
     lookup = os.environ.get if call.submit is None else _assumed
-    text, job = with_options(text, file=str(path), request=request, lookup=lookup, elsewhere=call.dry_run)
+    text, job = with_options(text, file=file, request=request, lookup=lookup, elsewhere=call.dry_run)
     request = msgspec.structs.replace(request, identity=identity(text, job))
     return RequestedJob(text=text, job=job, request=request)
+
+
+def _text_of(command: tuple[str, ...], *, options: Options) -> str:
+    """Return the job file that `init` makes of a command, and print what it says about it."""
+    from autotune.orchestrator.cli.init import say
+    from autotune.orchestrator.cli.shared.source import drafted
+    from autotune.orchestrator.init.job_text import job_text
+    from autotune.orchestrator.init.variables import with_variables
+
+    draft = with_variables(drafted(command))
+    say(draft, output=draft.source, options=options)
+    return job_text(draft)
 
 
 def _assumed(variable: str) -> str:

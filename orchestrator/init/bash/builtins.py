@@ -108,8 +108,10 @@ def read_file(shell: Shell, node: Node, call: Call, *, program: bool = False) ->
         except UnreadableError:
             text = None
     if text is None or shell.depth >= _DEPTH:
-        shell.state.unread = shell.state.unread or not (program or _OF_A_MACHINE.search(name))
-        shell.state.note(node, f"file not found or not readable: `{first_line(text_of(node))}`")
+        of_machine = not program and _OF_A_MACHINE.search(name) is not None
+        shell.state.unread = shell.state.unread or not (program or of_machine)
+        what = "left out, launch from that environment" if of_machine else "file not found or not readable"
+        shell.state.note(node, f"{what}: `{first_line(text_of(node))}`")
         return None
     shell.depth += 1
     try:

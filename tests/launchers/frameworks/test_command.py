@@ -251,6 +251,8 @@ def test_the_example_passes_the_check():
             TrainingDone(step=0),
         ),
         ("  successfully saved checkpoint from iteration      10 to /ck", Saved(step=10)),
+        ("wrote a checkpoint after global step 35", Saved(step=35)),
+        ("Checkpoint saved at step 35 to out/", Saved(step=35)),
         ("  successfully loaded checkpoint from /ck at iteration 10", Resumed(step=10)),
         ("  Continuing training from global step 500", Resumed(step=500)),
         # Not training, not done, not certain.

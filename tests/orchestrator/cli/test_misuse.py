@@ -21,9 +21,25 @@ def refused(*words: str) -> list[str]:
 @pytest.mark.parametrize("command", ["launch", "rehearse", "search"])
 def test_a_command_without_its_job_file_says_how_to_get_one(command):
     assert refused(command) == [
-        "error: Missing argument 'job.yaml'.",
+        "error: Missing argument 'job.yaml | -- COMMAND...'.",
         "hint: `autotune init` creates a job file from a script or command",
     ]
+
+
+def test_a_command_is_launched_without_a_job_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    Path("run.sh").write_text(" ".join(COMMAND[1:]))
+    for words, line in (
+        (("python3", "train.py"), "  train.py"),
+        (("bash", "run.sh"), "  verl.trainer.main_ppo"),
+    ):
+        result = CliRunner().invoke(main, ["launch", "-n", "--", *words])
+        assert result.exit_code == ExitCode.OK, result.stderr
+        assert any(each.startswith(line) for each in result.stdout.splitlines())
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "run.sh"}
+    (error,) = refused("launch", "-n", "python3", "train.py")[-1:]
+    assert error == "error: Got unexpected extra argument (train.py); `--` begins a command"
 
 
 @pytest.mark.parametrize(("command", "argument"), [("remedies", "FRAMEWORK"), ("verify", "FILE")])

@@ -49,6 +49,18 @@ def test_one_run_says_how_long_is_left_and_how_long_its_steps_took() -> None:
     assert "  at most 2h 10m left" in lines and lines[-1].startswith("  trial 4  concurrency 64 → 32")
 
 
+def test_a_table_of_runs_fits_80_columns() -> None:
+    long = replace(
+        RUN, name="qwen3-8b-grpo", framework="openrlhf", cluster="64×H100-80GB", status="RECOVERING"
+    )
+    text = table(
+        [replace(long, submitted="2026-11-28T12:00:00Z", total_s=8040.0)], now=0.0, attempts=False, width=80
+    )
+    head, row = text.splitlines()
+    assert head.split()[:2] == ["RUN", "NAME"] and head.split()[-1] == "STATUS" and row.endswith("RECOVERING")
+    assert max(map(len, (head, row))) <= 80
+
+
 def test_the_time_of_an_attempt_that_nobody_watched_to_its_end_is_at_least_what_was_seen() -> None:
     run = replace(RUN, attempts=(ATTEMPT, UNWATCHED, NO_SIGN), running_s=124.0)
     first, *below = table([run], now=0.0, attempts=True).splitlines()[1:]

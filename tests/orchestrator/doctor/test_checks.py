@@ -131,6 +131,11 @@ def test_memory_that_others_hold_is_said_with_its_owner() -> None:
     assert check.what == "GPU 3 already holds 2.10 GiB (pid 88121 (python) of mia)"
 
 
+def test_a_machine_without_gpus_is_not_marked_as_good() -> None:
+    check = of_machine(with_(cards=(), driver=""), gpus=0)["gpus"]
+    assert (check.status, check.what) == (Status.SKIPPED, "no GPUs")
+
+
 def test_cards_that_ray_keeps_back_are_no_fault() -> None:
     check = of_machine(NODE, gpus=2)["gpus"]
     assert check.status is Status.OK and check.what.endswith("Ray offers 2 of them")
@@ -171,6 +176,14 @@ def test_cards_that_ray_keeps_back_are_no_fault() -> None:
             "checkpoints",
             Status.FAILED,
             "cannot be written",
+        ),
+        (with_(files={"/d/a.parquet": False}), "data", Status.FAILED, "/d/a.parquet is not there"),
+        (with_(files={"/d/a.parquet": True}), "data", Status.OK, "/d/a.parquet is there"),
+        (
+            with_(folders=(msgspec.structs.replace(DISK, nearest="/", free_bytes=900 * GIB),)),
+            "checkpoints",
+            Status.WARNING,
+            "which is not there yet, on /: 900.00 GiB free",
         ),
         (with_(folders=(DISK,)), "checkpoints", Status.WARNING, "50.00 GiB free, about 85.11 GiB each"),
         (

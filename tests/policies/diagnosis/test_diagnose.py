@@ -48,6 +48,8 @@ def test_a_kill_is_host_memory_only_with_evidence():
     assert of("fine", outcome=killed).cause is Cause.UNKNOWN
     assert of("fine", outcome=killed, host_peak_share=0.7).cause is Cause.UNKNOWN
     assert of("fine", outcome=killed, host_peak_share=0.96).cause is Cause.HOST_OOM
+    assert of("MemoryError", outcome=Crashed(exit_code=1), host_peak_share=0.14).own_limit
+    assert not of("MemoryError", outcome=Crashed(exit_code=1), host_peak_share=0.97).own_limit
     assert of(DIED, outcome=Crashed(exit_code=1), host_peak_share=0.97).cause is Cause.HOST_OOM
     assert of("fine", outcome=Crashed(exit_code=137), host_peak_share=None).cause is Cause.UNKNOWN
 

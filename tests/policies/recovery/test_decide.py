@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.recovery.decide import backoff_s, decide
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.events import (
     Await,
     Decided,
@@ -191,13 +192,27 @@ def test_denied_remedies_knobs_and_effects_are_not_used():
 
 def test_giving_up_says_by_how_much_and_what_would_help():
     only = {"concurrency": profile().supported["concurrency"]}
-    story = Story(accepted(profile(supported=only)))
+    story = Story(accepted(replace(profile(supported=only), layout=Layout(strategy="fsdp"))))
     story.launch()
     figures = {"requested_bytes": 50 * GIB, "free_bytes": 9 * GIB, "capacity_bytes": 80 * GIB}
     verdict = story.fails(diagnosed(phase=Phase.WEIGHT_SYNC, **figures)).verdict()
     assert verdict.reason == "no remedy is left for gpu-oom in weight_sync"
     assert verdict.nearest == "closest: attempt #1, 41.00 GiB of GPU memory short"
     assert "a smaller model or LoRA" in verdict.would_help
+
+
+@pytest.mark.parametrize(
+    ("share", "nearest", "would_help"),
+    [
+        (0.14, "only 14% of the host's memory was in use", ("a higher limit of the process",)),
+        (0.97, "how much memory was missing is not known", ("more host memory or more nodes",)),
+    ],
+)
+def test_a_program_without_a_model_is_advised_as_one(share, nearest, would_help):
+    story = Story(accepted(profile(supported={})))
+    story.launch()
+    verdict = story.fails(replace(diagnosed(cause=Cause.HOST_OOM), host_share=share)).verdict()
+    assert verdict.nearest.startswith(nearest) and verdict.would_help == would_help
 
 
 def test_giving_up_without_figures_claims_no_distance():
