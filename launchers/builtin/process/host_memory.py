@@ -162,17 +162,17 @@ def park(parking: Parking | None, *, changed: bool) -> None:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor, without gradient."""
-    inner = getattr(tensor, "_local_tensor", None)
-    return (tensor if inner is None else inner).detach()
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part.detach()
 
 
 def _like(tensor: torch.Tensor, replacement: torch.Tensor) -> torch.Tensor:
-    if not hasattr(tensor, "_local_tensor"):
+    if not hasattr(tensor, "to_local"):
         return replacement
     from torch.distributed.tensor import DTensor
 
     assert isinstance(tensor, DTensor)
-    # Not from_local, which copies what is in host memory back to the mesh's cards.
+    # Private names: the public from_local copies what is in host memory back to the mesh's cards.
     return DTensor(replacement, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 

@@ -89,10 +89,9 @@ class TrainerRank:
             )
             torch.distributed.barrier()
         elif self._sharded:
-            from torch._C._distributed_c10d import HashStore
-
+            store = torch.distributed.HashStore()  # type: ignore[attr-defined]
             torch.distributed.init_process_group(
-                "nccl" if self._on_gpu else "gloo", store=HashStore(), rank=0, world_size=1
+                "nccl" if self._on_gpu else "gloo", store=store, rank=0, world_size=1
             )
         self._in_place = InPlace(settings, on_gpu=self._on_gpu)
         self._device = Device.open(budget_bytes=settings.trainer_budget[self._rank], on_gpu=self._on_gpu)

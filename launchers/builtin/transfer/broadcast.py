@@ -41,8 +41,7 @@ def join(meeting: str, *, world_size: int, backend: Backend) -> "torch.distribut
     The same steps as SGLang's `init_custom_process_group` (srt/utils/common.py, 0.5.23), because torch has no
     public way to a group with processes outside the default one, and importing SGLang patches transformers.
     """
-    from torch._C._distributed_c10d import PrefixStore
-    from torch.distributed import ProcessGroup
+    from torch.distributed import PrefixStore, ProcessGroup  # type: ignore[attr-defined]
     from torch.distributed import distributed_c10d as c10d
     from torch.distributed.rendezvous import rendezvous
 
