@@ -144,16 +144,16 @@ def _passes(*, stages: int, chunks: int, micro_batches: int) -> list[tuple[int, 
     """Return the chunk of every pass of a step, and whether it is a forward one."""
     begin = Size(1, 1.0, 0.0, ends=False)
     once = Trace((), {"scoring": (), "forward": (begin,), "backward": (begin._replace(ends=True),)})
-    found = [
+    result = [
         (event.tensor, event.size > 0)
         for event in pipeline_steps(once, [[1] * micro_batches], stages, chunks)
     ]
-    lowest = min(number for number, _ in found)
-    return [((number - lowest) // _BETWEEN % chunks, began) for number, began in found]
+    lowest = min(number for number, _ in result)
+    return [((number - lowest) // _BETWEEN % chunks, began) for number, began in result]
 
 
 def test_gradients_that_stay_are_no_part_of_a_pass() -> None:
     """Their share of a pass would hide what the pass loses: they are four times its size."""
     tokens = lengths(128, varied=True, micro_batches=8)
-    found = loss(resident(TRACE, gradients=True), pipeline_steps(TRACE, tokens, 1))
-    assert found.reserved > 0.05
+    result = loss(resident(TRACE, gradients=True), pipeline_steps(TRACE, tokens, 1))
+    assert result.reserved > 0.05

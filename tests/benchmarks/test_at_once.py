@@ -59,11 +59,11 @@ def test_the_added_time_is_what_the_programs_in_full_waves_would_not_take() -> N
             )
         )
     readings = [Reading(_BEGUN + at, {"driver": 0.5 * at}) for at in range(30)]
-    found = at_once._crowd(
+    results = at_once._crowd(
         tuple(events), readings, (begun, ended), at_once=2, life_s=10.0, supervisors=[3, 5, 4], driver_bytes=9
     )
-    assert (found.trials, found.first_wave_s, found.start_s, found.end_s) == (4, 3.0, 2.0, 0.5)
-    assert found.gap_s == pytest.approx(3.0)
-    assert found.took_s == pytest.approx(26.5) and found.added == pytest.approx(6.5 / 20)
-    assert found.cpu["driver"] == pytest.approx(0.5)
-    assert found.supervisor_bytes == 4
+    assert (results.trials, results.first_wave_s, results.start_s, results.end_s) == (4, 3.0, 2.0, 0.5)
+    assert results.gap_s == pytest.approx(3.0)
+    assert results.took_s == pytest.approx(26.5) and results.added == pytest.approx(6.5 / 20)
+    assert results.cpu["driver"] == pytest.approx(0.5)
+    assert results.supervisor_bytes == 4

@@ -50,14 +50,14 @@ def test_depth_is_a_line(tracked):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_further_families_agree_with_mem_tracker(name):
     rows = [row for row in estimate_accuracy.recorded(FAMILY_RECORDED) if row.name == name]
-    found = family_cases(rows)
+    result = family_cases(rows)
     assert {(row.layers, row.step) for row in rows} == {
         (d, step) for d in depths(name) for step in FAMILY_STEPS
     }
-    assert max(errors(found, "parameters")) <= 0.0001
-    assert max(errors(found, "activations")) <= 0.025
+    assert max(errors(result, "parameters")) <= 0.0001
+    assert max(errors(result, "activations")) <= 0.025
     # Experts of two matrices of one size: a temporary of the optimizer outlives its step (estimate.md).
-    assert max(errors(found, "step")) <= (0.08 if name.startswith("Nemotron") else 0.005)
+    assert max(errors(result, "step")) <= (0.08 if name.startswith("Nemotron") else 0.005)
 
 
 def test_the_estimate_agrees_with_the_built_in_job():
@@ -67,7 +67,9 @@ def test_the_estimate_agrees_with_the_built_in_job():
     assert len(seen) >= 12
     assert len(others) >= 4
     for chosen, mean_limit, p90_limit in ((seen, 0.05, 0.12), (others, 0.05, 0.12)):
-        mean, p90, _ = spread(error for found in estimate_builtin.errors(chosen).values() for error in found)
+        mean, p90, _ = spread(
+            error for result in estimate_builtin.errors(chosen).values() for error in result
+        )
         assert mean <= mean_limit
         assert p90 <= p90_limit
 
@@ -90,14 +92,14 @@ def test_the_estimate_agrees_with_sglang_on_the_cpu():
     job = Job(name="demo", framework="builtin", settings=written)
     nowhere = Cluster(address="", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
     profile = Builtin().profile(job, nowhere)
-    found = estimate(profile, nowhere, Builtin().shape(job), profile.knobs)
-    assert found.pool_tokens == pytest.approx(132_672, rel=0.005)
+    result = estimate(profile, nowhere, Builtin().shape(job), profile.knobs)
+    assert result.pool_tokens == pytest.approx(132_672, rel=0.005)
     for phase, measured in ((Phase.ROLLOUT_INIT, 708), (Phase.ROLLOUT, 737), (Phase.WEIGHT_SYNC, 715)):
-        assert found.phases[phase].gpu.total / 2**20 == pytest.approx(measured, rel=0.03)
-        assert found.phases[phase].component == "rollout"
+        assert result.phases[phase].gpu.total / 2**20 == pytest.approx(measured, rel=0.03)
+        assert result.phases[phase].component == "rollout"
 
 
-def test_a_wrong_count_would_be_seen(tracked):
+def test_a_wrong_count_is_detected(tracked):
     one = tracked[0]
     wrong = Row(
         name=one.name,
@@ -106,13 +108,13 @@ def test_a_wrong_count_would_be_seen(tracked):
         figures=one.figures | {"activations": one.figures["activations"] * 1.2},
     )
     same = [row for row in tracked if (row.name, row.step) == (one.name, one.step) and row is not one]
-    found = [case for case in cases([wrong, *same]) if case.layers == one.layers]
-    assert abs(found[0].error("activations")) > 0.1
+    result = [case for case in cases([wrong, *same]) if case.layers == one.layers]
+    assert abs(result[0].error("activations")) > 0.1
 
 
 def test_all_candidates_of_the_speed_benchmark_differ():
-    found = estimate_speed.candidates(10_000)
-    assert len(set(found)) == 10_000
+    result = estimate_speed.candidates(10_000)
+    assert len(set(result)) == 10_000
     assert estimate_speed.ranked(100)
 
 
@@ -128,7 +130,7 @@ def test_mem_tracker_still_counts_the_same():
         if (row.name, row.layers, row.step) == ("Qwen2.5-0.5B", 2, step)
     )
     config = estimate_accuracy.ARCHITECTURES["Qwen2.5-0.5B"]
-    found = tracked.measure(config, layers=2, sequences=1, length=512, recompute=False)
+    result = tracked.measure(config, layers=2, sequences=1, length=512, recompute=False)
     # A new torch or transformers may keep a tensor more; then the rows are recorded anew.
-    assert found.step == pytest.approx(recorded.figures["step"], rel=0.01)
-    assert found.activations == pytest.approx(recorded.figures["activations"], rel=0.01)
+    assert result.step == pytest.approx(recorded.figures["step"], rel=0.01)
+    assert result.activations == pytest.approx(recorded.figures["activations"], rel=0.01)

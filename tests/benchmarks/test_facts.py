@@ -48,9 +48,9 @@ class NotOne:
 def test_fields_come_with_types_and_defaults_and_nothing_is_run(tmp_path: Path) -> None:
     (tmp_path / "config.py").write_text(_SOURCE)
     (tmp_path / "broken.py").write_text("def (:\n")
-    found = dataclasses_in(tmp_path)
-    assert set(found) == {"Optimizer", "Base", "Actor"}
-    assert found["Actor"] == {
+    result = dataclasses_in(tmp_path)
+    assert set(result) == {"Optimizer", "Base", "Actor"}
+    assert result["Actor"] == {
         "size": Field("int", 8, ""),
         "name": Field("str?", None, ""),
         "share": Field("float?", 0.5, ""),
@@ -61,7 +61,7 @@ def test_fields_come_with_types_and_defaults_and_nothing_is_run(tmp_path: Path) 
     }
 
 
-def test_a_new_release_is_shown_by_setting() -> None:
+def test_a_new_release_is_listed_by_setting() -> None:
     old = {"both": {"a": 1, "b": 2}, "dp": {}, "megatron": {"m": None}}
     new = {"both": {"a": 1, "b": 3, "c": "x"}, "dp": {}, "megatron": {}}
     assert differences(old, new, {}) == ["+ both c = 'x'", "! both b: 2 -> 3", "- megatron m"]
@@ -124,8 +124,8 @@ class Server(Args):
 
 def test_defaults_are_followed_to_where_they_are_written(tmp_path: Path) -> None:
     (tmp_path / "args.py").write_text(_ENGINE)
-    found = fields_of("Server", read(tmp_path))
-    assert found == {
+    result = fields_of("Server", read(tmp_path))
+    assert result == {
         "share": Field("float", 0.92, ""),
         "again": Field("float", 0.92, ""),
         "kind": Field("", "fast", "Kind"),
@@ -155,7 +155,7 @@ def test_the_engines_of_a_release_are_read_from_a_wheel_or_a_source_tree(tmp_pat
     assert pinned(source) == {"vllm": "0.17.0"}
 
 
-def test_a_type_that_changed_or_came_without_a_default_is_shown() -> None:
+def test_a_type_that_changed_or_came_without_a_default_is_displayed() -> None:
     old = {"defaults": {"a": 1}, "types": {"a": "int", "b": "any"}}
     new = {"defaults": {"a": 1, "d": 2}, "types": {"a": "float", "c": "any", "d": "int"}}
     assert differences(old, new, {}) == ["+ defaults d = 2", "- b", "+ c: any", "! type of a: int -> float"]
@@ -282,7 +282,7 @@ class ServerArgs:
 """
 
 
-def test_what_the_command_line_of_sglang_takes_beside_its_fields_is_told(tmp_path: Path) -> None:
+def test_options_of_sglangs_command_line_beside_its_fields_are_listed(tmp_path: Path) -> None:
     folder = tmp_path / "sglang" / "srt"
     folder.mkdir(parents=True)
     (folder / "server_args.py").write_text(_SERVER_ARGS)

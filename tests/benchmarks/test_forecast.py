@@ -35,7 +35,7 @@ def test_drifts_end_where_they_run_out_and_the_others_never_do() -> None:
         assert series.fails is None or len(series.used) == series.fails - 1 < series.of
 
 
-def test_most_drifts_are_said_in_time_and_few_others() -> None:
+def test_most_drifts_are_forecast_in_time_and_few_others() -> None:
     every = [*drawn_series([EVEN, *simulated_bases(2, 3)], 3, seed=3)]
     told = [watched(series, METHODS["forecast"]) for series in every]
     failing = [each for each in told if each.fails is not None]
@@ -52,7 +52,7 @@ def test_recorded_steps_are_there_and_drifts_are_put_on_them() -> None:
     assert kinds == {*DRIFTS, "as recorded"}
 
 
-def test_runs_with_lengths_are_split_into_seen_and_held_out() -> None:
+def test_runs_with_lengths_are_split_into_fitted_and_held_out() -> None:
     for seeds in (SEEN, HELD_OUT):
         bases = [*recorded_bases(WITH_LENGTHS, seeds=seeds)]
         assert bases
@@ -71,7 +71,7 @@ def test_growing_lengths_are_injected_with_the_memory_that_they_need() -> None:
         assert (ratio > 1.0) is series.kind.startswith("lengths")
 
 
-def test_a_leak_under_varying_lengths_is_told_earlier_with_them() -> None:
+def test_a_leak_under_varying_lengths_is_forecast_earlier_with_them() -> None:
     lengths = [100.0 + 40.0 * (step * 7 % 11) / 11 for step in range(90)]
     used = [0.3 + 0.002 * length + 0.004 * step for step, length in enumerate(lengths)]
     series = Series("leak", "backward", used, 91, 180, {"response_length/max": lengths})

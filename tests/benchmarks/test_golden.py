@@ -17,7 +17,7 @@ def test_decisions_are_as_recorded(name: str) -> None:
     assert not shown, f"{shown}\n{_AGAIN.format(name)}"
 
 
-def test_a_difference_is_shown_by_case_and_line() -> None:
+def test_a_difference_is_displayed_by_case_and_line() -> None:
     before = {"1": ["job", "  finish: completed"], "2": ["other"]}
     shown = difference(before, before | {"1": ["job", "  finish: gave up"]})
     assert "-  finish: completed\n+  finish: gave up" in shown and "1 of 2 cases differ" in shown

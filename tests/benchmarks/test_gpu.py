@@ -102,7 +102,7 @@ def test_a_peak_is_predicted_from_the_record_alone():
     assert replay.predicted_bytes(offloaded) < guess
 
 
-def test_a_wrong_peak_is_seen():
+def test_a_wrong_peak_is_detected():
     guess = round(replay.predicted_bytes(SYNTHETIC))
     right = msgspec.structs.replace(SYNTHETIC, allocated_bytes=guess)
     wrong = msgspec.structs.replace(SYNTHETIC, allocated_bytes=2 * guess)
@@ -113,19 +113,19 @@ def test_a_wrong_peak_is_seen():
     assert replay.summary([first_step, on_cpu])[2] == 0
 
 
-def lines(folder, *found):
+def lines(folder, *result):
     """Write a measurement file as the measuring program does, with more than the replay needs."""
     path = folder / "card.jsonl"
-    path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in found))
+    path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in result))
     return path
 
 
 def complaints(path):
     """Return what a measurement file shows of the estimate and the diagnosis that should not be so."""
-    found = replay.records(path)
-    mean, p90, count = replay.summary(found)
-    wrong = [what for record in found if record.kind == "oom" for what in replay.misread(record)]
-    wrong += ["not a card"] * any(record.device != "cuda" for record in found)
+    result = replay.records(path)
+    mean, p90, count = replay.summary(result)
+    wrong = [what for record in result if record.kind == "oom" for what in replay.misread(record)]
+    wrong += ["not a card"] * any(record.device != "cuda" for record in result)
     wrong += ["no peak"] * (count == 0)
     return wrong + ["mean"] * (mean > replay.MEAN) + ["p90"] * (p90 > replay.P90)
 
@@ -136,7 +136,7 @@ def test_every_measurement_of_a_card_agrees_with_the_estimate_and_is_read_exactl
     assert not [(path.stem, what) for path in replay.files() for what in complaints(path)]
 
 
-def test_a_measurement_that_disagrees_is_told(tmp_path):
+def test_a_measurement_that_disagrees_is_reported(tmp_path):
     guess = round(replay.predicted_bytes(SYNTHETIC))
     right = msgspec.structs.replace(SYNTHETIC, allocated_bytes=guess)
     failure = msgspec.structs.replace(SYNTHETIC, kind="oom", message=MESSAGE, budget_bytes=40 * GIB)
@@ -164,20 +164,20 @@ def test_passes_that_a_failure_cut_short_are_not_compared(tmp_path):
 def test_the_recorded_failures_of_a_card_are_diagnosed_as_what_they_are(path):
     for row in map(json.loads, path.read_text().splitlines()):
         text = (path.parent / f"{row['name']}.log").read_bytes()
-        found = diagnose(scan((text,), outcome=Crashed(exit_code=row["exit_code"])))
-        assert found.cause.value == row["cause"], row["name"]
+        result = diagnose(scan((text,), outcome=Crashed(exit_code=row["exit_code"])))
+        assert result.cause.value == row["cause"], row["name"]
         if row["phase"]:
-            assert found.phase.value == row["phase"], row["name"]
+            assert result.phase.value == row["phase"], row["name"]
         if row["cause"] == "gpu-oom":
             printed = [line for line in text.decode().splitlines() if "Tried to allocate" in line]
-            assert found.facts.requested_bytes == replay.figures(printed[0])["requested"], row["name"]
-            assert found.facts.allocated_bytes == replay.figures(printed[0])["allocated"], row["name"]
+            assert result.facts.requested_bytes == replay.figures(printed[0])["requested"], row["name"]
+            assert result.facts.allocated_bytes == replay.figures(printed[0])["allocated"], row["name"]
 
 
 @pytest.mark.parametrize("path", sorted(replay.FOLDER.glob("outside/*.jsonl")), ids=str)
 def test_what_a_process_holds_outside_its_allocator_is_as_on_a_card(path):
-    found = {row["stage"]: row for row in map(json.loads, path.read_text().splitlines())}
-    held = {stage: row["lost_bytes"] - row["reserved_bytes"] for stage, row in found.items()}
+    result = {row["stage"]: row for row in map(json.loads, path.read_text().splitlines())}
+    held = {stage: row["lost_bytes"] - row["reserved_bytes"] for stage, row in result.items()}
     warm = held["attention, with its gradient"]
     assert constant("context") == pytest.approx(held["context"], rel=0.1)
     assert constant("context") + constant("modules") == pytest.approx(warm, rel=0.05)
@@ -187,7 +187,7 @@ def test_what_a_process_holds_outside_its_allocator_is_as_on_a_card(path):
     assert 0.4 * constant("collectives") < first < constant("collectives")
     assert 0.4 * constant("communicator") < second < constant("communicator")
     assert constant("workspaces") == pytest.approx(
-        found["first product, with its gradient"]["reserved_bytes"], rel=0.2
+        result["first product, with its gradient"]["reserved_bytes"], rel=0.2
     )
 
 
@@ -230,7 +230,7 @@ def test_a_cure_of_verl_is_sized_by_what_the_failed_pass_needs_not_by_shorter_on
     assert measured < cure.predicted["forward"] < 1.1 * measured
 
 
-def test_recorded_runs_are_told_attempt_by_attempt():
+def test_recorded_runs_are_reported_attempt_by_attempt():
     path = replay.FOLDER / "recoveries" / "h200-relaunched.jsonl"
     rows = launch.table("light", journal.read(path))
     assert [(row.cause, row.phase, row.remedy) for row in rows] == [

@@ -112,10 +112,10 @@ def test_a_jump_begins_with_the_condition_that_it_is_in() -> None:
     assert statement(tree, 7) == range(7, 8)
 
 
-def test_annotations_are_found_in_signatures_and_assignments() -> None:
+def test_annotations_are_located_in_signatures_and_assignments() -> None:
     lines = _SOURCE.splitlines()
-    found = [lines[a[0] - 1][a[1] : b[1]] for a, b in annotations(ast.parse(_SOURCE))]
-    assert sorted(found) == ["bool", "int", "int", "int", "int", "int", "list[int]"]
+    result = [lines[a[0] - 1][a[1] : b[1]] for a, b in annotations(ast.parse(_SOURCE))]
+    assert sorted(result) == ["bool", "int", "int", "int", "int", "int", "list[int]"]
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,14 @@ def test_functions_get_the_code_of_a_mutant_unless_they_have_run(tmp_path: Path)
     functions = functions_by_code(str(tmp_path))
     at_import = {_LINE["return [TWICE]"]}
 
-    def found(before: str, after: str) -> list[tuple[object, object]] | None:
+    def result(before: str, after: str) -> list[tuple[object, object]] | None:
         return swaps(_SOURCE, _SOURCE.replace(before, after), at_import, functions)  # type: ignore[return-value]
 
-    assert found("", "") == []
+    assert result("", "") == []
     for before, after in (("LIMIT = 3", "LIMIT = 4"), ("[TWICE]", "[-TWICE]"), ("int = 4", "int = 5")):
-        assert found(before, after) is None
+        assert result(before, after) is None
     for before, after in (("value < most", "value <= most"), ("self.width * ", "self.width + ")):
-        for function, code in found(before, after) or []:
+        for function, code in result(before, after) or []:
             function.__code__ = code  # type: ignore[attr-defined]
     assert module.small(3)
     assert module.boxed() == 8

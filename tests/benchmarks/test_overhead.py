@@ -71,7 +71,7 @@ def test_delays_of_a_recovery() -> None:
     assert row[1:] == pytest.approx((0.3, 2.0, 1.0, 0.25, 0.25, 0.05, 5.0, 9.0))
 
 
-def test_moments_that_were_not_seen_are_unknown() -> None:
+def test_moments_that_were_not_recorded_are_unknown() -> None:
     (row,) = recoveries(HISTORY[:2], written=[], launched=[])
     assert row[1:] == (None,) * 8
     assert spread([None, None]) == "not seen"

@@ -50,23 +50,23 @@ def history(world: World, *tried: Knobs) -> tuple[Event, ...]:
 
 
 def test_a_seed_gives_the_same_job_again(jobs):
-    world, found = jobs[0]
-    assert drawn(world.stratum, seed=world.seed) == (world, found)
+    world, result = jobs[0]
+    assert drawn(world.stratum, seed=world.seed) == (world, result)
 
 
 def test_every_job_fails_as_written_and_the_oracles_configuration_holds(jobs):
-    for world, found in jobs:
+    for world, result in jobs:
         written = world.accepted.profile.knobs
         assert run(world, written).failure is not None
-        assert run(world, found.knobs).failure is None
-        assert 0 < found.feasible <= found.of
-        assert set(changed(written, found.knobs)) <= {*KNOBS, "logprob_tokens"}
+        assert run(world, result.knobs).failure is None
+        assert 0 < result.feasible <= result.of
+        assert set(changed(written, result.knobs)) <= {*KNOBS, "logprob_tokens"}
 
 
 def test_nothing_on_the_grid_that_holds_is_faster(jobs):
-    world, found = min(jobs, key=lambda job: job[1].of)
+    world, result = min(jobs, key=lambda job: job[1].of)
     holding = [run(world, knobs) for knobs in configurations(world)]
-    assert min(r.step_s for r in holding if r.failure is None) == pytest.approx(found.step_s)
+    assert min(r.step_s for r in holding if r.failure is None) == pytest.approx(result.step_s)
 
 
 def test_a_message_is_true_to_the_failure(jobs):
@@ -85,10 +85,10 @@ def test_a_message_is_true_to_the_failure(jobs):
 
 
 def test_less_of_a_knob_needs_no_more_memory(jobs):
-    for world, found in jobs:
-        tokens = found.knobs.tokens_per_microbatch
-        fewer = replace(found.knobs, tokens_per_microbatch=tokens // 2, logprob_tokens=None)
-        more = replace(found.knobs, logprob_tokens=None)
+    for world, result in jobs:
+        tokens = result.knobs.tokens_per_microbatch
+        fewer = replace(result.knobs, tokens_per_microbatch=tokens // 2, logprob_tokens=None)
+        more = replace(result.knobs, logprob_tokens=None)
         for phase, size in peaks(world, fewer, 3).items():
             assert size <= peaks(world, more, 3)[phase] + 1
 
@@ -174,11 +174,11 @@ def test_what_was_saved_is_restored_once_it_is_stable(jobs):
 
 
 def test_a_structural_error_is_the_truths_alone(jobs):
-    found = {p: drawn(p, seed=11)[0] for p in Perturbation}
+    result = {p: drawn(p, seed=11)[0] for p in Perturbation}
     near, _ = drawn(Stratum.NEAR, seed=11)
-    assert found[Perturbation.SILENT].figures is False and near.figures
-    assert found[Perturbation.PHASE].misplaced == 0.2 and not near.misplaced
-    assert found[Perturbation.ALL].coefficients.context_bytes > 0
+    assert result[Perturbation.SILENT].figures is False and near.figures
+    assert result[Perturbation.PHASE].misplaced == 0.2 and not near.misplaced
+    assert result[Perturbation.ALL].coefficients.context_bytes > 0
     world, _ = jobs[0]
     written = world.accepted.profile.knobs
     wider = replace(world.coefficients, context_bytes=float(2 << 30), fragmented=0.1)
@@ -205,7 +205,7 @@ def test_an_ablation_leaves_out_just_its_part(jobs):
 
 
 def test_a_day_of_our_own_policy(jobs):
-    days = [play(world, found, "autotune") for world, found in jobs]
+    days = [play(world, result, "autotune") for world, result in jobs]
     assert all(day.stable and day.repeats == 0 and day.forbidden == 0 for day in days)
     assert sorted(day.relaunches for day in days)[len(days) // 2] <= 2
     assert play(*jobs[0], "autotune") == days[0]
@@ -213,8 +213,8 @@ def test_a_day_of_our_own_policy(jobs):
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_policy_comes_to_an_end(jobs, policy: str):
-    for world, found in jobs[::4]:
-        day = play(world, found, policy)
+    for world, result in jobs[::4]:
+        day = play(world, result, policy)
         assert 0 <= day.relaunches <= MOST
         assert day.share_of_day >= 0
         assert day.stable or day.relaunches == MOST
@@ -254,7 +254,7 @@ def test_percentiles_are_values_that_occurred():
 
 
 def test_the_estimate_is_not_the_truth(jobs):
-    rows = [row for world, found in jobs for row in distances(world, found)]
+    rows = [row for world, result in jobs for row in distances(world, result)]
     assert 0.01 < statistics.median(abs(row.off) for row in rows) < 0.2
     assert all(sum(sign * row.off > 0.02 for row in rows) > len(rows) // 10 for sign in (-1, 1))
     assert distance_table(rows).count("\n") == 2 + len(Stratum)

@@ -37,7 +37,7 @@ def test_bins_have_equal_counts_of_at_least_300():
 
 
 def test_every_launch_of_a_job_is_forecast_for_the_phases_that_it_met():
-    found = [f for seed in range(12) for f in forecasts_of((Stratum.NEAR, seed))]
-    assert sum(f.failed for f in found) > 0 and all(0 <= f.chance <= 1 for f in found)
-    assert any(f.first for f in found) and not all(f.first for f in found)
-    assert "| backward |" in table(found) and "| first launch |" in table(found)
+    result = [f for seed in range(12) for f in forecasts_of((Stratum.NEAR, seed))]
+    assert sum(f.failed for f in result) > 0 and all(0 <= f.chance <= 1 for f in result)
+    assert any(f.first for f in result) and not all(f.first for f in result)
+    assert "| backward |" in table(result) and "| first launch |" in table(result)

@@ -18,9 +18,9 @@ from benchmarks.simulation.world import Stratum
 def start() -> Start:
     for seed in range(11, 40):
         world, _ = drawn(Stratum.LATE, seed=seed)
-        found = started(world, timid=True)
-        if found is not None:
-            return found
+        results = started(world, timid=True)
+        if results is not None:
+            return results
     raise AssertionError("no timid start held")
 
 

@@ -14,17 +14,17 @@ def test_every_job_is_recorded_once_and_within_the_limits_on_held_out_models_too
     assert [row.job for row in ROWS if row.job in JOBS] == [row.job for row in ROWS]
     assert {row.job for row in ROWS} == set(JOBS)
     assert len(ROWS) == len(JOBS)
-    found = estimate_sharded.cases(ROWS)
-    listed = [case for case in found if case.job.name not in HELD_OUT]
+    result = estimate_sharded.cases(ROWS)
+    listed = [case for case in result if case.job.name not in HELD_OUT]
     assert not estimate_sharded.beyond(listed, estimate_sharded.LIMITS)
-    unseen = [case for case in found if case.job.name in HELD_OUT]
+    unseen = [case for case in result if case.job.name in HELD_OUT]
     assert not estimate_sharded.beyond(unseen, estimate_sharded.GOALS)
 
 
 @pytest.mark.parametrize("part", estimate_sharded.ABLATIONS)
 def test_an_estimate_without_one_of_its_parts_is_beyond_the_limits(part):
-    found = estimate_sharded.cases(ROWS, without=part)
-    listed = [case for case in found if case.job.name not in HELD_OUT]
+    result = estimate_sharded.cases(ROWS, without=part)
+    listed = [case for case in result if case.job.name not in HELD_OUT]
     assert estimate_sharded.beyond(listed, estimate_sharded.LIMITS)
 
 

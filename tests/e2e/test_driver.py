@@ -129,14 +129,14 @@ def head(ray_head: tuple[int, int], tmp_path: Path) -> Head:
 
 def marked(run: str) -> list[int]:
     """The processes that still carry the run's mark."""
-    found = []
+    result = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"AUTOTUNE_ATTEMPT={run}/".encode() in (process / "environ").read_bytes():
-                found.append(int(process.name))
+                result.append(int(process.name))
         except OSError:
             continue
-    return found
+    return result
 
 
 def test_a_killed_driver_resumes_the_attempt_that_still_runs(head: Head) -> None:
@@ -238,7 +238,7 @@ def test_detached_on_this_machine_it_is_a_daemon(tmp_path: Path) -> None:
     assert "stopped by SIGTERM" in (tmp_path / "runs" / run / "driver.log").read_text()
 
 
-def test_an_unreachable_cluster_is_told(tmp_path: Path) -> None:
+def test_an_unreachable_cluster_is_reported(tmp_path: Path) -> None:
     here = Head(tmp_path, 0, 0)
     (tmp_path / "job.yaml").write_text(JOB + "cluster: {address: '127.0.0.1:9'}\n")
     seen = here.autotune("launch", "job.yaml")

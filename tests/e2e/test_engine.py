@@ -79,13 +79,13 @@ def generate(actor, asked: list[list[int]], *, seeds: list[int], tokens: int, st
 
 
 def records(logs: Path) -> list[FailureRecord]:
-    found = {}
+    result = {}
     for path in sorted(logs.glob("worker-*.err"), key=lambda path: path.stat().st_mtime):
         # Ray repeats a record in the traceback of an actor that could not be built.
-        found |= {
+        result |= {
             (path, record): record for line in path.read_text().splitlines() if (record := parse_line(line))
         }
-    return list(found.values())
+    return list(result.values())
 
 
 def eventually(condition: Callable[[], bool], *, within_s: float) -> bool:

@@ -106,12 +106,12 @@ class Growing(Head):
 
     def raylets(self) -> dict[int, str]:
         """Return the processes of the nodes that the autoscaler started, with their command lines."""
-        found = {}
+        result = {}
         for process in psutil.process_iter(["cmdline"]):
             line = " ".join(process.info["cmdline"] or ())
             if "/raylet " in line and f":{self.port} " in line and "--head" not in line:
-                found[process.pid] = line
-        return found
+                result[process.pid] = line
+        return result
 
     def close(self) -> None:
         """End every process of the cluster."""

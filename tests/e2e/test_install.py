@@ -92,8 +92,8 @@ def uv_settings() -> dict[str, str]:
     asked = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     )
-    found = re.findall(r"^(?:global|install|user|:env:)\.([a-z-]+)='(.*)'$", asked.stdout, re.MULTILINE)
-    named = dict(reversed(found))  # sorted by place: what the environment says counts most
+    result = re.findall(r"^(?:global|install|user|:env:)\.([a-z-]+)='(.*)'$", asked.stdout, re.MULTILINE)
+    named = dict(reversed(result))  # sorted by place: what the environment says counts most
     cache = os.environ.get("UV_CACHE_DIR") or str(Path.home() / ".cache" / "uv")
     variables = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
     settings = {variable: named[key] for key, variable in variables.items() if key in named}

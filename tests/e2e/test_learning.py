@@ -26,7 +26,7 @@ def rewards(folder: Path, mode: str) -> list[float]:
     told = autotune(folder, "launch", "job.yaml")
     assert told.result.returncode == 0, told.story
     log = (told.run / "attempts/0001/run.log").read_text(errors="replace")
-    return [float(found) for found in re.findall(r"builtin: step \d+/\d+ .*reward=([0-9.]+)", log)]
+    return [float(results) for results in re.findall(r"builtin: step \d+/\d+ .*reward=([0-9.]+)", log)]
 
 
 @pytest.mark.parametrize("mode", ["memory", "disk"])

@@ -242,7 +242,7 @@ def test_a_pool_that_is_refused_grows(seen: Told, case: str, framework: str) -> 
 
 
 @every("hang")
-def test_a_run_that_talks_without_a_step_is_found(seen: Told, case: str, framework: str) -> None:
+def test_a_run_that_prints_without_a_step_is_a_hang(seen: Told, case: str, framework: str) -> None:
     assert seen.code == 0, seen.said
     assert seen.causes == ["hang"]
     (stop,) = seen.of("stop_requested")
@@ -295,9 +295,9 @@ def test_a_leak_is_restarted_until_the_training_is_complete(seen: Told, case: st
 def test_a_search_finds_something_faster(seen: Told, case: str, framework: str) -> None:
     assert seen.code == 0, seen.said
     timid = yaml.safe_load((seen.head.folder / "job.yaml").read_text())["settings"]
-    found = yaml.safe_load(seen.stable.read_text())["settings"]
+    results = yaml.safe_load(seen.stable.read_text())["settings"]
     (knob,) = jobs.timid(framework)["vary"]
-    assert found != timid, seen.said
+    assert results != timid, seen.said
     assert "x the stable start" in seen.said
     tried = {json.dumps(event["knobs"][knob]) for event in seen.of("started")}
     assert len(tried) >= 2

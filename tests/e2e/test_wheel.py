@@ -56,8 +56,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", str(wheel)]
     subprocess.run(command, check=True, timeout=240)
     where = [python, "-c", "import autotune.policies; print(autotune.policies.__file__)"]
-    found = subprocess.run(where, cwd=folder, capture_output=True, text=True, check=True).stdout
-    assert found.startswith(str(site))
+    result = subprocess.run(where, cwd=folder, capture_output=True, text=True, check=True).stdout
+    assert result.startswith(str(site))
     return folder / "bin" / "autotune"
 
 

@@ -265,12 +265,12 @@ class Bench:
 
     def events(self) -> list[dict[str, Any]]:
         """Return the journal's whole lines."""
-        found: list[dict[str, Any]] = []
+        result: list[dict[str, Any]] = []
         for path in self.runs.glob("*/events.jsonl"):
             for line in path.read_bytes().split(b"\n"):
                 with contextlib.suppress(ValueError):
-                    found.append(json.loads(line))
-        return found
+                    result.append(json.loads(line))
+        return result
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """Return the journal's rows of one kind."""

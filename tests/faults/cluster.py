@@ -100,14 +100,14 @@ class Nodes:
     def processes(self, number: int) -> list[psutil.Process]:
         """Return everything that runs on a node: its daemons, Ray's workers, what these started."""
         roots = [info.process.pid for infos in self._nodes[number].all_processes.values() for info in infos]
-        found: dict[int, psutil.Process] = {}
+        result: dict[int, psutil.Process] = {}
         for pid in roots:
             try:
                 root = psutil.Process(pid)
-                found |= {process.pid: process for process in (root, *root.children(recursive=True))}
+                result |= {process.pid: process for process in (root, *root.children(recursive=True))}
             except psutil.NoSuchProcess:
                 continue
-        return list(found.values())
+        return list(result.values())
 
     def freeze(self, number: int) -> None:
         """Stop everything on a node where it stands."""
@@ -129,15 +129,15 @@ class Nodes:
         node.all_processes.clear()
 
     def _of(self, node: Any) -> list[psutil.Process]:
-        found: list[psutil.Process] = []
+        result: list[psutil.Process] = []
         for infos in node.all_processes.values():
             for info in infos:
                 try:
                     root = psutil.Process(info.process.pid)
-                    found += [root, *root.children(recursive=True)]
+                    result += [root, *root.children(recursive=True)]
                 except psutil.NoSuchProcess:
                     continue
-        return found
+        return result
 
     def restart_gcs(self, *, down_s: float) -> None:
         """Kill the cluster's GCS and start it again at the same address."""

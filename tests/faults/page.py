@@ -27,7 +27,7 @@ def placed(page: str, name: str, text: str) -> str:
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end of {name} -->)", re.DOTALL)
     if pattern.search(page) is None:
         raise ValueError(f"the page has no part {name}")
-    return pattern.sub(lambda found: found[1] + text + found[2], page)
+    return pattern.sub(lambda result: result[1] + text + result[2], page)
 
 
 def table(rows: list[Row]) -> str:

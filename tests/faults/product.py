@@ -31,9 +31,9 @@ def shorten(scale: float) -> None:
     """Multiply the waits of the product by `scale`."""
     for name, least_s in _ROOMS.items():
         room = importlib.import_module(name)
-        for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
-            if not found.name.endswith(("reaper", "shim")):  # programs, not modules
-                _shorten(importlib.import_module(found.name), scale, least_s)
+        for result in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+            if not result.name.endswith(("reaper", "shim")):  # programs, not modules
+                _shorten(importlib.import_module(result.name), scale, least_s)
 
 
 def _shorten(module: ModuleType, scale: float, least_s: float) -> None:

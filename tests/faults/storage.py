@@ -66,7 +66,7 @@ class Played(NamedTuple):
 
 def compiled(folder: Path) -> Path | None:
     """Return the library, or None where no C compiler is."""
-    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    compiler = next((result for name in ("cc", "gcc", "clang") if (result := shutil.which(name))), None)
     if compiler is None:
         return None
     library = folder / "storage_shim.so"

@@ -42,7 +42,7 @@ def test_the_table_hides_nothing() -> None:
     assert told.count("not played") == len(EVERY) - 1
 
 
-def test_rows_of_shortened_waits_are_not_shown() -> None:
+def test_rows_of_shortened_waits_are_not_displayed() -> None:
     assert "not played" in next(
         line for line in table([row(scale=SCALE)]).splitlines() if "`disk-full`" in line
     )
@@ -55,7 +55,7 @@ def test_only_the_marked_part_of_a_page_changes() -> None:
         placed(page, "soak", "new")
 
 
-def test_an_attempt_that_was_ended_before_it_began_is_told_from_one_that_the_job_does_not_know() -> None:
+def test_an_attempt_that_ended_before_it_began_is_distinguished_from_one_that_the_job_does_not_know() -> None:
     with Bench() as bench:
         folder = bench.runs / "night"
         folder.mkdir(parents=True)
@@ -73,7 +73,7 @@ def test_an_attempt_that_was_ended_before_it_began_is_told_from_one_that_the_job
         assert bench.unbegun() == {1, 2}
 
 
-def test_names_are_told_apart() -> None:
+def test_names_are_unique() -> None:
     assert len({s.name for s in EVERY}) == len(EVERY)
 
 

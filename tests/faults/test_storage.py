@@ -13,10 +13,10 @@ from tests.faults.storage_driver import ATTACHING, MOMENTS
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = compiled(tmp_path_factory.mktemp("shim"))
-    if found is None:
+    result = compiled(tmp_path_factory.mktemp("shim"))
+    if result is None:
         pytest.skip("no C compiler is there")
-    return found
+    return result
 
 
 @pytest.mark.timeout(120)

@@ -20,7 +20,7 @@ def save(folder: Path, step: int, *, keep: int = 2) -> Path:
     return checkpoint.commit(partial, step=step, position=step * 4, ranks=1, keep=keep)
 
 
-def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
+def test_the_newest_is_located_and_old_ones_go(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-000002", "step-000003"]
@@ -143,12 +143,12 @@ def kill_at_every_line(root: Path) -> None:
             write_step(folder, 2)
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        found = checkpoint.newest_complete(folder)
-        assert found is not None, f"killed at line {line}: no checkpoint is left"
-        manifest = checkpoint.read_manifest(found)
+        result = checkpoint.newest_complete(folder)
+        assert result is not None, f"killed at line {line}: no checkpoint is left"
+        manifest = checkpoint.read_manifest(result)
         assert manifest is not None
         for rank in range(2):
-            content = checkpoint.rank_file(found, rank).read_bytes()
+            content = checkpoint.rank_file(result, rank).read_bytes()
             assert content.endswith(bytes([manifest.step]) * 2000)
         newest[manifest.step] += 1
         write_step(folder, manifest.step + 1)

@@ -167,12 +167,12 @@ def test_what_cannot_take_turns_is_named_at_once() -> None:
 
 
 def test_passes_are_in_bf16_on_cards_alone_unless_asked_for() -> None:
-    found = {
+    results = {
         (dtype, on_gpu): half_precision(settings(dtype=dtype), on_gpu=on_gpu)
         for dtype in ("auto", "float32", "bfloat16")
         for on_gpu in (False, True)
     }
-    assert [key for key, half in found.items() if half] == [
+    assert [key for key, half in results.items() if half] == [
         ("auto", True),
         ("bfloat16", False),
         ("bfloat16", True),

@@ -127,13 +127,13 @@ def fail_once(trainer: TrainerRank) -> None:
 
 def gradients(trainer: TrainerRank) -> dict[str, list[float]]:
     trainer._device.lift()
-    found = {}
+    results = {}
     for name, weight in trainer.parameters.items():
         whole: Any = weight.grad
         whole = whole.full_tensor() if hasattr(whole, "full_tensor") else whole
-        found[name] = whole.reshape(-1)[:1000].tolist()
+        results[name] = whole.reshape(-1)[:1000].tolist()
     trainer._device.enforce()
-    return found
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def test_what_cannot_be_cut_fails_as_before(jobs: dict[str, list[Outcome]], job:
 
 def everything(model: str, rank: int, meetings: list[str]) -> dict[str, Outcome]:
     """Run all jobs; their budgets lie halfway between the needs of large and small micro-batches here."""
-    found: dict[str, Outcome] = {}
+    results: dict[str, Outcome] = {}
 
     def one(ranks: int, knobs: dict[str, Any], *, faulty: bool = False) -> Outcome:
         gc.collect()
@@ -227,10 +227,10 @@ def everything(model: str, rank: int, meetings: list[str]) -> dict[str, Outcome]
 
     def job(name: str, ranks: int, budgets: Any, knobs: dict[str, Any], *, faulty: bool = False) -> None:
         knobs = knobs | {"trainer_budget": budgets}
-        found[name] = one(ranks, knobs, faulty=faulty)
-        if found[name].error is None:
-            free = knobs | {"trainer_budget": None} | {cure.knob: cure.after for cure in found[name].cures}
-            found[f"{name}, at once"] = one(ranks, free)
+        results[name] = one(ranks, knobs, faulty=faulty)
+        if results[name].error is None:
+            free = knobs | {"trainer_budget": None} | {cure.knob: cure.after for cure in results[name].cures}
+            results[f"{name}, at once"] = one(ranks, free)
 
     one(2, {})  # what the libraries keep from their first use on belongs to no job
     small = one(2, SMALL).peak
@@ -241,7 +241,7 @@ def everything(model: str, rank: int, meetings: list[str]) -> dict[str, Outcome]
     job("scores", 2, [None, scoring], SCORES)
     job("between two models", 2, AMPLE, {"kl_coef": 0.1, "logprob_tokens": 8192}, faulty=rank == 1)
     if rank > 0:
-        return found
+        return results
 
     one(1, {})
     least = one(1, LEAST)
@@ -250,7 +250,7 @@ def everything(model: str, rank: int, meetings: list[str]) -> dict[str, Outcome]
     job("by count", 1, budget, BY_COUNT)
     job("too small", 1, (least.peaks["log_prob"] + least.peaks["backward"]) // 2, {})
     job("not permitted", 1, budget, {"in_place": ["logprob_tokens"]})
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -160,12 +160,12 @@ def test_passes_in_bf16_keep_everything_else_in_fp32(pair: dict[str, list[Outcom
         if name.endswith("k_proj.bias"):  # has no gradient in exact arithmetic
             continue
         wanted = torch.tensor(gradient)
-        for found in (alone, pair["half"][0]):
-            error = (torch.tensor(found.gradients[name]) - wanted).norm() / wanted.norm()
+        for result in (alone, pair["half"][0]):
+            error = (torch.tensor(result.gradients[name]) - wanted).norm() / wanted.norm()
             assert 0 < error < 0.05, name
 
 
 if __name__ == "__main__":
     path, own = Path(sys.argv[1]), int(sys.argv[2])
-    found = {job: run(job, path, meeting, own, 2) for job, meeting in zip(JOBS, sys.argv[3:], strict=True)}
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+    result = {job: run(job, path, meeting, own, 2) for job, meeting in zip(JOBS, sys.argv[3:], strict=True)}
+    sys.stdout.buffer.write(msgspec.json.encode(result))

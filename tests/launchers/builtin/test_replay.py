@@ -36,7 +36,7 @@ def compared(folder: Path, **changes: Any) -> Comparison:
 
 
 def test_exact_changes_make_the_same_update(tmp_path: Path) -> None:
-    found = compared(
+    result = compared(
         tmp_path,
         tokens_per_microbatch=30,
         logprob_tokens=20,
@@ -47,15 +47,15 @@ def test_exact_changes_make_the_same_update(tmp_path: Path) -> None:
         optimizer_offload=True,
         param_offload=True,
     )
-    assert found.samples == 16 and found.skipped == ""
-    assert found.gradient_error > 0  # two passes were made
-    assert found.agrees
+    assert result.samples == 16 and result.skipped == ""
+    assert result.gradient_error > 0  # two passes were made
+    assert result.agrees
 
 
 def test_another_learning_rate_makes_another_update(tmp_path: Path) -> None:
-    found = compared(tmp_path, lr=1.001e-3)
-    assert not found.agrees
-    assert found.update_error > 10 * UPDATE_LIMIT
+    result = compared(tmp_path, lr=1.001e-3)
+    assert not result.agrees
+    assert result.update_error > 10 * UPDATE_LIMIT
 
 
 def test_a_job_that_no_cpu_holds_is_not_replayed(tmp_path: Path) -> None:

@@ -75,13 +75,13 @@ def test_an_exact_knob_gives_the_same_update(
     trainer: Start, ragged_samples: list[Sample], knobs: dict[str, Any]
 ) -> None:
     plain, other = trainer(**COMMON), trainer(**COMMON, **knobs)
-    expected, found = gradients(plain, ragged_samples), gradients(other, ragged_samples)
-    assert expected.keys() == found.keys()
+    expected, result = gradients(plain, ragged_samples), gradients(other, ragged_samples)
+    assert expected.keys() == result.keys()
     for name, gradient in expected.items():
         # Key biases have no gradient in exact arithmetic: softmax ignores a shift of all scores.
         if name.endswith("k_proj.bias"):
             continue
-        error = (gradient - found[name]).norm() / gradient.norm()
+        error = (gradient - result[name]).norm() / gradient.norm()
         assert error < 1e-5, name
     plain.optimize(1), other.optimize(1)
     plain.rest(1), other.rest(1)
@@ -96,8 +96,8 @@ def test_optimizer_state_in_host_memory_is_bitwise_equal(
     for number in (1, 2, 3):
         step(plain, number, ragged_samples)
         step(mapped, number, ragged_samples)
-    expected, found = weights(plain), weights(mapped)
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    expected, result = weights(plain), weights(mapped)
+    assert all(torch.equal(expected[name], result[name]) for name in expected)
     assert mapped._host.mapped_bytes > 0
 
 
@@ -111,8 +111,8 @@ def test_a_restored_rank_continues_bitwise(
     saved = checkpoint.commit(partial, step=1, position=32, ranks=1, keep=2)
     resumed = trainer(resume_from=saved, **COMMON, optimizer_offload=True)
     assert step(straight, 2, ragged_samples) == step(resumed, 2, ragged_samples)
-    expected, found = weights(straight), weights(resumed)
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    expected, result = weights(straight), weights(resumed)
+    assert all(torch.equal(expected[name], result[name]) for name in expected)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -22,11 +22,11 @@ def fractions(rank: TrainerRank, samples: list[Sample], *, count: int) -> list[f
     """Train on one rollout and return each update's share of clipped tokens."""
     rank.take(samples)
     rank.log_prob(1)
-    found = []
+    results = []
     for number in range(count):
-        found.append(rank.train(1, number).values["clip_fraction"])
+        results.append(rank.train(1, number).values["clip_fraction"])
         rank.optimize(1)
-    return found
+    return results
 
 
 @given(st.lists(st.integers(1, 9), min_size=12, max_size=40), st.integers(1, 4), st.integers(1, 3))

@@ -102,7 +102,7 @@ def test_an_entry_point_of_the_users_replaces_the_frameworks(framework) -> None:
 
 
 @pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
-def test_settings_are_shown_as_they_are_typed(framework) -> None:
+def test_settings_are_displayed_as_they_are_typed(framework) -> None:
     shown = framework.words({"--max-tokens-per-gpu": 4096, "offload-train": False, "recompute-method": None})
     assert shown == ("--max-tokens-per-gpu 4096", "--no-offload-train", "(without --recompute-method)")
     assert framework.settings(job(framework, dashed(COLOCATED)), Knobs(logprob_chunk=512)) == {

@@ -102,8 +102,8 @@ def test_nodes_that_may_join_are_requested_and_counted(runner: RayRunner) -> Non
 def test_nodes_that_are_there_are_kept_and_their_resources_are_free(runner: RayRunner) -> None:
     import ray
 
-    found = []
-    wait_for(lambda: found.append(runner.capacity(gpus=0, joining=True)) or found[-1].ready, seconds=30)
+    result = []
+    wait_for(lambda: result.append(runner.capacity(gpus=0, joining=True)) or result[-1].ready, seconds=30)
     wait_for(lambda: not pending(), seconds=10)
     wait_for(lambda: ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"], seconds=10)
     assert len(runner._request._keepers) == 2

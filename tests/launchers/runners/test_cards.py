@@ -79,28 +79,28 @@ def runner(ray_home: Path, cards: Path) -> Iterator[RayRunner]:
 
 def card_of(handle: Handle) -> int:
     """Return the only card that the attempt's samples call its own."""
-    found: set[int] = set()
+    result: set[int] = set()
 
     def seen() -> bool:
         for sample in handle.poll().samples:
-            found.update(card.index for card in sample.gpus if card.of_attempt)
-        return bool(found)
+            result.update(card.index for card in sample.gpus if card.of_attempt)
+        return bool(result)
 
     wait_for(seen)
-    (card,) = found
+    (card,) = result
     return card
 
 
 def processes_on_cards(handle: Handle) -> set[str]:
     """Return the names of the attempt's processes that run on a card."""
-    found: set[str] = set()
+    result: set[str] = set()
 
     def seen() -> bool:
-        found.update(p.name for sample in handle.poll().samples for p in sample.processes if p.gpu)
-        return bool(found)
+        result.update(p.name for sample in handle.poll().samples for p in sample.processes if p.gpu)
+        return bool(result)
 
     wait_for(seen)
-    return found
+    return result
 
 
 def test_the_drain_gate_of_one_attempt_is_not_held_by_anothers_card(

@@ -28,25 +28,25 @@ def children() -> Iterator[list[subprocess.Popen[bytes]]]:
         child.wait()
 
 
-def found(census: Census) -> set[int]:
+def result(census: Census) -> set[int]:
     return {stat.pid for stat in census.scan()}
 
 
 @pytest.mark.parametrize("source", [SLEEP, LATE])
-def test_what_begins_is_found_and_what_ends_is_not(
+def test_processes_are_counted_from_their_start_to_their_end(
     run: str, source: str, children: list[subprocess.Popen[bytes]]
 ) -> None:
     census = Census(f"{run}/1")
-    assert not found(census)
+    assert not result(census)
     marked = {MARKER: f"{run}/1"} if source == SLEEP else {"NAME": MARKER, "VALUE": f"{run}/1"}
     for _ in range(2):
         child = subprocess.Popen([sys.executable, "-c", source], env={**os.environ, **marked})
         children.append(child)
-        wait_for(lambda pid=child.pid: pid in found(census))
-    assert found(census) == {child.pid for child in children}
+        wait_for(lambda pid=child.pid: pid in result(census))
+    assert result(census) == {child.pid for child in children}
     children[0].kill()
     children[0].wait()
-    assert found(census) == {children[1].pid}
+    assert result(census) == {children[1].pid}
 
 
 def test_all_processes_are_looked_at_only_when_one_has_begun(
@@ -60,19 +60,19 @@ def test_all_processes_are_looked_at_only_when_one_has_begun(
     monkeypatch.setattr(processes, "_newest_pid", lambda: newest)
     monkeypatch.setattr(processes.time, "monotonic", lambda: now)
     census = Census(f"{run}/1")
-    wait_for(lambda: census.forget_strangers() or found(census) == {children[0].pid})
+    wait_for(lambda: census.forget_strangers() or result(census) == {children[0].pid})
     now += processes._YOUNG_S + 1
-    found(census)  # nobody is young any more
+    result(census)  # nobody is young any more
     looks.clear()
     for _ in range(20):
         now += 0.45
-        assert found(census) == {children[0].pid}
+        assert result(census) == {children[0].pid}
     assert not looks
     for number in range(8, 28):  # others begin all the time
         newest = number
         now += 0.45
-        assert found(census) == {children[0].pid}
+        assert result(census) == {children[0].pid}
     assert 5 <= len(looks) <= 9
     looks.clear()
     census.forget_strangers()
-    assert found(census) and looks
+    assert result(census) and looks

@@ -89,7 +89,7 @@ def test_each_change_of_a_silence_is_one_line():
     assert silences.lines((silent(0.1),)) == ()
 
 
-def test_a_frozen_node_and_a_busy_one_are_told_apart():
+def test_a_frozen_node_and_a_busy_one_are_distinguished():
     silences = Silences(Waits())
     (busy,) = silences.lines((silent(31.0),))
     (frozen,) = silences.lines((silent(40.0, State.FROZEN),))
@@ -109,7 +109,7 @@ def test_without_the_head_nothing_is_known_of_the_nodes():
     )
 
 
-def test_what_a_worker_could_not_import_is_told_from_its_other_failures():
+def test_a_failed_import_of_a_worker_is_distinguished_from_its_other_failures():
     lacks = "System error: No module named 'msgspec'\ntraceback: Traceback (most recent call last):\n"
     lacks += "ModuleNotFoundError: No module named 'msgspec'\n"
     assert import_failure(RuntimeError(lacks)) == "ModuleNotFoundError: No module named 'msgspec'"

@@ -52,26 +52,26 @@ def examined(nodes: tuple[Any, Any], folder: Path, *, node_s: float) -> Examined
     return examine_all(parse(text), runs_dir=folder / "runs", node_s=node_s)
 
 
-def named(found: Examined, name: str) -> list[Check]:
-    return [check for check in found.checks if check.name == name]
+def named(result: Examined, name: str) -> list[Check]:
+    return [check for check in result.checks if check.name == name]
 
 
 def test_every_node_is_examined(nodes: tuple[Any, Any], cards: Path, tmp_path: Path) -> None:
     (cards / "1").write_text(str(2 * GIB))
-    found = examined(nodes, tmp_path, node_s=120.0)
-    assert found.nodes == 2 and found.address == nodes[0].address
-    assert [c.status for c in named(found, "python") + named(found, "ray")] == [Status.OK] * 4
-    head, second = named(found, "gpus")
+    result = examined(nodes, tmp_path, node_s=120.0)
+    assert result.nodes == 2 and result.address == nodes[0].address
+    assert [c.status for c in named(result, "python") + named(result, "ray")] == [Status.OK] * 4
+    head, second = named(result, "gpus")
     assert head.what == "no GPUs" and head.node != second.node
     assert second.what == "3 × NVIDIA H100, 80.00 GiB each; Ray offers 2 of them"
-    (held,) = named(found, "held-memory")
+    (held,) = named(result, "held-memory")
     assert held.node == second.node
     assert held.what == "GPU 1 already holds 2.00 GiB (no visible process holds it)"
-    connected, stated, fits = named(found, "cluster")
+    connected, stated, fits = named(result, "cluster")
     assert connected.what.endswith("answers, 2 nodes")
     assert stated.status is Status.WARNING and "NVML says 80.00 GiB" in stated.what
     assert fits.status is Status.OK
-    assert found.code == (1 if found.count(Status.FAILED) else 0)
+    assert result.code == (1 if result.count(Status.FAILED) else 0)
 
 
 def test_a_node_that_does_not_answer_is_a_failed_check(nodes: tuple[Any, Any], tmp_path: Path) -> None:
@@ -79,11 +79,11 @@ def test_a_node_that_does_not_answer_is_a_failed_check(nodes: tuple[Any, Any], t
     os.kill(raylet, signal.SIGSTOP)
     try:
         wait_for(lambda: Path(f"/proc/{raylet}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-        found = examined(nodes, tmp_path, node_s=4.0)
+        result = examined(nodes, tmp_path, node_s=4.0)
     finally:
         os.kill(raylet, signal.SIGCONT)
-    silent = named(found, "node")
+    silent = named(result, "node")
     assert {check.status for check in silent} == {Status.FAILED}
     assert {check.what for check in silent} == {"did not answer within 4 s"}
     assert any(nodes[1].node_id.startswith(check.node[-7:-1]) for check in silent)
-    assert found.code == 1
+    assert result.code == 1

@@ -124,7 +124,7 @@ def test_ray_without_its_tables_is_recognised(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_the_last_cluster_is_found(private: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_last_cluster_is_located(private: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if not private:
         monkeypatch.setattr("ray._private.services.find_bootstrap_address", None)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
@@ -134,7 +134,7 @@ def test_the_last_cluster_is_found(private: bool, monkeypatch: pytest.MonkeyPatc
     assert internals.latest_address() == "10.0.0.1:6379"
 
 
-def test_the_jobs_api_is_found_by_the_submission_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_jobs_api_is_located_by_the_submission_client(monkeypatch: pytest.MonkeyPatch) -> None:
     class Client:
         def __init__(self, address: str) -> None:
             self._address = f"http://{address}"

@@ -78,26 +78,26 @@ def family(folder: str) -> set[int]:
                 token = process.environ().get("AUTOTUNE_CLUSTER", token)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    found = set()
+    result = set()
     for process in psutil.process_iter():
         try:
             if token and process.environ().get("AUTOTUNE_CLUSTER") == token:
-                found.add(process.pid)
+                result.add(process.pid)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return found
+    return result
 
 
 def niceness(pids: set[int]) -> dict[str, set[int]]:
     """Return the niceness of processes that live, by what they show as their command."""
-    found: dict[str, set[int]] = {}
+    result: dict[str, set[int]] = {}
     for pid in pids:
         try:
             process = psutil.Process(pid)
-            found.setdefault(process.cmdline()[0], set()).add(process.nice())
+            result.setdefault(process.cmdline()[0], set()).add(process.nice())
         except (psutil.NoSuchProcess, IndexError):
             continue
-    return found
+    return result
 
 
 def test_nothing_is_left_of_it_after_the_driver_was_killed(run, tmp_path: Path):

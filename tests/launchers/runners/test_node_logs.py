@@ -30,7 +30,7 @@ def test_a_dead_workers_log_that_ray_has_moved_is_read_to_its_end(tmp_path: Path
     assert data_of(logs, cursor) == b""
 
 
-def test_a_log_that_ray_moved_before_it_was_first_read_is_found(tmp_path: Path) -> None:
+def test_a_log_that_ray_moved_before_it_was_first_read_is_located(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / NAME).write_bytes(b"killed\n")
     (tmp_path / "old" / NAME.replace(JOB, "03000000")).write_bytes(b"another job's\n")

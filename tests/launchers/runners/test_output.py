@@ -35,11 +35,11 @@ def on_disk(path: Path) -> int:
 def pieces_of(logs: Logs, offset: int = 0) -> Iterator[Piece]:
     cursor: dict[str, int] = {}
     while True:
-        found = [piece for piece in logs.read(cursor or {"": offset}, jobs=(), thorough=True) if piece.data]
-        if not found:
+        result = [piece for piece in logs.read(cursor or {"": offset}, jobs=(), thorough=True) if piece.data]
+        if not result:
             return
-        cursor = {piece.path: piece.end for piece in found}
-        yield from found
+        cursor = {piece.path: piece.end for piece in result}
+        yield from result
 
 
 def numbers(data: bytes) -> list[int]:
@@ -75,7 +75,7 @@ def read_from(kept: Output, offset: int) -> list[Piece]:
     return [p for p in logs.read({str(kept.path): offset}, jobs=(), thorough=True) if p.data]
 
 
-def test_beyond_the_most_the_oldest_goes_and_is_told(path: Path) -> None:
+def test_beyond_the_limit_the_oldest_goes_and_is_reported(path: Path) -> None:
     assert prints(path, 40_000).wait() == 0
     kept = Output(path, most_bytes=LEAST_BYTES, fault=pytest.fail)
     kept.keep_within()

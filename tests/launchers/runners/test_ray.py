@@ -310,7 +310,7 @@ def test_attach_after_the_driver_was_killed(runner, program: Program, run):
     handle.release()
 
 
-def test_a_supervisor_that_was_never_told_what_to_run_is_no_attempt(runner, run):
+def test_a_supervisor_without_a_command_is_no_attempt(runner, run):
     source = f"""
         from autotune.launchers.runners.cluster.actors import Posts, living_nodes
         posts = Posts(run={run!r}, attempt=1, detached=True)

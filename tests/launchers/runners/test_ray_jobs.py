@@ -4,8 +4,8 @@ from autotune.launchers.runners.cluster.jobs import job_environment
 
 
 def runtime_of(environment: dict[str, str]) -> dict[str, object]:
-    found: dict[str, object] = json.loads(environment["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]
-    return found
+    result: dict[str, object] = json.loads(environment["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]
+    return result
 
 
 def test_workers_of_a_framework_take_its_interpreter() -> None:

@@ -79,11 +79,11 @@ def runner(ray_address: str) -> Iterator[RayRunner]:
 
 
 def recorded(folder: Path) -> dict[str, list[bytes]]:
-    found: dict[str, list[bytes]] = {}
+    result: dict[str, list[bytes]] = {}
     if (folder / "run.log").exists():
         for line in log_parts.read(folder / "run.log"):
-            found.setdefault(line.source, []).append(line.data)
-    return found
+            result.setdefault(line.source, []).append(line.data)
+    return result
 
 
 def test_killed_drivers_record_every_byte_once(
@@ -107,11 +107,11 @@ def test_killed_drivers_record_every_byte_once(
             wait_for(lambda at=killed_at: lines() >= at, seconds=120)
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
-    found = recorded(folder)
+    result = recorded(folder)
     told = [b"%08d %s" % (number, b"x" * (number % 700)) for number in range(LINES)]
-    own = found.pop("")
+    own = result.pop("")
     assert own[own.index(told[0]) :] == [*told, b"a line without an end"]  # after what Ray says
-    (rank,) = (said for source, said in found.items() if source.startswith("worker-") and b"rank 0" in said)
+    (rank,) = (said for source, said in result.items() if source.startswith("worker-") and b"rank 0" in said)
     assert rank[rank.index(b"rank 0") :] == [b"rank %d" % number for number in range(LINES // 8)]
     (file,) = (name for name in log_cursor.read(folder).offsets if name.endswith("/output.log"))
     output = Path(file[file.index(":/") + 1 :])

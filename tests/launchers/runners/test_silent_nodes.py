@@ -115,7 +115,7 @@ def lines(reading: Reading) -> int:
     return reading.logs[""].count("\n")
 
 
-def test_a_frozen_sampler_silences_nobody_else_and_is_told(runner, program: Program, run):
+def test_a_frozen_sampler_silences_nobody_else_and_is_reported(runner, program: Program, run):
     handle = runner.start(program(TALK), run=run, attempt=1, python=None)
     reading = Following(handle)
     reading.until("ready")
@@ -300,7 +300,7 @@ def test_an_attempt_is_followed_while_the_heads_tables_are_frozen(cluster, runne
     handle.release()
 
 
-def test_an_attempt_is_found_again_when_the_head_is_back(runner, program: Program, run):
+def test_an_attempt_is_reached_again_when_the_head_is_back(runner, program: Program, run):
     handle = runner.start(program(TALK), run=run, attempt=1, python=None)
     reading = Following(handle)
     reading.until("ready")

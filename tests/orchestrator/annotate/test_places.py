@@ -84,9 +84,9 @@ VIEW = "wandb: 🚀 View run at https://wandb.ai/{}\n"
 def test_the_output_of_a_job_names_no_other_run_than_its_own(
     variables: dict[str, str], runs: tuple[str, ...], own: str | None, tmp_path: Path
 ) -> None:
-    found = read(tmp_path, "".join(map(VIEW.format, runs)), **variables)
+    result = read(tmp_path, "".join(map(VIEW.format, runs)), **variables)
     place = {"entity": "my-team", "project": "grpo", "id": own}
-    assert found == ({} if own is None else {Tracker.WANDB: place})
+    assert result == ({} if own is None else {Tracker.WANDB: place})
 
 
 def test_the_settings_decide_the_project_of_a_run(tmp_path: Path) -> None:
@@ -109,12 +109,12 @@ def test_a_name_below_another_project_is_not_taken(tmp_path: Path) -> None:
     assert read(tmp_path, log, settings) == {Tracker.TRACKIO: {"project": "night", "name": "own-1"}}
 
 
-def test_a_tracker_that_is_on_without_a_run_is_told_apart(tmp_path: Path) -> None:
+def test_a_tracker_that_is_on_without_a_run_is_distinguished(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text("")
     unknown = Tracked(tracker=Tracker.TRACKIO, place={"space": "me/space"})
     lines = Tracked(tracker=Tracker.TENSORBOARD, lines=("Saving log to {folder}.",))
-    found = places(tmp_path / "run.log", (unknown, lines), {"WANDB_PROJECT": "night"}, folder="/job")
-    assert found == ({}, (Tracker.TRACKIO,))
+    result = places(tmp_path / "run.log", (unknown, lines), {"WANDB_PROJECT": "night"}, folder="/job")
+    assert result == ({}, (Tracker.TRACKIO,))
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_a_tracker_that_fails_is_one_warning(
     ]
 
 
-def test_what_is_not_there_is_said_once(past: History, tmp_path: Path) -> None:
+def test_a_missing_tracker_is_reported_once(past: History, tmp_path: Path) -> None:
     named = Watched(tmp_path, past[:-1], (Tracker.TRACKIO, Tracker.SWANLAB))
     named.drive()
     assert [words.split()[0] for words in named.warnings] == ["annotate.trackio:", "annotate.swanlab:"]
@@ -207,10 +207,10 @@ def test_what_is_not_there_is_said_once(past: History, tmp_path: Path) -> None:
         f"annotate.trackio: cannot annotate: needs trackio, which {sys.executable} lacks;"
         f" hint: {sys.executable} -m pip install trackio; the run is unaffected"
     )
-    found = Watched(tmp_path, past[:-1], "auto")
-    found.job = msgspec.structs.replace(found.job, env={})
-    found.drive()
-    (nowhere,) = found.warnings
+    result = Watched(tmp_path, past[:-1], "auto")
+    result.job = msgspec.structs.replace(result.job, env={})
+    result.drive()
+    (nowhere,) = result.warnings
     assert nowhere.startswith("annotate: no tracker was found: cannot identify the tracker run")
     silent = Watched(tmp_path, past[:-1], "none")
     silent.drive()

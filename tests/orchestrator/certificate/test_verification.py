@@ -113,11 +113,11 @@ def tampered(path: Path, edit: TAMPERED, *, alone: bool = False) -> Verification
 def test_the_certificate_of_a_run_agrees_with_all_that_lies_beside_it(tmp_path: Path, text: str) -> None:
     path = finished(tmp_path, text)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = verify(path)
-    assert found.differences == ()
-    assert found.compared == ("events.jsonl", "job.yaml", "stable.yaml")
-    assert (found.replayed, found.by) == (Replayed.AGREED, "losses")
-    assert "2 steps (7 to 8)" in found.replay
+    result = verify(path)
+    assert result.differences == ()
+    assert result.compared == ("events.jsonl", "job.yaml", "stable.yaml")
+    assert (result.replayed, result.by) == (Replayed.AGREED, "losses")
+    assert "2 steps (7 to 8)" in result.replay
     elsewhere = tmp_path / "sent.json"
     elsewhere.write_bytes(path.read_bytes())
     assert verify(elsewhere).differences == ()
@@ -156,9 +156,9 @@ def test_secrets_are_masked(of_builtin: Path) -> None:
 def test_a_certificate_alone_shows_what_does_not_fit_together(
     of_builtin: Path, edit: TAMPERED, sentence: str
 ) -> None:
-    found = tampered(of_builtin, edit, alone=True)
-    assert sentence in "\n".join(found.differences)
-    assert found.replayed is Replayed.NOT_RUN
+    result = tampered(of_builtin, edit, alone=True)
+    assert sentence in "\n".join(result.differences)
+    assert result.replayed is Replayed.NOT_RUN
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_a_size_may_have_its_unit_in_the_stable_job(tmp_path: Path) -> None:
 
 
 def test_stable_settings_that_no_job_has_are_a_difference_beside_the_files_too(of_builtin: Path) -> None:
-    found = tampered(of_builtin, lambda c: c["after"].update(lr="high"))
-    assert any("`settings.lr` of the stable settings" in each for each in found.differences)
+    result = tampered(of_builtin, lambda c: c["after"].update(lr="high"))
+    assert any("`settings.lr` of the stable settings" in each for each in result.differences)
 
 
 @pytest.mark.parametrize("name", ["job.yaml", "stable.yaml"])
@@ -211,9 +211,9 @@ def test_a_job_file_that_was_changed_is_named(of_builtin: Path, name: str) -> No
 
 def test_losses_outside_the_band_differ(tmp_path: Path) -> None:
     path = finished(tmp_path, VERL, losses=5.0)
-    found = verify(path)
+    result = verify(path)
     assert json.loads(path.read_text())["replayed"] == "differs"
-    assert found.differences[0].startswith("step 7: the losses of its attempts are 5 apart; the band is")
+    assert result.differences[0].startswith("step 7: the losses of its attempts are 5 apart; the band is")
 
 
 def test_a_later_event_does_not_make_a_certificate_untrue(of_builtin: Path) -> None:
@@ -279,9 +279,9 @@ def test_values_that_no_job_has_are_refused_or_named(tmp_path: Path) -> None:
     [(3e-7, Replayed.AGREED), (2e-5, Replayed.DIFFERS), (float("nan"), Replayed.DIFFERS)],
 )
 def test_an_update_agrees_within_the_limit(update: float, replayed: Replayed) -> None:
-    found = Comparison(samples=8, tokens=99, loss_error=0.0, gradient_error=1e-7, update_error=update)
-    assert judged(found)[0] is replayed
-    assert judged(msgspec.structs.replace(found, skipped="too large")) == (Replayed.NOT_RUN, "too large")
+    result = Comparison(samples=8, tokens=99, loss_error=0.0, gradient_error=1e-7, update_error=update)
+    assert judged(result)[0] is replayed
+    assert judged(msgspec.structs.replace(result, skipped="too large")) == (Replayed.NOT_RUN, "too large")
 
 
 def test_an_update_that_differs_is_a_difference(of_builtin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,8 +292,8 @@ def test_an_update_that_differs_is_a_difference(of_builtin: Path, monkeypatch: p
         return Replayed.DIFFERS, "one update of 8 samples"
 
     monkeypatch.setattr("autotune.orchestrator.certificate.verification.replayed", other)
-    found = verify(of_builtin)
-    assert found.differences == (
+    result = verify(of_builtin)
+    assert result.differences == (
         "an update with the stable settings is another one: one update of 8 samples",
     )
     ((before, after),) = seen

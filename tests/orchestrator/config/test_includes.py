@@ -76,7 +76,7 @@ def test_an_areal_file_is_read_as_omegaconf_does(tmp_path: Path) -> None:
         ("seed: 1\n", "seed: [1\n", "total_train_epochs"),
     ],
 )
-def test_a_mistake_in_a_frameworks_own_file_is_shown_there(
+def test_a_mistake_in_a_frameworks_own_file_is_displayed_there(
     before: str, after: str, line: str, tmp_path: Path
 ) -> None:
     with pytest.raises(JobErrors) as raised:

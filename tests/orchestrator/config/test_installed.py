@@ -22,19 +22,19 @@ def job(tmp_path: Path, **own: object) -> Job:
     return Job(name="j", framework="verl", workdir=str(tmp_path / "work"), **own)  # type: ignore[arg-type]
 
 
-def test_the_version_of_the_jobs_interpreter_is_found_without_running_it(tmp_path: Path) -> None:
+def test_the_version_of_the_jobs_interpreter_is_located_without_running_it(tmp_path: Path) -> None:
     python = environment(tmp_path / "venv", "0.8.0")
-    found = with_version(job(tmp_path, python=python), Verl())
-    assert (found.framework_version, found.version_from) == ("0.8.0", f"installed for {python}")
-    assert found.notes == ()
+    result = with_version(job(tmp_path, python=python), Verl())
+    assert (result.framework_version, result.version_from) == ("0.8.0", f"installed for {python}")
+    assert result.notes == ()
 
 
 def test_a_checkout_in_the_working_directory_goes_first(tmp_path: Path) -> None:
     file = tmp_path / "work" / "verl" / "version" / "version"
     file.parent.mkdir(parents=True)
     file.write_text("0.10.0.dev\n")
-    found = with_version(job(tmp_path, python=environment(tmp_path / "venv", "0.8.0")), Verl())
-    assert (found.framework_version, found.version_from) == ("0.10.0.dev", str(file))
+    result = with_version(job(tmp_path, python=environment(tmp_path / "venv", "0.8.0")), Verl())
+    assert (result.framework_version, result.version_from) == ("0.10.0.dev", str(file))
 
 
 def test_a_written_version_stays_and_a_difference_is_noted(tmp_path: Path) -> None:
@@ -46,11 +46,11 @@ def test_a_written_version_stays_and_a_difference_is_noted(tmp_path: Path) -> No
 
 
 def test_nothing_is_known_of_an_interpreter_that_is_not_here(tmp_path: Path) -> None:
-    found = with_version(job(tmp_path, python="/opt/elsewhere/bin/python"), Verl())
-    assert (found.framework_version, found.version_from, found.notes) == (None, "", ())
+    result = with_version(job(tmp_path, python="/opt/elsewhere/bin/python"), Verl())
+    assert (result.framework_version, result.version_from, result.notes) == (None, "", ())
 
 
-def test_the_engines_of_the_jobs_interpreter_are_found(tmp_path: Path) -> None:
+def test_the_engines_of_the_jobs_interpreter_are_located(tmp_path: Path) -> None:
     python = environment(tmp_path / "venv", "0.8.0")
     package = tmp_path / "venv/lib/python3.12/site-packages/vllm-0.24.0.dist-info"
     package.mkdir()

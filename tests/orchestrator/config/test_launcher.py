@@ -65,9 +65,9 @@ def job(folder: Path, framework: str = "trl", **settings: Any) -> Job:
 def test_a_file_that_is_here_is_read(content: dict[str, Any], expected: Launcher, tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text(yaml.safe_dump(content))
     for key in ("deepspeed", "config_file", "accelerate_config"):
-        found = with_launcher(job(tmp_path, **{key: "f.yaml"}))
-        assert found.launcher == msgspec.structs.replace(expected, source="f.yaml")
-        assert not found.notes
+        result = with_launcher(job(tmp_path, **{key: "f.yaml"}))
+        assert result.launcher == msgspec.structs.replace(expected, source="f.yaml")
+        assert not result.notes
 
 
 def test_the_file_of_a_command_and_the_one_that_another_names_are_read(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_the_file_of_a_command_and_the_one_that_another_names_are_read(tmp_path:
 def test_a_file_that_is_not_here_is_an_assumption_that_is_named(
     name: str, sharding: str, words: str, tmp_path: Path
 ) -> None:
-    found = with_launcher(job(tmp_path, config_file=name))
-    assert found.launcher == Launcher(sharding=sharding, source=name, is_assumed=True)
-    assert found.notes == (f"the layout of the trainer is assumed, {words}: `{name}` cannot be read here",)
+    result = with_launcher(job(tmp_path, config_file=name))
+    assert result.launcher == Launcher(sharding=sharding, source=name, is_assumed=True)
+    assert result.notes == (f"the layout of the trainer is assumed, {words}: `{name}` cannot be read here",)
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "\x00"])

@@ -35,9 +35,9 @@ def errors(text: str) -> list[tuple[int, int, str, str]]:
 
 
 def only(text: str) -> tuple[int, int, str, str]:
-    found = errors(text)
-    assert len(found) == 1, found
-    return found[0]
+    result = errors(text)
+    assert len(result) == 1, result
+    return result[0]
 
 
 def test_the_commented_example_loads() -> None:
@@ -102,7 +102,7 @@ def test_a_forecast_warns_under_both_of_its_names(word: str) -> None:
         parse(HEAD + "recovery: {forecast: {warn: true}}\n")
 
 
-def test_a_misspelled_section_is_not_told_as_missing_settings(tmp_path: Path) -> None:
+def test_a_misspelled_section_is_not_reported_as_missing_settings(tmp_path: Path) -> None:
     head = "name: x\nframework: verl\nframework_version: 0.9.1\n"
     written = head + "{}: {{actor_rollout_ref.rollout.gpu_memory_utilization: 0.5}}\n"
     (tmp_path / "job.yaml").write_text(written.format("settigns"))
@@ -209,7 +209,7 @@ def test_the_diagnostic_has_the_shape_of_a_compilers() -> None:
     )
 
 
-def test_all_mistakes_are_told_in_order_of_line() -> None:
+def test_all_mistakes_are_reported_in_order_of_line() -> None:
     text = (
         "name: a b\n"
         "framewrk: builtin\n"
@@ -237,7 +237,7 @@ def test_all_mistakes_are_told_in_order_of_line() -> None:
 @pytest.mark.parametrize(
     ("count", "last"), [(20, ""), (21, "and 1 more error in x"), (33, "and 13 more errors in x")]
 )
-def test_at_most_twenty_mistakes_are_shown(count: int, last: str) -> None:
+def test_at_most_twenty_mistakes_are_displayed(count: int, last: str) -> None:
     with pytest.raises(JobErrors) as raised:
         parse("name: j\nframework: builtin\n" + "".join(f"key{n}: {n}\n" for n in range(count)), file="x")
     assert len(raised.value.complaints) == count
@@ -246,9 +246,9 @@ def test_at_most_twenty_mistakes_are_shown(count: int, last: str) -> None:
     assert "`key19`" in blocks[19] and blocks[20:] == ([last] if last else [])
 
 
-def test_mistakes_of_the_framework_are_told_with_the_others() -> None:
-    found = errors("name: j\nframework: builtin\nsettings:\n  stepz: 3\n  lr: fast\ngoal: {stps: 3}\n")
-    assert [(line, column) for line, column, _, _ in found] == [(4, 3), (5, 7), (6, 8)]
+def test_mistakes_of_the_framework_are_reported_with_the_others() -> None:
+    result = errors("name: j\nframework: builtin\nsettings:\n  stepz: 3\n  lr: fast\ngoal: {stps: 3}\n")
+    assert [(line, column) for line, column, _, _ in result] == [(4, 3), (5, 7), (6, 8)]
 
 
 @pytest.mark.parametrize(
@@ -396,9 +396,9 @@ def test_no_text_is_a_bug(text: str) -> None:
     """Whatever is written, the answer is a job or a list of mistakes with places inside the text."""
     try:
         parse(text)
-    except JobErrors as found:
-        assert found.complaints
-        for complaint in found.complaints:
+    except JobErrors as result:
+        assert result.complaints
+        for complaint in result.complaints:
             assert complaint.line <= text.count("\n") + 2 and complaint.column >= 1
             assert complaint.render()
 
@@ -439,10 +439,10 @@ def test_wrong_overrides() -> None:
         "  | ^^^^^^^^^^^^^^^^^^^^\n"
         "hint: did you mean `tokens_per_microbatch`?"
     )
-    found = set_errors(
+    result = set_errors(
         "concurrency=many", "recompute=half", "memory_fraction=1.5", "fused_kernels=true", "concurrency"
     )
-    assert {text.splitlines()[0] for text in found} == {
+    assert {text.splitlines()[0] for text in result} == {
         "error[set]: `concurrency` must be a whole number",
         "error[set]: `memory_fraction` must be at most 0.98",
         "error[set]: `recompute` must be one of off, full",

@@ -101,7 +101,7 @@ def test_a_broken_config_is_a_failure_with_a_hint(tmp_path, text):
     assert caught.value.hint
 
 
-def test_a_model_that_is_found_nowhere_comes_with_a_command_that_gets_it(tmp_path, monkeypatch):
+def test_a_missing_model_comes_with_a_command_that_gets_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for call in (["plan", "--gpus", "8xH100"], ["explain", str(LOG)]):
         for name, hint in (
@@ -116,7 +116,7 @@ def test_a_model_that_is_found_nowhere_comes_with_a_command_that_gets_it(tmp_pat
             assert result.exit_code == ExitCode.USAGE
 
 
-def test_a_file_where_the_hub_puts_it_is_found(tmp_path):
+def test_a_file_where_the_hub_puts_it_is_located(tmp_path):
     repository = cached(tmp_path / "home/.cache/huggingface/hub")  # what `hf download` makes
     assert find_model("Qwen/Qwen2.5-7B", tmp_path)[1].startswith(str(repository))
 

@@ -118,7 +118,7 @@ def test_an_option_that_the_job_cannot_take(tmp_path: Path) -> None:
     }
 
 
-def test_mistakes_of_the_file_are_shown_where_the_file_has_them(tmp_path: Path) -> None:
+def test_mistakes_of_the_file_are_displayed_where_the_file_has_them(tmp_path: Path) -> None:
     with pytest.raises(JobErrors) as raised:
         prepared(
             tmp_path, ANCHORED.replace("steps: 3", "stps: 3"), relaunches=3, overrides=("recompute=full",)

@@ -65,13 +65,13 @@ def job(folder: Path, **own: object) -> Job:
 @pytest.mark.parametrize("place", [".", "luffy/verl", "verl"])
 def test_a_checkout_in_the_working_directory_or_nested_in_it_is_read(tmp_path: Path, place: str) -> None:
     package = checkout(tmp_path / place)
-    found = with_version(job(tmp_path), VERL)
-    assert found.framework_version == "0.2.0.dev"
-    assert found.version_from == str(package / "version" / "version")
-    assert found.own_code is not None and found.own_code.folder == str(package)
-    assert found.own_code.defaults["actor_rollout_ref.rollout.name"] == "vllm"
-    assert {"gpu_memory_utilization", "trainer"} <= {*found.own_code.names}
-    assert {*found.own_code.names}.isdisjoint({"max_actor_ckpt_to_keep", "ray_kwargs", "logger: file"})
+    result = with_version(job(tmp_path), VERL)
+    assert result.framework_version == "0.2.0.dev"
+    assert result.version_from == str(package / "version" / "version")
+    assert result.own_code is not None and result.own_code.folder == str(package)
+    assert result.own_code.defaults["actor_rollout_ref.rollout.name"] == "vllm"
+    assert {"gpu_memory_utilization", "trainer"} <= {*result.own_code.names}
+    assert {*result.own_code.names}.isdisjoint({"max_actor_ckpt_to_keep", "ray_kwargs", "logger: file"})
 
 
 def test_the_checkout_around_the_working_directory_is_read(tmp_path: Path) -> None:
@@ -91,16 +91,16 @@ def test_a_nested_folder_that_only_has_the_name_of_the_framework_is_not_taken(tm
 def test_of_two_checkouts_that_are_equally_near_none_is_taken(tmp_path: Path) -> None:
     checkout(tmp_path / "one")
     checkout(tmp_path / "two", version="0.4.0")
-    found = with_version(job(tmp_path), VERL)
-    assert (found.framework_version, found.own_code) == (None, None)
+    result = with_version(job(tmp_path), VERL)
+    assert (result.framework_version, result.own_code) == (None, None)
 
 
 def test_a_folder_of_the_path_of_python_goes_before_a_nested_checkout(tmp_path: Path) -> None:
     checkout(tmp_path / "work" / "third_party")
     package = checkout(tmp_path / "lib", version="0.4.1")
-    found = with_version(job(tmp_path / "work", env={"PYTHONPATH": f"{tmp_path}/none:{tmp_path}/lib"}), VERL)
-    assert found.framework_version == "0.4.1"
-    assert found.own_code is not None and found.own_code.folder == str(package)
+    result = with_version(job(tmp_path / "work", env={"PYTHONPATH": f"{tmp_path}/none:{tmp_path}/lib"}), VERL)
+    assert result.framework_version == "0.4.1"
+    assert result.own_code is not None and result.own_code.folder == str(package)
 
 
 def test_an_editable_package_is_read_where_it_points_to(tmp_path: Path) -> None:
@@ -111,15 +111,15 @@ def test_an_editable_package_is_read_where_it_points_to(tmp_path: Path) -> None:
     url = (tmp_path / "src of mine").as_uri()
     (metadata / "direct_url.json").write_text(json.dumps({"url": url, "dir_info": {"editable": True}}))
     own = Job(name="j", framework="verl", workdir="/", python=str(tmp_path / "venv" / "bin" / "python"))
-    found = with_version(own, VERL)
-    assert found.framework_version == "0.3.1"
-    assert found.own_code is not None and found.own_code.folder == str(package)
+    result = with_version(own, VERL)
+    assert result.framework_version == "0.3.1"
+    assert result.own_code is not None and result.own_code.folder == str(package)
 
 
-def test_the_loggers_of_the_code_are_told_by_its_list_of_them(tmp_path: Path) -> None:
+def test_the_loggers_of_the_code_are_read_from_its_list(tmp_path: Path) -> None:
     checkout(tmp_path, backends='\n        "console",\n        "file",\n    ')
-    found = with_version(job(tmp_path), VERL)
-    assert found.own_code is not None and "logger: file" in found.own_code.names
+    result = with_version(job(tmp_path), VERL)
+    assert result.own_code is not None and "logger: file" in result.own_code.names
 
 
 def test_a_configuration_that_is_composed_or_not_the_jobs_own_gives_no_defaults(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_a_configuration_that_is_composed_or_not_the_jobs_own_gives_no_defaults(
 def test_a_configuration_that_cannot_be_read_gives_no_defaults(tmp_path: Path, text: str) -> None:
     package = checkout(tmp_path)
     (package / "trainer" / "config" / "ppo_trainer.yaml").write_text(text)
-    found = with_version(job(tmp_path), VERL)
-    assert found.own_code is not None and found.own_code.defaults == {}
+    result = with_version(job(tmp_path), VERL)
+    assert result.own_code is not None and result.own_code.defaults == {}
 
 
 def test_the_search_for_a_nested_checkout_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,19 +158,19 @@ def test_flags_of_another_framework_are_read_in_its_own_tree(tmp_path: Path) -> 
     (package / "train.py").write_text(text)
     settings = {"zero_stage": 3, "ds_tensor_parallel_size": 2}
     own = Job(name="j", framework="openrlhf", workdir=str(tmp_path), settings=settings)
-    found = with_version(own, find("openrlhf"))
-    assert found.framework_version == "0.5.9" and found.own_code is not None
-    assert "zero_stage" in found.own_code.names and "ds_tensor_parallel_size" not in found.own_code.names
+    result = with_version(own, find("openrlhf"))
+    assert result.framework_version == "0.5.9" and result.own_code is not None
+    assert "zero_stage" in result.own_code.names and "ds_tensor_parallel_size" not in result.own_code.names
 
 
-def test_a_setting_that_is_not_found_in_code_read_only_in_part_is_unknown_not_absent(
+def test_a_setting_that_is_missing_from_code_read_only_in_part_is_unknown_not_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = checkout(tmp_path)
 
     def absent() -> set[str]:
-        found = with_version(job(tmp_path), VERL)
-        profile = VERL.profile(found, assumed(found))
+        result = with_version(job(tmp_path), VERL)
+        profile = VERL.profile(result, assumed(result))
         return {knob for knob, why in profile.unsupported.items() if "the job's own verl has no" in why}
 
     whole = absent()
@@ -197,9 +197,9 @@ def test_a_pipe_among_the_files_of_the_code_is_not_opened(tmp_path: Path) -> Non
     for name in ("version/version", "trainer/config/ppo_trainer.yaml", "utils/tracking.py"):
         (package / name).unlink()
         os.mkfifo(package / name)
-    found = with_version(job(tmp_path), VERL)
-    assert found.framework_version is None and found.own_code is not None
-    assert found.own_code.defaults == {} and "trainer" in found.own_code.names
+    result = with_version(job(tmp_path), VERL)
+    assert result.framework_version is None and result.own_code is not None
+    assert result.own_code.defaults == {} and "trainer" in result.own_code.names
 
 
 @pytest.mark.parametrize(("name", "version"), [("verl", "0.3.0"), ("my-reasoning", "")])
@@ -277,10 +277,10 @@ def test_a_checkout_of_the_package_before_skyrl_is_read(tmp_path: Path) -> None:
         command=("python", "-m", "skyrl_train.entrypoints.main_base"),
         settings={"trainer.strategy": "fsdp2"},
     )
-    found = with_version(older, find("skyrl"))
-    assert found.framework_version == "0.3.0" and found.own_code is not None
-    assert found.own_code.folder == str(package)
-    assert "ckpt_interval" in found.own_code.names and found.own_code.lacks("max_training_steps")
+    result = with_version(older, find("skyrl"))
+    assert result.framework_version == "0.3.0" and result.own_code is not None
+    assert result.own_code.folder == str(package)
+    assert "ckpt_interval" in result.own_code.names and result.own_code.lacks("max_training_steps")
 
 
 _IN_CONTAINER = ("image:1", "python3", "-m", "verl.trainer.main_ppo", "-w", "x")
@@ -323,9 +323,9 @@ def test_the_code_of_a_container_is_read_where_it_is_mounted(
 ) -> None:
     package = checkout(tmp_path / "repo")
     words = tuple(word.format(here=tmp_path) for word in options)
-    found = with_version(job(tmp_path, command=(*words, *_IN_CONTAINER)), VERL)
-    assert found.framework_version == "0.2.0.dev"
-    assert found.own_code is not None and found.own_code.folder == str(package)
+    result = with_version(job(tmp_path, command=(*words, *_IN_CONTAINER)), VERL)
+    assert result.framework_version == "0.2.0.dev"
+    assert result.own_code is not None and result.own_code.folder == str(package)
 
 
 @pytest.mark.parametrize(
@@ -344,14 +344,14 @@ def test_the_code_in_an_image_is_not_known(tmp_path: Path, options: tuple[str, .
     """Beside the command lies a checkout that the container does not see."""
     checkout(tmp_path)
     words = tuple(word.format(here=tmp_path / "elsewhere") for word in options)
-    found = with_version(job(tmp_path, command=(*words, *_IN_CONTAINER)), VERL)
-    assert (found.framework_version, found.own_code, found.engine_versions) == (None, None, {})
+    result = with_version(job(tmp_path, command=(*words, *_IN_CONTAINER)), VERL)
+    assert (result.framework_version, result.own_code, result.engine_versions) == (None, None, {})
 
 
 def test_apptainer_starts_in_the_folder_of_its_caller(tmp_path: Path) -> None:
     package = checkout(tmp_path)
-    found = with_version(job(tmp_path, command=("apptainer", "exec", *_IN_CONTAINER)), VERL)
-    assert found.own_code is not None and found.own_code.folder == str(package)
+    result = with_version(job(tmp_path, command=("apptainer", "exec", *_IN_CONTAINER)), VERL)
+    assert result.own_code is not None and result.own_code.folder == str(package)
 
 
 _ARGPARSE = """
@@ -383,8 +383,8 @@ def test_a_script_with_a_parser_of_its_own_gets_the_flags_that_it_declares(
         python=str(tmp_path / "no" / "bin" / "python"),
         command=("accelerate", "launch", "train.py"),
     )
-    found = with_version(own, find("trl"))
-    argv = find("trl").command(found, Knobs(), run="r", attempt=1, resume=False).argv
+    result = with_version(own, find("trl"))
+    argv = find("trl").command(result, Knobs(), run="r", attempt=1, resume=False).argv
     assert {word for word in argv[argv.index("train.py") + 1 :] if word.startswith("--")} == added
 
 

@@ -78,11 +78,11 @@ def test_there_are_enough_of_them_and_none_twice() -> None:
         "/cache/hub/models--Qwen--Qwen2.5-7B-Instruct/snapshots",
     ],
 )
-def test_a_model_is_found_by_each_of_its_names(written: str) -> None:
-    found = find_public(written)
-    assert found is not None
-    assert "Qwen/Qwen2.5-7B-Instruct" in found.names
-    assert (found.shape.layers, found.shape.hidden, found.shape.vocab) == (28, 3584, 152064)
+def test_a_model_is_located_by_each_of_its_names(written: str) -> None:
+    result = find_public(written)
+    assert result is not None
+    assert "Qwen/Qwen2.5-7B-Instruct" in result.names
+    assert (result.shape.layers, result.shape.hidden, result.shape.vocab) == (28, 3584, 152064)
 
 
 @pytest.mark.parametrize("written", ["", "/", "Qwen/Qwen2.5-7", "/data/my-own-7B", "Qwen2.5-7B-Instruct-sft"])
@@ -103,9 +103,9 @@ def test_a_folder_of_this_machine_goes_before_the_table(tmp_path) -> None:
 
 def test_the_numbers_that_a_log_prints_tell_a_model() -> None:
     printed = {"hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18944, "vocab_size": 152064}
-    found = find_by_numbers(printed)
-    assert found is not None
-    assert "Qwen/Qwen2.5-7B" in found.names
+    result = find_by_numbers(printed)
+    assert result is not None
+    assert "Qwen/Qwen2.5-7B" in result.names
     assert find_by_numbers({**printed, "vocab_size": 152065}) is None
     assert find_by_numbers({"hidden_size": 3584, "num_hidden_layers": 28}) is None
 

@@ -44,17 +44,17 @@ def text(folder: Path, *lines: str) -> str:
     )
 
 
-def test_the_newest_release_that_accepts_a_setting_is_found() -> None:
-    found = {("settings", _REMOVED): "0.9.0"}
-    assert accepted_before(job("0.9.1"), frameworks.find("verl")) == found
-    assert accepted_before(job(), frameworks.find("verl")) == found  # checked against the newest release
+def test_the_newest_release_that_accepts_a_setting_is_located() -> None:
+    result = {("settings", _REMOVED): "0.9.0"}
+    assert accepted_before(job("0.9.1"), frameworks.find("verl")) == result
+    assert accepted_before(job(), frameworks.find("verl")) == result  # checked against the newest release
     assert accepted_before(job("0.9.0"), frameworks.find("verl")) == {}
 
 
 def test_a_setting_that_no_release_accepts_has_none() -> None:
     unknown = {"actor_rollout_ref.actor.megatron.grad_ofload": True}
-    found = accepted_before(job("0.9.1", **unknown), frameworks.find("verl"))
-    assert set(found) == {("settings", _REMOVED)}
+    result = accepted_before(job("0.9.1", **unknown), frameworks.find("verl"))
+    assert set(result) == {("settings", _REMOVED)}
 
 
 def test_a_framework_with_one_release_has_no_older_one() -> None:

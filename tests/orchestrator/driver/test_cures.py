@@ -173,7 +173,7 @@ def test_the_job_may_turn_what_recovery_permits(recovery: str, knobs: list[str])
     assert settings(BUILTIN.command(trial, _knobs(job), run="r", attempt=1, resume=False))["in_place"] == []
 
 
-def test_a_framework_that_cannot_is_said_where_the_user_asked_for_it() -> None:
+def test_a_warning_names_a_framework_without_cure_in_place_where_the_user_asked_for_it() -> None:
     def said(text: str) -> tuple[str, ...]:
         job = parse(text)
         framework = frameworks.find(job.framework)

@@ -19,15 +19,15 @@ TWO = JOB.replace("confirm: 1,", "confirm: 0, parallel: 2,")
 
 
 def in_turns(waiting: list[Generator[None, None, bool]]) -> list[bool]:
-    found: list[bool] = []
+    overdue: list[bool] = []
     while waiting:
         for one in list(waiting):
             try:
                 next(one)
             except StopIteration as over:
-                found.append(over.value)
+                overdue.append(over.value)
                 waiting.remove(one)
-    return found
+    return overdue
 
 
 def test_calls_are_made_beside_and_their_results_and_failures_come_back() -> None:

@@ -64,7 +64,7 @@ def test_the_job_is_stopped_at_the_checkpoint_before_and_goes_on_with_a_remedy(t
     assert again[0] == first.saved + 1 and again[-1] == STEPS
 
 
-def test_by_default_it_is_said_and_nothing_changes(tmp_path: Path) -> None:
+def test_by_default_a_forecast_is_reported_and_nothing_changes(tmp_path: Path) -> None:
     case = Case(tmp_path, World(leaking), GROWING, policy=Policy.LADDER)
     assert isinstance(case.drive(), TrainingCompleted)
     assert sum(isinstance(e, Started) for e in case.history) == 1
@@ -101,9 +101,7 @@ def test_the_host_is_watched_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("steps", "told"), [(80, False), (200, True)])
-def test_the_last_step_that_the_settings_name_bounds_what_is_said(
-    tmp_path: Path, steps: int, told: bool
-) -> None:
+def test_the_last_step_of_the_settings_bounds_the_forecast(tmp_path: Path, steps: int, told: bool) -> None:
     text = f"name: q\nframework: slime\nsettings: {{colocate: true, num-rollout: {steps}}}\n"
     followed = Followed(tmp_path, text)
     events: list[Event] = []
@@ -159,7 +157,7 @@ def test_terminal_and_status_say_step_phase_and_how_sure(tmp_path: Path, mode: s
         if isinstance(event, Foreseen):
             shown.append(status.standing(case.run, now=case.clock.now()))
 
-    case.told = look
+    case.on_event = look
     case.drive()
     said = next(e for e in case.history if isinstance(e, Foreseen))
     text = " ".join(stream.getvalue().split())
@@ -187,7 +185,7 @@ def test_a_process_that_leaks_is_restarted_with_the_same_settings_until_the_trai
     case = Case(tmp_path, World(leaking_afresh), text, policy=Policy.LADDER)
     stream = io.StringIO()
     console = Console(stream, runs_dir=tmp_path / "runs")
-    case.told = console.print_event
+    case.on_event = console.print_event
     verdict = case.drive()
     assert isinstance(verdict, TrainingCompleted) and verdict.growth is not None
     assert verdict.growth.memory == "forward" and verdict.growth.per_step_bytes == pytest.approx(MIB, rel=0.1)

@@ -36,16 +36,16 @@ class Life(Value, frozen=True, kw_only=True):
 class Files:
     """Files of a node: what each holds."""
 
-    def __init__(self, told: dict[str, bytes]) -> None:
-        self.told = told
+    def __init__(self, contents: dict[str, bytes]) -> None:
+        self.contents = contents
 
     def names(self) -> list[tuple[str, str]]:
-        return [(source, f"machine:/{source}") for source in self.told]
+        return [(source, f"machine:/{source}") for source in self.contents]
 
     def piece(self, read: dict[str, int], number: int, size: int) -> Chunk | None:
-        source, file = self.names()[number % len(self.told)]
+        source, file = self.names()[number % len(self.contents)]
         begin = read.get(file, 0)
-        data = self.told[source][begin : begin + size]
+        data = self.contents[source][begin : begin + size]
         read[file] = begin + len(data)
         return Chunk(source=source, data=data, file=file, end=begin + len(data)) if data else None
 
@@ -65,7 +65,7 @@ def all_of(writer: LogWriter) -> Iterator[LogLine]:
 
 
 def play(folder: Path, files: Files, lives: list[Life]) -> list[LogLine]:
-    """Return what the last driver has seen once it has read everything."""
+    """Return what the last driver has written once it has read everything."""
     log = folder / "run.log"
     for life in lives:
         writer = LogWriter(log)
@@ -87,11 +87,11 @@ def play(folder: Path, files: Files, lives: list[Life]) -> list[LogLine]:
         if left is not None:
             (folder / log_cursor.NAME).write_bytes(left)
     writer = LogWriter(log)
-    seen, read = list(all_of(writer)), dict(log_cursor.read(folder).offsets)
-    for number in range(len(files.told)):
+    written, read = list(all_of(writer)), dict(log_cursor.read(folder).offsets)
+    for number in range(len(files.contents)):
         while (chunk := files.piece(read, number, 1000)) is not None:
-            seen += [line for part in writer.write((chunk,), ()) for line in part]
-    return seen + [line for part in writer.finish() for line in part]
+            written += [line for part in writer.write((chunk,), ()) for line in part]
+    return written + [line for part in writer.finish() for line in part]
 
 
 def saved(folder: Path) -> bytes | None:
@@ -101,10 +101,10 @@ def saved(folder: Path) -> bytes | None:
 
 def chance(dice: random.Random) -> tuple[dict[str, bytes], list[Life]]:
     """Return what four files hold and how the drivers die that read them."""
-    told = {}
+    contents = {}
     for source in ("", "worker-7.out", OWN_SOURCE, "worker-8.err@b"):
         lines = ["".join(dice.choices("ab[@] \r", k=dice.randint(0, 60))) for _ in range(dice.randint(0, 12))]
-        told[source] = ("\n".join(lines) + "\n" * dice.randint(0, 1)).encode()
+        contents[source] = ("\n".join(lines) + "\n" * dice.randint(0, 1)).encode()
     lives = [
         Life(
             pieces=tuple((dice.randint(0, 3), dice.randint(1, 90)) for _ in range(dice.randint(0, 10))),
@@ -113,16 +113,16 @@ def chance(dice: random.Random) -> tuple[dict[str, bytes], list[Life]]:
         )
         for _ in range(dice.randint(0, 4))
     ]
-    return told, lives
+    return contents, lives
 
 
 @pytest.mark.parametrize("seed", range(100))
 def test_no_line_is_lost_or_recorded_twice_whenever_drivers_die(seed: int, tmp_path: Path) -> None:
-    told, lives = chance(random.Random(seed))
-    seen = play(tmp_path, Files(told), lives)
+    contents, lives = chance(random.Random(seed))
+    written = play(tmp_path, Files(contents), lives)
     log = tmp_path / "run.log"
     recorded = list(log_parts.read(log)) if log.exists() else []
-    for source, data in told.items():
+    for source, data in contents.items():
         assert [line.data for line in recorded if line.source == source] == lines_of(data)
     assert [line.number for line in recorded] == list(range(1, len(recorded) + 1))
-    assert sorted({line.number for line in seen}) == [line.number for line in recorded]
+    assert sorted({line.number for line in written}) == [line.number for line in recorded]

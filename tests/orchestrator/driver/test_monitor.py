@@ -88,7 +88,7 @@ def test_sources_are_merged_with_a_prefix_and_read_again_without(followed: Follo
     ]
 
 
-def test_a_message_behind_a_progress_bar_is_seen(followed: Followed) -> None:
+def test_a_message_behind_a_progress_bar_is_read(followed: Followed) -> None:
     bar = "rollout:  10%|#  |\rrollout:  20%|## |\r"
     events = followed.see(bar + failure("rollout", 1), source=OWN_SOURCE)
     assert [type(event) for event in events] == [FailureSeen]
@@ -105,7 +105,7 @@ def test_bytes_that_are_no_text_are_kept(followed: Followed) -> None:
     assert followed.attempt.log.read_bytes() == b"\xff\x00ok\n"
 
 
-def test_a_failure_is_told_once(followed: Followed) -> None:
+def test_a_failure_is_reported_once(followed: Followed) -> None:
     twice = (failure("backward", 1), failure("backward", 1))
     assert [type(e) for e in followed.see(*twice, source=OWN_SOURCE)] == [FailureSeen]
     assert followed.see(failure("backward", 1), source=OWN_SOURCE) == ()
@@ -144,7 +144,7 @@ def test_cards_stand_in_where_the_framework_reports_no_peaks(followed: Followed)
     assert (peak.used_bytes, peak.upper_bound) == (93, True)
 
 
-def test_what_cards_show_counts_for_the_step_in_which_it_was_seen(followed: Followed) -> None:
+def test_a_reading_of_a_card_counts_for_the_step_in_which_it_was_taken(followed: Followed) -> None:
     used = []
     for number, card in ((1, 93), (2, 41)):
         followed.see(f"builtin: phase start name=rollout step={number}\n")

@@ -39,7 +39,7 @@ def rates(events: tuple[Event, ...]) -> list[float | None]:
     return [e.tokens_per_second for e in events if isinstance(e, Progressed | GoalReached)]
 
 
-def test_a_step_is_told_with_the_tokens_of_the_table_below_it(followed: Followed) -> None:
+def test_a_step_is_reported_with_the_tokens_of_the_table_below_it(followed: Followed) -> None:
     assert rates(followed.see(done(1), table(40_000))) == [None]  # how long the first took is not known
     events = followed.see(done(2), table(60_000), after=20.0)
     assert isinstance(events[0], Progressed) and isinstance(events[1], GoalReached)

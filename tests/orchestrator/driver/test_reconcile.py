@@ -71,7 +71,7 @@ from tests.orchestrator.scripted import (
 )
 
 
-class Said(Observer):
+class MessageObserver(Observer):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -89,13 +89,13 @@ class Case:
         self.run = directory.create(folder / "runs", job_text=text)
         self.job = parse(text)
         self.interrupts = Interrupts()
-        self.observer: Observer = Said()
-        self.told: Callable[[Event], None] = lambda _: None
+        self.observer: Observer = MessageObserver()
+        self.on_event: Callable[[Event], None] = lambda _: None
         self.patience_s = 0.0
 
     @property
-    def said(self) -> list[str]:
-        assert isinstance(self.observer, Said)
+    def messages(self) -> list[str]:
+        assert isinstance(self.observer, MessageObserver)
         return self.observer.texts
 
     def drive(self) -> Verdict:
@@ -140,7 +140,7 @@ class Case:
             return reconcile.run(context)
 
     def _tell(self, event: Event) -> None:
-        self.told(event)
+        self.on_event(event)
         self.world.tick()
 
     @property
@@ -157,7 +157,7 @@ def kinds(history: History) -> list[str]:
     return [type(event).__name__ for event in history if not isinstance(event, Progressed)]
 
 
-def test_a_failure_is_seen_stopped_diagnosed_cured_and_the_run_completes(tmp_path: Path) -> None:
+def test_a_failure_is_detected_stopped_diagnosed_cured_and_the_run_completes(tmp_path: Path) -> None:
     case = Case(tmp_path, World(tight_memory))
     assert case.drive() == TrainingCompleted()
     assert kinds(case.history) == [
@@ -324,10 +324,10 @@ def test_stop_ends_what_a_driver_left_that_was_killed_while_it_stopped(tmp_path:
         if isinstance(event, Progressed):
             case.interrupts.note(signal.SIGTERM)
 
-    case.told = killed
+    case.on_event = killed
     with pytest.raises(Killed):
         case.drive()
-    case.told = lambda _: None  # `autotune stop` drives with the request in place
+    case.on_event = lambda _: None  # `autotune stop` drives with the request in place
     assert case.drive() == Interrupted(by="SIGTERM")
     assert kinds(case.history)[-3:] == ["StopRequested", "Ended", "Finished"]
     assert not case.world.lives[1].running
@@ -362,13 +362,13 @@ def test_looks_are_rare_and_ctrl_c_is_heard_between_them(
 def test_a_failure_is_diagnosed_before_ctrl_c_ends_the_run(tmp_path: Path) -> None:
     case = Case(tmp_path, World(tight_memory), ROOMY)
 
-    def told(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if isinstance(event, StopRequested) and event.by == "failure" and not case.interrupts.by:
             case.interrupts.note(signal.SIGINT)
 
-    case.told = told
+    case.on_event = on_event
     assert case.drive() == Interrupted(by="SIGINT")
-    case.interrupts, case.told = Interrupts(), lambda _: None
+    case.interrupts, case.on_event = Interrupts(), lambda _: None
     assert isinstance(case.drive(), TrainingCompleted)
     first, second, *_ = (e.knobs for e in case.history if isinstance(e, Started))
     assert second != first
@@ -377,13 +377,13 @@ def test_a_failure_is_diagnosed_before_ctrl_c_ends_the_run(tmp_path: Path) -> No
 def test_a_remedy_that_follows_a_resume_is_recorded(tmp_path: Path) -> None:
     case = Case(tmp_path, World(tight_memory), ROOMY)
 
-    def told(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if isinstance(event, Diagnosed) and not case.interrupts.by:
             case.interrupts.note(signal.SIGINT)
 
-    case.told = told
+    case.on_event = on_event
     assert case.drive() == Interrupted(by="SIGINT")
-    case.interrupts, case.told = Interrupts(), lambda _: None
+    case.interrupts, case.on_event = Interrupts(), lambda _: None
     assert isinstance(case.drive(), TrainingCompleted)
     assert fold(case.history).attempts[1].remedy is not None
 
@@ -410,16 +410,16 @@ def test_a_driver_that_was_taken_over_leaves_the_attempt_to_the_other(tmp_path: 
     case = Case(tmp_path, on_a_cluster(), ROOMY)
     case.world.address = address
 
-    def told(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if isinstance(event, Progressed) and event.step == 2:
             with (case.run.path / "events.jsonl").open("ab") as rows:
                 rows.write(b'{"type":"driver_began","host":"elsewhere","pid":1,"driver":99}\n')
 
-    case.told, case.patience_s = told, math.inf
+    case.on_event, case.patience_s = on_event, math.inf
     with pytest.raises(TakenOver, match="taken over"):
         case.drive()
     assert case.world.lives[1].running and case.world.lives[1].supervised
-    assert case.said[-1] == "attempt #1 is left running under its supervisor"
+    assert case.messages[-1] == "attempt #1 is left running under its supervisor"
 
 
 STORAGE_ERRORS = (errno.EIO, errno.ESTALE, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.EACCES, errno.ENOSPC)
@@ -435,12 +435,12 @@ def test_storage_that_fails_ends_no_training(
     case.world.address, case.patience_s = address, math.inf
     case.interrupts = Interrupts(case.run.path / "stop")
     storage = FailingStorage(monkeypatch, case.run.path, number)
-    case.told = lambda event: storage.fail(20) if isinstance(event, Started | Progressed) else None
+    case.on_event = lambda event: storage.fail(20) if isinstance(event, Started | Progressed) else None
     assert isinstance(case.drive(), TrainingCompleted)
     assert storage.failed > 80, "the fault was never met"
     assert len(case.world.lives) == 1
     assert [e.step for e in case.history if isinstance(e, Progressed)] == [1, 2, 3, 4]
-    assert sum("waiting for the storage" in text for text in case.said) >= 4
+    assert sum("waiting for the storage" in text for text in case.messages) >= 4
 
 
 class FailingStorage:
@@ -469,26 +469,26 @@ class FailingStorage:
 
 
 @pytest.mark.parametrize(("address", "trains"), [("local", False), ("10.0.0.1:6379", True)])
-def test_a_user_who_ends_the_wait_for_storage_is_told_what_still_runs(
+def test_ending_the_wait_for_storage_reports_what_still_runs(
     address: str, trains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our own Ray ends with its driver, a cluster's attempt stays under its supervisor."""
     disk, case = FullDisk(monkeypatch, "events.jsonl"), Case(tmp_path, World(forever, address=address))
     case.patience_s = math.inf
 
-    def told(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if isinstance(event, Progressed):
             disk.full = True
             case.interrupts.note(signal.SIGINT)
 
-    case.told = told
+    case.on_event = on_event
     with pytest.raises(Unrecordable, match="no space left on device") as raised:
         case.drive()
     assert raised.value.code == ExitCode.INFRASTRUCTURE and "autotune resume" in raised.value.hint
     assert case.world.lives[1].running is trains
-    left = [text for text in case.said if "attempt #1 is left running under its supervisor" in text]
+    left = [text for text in case.messages if "attempt #1 is left running under its supervisor" in text]
     assert bool(left) is trains and all(f"autotune stop {case.run.id}" in text for text in left)
-    disk.full, case.told = False, lambda _: None
+    disk.full, case.on_event = False, lambda _: None
     case.drive()
     assert len(case.world.lives) == 1 and isinstance(case.history[-1], Finished)
 
@@ -567,12 +567,12 @@ def test_an_attempt_whose_end_nobody_watched_lasted_at_least_until_its_last_sign
 def test_an_attempt_that_ended_under_its_supervisor_lasted_as_long_as_that_measured(tmp_path: Path) -> None:
     world = World(lambda _, __: ([step(1)], Exit(code=1, ran_s=7200.0)), address="10.0.0.1:6379")
     case = Case(tmp_path, world)
-    case.told = lambda event: setattr(
+    case.on_event = lambda event: setattr(
         world, "kill_at", world.ticks + 1 if isinstance(event, Progressed) else None
     )
     with pytest.raises(Killed):
         case.drive()
-    case.told = lambda _: None
+    case.on_event = lambda _: None
     case.drive()
     ended = next(e for e in case.history if isinstance(e, Ended))
     assert ended.seconds == 7200.0 and not ended.unwatched
@@ -600,14 +600,14 @@ def test_an_attempt_that_could_not_be_ended_ends_before_a_resume_starts_another(
 
     case = Case(tmp_path, World(play, address="10.0.0.1:6379"), ROOMY)
 
-    def told(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if isinstance(event, Progressed):
             case.world.deaf, case.world.unreachable = True, "cannot connect to the Ray cluster"
 
-    case.told = told
+    case.on_event = on_event
     assert isinstance(case.drive(), Infrastructure)
     assert case.world.lives[1].running
-    case.told = lambda _: None
+    case.on_event = lambda _: None
     with pytest.raises(Unreachable):  # nothing starts beside it
         case.drive()
     case.world.deaf, case.world.unreachable = False, ""
@@ -656,7 +656,7 @@ def test_a_node_that_a_drain_cannot_ask_does_not_end_the_run(tmp_path: Path, pol
     case = Case(tmp_path, World(tight_memory, unknown="no answer from gpu-03"), ROOMY, policy=policy)
     assert isinstance(case.drive(), TrainingCompleted)
     assert len(case.world.commands) >= 2
-    assert "attempt #1: whether all memory came back is unknown: no answer from gpu-03" in case.said
+    assert "attempt #1: whether all memory came back is unknown: no answer from gpu-03" in case.messages
 
 
 @policies
@@ -666,7 +666,7 @@ def test_what_a_runner_notes_is_passed_on(tmp_path: Path, policy: Policy) -> Non
     script = [*(step(n) for n in range(1, 5)), noted, done]
     case = Case(tmp_path, World(lambda w, c: (list(script), Exit(code=0))), ROOMY, policy=policy)
     assert isinstance(case.drive(), TrainingCompleted)
-    assert case.said.count("attempt #1: node gpu-03 answers again after 92 s") == 1
+    assert case.messages.count("attempt #1: node gpu-03 answers again after 92 s") == 1
 
 
 @policies
@@ -762,11 +762,15 @@ def test_nothing_left_to_try_gives_up(tmp_path: Path, policy: Policy) -> None:
 
 
 def test_a_full_disk_pauses_the_log_and_not_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk, case, said = FullDisk(monkeypatch, "run.log"), Case(tmp_path, World(tight_memory)), Said()
-    case.observer, disk.full = said, True
+    disk, case, observer = (
+        FullDisk(monkeypatch, "run.log"),
+        Case(tmp_path, World(tight_memory)),
+        MessageObserver(),
+    )
+    case.observer, disk.full = observer, True
     assert case.drive() == TrainingCompleted()
-    assert len(said.texts) == 2 and all(
-        "no space left on device; logs and samples pause" in t for t in said.texts
+    assert len(observer.texts) == 2 and all(
+        "no space left on device; logs and samples pause" in t for t in observer.texts
     )
     assert {"Diagnosed", "GoalReached"} <= set(kinds(case.history))
 

@@ -104,14 +104,14 @@ class Night(World):
         self.folders: dict[str, int] = {}
 
 
-class Said(Observer):
+class MessageObserver(Observer):
     """Keeps the messages."""
 
-    def __init__(self, said: list[str]) -> None:
-        self._said = said
+    def __init__(self, messages: list[str]) -> None:
+        self._messages = messages
 
     def say(self, text: str) -> None:
-        self._said.append(text)
+        self._messages.append(text)
 
 
 class Case:
@@ -126,7 +126,7 @@ class Case:
     ) -> None:
         text = JOB.format(folder=folder, budget=budget)
         self.world, self.clock = world, Hands()
-        self.said: list[str] = []
+        self.messages: list[str] = []
         mode = directory.Mode.REHEARSE if only else directory.Mode.LAUNCH
         request = directory.RunRequest(mode=mode, rehearse=rehearses)
         self.run = directory.create(folder / "runs", job_text=text, request=request)
@@ -157,7 +157,7 @@ class Case:
                     folder=self.run,
                     job=self.job,
                     interrupts=Interrupts(),
-                    observer=Said(self.said),
+                    observer=MessageObserver(self.messages),
                 )
             )
 
@@ -331,15 +331,15 @@ def test_a_link_in_the_place_of_its_folder_is_not_followed(tmp_path: Path) -> No
     (tmp_path / "rehearsals" / case.run.id).symlink_to(tmp_path / "data")
     assert case.drive() == TrainingCompleted()
     assert (tmp_path / "data" / "mine").exists()
-    (said,) = (text for text in case.said if "stay in" in text)
-    assert str(tmp_path / "rehearsals" / case.run.id) in said
+    (message,) = (text for text in case.messages if "stay in" in text)
+    assert str(tmp_path / "rehearsals" / case.run.id) in message
 
 
-def test_checkpoints_on_a_file_system_that_the_driver_does_not_see_are_said_once(tmp_path: Path) -> None:
+def test_checkpoints_on_a_file_system_that_the_driver_cannot_reach_are_reported_once(tmp_path: Path) -> None:
     case = Case(tmp_path, Night(Late(never)))  # whose checkpoints are told and lie nowhere
     assert case.drive() == TrainingCompleted()
-    (said,) = (text for text in case.said if "cannot be seen from here" in text)
-    assert str(tmp_path / "rehearsals" / case.run.id) in said
+    (message,) = (text for text in case.messages if "cannot be seen from here" in text)
+    assert str(tmp_path / "rehearsals" / case.run.id) in message
 
 
 def test_killed_at_any_moment_a_rehearsal_resumes_to_the_same_end(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.history import Folding, fold
 from autotune.policies.values.observation import Cancelled, Lost
-from tests.orchestrator.driver.test_reconcile import ROOMY, Case, Said
+from tests.orchestrator.driver.test_reconcile import ROOMY, Case, MessageObserver
 from tests.orchestrator.scripted import Killed, Script, World, forever, silent, step, tight_memory
 
 
@@ -127,7 +127,7 @@ def test_what_does_not_answer_is_named_and_not_called_stopped(
 
     case.world.play = interrupted_start
     monkeypatch.setattr("tests.orchestrator.scripted.Place.attach", unreachable)
-    monkeypatch.setattr(Said, "warn", lambda _, text: warned.append(text))
+    monkeypatch.setattr(MessageObserver, "warn", lambda _, text: warned.append(text))
     assert case.drive() == Interrupted(by="SIGINT")
     assert warned == [f"attempt #1 may still run; `{case.run.call('stop')}` ends it"]
     assert not [e for e in case.history if isinstance(e, Ended)]
@@ -140,22 +140,22 @@ def test_an_attempt_that_cannot_be_asked_to_end_is_not_called_stopped(
     case = Case(tmp_path, World(forever, address="10.0.0.1:6379"))
     case.world.play = lambda w, c: ([step(n, 9) for n in range(1, 9)], None)
     warned: list[str] = []
-    monkeypatch.setattr(Said, "warn", lambda _, text: warned.append(text))
+    monkeypatch.setattr(MessageObserver, "warn", lambda _, text: warned.append(text))
 
     def interrupt(event: Event) -> None:
         if isinstance(event, Progressed) and not case.interrupts.by:
             case.world.deaf = True
             case.interrupts.note(signal.SIGTERM)
 
-    case.told = interrupt
+    case.on_event = interrupt
     assert case.drive() == Interrupted(by="SIGTERM")
     life = case.world.lives[1]
     assert life.running and life.supervised
     assert not [e for e in case.history if isinstance(e, (Ended, Finished))]
-    said = f"attempt #1 may still run: the head does not answer; `{case.run.call('stop')}` ends it"
-    assert warned == [said]
+    message = f"attempt #1 may still run: the head does not answer; `{case.run.call('stop')}` ends it"
+    assert warned == [message]
 
-    case.told = lambda _: None
+    case.on_event = lambda _: None
     case.world.deaf, case.world.play, case.world.saved = False, tight_memory, 2
     if then == "resume":
         case.interrupts = Interrupts()
@@ -176,7 +176,7 @@ def test_an_attempt_that_hangs_behind_a_silent_head_is_over_for_its_run(tmp_path
         if isinstance(event, Ended):
             case.world.deaf = False
 
-    case.told = heard
+    case.on_event = heard
     case.drive()
     ended = next(e for e in case.history if isinstance(e, Ended))
     assert ended.stop_s is None

@@ -181,23 +181,23 @@ def fatal_in(text: str) -> bool:
     return any(finding.fatal != "never" for finding in scan([text.encode()]).findings)
 
 
-def test_the_corpus_is_found_by_the_exit(tmp_path: Path) -> None:
+def test_the_corpus_is_detected_by_the_exit(tmp_path: Path) -> None:
     wrong = []
     for number, (name, text) in enumerate(TEXTS):
         player = Player(tmp_path / str(number), "command")
         player.show(*text.splitlines(), samples=(sampled(working=()),))
         ended = player.end(1)
         outcome = player.monitor.outcome(ended, lost="", stopped_by="")
-        found = diagnose(player.monitor.evidence(outcome, ended))
+        result = diagnose(player.monitor.evidence(outcome, ended))
         plain = diagnose(scan([text.encode()], outcome=Crashed(exit_code=1)))
         forged = name.startswith("autotune-")  # what only autotune itself writes
-        if not forged and (found.cause, found.phase) != (plain.cause, plain.phase):
-            wrong.append((name, found.cause, plain.cause))
+        if not forged and (result.cause, result.phase) != (plain.cause, plain.phase):
+            wrong.append((name, result.cause, plain.cause))
     assert wrong == []
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_the_corpus_is_found_in_15_seconds_of_silence(silent: bool, tmp_path: Path) -> None:
+def test_the_corpus_is_detected_in_15_seconds_of_silence(silent: bool, tmp_path: Path) -> None:
     late, command = [], frameworks.find("command")
     for number, (name, text) in enumerate(TEXTS):
         player = Player(tmp_path / str(number), "command")
@@ -212,7 +212,7 @@ def test_the_corpus_is_found_in_15_seconds_of_silence(silent: bool, tmp_path: Pa
     assert late == []
 
 
-def test_the_corpus_is_found_when_its_process_ends(tmp_path: Path) -> None:
+def test_the_corpus_is_detected_when_its_process_ends(tmp_path: Path) -> None:
     late = []
     for number, (name, text) in enumerate(TEXTS):
         if "(raylet" in text:  # Ray's own process, which lives on
@@ -248,7 +248,7 @@ def test_a_record_of_our_own_code_needs_no_witness(tmp_path: Path) -> None:
     assert seen.witness == "a record by autotune's own code"
 
 
-def test_a_trainer_that_stops_working_is_found_while_its_peers_spin(tmp_path: Path) -> None:
+def test_a_trainer_that_stops_working_is_detected_while_its_peers_spin(tmp_path: Path) -> None:
     player = training(tmp_path, "areal")
     player.show(OOM, source=f"worker-{TRAINER}.err")
     spinning = always(sampled(working=(MAIN, REWARD), gpu=1.0))
@@ -357,14 +357,14 @@ def test_silence_is_measured_by_the_steps(tmp_path: Path) -> None:
 
 def test_a_peers_phase_does_not_speak_for_a_process_that_has_ended(tmp_path: Path) -> None:
     begins = "builtin: phase start name=rollout step=4"
-    for alive, found in (((MAIN, TRAINER), False), ((MAIN,), True)):
-        player = training(tmp_path / str(found), "builtin")
+    for alive, result in (((MAIN, TRAINER), False), ((MAIN,), True)):
+        player = training(tmp_path / str(result), "builtin")
         player.show(samples=(sampled(working=(TRAINER,)),))
         player.show(OOM, source=f"worker-{TRAINER}.err", samples=(sampled(working=(MAIN,), alive=alive),))
         player.now += 1
         player.show(begins)
         player.turn(60, samples=always(sampled(working=(MAIN,), alive=alive)))
-        assert bool(failures(player.events)) is found
+        assert bool(failures(player.events)) is result
 
 
 def test_a_process_below_a_worker_is_named_by_its_own_prefix(tmp_path: Path) -> None:
@@ -397,9 +397,9 @@ def test_a_quotation_is_not_the_cause_where_a_failure_follows(
     player.show("reward 0.0", source=source)
     player.turn(20, samples=samples)
     player.show("Traceback (most recent call last):", OOM, source=f"worker-{TRAINER}.err")
-    found = found_at_the_end(player)
-    assert found.cause is Cause.GPU_OOM
-    assert found.evidence[0].text == OOM
+    result = found_at_the_end(player)
+    assert result.cause is Cause.GPU_OOM
+    assert result.evidence[0].text == OOM
 
 
 def test_what_two_steps_follow_explains_no_death(tmp_path: Path) -> None:

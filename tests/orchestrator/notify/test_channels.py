@@ -89,7 +89,7 @@ def test_a_program_may_be_named_by_its_place_in_the_working_directory(tmp_path: 
         (("sh", "-c", "kill -9 $$"), "exit code -9"),
     ],
 )
-def test_what_is_said_of_a_command_that_fails(command: tuple[str, ...], words: str, tmp_path: Path) -> None:
+def test_the_message_about_a_command_that_fails(command: tuple[str, ...], words: str, tmp_path: Path) -> None:
     assert refusal(run_command, command, str(tmp_path)) == words
 
 
@@ -152,7 +152,7 @@ def test_a_refusal_is_final_and_a_redirect_is_not_followed(code: int) -> None:
         assert hook.paths == ["/hook/of-mine"]
 
 
-def test_nothing_that_is_said_of_a_webhook_holds_its_url(
+def test_no_message_about_a_webhook_holds_its_url(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(channels, "LIMIT_S", 0.2)

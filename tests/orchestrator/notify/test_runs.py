@@ -72,7 +72,7 @@ def launch(home: Path, notify: str, *options: str, play: str, verb: str = "launc
         ("bug", 101, ["infrastructure"]),
     ],
 )
-def test_a_webhook_and_a_command_are_told_once(
+def test_a_webhook_and_a_command_are_notified_once(
     play: str, code: int, occasions: list[str], tmp_path: Path
 ) -> None:
     with receiver() as hook:
@@ -115,13 +115,13 @@ def test_a_search_tells_of_its_start_and_its_end_and_of_no_trial(tmp_path: Path)
     ]
 
 
-def test_only_what_was_asked_for_is_told_and_nothing_without_a_channel(tmp_path: Path) -> None:
+def test_only_requested_occasions_are_notified_and_none_without_a_channel(tmp_path: Path) -> None:
     with receiver() as hook:
         assert launch(tmp_path, f"{{on: [gave-up], webhook: {hook.url}}}", play="tight_memory").code == 0
         assert hook.got == [] and notified(tmp_path) == []
 
 
-def test_the_user_who_ends_a_run_is_told_nothing(tmp_path: Path) -> None:
+def test_a_run_that_the_user_ends_is_not_notified(tmp_path: Path) -> None:
     def stop(child: Any) -> None:
         end = time.monotonic() + 50
         while not list((tmp_path / "runs").glob("*/attempts/0001/run.log")):
@@ -267,7 +267,7 @@ def test_a_cure_in_place_and_a_relaunch_with_it_are_no_news(past: tuple[Event, .
     assert occasions(relaunched, told) == []
 
 
-def test_the_end_of_a_rehearsal_is_told_in_words_of_its_own(past: tuple[Event, ...], tmp_path: Path) -> None:
+def test_the_end_of_a_rehearsal_has_a_message_of_its_own(past: tuple[Event, ...], tmp_path: Path) -> None:
     accepted = msgspec.structs.replace(accepted_of(past), mode="rehearse")
     part = Started(attempt=1, knobs=accepted.profile.knobs, rehearsal=Part.WORST)
     end = Finished(at="2030-01-01T00:00:00.000Z", verdict=Rehearsed(cured=True))
@@ -327,7 +327,7 @@ def test_what_a_driver_that_died_has_not_sent_is_sent_once_by_the_next(
         assert watched.run.history() == past, "notifications are no part of the history"
 
 
-def test_an_end_without_a_row_is_told_once_until_something_happens(
+def test_an_end_without_a_row_is_notified_once_until_something_happens(
     past: tuple[Event, ...], tmp_path: Path
 ) -> None:
     def fail(_: Journal) -> None:

@@ -144,9 +144,9 @@ def _port(process: subprocess.Popen[bytes]) -> int:
     seen = b""
     for line in process.stderr:
         seen += line
-        found = re.search(rb"DevTools listening on ws://127\.0\.0\.1:(\d+)/", line)
-        if found:
-            return int(found[1])
+        results = re.search(rb"DevTools listening on ws://127\.0\.0\.1:(\d+)/", line)
+        if results:
+            return int(results[1])
     raise AssertionError(f"Chromium did not start: {seen[-2000:]!r}")
 
 

@@ -66,18 +66,18 @@ def test_the_result_waits_for_no_report_and_a_signal_cuts_it_short(tmp_path: Pat
 
 
 def test_a_report_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
-    found = recovered(tmp_path)
-    os.mkfifo(found.path / "report.html")
-    with pytest.raises(Failure, match=f"it takes too long; `{found.call('report')}` writes it"):
-        at_end.write(found, limit_s=0.0)
-    assert not list(found.path.glob(".report.html.*"))
+    results = recovered(tmp_path)
+    os.mkfifo(results.path / "report.html")
+    with pytest.raises(Failure, match=f"it takes too long; `{results.call('report')}` writes it"):
+        at_end.write(results, limit_s=0.0)
+    assert not list(results.path.glob(".report.html.*"))
 
 
 def test_the_report_at_the_end_replaces_no_file_of_the_user(tmp_path: Path) -> None:
-    found = recovered(tmp_path)
-    (found.path / "report.html").write_text("my notes")
+    results = recovered(tmp_path)
+    (results.path / "report.html").write_text("my notes")
     with pytest.raises(Failure, match="was not written by autotune"):
-        at_end.write(found)
+        at_end.write(results)
 
 
 def test_a_file_of_the_user_is_replaced_by_force_alone(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_file_of_the_user_is_replaced_by_force_alone(tmp_path: Path) -> None:
 
 
 def test_json_is_the_data_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = recovered(tmp_path)
+    results = recovered(tmp_path)
     computed: list[Report] = []
 
     def report_of(of: directory.RunFolder) -> Report:
@@ -99,8 +99,8 @@ def test_json_is_the_data_of_the_page(tmp_path: Path, monkeypatch: pytest.Monkey
         return computed[-1]
 
     monkeypatch.setattr(page, "report_of", report_of)
-    seen = report(found.id, "--json", runs=found.path.parent)
-    html = (found.path / "report.html").read_text()
+    seen = report(results.id, "--json", runs=results.path.parent)
+    html = (results.path / "report.html").read_text()
     assert len(computed) == 1
     assert json.loads(seen.stdout)["schema"] == 1
     assert json.loads(seen.stdout) == json.loads(html.split('id="report">')[1].split("</script>")[0])
@@ -113,13 +113,13 @@ def test_a_run_that_never_began_has_nothing_to_report(tmp_path: Path) -> None:
     assert not (empty.path / "report.html").exists()
 
 
-@pytest.mark.parametrize("found", [True, False])
+@pytest.mark.parametrize("results", [True, False])
 def test_open_shows_the_file_in_the_browser(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: bool
 ) -> None:
     folder = recovered(tmp_path).path
     opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or found)
+    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or results)
     seen = report("--open", runs=folder.parent)
     assert seen.exit_code == 0 and opened == [(folder / "report.html").as_uri()]
-    assert ("no browser was found" in seen.stderr) is not found
+    assert ("no browser was found" in seen.stderr) is not results

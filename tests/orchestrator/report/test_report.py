@@ -85,7 +85,7 @@ def test_the_story_of_a_run_that_recovered(tmp_path: Path) -> None:
     )
 
 
-def test_what_could_have_followed_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_alternatives_are_reported_with_their_reasons(tmp_path: Path) -> None:
     (failed, _) = report_of(recovered(tmp_path)).story
     taken = [c for c in failed.candidates if c.taken]
     assert len(taken) == 1 and "tokens_per_microbatch 4096 → 1024" in taken[0].change
@@ -205,7 +205,7 @@ def test_a_long_log_is_not_read_again(tmp_path: Path) -> None:
     assert lines and lines[0].failed  # what the journal holds
 
 
-def test_many_attempts_are_told_at_both_ends(tmp_path: Path) -> None:
+def test_of_many_attempts_the_first_and_last_are_listed(tmp_path: Path) -> None:
     def lost(world: World, command: Command) -> tuple[Script, Exit | None]:
         return never_fits(world, command)
 

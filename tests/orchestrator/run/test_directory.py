@@ -19,7 +19,7 @@ from autotune.policies.values.events import Policy
 from autotune.policies.values.job import Job
 
 
-def test_runs_are_found_by_any_unique_beginning(tmp_path: Path) -> None:
+def test_runs_are_located_by_any_unique_beginning(tmp_path: Path) -> None:
     for name in ("7c1e", "7c2f", "58aa"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.yaml").write_text("")
@@ -65,7 +65,7 @@ def test_what_was_asked_of_a_run_is_kept(tmp_path: Path) -> None:
     assert run.request == directory.RunRequest()
 
 
-def test_an_unwritable_runs_folder_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_runs_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Failure, match="cannot create") as raised:
         directory.create(tmp_path / "file" / "runs", job_text="")
@@ -167,7 +167,7 @@ def test_private_runs_of_others_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"mode":"sideways"}', b"[" * 200_000, b'{"policy":"\xff"}'])
-def test_a_damaged_request_is_told(data: bytes, tmp_path: Path) -> None:
+def test_a_damaged_request_is_reported(data: bytes, tmp_path: Path) -> None:
     run = directory.create(tmp_path / "runs", job_text="name: x\n")
     (run.path / "asked.json").write_bytes(data)
     with pytest.raises(Failure, match=r"asked\.json` is damaged") as raised:

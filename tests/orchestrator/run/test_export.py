@@ -178,8 +178,8 @@ DONE = Ended(outcome=Completed())
 
 def test_the_latest_configuration_that_held_is_the_stable_one() -> None:
     def tokens(*rows: Event) -> int | None:
-        found = attempts(*enumerate(rows, start=1))
-        return None if found is None else found.tokens_per_microbatch
+        result = attempts(*enumerate(rows, start=1))
+        return None if result is None else result.tokens_per_microbatch
 
     failed = Ended(outcome=Crashed(exit_code=1))
     assert tokens(failed) is None
@@ -226,7 +226,7 @@ def start(framework: Framework, job: Job, knobs: Knobs) -> tuple[Any, ...]:
     )
 
 
-def test_settings_are_shown_as_they_are_typed() -> None:
+def test_settings_are_displayed_as_they_are_typed() -> None:
     shown = {"sync_buffer": "24MiB", "recompute": "full", "sync_mode": "off", "lr": "1e-3", "engine": ""}
     text = "\n".join(BUILTIN.words(shown))
     assert text.splitlines()[:3] == ["sync_buffer: 24MiB", "recompute: full", 'sync_mode: "off"']

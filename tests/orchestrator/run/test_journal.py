@@ -68,7 +68,7 @@ def test_a_tail_of_zeros_is_torn(folder: Path) -> None:
     assert journal.read(path) == (*EVENTS, *EVENTS)
 
 
-def test_damage_in_the_middle_is_told(folder: Path) -> None:
+def test_damage_in_the_middle_is_reported(folder: Path) -> None:
     path = folder / "events.jsonl"
     first, rest = path.read_bytes().split(b"\n", 1)
     path.write_bytes(first[:-5] + b"\n" + rest)
@@ -91,7 +91,7 @@ def test_a_driver_of_an_older_release_adds_nothing_once_another_has_the_run(fold
         assert journal.read(path) == book.history() == EVENTS[:2]
 
 
-def test_a_newer_event_is_told(folder: Path) -> None:
+def test_a_newer_event_is_reported(folder: Path) -> None:
     path = folder / "events.jsonl"
     path.write_bytes(path.read_bytes() + b'{"type":"paused","attempt":1}\n')
     with pytest.raises(Failure, match="line 4 is not an event of this version"):
@@ -99,7 +99,7 @@ def test_a_newer_event_is_told(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("stamp", ["202v-11-23T09:01:53.040Z", "2026-13-23T09:01:53.040Z", "now"])
-def test_a_time_that_is_none_is_told_with_its_line(stamp: str, folder: Path) -> None:
+def test_an_invalid_time_is_reported_with_its_line(stamp: str, folder: Path) -> None:
     path = folder / "events.jsonl"
     line = json.dumps({"type": "progressed", "attempt": 1, "step": 1, "at": stamp}).encode()
     path.write_bytes(path.read_bytes() + line + b"\n")
@@ -304,7 +304,7 @@ def test_a_row_that_a_failed_sync_may_have_lost_is_written_anew(
     assert journal.read(path) == (*EVENTS, EVENTS[1])
 
 
-def test_what_is_waited_for_is_said_at_once_and_every_ten_minutes_until_the_user_ends_it(
+def test_a_wait_is_reported_at_once_and_every_ten_minutes_until_the_user_ends_it(
     folder: Path,
 ) -> None:
     at, said = [0.0], list[tuple[float, str]]()
@@ -326,7 +326,7 @@ def test_what_is_waited_for_is_said_at_once_and_every_ten_minutes_until_the_user
     assert [round(when, -2) for when, _ in said] == [0, 600, 1200, 1800, 2400]
 
 
-def test_the_folder_has_the_journals_name_before_a_row_is_told(
+def test_the_folder_has_the_journals_name_before_a_row_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -354,7 +354,7 @@ def test_what_the_driver_before_worked_after_its_last_row_is_not_guessed_from_a_
         assert book.worked_s(900.0) == 0.0
 
 
-def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="cannot write"):
         Journal(tmp_path / "missing")
 

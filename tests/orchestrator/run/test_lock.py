@@ -267,7 +267,7 @@ def test_a_record_that_is_not_whole_is_nobodys_until_it_was_silent(
     held.release()
 
 
-def test_a_claim_is_on_the_disk_before_it_can_be_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_is_on_the_disk_before_it_is_visible(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
     fsync = os.fsync
 

@@ -22,9 +22,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def stamp(folder: Path) -> summary.Stamp:
-    found = summary.stamp_of(folder)
-    assert found is not None
-    return found
+    result = summary.stamp_of(folder)
+    assert result is not None
+    return result
 
 
 def test_it_is_read_again_while_the_journal_stays(folder: Path) -> None:

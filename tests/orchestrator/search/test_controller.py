@@ -91,9 +91,9 @@ def test_a_search_that_expects_nothing_faster_than_its_start_is_complete(tmp_pat
     assert night.drive() == Stable()
     assert len(night.world.commands) == 1
     assert export.stable_knobs(RunView(night.history)) == night.start
-    assert "no more trials: no remaining configuration is expected to be faster" in night.told
-    assert "no trial was started; the starting configuration is kept" in night.told
-    assert not any(text.startswith("fastest:") for text in night.told)
+    assert "no more trials: no remaining configuration is expected to be faster" in night.messages
+    assert "no trial was started; the starting configuration is kept" in night.messages
+    assert not any(text.startswith("fastest:") for text in night.messages)
 
 
 def test_a_search_without_time_for_a_trial_is_no_success(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_as_many_trials_run_at_once_as_the_job_says(tmp_path: Path) -> None:
     assert night.world.most_at_once == 12
 
 
-def test_the_start_is_what_launch_found_whatever_ends_first(tmp_path: Path) -> None:
+def test_the_start_is_the_configuration_of_launch_whatever_ends_first(tmp_path: Path) -> None:
     def late(world: World, command: Command) -> tuple[Script, Exit | None]:
         script, ended = formula(world, command)
         waits = len(world.commands) == 1  # the start, the first of two trials at once
@@ -119,7 +119,7 @@ def test_the_start_is_what_launch_found_whatever_ends_first(tmp_path: Path) -> N
     night = Night(tmp_path, World(late, at_once=2), text)
     assert night.drive() == Stable()
     assert night.results[0].knobs != night.start
-    assert any("x the stable start (58.6 tok/s" in text for text in night.told)
+    assert any("x the stable start (58.6 tok/s" in text for text in night.messages)
 
 
 def test_a_winner_is_named_beside_a_start_that_leaves_too_little_free(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_winner_is_named_beside_a_start_that_leaves_too_little_free(tmp_path: 
     assert night.drive() == Stable()
     assert trials.exceeds(night.results[0])
     assert [r.knobs for r in proofs(night)].count(night.start) == 2
-    assert any(text.startswith("fastest:") and "2 runs of each" in text for text in night.told)
+    assert any(text.startswith("fastest:") and "2 runs of each" in text for text in night.messages)
 
 
 def test_where_nothing_leaves_enough_free_the_start_remains(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_where_nothing_leaves_enough_free_the_start_remains(tmp_path: Path) -> N
     assert night.drive() == Stable(marginal=True)
     assert night.winner is None
     assert export.stable_knobs(RunView(night.history)) == night.start
-    assert any("the starting configuration is kept" in text for text in night.told)
+    assert any("the starting configuration is kept" in text for text in night.messages)
 
 
 def test_a_cluster_that_is_away_for_a_minute_ends_no_search(tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_a_proof_that_the_cluster_took_away_runs_again(tmp_path: Path) -> None:
     night.world.play = flaky
     assert night.drive() == Stable()
     assert taken
-    found = trials.gain(night.results, night.job.search, start=night.start)
-    assert found is not None and found.runs == 2
+    gain = trials.gain(night.results, night.job.search, start=night.start)
+    assert gain is not None and gain.runs == 2
 
 
 def test_after_a_winner_that_fails_its_second_proof_the_next_is_proven(tmp_path: Path) -> None:
@@ -358,7 +358,9 @@ def test_gpu_hours_are_those_of_the_cards_that_a_trial_had(tmp_path: Path, count
     stable_s = spent.pop("becoming stable", 0.0)
     hours = 8 * (stable_s + sum(spent.values()) / count) / 3600
     unit, per_hour = ("GPU-hours", 1) if hours >= 1 else ("GPU-minutes", 60)
-    assert any(text.startswith(f"{unit}: {hours * per_hour:.1f} (") for text in night.told), night.told
+    assert any(text.startswith(f"{unit}: {hours * per_hour:.1f} (") for text in night.messages), (
+        night.messages
+    )
 
 
 def test_the_hours_until_a_search_is_resumed_are_not_of_its_duration(tmp_path: Path) -> None:

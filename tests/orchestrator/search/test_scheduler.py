@@ -90,14 +90,14 @@ _BLIND = Forecast()
 
 
 class Heard(Observer):
-    def __init__(self, told: list[str]) -> None:
-        self._told = told
+    def __init__(self, messages: list[str]) -> None:
+        self._messages = messages
 
     def say(self, text: str) -> None:
-        self._told.append(text)
+        self._messages.append(text)
 
     def warn(self, text: str) -> None:
-        self._told.append(f"warning: {text}")
+        self._messages.append(f"warning: {text}")
 
 
 class Night:
@@ -118,7 +118,7 @@ class Night:
         )
         self.job = parse(text)
         self.framework = frameworks.find(self.job.framework)
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.interrupts = Interrupts()
         self.recorded: Callable[[Event], None] = lambda _: None
         self.exports = 0
@@ -146,7 +146,7 @@ class Night:
                 folder=self.run,
                 job=self.job,
                 interrupts=self.interrupts,
-                observer=Heard(self.told),
+                observer=Heard(self.messages),
             )
             forecast = self.forecast
             forecasts = None if forecast is None else lambda _: forecast
@@ -450,7 +450,7 @@ def test_a_trial_that_cannot_be_asked_to_end_is_not_called_stopped(tmp_path: Pat
     assert not [e for e in night.history if isinstance(e, Finished)]
     assert not [e for e in night.history if isinstance(e, Ended) and e.attempt == trial]
     hint = f"`{night.run.call('stop')}` ends what is left"
-    assert f"warning: attempt #{trial} may still run: the head does not answer; {hint}" in night.told
+    assert f"warning: attempt #{trial} may still run: the head does not answer; {hint}" in night.messages
 
     night.recorded = lambda _: None
     with pytest.raises(Unreachable, match=f"attempt #{trial} cannot be asked to end"):
@@ -500,7 +500,7 @@ def test_a_job_that_tells_no_tokens_is_searched_by_its_steps(
     assert first.unit is best.unit is Unit.STEPS
     assert (first.rate, best.rate) == (pytest.approx(1 / 32, rel=0.02), pytest.approx(1 / 20, rel=0.02))
     assert [r for r in night.results if r.result is Result.SLOW]
-    words = next(text for text in night.told if text.startswith("fastest"))
+    words = next(text for text in night.messages if text.startswith("fastest"))
     assert f"trial {best.trial}, 0.05 steps/s, 1.60x the stable start (0.0312 steps/s; 2 runs" in words
     assert "0.05 steps/s" in messages.trial(best, before=first.knobs)
     study = night.study().best_trial

@@ -138,7 +138,7 @@ def searching(stream: io.StringIO, *, parallel: int) -> Console:
 
 
 @pytest.mark.parametrize("parallel", [2, 9])
-def test_every_running_trial_is_shown(parallel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_running_trial_is_displayed(parallel: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Screen()
     console = searching(stream, parallel=parallel)
@@ -203,7 +203,7 @@ def test_steps_in_a_plain_log_say_how_long_is_left() -> None:
     assert lines[-1].endswith("#1 step 7/99 in 10s, 12m to 19m left")
 
 
-def test_events_are_printed_although_no_time_left_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_are_printed_without_an_estimate_of_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 

@@ -74,7 +74,7 @@ def first_told(rows: list[Measured]) -> int | None:
     return next((n for n in range(1, len(rows) + 1) if foresee(rows[:n], said={}, of=200)), None)
 
 
-def test_a_leak_under_varying_lengths_is_told_earlier_with_them() -> None:
+def test_a_leak_under_varying_lengths_is_forecast_earlier_with_them() -> None:
     earlier = []
     for seed in range(12):
         told = first_told(measured(seed, leak=0.004, known=True))
