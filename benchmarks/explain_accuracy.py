@@ -134,7 +134,7 @@ def scores(labelled: Sequence[Case], shown: Callable[[Case], bytes]) -> dict[str
         f"one of the first {_FIRST} remedies": _score(
             curable,
             lambda case: bool(
-                first_remedies(explanations[case.name]) & set(case.label.get("remedy_family", ()))
+                (first_remedies(explanations[case.name]) or {"none"}) & set(case.label["remedy_family"])
             ),
         ),
     }  # fmt: skip

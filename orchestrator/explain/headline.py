@@ -28,7 +28,6 @@ _PARTS = {
     Component.CRITIC: "the critic's",
     Component.REWARD: "the reward model's",
 }
-_HOST_USE = re.compile(r"was running was (\d[\d.]* ?[KMGT]i?B) / (\d[\d.]* ?[KMGT]i?B) \(([\d.]+)\)")
 _HOST_WHO = {
     "ray-memory-monitor": "Ray killed a worker",
     "kernel-oom-kill": "the kernel killed a process",
@@ -150,21 +149,18 @@ def _missing(explanation: Explanation, text: str) -> str:
 
 def _host(explanation: Explanation, text: str, where: str) -> str:
     rule = explanation.diagnosis.evidence[0].rule if explanation.diagnosis.evidence else ""
-    texts = " ".join(line.text for line in explanation.diagnosis.evidence)
-    use = _HOST_USE.search(texts)
-    who = _HOST_WHO.get(rule, "")
-    if use is not None:
-        share = f" ({round(float(use[3]) * 100)} %)" if re.fullmatch(r"[01]?\.\d+", use[3]) else ""
-        holds = holder_text(explanation)
-        if holds:
-            return f"{who}: {holds} of host memory; {use[1]} of {use[2]} are in use{share}"
-        return f"{who or 'host memory ran out'}: host memory {use[1]} of {use[2]}{share}"
-    if holds := holder_text(explanation):
-        capacity = explanation.diagnosis.facts.capacity_bytes
+    who, holds, facts = _HOST_WHO.get(rule, ""), holder_text(explanation), explanation.diagnosis.facts
+    capacity, free, allowed = facts.capacity_bytes, facts.free_bytes, facts.allowed_bytes
+    if capacity and free is not None:
+        used = capacity - free
+        use = f"{show_gib(used)} of {show_gib(capacity)} are in use ({100 * used / capacity:.0f} %)"
+        use += "" if allowed is None else f", where Ray allows {show_gib(allowed)}"
+        return f"{who or 'host memory ran out'}: {f'{holds} of host memory; ' if holds else ''}{use}"
+    if holds:
         of = f"{show_gib(capacity)} host memory" if capacity else "host memory"
         return f"{who or 'host memory ran out'}{where}: {holds} of {of}"
     if who:
-        return f"{who}{where}: host memory ran out"
+        return f"{who}{where}{_missing(explanation, text) or ': host memory ran out'}"
     return f"host memory ran out{where}{_missing(explanation, text)}"
 
 

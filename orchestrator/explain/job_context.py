@@ -36,6 +36,7 @@ _BLANK = "..."  # stands for a value that is not known
 _QUOTED = re.compile(r"""(['"])\.\.\.\1""")
 _SWITCHED = {"on": True, "off": False}
 _SETTINGS_FILE = re.compile(r"--config[= ]\S{1,500}\.ya?ml")
+_BY_TOKENS = "TrainRayActor"  # of slime and what is made of it: their micro-batches are filled by tokens
 _TRAINERS = ("trl", "ms-swift")  # frameworks that also train without an engine
 _GPUS = 8  # of a node, where the log's settings do not say
 
@@ -224,6 +225,7 @@ def _of_tools(tools: tuple[Tool, ...], text: str) -> Known:
         offered=spellings.offered(tools, frozenset(KNOBS), ENGINE_KNOBS),
         fixed=spellings.excluded(text),
         engine=spellings.engine_in(tools, text, ENGINE_KNOBS) if tools else None,
+        counts_tokens=_BY_TOKENS in text,
         scores_by_tokens=any(s.knob == "logprob_tokens" for tool in tools for s in tool.spellings),
     )
 

@@ -9,6 +9,7 @@ from autotune.orchestrator.explain.headline import headline, span
 from autotune.orchestrator.explain.json_output import ranks
 from autotune.orchestrator.explain.sanitize import clipped, plain
 from autotune.orchestrator.units import GIB
+from autotune.policies.diagnosis.memory_users import largest
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES
 from autotune.policies.values.diagnosis import Finding
 from autotune.policies.values.failure import Cause, Component
@@ -122,7 +123,7 @@ def _note(explanation: Explanation) -> list[str]:
 
 def _help(explanation: Explanation, *, most: int) -> list[str]:
     raises = [f"raise the limit ({place}): {setting}" for place, setting in explanation.ceilings]
-    first = raises if explanation.diagnosis.cause is Cause.SHM else []
+    first = raises if _limit_leads(explanation) else []
     first += [hint.text for hint in explanation.hints if hint.leads]
     lines = [f"help: {'or ' if index else ''}{plain(text)}" for index, text in enumerate(first)]
     for remedied in explanation.remedies[:most]:
@@ -151,6 +152,13 @@ def _help(explanation: Explanation, *, most: int) -> list[str]:
     if not lines:
         lines.append(f"hint: {_ELSE.get(explanation.diagnosis.cause, 'no setting of the job fixes this')}")
     return lines
+
+
+def _limit_leads(explanation: Explanation) -> bool:
+    """Return whether a limit comes first: of /dev/shm, or of a host where nothing shows what to reduce."""
+    facts, cause = explanation.diagnosis.facts, explanation.diagnosis.cause
+    known = largest(facts) is not None or any(remedied.cure.exact for remedied in explanation.remedies)
+    return cause is Cause.SHM or (cause is Cause.HOST_OOM and not known)
 
 
 def _hint_of_rule(explanation: Explanation) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ from autotune.policies.values.failure import Cause, Component, Phase
 
 _TEXT = 2000  # characters kept of a line
 _OF_PYTORCH = "Tried to allocate"
+_NCCL = re.compile("nccl", re.IGNORECASE)
 _OPEN = (Phase.NONE, Phase.FORWARD)  # phases that what a process said before may still tell
 # What others report of a process they ended: it may have been in the midst of such a thing.
 _LONG_ONES = (Phase.INIT, Phase.ROLLOUT_INIT, Phase.CHECKPOINT, Phase.DATA, Phase.WEIGHT_SYNC)
@@ -128,7 +130,10 @@ def _whereabouts(
     if component is Component.UNKNOWN and calls_worker(called):
         component = component_of("\n".join(called))
     if component is Component.UNKNOWN:
-        component = component_of("\n".join([line.text, *context]))
+        said = [line.text, *context]
+        if rule.cause is Cause.SHM:  # engines and trainers alike keep NCCL's segments there
+            said = [text for text in said if not _NCCL.search(text)]
+        component = component_of("\n".join(said))
     if component is Component.DRIVER and rule.cause is Cause.GPU_OOM:
         component = Component.UNKNOWN  # it relays the error of a worker: the program itself uses no GPU
     guessed = False

@@ -20,7 +20,9 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 # Ray's table, one row a line or, since 2.50, all in one line.
 _RAY_HEAD = re.compile(r"\bPID\s+MEM\(GB\)\s+COMMAND\b")
 _RAY_ROW = re.compile(r"(?:^|[\s,])(\d{1,9})\s+(\d{1,6}\.\d{1,4})\s+(\S.*?)(?=,\s+\d{1,9}\s+\d{1,6}\.\d|$)")
-_RAY_KILLED = re.compile(r"\bname=([^,\s]{1,200}), pid=(\d{1,9}), memory used=(\d{1,6}\.\d{1,4}) ?GB")
+_RAY_KILLED = re.compile(
+    r"\bname=([^,\s]{1,200})(?:,[^)]{0,80})?, pid=(\d{1,9}), memory used=(\d{1,6}\.\d{1,4}) ?GB"
+)
 # The kernel's table: pid, uid, tgid, total_vm, rss in pages ... oom_score_adj, name.
 _KERNEL_ROW = re.compile(
     r"\[\s*(\d{1,9})\]\s+\d+\s+\d+\s+\d+\s+(\d{1,12})(?:\s+\d+){2,6}\s+-?\d{1,4}\s+(\S.{0,60})$"

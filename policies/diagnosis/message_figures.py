@@ -63,6 +63,7 @@ _REQUESTED = (
     rf"halMemAlloc failed: size={_SIZE}",
     rf"in /dev/shm\. The request is for {_SIZE}",
     rf"object store size \({_SIZE}\) exceeds",
+    rf"space in /dev/shm: {_SIZE} required",
     rf"allocate KV-caches\. Required: {_SIZE}",
 )
 _CAPACITY = (
@@ -113,6 +114,7 @@ _FREE = (
     rf"allocate KV-caches\. Required: \d{{1,20}}, Available: {_SIZE}",
     rf"the amount available is {_SIZE}",
     rf"exceeds /dev/shm size \({_SIZE}\)",
+    rf"space in /dev/shm: [\d.]{{1,20}} \w{{1,5}} required, {_SIZE} free",
 )
 _ALLOCATED = (
     rf"{_SIZE} is allocated by PyTorch",
@@ -152,14 +154,21 @@ _ROUNDED = 0.001  # of a figure: how far the exact one may be from it
 _MPS_UNIT = re.compile(r"\b([KMGT])B\b")  # that allocator writes MB for 1024 x 1024 bytes
 # An engine that has just started: what is not free is held by others.
 _AT_START = re.compile(r"Free memory on device .* on startup")
-_HOST = re.compile(r"(?:was running|\(IP: [^)]{1,80}\)) was (\d{1,9}\.\d+)(Gi?B) / (\d{1,9}\.\d+)(Gi?B) \(")
-_HOST_ONCE = re.compile(r"of the memory on node \S+ is used \((\d{1,9}(?:\.\d+)?) / (\d{1,9}(?:\.\d+)?) GB\)")
+# Of a node, as Ray's monitor prints them: what is used, what it allows, and all that there is.
+_HOST = re.compile(
+    r"(?:was running|\(IP: [^)]{1,80}\)) was (?P<used>\d{1,9}\.\d+)Gi?B / (?P<all>\d{1,9}\.\d+)Gi?B \("
+    r"(?:[\d.]{1,12}\), which exceeds the memory usage threshold of (?P<share>[01](?:\.\d{1,9})?))?"
+)
+_HOST_ONCE = re.compile(
+    r"of the memory on node \S+ is used \((?P<used>\d{1,9}(?:\.\d+)?) / (?P<all>\d{1,9}(?:\.\d+)?) GB\)"
+)
 _HOST_IN_BYTES = (  # since Ray 2.56
     re.compile(
-        r"Memory usage (\d{1,20})B exceeded threshold of \d{1,20}B \([\d.]{1,8}% of (\d{1,20})B limit\)"
+        r"Memory usage (\d{1,20})B exceeded threshold of (\d{1,20})B \([\d.]{1,8}% of (\d{1,20})B limit\)"
     ),
     re.compile(
-        r"memory usage above threshold, used: (\d{1,20}), threshold_bytes: \d{1,20}, total bytes: (\d{1,20})"
+        r"memory usage above threshold, used: (\d{1,20}), threshold_bytes: (\d{1,20}), "
+        r"total bytes: (\d{1,20})"
     ),
 )
 
@@ -186,22 +195,28 @@ def facts_of(text: str) -> Facts:
     if "MPS backend" in text:
         text = _MPS_UNIT.sub(r"\1iB", text)
     result = _facts({name: _first(_COMPILED[name], text) for name in _PRINTED} | _unspaced(text))
+    node = _of_node(text)
+    if node is not None:
+        used, allowed, whole = node
+        return with_outside(
+            msgspec.structs.replace(
+                result, capacity_bytes=whole, free_bytes=max(0, whole - used), allowed_bytes=allowed
+            )
+        )
     capacity, free = result.capacity_bytes, result.free_bytes
-    host = _HOST.search(text)
-    if host is not None:
-        # Ray divides by 1024 three times and prints GB.
-        used, capacity = _bytes(host[1], "gib"), _bytes(host[3], "gib")
-        free = max(0, capacity - used)
-    elif (once := _HOST_ONCE.search(text)) is not None:
-        capacity = _bytes(once[2], "gib")
-        free = max(0, capacity - _bytes(once[1], "gib"))
-    elif (exact := next(filter(None, (one.search(text) for one in _HOST_IN_BYTES)), None)) is not None:
-        capacity = int(exact[2])
-        free = max(0, capacity - int(exact[1]))
-    result = msgspec.structs.replace(result, capacity_bytes=capacity, free_bytes=free)
     if capacity is not None and free is not None and _AT_START.search(text):
         return msgspec.structs.replace(result, outside_bytes=max(0, capacity - free))
     return with_outside(result)
+
+
+def _of_node(text: str) -> tuple[int, int | None, int] | None:
+    """Return the bytes of a node that are used, that Ray allows and that there are; Ray divides by 1024."""
+    if exact := next(filter(None, (one.search(text) for one in _HOST_IN_BYTES)), None):
+        return int(exact[1]), int(exact[2]), int(exact[3])
+    if (host := _HOST.search(text) or _HOST_ONCE.search(text)) is None:
+        return None
+    capacity, share = _bytes(host["all"], "gib"), host.groupdict().get("share")
+    return _bytes(host["used"], "gib"), None if share is None else round(float(share) * capacity), capacity
 
 
 def filled(facts: Facts, other: Facts) -> Facts:

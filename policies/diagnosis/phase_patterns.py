@@ -75,7 +75,8 @@ _RELAYS = re.compile(
 # An engine builds and fills its layers, before it has a pool or captures anything.
 _LOADS = re.compile(
     r"\bin (?:load_model|_?load_weights?|create_weights|_?initialize_model|\w*weight_loader|"
-    r"process_weights_after_loading|get_model|_?create_weight\w*|\w*weights_iterator)\b"
+    r"process_weights_after_loading|get_model|_?create_weight\w*|\w*weights_iterator)\b|"
+    r"^load_tensors: "  # llama.cpp
 )
 # It runs its largest batch once, to see what is left for the pool.
 _PROFILES = re.compile(

@@ -204,6 +204,8 @@ def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
     for knob, turn in spoken_for(name, diagnosis.phase, engine=_is_engine(diagnosis)).items():
         if KNOB_TABLE[knob].part is Part.ENGINE and not _may_have_engine(diagnosis, known):
             continue
+        if name == "reduce_workers" and diagnosis.cause is Cause.SHM and not _may_load_data(diagnosis):
+            continue
         if name == "reduce_host_offload":
             ruled_out = known.offered.isdisjoint(MOVES[name].turns)
         else:
@@ -226,6 +228,11 @@ def _may_have_engine(diagnosis: Diagnosis, known: Known) -> bool:
     return known.engine is None and (
         diagnosis.component is not Component.TRAINER or diagnosis.facts.held_by_others_bytes > 0
     )
+
+
+def _may_load_data(diagnosis: Diagnosis) -> bool:
+    """Return whether the batches of data loaders may fill the shared memory: no engine or NCCL failed."""
+    return not _is_engine(diagnosis) and diagnosis.phase is not Phase.COMM
 
 
 def _sized(action: str, knob: str, diagnosis: Diagnosis) -> str:

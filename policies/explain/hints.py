@@ -73,9 +73,20 @@ _ON_GPU: tuple[tuple[Phase, str, Hint], ...] = (
     (
         Phase.CHECKPOINT,
         r"full_state_dict|FULL_STATE_DICT|consolidat|16bit_model|gather",
-        Hint(text="save shards instead of a state dict that is gathered on one rank, or move it to the host"),
+        Hint(
+            text="save shards instead of a state dict that is gathered on one rank, or move it to the host",
+            leads=True,
+        ),
     ),
 )
+
+
+# Of engines that ask for too much host memory as they start, by the rule that says so.
+_OF_ENGINES = {
+    "sglang-host-memory": "lower what the engine keeps in host memory (SGLang: --hicache-size or "
+    "--hicache-ratio, of each of its processes), or serve a smaller model",
+    "vllm-swap-space": "lower --swap-space, the host memory of each GPU for requests that wait",
+}
 
 
 def hints(diagnosis: Diagnosis, around: str, *, residue: Residue | None = None) -> tuple[Hint, ...]:
@@ -136,7 +147,7 @@ def _on_gpu(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
     if diagnosis.facts.loading:
         yield Hint(
             text="load fewer bytes: a quantised checkpoint, or a part of the weights in host memory "
-            "(vLLM and SGLang: --cpu-offload-gb)"
+            "(vLLM and SGLang: --cpu-offload-gb; llama.cpp: fewer --n-gpu-layers)"
         )
 
 
@@ -164,6 +175,8 @@ def _shorter_requests(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
 
 
 def _on_host(diagnosis: Diagnosis) -> Iterator[Hint]:
+    for rule in {line.rule for line in diagnosis.evidence} & _OF_ENGINES.keys():
+        yield Hint(text=_OF_ENGINES[rule], leads=True)
     group = largest(diagnosis.facts)
     if group is not None and group.component is Component.DRIVER:
         yield Hint(
@@ -177,5 +190,12 @@ def _on_host(diagnosis: Diagnosis) -> Iterator[Hint]:
             text=f"{group.command} holds {show_gib(group.held_bytes)} of the node's memory and does not look "
             "like a part of the job: wait until it ends, end or limit it, or reserve the memory for the job "
             "(Slurm --mem, a Kubernetes request); no setting of the job returns it",
+            leads=True,
+        )
+    elif diagnosis.phase in (Phase.INIT, Phase.RESUME):
+        yield Hint(
+            text="keep fewer bytes of the model in host memory while it loads: a narrower dtype, weights "
+            "that are read as they are needed (low_cpu_mem_usage), or by one rank alone "
+            "(cpu_ram_efficient_loading); else a node with more memory",
             leads=True,
         )

@@ -271,8 +271,8 @@ MOVES: dict[str, Move] = {
             "activation_offload": Turn(),
             "grad_offload": Turn(),
             "optimizer_offload": Turn(
-                action="offload less to the host: optimizer, weights, activations, caches",
-                reason="offloaded state takes up the host memory that ran out",
+                action="offload less to the host, if anything is: optimizer, weights, activations, caches",
+                reason="what is offloaded stays in host memory",
             ),
             "param_offload": Turn(),
             "memory_efficient_load": Turn(),

@@ -244,9 +244,7 @@ LADDER: tuple[Rung, ...] = (
     *_rungs((Cause.HOST_OOM,), _WITH_BATCHES, training.reduce_micro_batch),
     *_rungs((Cause.HOST_OOM,), WITH_REQUESTS, engine.reduce_concurrency),
     *_rungs((Cause.HOST_OOM,), (Phase.FORWARD, Phase.BACKWARD), training.recompute),
-    *_rungs(
-        (Cause.SHM,), _ANY_PHASE, host.reduce_workers, host.drop_weights_backup, host.reduce_host_offload
-    ),
+    *_rungs((Cause.SHM,), _ANY_PHASE, host.reduce_workers),  # what is offloaded is pinned, not in /dev/shm
     *_rungs((Cause.OBJECT_STORE,), (Phase.WEIGHT_SYNC,), engine.disk_weight_sync, engine.reduce_sync_buffer),
     *_rungs((Cause.OBJECT_STORE,), _ANY_PHASE, engine.reduce_concurrency, host.reduce_workers),
 )

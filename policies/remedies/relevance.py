@@ -16,7 +16,7 @@ _AFTER_LOADING = frozenset((
     "reduce_mem_fraction", "disable_cuda_graph", "reduce_concurrency", "reduce_tokens_per_mb",
 ))  # fmt: skip
 _AFTER_PROFILING = frozenset(("reduce_mem_fraction", "disable_cuda_graph"))  # which act on pool and graphs
-_REFUSED = "shm-refused"  # before any process of the job runs
+_REFUSED = ("shm-refused", "shm-engine-refused")  # before any process of the job runs
 _OCCUPIED = "vllm-startup-memory"  # before the engine holds anything
 _LEAST_FREE = 0.2  # of a card, with which an engine may still start
 _GROWN = 3  # steps, which are all alike: what is fuller at the last than at the first has grown
@@ -29,7 +29,7 @@ _OF_DATA = ("reduce_workers",)
 def can_act(name: str, diagnosis: Diagnosis) -> bool:
     """Return whether a remedy can act on what failed, wherever the job's settings would allow it."""
     facts = diagnosis.facts
-    if any(line.rule == _REFUSED for line in diagnosis.evidence):
+    if any(line.rule in _REFUSED for line in diagnosis.evidence):
         return False
     if diagnosis.cause is Cause.HOST_OOM:
         group = largest(facts)

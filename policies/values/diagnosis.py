@@ -39,7 +39,7 @@ class Facts(Value, frozen=True, kw_only=True):
     allocated_bytes: int | None = None
     reserved_unallocated_bytes: int | None = None
     outside_bytes: int | None = None
-    allowed_bytes: int | None = None  # of the device, for the allocator of the process that failed
+    allowed_bytes: int | None = None  # of the device, for the process's allocator; of a node, for Ray's jobs
     device: str | None = None  # cpu-budget | cuda | None
     validation: bool = False
     loading: bool = False  # an engine was loading its weights: neither its pool nor its graphs existed
@@ -55,10 +55,12 @@ class Facts(Value, frozen=True, kw_only=True):
     @property
     def room_bytes(self) -> int | None:
         """What the process could still take: what is free, or less where its allocator is allowed less."""
-        free, allocated = self.free_bytes, self.allocated_bytes
-        if free is None or self.allowed_bytes is None or allocated is None:
-            return free
-        return max(0, min(free, self.allowed_bytes - allocated - (self.reserved_unallocated_bytes or 0)))
+        free, allowed, used = self.free_bytes, self.allowed_bytes, self.allocated_bytes
+        if used is not None:
+            used += self.reserved_unallocated_bytes or 0
+        elif self.capacity_bytes is not None and free is not None:
+            used = self.capacity_bytes - free
+        return free if free is None or allowed is None or used is None else max(0, min(free, allowed - used))
 
     @property
     def impossible(self) -> bool:

@@ -76,6 +76,15 @@ TOOLS = (
         Spelling("cuda_graphs", "--cuda-graphs 0"),
         Spelling("rollout_tensor_parallel", "--num-shard {value}", "num_shard"),
     )),
+    Tool("llama.cpp", traces=("ggml_", "llama_model_load", "llama_context: "), engine=True, spellings=(
+        Spelling("concurrency", "--parallel {value}", "n_parallel"),
+        Spelling("max_batched_tokens", "--ubatch-size {value}", "n_ubatch"),
+    )),
+    # The trainers of slime and of what is made of it, in a log that shows none of their own modules.
+    Tool("slime or miles", traces=("TrainRayActor",), spellings=(
+        Spelling("tokens_per_microbatch", "--max-tokens-per-gpu {value}", "max_tokens_per_gpu"),
+        Spelling("logprob_chunk", "--log-probs-chunk-size {value}", "log_probs_chunk_size"),
+    )),
     Tool("megatron", traces=("megatron/", "megatron.core", "Megatron"), spellings=(
         Spelling("microbatch_size", "--micro-batch-size {value}", "micro_batch_size"),
         Spelling("recompute", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "recompute_granularity"),

@@ -262,6 +262,20 @@ HOST: tuple[Rule, ...] = (
         hint="or start Ray with a smaller store (`ray start --object-store-memory=BYTES`), or let it use a "
         "disk (RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE=1)",
     ),
+    # vLLM measures it before it creates the queues to its workers.
+    row(
+        "shm-engine-refused",
+        Cause.SHM,
+        r"Insufficient space in /dev/shm: \d",
+        UNLESS_PROGRESS,
+        "RuntimeError: Insufficient space in /dev/shm: 160 MiB required, 64 MiB free. Increase /dev/shm "
+        "(e.g. --shm-size or --ipc=host).",
+        "space in /dev/shm: ",
+        phase=Phase.ROLLOUT_INIT,
+        component=Component.ROLLOUT,
+        what="the engine cannot start: the queues to its workers do not fit into /dev/shm",
+        hint="or start the container with --ipc=host",
+    ),
     row(
         "shm-full",
         Cause.SHM,

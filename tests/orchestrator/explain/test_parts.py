@@ -156,3 +156,46 @@ def test_a_fused_optimizer_comes_first_where_the_trainer_has_a_setting_for_it(fi
     text = page_of(of(*frames, CUDA))
     assert ("help: use a fused optimizer" in text) is leads
     assert ("optim=adamw_torch_fused" in text) is leads
+
+
+_KILLED = "Memory cgroup out of memory: Killed process 7 (ray::IDLE) total-vm:9kB, anon-rss:37kB"
+
+
+@pytest.mark.parametrize(
+    ("lines", "first"),
+    [
+        # Where nothing shows who holds the memory of a pod, the pod's limit comes first.
+        (["oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/kubepods.slice/pod1", _KILLED], "raise the limit"),
+        (
+            ["Loading checkpoint shards:  75%|###  | 3/4", "Out of memory: Killed process 7 (python)"],
+            "keep fewer bytes of the model",
+        ),
+        (
+            ["ValueError: Not enough host memory available. Requesting 40.00 GB but only have 9.87 GB free."],
+            "lower what the engine keeps in host memory",
+        ),
+        (
+            [
+                "load_tensors: loading",
+                "ggml_x: allocating 98988.40 MiB on device 0: cudaMalloc failed: out of memory",
+            ],
+            "load fewer bytes",
+        ),
+        (
+            ["NCCL WARN Error while creating shared memory segment /dev/shm/nccl-E (size 33030528)"],
+            "raise the limit",
+        ),
+        (
+            [
+                '(MegatronTrainRayActor pid=7)   File "megatron/core/transformer/module.py", line 373, in f',
+                f"(MegatronTrainRayActor pid=7) {CUDA}",
+            ],
+            "lower `tokens_per_microbatch`",
+        ),
+    ],
+)
+def test_the_first_help_is_what_can_act(lines: list[str], first: str) -> None:
+    page = page_of(of(*lines))
+    helps = [line for line in page.splitlines() if line.startswith(("help: ", "hint: "))]
+    assert helps[0].partition(": ")[2].startswith(first)
+    assert "NCCL" not in page or "dataloader_workers" not in page

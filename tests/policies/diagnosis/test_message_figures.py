@@ -133,3 +133,23 @@ def test_without_a_share_the_room_is_what_is_free():
         "22.20 GiB allowed; 20.86 GiB reserved in total by PyTorch)"
     )
     assert whole.room_bytes == 5 * MIB
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        (
+            "where the task (name=f, pid=7) was running was 97.00GB / 100.00GB (0.97), which exceeds the "
+            "memory usage threshold of 0.95."
+        ),
+        f"Memory usage {97 * GIB}B exceeded threshold of {95 * GIB}B (95.0% of {100 * GIB}B limit)",
+        (
+            f"Node memory usage above threshold, used: {97 * GIB}, threshold_bytes: {95 * GIB}, total bytes: "
+            f"{100 * GIB}"
+        ),
+    ],
+)
+def test_on_a_node_nothing_is_left_above_what_ray_allows(message):
+    found = facts_of(message)
+    assert (found.capacity_bytes, found.free_bytes, found.allowed_bytes) == (100 * GIB, 3 * GIB, 95 * GIB)
+    assert found.room_bytes == 0

@@ -88,8 +88,9 @@ def test_an_engine_that_finds_no_room_is_given_room() -> None:
     assert taken == []  # no setting of the job is the cure, and a launch waits or ends
 
 
-def test_a_refused_start_of_ray_changes_nothing_of_the_job() -> None:
-    line = Line(line=1, text="", rule="shm-refused")
+@pytest.mark.parametrize("rule", ["shm-refused", "shm-engine-refused"])
+def test_a_start_refused_for_shared_memory_changes_nothing_of_the_job(rule: str) -> None:
+    line = Line(line=1, text="", rule=rule)
     assert both(Diagnosis(cause=Cause.SHM, phase=Phase.INIT, evidence=(line,))) == ([], [])
 
 
