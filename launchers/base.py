@@ -26,7 +26,7 @@ DECIDES_MEMORY = re.compile(
     r"batch[-_]size|max_token_len|max[-_]tokens|(?:memory|mem)[-_]\w*(?:utilization|fraction)"
     r"|(?:tensor|pipeline|context|expert|sequence)[-_](?:model[-_])?parallel|offload|checkpointing|recompute"
     r"|zero_stage|deepspeed|fsdp|max[-_]\w*(?:length|len|seqs)$|num_generations|rollout\.n$|n[-_]samples|colocate"
-    r"|use_dynamic_bsz|remove_padding|packing|use-dynamic-batch|dtype|lora_rank|max_num_batched_tokens|chunk"
+    r"|use_dynamic_bsz|enforce_eager|cuda[-_]?graph|vllm_mode|sleep|remove_padding|packing|use-dynamic-batch|dtype|lora_rank|max_num_batched_tokens|chunk"
 )
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*|[0-9]+[KMGT]iB")
 _NO_TEXT = ("true", "false", "null", "on", "off", "yes", "no", "y", "n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -40,6 +41,7 @@ class OtherRelease(Value, frozen=True, kw_only=True):
     stands_in: str = ""  # the nearest release on record, where not all facts of the other one are
     verdict_now: str
     verdict_against: str
+    placement: tuple[str, str] | None = None  # of trainer and engines, where it differs
     phases: tuple[PhaseChange, ...] = ()
     knobs: dict[str, tuple[Setting, Setting]] = {}  # whose value differs, by defaults that changed
     defaults: dict[str, tuple[Any, Any]] = {}  # of settings by whose names memory is concerned
@@ -89,6 +91,20 @@ def _options(argv: tuple[str, ...]) -> list[str]:
     return result
 
 
+def _changed_defaults(framework: Framework, jobs: tuple[Job, Job]) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield the settings that decide on memory, which the job leaves out, with both defaults; None: none."""
+    here, there = map(framework.defaults, jobs)
+    for name in sorted(here.keys() | there.keys()):
+        values = here.get(name), there.get(name)
+        if values[0] == values[1] or not DECIDES_MEMORY.search(name):
+            continue
+        # A release that gives it no default may not have it at all.
+        others = (job for job, of in zip(jobs, (here, there), strict=True) if name not in of)
+        written = (msgspec.structs.replace(job, settings={**job.settings, name: True}) for job in others)
+        if not any(name in framework.lacking(job) for job in written):
+            yield name, values
+
+
 def compared(
     framework: Framework,
     package: str,
@@ -106,7 +122,6 @@ def compared(
         (name, getattr(profiles[0].knobs, name), getattr(profiles[1].knobs, name))
         for name in profiles[0].supported.keys() & profiles[1].supported.keys()
     )
-    defaults = [framework.defaults(job) for job in jobs]
     lacking = frozenset(framework.lacking(jobs[0]))
     before = {problem.message for problem in framework.check(jobs[0])}
     lost = sorted(profiles[0].supported.keys() - profiles[1].supported.keys())
@@ -114,7 +129,7 @@ def compared(
     if package == framework.name:
         release = choose(asked, framework.releases)
         stands_in = "" if release.exact else release.version
-        name = choose(jobs[0].framework_version, framework.releases).version
+        name = jobs[0].framework_version or framework.releases[-1]
     else:
         name = profiles[0].engine_version
     words = [{word.lstrip("+"): word for word in _options(plan.command)} for plan in plans]
@@ -125,6 +140,9 @@ def compared(
         stands_in=stands_in,
         verdict_now=verdicts[0],
         verdict_against=verdicts[1],
+        placement=None
+        if profiles[0].placement is profiles[1].placement
+        else (profiles[0].placement.value, profiles[1].placement.value),
         phases=tuple(
             PhaseChange(
                 phase=phase.phase,
@@ -136,11 +154,7 @@ def compared(
             if phase.phase in peaks
         ),
         knobs={name: (here, there) for name, here, there in sorted(knobs) if here != there},
-        defaults={
-            name: (value, defaults[1][name])
-            for name, value in sorted(defaults[0].items())
-            if DECIDES_MEMORY.search(name) and defaults[1].get(name, value) != value
-        },
+        defaults=dict(_changed_defaults(framework, jobs)),
         lacking=tuple(name for name in framework.lacking(jobs[1]) if name not in lacking),
         refused=tuple(
             f"{problem.message} ({problem.hint})" if problem.hint else problem.message

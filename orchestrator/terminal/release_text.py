@@ -18,6 +18,8 @@ def render_other_release(change: OtherRelease, *, width: int | None) -> str:
     lines = [f"{now}: {change.verdict_now}", f"{against}: {change.verdict_against}"]
     if change.stands_in:
         lines.append(f"note: not all facts of {against} are on record: {change.stands_in} stands in for them")
+    if change.placement:
+        lines.append(f"trainer and engines: {' → '.join(change.placement)}")
     rows = [("phase", now, against, ""), *map(_peaks, change.phases)]
     if change.phases:
         lines += ["", rendered(table(rows), width=width)]
