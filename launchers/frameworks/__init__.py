@@ -37,6 +37,7 @@ TRACES: Mapping[str, Traces] = {
         "verl/workers/engine/megatron": {"model_engine": "megatron"},
         "verl/workers/megatron_workers": {"model_engine": "megatron"},
         "verl/workers/actor/megatron_actor": {"model_engine": "megatron"},
+        "verl/utils/checkpoint/megatron": {"model_engine": "megatron"},
     }),
     "areal": Traces((
         "(AReaL)", "areal/trainer/", "areal/engine/", "areal/infra/", "areal.infra.", "StatsLogger INFO",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from autotune.policies.values.formatting import BYTE_KNOBS
 from autotune.policies.values.knobs import KNOBS, Knobs
 
-SIZES = ("sync_buffer", "memory_margin")  # knobs in bytes
 KINDS: dict[object, str] = {
     int | None: "a whole number",
     float | None: "a number",
@@ -45,9 +45,12 @@ MEANINGS: dict[str, str] = {
     "entropy_recompute": "Whether the entropy is recomputed in the backward pass.",
     "sync_mode": "How new weights reach the rollout engine: `memory` or `disk`.",
     "sync_buffer": "Buffer through which weights are sent to the rollout engine.",
+    "layered_sync": "Whether a weight sync reads adapters layer by layer and never gathers the whole model.",
     "host_allocator": "Allocator of the job's host memory, such as `jemalloc`.",
     "weights_backup": "Whether a sleeping rollout engine keeps a copy of its weights in host memory.",
     "dataloader_workers": "Worker processes of the data loader.",
+    "async_save": "Whether a checkpoint is written while training goes on, from a copy in host memory.",
+    "multimodal_cache": "Processed images and videos that each process of an engine keeps in host memory.",
     "allocator": "CUDA caching allocator of PyTorch: `default` or `expandable` segments.",
     "memory_margin": "GPU memory that the trainer leaves free.",
     "restart_every": "Steps after which the job is stopped at a checkpoint and restarted, against leaks.",
@@ -59,7 +62,7 @@ MEANINGS: dict[str, str] = {
 
 def kind(name: str) -> str:
     """Return what a knob's value is, such as `a whole number`."""
-    if name in SIZES:
+    if name in BYTE_KNOBS:
         return "a size such as `64MiB`"
     return KINDS.get(value_type(name), "text")
 

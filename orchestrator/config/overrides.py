@@ -20,6 +20,7 @@ from autotune.orchestrator.config.yaml_nodes import scalar
 from autotune.orchestrator.errors import Complaint, JobErrors
 from autotune.orchestrator.units import show_value, size_bytes
 from autotune.policies.remedies.legality import objections
+from autotune.policies.values.formatting import BYTE_KNOBS
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting
 from autotune.policies.values.profile import Grid, Profile
@@ -145,7 +146,7 @@ def _converted(name: str, text: str) -> Setting:
     """Return what was written as a value of the knob's type."""
     kind, value = knob_reference.value_type(name), scalar(text)
     try:
-        if name in knob_reference.SIZES and isinstance(value, str):
+        if name in BYTE_KNOBS and isinstance(value, str):
             value = size_bytes(value)
         if kind == float | None and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)

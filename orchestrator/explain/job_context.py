@@ -289,7 +289,7 @@ def _own_words(framework: Framework, context: Context, cure: Cure) -> tuple[str,
         if support is None:
             lines += _said(framework, {advised[knob]: _BLANK}) if knob in advised else ()
             continue
-        switch = True in support.grid.values
+        switch = not {False, True}.isdisjoint(support.grid.values)
         value = _SWITCHED.get(str(direction), _BLANK) if switch else _BLANK
         said = _mode(framework, context, knob, direction) or _said(framework, {support.setting: value})
         lines += said or ((support.setting,) if value is not False else ())

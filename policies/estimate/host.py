@@ -49,6 +49,8 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     driver = constant("driver") if load.gpus else _CPU_DRIVER
     fixed = node.trainers * process + node.engines * engine + driver
     outside = fixed + np.minimum(load.workers, 64) * constant("worker")
+    # vLLM's cache of processed inputs, in each engine (vllm/multimodal/cache.py).
+    outside = outside + node.engines / load.rollout_tensor * load.multimodal_cache * bool(model.tower)
     batch = load.step_sequences * load.replicas * load.sequence * constant("token_row")
     whole = parameters(model).total
     asleep = np.where(load.param_offload, 0.0, state.weights * layout.weights_sleep)
@@ -93,6 +95,9 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
         buffers=batch + _routing(model, load, node),
         outside=outside,
     )
+    loaded = resting
+    staged = instant(n, buffers=_staged(model, load, node, state))
+    resting = loaded + staged * load.async_save  # it is written while the steps go on
     passing = resting + instant(n, weights=sleeping + node.trainers * load.from_host * state.copies)
     training = passing + instant(n, activations=node.trainers * run.offloaded)
     full_copy = np.full(n, whole * layout.compute_bytes)
@@ -102,8 +107,8 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     beside = np.where(load.efficient_load & layout.loads_whole, whole * layout.compute_bytes, 0.0)
     loading = instant(n, weights=read * max(layout.parameter_bytes, layout.compute_bytes) + beside)
     return {
-        "init": resting + loading,
-        "rollout_init": resting
+        "init": loaded + loading,
+        "rollout_init": loaded
         + instant(n, weights=until_woken + node.engines / np.maximum(1.0, load.rollout_tensor) * GIB),
         "rollout": resting + instant(n, weights=until_woken),
         "log_prob": passing,
@@ -111,7 +116,7 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
         "backward": training,
         "optimizer": passing,
         "weight_sync": resting + instant(n, buffers=np.where(load.disk, full_copy, 0.0)),
-        "checkpoint": resting + instant(n, buffers=_staged(model, load, node, state)),
+        "checkpoint": loaded + staged,
     }
 
 

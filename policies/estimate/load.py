@@ -80,10 +80,13 @@ class Load:
     prefill: Floats
     # weight sync, host, allocator
     engine_sleep: Flags
+    layered_sync: Flags  # no device gathers the whole model for a sync
     disk: Flags
     sync_buffer: Floats
     backup: Flags
     workers: Floats
+    async_save: Flags
+    multimodal_cache: Floats  # of each process of an engine
     expandable: Flags
     margin: Floats
     # devices
@@ -206,10 +209,13 @@ def load_of(
         graphs_limited=columns.has_mode("cuda_graphs", "limited"),
         prefill=columns.number("max_batched_tokens", chunk),
         engine_sleep=columns.flag("engine_sleep", default=layout.engine_sleeps),
+        layered_sync=columns.flag("layered_sync", default=not layout.gathers_whole),
         disk=columns.has_mode("sync_mode", "disk"),
         sync_buffer=columns.number("sync_buffer", constant("sync_bucket")),
         backup=columns.flag("weights_backup"),
         workers=columns.number("dataloader_workers", 0),
+        async_save=columns.flag("async_save"),
+        multimodal_cache=columns.number("multimodal_cache", 0),
         expandable=(columns.has_mode("allocator", "expandable") | layout.expandable_segments)
         & (not no_expandable_segments(cluster.gpu_name)),
         margin=columns.number("memory_margin", 0),

@@ -360,10 +360,8 @@ def _syncing(model: Model, load: Load, state: State, resident: Floats) -> Iterat
 def _gathered_for_sync(load: Load, state: State) -> Floats:
     """Return what is whole beside the shards while weights are sent: a tensor, or the model as it is kept."""
     layout = load.layout
-    if layout.gathers_whole:
-        return state.local * layout.parameter_bytes
     kept = layout.parameter_bytes / layout.compute_bytes if layout.copies_shards else 1.0
-    return state.one_tensor * kept
+    return np.where(load.layered_sync, state.one_tensor * kept, state.local * layout.parameter_bytes)
 
 
 def sync_buffers(model: Model, load: Load) -> Floats:

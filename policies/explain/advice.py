@@ -10,7 +10,7 @@ from autotune.policies.recovery.permissions import by_ladder
 from autotune.policies.remedies.catalogue import MOVES, spoken_for, turn_of
 from autotune.policies.remedies.ladder import LADDER, Rung
 from autotune.policies.remedies.proposals import host
-from autotune.policies.remedies.proposals.training import SMALLER_PASSES, fills_host, runs_on_host
+from autotune.policies.remedies.proposals.training import SMALLER_PASSES, fills_host
 from autotune.policies.remedies.relevance import can_act, precedence
 from autotune.policies.remedies.step_size import FRACTION_STEP, fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
@@ -29,6 +29,8 @@ _ABOVE_POOLS = 0.92  # of the card; vLLM takes 0.9 for weights and pool, SGLang 
 _BESIDE_POOL = 0.02  # of the card, above an engine's share of it
 _ROLLOUT = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
 _BY = re.compile(r"for instance by [\d.]+")
+# Directions that presume of a job what few jobs have, but for a failure in a phase.
+_PRESUME = {"save_synchronously": Phase.CHECKPOINT, "reduce_multimodal_cache": None, "layered_sync": None}
 _ENGINE_PARTS = (Component.ROLLOUT, Component.REWARD)
 
 
@@ -131,8 +133,12 @@ def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> d
         if rung.name not in result and _serves(rung, diagnosis):
             cure = exact.get(rung.name) or _neutral(rung.name, diagnosis, known)
             result |= {} if cure is None else {cure.name: cure}
-    if diagnosis.cause is Cause.HOST_OOM and not runs_on_host(_knobs(known), diagnosis):
-        result.pop("recompute", None)
+    if diagnosis.cause is Cause.HOST_OOM and not fills_host(_knobs(known), diagnosis):
+        for name in SMALLER_PASSES:
+            result.pop(name, None)
+    for name, phase in _PRESUME.items():
+        if name in result and not result[name].exact and diagnosis.phase is not phase:
+            del result[name]
     if fragmentation_excluded(diagnosis):
         result.pop("expandable_segments", None)
     elif diagnosis.fragmentation and "expandable_segments" not in result:

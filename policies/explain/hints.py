@@ -79,6 +79,49 @@ _ON_GPU: tuple[tuple[Phase, str, Hint], ...] = (
         ),
     ),
 )
+# ... of failures of host memory; no phase: in any.
+_ON_HOST: tuple[tuple[Phase | None, str, Hint], ...] = (
+    (
+        Phase.CHECKPOINT,
+        r"full_state_dict|FULL_STATE_DICT|consolidat|16bit_model|gather|hf_model",
+        Hint(text="save shards alone: a whole model is gathered in the host memory of one rank", leads=True),
+    ),
+    (
+        Phase.CHECKPOINT,
+        r"dist_checkpointing|filesystem_async|preload_tensors|torch_dist",
+        Hint(
+            text="let every data-parallel rank save a part (Megatron: --ckpt-fully-parallel-save), or use "
+            "nodes with more memory: each rank stages all that it saves before it writes",
+            leads=True,
+        ),
+    ),
+    (
+        None,
+        r"routed_experts|rout(?:ing|er)_replay|fill_rout",
+        Hint(
+            text="use more nodes, or nodes with more memory: router replay keeps the experts of every token "
+            "and layer in the driver, the object store and the trainers; without it training is another",
+            leads=True,
+        ),
+    ),
+    (
+        None,
+        r"(?i)in_?flight|(?:replay|data|rollout)_?(?:buffer|queue)|buffer\.(?:py|append)|buffer_size",
+        Hint(
+            text="lower how many samples are in flight or wait in a buffer (max_inflight, a buffer size): "
+            "they stay in host memory until they are trained; your choice: fewer are of newer weights too",
+            leads=True,
+        ),
+    ),
+    (
+        None,
+        r"CachingHostAllocator|cudaHostAlloc|cudaHostRegister|pin_memory|pinned",
+        Hint(
+            text="stop the rounding of page-locked blocks to powers of two: "
+            "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:64 of the trainer alone, if its PyTorch has it"
+        ),
+    ),
+)
 
 
 # Of engines that ask for too much host memory as they start, by the rule that says so.
@@ -97,7 +140,7 @@ def hints(diagnosis: Diagnosis, around: str, *, residue: Residue | None = None) 
         case Cause.POOL_TOO_SMALL:
             return tuple(_shorter_requests(diagnosis, around))
         case Cause.HOST_OOM:
-            return tuple(_on_host(diagnosis))
+            return tuple(_on_host(diagnosis, around))
         case _:
             return ()
 
@@ -174,10 +217,13 @@ def _shorter_requests(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
     )
 
 
-def _on_host(diagnosis: Diagnosis) -> Iterator[Hint]:
+def _on_host(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
     for rule in {line.rule for line in diagnosis.evidence} & _OF_ENGINES.keys():
         yield Hint(text=_OF_ENGINES[rule], leads=True)
     group = largest(diagnosis.facts)
+    for phase, pattern, hint in _ON_HOST:
+        if phase in (None, diagnosis.phase) and re.search(pattern, around):
+            yield hint
     if group is not None and group.component is Component.DRIVER:
         yield Hint(
             text="keep less of each batch in the driver: it gathers what all workers return, such as images, "

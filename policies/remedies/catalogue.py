@@ -247,6 +247,13 @@ MOVES: dict[str, Move] = {
         action="use a smaller weight-sync buffer",
         reason="weights are sent in buffers of this size, held by sender and receiver",
     ),
+    "layered_sync": _move(
+        "layered_sync",
+        frees="the gathered model on every GPU",
+        slows="weight sync, by one gather a layer",
+        action="read the adapters layer by layer for the weight sync",
+        reason="a sync gathers the whole model on every GPU to read its adapters",
+    ),
     "expandable_segments": _move(
         "allocator",
         frees="reserved but fragmented memory",
@@ -293,6 +300,22 @@ MOVES: dict[str, Move] = {
         memory=Memory.HOST,
         action="lower `dataloader_workers`, for instance to half",
         reason="every data loader process holds its own copy of the data and its shared batches",
+    ),
+    "save_synchronously": _move(
+        "async_save",
+        frees="the copy of a checkpoint that stays in host memory while it is written",
+        slows="every checkpoint, by its write",
+        memory=Memory.HOST,
+        action="save checkpoints synchronously",
+        reason="an asynchronous save keeps a copy of the whole state in host memory while the job goes on",
+    ),
+    "reduce_multimodal_cache": _move(
+        "multimodal_cache",
+        frees="processed images and videos in every process of the engines",
+        slows="rollout, where a prompt with images is sampled again",
+        memory=Memory.HOST,
+        action="lower `multimodal_cache`, the processed images that each process of an engine keeps",
+        reason="every process of an engine keeps processed images and videos for prompts that come again",
     ),
     "restart_every": Move(
         frees="what accumulates over steps",

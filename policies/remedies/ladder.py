@@ -161,7 +161,7 @@ LADDER: tuple[Rung, ...] = (
     ),
     # New weights on their way to the engine, and waking it.
     *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, components=_ENGINE, placements=_SHARED),
-    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_sync_buffer),
+    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.layered_sync, engine.reduce_sync_buffer),
     *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, placements=_SHARED),
     *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, components=_ENGINE, placements=_APART),
     *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.disk_weight_sync),
@@ -234,7 +234,13 @@ LADDER: tuple[Rung, ...] = (
     ),
     # Host memory: never more offload.
     *_rungs(
-        (Cause.HOST_OOM,), _ANY_PHASE, host.reduce_workers, host.drop_weights_backup, host.host_allocator
+        (Cause.HOST_OOM,),
+        _ANY_PHASE,
+        host.save_synchronously,
+        host.reduce_multimodal_cache,
+        host.reduce_workers,
+        host.drop_weights_backup,
+        host.host_allocator,
     ),
     *_rungs(
         (Cause.HOST_OOM,), (Phase.FORWARD, Phase.BACKWARD, Phase.LOG_PROB), training.reduce_tokens_per_mb

@@ -23,7 +23,9 @@ _GROWN = 3  # steps, which are all alike: what is fuller at the last than at the
 _ONCE = (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT, Phase.CHECKPOINT)  # phases that begin from nothing
 _OF_GROWTH = ("host_allocator",)
 _OF_STATE = ("drop_weights_backup", "reduce_host_offload")
-_OF_DATA = ("reduce_workers",)
+_OF_DATA = ("reduce_workers", "reduce_multimodal_cache")
+_OF_SAVE = ("save_synchronously",)
+_BEFORE_SAVE = (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT)
 
 
 def can_act(name: str, diagnosis: Diagnosis) -> bool:
@@ -34,6 +36,8 @@ def can_act(name: str, diagnosis: Diagnosis) -> bool:
     if diagnosis.cause is Cause.HOST_OOM:
         group = largest(facts)
         elsewhere = group is not None and group.component in (Component.DRIVER, Component.DATA)
+        if name in _OF_SAVE and (diagnosis.phase in _BEFORE_SAVE or elsewhere):
+            return False  # nothing is saved yet, or by another process
         return not elsewhere or name in (*_OF_DATA, *_OF_GROWTH)
     if diagnosis.cause is not Cause.GPU_OOM:
         return True
@@ -72,5 +76,7 @@ def precedence(name: str, diagnosis: Diagnosis) -> int:
         order = (_OF_STATE, _OF_DATA, _OF_GROWTH)
     else:
         order = (_OF_STATE, _OF_GROWTH, _OF_DATA)
+    if diagnosis.phase is Phase.CHECKPOINT:
+        order = (_OF_SAVE, *order)
     places = [place for place, names in enumerate(order) if name in names]
     return places[0] if places else len(order)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _GIB = 1 << 30
 _MIB = 1 << 20
-_BYTE_KNOBS = frozenset(("sync_buffer", "memory_margin"))
+BYTE_KNOBS = ("sync_buffer", "memory_margin", "multimodal_cache")
 
 
 def show_gib(size: float, *, digits: int = 2) -> str:
@@ -37,6 +37,6 @@ def show_size(size: int) -> str:
 
 def show_setting(knob: str, value: object) -> str:
     """Return a knob's value as `show_value` does, and sizes with their unit."""
-    if knob in _BYTE_KNOBS and isinstance(value, int):
+    if knob in BYTE_KNOBS and isinstance(value, int):
         return show_size(value)
     return show_value(value)

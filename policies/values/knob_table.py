@@ -304,6 +304,14 @@ ROWS: tuple[Knob, ...] = (
         only_with=Condition(knob="sync_mode", values=("memory", None)),
         smallest=1 << 20,
     ),
+    Knob(
+        name="layered_sync",
+        unit=Unit.SWITCH,
+        part=Part.WEIGHT_SYNC,
+        phases=_SYNC_PHASES,
+        saves=_HIGHER,
+        searched=False,
+    ),
     # --------------------------------------------------------------------- host
     Knob(
         name="host_allocator",
@@ -322,6 +330,20 @@ ROWS: tuple[Knob, ...] = (
         saves={Memory.HOST: Way.DOWN},
     ),
     Knob(name="dataloader_workers", unit=Unit.PROCESSES, part=Part.HOST, saves={Memory.HOST: Way.DOWN}),
+    Knob(
+        name="async_save",
+        unit=Unit.SWITCH,
+        part=Part.HOST,
+        saves={Memory.HOST: Way.DOWN},
+        searched=False,
+    ),
+    Knob(
+        name="multimodal_cache",
+        unit=Unit.BYTES,
+        part=Part.HOST,
+        saves={Memory.HOST: Way.DOWN},
+        searched=False,
+    ),
     # --------------------------------------------------------------------- allocator
     Knob(
         name="allocator",

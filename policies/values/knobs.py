@@ -46,10 +46,13 @@ class Knobs(Value, frozen=True, kw_only=True):
     # weight sync
     sync_mode: str | None = None  # memory | disk
     sync_buffer: int | None = None  # bytes
+    layered_sync: bool | None = None
     # host
     host_allocator: str | None = None
     weights_backup: bool | None = None
     dataloader_workers: int | None = None
+    async_save: bool | None = None
+    multimodal_cache: int | None = None  # bytes
     # allocator
     allocator: str | None = None  # default | expandable
     memory_margin: int | None = None  # bytes
@@ -95,9 +98,12 @@ KnobName: TypeAlias = Literal[
     "entropy_recompute",
     "sync_mode",
     "sync_buffer",
+    "layered_sync",
     "host_allocator",
     "weights_backup",
     "dataloader_workers",
+    "async_save",
+    "multimodal_cache",
     "allocator",
     "memory_margin",
     "restart_every",

@@ -15,6 +15,8 @@ from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
+    OFF,
+    SAVES_FIRST,
     SWITCH,
     Refusal,
     Row,
@@ -145,6 +147,9 @@ ROWS: tuple[Row[Config], ...] = (
         unless={"enable_offload loads torch_memory_saver with LD_PRELOAD itself": lambda c: c.flag("enable_offload")}),
     Row(knob="dataloader_workers", key="train_dataset.num_workers", grid=Grid(minimum=0, multiple=1),
         read_at="areal/trainer/rl_trainer.py:229"),
+    Row(knob="async_save", key="actor.megatron.async_save", when=lambda c: c.trainer == "megatron",
+        otherwise=SAVES_FIRST, grid=OFF,
+        read_at="areal/engine/megatron_engine.py:1398"),
     Row(knob="memory_profile", key="memory_profiler.profile_steps", read=lambda c: c.has("memory_profiler"),
         write=knobs.write_memory_profiler,
         grid=SWITCH, read_at="areal/trainer/rl_trainer.py:710"),

@@ -27,6 +27,7 @@ from autotune.launchers.frameworks.tabular.table import Row
 from autotune.launchers.likeness import nearest, suggestion
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.command import Command
+from autotune.policies.values.formatting import BYTE_KNOBS
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knobs import KNOBS, KnobName, Knobs, Setting
 from autotune.policies.values.observation import Marker
@@ -34,7 +35,6 @@ from autotune.policies.values.profile import Grid, Placement, Profile
 from autotune.policies.values.rehearsing import LateEvent, Met
 
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Knobs)}
-_SIZES = ("sync_buffer", "memory_margin")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)")
 
 
@@ -164,7 +164,7 @@ def _own(job: Job) -> dict[KnobName, Any]:
 
 def _value(name: KnobName, written: Any) -> Setting:
     """Return a knob's value in its own type, None where the text does not fit it."""
-    if name in _SIZES and isinstance(written, str):
+    if name in BYTE_KNOBS and isinstance(written, str):
         size = _SIZE.fullmatch(written.strip())
         written = round(float(size[1]) * UNITS[size[2]]) if size else written
     if row_of(name).grid.minimum is not None and isinstance(written, int) and not isinstance(written, bool):
@@ -254,7 +254,7 @@ def _placeholder(job: Job, place: tuple[str | int, ...], placeholder: Placeholde
         near = nearest(name, known)
         hint = f"did you mean `{{{near}}}`?" if near else f"`{{{{{name}}}}}` stands for the text itself"
         yield Problem(path=place, message=f"unknown placeholder `{{{name}}}`", hint=hint)
-    elif placeholder.unit and (placeholder.unit not in UNITS or name not in _SIZES):
+    elif placeholder.unit and (placeholder.unit not in UNITS or name not in BYTE_KNOBS):
         yield Problem(
             path=place,
             message=f"`{{{name}:{placeholder.unit}}}`: sizes have units, one of {', '.join(UNITS)}",
@@ -315,7 +315,7 @@ def _special(path: tuple[str | int, ...], name: str, written: Any) -> Iterator[P
 
 
 def _kind(name: str) -> str:
-    if name in _SIZES:
+    if name in BYTE_KNOBS:
         return "bytes or a size such as 512MiB"
     words = {int | None: "a whole number", float | None: "a number", bool | None: "true or false"}
     return words.get(_TYPES[name], "a word")

@@ -44,6 +44,7 @@ class TrainerSettings(DeclaredSettings):
 
     def __init__(self, job: Job, package: str, releases: tuple[str, ...]) -> None:
         self.job, self.code = job, job.own_code
+        self.takes_images = bool(job.shape and job.shape.tower)
         self.given, spelled = dict(job.settings), {**job.document, **job.settings}
         self.spelled = frozenset(spelled)
         self.release = self.release_of(job, spelled, releases)

@@ -14,6 +14,7 @@ from autotune.launchers.frameworks.megatron import knobs
 from autotune.launchers.frameworks.megatron.advice import ADVICE
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.launchers.frameworks.tabular.table import (
+    OFF,
     PASS,
     SWITCH,
     Needs,
@@ -115,6 +116,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="allocator", key="train-env-vars", since={"slime": "0.2.0"}, read=knobs.allocator, write=knobs.write_allocator,
         grid=Grid(values=("default", "expandable")),
         unless={"expandable segments pass by torch_memory_saver, so the trainer would not sleep": lambda c: c.sleeps("train")}),
+    Row(knob="async_save", key="async-save", grid=OFF),
     Row(knob="memory_snapshot", key="record-memory-history", grid=SWITCH,
         fills={"memory-snapshot-dir": lambda c: f"{c.root}/memory-snapshots"}),
     Row(knob="sync_mode", always="memory"),

@@ -11,7 +11,7 @@ from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.hugging_face.settings import ALLOCATOR_MODES, HOST_ALLOCATOR, WHOLE
 from autotune.launchers.frameworks.ms_swift.advice import ADVICE
 from autotune.launchers.frameworks.ms_swift.config import PROCESSES, RENAMED, Config
-from autotune.launchers.frameworks.tabular.engine_rows import handed_on
+from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images
 from autotune.launchers.frameworks.tabular.table import (
     SWITCH,
     Refusal,
@@ -80,6 +80,8 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="dataloader_workers", key="dataloader_num_workers", grid=Grid(minimum=0, multiple=1),
         at_least={"dataloader_prefetch_factor is only taken with a worker": lambda c: c.get("dataloader_prefetch_factor") is not None},
         read_at="swift/trainers/arguments.py:306"),
+    processed_images("vllm_", when=lambda c: c.colocated, otherwise=_COLOCATED,
+        read_at="swift/rlhf_trainers/rollout_mixin.py:523"),
     Row(knob="allocator", key="PYTORCH_CUDA_ALLOC_CONF",
         modes=ALLOCATOR_MODES),
     HOST_ALLOCATOR,

@@ -12,9 +12,10 @@ from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.nemo_rl import config as key
 from autotune.launchers.frameworks.nemo_rl.advice import ADVICE
 from autotune.launchers.frameworks.nemo_rl.config import Config
-from autotune.launchers.frameworks.tabular.engine_rows import handed_on
+from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images
 from autotune.launchers.frameworks.tabular.table import (
     PASS,
+    SAVES_FIRST,
     SWITCH,
     Needs,
     Refusal,
@@ -146,6 +147,8 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="dataloader_workers", key="data.num_workers", grid=Grid(minimum=0, multiple=1),
         fixed="the data loader's saved state is of its number of workers",
         read_at="nemo_rl/algorithms/grpo.py:364"),
+    processed_images("policy.generation.vllm_kwargs.", when=lambda c: c.engine == "vllm",
+        otherwise="it is vLLM's", read_at="nemo_rl/models/generation/vllm/vllm_worker.py:271"),
 )
 
 ABSENT: dict[KnobName, str] = {
@@ -161,6 +164,7 @@ ABSENT: dict[KnobName, str] = {
     "entropy_recompute": "the loss has no entropy of all logits",
     "sync_mode": "trainer and engines share weights by CUDA IPC or NCCL",
     "host_allocator": "NeMo-RL hands its workers no LD_PRELOAD",
+    "async_save": SAVES_FIRST,
     "weights_backup": "sleeping engines drop their weights and get them from the trainer",
     "restart_every": "NeMo-RL ends early only through grpo.max_num_steps",
     "nccl_memory_check": "there is no such check; NCCL_DEBUG in `env:` prints NCCL's own allocations",

@@ -7,9 +7,11 @@ from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.skyrl.advice import ADVICE
 from autotune.launchers.frameworks.skyrl.config import RECOMPUTE, RENAMED, TRAIN_SIZE, Config
-from autotune.launchers.frameworks.tabular.engine_rows import handed_on
+from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images
 from autotune.launchers.frameworks.tabular.table import (
+    OFF,
     PASS,
+    SAVES_FIRST,
     SWITCH,
     Needs,
     Refusal,
@@ -122,6 +124,11 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="dataloader_workers", key="data.dataloader.num_workers", grid=Grid(minimum=0, multiple=1),
         fixed="the data loader's saved state is of its number of workers",
         read_at="skyrl/train/utils/trainer_utils.py:911"),
+    Row(knob="async_save", key="trainer.policy.megatron_config.async_dist_ckpt_save", when=lambda c: c.megatron,
+        otherwise=SAVES_FIRST, grid=OFF,
+        read_at="skyrl/backends/skyrl_train/distributed/megatron/megatron_strategy.py:371"),
+    processed_images("generator.inference_engine.engine_init_kwargs.",
+        read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:282"),
 )
 
 ABSENT: dict[KnobName, str] = {

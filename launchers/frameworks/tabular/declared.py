@@ -115,6 +115,7 @@ class DeclaredSettings(Settings, ABC):
     renamed: ClassVar[tuple[Renamed, ...]] = ()
     older: ClassVar[tuple[str, ...]] = ()  # releases of which only names and defaults are on record
     code: OwnCode | None = None  # of the framework, as the job would run it
+    takes_images: bool = False  # or sound: the model is known to have encoders
     spelled: frozenset[str] = frozenset()  # what the job and its file set, under their own names
 
     def __init__(
@@ -138,6 +139,7 @@ class DeclaredSettings(Settings, ABC):
         self.given = {**overrides_in(job.command), **flat(job.settings)} if given is None else dict(given)
         self.release = self.release_of(job, self.given, releases)
         self.engine_versions, self.code = job.engine_versions, job.own_code
+        self.takes_images = bool(job.shape and job.shape.tower)
         self.facts = facts(package, self.release.version) if declared is None else declared
         self.is_own = not job.command or any(entry in word for word in job.command)
         self._document = flat(document or {})

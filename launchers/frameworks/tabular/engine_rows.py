@@ -13,6 +13,23 @@ from autotune.policies.values.profile import Grid
 C = TypeVar("C", contravariant=True)
 
 
+def processed_images(
+    prefix: str, *, when: Condition[Any] = always, otherwise: Text[Any] = "", read_at: str
+) -> Row[Any]:
+    """Return the row of vLLM's cache of processed images and sound, which models of text alone never fill."""
+    return Row(
+        knob="multimodal_cache",
+        key=f"{prefix}mm_processor_cache_gb",
+        when=when,
+        otherwise=otherwise,
+        default=4,  # vllm/config/multimodal.py
+        unit=1 << 30,
+        grid=Grid(values=tuple(size << 30 for size in (4, 2, 1, 0))),
+        unless={"the model is not known to take anything but text": lambda c: not c.takes_images},
+        read_at=read_at,
+    )
+
+
 def handed_on(
     engine: Mapping[KnobName, Argument],
     knob: KnobName,

@@ -30,7 +30,9 @@ Versions: TypeAlias = Mapping[str, str]  # a release by the name of a framework 
 NO_SETTING = (
     "there is no setting for it"  # why a knob is not offered that has no row and no reason of its own
 )
+SAVES_FIRST = "a checkpoint is written before the training goes on"  # why no save is to be made synchronous
 SWITCH = Grid(values=(False, True))
+OFF = Grid(values=(False,))  # of a switch that nobody is to turn on
 PASS = Grid(minimum=64, multiple=64)  # of a pass: a multiple of every size of sequence parallelism in use
 
 

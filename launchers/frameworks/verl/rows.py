@@ -11,9 +11,11 @@ from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.core.versions import is_before
-from autotune.launchers.frameworks.tabular.engine_rows import handed_on
+from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images
 from autotune.launchers.frameworks.tabular.table import (
+    OFF,
     PASS,
+    SAVES_FIRST,
     SWITCH,
     Needs,
     Refusal,
@@ -230,6 +232,22 @@ ROWS: tuple[Row[Config], ...] = (
         grid=Grid(minimum=0, maximum=64, multiple=1),
         fixed="the data loader's saved state is of its number of workers and refuses another",
         read_at="verl/trainer/ppo/v1/trainer_base.py:746"),
+    Row(knob="layered_sync", key="actor_rollout_ref.rollout.layered_summon",
+        when=lambda c: c.adapters and c.text("actor_rollout_ref.actor.strategy") == "fsdp",
+        otherwise="only FSDP1 gathers the whole model, and only to read adapters",
+        writes={
+            True: {"actor_rollout_ref.rollout.layered_summon": True, "actor_rollout_ref.rollout.load_format": "safetensors"},
+            False: {"actor_rollout_ref.rollout.layered_summon": False},
+        },
+        grid=SWITCH,
+        unless={"merged weights are sent one by one": lambda c: c.flag("actor_rollout_ref.model.lora.merge")},
+        read_at="verl/workers/engine_workers.py:674"),
+    Row(knob="async_save", key="actor_rollout_ref.actor.checkpoint.async_save", when=lambda c: c.megatron,
+        otherwise=SAVES_FIRST, grid=OFF,
+        also={"critic.checkpoint.async_save": lambda c: c.critic},
+        read_at="verl/utils/checkpoint/megatron_checkpoint_manager.py:1075"),
+    processed_images("actor_rollout_ref.rollout.engine_kwargs.vllm.", when=lambda c: c.engine == "vllm",
+        otherwise=_OTHER_ENGINE, read_at="verl/workers/rollout/vllm_rollout/vllm_async_server.py:1132"),
     Row(knob="memory_snapshot", key="global_profiler.tool", read=knobs.snapshot, write=knobs.write_snapshot,
         grid=SWITCH, read_at="verl/workers/engine_workers.py:488"),
 )

@@ -67,6 +67,10 @@ disk_weight_sync = stepping(
 )
 
 
+# Adapters are read layer by layer, without the whole model on every device.
+layered_sync = stepping("layered_sync", "layered_sync")
+
+
 def reduce_sync_buffer(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose smaller pieces in the weight sync."""
     if knobs.sync_mode != "disk":

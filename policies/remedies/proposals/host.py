@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.legality import highest
-from autotune.policies.remedies.proposals import GIB, change, stepping
+from autotune.policies.remedies.proposals import GIB, change, stepped, stepping
 from autotune.policies.remedies.step_size import smaller
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Phase
@@ -49,6 +49,16 @@ def reduce_workers(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iter
         least = min(1, present - 1)
         for fewer in dict.fromkeys((max(least, present // 2**diagnosis.streak), 0)):
             yield from change("reduce_workers", profile, knobs, {"dataloader_workers": fewer})
+
+
+# No copy of a checkpoint beside the steps that follow it.
+save_synchronously = stepping("save_synchronously", "async_save")
+
+
+def reduce_multimodal_cache(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Propose a smaller cache of processed images in the engines, at last none."""
+    yield from stepped("reduce_multimodal_cache", profile, knobs, "multimodal_cache", diagnosis)
+    yield from change("reduce_multimodal_cache", profile, knobs, {"multimodal_cache": 0})
 
 
 def host_allocator(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:

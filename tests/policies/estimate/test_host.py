@@ -18,6 +18,7 @@ ENGINE = {Phase.ROLLOUT_INIT, Phase.ROLLOUT}
 PASSES = {Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
 TRAINING = {Phase.FORWARD, Phase.BACKWARD}
 SYNC, SAVE = {Phase.WEIGHT_SYNC}, {Phase.CHECKPOINT}
+BESIDE_A_SAVE = {Phase.ROLLOUT, *PASSES, *SYNC}
 DDP = replace(LAYOUT, strategy="ddp", shards=1)
 ON_CPU = replace(MEGATRON, optimizer_stays_offloaded=True)
 
@@ -99,6 +100,9 @@ def differs(part, layout, knobs, base=LAYOUT, **job):
         ("optimizer", {"trainer_sleeps": True}, {}, 0, ()),
         ("optimizer", {"grad_offload_takes_optimizer": True}, {"grad_offload": True}, 8 * LOCAL, ALWAYS),
         ("buffers", {}, {"sync_mode": "disk"}, 2 * WHOLE, SYNC),  # one copy of the model on its way
+        # Weights and moments of all ranks, written while the steps go on; no more at the save itself.
+        ("buffers", {}, {"async_save": True}, 12 * LOCAL, BESIDE_A_SAVE),
+        ("outside", {}, {"multimodal_cache": 4 << 30}, 0, ()),  # of a model of text
         ("outside", {}, {"dataloader_workers": 3}, 3 * 0.7 * GIB, ALWAYS),
         ("outside", {}, {"dataloader_workers": 500}, 64 * 0.7 * GIB, ALWAYS),
     ],
@@ -271,3 +275,13 @@ def test_offloaded_activations_of_all_ranks_are_on_the_host_in_a_training_pass()
         "activations", replace(LAYOUT, sequences=8), {"activation_offload": True, "microbatch_size": 2}
     )
     assert both == pytest.approx({phase: 2 * size for phase, size in one.items()})
+
+
+def test_an_engine_keeps_processed_images_of_a_model_that_takes_them():
+    """One cache of an engine, which the two ranks of its tensor parallelism share."""
+    knobs = {"multimodal_cache": 4 << 30, "rollout_tensor_parallel": 2}
+    seen, blind = (found(LAYOUT, model=replace(TOY, tower=n), **knobs) for n in (1, 0))
+    more = {
+        p: by_phase(seen, "outside", host=True)[p] - by_phase(blind, "outside", host=True)[p] for p in PHASES
+    }
+    assert more == pytest.approx(dict.fromkeys(PHASES, 2 * (4 << 30)))

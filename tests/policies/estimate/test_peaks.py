@@ -508,8 +508,11 @@ knob_values = {
     "entropy_recompute": st.booleans(),
     "sync_mode": st.sampled_from(["memory", "disk"]),
     "sync_buffer": st.integers(1 << 20, 8 << 30),
+    "layered_sync": st.booleans(),
     "weights_backup": st.booleans(),
     "dataloader_workers": st.integers(0, 64),
+    "async_save": st.booleans(),
+    "multimodal_cache": st.integers(0, 8 << 30),
     "allocator": st.sampled_from(["default", "expandable"]),
     "memory_margin": st.integers(0, 4 << 30),
 }
@@ -550,6 +553,7 @@ GPU_CURES = {
     "logprob_tokens": lambda value: max(4096, value // 2),
     "sync_mode": lambda value: "disk",
     "sync_buffer": lambda value: value // 2,
+    "layered_sync": lambda value: True,
     "allocator": lambda value: "expandable",
     "memory_margin": lambda value: 0,
 }
@@ -561,6 +565,8 @@ HOST_CURES = {
     "memory_efficient_load": lambda value: False,
     "weights_backup": lambda value: False,
     "dataloader_workers": lambda value: 0,
+    "async_save": lambda value: False,
+    "multimodal_cache": lambda value: 0,
     "sync_mode": lambda value: "memory",
 }
 

@@ -49,7 +49,7 @@ def names(found: tuple[Cure, ...]) -> list[str]:
         (Diagnosis(cause=Cause.SHM, phase=Phase.DATA), "reduce_workers"),
         (Diagnosis(cause=Cause.HOST_OOM), "drop_weights_backup"),
         (Diagnosis(cause=Cause.HOST_OOM, step=50), "host_allocator"),
-        (Diagnosis(cause=Cause.HOST_OOM, step=50, phase=Phase.CHECKPOINT), "drop_weights_backup"),
+        (Diagnosis(cause=Cause.HOST_OOM, step=50, phase=Phase.CHECKPOINT), "save_synchronously"),
     ],
 )
 def test_without_a_job_the_failed_phase_decides(diagnosis: Diagnosis, first: str) -> None:

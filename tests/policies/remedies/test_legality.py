@@ -36,6 +36,7 @@ NAMES = [
     "tensor_parallel",
     "engine_sleep",
     "disk_weight_sync",
+    "layered_sync",
     "reduce_sync_buffer",
     "expandable_segments",
     "adjust_memory_margin",
@@ -43,6 +44,8 @@ NAMES = [
     "reduce_host_offload",
     "drop_weights_backup",
     "reduce_workers",
+    "save_synchronously",
+    "reduce_multimodal_cache",
 ]
 
 
