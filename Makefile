@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(I
 PYTEST := $(BIN)/python -m pytest
 # Processes that share the tests. The tests of one file stay together: its fixtures are made once.
 JOBS ?= 2
-SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 5
 
 .PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long real golden demo search-demo overhead faults-storage schema facts clean explain-speed faults soak fuzz mutation report-page docs pictures pip-audit gpu-measure gpu-launch gpu-real
 .DELETE_ON_ERROR:

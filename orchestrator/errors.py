@@ -55,7 +55,7 @@ def lacking(what: str, modules: Sequence[str]) -> Failure:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an error while a file of a run is written into the failure whose hint names a remedy."""
+    """Raise Failure, whose hint names a remedy, for an OSError while a file of a run is written."""
     try:
         yield
     except OSError as error:

@@ -7,8 +7,7 @@ from typing import Any, cast
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from autotune.launchers.builtin.config.placement import colocated
-from autotune.launchers.builtin.config.settings import Settings, single_error
+from autotune.launchers.builtin.config.settings import Settings, colocated, single_error
 from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure
 
 _PASSED_ON = (

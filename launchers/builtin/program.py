@@ -13,8 +13,13 @@ import ray
 
 from autotune.launchers.builtin import lines
 from autotune.launchers.builtin.actors import end, gather, gpus_per_actor, start_trainers
-from autotune.launchers.builtin.config.placement import colocated, half_precision
-from autotune.launchers.builtin.config.settings import ConfigError, Settings, SettingsError
+from autotune.launchers.builtin.config.settings import (
+    ConfigError,
+    Settings,
+    SettingsError,
+    colocated,
+    half_precision,
+)
 from autotune.launchers.builtin.data.model import vocabulary, write_model
 from autotune.launchers.builtin.data.prompts import PromptSource
 from autotune.launchers.builtin.data.samples import Answer, Sample, grouped, record, replay

@@ -15,8 +15,7 @@ import msgspec
 import torch
 import yaml
 
-from autotune.launchers.builtin.config.settings import Settings, parse_settings
-from autotune.launchers.builtin.config.shape import ModelShape
+from autotune.launchers.builtin.config.settings import ModelShape, Settings, parse_settings
 from autotune.launchers.builtin.data.model import write_model
 from autotune.launchers.builtin.data.samples import Answer, Sample, grouped
 from autotune.launchers.builtin.data.task import prompts, reward

@@ -159,7 +159,10 @@ def _summary_writer(folder: str, suffix: str) -> Any:
 
 
 def write_swanlab(run: str, place: Place, attempts: Attempts) -> str:
-    """Keep a run next to the job's: resuming that one replaces its name, colour, configuration and state."""
+    """Keep a run next to the job's: resuming that one replaces its name, colour, configuration and state.
+
+    Raises NoRunError where the job's run is not on a server.
+    """
     import swanlab
 
     if not place.get("id"):

@@ -32,7 +32,11 @@ def write(run: directory.RunFolder) -> Report:
 
 
 def write_new(run: directory.RunFolder, *, force: bool) -> Report:
-    """Write and return it; a file that is no report of this run is replaced with `force` alone."""
+    """Write and return the report.
+
+    Raises Failure where the file cannot be read or written, and without `force` where it is no report of
+    this run.
+    """
     path = run.path / NAME
     try:
         own = path.read_bytes().startswith(_head(run.id).encode())

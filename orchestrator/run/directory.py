@@ -33,7 +33,7 @@ _TRIES = 16
 
 
 def write_private(path: Path, data: bytes, *, executable: bool = False) -> None:
-    """Write a whole file that only its owner can read, atomically."""
+    """Write a whole file that only its owner can read, atomically; raises Failure."""
     partial = partial_of(path, os.getpid())
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700 if executable else 0o600)
@@ -180,6 +180,7 @@ def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> R
     """Return a new run's folder with its job.yaml; the id is new in `root`.
 
     Other places know a run by its id alone: the checkpoints below the job's `workdir`, the cluster's actors.
+    Raises Failure where `root` cannot be written, or others may write to it.
     """
     try:
         _make(root, private=False)
@@ -211,7 +212,7 @@ def discard_unaccepted(run: RunFolder) -> None:
 
 
 def runs(root: Path) -> tuple[RunFolder, ...]:
-    """Return every run that this user can enter, the oldest first."""
+    """Return every run that this user can enter, the oldest first; raises Failure if `root` is unreadable."""
     try:
         folders = list(root.iterdir())
     except FileNotFoundError:
@@ -228,7 +229,10 @@ def runs(root: Path) -> tuple[RunFolder, ...]:
 
 
 def find(root: Path, prefix: str | None) -> RunFolder:
-    """Return the run whose id starts with `prefix`, or the latest; a prefix may be the path of its folder."""
+    """Return the run whose id starts with `prefix`, or the latest; a prefix may be the path of its folder.
+
+    Raises Failure where there is no such run, or more than one.
+    """
     if prefix is not None and os.sep in prefix:
         root, prefix = Path(prefix).parent, Path(prefix).name
     every = runs(root)

@@ -45,7 +45,10 @@ def encode(event: Row) -> bytes:
 
 
 def read(path: Path) -> History:
-    """Return the events on record without locking; a torn last line is left out."""
+    """Return the events on record without locking; a torn last line is left out.
+
+    Raises Failure where the file cannot be read, or a line before the last is damaged.
+    """
     try:
         with open_to_read(path) as file:
             data = file.read()

@@ -9,8 +9,7 @@ import ray
 import torch
 
 from autotune.launchers.builtin.actors import end, gather, start_trainers
-from autotune.launchers.builtin.config.settings import parse_settings
-from autotune.launchers.builtin.config.shape import ModelShape
+from autotune.launchers.builtin.config.settings import ModelShape, parse_settings
 from autotune.launchers.builtin.data.model import write_model
 from autotune.launchers.builtin.engines.base import Completion, EngineOptions
 from autotune.launchers.builtin.engines.rollout import RolloutActor, start_rollout_actor

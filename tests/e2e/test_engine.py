@@ -14,7 +14,7 @@ import pytest
 import ray
 import torch
 
-from autotune.launchers.builtin.config.shape import ModelShape
+from autotune.launchers.builtin.config.settings import ModelShape
 from autotune.launchers.builtin.data.model import write_model
 from autotune.launchers.builtin.engines.base import EngineOptions
 from autotune.launchers.builtin.engines.rollout import start_rollout_actor

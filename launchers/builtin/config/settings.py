@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
-from autotune.launchers.builtin.config.shape import ModelShape
 from autotune.launchers.likeness import nearest
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -22,6 +21,35 @@ _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) ?(?P<unit>B|KiB|MiB|GiB|TiB)?
 _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _REALS = (Share, NonNegativeReal, PositiveReal)
 _BUDGETS = ("trainer_budget", "engine_budget")
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The generated model's dimensions."""
+
+    hidden: int = 128
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    intermediate: int = 256
+    vocab: int = 512
+
+    def errors(self) -> list[tuple[str, str]]:
+        """Return what is impossible about the shape, each with a hint."""
+        result = [
+            (f"{name} is {value}", "use a positive number")
+            for name, value in msgspec.structs.asdict(self).items()
+            if value < 1
+        ]
+        if result:
+            return result
+        if self.hidden % (2 * self.heads):
+            what = f"hidden {self.hidden} is no even multiple of heads {self.heads}"
+            result.append((what, "make hidden / heads an even number"))
+        if self.heads % self.kv_heads:
+            result.append((f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}", "use a divisor"))
+        if self.vocab < 16 or self.vocab % 4:
+            result.append((f"vocab {self.vocab} does not suit the task", "use a multiple of 4, at least 16"))
+        return result
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +102,76 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sync_mode: Literal["memory", "disk", "none"] = "memory"
     sync_buffer: Positive = 64 << 20
     sharding: Literal["fsdp2"] = "fsdp2"
-    placement: Literal["auto", "separate", "colocated"] = "auto"  # auto: see config/placement.py
+    placement: Literal["auto", "separate", "colocated"] = "auto"  # auto: see `colocated`
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the trainer's passes; auto: bf16 on a card
     dataloader_workers: NonNegative = 0
     allocator: Literal["default", "expandable"] = "default"
     in_place: tuple[InPlaceKnob, ...] = ()  # what a pass that runs out of memory may be cured by
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of micro-batches; None: no limit."""
+
+    tokens_per_microbatch: int | None
+    microbatch_size: int | None  # sequences
+    logprob_tokens: int | None
+    dynamic: bool  # training packs by tokens, not by sequences
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Sizes":
+        """Return what the settings say; scoring follows training where they say nothing of it."""
+        dynamic = settings.dynamic_batching
+        return cls(
+            tokens_per_microbatch=settings.tokens_per_microbatch,
+            microbatch_size=settings.microbatch_size,
+            logprob_tokens=settings.logprob_tokens or (settings.tokens_per_microbatch if dynamic else None),
+            dynamic=dynamic,
+        )
+
+    def packs_tokens(self, *, scoring: bool) -> bool:
+        """Return whether micro-batches are packed by tokens."""
+        return self.dynamic or (scoring and self.logprob_tokens is not None)
+
+    def knob(self, *, scoring: bool) -> InPlaceKnob:
+        """Return the knob that makes the micro-batches of scoring, or of training, smaller."""
+        if scoring:
+            return "logprob_tokens"
+        return "tokens_per_microbatch" if self.dynamic else "microbatch_size"
+
+
+def least(settings: Settings, knob: InPlaceKnob) -> int:
+    """Return the smallest legal limit: a micro-batch holds a sequence."""
+    return 1 if knob == "microbatch_size" else settings.prompt_tokens + settings.response_tokens
+
+
+def mini_batch(settings: Settings) -> int:
+    """Return the samples of one update."""
+    return -(-settings.prompts * settings.samples // settings.updates_per_rollout)
+
+
+def nominal(settings: Settings, knob: InPlaceKnob) -> int:
+    """Return the largest micro-batch that there can be where the settings name no limit."""
+    sequence = settings.prompt_tokens + settings.response_tokens
+    if knob == "logprob_tokens":
+        return -(-settings.prompts * settings.samples // settings.ranks) * sequence
+    update = -(-mini_batch(settings) // settings.ranks)
+    return update * sequence if knob == "tokens_per_microbatch" else update
+
+
+def colocated(settings: Settings, *, cards: int) -> bool:
+    """Return whether trainer and engine take turns on one card.
+
+    By default they do where there is one card and one of each, without a budget that would divide it.
+    """
+    if settings.placement != "auto":
+        return settings.placement == "colocated"
+    budgets = (*settings.trainer_budget, settings.engine_budget)
+    return cards == 1 and not any(budgets) and not not_colocated(settings)
+
+
+def half_precision(settings: Settings, *, on_gpu: bool) -> bool:
+    """Return whether the trainer's passes are in bf16; weights, gradients and moments are fp32 always."""
+    return settings.dtype == "bfloat16" or (settings.dtype == "auto" and on_gpu)
 
 
 class ConfigError(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from autotune.launchers.builtin.config.shape import ModelShape
+from autotune.launchers.builtin.config.settings import ModelShape
 from autotune.launchers.builtin.storage.tensor_file import Entry, Raw, write
 
 # The scale at which the task was seen to be learnt in 30 steps from random weights.

@@ -28,8 +28,7 @@ import msgspec
 import torch
 from torch import distributed
 
-from autotune.launchers.builtin.config.settings import InPlaceKnob, Settings
-from autotune.launchers.builtin.config.sizes import Sizes, least, nominal
+from autotune.launchers.builtin.config.settings import InPlaceKnob, Settings, Sizes, least, nominal
 from autotune.launchers.builtin.process.records import (
     CureRecord,
     FailureRecord,

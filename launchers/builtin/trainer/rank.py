@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from autotune.launchers.builtin.config.placement import half_precision
-from autotune.launchers.builtin.config.settings import Settings
+from autotune.launchers.builtin.config.settings import Settings, half_precision
 from autotune.launchers.builtin.data.samples import Sample
 from autotune.launchers.builtin.process.activation_offload import ActivationOffload
 from autotune.launchers.builtin.process.device import Device, PhaseReading, limit_thread_stacks, warm_up

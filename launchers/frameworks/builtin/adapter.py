@@ -9,9 +9,15 @@ import msgspec
 import yaml
 
 from autotune.launchers.base import Framework, Problem
-from autotune.launchers.builtin.config.placement import colocated, half_precision
-from autotune.launchers.builtin.config.settings import Settings, SettingsError, parse_settings
-from autotune.launchers.builtin.config.sizes import mini_batch, nominal
+from autotune.launchers.builtin.config.settings import (
+    Settings,
+    SettingsError,
+    colocated,
+    half_precision,
+    mini_batch,
+    nominal,
+    parse_settings,
+)
 from autotune.launchers.frameworks.builtin.rows import TABLE, Case
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.lengths import with_lengths

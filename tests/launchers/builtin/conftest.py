@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.launchers.builtin.config.settings import parse_settings
-from autotune.launchers.builtin.config.shape import ModelShape
+from autotune.launchers.builtin.config.settings import ModelShape, parse_settings
 from autotune.launchers.builtin.data.model import write_model
 from autotune.launchers.builtin.data.samples import Sample
 from autotune.launchers.builtin.trainer.rank import TrainerRank

@@ -9,8 +9,12 @@ import torch
 from autotune.launchers.builtin import program as program_module
 from autotune.launchers.builtin import weight_sync
 from autotune.launchers.builtin.actors import gpus_per_actor
-from autotune.launchers.builtin.config.placement import colocated, half_precision
-from autotune.launchers.builtin.config.settings import SettingsError, parse_settings
+from autotune.launchers.builtin.config.settings import (
+    SettingsError,
+    colocated,
+    half_precision,
+    parse_settings,
+)
 from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
 from autotune.launchers.builtin.engines.sglang_engine import server_arguments
 from autotune.launchers.builtin.program import Program

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 import torch
 
-from autotune.launchers.builtin.config.settings import parse_settings
-from autotune.launchers.builtin.config.shape import ModelShape
+from autotune.launchers.builtin.config.settings import ModelShape, parse_settings
 from autotune.launchers.builtin.data.model import write_model
 from autotune.launchers.builtin.data.samples import Sample
 from autotune.launchers.builtin.process.device import ALLOCATOR_ENVIRONMENT
