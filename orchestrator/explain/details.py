@@ -138,7 +138,11 @@ def _fragmentation(explanation: Explanation) -> list[str]:
                 f"info: fragmentation may be a part of it: {unused}, enough with the free memory in one piece"
             ]
         expandable = any(remedied.cure.name == "expandable_segments" for remedied in explanation.remedies)
-        remark = "" if expandable else "; `expandable_segments` is already on or not available here"
+        own = explanation.context.framework
+        why = (
+            f"{own.name} sets `expandable_segments` itself" if own else "`expandable_segments` is already on"
+        )
+        remark = "" if expandable else f"; {why}, or it cannot be used here"
         lines.append(
             f"info: fragmentation: {_about(idle, text)} is reserved but unallocated, {enough}, "
             f"but in blocks that are too small{remark}"

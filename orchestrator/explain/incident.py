@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.analyze import Explanation
 from autotune.orchestrator.explain.sanitize import plain
+from autotune.policies.values.failure import Cause
 from autotune.policies.values.value import Value
 
 _LOGS = (".log", ".out", ".err", ".txt")
@@ -75,8 +76,12 @@ def rest(reads: list[Read]) -> Iterator[str]:
     alike = [read for read in others if known and read.explanation.diagnosis.cause is cause]
     different = [read for read in others if read not in alike and _rank(read.explanation) < _SILENT]
     silent = len(others) - len(alike) - len(different)
+    waited = [read for read in different if cause.is_oom and read.explanation.diagnosis.cause is Cause.HANG]
     if alike:
         yield f"info: {_logs(len(alike))} with the same failure ({_named(alike)})"
+    if waited:
+        yield f"info: {_logs(len(waited))} of ranks that waited for it ({_named(waited)})"
+        different = [read for read in different if read not in waited]
     if different:
         causes = sorted({str(read.explanation.diagnosis.cause) for read in different})
         yield f"info: {_logs(len(different))} with other errors ({', '.join(causes)}: {_named(different)})"

@@ -131,11 +131,17 @@ def _whereabouts(
         component = component_of("\n".join(called))
     if component is Component.UNKNOWN:
         said = [line.text, *context]
-        if rule.cause is Cause.SHM:  # engines and trainers alike keep NCCL's segments there
+        if rule.cause in (
+            Cause.SHM,
+            Cause.HOST_OOM,
+        ):  # engines and trainers alike have segments and threads of NCCL
             said = [text for text in said if not _NCCL.search(text)]
         component = component_of("\n".join(said))
-    if component is Component.DRIVER and rule.cause is Cause.GPU_OOM:
-        component = Component.UNKNOWN  # it relays the error of a worker: the program itself uses no GPU
+    relayed = component is Component.DRIVER or (component is Component.DATA and phase is not Phase.DATA)
+    if relayed and rule.cause is Cause.GPU_OOM:
+        component = (
+            Component.UNKNOWN
+        )  # it relays the error of a worker, or a setting is named: it uses no GPU
     guessed = False
     shown = phase if rule.phase is not Phase.NONE or any(map(is_frame, context)) else Phase.NONE
     if phase in _OPEN and rule.cause is not None and rule.cause.is_memory:

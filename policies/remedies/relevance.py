@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from autotune.policies.diagnosis.memory_users import largest
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Component, Phase
@@ -17,6 +19,9 @@ _AFTER_LOADING = frozenset((
 ))  # fmt: skip
 _AFTER_PROFILING = frozenset(("reduce_mem_fraction", "disable_cuda_graph"))  # which act on pool and graphs
 _REFUSED = ("shm-refused", "shm-engine-refused")  # before any process of the job runs
+# An engine takes back its own memory, before any weights are sent.
+_WAKES = re.compile(r"cumem_allocator|wake_up method failed|\bfunc=resume\b")
+_SENT = ("reduce_sync_buffer", "disk_weight_sync")
 _OCCUPIED = "vllm-startup-memory"  # before the engine holds anything
 _LEAST_FREE = 0.2  # of a card, with which an engine may still start
 _GROWN = 3  # steps, which are all alike: what is fuller at the last than at the first has grown
@@ -41,6 +46,8 @@ def can_act(name: str, diagnosis: Diagnosis) -> bool:
         return not elsewhere or name in (*_OF_DATA, *_OF_GROWTH)
     if diagnosis.cause is not Cause.GPU_OOM:
         return True
+    if name in _SENT and any(_WAKES.search(line.text) for line in diagnosis.evidence):
+        return False
     if facts.loading and name in _AFTER_LOADING:
         return False
     if facts.profiling and not facts.held_by_others_bytes and name in _AFTER_PROFILING:

@@ -59,7 +59,7 @@ def test_a_folder_of_sixty_workers_is_one_page_about_the_first_cause(session: Pa
     assert done.exit_code == 0
     assert done.output.startswith("error[gpu-oom]: backward ran out of GPU memory: needed 2.00 GiB")
     assert "worker-41.err:4" in done.output and "needed 9.00" not in done.output
-    assert "info: 50 other logs with other errors (hang: " in done.output
+    assert "info: 50 other logs of ranks that waited for it (" in done.output
     assert len(done.output.splitlines()) < 40
 
 
@@ -144,7 +144,7 @@ def test_an_archive_is_read_as_its_folder(session: Path, tmp_path: Path, mode: s
     assert done.exit_code == 0
     assert done.output.startswith("error[gpu-oom]: backward ran out of GPU memory: needed 2.00 GiB")
     assert "case.archive:logs/worker-41.err:4" in done.output
-    assert "info: 50 other logs with other errors (hang: " in done.output
+    assert "info: 50 other logs of ranks that waited for it (" in done.output
 
 
 def test_a_compressed_log_of_an_archive_is_read_and_one_of_another_name_where_there_is_no_log(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 
 import pytest
@@ -37,12 +37,14 @@ from autotune.policies.values.job import Recovery
 from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.observation import Crashed
 from autotune.policies.values.remedy import Remedy
+from benchmarks.explain_accuracy import kinds
 from tests.policies.jobs import accepted as known_model
 
 GIB = 1 << 30
 REPOSITORY = Path(__file__).parents[3]
 JOBS = {path.stem: path for path in sorted((REPOSITORY / "configs").glob("*.yaml"))}
 LOGS = sorted((REPOSITORY / "tests" / "policies" / "logs").glob("*/*.log"))
+CORPUS = REPOSITORY / "benchmarks" / "logs"
 
 sizes = st.integers(0, 80 * GIB)
 diagnoses = st.builds(
@@ -77,7 +79,18 @@ def job(name: str) -> Accepted:
 @cache
 def logged() -> tuple[Diagnosis, ...]:
     """Return the diagnoses of the labelled logs that are failures of memory."""
-    found = (diagnose(scan([log.read_bytes()])) for log in LOGS)
+    return memory_failures(log.read_bytes() for log in LOGS)
+
+
+@cache
+def collected() -> tuple[Diagnosis, ...]:
+    """Return those of every log of the benchmark of advice."""
+    labelled = (case for found in kinds(CORPUS).values() for case in found)
+    return memory_failures(case.text.encode() for case in labelled)
+
+
+def memory_failures(logs: Iterable[bytes]) -> tuple[Diagnosis, ...]:
+    found = (diagnose(scan([log])) for log in logs)
     return tuple(diagnosis for diagnosis in found if diagnosis.cause.is_memory)
 
 
@@ -126,6 +139,12 @@ def test_the_first_exact_cure_is_the_remedy_that_the_ladder_takes(name: str, dia
 def test_the_labelled_logs_are_answered_alike(name: str) -> None:
     assert len(logged()) > 20
     for diagnosis in logged():
+        alike(name, diagnosis)
+
+
+def test_every_collected_log_is_answered_alike() -> None:
+    assert len(collected()) > 400
+    for diagnosis, name in zip(collected(), cycle(JOBS), strict=False):
         alike(name, diagnosis)
 
 

@@ -199,3 +199,15 @@ def test_the_first_help_is_what_can_act(lines: list[str], first: str) -> None:
     helps = [line for line in page.splitlines() if line.startswith(("help: ", "hint: "))]
     assert helps[0].partition(": ")[2].startswith(first)
     assert "NCCL" not in page or "dataloader_workers" not in page
+
+
+def test_a_setting_or_a_thread_is_no_part_that_failed() -> None:
+    assert of("torchrun train.py --dataloader_num_workers 2", CUDA).diagnosis.component is Component.UNKNOWN
+    killed = of("kernel: pt_nccl_heartbt invoked oom-killer: gfp_mask=0x8cc0", _KILLED)
+    assert killed.diagnosis.component is Component.UNKNOWN
+
+
+def test_an_engine_that_takes_back_its_memory_has_sent_nothing_yet() -> None:
+    woken = of("RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62")
+    names = [each.cure.name for each in woken.remedies]
+    assert names[0] == "reduce_mem_fraction" and not {"reduce_sync_buffer", "disk_weight_sync"} & set(names)
