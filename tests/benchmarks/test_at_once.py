@@ -23,14 +23,14 @@ def test_a_program_prints_the_steps_of_its_settings_and_notes_its_life(tmp_path:
     (tmp_path / "settings.yaml").write_text("prompts: 64\nsteps: 3\nresume: never\n")
     lives = tmp_path / "lives"
     words = ["-m", "autotune.launchers.builtin", "--config", str(tmp_path / "settings.yaml")]
-    said = subprocess.run(
+    stdout = subprocess.run(
         [sys.executable, "-I", "-S", Path(at_once.__file__).with_name("program.py"), *words],
         env={"STEP_S": "0.01", "LIVES": str(lives), "AUTOTUNE_ATTEMPT": "run/7"},
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    markers = [Builtin().marker(line) for line in said.splitlines()]
+    markers = [Builtin().marker(line) for line in stdout.splitlines()]
     assert [(m.step, m.of) for m in markers if isinstance(m, StepDone)] == [(1, 3), (2, 3), (3, 3)]
     assert markers[-1] == TrainingDone(step=3)
     begun, ended = at_once._lives(lives)

@@ -62,11 +62,11 @@ def test_further_families_agree_with_mem_tracker(name):
 
 def test_the_estimate_agrees_with_the_built_in_job():
     rows = estimate_builtin.recorded()
-    seen = [row for row in rows if row.title in estimate_builtin.SEEN]
+    fitted = [row for row in rows if row.title in estimate_builtin.SEEN]
     others = [row for row in rows if row.title not in estimate_builtin.SEEN]
-    assert len(seen) >= 12
+    assert len(fitted) >= 12
     assert len(others) >= 4
-    for chosen, mean_limit, p90_limit in ((seen, 0.05, 0.12), (others, 0.05, 0.12)):
+    for chosen, mean_limit, p90_limit in ((fitted, 0.05, 0.12), (others, 0.05, 0.12)):
         mean, p90, _ = spread(
             error for result in estimate_builtin.errors(chosen).values() for error in result
         )

@@ -37,11 +37,11 @@ def test_drifts_end_where_they_run_out_and_the_others_never_do() -> None:
 
 def test_most_drifts_are_forecast_in_time_and_few_others() -> None:
     every = [*drawn_series([EVEN, *simulated_bases(2, 3)], 3, seed=3)]
-    told = [watched(series, METHODS["forecast"]) for series in every]
-    failing = [each for each in told if each.fails is not None]
+    forecasts = [watched(series, METHODS["forecast"]) for series in every]
+    failing = [each for each in forecasts if each.fails is not None]
     in_time = [e for e in failing if e.said is not None and e.fails is not None and e.fails - e.said >= 5]
     assert len(in_time) >= 0.6 * len(failing)
-    calm = [each for each in told if each.fails is None]
+    calm = [each for each in forecasts if each.fails is None]
     assert sum(each.said is not None for each in calm) <= 0.2 * len(calm)
 
 
@@ -75,15 +75,15 @@ def test_a_leak_under_varying_lengths_is_forecast_earlier_with_them() -> None:
     lengths = [100.0 + 40.0 * (step * 7 % 11) / 11 for step in range(90)]
     used = [0.3 + 0.002 * length + 0.004 * step for step, length in enumerate(lengths)]
     series = Series("leak", "backward", used, 91, 180, {"response_length/max": lengths})
-    told = watched(series, METHODS["forecast"]).said
+    forecasts = watched(series, METHODS["forecast"]).said
     without = watched(series, WITHOUT_LENGTHS["forecast, lengths unknown"]).said
-    assert told is not None and (without is None or told < without)
+    assert forecasts is not None and (without is None or forecasts < without)
 
 
-@pytest.mark.parametrize(("said", "share"), [(95, "100.0%"), (96, "0.0%"), (None, "0.0%")])
-def test_five_steps_ahead_count(said: int | None, share: str) -> None:
-    told = {"forecast": [Outcome("leak", 100, said), Outcome("noise", None, None)]}
-    assert f"| forecast | {share} | 0.0% (0 of 1) |" in list(compared("simulated", told))
+@pytest.mark.parametrize(("forecast_step", "share"), [(95, "100.0%"), (96, "0.0%"), (None, "0.0%")])
+def test_five_steps_ahead_count(forecast_step: int | None, share: str) -> None:
+    forecasts = {"forecast": [Outcome("leak", 100, forecast_step), Outcome("noise", None, None)]}
+    assert f"| forecast | {share} | 0.0% (0 of 1) |" in list(compared("simulated", forecasts))
 
 
 def test_a_drift_raises_every_phase_of_its_process_until_one_runs_out() -> None:
@@ -101,7 +101,7 @@ def test_intervals_come_from_runs_not_from_series() -> None:
     alike = [
         Outcome("as recorded", None, 5 if run == 0 else None, run) for run in range(4) for _ in range(50)
     ]
-    told = {"forecast": [*alike, *(Outcome("leak", 50, 40, run) for run in range(4))]}
-    row = list(resampled(told))[2]
+    forecasts = {"forecast": [*alike, *(Outcome("leak", 50, 40, run) for run in range(4))]}
+    row = list(resampled(forecasts))[2]
     assert row == "| forecast | 100.0% to 100.0% | 0.0% to 75.0% |"
     assert list(resampled({"forecast": [Outcome("leak", 50, 40)]})) == []

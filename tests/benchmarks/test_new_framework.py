@@ -162,6 +162,6 @@ def test_contributing_says_how_long_a_framework_is() -> None:
         *ROOT.glob("tests/contracts/*skyrl*.py"),
         *ROOT.glob("tests/lookalikes/skyrl*.py"),
     )
-    for said, files in zip(says.groups(), (folder.glob("*.py"), folder.glob("*.yaml"), tests), strict=True):
+    for count, files in zip(says.groups(), (folder.glob("*.py"), folder.glob("*.yaml"), tests), strict=True):
         lines = sum(len(file.read_text().splitlines()) for file in files)
-        assert lines == pytest.approx(int(said.replace(",", "")), rel=0.2)
+        assert lines == pytest.approx(int(count.replace(",", "")), rel=0.2)

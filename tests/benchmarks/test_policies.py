@@ -74,11 +74,11 @@ def test_a_message_is_true_to_the_failure(jobs):
         written = world.accepted.profile.knobs
         failure = run(world, written).failure
         assert isinstance(failure, Failure)
-        seen = diagnosis(world, written, failure)
-        assert (seen.cause, seen.phase) == (failure.cause, failure.phase)
-        if seen.cause is not Cause.GPU_OOM:
+        answer = diagnosis(world, written, failure)
+        assert (answer.cause, answer.phase) == (failure.cause, failure.phase)
+        if answer.cause is not Cause.GPU_OOM:
             continue
-        facts, capacity = seen.facts, world.accepted.cluster.gpu_memory_bytes
+        facts, capacity = answer.facts, world.accepted.cluster.gpu_memory_bytes
         assert facts.requested_bytes > facts.free_bytes
         assert capacity - facts.free_bytes + facts.requested_bytes <= failure.peak_bytes + 1
         assert reported(world, written, 3) == reported(world, written, 3)

@@ -92,8 +92,8 @@ def asked(address: str, path: str) -> Any:
 def test_the_dashboard_shows_every_trial_with_its_state_and_settings(dashboard: str) -> None:
     studies = asked(dashboard, "/api/studies")["study_summaries"]
     assert [study["study_name"] for study in studies] == ["7c1e"]
-    shown = asked(dashboard, f"/api/studies/{studies[0]['study_id']}")
-    trials = shown["trials"]
+    study = asked(dashboard, f"/api/studies/{studies[0]['study_id']}")
+    trials = study["trials"]
     assert [trial["state"] for trial in trials] == [
         "Complete", "Complete", "Complete", "Fail", "Complete", "Running",
     ]  # fmt: skip
@@ -105,4 +105,4 @@ def test_the_dashboard_shows_every_trial_with_its_state_and_settings(dashboard: 
         "recompute": "full",
     }
     assert any("fails" in str(attribute["value"]) for attribute in trials[2]["user_attrs"])
-    assert [trial["number"] for trial in shown["best_trials"]] == [4]
+    assert [trial["number"] for trial in study["best_trials"]] == [4]

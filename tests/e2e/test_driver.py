@@ -241,9 +241,9 @@ def test_detached_on_this_machine_it_is_a_daemon(tmp_path: Path) -> None:
 def test_an_unreachable_cluster_is_reported(tmp_path: Path) -> None:
     here = Head(tmp_path, 0, 0)
     (tmp_path / "job.yaml").write_text(JOB + "cluster: {address: '127.0.0.1:9'}\n")
-    seen = here.autotune("launch", "job.yaml")
-    assert seen.returncode == 3 and "Traceback" not in seen.stderr and "hint: " in seen.stderr
-    seen = here.autotune(
+    done = here.autotune("launch", "job.yaml")
+    assert done.returncode == 3 and "Traceback" not in done.stderr and "hint: " in done.stderr
+    done = here.autotune(
         "launch", "job.yaml", "--submit", "http://127.0.0.1:9", "--runs-dir", str(tmp_path / "r")
     )
-    assert seen.returncode == 3 and "Traceback" not in seen.stderr
+    assert done.returncode == 3 and "Traceback" not in done.stderr

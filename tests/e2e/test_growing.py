@@ -166,8 +166,8 @@ def test_nodes_are_started_kept_between_attempts_replaced_and_given_back(growing
     assert [e["attempt"] for e in events if e["type"] == "started"] == [1, 2]
     (lost,) = (e for e in events if e["type"] == "ended" and e["attempt"] == 1)
     assert "left the cluster" in str(lost["outcome"]), lost
-    shown = (growing.folder / "err.txt").read_text()
-    assert "waiting for 2 nodes with 1 GPU each: 1 of 2 there" in shown
+    output = (growing.folder / "err.txt").read_text()
+    assert "waiting for 2 nodes with 1 GPU each: 1 of 2 there" in output
     until(lambda: len(growing.raylets()) == head_alone, "nodes stay although nothing needs them", 90)
 
 

@@ -124,20 +124,20 @@ ANSWERS = (
 )
 
 
-@pytest.mark.parametrize(("words", "said"), ANSWERS)
-def test_the_core_answers_without_ray(core: Path, folder: Path, words: list[str], said: str) -> None:
-    answered(core, folder, words, said)
+@pytest.mark.parametrize(("words", "expected"), ANSWERS)
+def test_the_core_answers_without_ray(core: Path, folder: Path, words: list[str], expected: str) -> None:
+    answered(core, folder, words, expected)
 
 
 def test_the_core_answers_on_the_lower_bounds_of_its_dependencies(oldest: Path, folder: Path) -> None:
-    for words, said in ANSWERS:
-        answered(oldest, folder, words, said)
+    for words, expected in ANSWERS:
+        answered(oldest, folder, words, expected)
 
 
-def answered(scripts: Path, folder: Path, words: list[str], said: str) -> None:
+def answered(scripts: Path, folder: Path, words: list[str], expected: str) -> None:
     done = call(folder, scripts / "autotune", *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(said, done.stdout + done.stderr)
+    assert re.search(expected, done.stdout + done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ goal: {steps: 30}
 
 def rewards(folder: Path, mode: str) -> list[float]:
     (folder / "job.yaml").write_text(JOB % mode)
-    told = autotune(folder, "launch", "job.yaml")
-    assert told.result.returncode == 0, told.story
-    log = (told.run / "attempts/0001/run.log").read_text(errors="replace")
+    done = autotune(folder, "launch", "job.yaml")
+    assert done.result.returncode == 0, done.story
+    log = (done.run / "attempts/0001/run.log").read_text(errors="replace")
     return [float(results) for results in re.findall(r"builtin: step \d+/\d+ .*reward=([0-9.]+)", log)]
 
 

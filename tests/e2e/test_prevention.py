@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.test_recovery import Told, autotune
+from tests.e2e.test_recovery import Finished, autotune
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -17,7 +17,7 @@ LEAKING = Path(__file__).parents[1] / "lookalikes" / "leaking"
 TINY = {"engine": "light", "prompts": 2, "samples": 2, "prompt_tokens": 8, "response_tokens": 8}
 
 
-def run(folder: Path, verb: str, settings: dict[str, Any], **keys: Any) -> Told:
+def run(folder: Path, verb: str, settings: dict[str, Any], **keys: Any) -> Finished:
     """Run a job as users do, by the estimate and with the defaults of recovery, but for `keys`."""
     job = {"name": "early", "framework": "builtin", "cluster": {"address": "local"}, "settings": settings}
     (folder / "job.yaml").write_text(yaml.safe_dump(job | keys))
@@ -29,7 +29,7 @@ def test_a_load_that_needs_more_than_any_step_is_cured_before_the_training(tmp_p
 
     Above the process, in MiB: 122 at a first start, 150 in a step, 181 in a reload.
     """
-    told = run(
+    done = run(
         tmp_path,
         "rehearse",
         TINY
@@ -43,16 +43,16 @@ def test_a_load_that_needs_more_than_any_step_is_cured_before_the_training(tmp_p
             "trainer_budget": "166MiB",
         },
     )
-    assert told.result.returncode == 0, told.story
-    assert [event["rehearsal"] for event in told.of("started")] == ["worst", "reload", "reload"], told.story
-    assert [event["attempt"] for event in told.of("diagnosed")] == [2]
-    assert told.failures == [("gpu-oom", "resume")]
-    assert "gpu-oom while loading a checkpoint" in told.story
-    _, failed, cured = (event["knobs"] for event in told.of("started"))
+    assert done.result.returncode == 0, done.story
+    assert [event["rehearsal"] for event in done.of("started")] == ["worst", "reload", "reload"], done.story
+    assert [event["attempt"] for event in done.of("diagnosed")] == [2]
+    assert done.failures == [("gpu-oom", "resume")]
+    assert "gpu-oom while loading a checkpoint" in done.story
+    _, failed, cured = (event["knobs"] for event in done.of("started"))
     assert cured == failed | {"optimizer_offload": True}, "the passes are left alone"
-    (resumed,) = (event for event in told.of("progressed") if event["attempt"] == 3)
+    (resumed,) = (event for event in done.of("progressed") if event["attempt"] == 3)
     assert (resumed["step"], resumed["resumed_from"]) == (4, 3)
-    rehearsed = yaml.safe_load((told.run / "rehearsed.yaml").read_text())
+    rehearsed = yaml.safe_load((done.run / "rehearsed.yaml").read_text())
     assert rehearsed["settings"]["optimizer_offload"] is True
 
 
@@ -61,7 +61,7 @@ def test_a_leak_is_stopped_at_the_checkpoint_before_it_fails_and_goes_on_with_a_
 ) -> None:
     """The backward pass would run out of memory in step 15; checkpoints are those of steps 4, 8 and 12."""
     paths = [str(LEAKING), *filter(None, [os.environ.get("PYTHONPATH")])]
-    told = run(
+    done = run(
         tmp_path,
         "launch",
         TINY
@@ -80,20 +80,20 @@ def test_a_leak_is_stopped_at_the_checkpoint_before_it_fails_and_goes_on_with_a_
         env={"PYTHONPATH": os.pathsep.join(paths)},
         recovery={"forecast": "act", "in_place": False, "preflight": "off"},
     )
-    assert told.result.returncode == 0, told.story
-    assert told.failures == [], told.story
-    assert {(event["cause"], event["component"]) for event in told.of("foreseen")} == {("gpu-oom", "trainer")}
-    ahead = next(event for event in told.of("foreseen") if event["phase"] == "backward")
-    (stop,) = told.of("stop_requested")
+    assert done.result.returncode == 0, done.story
+    assert done.failures == [], done.story
+    assert {(event["cause"], event["component"]) for event in done.of("foreseen")} == {("gpu-oom", "trainer")}
+    ahead = next(event for event in done.of("foreseen") if event["phase"] == "backward")
+    (stop,) = done.of("stop_requested")
     assert stop["by"] == "forecast"
     assert stop["reason"].startswith(f"GPU memory in backward is expected to run out at step {ahead['step']}")
-    ended, last = told.of("ended")
+    ended, last = done.of("ended")
     assert ended["outcome"] == {"outcome": "cancelled", "by": "forecast"}
     assert ended["saved"] == 12 and ended["step"] in (12, 13)
     assert ended["step"] < ahead["earliest"]
     assert last["outcome"] == {"outcome": "completed"}
-    before, after = (event["knobs"] for event in told.of("started"))
+    before, after = (event["knobs"] for event in done.of("started"))
     assert after["tokens_per_microbatch"] < before["tokens_per_microbatch"]
-    assert told.remedies, "what would cure the failure came before it"
-    again = [event for event in told.of("progressed") if event["attempt"] == 2]
+    assert done.remedies, "what would cure the failure came before it"
+    again = [event for event in done.of("progressed") if event["attempt"] == 2]
     assert [event["step"] for event in again] == [13, 14, 15, 16] and again[0]["resumed_from"] == 12

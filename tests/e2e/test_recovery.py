@@ -42,7 +42,7 @@ FITS = {
 Event = dict[str, Any]
 
 
-class Told:
+class Finished:
     """What a finished `autotune` left behind."""
 
     def __init__(self, folder: Path, result: subprocess.CompletedProcess[str]) -> None:
@@ -69,7 +69,7 @@ class Told:
 
 def autotune(
     folder: Path, *arguments: str, env: dict[str, str] | None = None, policy: str = "ladder"
-) -> Told:
+) -> Finished:
     """Run `autotune`; by the ladder alone, every forced failure happens: the estimate would avoid it."""
     home = folder / f"home-{policy}"
     home.mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ def autotune(
         text=True,
         timeout=2200,
     )
-    return Told(folder, result)
+    return Finished(folder, result)
 
 
 def launch(
@@ -90,7 +90,7 @@ def launch(
     *,
     recovery: dict[str, Any] | None = None,
     env: dict[str, str] | None = None,
-) -> Told:
+) -> Finished:
     job = {
         "name": "recovery",
         "framework": "builtin",
@@ -113,22 +113,22 @@ def shorter(source: Path, target: Path) -> str:
 
 
 def test_the_demo_recovers_from_every_phase_and_its_result_holds(tmp_path: Path) -> None:
-    told = autotune(tmp_path, "launch", str(ROOT / "configs/builtin-cpu.yaml"))
-    assert told.result.returncode == 0, told.story
-    assert {cause for cause, _ in told.failures} == {"gpu-oom"}
-    phases = [phase for _, phase in told.failures]
+    done = autotune(tmp_path, "launch", str(ROOT / "configs/builtin-cpu.yaml"))
+    assert done.result.returncode == 0, done.story
+    assert {cause for cause, _ in done.failures} == {"gpu-oom"}
+    phases = [phase for _, phase in done.failures]
     # What cures the scoring pass cures the training pass, which would not fit either.
-    assert phases == ["rollout_init", "log_prob", "optimizer"], told.story
-    answers = dict(zip(phases, told.remedies, strict=True))
+    assert phases == ["rollout_init", "log_prob", "optimizer"], done.story
+    answers = dict(zip(phases, done.remedies, strict=True))
     assert answers["rollout_init"] == "reduce_mem_fraction"
     assert answers["log_prob"] == "reduce_tokens_per_mb"
     assert answers["optimizer"] == "offload_optimizer"
-    tried = [json.dumps(event["knobs"], sort_keys=True) for event in told.of("started")]
+    tried = [json.dumps(event["knobs"], sort_keys=True) for event in done.of("started")]
     assert len(set(tried)) == len(tried)
-    assert [event["marginal"] for event in told.of("goal_reached")] == [False], told.story
-    stable = told.run / "stable.yaml"
-    assert Path(told.result.stdout.strip()).resolve() == stable.resolve() or str(stable).endswith(
-        told.result.stdout.strip()
+    assert [event["marginal"] for event in done.of("goal_reached")] == [False], done.story
+    stable = done.run / "stable.yaml"
+    assert Path(done.result.stdout.strip()).resolve() == stable.resolve() or str(stable).endswith(
+        done.result.stdout.strip()
     )
 
     again = autotune(tmp_path, "launch", shorter(stable, tmp_path / "again.yaml"))
@@ -139,50 +139,50 @@ def test_the_demo_recovers_from_every_phase_and_its_result_holds(tmp_path: Path)
     job = shorter(ROOT / "configs/builtin-cpu.yaml", tmp_path / "sized.yaml")
     sized = autotune(tmp_path, "launch", job, policy="estimate")
     assert sized.result.returncode == 0, sized.story
-    assert len(sized.of("started")) < len(told.of("started")), sized.story
+    assert len(sized.of("started")) < len(done.of("started")), sized.story
     assert [event["marginal"] for event in sized.of("goal_reached")] == [False], sized.story
 
 
 def test_memory_that_arrives_with_the_first_step_is_cured_from_the_checkpoint(tmp_path: Path) -> None:
     """Adam's state is there from step 2 on; the scoring pass no longer fits beside it."""
-    told = launch(
+    done = launch(
         tmp_path,
         {"optimizer_offload": False, "trainer_budget": "140MiB", "tokens_per_microbatch": 64, "steps": 3}
         | {"engine": "light"},
     )
-    assert told.result.returncode == 0, told.story
-    first = told.of("diagnosed")[0]
-    assert (first["cause"], first["phase"], first["step"]) == ("gpu-oom", "log_prob", 2), told.story
-    assert told.remedies[0] == "reduce_tokens_per_mb"
-    resumed = [event for event in told.of("progressed") if event["attempt"] == 2]
+    assert done.result.returncode == 0, done.story
+    first = done.of("diagnosed")[0]
+    assert (first["cause"], first["phase"], first["step"]) == ("gpu-oom", "log_prob", 2), done.story
+    assert done.remedies[0] == "reduce_tokens_per_mb"
+    resumed = [event for event in done.of("progressed") if event["attempt"] == 2]
     assert resumed[0]["step"] == 2
     assert resumed[0]["resumed_from"] == 1
-    steps = [event["step"] for event in told.of("progressed")]
+    steps = [event["step"] for event in done.of("progressed")]
     assert steps == sorted(set(steps)), "no step was trained twice"
 
 
 def test_a_pass_is_cured_in_place_and_the_stable_job_has_the_smaller_value(tmp_path: Path) -> None:
     """The default: the attempt in which the scoring pass ran out of memory is the one that trains."""
-    told = launch(tmp_path, {"engine": "light", "logprob_tokens": 6144}, recovery={"relaunches": 12})
-    assert told.result.returncode == 0, told.story
-    assert len(told.of("started")) == 1 and told.failures == [], told.story
-    cures = told.of("cured_in_place")
+    done = launch(tmp_path, {"engine": "light", "logprob_tokens": 6144}, recovery={"relaunches": 12})
+    assert done.result.returncode == 0, done.story
+    assert len(done.of("started")) == 1 and done.failures == [], done.story
+    cures = done.of("cured_in_place")
     assert {(cure["phase"], cure["step"], cure["knob"]) for cure in cures} == {
         ("log_prob", 1, "logprob_tokens")
-    }, told.story
+    }, done.story
     assert [cures[0]["before"], *(cure["after"] for cure in cures)] == [
         6144 >> cut for cut in range(len(cures) + 1)
     ]
-    assert [event["step"] for event in told.of("progressed")] == [1, 2]
-    stable = yaml.safe_load((told.run / "stable.yaml").read_text())
+    assert [event["step"] for event in done.of("progressed")] == [1, 2]
+    stable = yaml.safe_load((done.run / "stable.yaml").read_text())
     assert stable["settings"]["logprob_tokens"] == cures[-1]["after"]
-    proof = yaml.safe_load((told.run / "certificate.json").read_text())
+    proof = yaml.safe_load((done.run / "certificate.json").read_text())
     assert "logprob_tokens" in {change["knob"] for change in proof["changes"]}
 
 
 def test_a_weight_sync_that_does_not_fit_gets_smaller_buckets(tmp_path: Path) -> None:
     """Two ranks hold half the weights each; the sync gathers them into buckets."""
-    told = launch(
+    done = launch(
         tmp_path,
         {
             "model_shape": {"hidden": 384, "layers": 16, "heads": 12, "kv_heads": 6}
@@ -199,17 +199,17 @@ def test_a_weight_sync_that_does_not_fit_gets_smaller_buckets(tmp_path: Path) ->
             "sync_buffer": "160MiB",
         },
     )
-    assert told.result.returncode == 0, told.story
-    first = told.of("diagnosed")[0]
+    assert done.result.returncode == 0, done.story
+    first = done.of("diagnosed")[0]
     assert (first["cause"], first["phase"], first["component"]) == ("gpu-oom", "weight_sync", "trainer")
-    assert told.remedies[0] == "reduce_sync_buffer"
+    assert done.remedies[0] == "reduce_sync_buffer"
 
 
 def test_host_memory_killed_by_ray_is_not_cured_by_more_offload(tmp_path: Path) -> None:
     """Offloaded activations fill the host; Ray's memory monitor kills a worker."""
     memory = psutil.virtual_memory()
     limit = memory.total - memory.available + 4 * GIB
-    told = launch(
+    done = launch(
         tmp_path,
         {
             "engine": "light",
@@ -223,9 +223,9 @@ def test_host_memory_killed_by_ray_is_not_cured_by_more_offload(tmp_path: Path) 
             "RAY_memory_monitor_refresh_ms": "200",
         },
     )
-    assert told.result.returncode == 0, told.story
-    first = told.of("diagnosed")[0]
-    assert first["cause"] == "host-oom", told.story
-    assert first["phase"] in ("forward", "backward"), told.story
-    assert told.remedies[0] == "reduce_tokens_per_mb"
-    assert not any("offload" in name and name.startswith("offload") for name in told.remedies)
+    assert done.result.returncode == 0, done.story
+    first = done.of("diagnosed")[0]
+    assert first["cause"] == "host-oom", done.story
+    assert first["phase"] in ("forward", "backward"), done.story
+    assert done.remedies[0] == "reduce_tokens_per_mb"
+    assert not any("offload" in name and name.startswith("offload") for name in done.remedies)

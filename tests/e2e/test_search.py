@@ -90,10 +90,10 @@ def test_a_search_that_was_killed_goes_on_and_ends(tmp_path: Path) -> None:
     assert before
 
     driver = begun(tmp_path, "resume", run.name)
-    shown, _ = driver.communicate(timeout=1800)
+    stdout, _ = driver.communicate(timeout=1800)
     story = (tmp_path / "story.txt").read_text()
     assert driver.returncode == 0, story
-    assert shown.strip().endswith("stable.yaml"), story
+    assert stdout.strip().endswith("stable.yaml"), story
     tried = [e for e in events(run) if e["type"] == "tried"]
     assert tried[: len(before)] == before
     probes = [json.dumps(e["knobs"], sort_keys=True) for e in tried if e["purpose"] == "probe"]

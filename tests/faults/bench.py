@@ -105,9 +105,9 @@ class Driver:
     @property
     def last_words(self) -> str:
         """The last lines that say something, for a row of the table."""
-        said = [line for _, line in self.lines if line]
-        errors = [line for line in said if re.search(r"error:|Error|Traceback|✗|x ", line)]
-        return " / ".join(errors[-2:] or said[-2:])[-300:]
+        printed = [line for _, line in self.lines if line]
+        errors = [line for line in printed if re.search(r"error:|Error|Traceback|✗|x ", line)]
+        return " / ".join(errors[-2:] or printed[-2:])[-300:]
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal; one that has ended gets none."""
@@ -337,13 +337,13 @@ class Bench:
         """Measure from the fault to the first line of a driver that matches, as far as there is one."""
         assert self.fault_at is not None
         wanted = re.compile(pattern, re.IGNORECASE)
-        told = [
+        notices = [
             at - self.fault_at
             for driver in self.drivers
             for at, line in driver.lines
             if at >= self.fault_at and wanted.search(line)
         ]
-        self.noticed_s = min(told, default=None)
+        self.noticed_s = min(notices, default=None)
 
     def finish(self, driver: Driver, *, within_s: float = CONCLUSION_S) -> int:
         """Let the job end after its next step; returns the driver's exit code."""
@@ -357,12 +357,12 @@ class Bench:
     @property
     def story(self) -> str:
         """What the drivers said and what the journal holds."""
-        told = [
+        notices = [
             f"driver {number}, exit code {driver.process.poll()}\n"
             + "\n".join(f"{at - driver.begun:8.2f} {line}" for at, line in driver.lines)
             for number, driver in enumerate(self.drivers, start=1)
         ]
-        return "\n\n".join((*told, *map(json.dumps, self.events()))) + "\n"
+        return "\n\n".join((*notices, *map(json.dumps, self.events()))) + "\n"
 
     @property
     def verdict(self) -> str:

@@ -54,12 +54,12 @@ def watched(poll: object) -> object:
 
     def polled(self: Attempt) -> Observed:
         before = len(self.life.written)
-        seen: Observed = poll(self)  # type: ignore[operator]
+        observed: Observed = poll(self)  # type: ignore[operator]
         for chunk in self.life.written[before:]:
             for line in chunk.data.decode().splitlines():
                 if line.startswith("builtin: step "):
                     note(f"step {line.split()[2].split('/')[0]}")
-        return seen
+        return observed
 
     return polled
 

@@ -32,14 +32,14 @@ def row(**changes: object) -> Row:
 
 
 def test_the_table_hides_nothing() -> None:
-    told = table(
+    text = table(
         [row(), row(seed=2, survived=False, attempts=3, notice_s=4.0, reason="it was started anew")],
     )
-    (line,) = (line for line in told.splitlines() if line.startswith("| `disk-full`"))
+    (line,) = (line for line in text.splitlines() if line.startswith("| `disk-full`"))
     assert "| 1 of 2 | 1 to 3 | 0 | 0 | completed | 1.5 to 4 |" in line
-    assert "`disk-full`, seed 2: it was started anew" in told
-    assert all(f"| `{s.name}` |" in told for s in EVERY)
-    assert told.count("not played") == len(EVERY) - 1
+    assert "`disk-full`, seed 2: it was started anew" in text
+    assert all(f"| `{s.name}` |" in text for s in EVERY)
+    assert text.count("not played") == len(EVERY) - 1
 
 
 def test_rows_of_shortened_waits_are_not_displayed() -> None:

@@ -112,9 +112,9 @@ def _node_joins(bench: Bench, random: Random) -> int:
     number = nodes.add()
     bench.order("rank")
     log = bench.run / "attempts" / "0001" / "run.log"
-    said = f"a rank is on node {number}".encode()
+    marker = f"a rank is on node {number}".encode()
     bench.until(
-        lambda: said in log.read_bytes(),
+        lambda: marker in log.read_bytes(),
         f"nothing of node {number}, which joined, is in the log",
         within_s=45,
     )

@@ -139,9 +139,10 @@ def _left(bench: Bench, driver: Driver, *, within_s: float) -> None:
     _ask_for(130, code, driver)
 
 
-def _ask_for(wanted: int, seen: int, driver: Driver) -> None:
-    if seen not in (wanted, 128 - wanted):  # the latter before it has begun: a shell counts it as the former
-        raise Unmet(f"exit code {seen}, not {wanted}: {driver.last_words}")
+def _ask_for(wanted: int, ended_with: int, driver: Driver) -> None:
+    # The latter before it has begun: a shell counts it as the former.
+    if ended_with not in (wanted, 128 - wanted):
+        raise Unmet(f"exit code {ended_with}, not {wanted}: {driver.last_words}")
 
 
 def _killed_while_stopping(
@@ -174,7 +175,7 @@ def _resumed(bench: Bench, driver: Driver, *, code: int, within_s: float) -> int
     """Ask that the driver ends in time with its code and leaves nothing, then go on to the end."""
     assert bench.fault_at is not None
     try:
-        seen = driver.ended(within_s)
+        ended_with = driver.ended(within_s)
     except Unmet:
         begun = bench.fault_at
         driver.ended(150)
@@ -182,7 +183,7 @@ def _resumed(bench: Bench, driver: Driver, *, code: int, within_s: float) -> int
             f"it ended {time.time() - begun:.0f} s after the signal, not within {within_s:.0f}"
         ) from None
     bench.noticed_s = time.time() - bench.fault_at
-    _ask_for(code, seen, driver)
+    _ask_for(code, ended_with, driver)
     bench.gone()
     _free_card(bench)
     second = _relaunchable(bench)

@@ -118,14 +118,14 @@ def test_trainer_and_engine_take_turns(
 
 
 def test_actors_with_budgets_keep_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = asked(monkeypatch, trainer_budget="20GiB", engine_budget="10GiB", sync_mode="disk")
-    assert not any(word in line for line in seen for word in ("sleep", "wake", "leave", "lend"))
+    calls = asked(monkeypatch, trainer_budget="20GiB", engine_budget="10GiB", sync_mode="disk")
+    assert not any(word in line for line in calls for word in ("sleep", "wake", "leave", "lend"))
 
 
 def test_a_sync_through_disk_wakes_the_weights_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = asked(monkeypatch, sync_mode="disk")
-    first = seen.index("engine.wake weights")
-    assert seen[first : first + 5] == [
+    calls = asked(monkeypatch, sync_mode="disk")
+    first = calls.index("engine.wake weights")
+    assert calls[first : first + 5] == [
         "engine.wake weights",
         "trainer.write_weights",
         "engine.update_from_disk",

@@ -30,7 +30,7 @@ def in_a_fresh_process(code: str, **environment: str) -> str:
 
 @pytest.mark.parametrize("environment", [{}, {"AUTOTUNE_CPU_ENGINE": "1"}])
 def test_both_entry_points_are_inert_outside_an_attempt(environment: dict[str, str]) -> None:
-    seen = in_a_fresh_process(
+    output = in_a_fresh_process(
         """
         import sys
         from autotune.launchers.builtin.engines.sglang_plugin import install, platform
@@ -38,11 +38,11 @@ def test_both_entry_points_are_inert_outside_an_attempt(environment: dict[str, s
         """,
         **environment,
     )
-    assert seen == "None None []"
+    assert output == "None None []"
 
 
 def test_an_attempt_on_gpus_keeps_sglangs_own_platform() -> None:
-    seen = in_a_fresh_process(
+    output = in_a_fresh_process(
         """
         import sys
         from autotune.launchers.builtin.engines.sglang_plugin import install, platform
@@ -50,12 +50,12 @@ def test_an_attempt_on_gpus_keeps_sglangs_own_platform() -> None:
         """,
         AUTOTUNE_ATTEMPT="run/1",
     )
-    assert seen == "None None []"
+    assert output == "None None []"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU host keeps SGLang's own platform")
 def test_an_attempt_without_a_gpu_gets_the_budget_platform() -> None:
-    seen = in_a_fresh_process(
+    output = in_a_fresh_process(
         """
         import sys
         from autotune.launchers.builtin.engines.sglang_plugin import platform
@@ -64,11 +64,11 @@ def test_an_attempt_without_a_gpu_gets_the_budget_platform() -> None:
         AUTOTUNE_ATTEMPT="run/1",
         AUTOTUNE_CPU_ENGINE="1",
     )
-    assert seen == "autotune.launchers.builtin.engines.sglang_cpu:CpuBudgetPlatform False"
+    assert output == "autotune.launchers.builtin.engines.sglang_cpu:CpuBudgetPlatform False"
 
 
 def test_the_entry_points_are_declared() -> None:
-    seen = in_a_fresh_process(
+    output = in_a_fresh_process(
         """
         from importlib.metadata import entry_points
         for group in ("sglang.srt.platforms", "sglang.srt.plugins"):
@@ -76,7 +76,7 @@ def test_the_entry_points_are_declared() -> None:
         """
     )
     module = "autotune.launchers.builtin.engines.sglang_plugin"
-    assert seen.splitlines() == [f"{module}:platform", f"{module}:install"]
+    assert output.splitlines() == [f"{module}:platform", f"{module}:install"]
 
 
 def test_knobs_reach_sglang_under_its_names() -> None:
@@ -114,7 +114,7 @@ def test_only_a_cpu_engine_gets_the_cpu_platform(monkeypatch: pytest.MonkeyPatch
 def test_two_processes_share_a_board(tmp_path) -> None:
     writer = Board(tmp_path / "board")
     writer.write("step", 41)
-    seen = in_a_fresh_process(
+    output = in_a_fresh_process(
         f"""
         from pathlib import Path
         from autotune.launchers.builtin.engines.board import Board
@@ -123,7 +123,7 @@ def test_two_processes_share_a_board(tmp_path) -> None:
         board.write("peak_bytes", 1 << 40)
         """
     )
-    assert seen == "41 0"
+    assert output == "41 0"
     assert writer.read("peak_bytes") == 1 << 40
 
 

@@ -35,16 +35,16 @@ def test_every_sample_is_in_one_update_of_one_rank(lengths: list[int], count: in
         Sample(prompt=[number], response=[1] * length, logprobs=[], reward=0.0, advantage=0.0)
         for number, length in enumerate(lengths)
     ]
-    seen: list[list[int]] = [[] for _ in range(count)]
+    prompts_of: list[list[int]] = [[] for _ in range(count)]
     for rank in range(ranks):
         share, parts = updates(samples, count=count, rank=rank, ranks=ranks)
         assert [index for part in parts for index in part.own] == list(range(len(share)))
         for number, part in enumerate(parts):
             assert len(part.own) > 0
-            seen[number] += [share[index].prompt[0] for index in part.own]
+            prompts_of[number] += [share[index].prompt[0] for index in part.own]
     # In the order of the rollout: the first update has the first samples.
-    assert [number for part in seen for number in sorted(part)] == list(range(len(lengths)))
-    tokens = [sum(lengths[number] for number in part) for part in seen]
+    assert [number for part in prompts_of for number in sorted(part)] == list(range(len(lengths)))
+    tokens = [sum(lengths[number] for number in part) for part in prompts_of]
     assert [part.tokens for part in parts] == tokens
 
 

@@ -43,12 +43,12 @@ class Reading:
         return observed
 
     def until(self, text: str, *, source: str = "") -> None:
-        def seen() -> bool:
+        def has_output() -> bool:
             self.poll()
             assert self.exit is None or text in self.logs.get(source, ""), self.logs
             return text in self.logs.get(source, "")
 
-        wait_for(seen)
+        wait_for(has_output)
 
     def to_end(self) -> Exit:
         wait_for(lambda: self.poll().exit or self.lost)

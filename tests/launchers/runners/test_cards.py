@@ -81,12 +81,12 @@ def card_of(handle: Handle) -> int:
     """Return the only card that the attempt's samples call its own."""
     result: set[int] = set()
 
-    def seen() -> bool:
+    def is_sampled() -> bool:
         for sample in handle.poll().samples:
             result.update(card.index for card in sample.gpus if card.of_attempt)
         return bool(result)
 
-    wait_for(seen)
+    wait_for(is_sampled)
     (card,) = result
     return card
 
@@ -95,11 +95,11 @@ def processes_on_cards(handle: Handle) -> set[str]:
     """Return the names of the attempt's processes that run on a card."""
     result: set[str] = set()
 
-    def seen() -> bool:
+    def is_sampled() -> bool:
         result.update(p.name for sample in handle.poll().samples for p in sample.processes if p.gpu)
         return bool(result)
 
-    wait_for(seen)
+    wait_for(is_sampled)
     return result
 
 
@@ -135,9 +135,9 @@ def test_reserved_cards_are_the_attempts(runner: RayRunner, program: Program, ru
     readings = [Reading(handle) for handle in handles]
     for reading in readings:
         reading.until("ready")
-    shown = {reading.logs[""].split()[1] for reading in readings}
-    assert shown == {"1", "2"}
-    assert {str(card_of(handle)) for handle in handles} == shown
+    visible = {reading.logs[""].split()[1] for reading in readings}
+    assert visible == {"1", "2"}
+    assert {str(card_of(handle)) for handle in handles} == visible
     for handle in handles:
         handle.stop(grace_s=1)
         handle.release()

@@ -54,9 +54,9 @@ def test_an_environment_without_autotune_is_named_with_what_to_do(foreign: str, 
         for words in (["launch", "--runs-dir", "runs"], ["doctor"])
     )
     assert launch.returncode == 3, launch.stdout + launch.stderr
-    said = launch.stderr + launch.stdout
-    assert "cannot import autotune: ModuleNotFoundError: No module named 'autotune'" in said
-    assert "into the environment of the cluster's Ray" in said
-    assert "Traceback" not in said and "bug in autotune" not in said
+    output = launch.stderr + launch.stdout
+    assert "cannot import autotune: ModuleNotFoundError: No module named 'autotune'" in output
+    assert "into the environment of the cluster's Ray" in output
+    assert "Traceback" not in output and "bug in autotune" not in output
     assert "its Ray cannot import autotune: " in doctor.stdout + doctor.stderr
     assert doctor.returncode != 0

@@ -58,7 +58,7 @@ def start(run: str, *, address: str | None, linger: bool, home: Path) -> subproc
     )
 
 
-def shown(process: subprocess.Popen[str]) -> dict[str, str]:
+def printed(process: subprocess.Popen[str]) -> dict[str, str]:
     assert process.stdout is not None
     lines = {}
     for line in process.stdout:
@@ -102,7 +102,7 @@ def niceness(pids: set[int]) -> dict[str, set[int]]:
 
 def test_nothing_is_left_of_it_after_the_driver_was_killed(run, tmp_path: Path):
     process = start(run, address=None, linger=True, home=tmp_path)
-    lines = shown(process)
+    lines = printed(process)
     assert "local" in lines["NOTE"]
     mode, gpus, cpus = lines["ready"].split()
     assert (mode, float(gpus)) == ("token", 1.0)
@@ -124,7 +124,7 @@ def test_nothing_is_left_of_it_after_the_driver_was_killed(run, tmp_path: Path):
 
 def test_it_ends_with_its_runner(run, tmp_path: Path):
     process = start(run, address="local", linger=False, home=tmp_path)
-    lines = shown(process)
+    lines = printed(process)
     assert lines["NOTE"] == ""
     assert process.stdout is not None
     assert process.stdout.read() == "closed []\n"

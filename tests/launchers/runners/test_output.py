@@ -118,15 +118,15 @@ def test_reading_while_it_grows_and_the_oldest_goes(path: Path) -> None:
     keeper = threading.Thread(target=keep)
     keeper.start()
     process = prints(path, 60_000)
-    seen, at, rest = list[int](), 0, b""
+    read_numbers, at, rest = list[int](), 0, b""
     logs = Logs(output=kept, workers=None)
     while process.poll() is None or at < 60_000 * LINE:
         for piece in logs.read({str(path): at}, jobs=(), thorough=True):
             assert piece.end == at + piece.dropped + len(piece.data)
             at = piece.end
             whole, newline, rest = ((b"" if piece.dropped else rest) + piece.data).rpartition(b"\n")
-            seen += numbers(whole + newline)
+            read_numbers += numbers(whole + newline)
     over.set()
     keeper.join()
     assert process.returncode == 0
-    assert seen == sorted(set(seen)) and seen[-1] == 59_999
+    assert read_numbers == sorted(set(read_numbers)) and read_numbers[-1] == 59_999

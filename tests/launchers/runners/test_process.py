@@ -163,14 +163,14 @@ def test_samples_show_processes_and_host(runner, program: Program, run):
     source = "block = bytearray(b'x' * 300_000_000); print('ready', flush=True); import time; time.sleep(600)"
     handle = runner.start(program(source), run=run, attempt=1, python=None)
     Reading(handle).until("ready")
-    seen = []
+    samples_read = []
 
     def large() -> bool:
-        seen.extend(handle.poll().samples)
-        return any(process.rss_bytes > 300_000_000 for sample in seen for process in sample.processes)
+        samples_read.extend(handle.poll().samples)
+        return any(process.rss_bytes > 300_000_000 for sample in samples_read for process in sample.processes)
 
     wait_for(large, seconds=5)
-    assert 0 < seen[-1].host_used_bytes < seen[-1].host_total_bytes
+    assert 0 < samples_read[-1].host_used_bytes < samples_read[-1].host_total_bytes
     handle.stop(grace_s=1)
     assert handle.drain(timeout_s=10).clear
 

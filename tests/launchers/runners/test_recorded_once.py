@@ -108,10 +108,10 @@ def test_killed_drivers_record_every_byte_once(
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
     result = recorded(folder)
-    told = [b"%08d %s" % (number, b"x" * (number % 700)) for number in range(LINES)]
+    printed = [b"%08d %s" % (number, b"x" * (number % 700)) for number in range(LINES)]
     own = result.pop("")
-    assert own[own.index(told[0]) :] == [*told, b"a line without an end"]  # after what Ray says
-    (rank,) = (said for source, said in result.items() if source.startswith("worker-") and b"rank 0" in said)
+    assert own[own.index(printed[0]) :] == [*printed, b"a line without an end"]  # after what Ray says
+    (rank,) = (text for source, text in result.items() if source.startswith("worker-") and b"rank 0" in text)
     assert rank[rank.index(b"rank 0") :] == [b"rank %d" % number for number in range(LINES // 8)]
     (file,) = (name for name in log_cursor.read(folder).offsets if name.endswith("/output.log"))
     output = Path(file[file.index(":/") + 1 :])

@@ -83,12 +83,12 @@ def over(history: History) -> list[int]:
 
 
 def test_every_attempt_is_annotated_with_what_follows_it(tmp_path: Path) -> None:
-    seen = launch(tmp_path, "auto", play="tight_memory", path=install(tmp_path))
-    assert seen.code == 0 and "warning: annotate" not in seen.err, seen.err
+    done = launch(tmp_path, "auto", play="tight_memory", path=install(tmp_path))
+    assert done.code == 0 and "warning: annotate" not in done.err, done.err
     (folder,) = directory.runs(tmp_path / "runs")
     history = folder.history()
     for number in over(history):
-        assert f"annotated attempt #{number} in mlflow: {ID}" in seen.err
+        assert f"annotated attempt #{number} in mlflow: {ID}" in done.err
     tags = {words[1]: words[2] for words in kept(tmp_path) if isinstance(words[1], str)}
     assert tags["autotune.run"] == folder.id and tags["autotune.attempts"] == str(over(history)[-1])
     assert set(tags) == {"autotune.run", "autotune.attempts"} | {
@@ -104,13 +104,13 @@ def test_every_attempt_is_annotated_with_what_follows_it(tmp_path: Path) -> None
     assert (one["cause"], one["phase"], one["failed"]) == ("gpu-oom", "backward", True)
     assert one["next_changes"]["tokens_per_microbatch"][0] == 4096 and one["folder"] == str(folder.path)
     assert documents["autotune/attempt-2.json"]["changes"] == one["next_changes"]
-    assert SECRET not in seen.err + (tmp_path / "kept").read_text()
+    assert SECRET not in done.err + (tmp_path / "kept").read_text()
 
 
 def test_a_search_annotates_no_trial(tmp_path: Path) -> None:
     more = "search: {trials: 2, confirm: 0, vary: [tokens_per_microbatch]}\n"
-    seen = launch(tmp_path, "auto", play="tight_memory", path=install(tmp_path), verb="search", more=more)
-    assert seen.code == 0 and "trial 1" in seen.err, seen.err
+    done = launch(tmp_path, "auto", play="tight_memory", path=install(tmp_path), verb="search", more=more)
+    assert done.code == 0 and "trial 1" in done.err, done.err
     (folder,) = directory.runs(tmp_path / "runs")
     numbers = {words[1]["attempt"] for words in kept(tmp_path) if isinstance(words[1], dict)}
     assert numbers == set(over(folder.history()))
@@ -176,7 +176,7 @@ def test_the_next_driver_writes_what_one_that_died_may_have_left(
 
 
 @pytest.mark.parametrize(
-    ("first", "said"),
+    ("first", "message"),
     [
         (
             "raise OSError('no route with ' + os.environ['MLFLOW_TRACKING_PASSWORD'])",
@@ -187,7 +187,7 @@ def test_the_next_driver_writes_what_one_that_died_may_have_left(
     ],
 )
 def test_a_tracker_that_fails_is_one_warning(
-    first: str, said: str, past: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: str, message: str, past: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", install(tmp_path, first))
     watched = Watched(tmp_path, past[:-1])
@@ -195,7 +195,7 @@ def test_a_tracker_that_fails_is_one_warning(
     watched.drive(lambda record: record.append(again))
     number = over(past)[-1]
     assert watched.warnings == [
-        f"annotate.mlflow: attempt #{number} was not annotated: {said}; the run is unaffected"
+        f"annotate.mlflow: attempt #{number} was not annotated: {message}; the run is unaffected"
     ]
 
 
@@ -282,7 +282,7 @@ def test_the_jobs_interpreter_goes_before_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("wandb", "hint: write `[wandb]`"),
         ("[wandb, wand]", "`none`, `auto` or a list of `wandb`, `mlflow`"),
@@ -290,10 +290,10 @@ def test_the_jobs_interpreter_goes_before_ours(tmp_path: Path) -> None:
         ("[[wandb]]", "`none`, `auto` or a list of"),
     ],
 )
-def test_a_key_that_cannot_be(text: str, said: str) -> None:
+def test_a_key_that_cannot_be(text: str, message: str) -> None:
     with pytest.raises(JobErrors) as error:
         parse(f"{JOB}annotate: {text}\n")
-    assert said in str(error.value) and "annotate" in str(error.value)
+    assert message in str(error.value) and "annotate" in str(error.value)
 
 
 def test_the_page_says_what_is_tried() -> None:

@@ -22,8 +22,8 @@ def verified(path: Path, *options: str) -> Result:
 
 
 def test_what_agrees_is_exit_code_0(certificate: Path) -> None:
-    seen = verified(certificate)
-    assert seen.exit_code == 0
+    done = verified(certificate)
+    assert done.exit_code == 0
     trained = (
         "256 samples a step · updates of 128 · 2 a step · 30 epochs · prompts to 512 tokens · answers to 512"
         " · learning rate 1e-06 · data.seed 7 · actor_rollout_ref.actor.data_loader_seed 42"
@@ -31,7 +31,7 @@ def test_what_agrees_is_exit_code_0(certificate: Path) -> None:
     )
     losses = "the losses of 2 steps (7 to 8) with both settings lie within a band of 1.18608"
     agrees = "only the declared changes differ; the losses of the steps that both settings trained stay in"
-    assert seen.output.splitlines() == [
+    assert done.output.splitlines() == [
         "certificate of run 7c1e · qwen · verl",
         "  stable     by goal, 1 run of 20 steps",
         f"  trained    {trained}",
@@ -52,22 +52,22 @@ def test_what_was_not_replayed_is_not_called_proven(tmp_path: Path) -> None:
     values["losses"] = {"overlapping": [], "band": None, "pairs": 0}
     path = tmp_path / "sent.json"
     path.write_text(json.dumps(values | {"replayed": "not_run", "replay": "the log shows no losses"}))
-    seen = verified(path)
-    assert seen.exit_code == 0
-    assert "prov" not in seen.output
-    assert seen.output.endswith("and none is of what is trained (not replayed)\n")
+    done = verified(path)
+    assert done.exit_code == 0
+    assert "prov" not in done.output
+    assert done.output.endswith("and none is of what is trained (not replayed)\n")
 
 
 def test_what_differs_is_exit_code_1_and_named(certificate: Path) -> None:
     stable = certificate.with_name("stable.yaml")
     stable.write_text(stable.read_text().replace("optim.lr: 1e-6", "optim.lr: 1e-5"))
-    seen = verified(certificate)
-    assert seen.exit_code == 1
+    done = verified(certificate)
+    assert done.exit_code == 1
     sentence = (
         "`settings.actor_rollout_ref.actor.optim.lr` is 1e-06 in the certificate and 1e-05 in stable.yaml"
     )
-    assert f"✗ differs\n  {sentence}\n" in seen.output
-    assert "prov" not in seen.output
+    assert f"✗ differs\n  {sentence}\n" in done.output
+    assert "prov" not in done.output
     assert json.loads(verified(certificate, "--json").output)["differences"] == [sentence]
 
 
@@ -75,7 +75,7 @@ def test_what_is_no_certificate_is_exit_code_2(certificate: Path) -> None:
     values = json.loads(certificate.read_text())
     values["job"]["framework"] = "\x1b[31mnope"
     certificate.write_text(json.dumps(values))
-    seen = verified(certificate)
-    assert seen.exit_code == 2
-    assert seen.output.startswith("error: cannot use `") and "framework `nope` is not known" in seen.output
-    assert "\x1b" not in seen.output
+    done = verified(certificate)
+    assert done.exit_code == 2
+    assert done.output.startswith("error: cannot use `") and "framework `nope` is not known" in done.output
+    assert "\x1b" not in done.output

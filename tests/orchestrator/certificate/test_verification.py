@@ -285,10 +285,10 @@ def test_an_update_agrees_within_the_limit(update: float, replayed: Replayed) ->
 
 
 def test_an_update_that_differs_is_a_difference(of_builtin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Job, Job]] = []
+    pairs: list[tuple[Job, Job]] = []
 
     def other(_: object, before: Job, after: Job) -> tuple[Replayed, str]:
-        seen.append((before, after))
+        pairs.append((before, after))
         return Replayed.DIFFERS, "one update of 8 samples"
 
     monkeypatch.setattr("autotune.orchestrator.certificate.verification.replayed", other)
@@ -296,5 +296,5 @@ def test_an_update_that_differs_is_a_difference(of_builtin: Path, monkeypatch: p
     assert result.differences == (
         "an update with the stable settings is another one: one update of 8 samples",
     )
-    ((before, after),) = seen
+    ((before, after),) = pairs
     assert (before.settings["tokens_per_microbatch"], after.settings["tokens_per_microbatch"]) == (4096, 2048)

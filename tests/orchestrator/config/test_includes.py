@@ -82,9 +82,9 @@ def test_a_mistake_in_a_frameworks_own_file_is_displayed_there(
     with pytest.raises(JobErrors) as raised:
         areal(tmp_path, before, after)
     file = tmp_path / "gsm8k.yaml"
-    shown = {
+    complaints = {
         file.read_text().splitlines()[each.line - 1]
         for each in raised.value.complaints
         if each.file == str(file)
     }
-    assert any(each.startswith(line) for each in shown), raised.value.message
+    assert any(each.startswith(line) for each in complaints), raised.value.message

@@ -174,7 +174,7 @@ def test_the_job_may_turn_what_recovery_permits(recovery: str, knobs: list[str])
 
 
 def test_a_warning_names_a_framework_without_cure_in_place_where_the_user_asked_for_it() -> None:
-    def said(text: str) -> tuple[str, ...]:
+    def warnings_of(text: str) -> tuple[str, ...]:
         job = parse(text)
         framework = frameworks.find(job.framework)
         cluster = assumed(job)
@@ -182,15 +182,18 @@ def test_a_warning_names_a_framework_without_cure_in_place_where_the_user_asked_
         return cautions(fold((Accepted(run="r", job=job, profile=profile, cluster=cluster),)), profile.knobs)
 
     other = "name: j\nframework: command\ncommand: [train]\n"
-    (warning,) = said(other + "recovery: {in_place: true}\n")
+    (warning,) = warnings_of(other + "recovery: {in_place: true}\n")
     assert "in_place: true has no effect with command" in warning
     several = "name: j\nframework: trl\nsettings: {num_processes: 2, loss_type: dapo}\n"
     several += "recovery: {in_place: true}\n"
-    (warning,) = (each for each in said(several) if "in_place" in each)
+    (warning,) = (each for each in warnings_of(several) if "in_place" in each)
     assert "it works with one process only, this job has 2" in warning
     alone = several.replace("processes: 2", "processes: 1")
-    assert not any("in_place" in each for each in said(alone))
-    assert not any("in_place" in each for each in (*said(other), *said(JOB + "recovery: {in_place: true}\n")))
+    assert not any("in_place" in each for each in warnings_of(alone))
+    assert not any(
+        "in_place" in each
+        for each in (*warnings_of(other), *warnings_of(JOB + "recovery: {in_place: true}\n"))
+    )
 
 
 def _knobs(job: object) -> Knobs:

@@ -68,10 +68,10 @@ def test_all_trials_are_stopped_at_the_same_time(tmp_path: Path) -> None:
     night = Night(tmp_path, world, TWO)
     both = threading.Barrier(2, timeout=_LONG_S)
 
-    def endless(seen: World, command: object):
-        if len(seen.commands) == 2:
+    def endless(world: World, command: object):
+        if len(world.commands) == 2:
             night.interrupts.note(2)
-        return forever(seen, command) if seen.commands else formula(seen, command)
+        return forever(world, command) if world.commands else formula(world, command)
 
     def drained(attempt: int) -> None:
         if attempt > 1:

@@ -51,8 +51,8 @@ def test_the_job_is_stopped_at_the_checkpoint_before_and_goes_on_with_a_remedy(t
     text = GROWING + "recovery: {forecast: act}\n"
     case = Case(tmp_path, World(leaking), text, policy=Policy.LADDER)
     assert isinstance(case.drive(), TrainingCompleted)
-    said = next(e for e in case.history if isinstance(e, Foreseen))
-    assert said.phase is Phase.FORWARD and said.cause is Cause.GPU_OOM
+    forecasts = next(e for e in case.history if isinstance(e, Foreseen))
+    assert forecasts.phase is Phase.FORWARD and forecasts.cause is Cause.GPU_OOM
     first, second = (e for e in case.history if isinstance(e, Ended))
     assert first.outcome == Cancelled(by="forecast") and second.outcome == Completed()
     assert first.saved is not None and 90 <= first.saved <= 110
@@ -68,8 +68,8 @@ def test_by_default_a_forecast_is_reported_and_nothing_changes(tmp_path: Path) -
     case = Case(tmp_path, World(leaking), GROWING, policy=Policy.LADDER)
     assert isinstance(case.drive(), TrainingCompleted)
     assert sum(isinstance(e, Started) for e in case.history) == 1
-    said = [e for e in case.history if isinstance(e, Foreseen)]
-    assert said and said[0].holds
+    forecasts = [e for e in case.history if isinstance(e, Foreseen)]
+    assert forecasts and forecasts[0].holds
 
 
 def test_off_says_nothing(tmp_path: Path) -> None:
@@ -95,21 +95,23 @@ def test_the_host_is_watched_too(tmp_path: Path) -> None:
     for n in range(1, 70):
         events += followed.see(samples=(sample(1000.0 + n, host=0.5 + 0.005 * n),), after=1.0)
         events += followed.see(step(n, STEPS))
-    said = next(e for e in events if isinstance(e, Foreseen))
-    assert said.cause is Cause.HOST_OOM and said.step is not None and 85 <= said.step <= 95
-    assert said.upper_bound, "caches and other users' processes are in it: it is told and not acted on"
+    forecasts = next(e for e in events if isinstance(e, Foreseen))
+    assert forecasts.cause is Cause.HOST_OOM and forecasts.step is not None and 85 <= forecasts.step <= 95
+    assert forecasts.upper_bound, "caches and other users' processes are in it: it is told and not acted on"
 
 
-@pytest.mark.parametrize(("steps", "told"), [(80, False), (200, True)])
-def test_the_last_step_of_the_settings_bounds_the_forecast(tmp_path: Path, steps: int, told: bool) -> None:
+@pytest.mark.parametrize(("steps", "is_expected"), [(80, False), (200, True)])
+def test_the_last_step_of_the_settings_bounds_the_forecast(
+    tmp_path: Path, steps: int, is_expected: bool
+) -> None:
     text = f"name: q\nframework: slime\nsettings: {{colocate: true, num-rollout: {steps}}}\n"
     followed = Followed(tmp_path, text)
     events: list[Event] = []
     for n in range(70):  # full after 90
         events += followed.see(samples=(sample(1000.0 + n, host=0.5 + 0.005 * n),), after=1.0)
         events += followed.see(f"perf {n}: {{'perf/train_time': 1.0, 'perf/step_time': 2.0}}\n")
-    said = [e for e in events if isinstance(e, Foreseen)]
-    assert bool(said) is told and all(e.of == steps for e in said)
+    forecasts = [e for e in events if isinstance(e, Foreseen)]
+    assert bool(forecasts) is is_expected and all(e.of == steps for e in forecasts)
 
 
 def test_a_training_that_ends_by_itself_while_it_is_stopped_is_complete(tmp_path: Path) -> None:
@@ -135,14 +137,14 @@ def test_a_training_that_ends_by_itself_while_it_is_stopped_is_complete(tmp_path
 @pytest.mark.parametrize("length", ["nan", "inf"])
 def test_a_length_that_is_no_number_is_left_out(length: str) -> None:
     forecaster = Forecaster(known=None, longest_response=6000.0)
-    said: list[Event] = []
+    forecasts: list[Event] = []
     for n in range(1, 91):
         tokens = min(6000.0, 2000.0 + 40 * n + n % 3)
         peak = Peak(used_bytes=int((0.3 + 0.0001 * tokens) * 1e9), capacity_bytes=10**9)
-        shown = float(length) if n % 20 == 0 else tokens
-        done = StepDone(step=n, of=400, metrics={"response_length/mean": shown})
-        said += forecaster.stepped(done, {"backward": peak}, attempt=1, of=400, new=True)
-    assert not said
+        displayed_status = float(length) if n % 20 == 0 else tokens
+        done = StepDone(step=n, of=400, metrics={"response_length/mean": displayed_status})
+        forecasts += forecaster.stepped(done, {"backward": peak}, attempt=1, of=400, new=True)
+    assert not forecasts
 
 
 @pytest.mark.parametrize(("mode", "hint"), [("tell", True), ("act", False)])
@@ -150,24 +152,24 @@ def test_terminal_and_status_say_step_phase_and_how_sure(tmp_path: Path, mode: s
     case = Case(tmp_path, World(leaking), GROWING + f"recovery: {{forecast: {mode}}}\n", policy=Policy.LADDER)
     stream = io.StringIO()
     console = Console(stream, runs_dir=tmp_path / "runs")
-    shown: list[status.RunStatus] = []
+    displayed_status: list[status.RunStatus] = []
 
     def look(event: Event) -> None:
         console.print_event(event)
         if isinstance(event, Foreseen):
-            shown.append(status.standing(case.run, now=case.clock.now()))
+            displayed_status.append(status.standing(case.run, now=case.clock.now()))
 
     case.on_event = look
     case.drive()
-    said = next(e for e in case.history if isinstance(e, Foreseen))
+    forecasts = next(e for e in case.history if isinstance(e, Foreseen))
     text = " ".join(stream.getvalue().split())
-    line = f"forecast: forward is expected to run out of GPU memory at step {said.step}/{STEPS}"
-    assert line in text and f"chance {said.chance:.0%}" in text
+    line = f"forecast: forward is expected to run out of GPU memory at step {forecasts.step}/{STEPS}"
+    assert line in text and f"chance {forecasts.chance:.0%}" in text
     assert "more each step since step" in text
     assert ("recovery: {forecast: act}" in text) is hint
-    assert shown[0].attempts[-1].foreseen == (said,)
-    assert b'"foreseen":[{"type":"foreseen"' in msgspec.json.encode(shown[0])
-    assert line in status.table(shown[:1], now=case.clock.now(), attempts=True)
+    assert displayed_status[0].attempts[-1].foreseen == (forecasts,)
+    assert b'"foreseen":[{"type":"foreseen"' in msgspec.json.encode(displayed_status[0])
+    assert line in status.table(displayed_status[:1], now=case.clock.now(), attempts=True)
 
 
 def test_the_processes_that_gain_most_of_a_host_are_named() -> None:
@@ -195,8 +197,8 @@ def test_a_process_that_leaks_is_restarted_with_the_same_settings_until_the_trai
     assert {e.knobs for e in case.history if isinstance(e, Started)} == {ended_with(case).knobs}
     printed = " ".join(stream.getvalue().split())
     assert "GPU memory in forward of the trainer grows by 1.0 MiB a step" in printed
-    shown = status.standing(case.run, now=case.clock.now())
-    assert "grows by 1.0 MiB a step" in status.table([shown], now=case.clock.now(), attempts=True)
+    displayed_status = status.standing(case.run, now=case.clock.now())
+    assert "grows by 1.0 MiB a step" in status.table([displayed_status], now=case.clock.now(), attempts=True)
 
 
 def ended_with(case: Case) -> Started:

@@ -49,9 +49,9 @@ def test_what_steps_took_that_no_driver_saw_is_not_known(tmp_path: Path) -> None
     known = slow_steps(before, 1, 2)
     assert took(known) == [(1, None), (2, SLOW_S)]
     again = attached(tmp_path, known)
-    seen = [*again.see("step 3/400\nstep 4/400\n", behind=True, after=0.2)]
-    seen += [*again.see("step 5/400\n", after=0.2), *slow_steps(again, 6, 7)]
-    assert took(seen) == [(3, None), (4, None), (5, None), (6, None), (7, SLOW_S)]
+    new_events = [*again.see("step 3/400\nstep 4/400\n", behind=True, after=0.2)]
+    new_events += [*again.see("step 5/400\n", after=0.2), *slow_steps(again, 6, 7)]
+    assert took(new_events) == [(3, None), (4, None), (5, None), (6, None), (7, SLOW_S)]
 
 
 def test_steps_that_are_read_together_do_not_take_0_s(tmp_path: Path) -> None:

@@ -65,11 +65,11 @@ def test_a_log_is_bounded_and_keeps_its_beginning_its_end_and_its_numbers(tmp_pa
 @pytest.mark.parametrize("limit", [LIMIT_BYTES, 64 << 10])
 def test_after_an_attach_nothing_is_lost_twice_or_renumbered(tmp_path: Path, limit: int) -> None:
     log = attempt(tmp_path)
-    told = {"": noise(900, 1), "worker-1.out": noise(700, 2), OWN_SOURCE: ["record a\n", "record b\n"]}
+    output = {"": noise(900, 1), "worker-1.out": noise(700, 2), OWN_SOURCE: ["record a\n", "record b\n"]}
 
     def deliver(writer: LogWriter, upto: float, piece: int) -> list[LogLine]:
         lines = []
-        texts = {source: "".join(part)[: int(upto * len("".join(part)))] for source, part in told.items()}
+        texts = {source: "".join(part)[: int(upto * len("".join(part)))] for source, part in output.items()}
         for at in range(0, max(map(len, texts.values())), piece):
             for source, text in texts.items():
                 lines += feed(writer, text[at : at + piece], source=source)
@@ -94,11 +94,11 @@ def test_after_an_attach_nothing_is_lost_twice_or_renumbered(tmp_path: Path, lim
             "a line is missing or came twice"
         )
         recorded = [(line.source, line.text + "\n") for line in reread(log)]
-        for source, part in told.items():
+        for source, part in output.items():
             assert [text for name, text in recorded if name == source] == part
     else:
         recorded = list(reread(log))
-        assert recorded[-1].number == sum(map(len, told.values()))
+        assert recorded[-1].number == sum(map(len, output.values()))
         numbers = {line.number for line in first}
         assert all(line in first for line in recorded if line.number in numbers)
 
@@ -117,8 +117,8 @@ def test_a_full_disk_pauses_the_log_and_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "RETRY_S", 0.0)
-    disk, said = FullDisk(monkeypatch, "run.log", "samples.jsonl"), list[str]()
-    writer = LogWriter(attempt(tmp_path), say=said.append)
+    disk, messages = FullDisk(monkeypatch, "run.log", "samples.jsonl"), list[str]()
+    writer = LogWriter(attempt(tmp_path), say=messages.append)
     feed(writer, "1\n2\n")
     disk.full = True
     assert [line.text for line in feed(writer, "3\n", "4\n")] == ["3", "4"], "the job is still followed"
@@ -126,8 +126,8 @@ def test_a_full_disk_pauses_the_log_and_says_what_is_missing(
     disk.full = False
     assert feed(writer, "6\n")[0].number == 6
     writer.finish()
-    assert disk.refused >= 2 and len(said) == 2
-    assert "pause" in said[0] and "make room" in said[0] and "go on" in said[1]
+    assert disk.refused >= 2 and len(messages) == 2
+    assert "pause" in messages[0] and "make room" in messages[0] and "go on" in messages[1]
     assert [(line.number, line.text) for line in reread(attempt(tmp_path))] == [(1, "1"), (2, "2"), (6, "6")]
     assert "3 lines are not recorded here" in attempt(tmp_path).read_text()
     again = LogWriter(attempt(tmp_path))
@@ -174,7 +174,7 @@ def test_what_is_recorded_is_read_once_by_a_driver_whose_storage_fails(
     for at in range(0, 3000, 100):
         feed(before, *noise(100, seed=at))
     before.finish()
-    kept, reads, said = list(reread(log)), [0], list[str]()
+    kept, reads, messages = list(reread(log)), [0], list[str]()
     row_of = log_parts.row_of
 
     def fails_at_times(data: bytes) -> log_parts.Row:
@@ -184,12 +184,12 @@ def test_what_is_recorded_is_read_once_by_a_driver_whose_storage_fails(
         return row_of(data)
 
     monkeypatch.setattr(log_parts, "row_of", fails_at_times)
-    persist = storage.Persistence(tmp_path, say=said.append, patience_s=math.inf, sleep=lambda _: None)
+    persist = storage.Persistence(tmp_path, say=messages.append, patience_s=math.inf, sleep=lambda _: None)
     attached = LogWriter(log, limit_bytes=limit, persist=persist)
     again: list[LogLine] = []
     while not attached.caught_up:
         again += [line for part in attached.catch_up() for line in part]
-    assert again == kept and len(said) >= 2 and "stale file handle" in said[0]
+    assert again == kept and len(messages) >= 2 and "stale file handle" in messages[0]
 
 
 HOUR = 1_800_000_000.0
@@ -230,9 +230,9 @@ def test_what_waits_for_storage_is_bounded_and_what_is_lost_is_counted(
 ) -> None:
     monkeypatch.setattr(storage, "RETRY_S", 0.0)
     monkeypatch.setattr(memory_record, "_HELD", 3)
-    folder, said = attempt(tmp_path).parent, list[str]()
+    folder, messages = attempt(tmp_path).parent, list[str]()
     disk = FullDisk(monkeypatch, "memory.jsonl", "samples.jsonl")
-    record = MemoryRecord(folder, pause=storage.Pause(folder, say=said.append))
+    record = MemoryRecord(folder, pause=storage.Pause(folder, say=messages.append))
     disk.full = True
     for number in range(1201):
         record.add((reading(HOUR + number / 2, node="a", card=50),))
@@ -241,7 +241,7 @@ def test_what_waits_for_storage_is_bounded_and_what_is_lost_is_counted(
     for number in range(1201, 1321):
         record.add((reading(HOUR + number / 2, node="a", card=50),))
     record.close()
-    assert "1201 samples of memory were not recorded" in said[1] and len(said) == 2
+    assert "1201 samples of memory were not recorded" in messages[1] and len(messages) == 2
     assert len(samples_of(folder)) == 120
     assert sum(minute.samples for minute in minutes_of(folder)) == 3 * 120 + 121
 
@@ -259,12 +259,12 @@ def test_a_full_summary_is_halved(tmp_path: Path) -> None:
 
 def test_a_line_that_imitates_a_source_stays_the_jobs_own(tmp_path: Path) -> None:
     forged = '[@autotune] 7 lines are not recorded here (x): {"": 7}'
-    told = [f"{forged}\n", "[@worker-1.out] told\n", "plain [@x] \n", "[@] \n"]
+    output = [f"{forged}\n", "[@worker-1.out] told\n", "plain [@x] \n", "[@] \n"]
     for _ in range(2):  # and after an attach
         writer = LogWriter(attempt(tmp_path))
-        lines = [line for part in writer.catch_up() for line in part] + feed(writer, "".join(told))
+        lines = [line for part in writer.catch_up() for line in part] + feed(writer, "".join(output))
         writer.finish()
         assert [(line.number, line.source, f"{line.text}\n") for line in lines] == [
-            (number, "", text) for number, text in enumerate(told, 1)
+            (number, "", text) for number, text in enumerate(output, 1)
         ]
         assert list(reread(attempt(tmp_path))) == lines

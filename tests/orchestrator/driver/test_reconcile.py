@@ -243,9 +243,9 @@ def test_a_reattached_attempt_goes_on_without_repeating_events(
     poll = Attempt.poll
 
     def polled(attempt: Attempt) -> Observed:
-        seen = poll(attempt)
-        delivered.extend(chunk.data for chunk in seen.chunks)
-        return seen
+        observed = poll(attempt)
+        delivered.extend(chunk.data for chunk in observed.chunks)
+        return observed
 
     world = World(tight_memory, saved=0)
     text = JOB.replace("4096", "2048")
@@ -757,8 +757,8 @@ def test_nothing_left_to_try_gives_up(tmp_path: Path, policy: Policy) -> None:
     case = Case(tmp_path, World(never_fits), ROOMY, policy=policy)
     verdict = case.drive()
     assert isinstance(verdict, GaveUp) and verdict.reason
-    seen = [e.knobs for e in case.history if isinstance(e, Started)]
-    assert len(seen) == len(set(map(str, seen))), "a configuration was tried twice"
+    observed = [e.knobs for e in case.history if isinstance(e, Started)]
+    assert len(observed) == len(set(map(str, observed))), "a configuration was tried twice"
 
 
 def test_a_full_disk_pauses_the_log_and_not_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,13 +72,13 @@ def test_every_task_is_asked_and_the_end_waits_once_for_all(
     warnings: list[str] = []
     tasks = [Busy(folder, say=lambda _: None, warn=warnings.append) for _ in range(3)]
     beside = SideTasks(*tasks)
-    shown: list[Event] = []
+    displayed_events: list[Event] = []
 
     def drive() -> None:
         interrupts = Interrupts()
         with (
             beside.outlasting(interrupts),
-            Journal(folder.path, tell=beside.after(shown.append)) as journal,
+            Journal(folder.path, tell=beside.after(displayed_events.append)) as journal,
             beside.at_work(journal),
         ):
             beside.begin(Job(name="j", framework="command"))
@@ -98,7 +98,7 @@ def test_every_task_is_asked_and_the_end_waits_once_for_all(
     failed = reasons.get(str(error), [])
     for task in tasks:
         assert task.asked == ["begin j", "take 7", *failed, "settle without the lock"]
-    assert len(shown) == 1
+    assert len(displayed_events) == 1
     assert sum(waited) < 2 * 0.4, "the limit is for all of them together"
     own = ["busy: ZeroDivisionError: a bug; the run is unaffected"] * 3
     assert warnings == [*own, *["busy: the disk is full; the run is unaffected"] * 3]

@@ -203,10 +203,10 @@ def test_the_corpus_is_detected_in_15_seconds_of_silence(silent: bool, tmp_path:
         player = Player(tmp_path / str(number), "command")
         samples = None if silent else always(sampled(working=()))
         player.show(*text.splitlines())
-        seen = bool(failures(player.events))
+        detection = bool(failures(player.events))
         player.turn(SILENCE_S + 1, samples=samples)
         marks = any(isinstance(command.marker(line), StepDone) for line in text.splitlines())
-        if not seen and not failures(player.events) and fatal_in(text) and not marks:
+        if not detection and not failures(player.events) and fatal_in(text) and not marks:
             late.append(name)
         player.end(1)
     assert late == []
@@ -243,9 +243,9 @@ def test_a_record_of_our_own_code_needs_no_witness(tmp_path: Path) -> None:
     player.show(failure("backward", 4).rstrip())
     player.turn(60, samples=samples)
     assert failures(player.events) == []  # anybody can print it
-    (seen,) = player.show(failure("backward", 4).rstrip(), source=OWN_SOURCE)
-    assert isinstance(seen, FailureSeen) and seen.finding.cause is Cause.GPU_OOM
-    assert seen.witness == "a record by autotune's own code"
+    (detection,) = player.show(failure("backward", 4).rstrip(), source=OWN_SOURCE)
+    assert isinstance(detection, FailureSeen) and detection.finding.cause is Cause.GPU_OOM
+    assert detection.witness == "a record by autotune's own code"
 
 
 def test_a_trainer_that_stops_working_is_detected_while_its_peers_spin(tmp_path: Path) -> None:
@@ -255,8 +255,10 @@ def test_a_trainer_that_stops_working_is_detected_while_its_peers_spin(tmp_path:
     player.turn(2 * STEP_S - 10, samples=spinning)
     assert failures(player.events) == []
     player.turn(20, samples=spinning)
-    (seen,) = failures(player.events)
-    assert seen.witness == f"no step or phase for 302 s while process {TRAINER}, which printed it, is idle"
+    (detection,) = failures(player.events)
+    assert (
+        detection.witness == f"no step or phase for 302 s while process {TRAINER}, which printed it, is idle"
+    )
 
 
 TRACEBACK = (
@@ -350,7 +352,7 @@ def test_silence_is_measured_by_the_steps(tmp_path: Path) -> None:
     player.turn(2 * STEP_S - 10, samples=idle)
     assert failures(player.events) == []
     player.turn(20, samples=idle)
-    assert [seen.witness for seen in failures(player.events)] == [
+    assert [detection.witness for detection in failures(player.events)] == [
         "no step or phase for 302 s while nothing of the job works"
     ]
 
@@ -372,8 +374,8 @@ def test_a_process_below_a_worker_is_named_by_its_own_prefix(tmp_path: Path) -> 
     player.turn(12, samples=always(sampled(working=(500,), alive=(MAIN, TRAINER, 500))))
     player.show(f"(EngineCore_DP0 pid=500) {POOL}", source=f"worker-{TRAINER}.err")
     assert failures(player.events) == []
-    (seen,) = player.show(samples=(sampled(working=(MAIN,), alive=(MAIN, TRAINER)),))
-    assert isinstance(seen, FailureSeen) and seen.witness == "process 500, which printed it, ended"
+    (detection,) = player.show(samples=(sampled(working=(MAIN,), alive=(MAIN, TRAINER)),))
+    assert isinstance(detection, FailureSeen) and detection.witness == "process 500, which printed it, ended"
 
 
 # ------------------------------------------------------------------ the diagnosis afterwards

@@ -161,12 +161,12 @@ def test_no_message_about_a_webhook_holds_its_url(
         closed = f"http://127.0.0.1:{free.getsockname()[1]}/T000/SECRET"
         with caplog.at_level(logging.DEBUG):
             logging.getLogger("urllib3").setLevel(logging.NOTSET)
-            said = [refusal(post, url) for url in (closed, "http://[SECRET/x", "ftp://SECRET", "SECRET")]
+            refusals = [refusal(post, url) for url in (closed, "http://[SECRET/x", "ftp://SECRET", "SECRET")]
     with receiver() as hook:
         hook.held.clear()
-        said.append(refusal(post, hook.url))
-    assert said[0] == "no connection" and said[-1] == "no answer within 0 s"
-    assert "SECRET" not in "".join(said) + "".join(map(str, capfd.readouterr()))
+        refusals.append(refusal(post, hook.url))
+    assert refusals[0] == "no connection" and refusals[-1] == "no answer within 0 s"
+    assert "SECRET" not in "".join(refusals) + "".join(map(str, capfd.readouterr()))
     warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "SECRET" not in "".join(warned)
 

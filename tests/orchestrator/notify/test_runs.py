@@ -77,12 +77,12 @@ def test_a_webhook_and_a_command_are_notified_once(
 ) -> None:
     with receiver() as hook:
         keep = "cat >> told; echo >> told"
-        seen = launch(tmp_path, f"{{webhook: {hook.url}, command: [sh, -c, {keep!r}]}}", play=play)
-        assert seen.code == code, seen.err
+        done = launch(tmp_path, f"{{webhook: {hook.url}, command: [sh, -c, {keep!r}]}}", play=play)
+        assert done.code == code, done.err
         assert [each["occasion"] for each in hook.got] == occasions
-        assert "was not delivered" not in seen.err
-        told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines() if line]
-        assert told == hook.got
+        assert "was not delivered" not in done.err
+        sent = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines() if line]
+        assert sent == hook.got
         rows = notified(tmp_path)
         assert [row.occasion for row in rows] == occasions
         assert {row.by for row in rows} == {("command", "webhook")}
@@ -101,14 +101,14 @@ def test_a_webhook_and_a_command_are_notified_once(
     files = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]
     copies = ("job.yaml", "stable.yaml")
     recorded = b"".join(file.read_bytes() for file in files if file.name not in copies)
-    assert b"of-mine" not in recorded and "of-mine" not in seen.err + seen.out
+    assert b"of-mine" not in recorded and "of-mine" not in done.err + done.out
 
 
 def test_a_search_tells_of_its_start_and_its_end_and_of_no_trial(tmp_path: Path) -> None:
     with receiver() as hook:
         text = f"{{webhook: {hook.url}}}\nsearch: {{trials: 2, confirm: 0, vary: [tokens_per_microbatch]}}"
-        seen = launch(tmp_path, text, "--no-rehearse", play="tight_memory", verb="search")
-        assert seen.code == 0 and "trial 1" in seen.err, seen.err
+        done = launch(tmp_path, text, "--no-rehearse", play="tight_memory", verb="search")
+        assert done.code == 0 and "trial 1" in done.err, done.err
     assert [(each["occasion"], each["mode"]) for each in hook.got] == [
         ("stable", "search"),
         ("finished", "search"),
@@ -130,18 +130,18 @@ def test_a_run_that_the_user_ends_is_not_notified(tmp_path: Path) -> None:
         child.terminate()
 
     with receiver() as hook:
-        seen = launch(tmp_path, f"{{on: [failed, finished, infrastructure], webhook: {hook.url}}}",
+        done = launch(tmp_path, f"{{on: [failed, finished, infrastructure], webhook: {hook.url}}}",
                       play="silent", meanwhile=stop)  # fmt: skip
-        assert seen.code == 143 and hook.got == []
+        assert done.code == 143 and hook.got == []
 
 
 def test_channels_that_fail_are_one_warning_each_and_change_nothing(tmp_path: Path) -> None:
     with receiver(500) as hook:
-        seen = launch(tmp_path, f"{{webhook: {hook.url}, command: [sh, -c, 'exit 7']}}", play="tight_memory")
-    assert seen.code == 0 and seen.out.strip().endswith("stable.yaml")
-    assert seen.err.count("notify.webhook: `stable` was not delivered: HTTP status 500") == 1
-    assert seen.err.count("notify.command: `stable` was not delivered: exit code 7") == 1
-    assert seen.err.count("not delivered") == 2 and "Training complete" in seen.err
+        done = launch(tmp_path, f"{{webhook: {hook.url}, command: [sh, -c, 'exit 7']}}", play="tight_memory")
+    assert done.code == 0 and done.out.strip().endswith("stable.yaml")
+    assert done.err.count("notify.webhook: `stable` was not delivered: HTTP status 500") == 1
+    assert done.err.count("notify.command: `stable` was not delivered: exit code 7") == 1
+    assert done.err.count("not delivered") == 2 and "Training complete" in done.err
     assert [row.failed for row in notified(tmp_path)] == [
         {"command": "exit code 7", "webhook": "HTTP status 500"}
     ] * 2
@@ -156,9 +156,9 @@ def test_a_run_goes_on_where_only_a_variable_of_notify_is_missing(tmp_path: Path
         assert refused.code == 2 and "export MY_HOOK=..." in refused.err
         assert launch(tmp_path, text, play="own_failure", env={"MY_HOOK": hook.url}).code == 1
         assert len(hook.got) == 1
-        seen = run("resume", cwd=tmp_path, play="own_failure")
-        assert seen.code == 1 and "notify.webhook: the variable of `${MY_HOOK:?}` is not set" in seen.err
-        assert "not delivered" not in seen.err and len(hook.got) == 1
+        done = run("resume", cwd=tmp_path, play="own_failure")
+        assert done.code == 1 and "notify.webhook: the variable of `${MY_HOOK:?}` is not set" in done.err
+        assert "not delivered" not in done.err and len(hook.got) == 1
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_the_page_shows_a_section_that_is_read_and_every_occasion_and_variable()
     assert parse(blocks[2], lookup=known.get).notify.webhook == known["RUN_WEBHOOK"]
     assert re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE) == list(Occasion)
     (names,) = re.findall(r"`AUTOTUNE_NOTIFY_OCCASION`, (.*?) in its environment", page)
-    said = {f"AUTOTUNE_NOTIFY{name}" for name in re.findall(r"`(_\w+)`", names)}
-    assert said | {"AUTOTUNE_NOTIFY_OCCASION"} == set(variables(DOCUMENT))
+    documented = {f"AUTOTUNE_NOTIFY{name}" for name in re.findall(r"`(_\w+)`", names)}
+    assert documented | {"AUTOTUNE_NOTIFY_OCCASION"} == set(variables(DOCUMENT))
     assert f"{LIMIT_S:.0f} seconds" in page and f"up to {side_task.LIMIT_S:.0f} seconds" in page
 
 
@@ -211,8 +211,8 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> tuple[Event, ...]:
     return directory.runs(home / "runs")[0].history()
 
 
-def occasions(history: tuple[Event, ...], *told: Notified) -> list[Occasion]:
-    return [each.occasion for each in due(RunView(history), told)]
+def occasions(history: tuple[Event, ...], *rows: Notified) -> list[Occasion]:
+    return [each.occasion for each in due(RunView(history), rows)]
 
 
 def row(event: Event, occasion: Occasion) -> Notified:
@@ -225,26 +225,26 @@ def test_a_goal_counts_once_per_configuration_and_an_end_until_the_run_goes_on(
     goal = next(e for e in past if isinstance(e, GoalReached))
     start = next(e for e in past if isinstance(e, Started) and e.attempt == goal.attempt)
     end = past[-1]
-    told = row(goal, Occasion.STABLE)
+    sent = row(goal, Occasion.STABLE)
     assert occasions(past) == [Occasion.STABLE, Occasion.FINISHED]
-    assert occasions(past, told) == [Occasion.FINISHED]
-    assert occasions(past, told, row(end, Occasion.FINISHED)) == []
+    assert occasions(past, sent) == [Occasion.FINISHED]
+    assert occasions(past, sent, row(end, Occasion.FINISHED)) == []
     on = (*past[:-1], Finished(at="2030-01-01T00:00:00.000Z", verdict=Infrastructure(reason="lost")))
-    assert occasions(on, told) == [Occasion.INFRASTRUCTURE]
+    assert occasions(on, sent) == [Occasion.INFRASTRUCTURE]
     on = (*on, Decided(at="2030-01-02T00:00:00.000Z", reason=RESUMED))
-    assert occasions(on, told) == []
+    assert occasions(on, sent) == []
     same = (
         *on,
         msgspec.structs.replace(start, attempt=9),
         msgspec.structs.replace(goal, attempt=9, at="2030-01-03"),
     )
-    assert occasions(same, told) == []
+    assert occasions(same, sent) == []
     other = msgspec.structs.replace(
         start, attempt=9, knobs=msgspec.structs.replace(start.knobs, tokens_per_microbatch=77)
     )
-    assert occasions((*on, other, same[-1]), told) == [Occasion.STABLE]
+    assert occasions((*on, other, same[-1]), sent) == [Occasion.STABLE]
     trial = msgspec.structs.replace(other, trial=4)
-    assert occasions((*on, trial, same[-1]), told) == []
+    assert occasions((*on, trial, same[-1]), sent) == []
 
 
 def test_a_cure_in_place_and_a_relaunch_with_it_are_no_news(past: tuple[Event, ...]) -> None:
@@ -260,11 +260,11 @@ def test_a_cure_in_place_and_a_relaunch_with_it_are_no_news(past: tuple[Event, .
         after=64,
     )
     going = tuple(e for e in past if not isinstance(e, Finished))
-    told = row(goal, Occasion.STABLE)
-    assert occasions((*going, cure), told) == []
+    sent = row(goal, Occasion.STABLE)
+    assert occasions((*going, cure), sent) == []
     again = msgspec.structs.replace(start, attempt=9, knobs=cure.apply(start.knobs))
     relaunched = (*going, cure, again, msgspec.structs.replace(goal, attempt=9, at="2030-01-03"))
-    assert occasions(relaunched, told) == []
+    assert occasions(relaunched, sent) == []
 
 
 def test_the_end_of_a_rehearsal_has_a_message_of_its_own(past: tuple[Event, ...], tmp_path: Path) -> None:

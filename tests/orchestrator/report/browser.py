@@ -54,11 +54,11 @@ class Page:
         self._asked += 1
         await self.socket.send_json({"id": self._asked, "method": method, "params": params})
         while True:
-            said = await self.socket.receive_json(timeout=_DRAWS_S)
-            if said.get("id") == self._asked:
-                assert "error" not in said, said
-                return said["result"]
-            self._note(said.get("method", ""), said.get("params", {}))
+            message = await self.socket.receive_json(timeout=_DRAWS_S)
+            if message.get("id") == self._asked:
+                assert "error" not in message, message
+                return message["result"]
+            self._note(message.get("method", ""), message.get("params", {}))
 
     async def open(self, file: Path, *, width: int, dark: bool = False, scripts: bool = True) -> None:
         """Open a file at a width; returns when its charts are drawn."""
@@ -78,8 +78,8 @@ class Page:
         before = self.loads
         await self.ask("Page.navigate", url=file.resolve().as_uri())
         while self.loads == before:
-            said = await self.socket.receive_json(timeout=_DRAWS_S)
-            self._note(said.get("method", ""), said.get("params", {}))
+            message = await self.socket.receive_json(timeout=_DRAWS_S)
+            self._note(message.get("method", ""), message.get("params", {}))
 
     async def value(self, expression: str) -> Any:
         """Return what an expression gives in the page."""
@@ -141,13 +141,13 @@ async def page() -> AsyncIterator[Page]:
 
 def _port(process: subprocess.Popen[bytes]) -> int:
     assert process.stderr is not None
-    seen = b""
+    received = b""
     for line in process.stderr:
-        seen += line
+        received += line
         results = re.search(rb"DevTools listening on ws://127\.0\.0\.1:(\d+)/", line)
         if results:
             return int(results[1])
-    raise AssertionError(f"Chromium did not start: {seen[-2000:]!r}")
+    raise AssertionError(f"Chromium did not start: {received[-2000:]!r}")
 
 
 async def _pictures(report: Path, folder: Path) -> None:

@@ -33,16 +33,16 @@ def test_a_launch_leaves_its_report(tmp_path: Path) -> None:
     assert run("launch", "job.yaml", cwd=tmp_path, play="tight_memory").code == 0
     (path,) = (tmp_path / "runs").glob("*/report.html")
     first = path.read_bytes()
-    seen = report(runs=tmp_path / "runs")
-    assert (seen.exit_code, seen.stdout, seen.stderr) == (0, f"{path}\n", "")
+    done = report(runs=tmp_path / "runs")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, f"{path}\n", "")
     assert path.read_bytes() == first
 
 
 def test_a_file_of_the_user_stays_at_the_end_of_a_run_with_one_warning(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
-    seen = run("launch", "job.yaml", cwd=tmp_path, play="foreign_report")
-    assert seen.code == 0 and seen.out.strip().endswith("stable.yaml")
-    assert seen.err.count("report.html` was not written by autotune for this run") == 1
+    done = run("launch", "job.yaml", cwd=tmp_path, play="foreign_report")
+    assert done.code == 0 and done.out.strip().endswith("stable.yaml")
+    assert done.err.count("report.html` was not written by autotune for this run") == 1
     (path,) = (tmp_path / "runs").glob("*/report.html")
     assert path.read_text() == "my notes"
 
@@ -60,9 +60,9 @@ def test_the_result_waits_for_no_report_and_a_signal_cuts_it_short(tmp_path: Pat
         with Journal(folder):  # what waits for the run need not wait for its report
             driver.send_signal(number)
 
-    seen = run("launch", "job.yaml", cwd=tmp_path, play="endless_report", meanwhile=interrupt)
-    assert result.endswith(b"/stable.yaml\n") and (seen.code, seen.out) == (0, "")
-    assert seen.err.count("report.html is not written: interrupted") == 1
+    done = run("launch", "job.yaml", cwd=tmp_path, play="endless_report", meanwhile=interrupt)
+    assert result.endswith(b"/stable.yaml\n") and (done.code, done.out) == (0, "")
+    assert done.err.count("report.html is not written: interrupted") == 1
 
 
 def test_a_report_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_the_report_at_the_end_replaces_no_file_of_the_user(tmp_path: Path) -> N
 def test_a_file_of_the_user_is_replaced_by_force_alone(tmp_path: Path) -> None:
     folder = recovered(tmp_path).path
     (folder / "report.html").write_text("my notes")
-    seen = report(runs=folder.parent)
-    assert seen.exit_code == 2 and "was not written by autotune" in seen.stderr and "--force" in seen.stderr
+    done = report(runs=folder.parent)
+    assert done.exit_code == 2 and "was not written by autotune" in done.stderr and "--force" in done.stderr
     assert (folder / "report.html").read_text() == "my notes"
     assert report("--force", runs=folder.parent).exit_code == 0
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
@@ -99,17 +99,17 @@ def test_json_is_the_data_of_the_page(tmp_path: Path, monkeypatch: pytest.Monkey
         return computed[-1]
 
     monkeypatch.setattr(page, "report_of", report_of)
-    seen = report(results.id, "--json", runs=results.path.parent)
+    done = report(results.id, "--json", runs=results.path.parent)
     html = (results.path / "report.html").read_text()
     assert len(computed) == 1
-    assert json.loads(seen.stdout)["schema"] == 1
-    assert json.loads(seen.stdout) == json.loads(html.split('id="report">')[1].split("</script>")[0])
+    assert json.loads(done.stdout)["schema"] == 1
+    assert json.loads(done.stdout) == json.loads(html.split('id="report">')[1].split("</script>")[0])
 
 
 def test_a_run_that_never_began_has_nothing_to_report(tmp_path: Path) -> None:
     empty = directory.create(tmp_path / "runs", job_text=JOB)
-    seen = report(runs=empty.path.parent)
-    assert seen.exit_code == 2 and "has nothing to report" in seen.stderr
+    done = report(runs=empty.path.parent)
+    assert done.exit_code == 2 and "has nothing to report" in done.stderr
     assert not (empty.path / "report.html").exists()
 
 
@@ -120,6 +120,6 @@ def test_open_shows_the_file_in_the_browser(
     folder = recovered(tmp_path).path
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or results)
-    seen = report("--open", runs=folder.parent)
-    assert seen.exit_code == 0 and opened == [(folder / "report.html").as_uri()]
-    assert ("no browser was found" in seen.stderr) is not results
+    done = report("--open", runs=folder.parent)
+    assert done.exit_code == 0 and opened == [(folder / "report.html").as_uri()]
+    assert ("no browser was found" in done.stderr) is not results

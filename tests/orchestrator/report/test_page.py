@@ -92,10 +92,10 @@ def test_without_scripts_verdict_story_and_evidence_are_readable(launch: Path) -
     async def read() -> None:
         async with page() as opened:
             await opened.open(launch, width=1440, scripts=False)
-            shown = "document.querySelector('#{}').innerText"
-            assert "Training complete after 2 attempts" in await opened.value(shown.format("verdict"))
-            assert "gpu-oom in backward" in await opened.value(shown.format("story"))
-            assert "events.jsonl" in await opened.value(shown.format("evidence"))
+            inner_text = "document.querySelector('#{}').innerText"
+            assert "Training complete after 2 attempts" in await opened.value(inner_text.format("verdict"))
+            assert "gpu-oom in backward" in await opened.value(inner_text.format("story"))
+            assert "events.jsonl" in await opened.value(inner_text.format("evidence"))
             assert await opened.value("document.documentElement.dataset.drawn") is None
 
     asyncio.run(read())

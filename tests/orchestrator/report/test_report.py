@@ -174,8 +174,8 @@ def test_names_of_a_job_are_no_html(tmp_path: Path) -> None:
     text = journal.read_text().replace('"name":"story"', f'"name":"{hostile}"')
     journal.write_text(text.replace('"command":["', f'"command":["{hostile}","'))
     html = rendered(run)
-    seen = Text(html)
-    assert "img" not in seen.tags and HOSTILE.replace("\n", " ") in seen.text
+    page_text = Text(html)
+    assert "img" not in page_text.tags and HOSTILE.replace("\n", " ") in page_text.text
     assert html.count("</script>") == html.count("<script") == 3
     data = re.search(r'<script type="application/json" id="report">(.*?)</script>', html, re.DOTALL)
     assert data is not None
@@ -192,10 +192,10 @@ def test_a_secret_near_the_failure_is_masked(tmp_path: Path) -> None:
 
 def test_links_stay_in_the_folder_and_nothing_is_loaded(tmp_path: Path) -> None:
     run = recovered(tmp_path)
-    seen = Text(rendered(run))
-    files = [link for link in seen.links if not link.startswith("#")]
+    page_text = Text(rendered(run))
+    files = [link for link in page_text.links if not link.startswith("#")]
     assert files and all((run.path / link).exists() for link in files)
-    assert "link" not in seen.tags and "iframe" not in seen.tags
+    assert "link" not in page_text.tags and "iframe" not in page_text.tags
 
 
 def test_a_long_log_is_not_read_again(tmp_path: Path) -> None:

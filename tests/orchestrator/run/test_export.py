@@ -227,10 +227,10 @@ def start(framework: Framework, job: Job, knobs: Knobs) -> tuple[Any, ...]:
 
 
 def test_settings_are_displayed_as_they_are_typed() -> None:
-    shown = {"sync_buffer": "24MiB", "recompute": "full", "sync_mode": "off", "lr": "1e-3", "engine": ""}
-    text = "\n".join(BUILTIN.words(shown))
+    as_typed = {"sync_buffer": "24MiB", "recompute": "full", "sync_mode": "off", "lr": "1e-3", "engine": ""}
+    text = "\n".join(BUILTIN.words(as_typed))
     assert text.splitlines()[:3] == ["sync_buffer: 24MiB", "recompute: full", 'sync_mode: "off"']
-    assert yaml.safe_load(text) == shown
+    assert yaml.safe_load(text) == as_typed
 
 
 @pytest.mark.parametrize("framework", [SLIME, RELAX, MILES], ids=lambda each: each.name)

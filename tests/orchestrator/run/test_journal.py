@@ -251,7 +251,7 @@ def test_a_row_waits_for_its_storage_and_is_written_once(
     fails: str, number: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of it may be there already; the descriptor that failed is never used again."""
-    real, left, said, dead = getattr(os, fails), [3], list[str](), list[int]()
+    real, left, messages, dead = getattr(os, fails), [3], list[str](), list[int]()
 
     def failing(*given: Any, **options: Any) -> Any:
         if left[0] and fails != "open":
@@ -263,7 +263,7 @@ def test_a_row_waits_for_its_storage_and_is_written_once(
             raise OSError(number, os.strerror(number))
         return real(*given, **options)
 
-    persist = Persistence(folder, say=said.append, patience_s=math.inf, sleep=lambda _: None)
+    persist = Persistence(folder, say=messages.append, patience_s=math.inf, sleep=lambda _: None)
     with Journal(folder, persist=persist) as book:
         if fails == "open":
             book._close_file()
@@ -272,8 +272,8 @@ def test_a_row_waits_for_its_storage_and_is_written_once(
         book.append(EVENTS[2])
         monkeypatch.undo()
         assert book.history() == journal.read(folder / "events.jsonl") == (*EVENTS, *EVENTS[1:])
-    assert len(said) == 2 and os.strerror(number).lower() in said[0] and "waiting" in said[0]
-    assert "can be accessed again" in said[1]
+    assert len(messages) == 2 and os.strerror(number).lower() in messages[0] and "waiting" in messages[0]
+    assert "can be accessed again" in messages[1]
 
 
 def test_a_row_that_a_failed_sync_may_have_lost_is_written_anew(
@@ -307,14 +307,14 @@ def test_a_row_that_a_failed_sync_may_have_lost_is_written_anew(
 def test_a_wait_is_reported_at_once_and_every_ten_minutes_until_the_user_ends_it(
     folder: Path,
 ) -> None:
-    at, said = [0.0], list[tuple[float, str]]()
+    at, messages = [0.0], list[tuple[float, str]]()
 
     def fails() -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     persist = Persistence(
         folder,
-        say=lambda text: said.append((at[0], text)),
+        say=lambda text: messages.append((at[0], text)),
         patience_s=math.inf,
         monotonic=lambda: at[0],
         sleep=lambda seconds: at.__setitem__(0, at[0] + seconds),
@@ -323,7 +323,7 @@ def test_a_wait_is_reported_at_once_and_every_ten_minutes_until_the_user_ends_it
     with pytest.raises(Unrecordable, match="stale file handle") as raised:
         persist(fails, path=folder / "events.jsonl")
     assert raised.value.code == ExitCode.INFRASTRUCTURE and "autotune resume 7c1e" in raised.value.hint
-    assert [round(when, -2) for when, _ in said] == [0, 600, 1200, 1800, 2400]
+    assert [round(when, -2) for when, _ in messages] == [0, 600, 1200, 1800, 2400]
 
 
 def test_the_folder_has_the_journals_name_before_a_row_is_reported(

@@ -58,7 +58,7 @@ def claim(folder: Path, number: int, holder: Owner) -> Path:
 
 def test_one_driver_has_the_run_and_the_next_has_the_next_number(folder: Path) -> None:
     first = Lock(folder)
-    assert (seen := owner(folder)) is not None and seen.pid == os.getpid() and seen.can_be_signalled
+    assert (holder := owner(folder)) is not None and holder.pid == os.getpid() and holder.can_be_signalled
     with pytest.raises(Driven, match=f"driven by pid {os.getpid()}") as raised:
         Lock(folder)
     assert "--watch" in raised.value.hint and f"logs {folder.name} -f" in raised.value.hint
@@ -172,12 +172,12 @@ def test_a_silent_driver_of_another_host_is_watched_before_its_run_is_taken(
     """The clock of the file server is of no account: the claim is of a year to come, or of an old one."""
     path = claim(folder, 4, Owner(host=host, pid=os.getpid(), boot_id="other"))
     os.utime(path, (1, 1) if host == "elsewhere" else (4_000_000_000, 4_000_000_000))
-    begun, said = hands[0], list[str]()
+    begun, messages = hands[0], list[str]()
     assert owner(folder) is not None, "one look does not tell"
-    held = Lock(folder, say=said.append)
+    held = Lock(folder, say=messages.append)
     assert held.number == 5
     assert STALE_S <= hands[0] - begun <= STALE_S + 2
-    assert said == [
+    assert messages == [
         f"run 7c1e was driven by pid {os.getpid()} on {host}; waiting up to 90 s for its heartbeat"
     ]
     held.release()
@@ -223,7 +223,7 @@ def test_a_driver_that_was_silent_for_too_long_finds_the_newer_one(
         with pytest.raises(TakenOver, match="was taken over by another host"):
             asleep.check()
         asleep.release()
-        assert (seen := owner(folder)) is not None and seen.host == "elsewhere"
+        assert (holder := owner(folder)) is not None and holder.host == "elsewhere"
     finally:
         second.release()
 
@@ -268,19 +268,19 @@ def test_a_record_that_is_not_whole_is_nobodys_until_it_was_silent(
 
 
 def test_a_claim_is_on_the_disk_before_it_is_visible(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[str]] = []
+    claims_read: list[list[str]] = []
     fsync = os.fsync
 
     def noted(descriptor: int) -> None:
         name = Path(f"/proc/self/fd/{descriptor}").readlink()
         if name.parent.name == "drivers":
             assert msgspec.json.decode(name.read_bytes(), type=Owner).pid == os.getpid()
-            seen.append([each.name for each in name.parent.iterdir() if each.name.isdecimal()])
+            claims_read.append([each.name for each in name.parent.iterdir() if each.name.isdecimal()])
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
     held = Lock(folder)
-    assert seen == [[]]
+    assert claims_read == [[]]
     held.release()
 
 

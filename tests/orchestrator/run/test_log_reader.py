@@ -32,17 +32,17 @@ def log(tmp_path: Path) -> Path:
 def test_nothing_is_lost_or_repeated_between_parts(log: Path, every: int) -> None:
     parts, reader = writer(log, limit=64 * 4000), LogReader(log)
     assert list(reader.new()) == []
-    seen = []
+    lines_read = []
     for number in range(400):
         put(parts, 10 * number + 1, 10 * number + 10, source="w.out" if number % 2 else "")
         if number % every == 0:
-            seen += reader.new()
-    seen += reader.new()
+            lines_read += reader.new()
+    lines_read += reader.new()
     parts.close()
     assert len(list(log.parent.glob("run.log.*.gz"))) > 5
-    assert [line.number for line in seen] == list(range(1, 4001))
-    assert all(line.data.startswith(f"line {line.number} ".encode()) for line in seen)
-    assert {line.source for line in seen if line.number % 20 == 15} == {"w.out"}
+    assert [line.number for line in lines_read] == list(range(1, 4001))
+    assert all(line.data.startswith(f"line {line.number} ".encode()) for line in lines_read)
+    assert {line.source for line in lines_read if line.number % 20 == 15} == {"w.out"}
 
 
 def test_what_the_limit_dropped_keeps_its_numbers(log: Path) -> None:
@@ -96,9 +96,9 @@ def test_a_reader_beside_a_writer_sees_every_line_once(log: Path) -> None:
 
     thread = threading.Thread(target=write)
     thread.start()
-    seen = []
+    lines_read = []
     while not done.is_set():
-        seen += reader.new()
+        lines_read += reader.new()
     thread.join()
-    seen += reader.new()
-    assert [line.number for line in seen] == list(range(1, 10_001))
+    lines_read += reader.new()
+    assert [line.number for line in lines_read] == list(range(1, 10_001))

@@ -257,16 +257,16 @@ def test_the_study_follows_from_the_journal_whatever_its_file_held(tmp_path: Pat
     assert night.drive() == Stable()
     numbers = [r.trial for r in night.results if r.purpose is Purpose.PROBE]
     assert len(set(numbers)) == len(numbers)
-    shown = night.study().trials
-    assert len(shown) == 1 + max(numbers)
+    display = night.study().trials
+    assert len(display) == 1 + max(numbers)
     for result in night.results:
-        trial = shown[result.trial]
+        trial = display[result.trial]
         knobs = msgspec.structs.asdict(result.knobs)
         assert trial.user_attrs["knobs"] == {
             name: value for name, value in knobs.items() if value is not None
         }
         assert trial.user_attrs["proposed by"] in ("start", "estimate", "sampler")
-    assert [trial.datetime_start for trial in shown] == sorted(trial.datetime_start for trial in shown)
+    assert [trial.datetime_start for trial in display] == sorted(trial.datetime_start for trial in display)
 
 
 def test_a_study_that_cannot_be_written_ends_no_search(
@@ -408,12 +408,12 @@ def test_a_search_that_was_killed_has_the_time_that_it_had_left(tmp_path: Path) 
 def test_status_lists_the_trials_of_a_search_and_sees_its_end(tmp_path: Path) -> None:
     night = Night(tmp_path, World(formula))
     assert night.drive() == Stable()
-    seen = standing(night.run, now=night.clock.now())
-    assert not seen.running and seen.status == "STABLE"
+    status_now = standing(night.run, now=night.clock.now())
+    assert not status_now.running and status_now.status == "STABLE"
     tried = {r.trial for r in night.results}
-    assert {t.trial for t in seen.trials} == tried and len(tried) >= 12
-    shown = table([seen], now=night.clock.now(), attempts=True, width=120)
-    assert f"trial {max(tried)}" in shown and "probe: fits" in shown
+    assert {t.trial for t in status_now.trials} == tried and len(tried) >= 12
+    display = table([status_now], now=night.clock.now(), attempts=True, width=120)
+    assert f"trial {max(tried)}" in display and "probe: fits" in display
 
 
 def test_a_search_that_is_over_goes_on_with_a_larger_budget(tmp_path: Path) -> None:

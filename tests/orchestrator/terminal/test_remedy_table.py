@@ -45,15 +45,15 @@ def test_every_remedy_has_a_row_that_works_or_says_why_not(framework: Framework)
 
 @EVERY
 def test_the_table_is_printed_for_people_and_for_programs(framework: Framework) -> None:
-    shown = CliRunner().invoke(main, ["remedies", framework.name])
-    assert shown.exit_code == 0
-    assert all(name in shown.output for name in REMEDIES)
+    done = CliRunner().invoke(main, ["remedies", framework.name])
+    assert done.exit_code == 0
+    assert all(name in done.output for name in REMEDIES)
     document = msgspec.json.decode(CliRunner().invoke(main, ["remedies", framework.name, "--json"]).output)
     assert document["framework"] == framework.name
     assert len(document["rows"]) == len(remedy_table.rows(framework))
 
 
 def test_an_unknown_framework_is_answered() -> None:
-    shown = CliRunner().invoke(main, ["remedies", "bultin"])
-    assert shown.exit_code == 2
-    assert "did you mean `builtin`?" in shown.output
+    done = CliRunner().invoke(main, ["remedies", "bultin"])
+    assert done.exit_code == 2
+    assert "did you mean `builtin`?" in done.output

@@ -28,9 +28,9 @@ def test_a_table_aligns_its_columns_and_does_not_wrap_without_a_width() -> None:
 
 
 def test_only_the_named_columns_wrap() -> None:
-    shown = rendered(table(ROWS, wrap={1: 20}), width=40)
-    assert max(map(len, shown.split("\n"))) <= 40 and "…" not in shown
-    assert " ".join(shown.split()).startswith("a memory_fraction 0.8 → 0.64, exact concurrency")
+    output = rendered(table(ROWS, wrap={1: 20}), width=40)
+    assert max(map(len, output.split("\n"))) <= 40 and "…" not in output
+    assert " ".join(output.split()).startswith("a memory_fraction 0.8 → 0.64, exact concurrency")
     whole = rendered(table(ROWS), width=20)
     assert ROWS[0][1] in whole
 
