@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str] = {
     "explain": "Explain why a job died from its log, and what would fix it.",
     "fix": "Show the change of a script or job that cures the failure in a log.",
     "status": "List the runs, or the attempts of one run.",
+    "attach": "Show a run that another terminal or host drives, until it ends.",
     "logs": "Print the log of the running or last attempt.",
     "report": "Write a run's report as one HTML file.",
     "resume": "Continue an interrupted run.",

@@ -303,9 +303,9 @@ class Lock:
         return path
 
     def _driven(self, holder: Owner) -> Driven:
-        status, logs = call("status", self._folder, "--watch"), call("logs", self._folder, "-f")
+        view, logs = call("attach", self._folder), call("logs", self._folder, "-f")
         words = f"run {self._folder.name} is driven by {_words(holder)}"
-        return Driven(words, hint=f"`{status}` and `{logs}` follow it")
+        return Driven(words, hint=f"`{view}` and `{logs}` follow it")
 
     def _confirm(self) -> None:
         """Renew the claim, which a file server has to answer itself, and look for a newer one."""

@@ -315,7 +315,7 @@ def detach(prepared: RequestedJob, *, options: Options) -> None:
 def _follow_up(run: directory.RunFolder, words: str, options: Options, *, end: str) -> None:
     click.echo(words, err=True)
     for command, what in (
-        (run.call("status", "--watch"), "shows it"),
+        (run.call("attach"), "shows it"),
         (run.call("logs", "-f"), "follows its log"),
         (end, "ends it"),
     ):

@@ -14,6 +14,7 @@ import click
 import msgspec
 import pytest
 from click.shell_completion import ShellComplete
+from click.testing import CliRunner
 
 from autotune.orchestrator.cli import COMMANDS, main
 from autotune.orchestrator.cli.shared.options import Options, given
@@ -46,6 +47,7 @@ OWN = {
     | {"--model", "--framework", "--prompt", "--response"},
     "fix": {"-w", "--write", "--gpus"},
     "status": {"--watch"},
+    "attach": set[str](),
     "logs": {"-f", "--follow", "--attempt", "--tail"},
     "report": {"--open", "--force"},
     "resume": {"--edit", "--job"},
@@ -285,6 +287,26 @@ def test_a_second_driver_is_refused(home: Path) -> None:
         child.send_signal(signal.SIGINT)
 
     assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=resume).code == 130
+
+
+def test_attach_shows_a_run_that_another_process_drives_and_leaves_it_running(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press_ctrl_c(_: float) -> None:
+        raise KeyboardInterrupt
+
+    def look(child: subprocess.Popen[bytes]) -> None:
+        wait_for(home, "progressed")
+        monkeypatch.setattr(time, "sleep", press_ctrl_c)
+        seen = CliRunner().invoke(main, ["--runs-dir", str(home / "runs"), "attach"])
+        monkeypatch.undo()
+        assert seen.exit_code == 130 and " continues; `autotune stop " in seen.stderr, seen.stderr
+        assert child.poll() is None
+        child.send_signal(signal.SIGINT)
+
+    assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=look).code == 130
+    after = run("attach", cwd=home)
+    assert after.code == 130 and "! stopped by SIGINT" in after.err, after.err
 
 
 def test_status_shows_runs_and_attempts(home: Path) -> None:

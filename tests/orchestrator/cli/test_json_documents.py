@@ -142,7 +142,7 @@ def test_what_goes_on_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
     seen = call("launch", "job.yaml", "--detach", "--json", "--runs-dir", "my runs")
     (begun,) = validate("begun", seen)
-    for verb in ("status", "logs", "stop"):
+    for verb in ("attach", "logs", "stop"):
         assert f"  autotune {verb} {begun['run']} " in seen.err
     assert seen.err.count("--runs-dir 'my runs'   ") == 3
     place = ("--submit", "http://127.0.0.1:1", "--runs-dir", str(home / "runs"))
