@@ -165,7 +165,7 @@ def test_an_overflow_is_cured_from_the_checkpoint(seen: Told, case: str, framewo
     assert (second["step"], second["resumed_from"]) == (3, 2)
     trained = [event["step"] for event in seen.of("progressed")]
     assert trained == [1, 2, 3, 4, 5, 6]
-    if framework == "miles":  # what is exported is slime's too
+    if framework not in ("areal", "slime", "nemo-rl"):  # a job of each form: overrides, flags, a file
         return
     # What is exported loads, and runs without the failure.
     again = told(seen.head, "launch", str(seen.stable))
