@@ -21,9 +21,8 @@ from autotune.launchers.builtin.config.settings import (
     half_precision,
 )
 from autotune.launchers.builtin.data.model import vocabulary, write_model
-from autotune.launchers.builtin.data.prompts import PromptSource
 from autotune.launchers.builtin.data.samples import Answer, Sample, grouped, record, replay
-from autotune.launchers.builtin.data.task import Prompt, request_seed, reward
+from autotune.launchers.builtin.data.task import Prompt, PromptSource, request_seed, reward
 from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
 from autotune.launchers.builtin.engines.rollout import start_rollout_actor
 from autotune.launchers.builtin.lines import StepFigures, Usage

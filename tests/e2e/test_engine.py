@@ -19,7 +19,7 @@ from autotune.launchers.builtin.data.model import write_model
 from autotune.launchers.builtin.engines.base import EngineOptions
 from autotune.launchers.builtin.engines.rollout import start_rollout_actor
 from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure, parse_line
-from autotune.launchers.builtin.transfer import handles
+from autotune.launchers.builtin.transfer import weights
 
 pytestmark = [
     pytest.mark.e2e,
@@ -167,7 +167,7 @@ def test_samples_repeat_and_weights_arrive(logs, models, options) -> None:
     ray.get(actor.wake.remote("weights", step=2))
     ray.get(actor.begin_update.remote(step=2))
     for start in range(0, len(tensors), 8):
-        ray.get(actor.borrow.remote(handles.of(tensors[start : start + 8]), step=2))
+        ray.get(actor.borrow.remote(weights.handles_of(tensors[start : start + 8]), step=2))
     ray.get(actor.end_update.remote(step=2))
     ray.get(actor.wake.remote("kv_cache", step=2))
     borrowed = generate(actor, asked, seeds=seeds, tokens=12)

@@ -1,6 +1,9 @@
-"""A verifiable task that a model with random weights learns within 30 steps."""
+"""A verifiable task that a model with random weights learns within 30 steps, and its prompts in order."""
 
 import random
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 
 import msgspec
 
@@ -42,3 +45,28 @@ def reward(tokens: list[int], *, wanted: int) -> float:
 def request_seed(*, seed: int, step: int, prompt_index: int, sample_index: int) -> int:
     """Return the sampling seed of one request, the same after a resume."""
     return random.Random(f"{seed}/{step}/{prompt_index}/{sample_index}").randrange(1 << 31)  # noqa: S311
+
+
+class PromptSource:
+    """Prompts by position; with workers the next step's are prepared while this one trains."""
+
+    def __init__(self, *, workers: int, count: int, seed: int, prompt_tokens: int, vocab: int) -> None:
+        self._count = count
+        self._make = partial(prompts, count=count, seed=seed, prompt_tokens=prompt_tokens, vocab=vocab)
+        # Spawned: forking a process that is connected to Ray copies its threads' locks.
+        self._pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers else None
+        self._ahead: dict[int, Future[list[Prompt]]] = {}
+
+    def take(self, position: int) -> list[Prompt]:
+        """Return the prompts from a position on."""
+        if self._pool is None:
+            return self._make(position)
+        ready = self._ahead.pop(position, None) or self._pool.submit(self._make, position)
+        following = position + self._count
+        self._ahead[following] = self._pool.submit(self._make, following)
+        return ready.result()
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)

@@ -30,7 +30,7 @@ from autotune.launchers.builtin.trainer.in_place import InPlace, PassAbandonedEr
 from autotune.launchers.builtin.trainer.loss import TokenTerms, objective
 from autotune.launchers.builtin.trainer.optimizer import Adam
 from autotune.launchers.builtin.trainer.policy import Policy, load_policy, shard, warm_up_policy
-from autotune.launchers.builtin.transfer import broadcast, handles, weights
+from autotune.launchers.builtin.transfer import broadcast, weights
 
 Readings = dict[str, PhaseReading]
 
@@ -54,7 +54,7 @@ class TrainerRank:
         self._torch_device = torch.device("cuda" if self._on_gpu else "cpu")
         self._half = half_precision(settings, on_gpu=self._on_gpu)
         self._sharded = settings.ranks > 1 or self._half  # FSDP keeps fp32 weights beside passes in bf16
-        self._lent: handles.Tensors = []
+        self._lent: weights.Tensors = []
         self._samples: list[Sample] = []
         self._updates: list[Update] = []
         self._loss = 0.0  # this rank's share
@@ -249,7 +249,7 @@ class TrainerRank:
             self._lent = [
                 (name, weights.whole(self._weights[name]).to(torch.bfloat16)) for name in self._buckets[index]
             ]
-            return handles.of(self._lent)
+            return weights.handles_of(self._lent)
 
     def write_weights(self, folder: str, step: int) -> None:
         """Write the whole weights as a Hugging Face folder's model.safetensors (rank 0)."""

@@ -1,10 +1,13 @@
 """The policy's weights on their way to the rollout engines and to disk."""
 
+import io
 from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 import torch
+import torch.multiprocessing  # registers how tensors are pickled
 
 from autotune.launchers.builtin.storage.tensor_file import Entry, Raw
 
@@ -19,6 +22,7 @@ _SPELLING = {
     torch.bool: "BOOL",
 }
 _DTYPES = {spelling: dtype for dtype, spelling in _SPELLING.items()}
+Tensors = list[tuple[str, torch.Tensor]]
 
 
 # Ray copies a larger block with six threads, whose stacks (8 MiB each) the device budget would have to hold.
@@ -40,7 +44,7 @@ class Bucket:
         return unflatten, (self._entries, blocks)
 
 
-def unflatten(entries: list[Entry], blocks: list[Raw]) -> list[tuple[str, torch.Tensor]]:
+def unflatten(entries: list[Entry], blocks: list[Raw]) -> Tensors:
     """Return the tensors whose bytes lie one after the other in blocks."""
     memory = torch.from_numpy(np.concatenate(blocks))
     tensors = []
@@ -96,3 +100,14 @@ def _as_tensor(entry: Entry, data: torch.Tensor) -> torch.Tensor:
     if data.data_ptr() % dtype.itemsize:
         data = data.clone()
     return data.view(dtype).reshape(entry.shape)
+
+
+def handles_of(tensors: Tensors) -> bytes:
+    """Return handles by which another process of the same card maps tensors, which must live until it has.
+
+    CUDA IPC by PyTorch's own reductions, as SGLang's `MultiprocessingSerializer` (srt/utils/common.py,
+    0.5.23) writes them; importing SGLang would patch transformers in the trainer.
+    """
+    buffer = io.BytesIO()
+    ForkingPickler(buffer).dump(tensors)
+    return buffer.getvalue()

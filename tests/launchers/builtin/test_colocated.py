@@ -19,7 +19,7 @@ from autotune.launchers.builtin.engines.base import Completion, EngineMemory, En
 from autotune.launchers.builtin.engines.sglang_engine import server_arguments
 from autotune.launchers.builtin.program import Program
 from autotune.launchers.builtin.trainer.rank import Report
-from autotune.launchers.builtin.transfer import handles
+from autotune.launchers.builtin.transfer import weights
 from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.profile import Placement
@@ -213,7 +213,7 @@ def test_the_profile_of_one_card_is_colocated_and_in_half_precision() -> None:
 def test_handles_carry_tensors_by_reference() -> None:
     torch.multiprocessing.set_sharing_strategy("file_system")
     tensor = torch.arange(6.0)
-    ((name, arrived),) = pickle.loads(handles.of([("a", tensor)]))
+    ((name, arrived),) = pickle.loads(weights.handles_of([("a", tensor)]))
     assert (name, arrived.tolist()) == ("a", tensor.tolist())
     tensor[0] = 7.0
     assert arrived[0] == 7.0

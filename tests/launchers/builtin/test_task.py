@@ -1,9 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.launchers.builtin.data.prompts import PromptSource
 from autotune.launchers.builtin.data.samples import Answer, grouped, record, replay
-from autotune.launchers.builtin.data.task import prompts, request_seed, reward
+from autotune.launchers.builtin.data.task import PromptSource, prompts, request_seed, reward
 
 
 def test_prompts_depend_on_their_position_only() -> None:
