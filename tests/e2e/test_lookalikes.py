@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.timeout(600)  # e2e or e2e_long: see `every`
 __all__ = ["ray_head"]  # the fixture
 
 Event = dict[str, Any]
+IMPATIENT = Path(__file__).parents[1] / "lookalikes" / "impatient"
 _UNNUMBERED = ("openrlhf", "nemo-rl")  # they never say how many steps there are
 # Every framework overflows in CI, and each other scenario runs with two that print and resume in different
 # ways; `make e2e-long` plays it with the rest.
@@ -101,6 +103,8 @@ def scenario(name: str, framework: str) -> tuple[str, dict[str, Any]]:
                 "recovery": {"save_every": 3, "allow": []},
                 "pace_s": 0.2,
             }
+        case "rank":
+            return "launch", {"settings": jobs.overflowing(framework), "fault": "rank"}
         case "search":
             timid = jobs.timid(framework)
             search = {"trials": 4, "probe_steps": 2, "confirm": 1, "vary": timid["vary"]}
@@ -129,6 +133,9 @@ def begun(
 def _run(ray: tuple[int, int], folder: Path, case: str, framework: str) -> Told:
     head = Head(folder, *ray)
     verb, extra = scenario(case, framework)
+    if case == "rank":
+        paths = [str(IMPATIENT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        head.env["PYTHONPATH"] = os.pathsep.join(paths)
     jobs.written(framework, folder, address=head.address, **extra)
     return told(head, verb)
 
@@ -289,6 +296,20 @@ def test_a_leak_is_restarted_until_the_training_is_complete(seen: Told, case: st
     growth = seen.events[-1]["verdict"]["growth"]
     assert growth["memory"] == "backward" and growth["steps"] == 24
     assert "GPU memory in backward of the trainer ran out after 24 good steps of a process" in seen.said
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("case", "framework"), [("rank", "verl")])
+def test_a_rank_that_failed_among_busy_peers_is_noticed_and_cured(
+    seen: Told, case: str, framework: str
+) -> None:
+    """Its process lives on, idle, after the traceback, and its peer never ends the step."""
+    assert seen.code == 0, seen.said
+    (failure,) = seen.of("failure_seen")
+    assert "which printed the traceback of a memory failure, neither prints nor works" in failure["witness"]
+    assert (seen.causes, seen.of("diagnosed")[0]["phase"]) == (["gpu-oom"], "backward")
+    assert seen.of("ended", attempt=1)[0]["outcome"]["outcome"] in ("crashed", "cancelled")
+    assert seen.steps(1) == [1, 2] and seen.steps(2) == [3, 4, 5, 6]
 
 
 @every("search")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from tests.lookalikes.card import FOLDER, Card
 
@@ -17,6 +18,8 @@ LONGEST_AT = 3  # the step whose sequences are as long as the job allows
 FAULT = "LOOKALIKE_FAULT"  # in the environment of a job: what goes wrong, such as hang@2
 PACE = "LOOKALIKE_STEP_S"  # the seconds of a step at its fastest
 _SHORTER = 0.5  # of the budget is filled by the steps before
+_NOTICED_S = 3.0  # after which a new process has been sampled
+_BUSY_S = 0.05  # half of the time a peer works: that is enough to be seen
 _STATE_GIB = {"weights": 7.0, "gradients": 7.0, "optimizer": 21.0}
 _ENGINE_GIB, _GRAPHS_GIB, _LEAST_POOL_GIB = 8.0, 2.0, 1.75
 _LOGITS_MIB = 0.58  # of a token, in the loss and in scoring
@@ -118,9 +121,7 @@ def main(setup: Setup, voice: Voice) -> int:
     voice.ready(resumed=resumed)
     for step in range(resumed + 1, setup.steps + 1):
         if fault == "hang" and step == at and not resumed:  # once: a server died
-            while True:
-                voice.stuck(step)
-                time.sleep(0.5)
+            _hang(voice, step)
         if fault == "early" and step == at:
             return 0
         share = (step - resumed) / at if fault == "leak" else 0.0  # of what the process may leak
@@ -128,6 +129,8 @@ def main(setup: Setup, voice: Voice) -> int:
         short, peak = _passes(setup, engine_gib=engine, step=step, leaked=share, full=full)
         if card is not None:
             card.fill(peak)
+        if short is not None and fault == "rank":
+            _wait_for_failed_rank(short)
         if short is not None:
             code = voice.out_of_memory(short)
             return 0 if fault == "swallow" else code
@@ -138,6 +141,30 @@ def main(setup: Setup, voice: Voice) -> int:
             voice.checkpoint(step)
     voice.done()
     return 0
+
+
+def _hang(voice: Voice, step: int) -> NoReturn:
+    while True:
+        voice.stuck(step)
+        time.sleep(0.5)
+
+
+def _wait_for_failed_rank(short: Shortage) -> NoReturn:
+    """Let a rank of its own process print why it failed and live on, idle, and wait for it in a busy loop."""
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    time.sleep(_NOTICED_S)
+    for line in (
+        "Traceback (most recent call last):",
+        '  File "/opt/venv/lib/python3.11/site-packages/torch/_tensor.py", line 648, in backward',
+        "    torch.autograd.backward(",
+        f"torch.OutOfMemoryError: {short.text}",
+    ):
+        say(f"(WorkerDict pid={rank.pid}) {line}")
+    while True:
+        busy_until = time.monotonic() + _BUSY_S
+        while time.monotonic() < busy_until:
+            pass
+        time.sleep(_BUSY_S)
 
 
 def _load(setup: Setup, *, engine_gib: float, step: int) -> Shortage | None:
