@@ -60,7 +60,7 @@ class Night(NamedTuple):
     act: bool  # recovery.forecast
     grows: float = 0.0  # bytes a step of a process
     more: float = 0.0  # bytes: stranded in the end, of the intruder, or that a host needs for a checkpoint
-    at: int = 0  # step at which it happens, or after which most of it is there
+    at: int = 0  # step at which it happens, or after which most of it is there; period of a sawtooth
     gaps: tuple[int, ...] = ()  # steps after which each process is preempted
 
 
@@ -121,7 +121,7 @@ def _with_fault(rng: Random, world: World, kind: Kind) -> Night | None:
             lasts = room[kind is not Kind.DEVICE] / grows
             if kind in LEAKS and not 25 <= lasts <= 0.9 * STEPS:
                 return None  # too big from the start, or never out of memory
-            return night._replace(grows=grows)
+            return night._replace(grows=grows, at=round(math.exp(rng.uniform(math.log(5), math.log(200)))))
 
 
 def stranded(night: Night, knobs: Knobs, age: int) -> float:
@@ -138,9 +138,9 @@ def excess(night: Night, age: int, step: int) -> float:
         case Kind.LENGTHS:
             return 0.15 * step / STEPS
         case Kind.CACHE:
-            return 0.15 * -math.expm1(-age / 60)
+            return 0.15 * -math.expm1(-age / night.at)
         case Kind.SAWTOOTH:
-            return 0.15 * (age % 40) / 40
+            return 0.15 * (age % night.at) / night.at
         case _:
             return age * night.grows if night.kind in LEAKS else 0.0
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.nights.night import HEALTHY, HOUR_S, LEAKS, STEPS, TRAINER, Kind, Night, host_limit
+from benchmarks.nights.night import HOUR_S, LEAKS, STEPS, TRAINER, Kind, Night, host_limit
 from benchmarks.simulation.cluster import run
 from benchmarks.simulation.columns import columns
 from benchmarks.simulation.oracle import configurations
@@ -61,10 +61,8 @@ def _over_grid(night: Night, written_s: float) -> Least:
             lasts = (room if night.kind is Kind.DEVICE else host_room) / night.grows
         fits &= (host_room >= 0) & (lasts >= 1)
         restarts = np.ceil(STEPS / np.maximum(1, np.floor(lasts))) - 1
-        seconds = step_seconds(world, c)
-        if night.kind in LEAKS or night.kind in HEALTHY:
-            # A job that could be faster as written loses nothing by growth.
-            seconds = np.maximum(seconds, written_s)
+        # A job that could be faster as written loses nothing by what goes wrong.
+        seconds = np.maximum(step_seconds(world, c), written_s)
         total = np.where(fits, STEPS * seconds + (restarts + 1) * world.startup_s, np.inf)
         place = int(total.argmin())
         best = min(best, Least(float(total[place]), float(seconds[place]), int(restarts[place])))

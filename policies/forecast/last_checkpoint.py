@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from statistics import median
 
+from autotune.policies.forecast.lasting import lasts
 from autotune.policies.values.events import Foreseen
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.history import Attempt, Run
@@ -34,7 +35,7 @@ def forewarned(run: Run, last: Attempt) -> Foreseen | None:
     if saved is None or step - saved > _LOST:
         return None
     every = _interval(last)
-    return ahead if saved + every >= earliest else None
+    return ahead if saved + every >= earliest and (ahead.lengths or lasts(run, last, ahead)) else None
 
 
 def why_now(ahead: Foreseen) -> str:

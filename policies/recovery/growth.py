@@ -13,6 +13,7 @@ from statistics import median
 
 import numpy as np
 
+from autotune.policies.forecast.lasting import SHOWN, lasts
 from autotune.policies.forecast.trend import WINDOW, trend
 from autotune.policies.remedies.step_size import fragmentation_prevails
 from autotune.policies.values.diagnosis import Diagnosis
@@ -30,9 +31,8 @@ _FEWEST = 20  # steps of a process: what fails sooner is too big
 _UNEXPLAINED = (
     100  # steps after which a failure that nothing explains is worth one try with the same settings
 )
-_SHOWN = 100  # steps before growth that ended no process yet is acted on: the rise of a sawtooth is over
-_PLANNED = 0.15  # and before a change is planned, which costs a restart as well, and then growth goes on
 _WORTH = 0.05  # share of the time that restarts may take before a change of the settings is looked at
+_PLANNED = 0.15  # and, after `SHOWN` steps, before one is planned: it is a restart too, and growth goes on
 _START_S = 600.0  # of a process up to its first step, where none was measured
 _AS_FAR = 0.5  # of the steps of the process before: one that ended sooner did not fail by growth
 _LEAST = 0.02  # share of a memory that must have grown to explain why it ran out
@@ -102,7 +102,7 @@ def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
         earliest = ahead.earliest or ahead.step or 0
         if earliest > min(following, last_step(run, last)):
             continue
-        if again or (len(last.progress) >= _SHOWN and restart_share(run, last) <= _PLANNED):
+        if again or (_is_worth_planning(run, last) and lasts(run, last, ahead)):
             return _as_forecast(ahead, steps=(ahead.step or step) - first + 1)
     if known is None or known.per_step_bytes:
         return None  # what is measured shows itself before it runs out
@@ -112,8 +112,12 @@ def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
 
 def is_for_restarts(run: Run, last: Attempt) -> bool:
     """Return whether a restart is what an expected failure will be answered with, and no other settings."""
-    ahead, most = last.imminent, _PLANNED if len(last.progress) >= _SHOWN else _WORTH
-    return ahead is not None and not ahead.lengths and restart_share(run, last) <= most
+    ahead = last.imminent
+    return ahead is not None and not ahead.lengths and _is_worth_planning(run, last)
+
+
+def _is_worth_planning(run: Run, last: Attempt) -> bool:
+    return restart_share(run, last) <= (_PLANNED if len(last.progress) >= SHOWN else _WORTH)
 
 
 def after_restart(run: Run, last: Attempt) -> Launch:

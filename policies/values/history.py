@@ -53,6 +53,7 @@ class Attempt(Value, frozen=True, kw_only=True):
     stopping: str = ""  # by whom a stop was requested
     failure: FailureSeen | None = None
     foreseen: tuple[Foreseen, ...] = ()  # what is expected of each memory, as it was said last
+    withdrawn: frozenset[str] = frozenset()  # memories of which it was wrong at least once
     goal: GoalReached | None = None
     ended: Ended | None = None
     diagnosis: Diagnosis | None = None
@@ -554,7 +555,8 @@ def _seen(
             return attempt if attempt.failure else msgspec.structs.replace(attempt, failure=event)
         case Foreseen():
             others = (each for each in attempt.foreseen if each.memory != event.memory)
-            return msgspec.structs.replace(attempt, foreseen=(*others, event))
+            withdrawn = attempt.withdrawn if event.holds else attempt.withdrawn | {event.memory}
+            return msgspec.structs.replace(attempt, foreseen=(*others, event), withdrawn=withdrawn)
         case GoalReached():
             return msgspec.structs.replace(attempt, goal=event)
         case StopRequested():

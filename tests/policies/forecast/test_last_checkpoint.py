@@ -37,7 +37,7 @@ LIMIT = int(78.4 * GIB)
 def foreseen(**facts: object) -> Foreseen:
     values: dict[str, object] = {
         "cause": Cause.GPU_OOM, "phase": Phase.BACKWARD, "seen_at": 48, "step": 96, "earliest": 91,
-        "latest": 103, "of": 200, "chance": 0.97, "since": 3, "used_bytes": 62 * GIB, "limit_bytes": LIMIT,
+        "latest": 103, "of": 180, "chance": 0.97, "since": 3, "used_bytes": 62 * GIB, "limit_bytes": LIMIT,
         "per_step_bytes": GIB // 3, "at_end_bytes": 86 * GIB,
     }  # fmt: skip
     return Foreseen(**(values | facts))  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def grown(
     for step in range(begin, to + 1):
         used = peaks(backward=int((46 + (step - begin + 1) / 3) * GIB), log_prob=30 * GIB)
         saved = step // 10 * 10 or None
-        rows.append(Progressed(attempt=number, step=step, of=400, seconds=90.0, peaks=used, saved=saved))
+        rows.append(Progressed(attempt=number, step=step, of=180, seconds=90.0, peaks=used, saved=saved))
         if step == begin + 47:
             rows.append(
                 replace(said, attempt=number)
@@ -194,7 +194,7 @@ def test_a_stop_that_brought_nothing_on_is_not_made_again() -> None:
     same = foreseen(seen_at=48, step=96, earliest=91)
     history = (*running(*stopped(1)), *grown(2, 1, 90, said=same))
     assert decide(history) == Await()
-    other = replace(same, phase=Phase.LOG_PROB)
+    other = replace(same, phase=Phase.FORWARD)
     assert isinstance(decide((*running(*stopped(1)), *grown(2, 1, 90, said=other))), Stop)
 
 
