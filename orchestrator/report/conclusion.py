@@ -152,9 +152,13 @@ def _path(path: Path) -> str:
     return shlex.quote(path_text(path))
 
 
+_OURS = ("python", "autotune", "ray")
+
+
 def _facts(run: directory.RunFolder, accepted: Accepted) -> tuple[Fact, ...]:
     job: Job = accepted.job
     digest = hashlib.sha256((run.path / "job.yaml").read_bytes()).hexdigest()
+    own = job.framework == "builtin"  # others run in an environment of their own
     rows = [
         ("job", job.name),
         ("framework", f"{job.framework} {job.framework_version or ''}".strip()),
@@ -163,7 +167,7 @@ def _facts(run: directory.RunFolder, accepted: Accepted) -> tuple[Fact, ...]:
         ("goal", f"{job.goal.steps} steps in a row with {job.goal.headroom:.0%} of every memory free"),
         ("policy", accepted.policy.value),
         ("sha256 of job.yaml", digest[:_DIGITS]),
-        *accepted.versions.items(),
+        *((name, version) for name, version in accepted.versions.items() if name in _OURS or own),
     ]
     return tuple(Fact(name=name, value=value) for name, value in rows if value)
 
