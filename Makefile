@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
 SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 5
 
-.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long real golden demo search-demo overhead faults-storage schema facts clean explain-speed faults soak fuzz mutation report-page docs pictures pip-audit gpu-measure gpu-launch gpu-real
+.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long real golden demo search-demo overhead faults-storage schema facts clean explain-speed faults soak fuzz mutation report-page man docs pictures pip-audit gpu-measure gpu-launch gpu-real
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -129,6 +129,15 @@ overhead: install  ## what autotune itself costs
 report-page: install  ## the report's page in a headless Chromium, at the width of a telephone and of a desk
 	@command -v chromium chromium-browser google-chrome chrome || { echo "no Chromium here: apt-get install chromium"; exit 1; }
 	$(PYTEST) tests/orchestrator/report/test_page.py
+
+man: install  ## manual pages of all commands in build/man, made of their --help
+	@command -v help2man || { echo "no help2man here: apt-get install help2man"; exit 1; }
+	mkdir -p build/man
+	for name in "" $$($(BIN)/python -c "from autotune.orchestrator.cli import COMMANDS; print(*COMMANDS)"); do \
+	  page=build/man/autotune$${name:+-$$name}.1; \
+	  help2man --no-info --version-string="$$($(BIN)/autotune --version)" --name="memory of reinforcement-learning jobs" \
+	    --output="$$page" "$(BIN)/autotune $$name" || exit 1; \
+	  sed -i -e "s/^autotune .- /autotune$${name:+-$$name} - /" -e '/^Example:/,/^\.SH/s/^autotune/.br\n&/' "$$page"; done
 
 docs: install  ## build the documentation in build/site, with its links checked
 	$(BIN)/python -m docs.site

@@ -43,7 +43,7 @@ COMMANDS: Mapping[str, str] = {
 }
 BESIDE: Mapping[str, str] = {"rehearse": "launch"}  # commands in the module of another
 DRIVING = frozenset({"launch", "rehearse", "resume", "search"})
-ALIASES: Mapping[str, str] = {"ladder": "remedies"}
+ALIASES: Mapping[str, str] = {"ladder": "remedies", "list": "status", "ls": "status", "ps": "status"}
 
 
 # What helps where an argument is missing, by the name that stands for it in the help.
