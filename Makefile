@@ -80,7 +80,7 @@ test-lowest: install  ## the fast tests of the core on the lower bounds of its d
 ray-versions: install  ## the runners' tests on the oldest and the newest supported Ray; 25 minutes on a busy machine
 	$(BIN)/python -m tests.launchers.runners.ray_versions
 
-# Only the files that have one, so that each process collects 1,300 tests instead of 11,200; the longest first, so that
+# Only the files that have one, so that each process collects 500 tests instead of 11,300; the longest first, so that
 # neither process is left alone with one of them at the end.
 E2E = tests/e2e/test_recovery.py tests/e2e/test_lookalikes.py tests/faults/test_faults.py tests/e2e/test_engine.py \
 	$(sort $(shell grep -rlw "mark.e2e" tests --include="test_*.py"))

@@ -11,14 +11,21 @@ import pytest
 
 from benchmarks.facts.__main__ import release
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 _PINS = re.compile(r"(transformers|accelerate)[ -](\d[\w.]*\w)")
 _OF = {
     subject: import_module(f"autotune.launchers.frameworks.{subject.replace('-', '_')}.config")
     for subject in ("ms-swift", "openrlhf", "skyrl", "trl")
 }
-_ON_RECORD = [(subject, version) for subject, of in _OF.items() for version in (*of.OLDER, *of.RELEASES)]
+# Facts change with the program that reads them, which the newest release of each framework tests in CI.
+_ON_RECORD = [
+    pytest.param(
+        subject, version, marks=pytest.mark.e2e if version == of.RELEASES[-1] else pytest.mark.e2e_long
+    )
+    for subject, of in _OF.items()
+    for version in (*of.OLDER, *of.RELEASES)
+]
 
 
 @pytest.mark.parametrize(("subject", "version"), _ON_RECORD)

@@ -116,7 +116,7 @@ def prepared(
     return file
 
 
-@pytest.mark.e2e
+@pytest.mark.e2e_long  # CI cures ms-swift's trainer so, by the same entry: tests/real/test_hugging_face.py
 def test_a_budget_that_is_too_small_is_cured_from_the_checkpoint(tmp_path: Path, material: Path) -> None:
     prepared(tmp_path, material)
     head = Head(tmp_path, 0, 0)

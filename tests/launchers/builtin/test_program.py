@@ -83,7 +83,7 @@ def test_a_resumed_run_has_the_curve_of_an_uninterrupted_one(cluster: str, tmp_p
     assert "builtin: config error checkpoint_dir:" in refused.stdout
 
 
-@pytest.mark.e2e
+@pytest.mark.e2e_long
 def test_it_learns_only_when_weights_reach_the_engine(cluster: str, tmp_path: Path) -> None:
     common: dict[str, Any] = {"prompts": 16, "samples": 8, "response_tokens": 12, "lr": 1e-2}
     common["model_shape"] = {**SMALL["model_shape"], "hidden": 64, "intermediate": 128, "vocab": 128}
@@ -122,7 +122,7 @@ def test_one_failing_rank_ends_the_job_while_another_waits_for_it(cluster: str, 
     assert [(record.cause, record.rank, record.phase) for record in records] == [("gpu-oom", 1, "forward")]
 
 
-@pytest.mark.e2e
+@pytest.mark.e2e_long  # in test_ranks.py without Ray
 def test_two_ranks_make_the_update_of_one(cluster: str, tmp_path: Path) -> None:
     recorded = str(tmp_path / "rollouts")
     single = run(cluster, tmp_path, steps=3, kl_coef=0.01, record_path=recorded)
