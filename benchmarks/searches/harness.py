@@ -31,7 +31,7 @@ from autotune.policies.values.observation import Completed, Crashed, Peak
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.value import Value
 from benchmarks.simulation.baselines import autotune
-from benchmarks.simulation.cluster import Failure, diagnosis, holds, reported, run
+from benchmarks.simulation.cluster import Failure, diagnosis, drawn_by, holds, reported, run
 from benchmarks.simulation.columns import columns
 from benchmarks.simulation.oracle import configurations
 from benchmarks.simulation.speed import step_seconds
@@ -176,7 +176,7 @@ def attempt(world: World, knobs: Knobs, number: int, *, steps: int, trial: int |
     ran = run(world, knobs)
     lasted = steps if ran.failure is None or ran.failure.step > steps else max(0, ran.failure.step - 1)
     rows: list[Event] = [Started(attempt=number, knobs=knobs, trial=trial, longest=trial is not None)]
-    rng = Random(zlib.crc32(f"{world.seed} {knobs!r} {number}".encode()))
+    rng = Random(zlib.crc32(f"{world.seed} {drawn_by(knobs)} {number}".encode()))
     for step in range(1, lasted + 1):
         took = ran.step_s * (1 + abs(rng.gauss(0.0, _NOISE)))
         rows.append(

@@ -169,7 +169,7 @@ def _named_phase(world: World, knobs: Knobs, failure: Failure) -> Phase:
     """Return the phase that the diagnosis names: in `misplaced` of the failures of devices another one."""
     if not world.misplaced or failure.cause is not Cause.GPU_OOM:
         return failure.phase
-    rng = Random(zlib.crc32(f"phase {world.seed} {knobs!r} {failure.step}".encode()))
+    rng = Random(zlib.crc32(f"phase {world.seed} {drawn_by(knobs)} {failure.step}".encode()))
     if rng.random() >= world.misplaced:
         return failure.phase
     return rng.choice([phase for phase in PHASES if phase is not failure.phase])
@@ -234,4 +234,16 @@ def outside_bytes(world: World, c: Columns, phase: Phase) -> float:
 
 
 def _rng(world: World, knobs: Knobs, step: int) -> Random:
-    return Random(zlib.crc32(f"{world.seed} {knobs!r} {step}".encode()))
+    return Random(zlib.crc32(f"{world.seed} {drawn_by(knobs)} {step}".encode()))
+
+
+# Knobs that came after the recorded decisions: as long as they are unset, noise is drawn as it was then.
+_LATER = ("layered_sync", "async_save", "multimodal_cache")
+
+
+def drawn_by(knobs: Knobs) -> str:
+    """Return the text of a configuration from which the noise of its runs is drawn."""
+    text = repr(knobs)
+    for name in _LATER:
+        text = text.replace(f", {name}=None", "")
+    return text
