@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from autotune.launchers.frameworks.dialects.hydra import bare
 from autotune.launchers.frameworks.nemo_rl.adapter import NemoRL
 from autotune.launchers.frameworks.nemo_rl.config import Config
 from autotune.launchers.frameworks.tabular.declared import facts
@@ -56,7 +57,7 @@ def test_every_override_of_every_change_is_taken_and_arrives(ask, kind, checked)
     profile = FRAMEWORK.profile(of, CLUSTER)
     moves = list(legal(profile))
     for knobs in [Knobs(), *(knobs for _, _, knobs in moves)]:
-        settings = FRAMEWORK.settings(of, knobs)
+        settings = {bare(key): value for key, value in FRAMEWORK.settings(of, knobs).items()}
         if settings not in wanted:
             wanted.append(settings)
             cases.append({"overrides": overrides(of, knobs), "names": list(settings)})

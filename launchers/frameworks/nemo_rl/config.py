@@ -38,6 +38,12 @@ class Config(DeclaredSettings):
         """Return the value of a key, references and NeMo-RL's resolvers followed."""
         return resolved(key, self.raw)
 
+    def key(self, name: str) -> str:
+        """Return a setting as the command line takes it: Hydra adds no argument of vLLM without a prefix."""
+        own = super().key(name)
+        known = not own.startswith("policy.generation.vllm_kwargs.") or self.holds(own) or self.has(name)
+        return own if known else f"++{own}"
+
     @property
     def megatron(self) -> bool:
         """Whether the policy is trained by Megatron."""

@@ -12,7 +12,7 @@ from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.nemo_rl import config as key
 from autotune.launchers.frameworks.nemo_rl.advice import ADVICE
 from autotune.launchers.frameworks.nemo_rl.config import Config
-from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images
+from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images, vllm_graphs
 from autotune.launchers.frameworks.tabular.table import (
     PASS,
     SAVES_FIRST,
@@ -63,7 +63,9 @@ ROWS: tuple[Row[Config], ...] = (
         when=lambda c: c.engine == "vllm", otherwise="it is vLLM's",
         unless={"vLLM chooses while policy.generation.vllm_kwargs.max_num_batched_tokens is not set": lambda c: not c.count("policy.generation.vllm_kwargs.max_num_batched_tokens")},
         read_at="nemo_rl/models/generation/vllm/vllm_worker.py:271"),
-    handed_on(VLLM, "cuda_graphs", "policy.generation.vllm_cfg.", when=lambda c: c.engine == "vllm",
+    vllm_graphs("policy.generation.vllm_cfg.enforce_eager",
+        "policy.generation.vllm_kwargs.compilation_config.cudagraph_capture_sizes",
+        when=lambda c: c.engine == "vllm",
         otherwise="policy.generation.backend has settings of its own, which stay the job's",
         read_at="nemo_rl/models/generation/vllm/vllm_worker.py:448"),
     handed_on(SGLANG, "cuda_graphs", "policy.generation.sglang_cfg.",

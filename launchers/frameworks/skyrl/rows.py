@@ -7,7 +7,7 @@ from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.skyrl.advice import ADVICE
 from autotune.launchers.frameworks.skyrl.config import RECOMPUTE, RENAMED, TRAIN_SIZE, Config
-from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images
+from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images, vllm_graphs
 from autotune.launchers.frameworks.tabular.table import (
     OFF,
     PASS,
@@ -47,7 +47,8 @@ ROWS: tuple[Row[Config], ...] = (
     handed_on(VLLM, "max_batched_tokens", "generator.inference_engine.",
         at_least={"vLLM takes at least one token of each of its max_num_seqs requests": lambda c: c.count("generator.inference_engine.max_num_seqs")},
         read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:199"),
-    handed_on(VLLM, "cuda_graphs", "generator.inference_engine.",
+    vllm_graphs("generator.inference_engine.enforce_eager",
+        "generator.inference_engine.engine_init_kwargs.cudagraph_capture_sizes",
         unless={"SkyRL switches graphs on by itself where adapters are trained": lambda c: c.lora_rank},
         read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:198"),
     handed_on(VLLM, "rollout_tensor_parallel", "generator.inference_engine.",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from autotune.launchers.frameworks.core.engine_settings import Argument
+from autotune.launchers.frameworks.core.engines import LIMITED_BATCHES
 from autotune.launchers.frameworks.tabular.table import Bounds, Condition, Reasons, Row, Text, always
 from autotune.policies.values.knobs import KnobName, Knobs
 from autotune.policies.values.profile import Grid
@@ -26,6 +27,41 @@ def processed_images(
         unit=1 << 30,
         grid=Grid(values=tuple(size << 30 for size in (4, 2, 1, 0))),
         unless={"the model is not known to take anything but text": lambda c: not c.takes_images},
+        read_at=read_at,
+    )
+
+
+def vllm_graphs(
+    switch: str,
+    sizes: str,
+    *,
+    when: Condition[Any] = always,
+    otherwise: Text[Any] = "",
+    unless: Reasons[Any] | None = None,
+    read_at: str,
+) -> Row[Any]:
+    """Return the row of vLLM's CUDA graphs: `switch` turns them off, `sizes` lists the captured batches."""
+
+    def mode(config: Any) -> str:
+        if config.flag(switch):
+            return "off"
+        return "full" if config.get(sizes) is None else "limited"
+
+    def settings(config: Any, before: Knobs, after: Knobs) -> Mapping[str, Any]:
+        result: dict[str, Any] = {switch: after.cuda_graphs == "off"}
+        if "limited" in (before.cuda_graphs, after.cuda_graphs) and after.cuda_graphs != "off":
+            result[sizes] = list(LIMITED_BATCHES) if after.cuda_graphs == "limited" else None
+        return result
+
+    return Row(
+        knob="cuda_graphs",
+        key=switch,
+        read=mode,
+        write=settings,
+        grid=Grid(values=("full", "limited", "off")),
+        when=when,
+        otherwise=otherwise,
+        unless=unless or {},
         read_at=read_at,
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import Cluster, Job
 
@@ -45,6 +47,7 @@ def job(settings: dict[str, Any] | None = None, **fields: Any) -> Job:
 
 
 JOBS = {
+    "images": job(shape=replace(SHAPE, tower=676_000_000)),
     "sequences": job(),
     "tokens": job({"trainer.max_tokens_per_microbatch": 16384}),
     "megatron": job(_MEGATRON),
