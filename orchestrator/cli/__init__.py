@@ -6,7 +6,6 @@ import contextlib
 import gc
 import importlib
 import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import IO, Any
@@ -157,6 +156,8 @@ class Commands(click.Group):
             if lacks is not None:
                 _print_failure(lacks, given(ctx))
                 ctx.exit(lacks.code)
+            import traceback  # which loads the tokenizer
+
             with contextlib.suppress(OSError):
                 traceback.print_exc()
                 click.echo("autotune: this is a bug in autotune; please report the lines above", err=True)

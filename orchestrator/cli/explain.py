@@ -18,7 +18,6 @@ from autotune.orchestrator.cli.shared.options import (
     known_framework,
     rule_ids,
 )
-from autotune.orchestrator.config.model_files import find_model, unknown_model
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.analyze import Explanation, explain
 from autotune.orchestrator.explain.archive import is_archive, read_members
@@ -42,6 +41,9 @@ _NEAR = 200  # lines above a failure that may say when it was
 
 def _shape(model: Path) -> Model:
     """Return the shape of a folder, a config.json or a public model; raises Failure with a hint."""
+    # With them come readers of YAML and of packages, a fifth of the time that the program takes to start.
+    from autotune.orchestrator.config.model_files import find_model, unknown_model
+
     result, _ = find_model(str(model), ".")
     if result is None:
         raise unknown_model(str(model))

@@ -10,7 +10,7 @@ import msgspec
 
 from autotune.policies.diagnosis import survived_failures
 from autotune.policies.diagnosis.job_records import record_of
-from autotune.policies.diagnosis.log_context import above, doing, starting
+from autotune.policies.diagnosis.log_context import OPEN, above, doing, starting
 from autotune.policies.diagnosis.log_prefixes import Line as Parsed
 from autotune.policies.diagnosis.log_prefixes import rank_in
 from autotune.policies.diagnosis.memory_users import Table, without_table
@@ -38,7 +38,6 @@ from autotune.policies.values.failure import Cause, Component, Phase
 _TEXT = 2000  # characters kept of a line
 _OF_PYTORCH = "Tried to allocate"
 _NCCL = re.compile("nccl", re.IGNORECASE)
-_OPEN = (Phase.NONE, Phase.FORWARD)  # phases that what a process said before may still tell
 # What others report of a process they ended: it may have been in the midst of such a thing.
 _LONG_ONES = (Phase.INIT, Phase.ROLLOUT_INIT, Phase.CHECKPOINT, Phase.DATA, Phase.WEIGHT_SYNC)
 
@@ -144,7 +143,7 @@ def _whereabouts(
         )  # it relays the error of a worker, or a setting is named: it uses no GPU
     guessed = False
     shown = phase if rule.phase is not Phase.NONE or any(map(is_frame, context)) else Phase.NONE
-    if phase in _OPEN and rule.cause is not None and rule.cause.is_memory:
+    if phase in OPEN and rule.cause is not None and rule.cause.is_memory:
         begun = since_stage is not None and starting(earlier, since_stage=since_stage)
         stage = (
             None

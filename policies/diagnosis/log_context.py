@@ -13,7 +13,8 @@ from autotune.policies.diagnosis.message_figures import facts_of, filled
 from autotune.policies.diagnosis.phase_patterns import ends_error, is_frame, is_stage
 from autotune.policies.diagnosis.rules.catalogue import matching
 from autotune.policies.diagnosis.software.stages import Stage, stage_of
-from autotune.policies.values.diagnosis import Facts, Finding, Holder
+from autotune.policies.diagnosis.survived_failures import CAUGHT_WITHIN
+from autotune.policies.values.diagnosis import Facts, Finding
 from autotune.policies.values.failure import Cause, Component, Phase
 
 _OF_THE_NODE = (Cause.OBJECT_STORE, Cause.HOST_OOM)
@@ -36,6 +37,8 @@ REACH = 120  # lines above a message that may belong to it
 _LONGEST = 500  # characters of a line of context
 _MARKERS = 25  # lines above a message without frames that may say what was going on
 _AFTER = 8  # lines below a message that may say so without being frames
+_AHEAD = 40  # lines after a message that may belong to it
+OPEN = (Phase.NONE, Phase.FORWARD)  # phases that frames after the message may still tell
 _JOINED = 6  # rows over which one message may be spread
 # A frame that a terminal broke, and a whole one.
 _CUT_FRAME = re.compile(r"^\s*File(?: \"[^\"]*| \"[^\"]+\",?(?: line(?: \d+,?(?: in)?)?)?)?$")
@@ -67,14 +70,16 @@ _RUNNING = re.compile(
 class Waiting:
     """A message whose frames or figures may still come: its own text, and the lines after it."""
 
-    def __init__(self, message: Line, *, guessed: bool = False, users: tuple[Holder, ...] = ()) -> None:
+    def __init__(self, message: Line, finding: Finding, *, guessed: bool = False) -> None:
         self.tag = message.tag
         self.text = [message.bare]  # of the message, over the rows that it was wrapped to
         self.lines = 0  # of its process, after it
         self.broken = False  # another process has written since
         self.context: list[str] = []
         self.guessed = guessed  # whether no frame has said the phase yet
-        self._users = Table([message.text], users)
+        told = finding.cause is Cause.KV_POOL and finding.phase not in OPEN and not guessed
+        self.reach = CAUGHT_WITHIN if told else _AHEAD  # lines after the message that may say more
+        self._users = Table([message.text], finding.facts.holders)
 
     def continued(self, line: Line) -> bool:
         """Take a line of the same process; return whether it may be a row of the same message."""

@@ -212,7 +212,6 @@ def component_of(context: str) -> Component:
     return COMPONENTS[ranked][0] if ranked < len(COMPONENTS) else Component.UNKNOWN
 
 
-@functools.lru_cache(1024)
 def _component_rank(line: str) -> int:
     line = as_frame(line)
     matches = (at for at, (_, pattern) in enumerate(COMPONENTS) if pattern.search(line))

@@ -14,7 +14,7 @@ from autotune.policies.diagnosis.findings import Place, completed, found
 from autotune.policies.diagnosis.job_records import mark_of
 from autotune.policies.diagnosis.literal_search import Ends, Matcher, Search, minimal
 from autotune.policies.diagnosis.log_blocks import Cursor, blocks, last_lines
-from autotune.policies.diagnosis.log_context import Waiting, below, follows, until, with_parts
+from autotune.policies.diagnosis.log_context import OPEN, Waiting, below, follows, until, with_parts
 from autotune.policies.diagnosis.log_prefixes import LONGEST, parsed, segments
 from autotune.policies.diagnosis.log_prefixes import Line as Parsed
 from autotune.policies.diagnosis.message_figures import NOTHING, adds, facts_of, filled, refined
@@ -29,9 +29,7 @@ from autotune.policies.values.observation import Outcome
 _CAUSES, _WEAK, _CONSEQUENCES = 80, 20, 100  # kept of each
 _OF_EACH = 5  # kept of a rule that a hundred messages of others precede
 _BACK, _BACK_BYTES = 120, 32768  # lines and bytes of context before a message
-_AHEAD = 40  # lines of context after it
 _WAITING = 8  # findings that may wait for it at once
-_OPEN = (Phase.NONE, Phase.FORWARD)  # phases that frames after the message may still tell
 
 # A line that does so, or that any rule but a harmless one matches, holds one of them.
 SEARCHED = minimal(
@@ -326,8 +324,8 @@ class Scanner:
         if finding.cause is not None:
             self._causes += 1
             if finding.line.rule != BUILTIN_FAILURE and len(self._ahead) < _WAITING:
-                self._ahead[len(self._findings)] = Waiting(line, guessed=guessed, users=finding.facts.holders)
-                self._until = max(self._until, finding.line.line + _AHEAD)
+                waiting = self._ahead[len(self._findings)] = Waiting(line, finding, guessed=guessed)
+                self._until = max(self._until, finding.line.line + waiting.reach)
         self._findings.append(finding)
 
     def _look_ahead(self, line: Parsed, number: int) -> None:
@@ -336,7 +334,7 @@ class Scanner:
         for index, waiting in list(self._ahead.items()):
             finding = self._findings[index]
             distance = number - finding.line.line
-            if distance > _AHEAD:
+            if distance > waiting.reach:
                 del self._ahead[index]
                 continue
             if waiting.continued(line) and (figures := waiting.figures()) != NOTHING:
@@ -348,10 +346,10 @@ class Scanner:
             if (listing := waiting.listing(line, finding)) is not None:
                 self._findings[index] = listing
                 continue  # what the listed processes were doing is not what this one did
-            room = len(waiting.context) < _AHEAD
+            room = len(waiting.context) < waiting.reach
             if (
                 room
-                and (finding.phase in _OPEN or waiting.guessed)
+                and (finding.phase in OPEN or waiting.guessed)
                 and waiting.wider(line)
                 and below(line.bare[:WIDEST], distance=distance)
                 and not consequence

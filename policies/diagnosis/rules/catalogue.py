@@ -21,8 +21,6 @@ RULES: tuple[Rule, ...] = (*OWN, *BUILTIN, *HARMLESS, *POOL, *HOST, *DEVICE, *CL
 BY_NAME = {rule.name: rule for rule in RULES}
 _HARMLESS = tuple(rule for rule in RULES if rule.harmless)
 
-_RECENT = 64  # lines: one is tried before it is passed over, and again where it is read
-
 # Which rows each literal may speak for.
 _ROWS: dict[str, list[int]] = {}
 for _at, _rule in enumerate(RULES):
@@ -33,7 +31,6 @@ _NUMBERS = {literal: number for number, literal in enumerate(_ROWS)}
 _SPEAKS_FOR = tuple(_ROWS.values())
 
 
-@functools.lru_cache(_RECENT)
 def matching(line: str) -> Rule | None:
     """Return the first rule that a line, without its prefixes, shows."""
     for rule, branch in _candidates(frozenset(_NAMING.named(line))):

@@ -2,59 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.policies.diagnosis import message_figures, unknown_errors
-from autotune.policies.diagnosis.software import components, stages
-from autotune.policies.diagnosis.software.patterns import Pattern
+from autotune.policies.diagnosis import unknown_errors
 from autotune.policies.diagnosis.unknown_errors import WRONG, LastErrors, Suspects
-
-_LOGS = Path(__file__).parents[3] / "benchmarks" / "logs"
-_PATTERNS = [
-    *(pattern for patterns in message_figures._COMPILED.values() for pattern in patterns),
-    *(pattern for patterns in message_figures._UNSPACED.values() for pattern in patterns),
-    *(pattern for _, pattern in components.COMPONENTS),
-    *(pattern for _, pattern in stages._COMPILED),
-]
-
-
-def _often(pattern: Pattern) -> Pattern:
-    """Return the same pattern, searched so often that it goes by its words."""
-    used = Pattern(pattern.text, pattern.flags)
-    for _ in range(20):
-        used.search("")
-    return used
-
-
-def test_no_match_is_missed_by_the_words_that_a_pattern_needs():
-    texts = [
-        json.loads(path.read_text())["text"]
-        for kind in ("seen", "rewritten", "from_sources")
-        for path in sorted((_LOGS / kind).glob("*.json"))
-    ]
-    lines = sorted({line for text in texts for line in (*text.split("\n"), "".join(text.split()))})
-    for pattern in map(_often, _PATTERNS):
-        matching = [line for line in lines if pattern.compiled.search(line)]
-        assert all(pattern.search(line) for line in matching), pattern.text
-
-
-def test_a_line_without_its_words_is_not_searched_for_a_pattern(monkeypatch: pytest.MonkeyPatch):
-    pattern = _often(Pattern(r"(?:of which|only have) (\d+) GiB"))
-    assert pattern.search("of which 3 GiB is free")
-    monkeypatch.setattr(pattern, "compiled", None)
-    assert pattern.search("step:12 - actor/loss:0.1") is None
-
-
-@pytest.mark.parametrize(
-    ("text", "flags"), [("cuda error", re.IGNORECASE), (r"\d+ of \w", 0), ("(?i)oom", 0)]
-)
-def test_a_pattern_whose_words_are_not_known_is_always_searched(text: str, flags: int):
-    assert _often(Pattern(text, flags)).search("12 of x, a CUDA Error, OOM")
 
 
 def _suspected(block: bytes) -> tuple[LastErrors, list[int]]:
