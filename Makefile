@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
 SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 5
 
-.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long real golden demo search-demo overhead faults-storage schema facts clean explain-speed faults soak fuzz mutation report-page man docs pictures pip-audit gpu-measure gpu-launch gpu-real
+.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long real real-vllm golden demo search-demo overhead faults-storage schema facts clean explain-speed faults soak fuzz mutation report-page man docs pictures pip-audit gpu-measure gpu-launch gpu-real
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -91,12 +91,15 @@ e2e-long: install  ## what CI leaves out: the other frameworks' look-alikes, lea
 	$(PYTEST) -m e2e_long --timeout 3600 tests
 
 CASES ?=
-real: install  ## real verl, AReaL, TRL and ms-swift out of memory, recovered; 35 minutes, 8 GB of packages once; CASES="-k backward" runs some
+REAL = @mkdir -p build; $(PYTEST) $(SHARED) -v --durations 0 --timeout 3600 --basetemp build/real \
+	--results tests/real/results.jsonl $(1) $(CASES); ended=$$?; $(BIN)/python -m tests.real.results && exit $$ended
+real: install  ## real verl, AReaL, TRL and ms-swift out of memory, recovered; 22 minutes, 8 GB of packages once; CASES="-k backward" runs some
 	$(BIN)/python -m tests.contracts.environments verl areal-trainer ms-swift trl
-	@mkdir -p build
-	@$(PYTEST) $(SHARED) -v --durations 0 --timeout 3600 --basetemp build/real --results tests/real/results.jsonl \
-		tests/real/test_verl.py tests/real/test_areal.py tests/real/test_hugging_face.py $(CASES); ended=$$?; \
-	$(BIN)/python -m tests.real.results && exit $$ended
+	$(call REAL,tests/real/test_verl.py tests/real/test_areal.py tests/real/test_hugging_face.py)
+
+real-vllm: install  ## real verl with its own vLLM server out of memory, recovered; 5 minutes, 5 GB of packages once
+	$(BIN)/python -m tests.contracts.environments verl verl-vllm
+	$(call REAL,tests/real/test_verl_vllm.py)
 
 golden: install  ## compare every recorded decision: launches, searches, look-alikes, explain's advice
 	$(BIN)/python -m benchmarks.golden

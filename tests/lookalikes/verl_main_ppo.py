@@ -11,7 +11,7 @@ import yaml
 from tests.lookalikes.core import Setup, Shortage, main, number, say, write
 
 _TASK, _WORKER = "(TaskRunnerV1 pid=4128)", "(WorkerDict pid=4139)"
-_SERVER = "(vLLMHttpServer pid=4151) (EngineCore_DP0 pid=4153) ERROR 09-03 10:02:11 [core.py:842]"
+_SERVER = "(vLLMHttpServer pid=4151) (EngineCore pid=4153) ERROR 09-03 10:02:11 [core.py:1346]"
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 # Failed passes as verl 0.9.1 printed them, with a plug-in of the test's, and places of its source for others.
 _REAL = Path(__file__).parents[1] / "real" / "logs"
@@ -63,26 +63,28 @@ class Verl:
 
     def pool_too_small(self, *, available_gib: float) -> int:
         say(f"{_SERVER} EngineCore failed to start.")
-        frame = "/opt/verl/lib/python3.12/site-packages/vllm/v1/core/kv_cache_utils.py"
-        say(f'{_SERVER}   File "{frame}", line 698, in check_enough_kv_cache_memory')
+        frame = f"{_SITE}/vllm/v1/core/kv_cache_utils.py"
+        say(f'{_SERVER}   File "{frame}", line 738, in _check_enough_kv_cache_memory')
         if available_gib <= 0:
             text = (
-                "ValueError: No available memory for the cache blocks. Try increasing "
-                "`gpu_memory_utilization` when initializing the engine."
+                "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
+                "initializing the engine (this flag also controls CPU memory reservation on the CPU backend, "
+                "despite its name)."
             )
         else:
             text = (
-                "ValueError: To serve at least one request with the models's max seq len (2048), (1.75 GiB "
-                "KV cache is needed, which is larger than the available KV cache memory "
+                "To serve at least one request with the model's max seq len (2048), (1.75 GiB KV cache is "
+                "needed, which is larger than the available KV cache memory "
                 f"({available_gib:.2f} GiB). Based on the available memory, the estimated maximum model "
-                "length is 1024. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
-                "initializing the engine."
+                "length is 1024. Try increasing `gpu_memory_utilization` (which also controls CPU memory on "
+                "the CPU backend) or decreasing `max_model_len` when initializing the engine."
             )
-        say(f"{_SERVER} {text}")
+        text += " See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
+        say(f"{_SERVER} ValueError: {text}")
         say(f"Error executing job with overrides: {self._words}")
         for line in _traceback("vLLMHttpServer.launch_server", ()):
             say(line.replace("(OutOfMemoryError)", "(RuntimeError)"))
-        say("RuntimeError: Engine core initialization failed.")
+        say("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}")
         say(_END)
         return 1
 
@@ -107,7 +109,6 @@ class Verl:
         save_every = self._config.get("trainer.save_freq", -1)
         if save_every > 0 and (step % save_every == 0 or step == of):
             self._save(step)
-        say(f"{_TASK} aggregated metrics done. cost 0.0112 seconds.")
         say(
             f"{_TASK} step:{step} - training/global_step:{step} - training/epoch:0 - "
             "critic/score/mean:0.4121 - training/num_turns/mean:np.float64(2.0) - "

@@ -22,7 +22,7 @@ _PLACES = (
         re.compile(r"/tmp/(?!ray)\S*?/(?=model|rewards|train\.parquet|swift|checkpoints|names|out|own|runs)"),
         "/job/",
     ),
-    (re.compile(r"\b\d+\.\d+\.\d+\.\d+(?=[:, ])"), "10.0.0.1"),
+    (re.compile(r"\b\d+\.\d+\.\d+\.\d+(?=[:, `]|$)"), "10.0.0.1"),
 )
 
 

@@ -34,7 +34,7 @@ def odd(completions, **_):
 
 
 def write_model(
-    folder: Path, *, hidden: int, layers: int, heads: int, kv: int, inner: int, vocab: int
+    folder: Path, *, hidden: int, layers: int, heads: int, kv: int, inner: int, vocab: int, tied: int
 ) -> None:
     """Write a Qwen2 of a shape with a tokenizer whose ids all have a text: bytes, then numbers."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -56,7 +56,7 @@ def write_model(
         intermediate_size=inner,
         vocab_size=vocab,
         max_position_embeddings=32768,
-        tie_word_embeddings=True,
+        tie_word_embeddings=bool(tied),
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -93,7 +93,7 @@ def main() -> None:
     """Write all of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    sizes = {"hidden": 64, "layers": 2, "heads": 4, "kv": 2, "inner": 128, "vocab": 512}
+    sizes = {"hidden": 64, "layers": 2, "heads": 4, "kv": 2, "inner": 128, "vocab": 512, "tied": 1}
     lengths = {"count": 64, "first": 8, "short": 16, "long": 16}
     for name, default in (sizes | lengths).items():
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -79,8 +79,8 @@ def test_a_phase_over_its_budget_is_cured_from_the_checkpoint(
 
 
 def trainer(run: str) -> int:
-    """Return the process that trains; what it forks has the same words."""
-    own = {pid for pid in marked(run) if "--output_dir" in psutil.Process(pid).cmdline()}
+    """Return the process that trains, not what starts it; what it forks has the same words."""
+    own = {pid for pid in marked(run) if psutil.Process(pid).cmdline()[2:3] == [run]}
     (pid,) = (pid for pid in own if psutil.Process(pid).ppid() not in own)
     return pid
 
@@ -150,16 +150,15 @@ def test_a_search_tries_three_configurations(
 
 
 @pytest.mark.e2e_long
-@pytest.mark.parametrize("framework", RELEASES)
+@pytest.mark.parametrize(("framework", "budget"), [("trl", 150_000_000), ("ms-swift", 120_000_000)])
 def test_a_setting_that_torch_refuses_is_undone(
-    framework: str, tmp_path: Path, material: Path, record: Recorder
+    framework: str, budget: int, tmp_path: Path, material: Path, record: Recorder
 ) -> None:
-    budget, settings = BUDGETS[framework, "forward"]
     mistyped = {
         "gradient_checkpointing": "false",  # the cure turns it on
         "gradient_checkpointing_kwargs": '\'{"use_reentrant": true, "preserve_rng": true}\'',
     }
-    head = prepare(framework, tmp_path, material, budget=budget, settings=settings | mistyped)
+    head = prepare(framework, tmp_path, material, budget=budget, settings=mistyped)
     outcome = run(head, "launch", "job.yaml")
     (refused,) = (event for event in outcome.of("diagnosed") if event["cause"] != "gpu-oom")
     assert refused["phase"] == "forward"  # where memory ran out before

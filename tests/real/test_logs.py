@@ -30,8 +30,9 @@ CASES = {
     "verl-log_prob": ("gpu-oom", "log_prob"),
     "verl-optimizer": ("gpu-oom", "optimizer"),
     "verl-refused": ("code", "init"),
+    "verl-vllm-backward": ("gpu-oom", "backward"),
     "verl-killed": ("unknown", "none"),
-    "verl-memory-monitor": ("host-oom", "weight_sync"),
+    "verl-memory-monitor": ("host-oom", "checkpoint"),
 }
 
 

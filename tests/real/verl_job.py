@@ -42,9 +42,13 @@ def write_material(folder: Path, **shape: int) -> Path:
 
 
 def write_script(
-    folder: Path, material: Path, variables: dict[str, str] | None = None, **settings: Any
+    folder: Path,
+    material: Path,
+    variables: dict[str, str] | None = None,
+    packages: str = "verl",
+    **settings: Any,
 ) -> Path:
-    """Write the script that starts verl; `settings` go by their last names, or are new."""
+    """Write the script that starts verl of an environment; `settings` go by their last names, or are new."""
     written = verl_job(material, SIZES, cpu=True)
     by_name = {key.rpartition(".")[2]: key for key in written}
     written |= {by_name.get(name, name): value for name, value in settings.items()}
@@ -60,7 +64,7 @@ def write_script(
         **(variables or {}),
     }
     script = folder / "run_grpo.sh"
-    command = [str(environment("verl")), "-m", "verl.trainer.main_ppo"]
+    command = [str(environment(packages)), "-m", "verl.trainer.main_ppo"]
     command += [f"{key}={_word(value)}" for key, value in written.items()]
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
     script.write_text("\n".join([*lines, " \\\n    ".join(map(shlex.quote, command))]) + "\n")
@@ -80,6 +84,34 @@ def with_critic(material: Path) -> dict[str, Any]:
         "critic.fsdp.use_torch_compile": False,
         "++critic.fsdp.mixed_precision.param_dtype": "fp32",
     }
+
+
+def with_vllm(folder: Path) -> dict[str, str]:
+    """Return the variables of vLLM's build for processors, which gets the name `vllm` in a folder.
+
+    Both verl and vLLM look for a distribution of that name, and vLLM for "cpu" in its version.
+    """
+    metadata = folder / "vllm-0.28.0+cpu.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.28.0+cpu\n")
+    return {
+        "PYTHONPATH": f"{PROGRAMS}:{folder}",
+        "VERL_PLUGIN_ENGINE": "vllm",
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_ENGINE_READY_TIMEOUT_S": "1200",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+
+
+# vLLM on a processor neither sleeps nor compiles.
+AWAKE = {
+    "actor_rollout_ref.rollout.enforce_eager": True,
+    "actor_rollout_ref.rollout.free_cache_engine": False,
+    "actor_rollout_ref.rollout.calculate_log_probs": True,  # and whether they are those of the trainer
+    "++actor_rollout_ref.rollout.enable_sleep_mode": False,
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes": 64,
+}
 
 
 def write_own_code(folder: Path, material: Path) -> Path:

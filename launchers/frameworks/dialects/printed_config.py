@@ -17,6 +17,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ACTOR = re.compile(r"^\(([A-Za-z]\w* pid=\d+[^()]*)\) ?")
 _BRANCH = re.compile(r"^(\s+\S|[A-Za-z_][\w]*:|-\s)")
 _COMMAND = re.compile(r"^\+*\s*\S*python\S*\s|^\+ ")
+# What a line of pprint's begins with; Ray's log of an actor ends a line where a write of pprint ended.
+_PIECE = re.compile(r"[ '\"{},:\])\d]|\[(?!\w)|(?:True|False|None)\b")
 _ERROR = "Error executing job with overrides: "
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _LONGEST_DICT = 400_000  # characters; a printed configuration of verl has about 60 000
@@ -53,7 +55,7 @@ def _dictionaries(lines: list[Tagged], program: Program) -> Iterator[dict[str, A
             continue
         own, size = [bare_line], 0
         for other_tag, other_line in lines[index + 1 :]:
-            if other_tag == tag and other_line.startswith(" "):
+            if other_tag == tag and _PIECE.match(other_line):
                 own.append(other_line)
                 size += len(other_line)
             elif other_tag == tag or size > _LONGEST_DICT:

@@ -219,7 +219,7 @@ JOB: tuple[Rule, ...] = (
         None,
         r"return code = ?-?9\b|return code -9\b|exitcode: -9\b|exit(ed with)? code 137|killed by "
         r"signal: Killed|^Killed$|: line \d+: +\d+ Killed\b|sigkill_handler|Signal 9 \(SIGKILL\)|"
-        r"CANCELLED AT|[Ee]xit code: -9\b",
+        r"<Signals\.SIGKILL: 9>|CANCELLED AT|[Ee]xit code: -9\b",
         NEVER,
         "[ERROR] failed (exitcode: -9) local_rank: 0 (pid: 438)",
         "return code =",

@@ -124,6 +124,28 @@ def test_a_printed_configuration_is_read_though_its_end_is_missing() -> None:
     }
 
 
+def test_a_printed_configuration_is_read_though_its_lines_are_torn() -> None:
+    """Ray's log of an actor breaks a line where one of pprint's writes ended."""
+    rows = (
+        "{'actor_rollout_ref': ",
+        "{'actor': {",
+        "'ppo_mini_batch_size': 256,",
+        "                                 'use_dynamic_bsz': True",
+        ",",
+        "                                 'strategy': ",
+        "'fsdp2'},",
+        "                       'rollout': {'n': ",
+        "8}}}",
+        "INFO:2026-11-28 18:05:36,381:Total training steps: 4",
+    )
+    assert VERL.printed("".join(f"{TAG}{row}\n" for row in rows)) == {
+        f"{ACTOR}.ppo_mini_batch_size": 256,
+        f"{ACTOR}.use_dynamic_bsz": True,
+        f"{ACTOR}.strategy": "fsdp2",
+        f"{ROLLOUT}.n": 8,
+    }
+
+
 def test_a_tree_of_settings_is_read() -> None:
     text = (
         "loading\nactor_rollout_ref:\n  rollout:\n    name: sglang\n    n: 4\ntrainer:\n  nnodes: 2\n\ndone\n"
