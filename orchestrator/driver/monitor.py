@@ -48,9 +48,10 @@ from autotune.policies.values.run.view import AttemptView
 from autotune.policies.values.value import Value
 
 _SIGKILL, _SIGTERM = 9, 15
-# Words for a process that ended without an exit of its own: Ray's (gcs, WorkerExitType), Python's (subprocess, as
-# `accelerate launch` raises it), torchrun's.
-_GONE = ("Worker exit type: SYSTEM_ERROR", "died with <Signals.SIGKILL: 9>", "Signal 9 (SIGKILL) received")
+# Ray's words for a worker whose connection ended without an exit of its own (gcs, WorkerExitType).
+_WORKER_GONE = "Worker exit type: SYSTEM_ERROR"
+# Those of `accelerate launch` and of torchrun, which itself kills workers once one of them has failed.
+_WORKER_KILLED = ("died with <Signals.SIGKILL: 9>", "Signal 9 (SIGKILL) received")
 _REPORTED = 64  # steps by which a worker's own log may lag behind the driver's
 _ANY_SCRIPT = "command"  # only its exit says that it is done
 
@@ -218,9 +219,12 @@ class AttemptMonitor:
             killed = ended.killed_by == _SIGKILL
             name = "SIGKILL" if killed else "SIGTERM"
             return Lost(reason=f"killed by {name}; the log gives no reason", killed=killed)
-        if not host_full and not any(f.cause is not None for f in self._findings()):
-            if any(words in f.line.text for f in self._findings() for words in _GONE):
-                return Lost(reason="a worker was killed or crashed; the log gives no reason", killed=True)
+        findings = self._findings()
+        gone = any(_WORKER_GONE in f.line.text for f in findings)
+        if all(f.cause is None for f in findings):
+            gone |= any(words in f.line.text for f in findings for words in _WORKER_KILLED)
+        if gone and not causes and not host_full:
+            return Lost(reason="a worker was killed or crashed; the log gives no reason", killed=True)
         return Crashed(exit_code=ended.code, signal=ended.signal)
 
     def evidence(self, outcome: Outcome, ended: Exit | None) -> Evidence:

@@ -265,9 +265,7 @@ def test_how_it_ended(followed: Followed) -> None:
     ("log", "lost"),
     [("verl-killed", True), ("trl-killed", True), ("verl-memory-monitor", False), ("verl-refused", False)],
 )
-def test_a_killed_worker_is_a_loss_where_nothing_says_more(
-    log: str, lost: bool, tmp_path: Path
-) -> None:
+def test_a_killed_worker_is_a_loss_where_nothing_says_more(log: str, lost: bool, tmp_path: Path) -> None:
     followed = Followed(tmp_path, "name: q\nframework: relax\nsettings: {colocate: true, num-rollout: 3}\n")
     followed.see((Path(__file__).parents[2] / "real" / "logs" / f"{log}.log").read_text())
     ended = followed.watch.outcome(Exit(code=1), lost="", stopped_by="")
