@@ -21,7 +21,7 @@ def run(folder: Path, verb: str, settings: dict[str, Any], **keys: Any) -> Finis
     """Run a job as users do, by the estimate and with the defaults of recovery, but for `keys`."""
     job = {"name": "early", "framework": "builtin", "cluster": {"address": "local"}, "settings": settings}
     (folder / "job.yaml").write_text(yaml.safe_dump(job | keys))
-    return autotune(folder, verb, "job.yaml", policy="estimate", env={"OMP_NUM_THREADS": "1"})
+    return autotune(folder, verb, "job.yaml", policy="estimate")
 
 
 def test_a_load_that_needs_more_than_any_step_is_cured_before_the_training(tmp_path: Path) -> None:

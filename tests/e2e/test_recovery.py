@@ -70,13 +70,16 @@ class Finished:
 def autotune(
     folder: Path, *arguments: str, env: dict[str, str] | None = None, policy: str = "ladder"
 ) -> Finished:
-    """Run `autotune`; by the ladder alone, every forced failure happens: the estimate would avoid it."""
+    """Run `autotune`; by the ladder alone, every forced failure happens: the estimate would avoid it.
+
+    With one thread: beside other tests the threads of a team wait for each other at every operator.
+    """
     home = folder / f"home-{policy}"
     home.mkdir(exist_ok=True)
     result = subprocess.run(
         [sys.executable, "-m", "autotune.orchestrator.cli", *arguments, "--policy", policy],
         cwd=folder,
-        env={**os.environ, "HOME": str(home), **(env or {})},
+        env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1", **(env or {})},
         capture_output=True,
         text=True,
         timeout=2200,

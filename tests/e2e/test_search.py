@@ -61,7 +61,7 @@ def begun(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "autotune.orchestrator.cli", *arguments],
         cwd=folder,
-        env={**os.environ, "HOME": str(folder / "home")},
+        env={**os.environ, "HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=(folder / "story.txt").open("a"),
         text=True,

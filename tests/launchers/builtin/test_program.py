@@ -50,7 +50,7 @@ def command(tmp_path: Path, settings: dict[str, Any]) -> list[str]:
 def run(cluster: str, tmp_path: Path, **settings: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(tmp_path, SMALL | settings),
-        env=os.environ | {"RAY_ADDRESS": cluster, "OMP_NUM_THREADS": "2"},
+        env=os.environ | {"RAY_ADDRESS": cluster, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=600,
