@@ -114,12 +114,18 @@ def _target(source: tuple[str, ...], *, log: str, gpus: str | None) -> Target:
     if len(source) > 1 and Path(source[0]).name in ("bash", "sh") and Path(source[1]).is_file():
         source = source[1:]
     file = source[0]
-    if len(source) == 1 and file.endswith((".yaml", ".yml")):
+    if len(source) > 1 and file.endswith((".yaml", ".yml")):
+        raise click.UsageError(f"Got unexpected extra argument ({' '.join(source[1:])})")
+    if file.endswith((".yaml", ".yml")):
         text = read_text(file)
         if written(text) is not None or re.search(r"^framework:", text, re.MULTILINE):
             job, _ = parse_unfinished(text, file=file)
             return Target(name=file, text=text, job=job)
-    draft = drafted(source, otherwise=f"name the log first: `autotune fix {file} {log}`")
+    try:
+        draft = drafted(source, otherwise=f"name the log first: `autotune fix {file} {log}`")
+    except Failure as failure:
+        hint = failure.hint.replace("autotune init --", f"autotune fix {log} --")
+        raise Failure(failure.message, hint=hint, code=failure.code) from None
     is_command = draft.source == "a command line"
     text = shlex.join(source) if is_command else Path(file).read_text()
     of_draft = job_text(with_variables(draft), gpus=cards_of(gpus))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from autotune.launchers.likeness import suggestion
 from autotune.policies.values.value import Value
 
 _MIB = 1 << 20
@@ -120,4 +121,6 @@ def _unknown(written: str, name: str) -> str:
     if not re.search(r"[a-zA-Z]", name):
         return f"`{written}` names no GPU (forms: `8xH100`, `2x8xH100-80GB`)"
     known = ", ".join(each.name for each in CARDS)
-    return f"unknown GPU `{name}` (forms: `8xH100`, `2x8xH100-80GB`); known: {known}"
+    near = suggestion(name, (each.name for each in CARDS))
+    what = f"unknown GPU `{name}` (forms: `8xH100`, `2x8xH100-80GB`)"
+    return f"{what}; {near}" if near else f"{what}; known: {known}"

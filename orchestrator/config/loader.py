@@ -75,9 +75,10 @@ def read_text(path: str | Path) -> str:
     try:
         return yaml_nodes.read_text(path)
     except UnreadableError as error:
-        hint = "`autotune init` creates a job file from a script or command" if error.absent else error.hint
+        near = suggestion(Path(path).name, (each.name for each in Path(path).parent.glob("*.y*ml")))
+        way = near or "`autotune init` creates a job file from a script or command"
         message = f"cannot read job file `{path}`: {error.reason}"
-        raise Failure(message, hint=hint, code=ExitCode.USAGE) from None
+        raise Failure(message, hint=way if error.absent else error.hint, code=ExitCode.USAGE) from None
 
 
 def parse(

@@ -138,7 +138,9 @@ def _setting(name: str, text: str | None, profile: Profile) -> Setting:
         if grid.minimum is not None and setting < grid.minimum:
             raise _RefusedError(f"`{name}` must be at least {show_value(grid.minimum)}")
         if grid.maximum is not None and setting > grid.maximum:
-            raise _RefusedError(f"`{name}` must be at most {show_value(grid.maximum)}")
+            is_percent = grid.maximum <= 1 < setting <= 100
+            hint = f"{show_value(setting)} % is `{show_value(setting / 100)}`" if is_percent else ""
+            raise _RefusedError(f"`{name}` must be at most {show_value(grid.maximum)}", hint=hint)
     return setting
 
 
@@ -148,6 +150,8 @@ def _converted(name: str, text: str) -> Setting:
     try:
         if name in BYTE_KNOBS and isinstance(value, str):
             value = size_bytes(value)
+        if kind == float | None and isinstance(value, str) and value.endswith("%"):
+            value = float(value[:-1]) / 100
         if kind == float | None and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if kind == str | None and isinstance(value, (bool, int, float)):
