@@ -299,6 +299,8 @@ WARNED: tuple[Warned[Config], ...] = (
         "every weight sync gathers the whole model on every card to read its adapters; actor_rollout_ref.rollout.layered_summon: true (with actor_rollout_ref.rollout.load_format: safetensors) does it layer by layer"),
     Warned(lambda c: c.colocated and not c.sleeps and c.engine,
         lambda c: f"the engine never sleeps{_awake_since(c)}: its weights and pool stay on the card while training runs"),
+    Warned(lambda c: c.flag("reward.reward_model.enable") and not c.flag("reward.reward_model.enable_resource_pool"),
+        lambda c: f"the reward model's engine takes {c.share('reward.reward_model.rollout.gpu_memory_utilization'):.0%} of the same GPUs (reward.reward_model.rollout.gpu_memory_utilization) while it scores, which no phase of the estimate has; reward.reward_model.enable_resource_pool gives it GPUs of its own"),
 )
 
 UNREAD: tuple[Unread[Config], ...] = (

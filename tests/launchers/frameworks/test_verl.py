@@ -669,3 +669,10 @@ def test_the_optimizer_that_mindspeed_swaps_is_in_host_memory_between_updates() 
     assert not profile(
         with_settings(JOBS["fsdp2-reference"], {f"+{swap}": True})
     ).layout.optimizer_passes_through
+
+
+def test_a_reward_model_on_the_same_gpus_is_named_because_it_is_not_estimated() -> None:
+    shared = profile(job(reward__reward_model__enable=True)).warnings
+    assert any("the reward model's engine takes 50% of the same GPUs" in each for each in shared)
+    apart = profile(job(reward__reward_model__enable=True, reward__reward_model__enable_resource_pool=True))
+    assert not any("reward model's engine" in each for each in apart.warnings)
