@@ -13,6 +13,7 @@ from statistics import median
 
 import numpy as np
 
+from autotune.policies.forecast.foresee import WARM_UP
 from autotune.policies.forecast.lasting import SHOWN, lasts
 from autotune.policies.forecast.trend import WINDOW, trend
 from autotune.policies.remedies.step_size import fragmentation_prevails
@@ -37,7 +38,8 @@ _START_S = 600.0  # of a process up to its first step, where none was measured
 _AS_FAR = 0.5  # of the steps of the process before: one that ended sooner did not fail by growth
 _LEAST = 0.02  # share of a memory that must have grown to explain why it ran out
 _NEAR = 0.1  # share of a memory that the usual step may have left when growth makes it run out
-_BEFORE = 0.9  # of the steps after which a memory ran out that nothing measures: restarted by then
+_BEFORE = 0.9  # of the steps after which a process ran out of a memory: the next one is restarted by then
+_FASTER = 1.25  # times the growth of that process: then the next one runs out sooner
 _FRESH = 1  # step after a checkpoint that a stop may cost: a decision may come a step late
 _FRESH_S = 3.0  # or of training: a driver looks at an attempt every 1.5 s
 _LOOKED_AT = 50  # of the latest steps, for their usual time
@@ -96,18 +98,25 @@ def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
     step, saved = last.progress[-1].step, last.progress[-1].saved or 0
     first, following = last.progress[0].step, saved + interval(last)
     for ahead in last.expected:
-        again = known is not None and known.memory == ahead.memory
+        again = known if known is not None and known.memory == ahead.memory else None
         if ahead.lengths or (not again and recovery.forecast is not Forecasting.ACT):
             continue
         earliest = ahead.earliest or ahead.step or 0
         if earliest > min(following, last_step(run, last)):
             continue
+        if again and following < first + int(_BEFORE * again.steps) and not _is_faster(ahead, again):
+            continue  # a forecast keeps more room than the process before needed
         if again or (_is_worth_planning(run, last) and lasts(run, last, ahead)):
             return _as_forecast(ahead, steps=(ahead.step or step) - first + 1)
     if known is None or known.per_step_bytes:
         return None  # what is measured shows itself before it runs out
     runs_out = first + int(_BEFORE * known.steps)
     return known if following >= runs_out and runs_out <= last_step(run, last) else None
+
+
+def _is_faster(ahead: Foreseen, before: MemoryGrowth) -> bool:
+    """Return whether memory grows faster than in the process that ran out of it, if that was measured."""
+    return ahead.per_step_bytes > _FASTER * before.per_step_bytes
 
 
 def is_for_restarts(run: Run, last: Attempt) -> bool:
@@ -237,12 +246,14 @@ def _as_forecast(ahead: Foreseen, *, steps: int) -> MemoryGrowth:
     )
 
 
-def _rows(last: Attempt, diagnosis: Diagnosis) -> list[tuple[int, int, int]]:
-    """Return step, bytes and capacity of the latest peaks of the phase that ran out."""
+def _rows(
+    last: Attempt, diagnosis: Diagnosis, part: slice = slice(-WINDOW, None)
+) -> list[tuple[int, int, int]]:
+    """Return step, bytes and capacity of some peaks, else the latest, of the phase that ran out."""
     name = diagnosis.phase.value
     if diagnosis.cause is not Cause.GPU_OOM:
         return []
-    result = ((event.step, event.peaks.get(name)) for event in last.progress[-WINDOW:])
+    result = ((event.step, event.peaks.get(name)) for event in last.progress[part])
     return [
         (step, peak.used_bytes, peak.capacity_bytes)
         for step, peak in result
@@ -275,7 +286,11 @@ def _measured(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
 
 def _is_flat(last: Attempt, diagnosis: Diagnosis) -> bool:
     """Return whether the phase that ran out was measured and did not grow: one step was too big."""
-    return len(_rows(last, diagnosis)) >= _FEWEST
+    late, early = _rows(last, diagnosis), _rows(last, diagnosis, slice(WARM_UP, WARM_UP + WINDOW))
+    if len(late) < _FEWEST or not early:
+        return len(late) >= _FEWEST
+    before, after = (median(used for _, used, _ in rows) for rows in (early, late))
+    return after - before < _LEAST * late[-1][2]
 
 
 def _failed_so_before(run: Run, last: Attempt, diagnosis: Diagnosis) -> bool:

@@ -277,6 +277,23 @@ def test_a_forecast_restarts_a_job_that_acts_on_it_or_failed_so_before(
     assert stops_after(night, 300, ahead(began + 300, seen_at=began + 200, cause=cause)) == 290
 
 
+@pytest.mark.parametrize(("times", "restarted"), [(1, 290), (2, 140)])
+def test_a_forecast_waits_until_memory_ran_out_before_unless_it_grows_faster(
+    times: int, restarted: int
+) -> None:
+    night = Night()
+    night.launch()
+    night.runs(330, leaking).fails().launch()
+    said = ahead(night.step + 150, seen_at=night.step + 100)
+    assert stops_after(night, 400, replace(said, per_step_bytes=times * said.per_step_bytes)) == restarted
+
+
+def test_growth_that_only_the_whole_process_shows_keeps_the_settings() -> None:
+    night = Night()
+    night.launch()
+    assert night.runs(380, lambda age: leaking(min(age, 270))).fails().launch().knobs == KNOBS
+
+
 def test_lengths_that_grow_are_no_reason_to_restart() -> None:
     night = Night(forecast=Forecasting.ACT, seconds=240.0)
     night.launch()
