@@ -84,10 +84,11 @@ class Areal:
         say(f"(AReaL) 20260822-10:00:01.700 {name} {level}: {text}")
 
     def begin(self) -> None:
-        self.line("LocalScheduler", "LocalScheduler initialized with GPU devices: [0, 1, 2, 3, 4, 5, 6, 7]")
+        cards = "LocalScheduler initialized with GPU devices: [0, 1, 2, 3, 4, 5, 6, 7]"
+        self.line("LocalScheduler", f"{cards}, log directory: /out/logs/root/gsm8k-grpo/trial0")
         self._memory("before model creation/loading", 0.52)
         self._memory("after model creation/loading", 7.92)
-        self.line("RemoteInfEngine", "Waiting for server ready...")
+        self.line("[RemoteInfEngine Rank 0]", "Waiting for server ready...")
 
     def pool_too_small(self, *, available_gib: float) -> int:
         fraction = self._tree.get("sglang.mem_fraction_static")
@@ -101,7 +102,7 @@ class Areal:
         return 1
 
     def ready(self, *, resumed: int) -> None:
-        self.line("RemoteInfEngine", "Servers are all ready!")
+        self.line("[RemoteInfEngine Rank 0]", "Servers are all ready!")
         if self._tree.get("recover.mode") not in ("on", "auto", True):
             return
         self.line("Recover", f"Loading recover info from {self._recover}")
@@ -127,6 +128,7 @@ class Areal:
 
     def step(self, step: int, *, of: int, seconds: float, tokens: int, peak_gib: float) -> None:
         self._memory("recompute logp", min(peak_gib, 61.9))
+        self._memory("compute advantages", min(peak_gib, 61.9))
         self._memory("ppo update", peak_gib)
         if self._due(step):
             self.checkpoint(step)

@@ -90,6 +90,7 @@ class Verl:
 
     def ready(self, *, resumed: int) -> None:
         info = f"{_TASK} INFO:2026-09-03 10:03:02,910:"
+        say(f"{_TASK} LLMServerManager: ['10.0.0.7:31022']")
         say(f"{info}checkpoint engine manager initialized")
         folder = self._folder / f"global_step_{resumed}"
         say(
@@ -98,6 +99,8 @@ class Verl:
             else f"{info}Training from scratch"
         )
         say(f"{info}all initialize finished, ready to fit")
+        total = self._config["trainer.total_training_steps"]
+        say(f"Training Progress: {resumed / total:4.0%}|          | {resumed}/{total} [00:00<?, ?it/s]")
 
     def out_of_memory(self, short: Shortage) -> int:
         say(f"Error executing job with overrides: {self._words}")
