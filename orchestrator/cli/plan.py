@@ -286,7 +286,7 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
         for other in others:
             with contextlib.suppress(JobErrors):  # of a job that the person did not ask for
                 fitting += [f"--framework {other.framework}, which fits"] if starting_job(other) else []
-        click.echo(f"hint: use {' or '.join(['more GPUs or a shorter --response', *fitting])}", err=True)
+        click.echo(f"hint: use {' or '.join(fitting or ['more GPUs or a shorter --response'])}", err=True)
         return ExitCode.NO
     if options.json:
         answer = StartingJob(job=result.text, step_s=result.step_s, host_bytes=result.host_bytes)

@@ -222,9 +222,10 @@ def gave_up(run: Run, reason: str = "") -> GaveUp:
     missing = shortfall(run, started=started_before(run))
     if missing is None:
         return GaveUp(reason=reason, nearest=_nearest(run, diagnosis), would_help=_would_help(run, diagnosis))
-    helping = (*missing.would_fit, *_would_help(run, diagnosis))
     nearest = "; ".join(text for text in (missing.nearest, _closest(run, diagnosis)) if text)
-    return GaveUp(reason=reason, nearest=nearest, would_help=tuple(dict.fromkeys(helping)))
+    # Where something is predicted to fit, what may not suffice is no advice.
+    helping = missing.would_fit or _would_help(run, diagnosis)
+    return GaveUp(reason=reason, nearest=nearest, would_help=helping)
 
 
 def nearest_text(diagnosis: Diagnosis, attempt: int) -> str:
@@ -260,10 +261,11 @@ def _closest(run: Run, diagnosis: Diagnosis) -> str:
     return nearest_text(attempt.diagnosis or diagnosis, attempt.number)
 
 
+_LORA = "LoRA, which keeps less optimizer state"
 _USERS = {
-    "gpu": ("shorter prompts or responses", "more or larger GPUs", "a smaller model or LoRA"),
+    "gpu": ("shorter prompts or responses", "more or larger GPUs", "a smaller model", _LORA),
     "gpu_pool": ("a smaller maximum length", "more GPUs for the engine", "a smaller or quantised model"),
-    "host": ("more host memory or more nodes", "LoRA, which keeps less optimizer state"),
+    "host": ("more host memory or more nodes", _LORA),
     "shm": ("a larger /dev/shm (in a container: --shm-size or an emptyDir of medium Memory)",),
     "object_store": ("a larger object store (ray start --object-store-memory)",),
 }
@@ -300,7 +302,8 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
     elif profile.layout == Layout():  # a program that may have no model
         result += _HARDWARE.get(diagnosis.cause.resource, ())
     else:
-        result += _USERS.get(diagnosis.cause.resource, ())
+        general = _USERS.get(diagnosis.cause.resource, ())
+        result += [text for text in general if not (text == _LORA and profile.layout.lora_rank)]
     return tuple(dict.fromkeys(result))
 
 

@@ -12,9 +12,10 @@ from autotune.policies.recovery.remedy_text import words
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
-from autotune.policies.values.job import Cluster
+from autotune.policies.values.job import Cluster, Recovery
 from autotune.policies.values.knobs import Knobs, new_values
 from autotune.policies.values.profile import AtLeast, Profile
+from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
 _LORA_RANK = 32
@@ -53,7 +54,14 @@ def shortfall(run: Run, *, started: bool) -> Shortfall | None:
 
 def _alternatives(view: Outlook, present: Knobs, where: str, *, started: bool) -> Iterator[str]:
     accepted = view.run.accepted
-    profile, layout = accepted.profile, accepted.profile.layout
+    profile, layout, recovery = accepted.profile, accepted.profile.layout, accepted.job.recovery
+    anything = msgspec.structs.replace(recovery, allow=tuple(Effect), deny=())
+    if anything != recovery:
+        ranked = _fits(view, present, recovery=anything, started=started)
+        if ranked is not None:
+            changes = words(present, new_values(present, ranked.knobs))
+            why = "of which recovery.allow or recovery.deny excludes some"
+            yield f"{changes}, {why} ({_figure(ranked, where)})"
     for factor in (2, 4, 8):
         cluster = msgspec.structs.replace(accepted.cluster, nodes=accepted.cluster.nodes * factor)
         spread = widened(layout, present, factor)
@@ -86,9 +94,12 @@ def _fits(
     started: bool,
     profile: Profile | None = None,
     cluster: Cluster | None = None,
+    recovery: Recovery | None = None,
 ) -> Ranked | None:
+    job = view.run.accepted.job
     accepted = msgspec.structs.replace(
         view.run.accepted,
+        job=msgspec.structs.replace(job, recovery=recovery or job.recovery),
         profile=profile or view.run.accepted.profile,
         cluster=cluster or view.run.accepted.cluster,
     )

@@ -8,12 +8,14 @@ import re
 import pytest
 from msgspec.structs import replace
 
+from autotune.policies.recovery.next_remedy import gave_up
 from autotune.policies.recovery.outlook import outlook
 from autotune.policies.recovery.ranking import nearest
 from autotune.policies.recovery.shortfall import shortfall, widened
 from autotune.policies.values.events import Policy, Started
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
+from autotune.policies.values.job import Recovery
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import AtLeast
 from tests.policies.jobs import CLUSTER, GIB, KNOBS, LAYOUT, MODEL, SUPPORTED, accepted, fails, profile
@@ -33,7 +35,14 @@ def cards(gib: float):
 
 
 def job(
-    *, layout=LAYOUT, model=MODEL, cluster=CLUSTER, knobs=SPLIT, cause=Cause.GPU_OOM, phase=Phase.BACKWARD
+    *,
+    layout=LAYOUT,
+    model=MODEL,
+    cluster=CLUSTER,
+    knobs=SPLIT,
+    cause=Cause.GPU_OOM,
+    phase=Phase.BACKWARD,
+    recovery=None,
 ):
     """Return a run whose only attempt ran out of memory."""
     longest = layout.prompt_tokens + layout.response_tokens
@@ -41,7 +50,7 @@ def job(
         profile(knobs, layout=layout, supported=FEW),
         constraints=tuple(AtLeast(knob=name, value=longest, why="a whole sequence") for name in TOKENS),
     )
-    start = accepted(of, cluster=cluster, model=model)
+    start = accepted(of, cluster=cluster, model=model, recovery=recovery)
     return fold((start, Started(knobs=knobs), *fails(phase, cause=cause)))
 
 
@@ -103,6 +112,24 @@ def test_the_least_change_of_each_kind_that_fits_is_named(of, kinds):
         said.append((kind, round(float(number[0]))))
         assert re.search(r"\(predicted \w+ \d+\.\d\d GiB\)$", text)
     assert said == expected
+
+
+def test_what_fits_is_the_only_advice_and_adapters_are_not_advised_to_those_who_train_them():
+    fitting = gave_up(job(cluster=cards(48)))
+    assert fitting.would_help == shortfall(job(cluster=cards(48)), started=False).would_fit != ()
+    for layout in (LAYOUT, ADAPTER):
+        verdict = gave_up(job(layout=layout, cluster=cards(8)))
+        assert "more or larger GPUs" in verdict.would_help
+        assert any("LoRA" in text for text in verdict.would_help) is (layout is LAYOUT)
+
+
+def test_what_the_job_excludes_is_named_where_it_is_predicted_to_fit():
+    excluding = Recovery(deny=TOKENS)
+    fitting = shortfall(job(knobs=KNOBS, recovery=excluding), started=False)
+    not_fitting = shortfall(job(cluster=cards(16), recovery=excluding), started=False)
+    assert fitting is not None and not_fitting is not None
+    assert "recovery.deny" in fitting.would_fit[0] and "tokens_per_microbatch" in fitting.would_fit[0]
+    assert not any("recovery.deny" in text for text in not_fitting.would_fit)
 
 
 def test_other_changes_than_the_first_of_a_kind_are_needed():
