@@ -223,7 +223,7 @@ def outcome(value: Outcome, *, rehearsal: bool = False) -> str:
     """Return how an attempt ended."""
     match value:
         case Completed():
-            return "got through" if rehearsal else "training complete"
+            return "passed" if rehearsal else "training complete"
         case Crashed():
             return value.text
         case Hung(silent_s=silent, reason=reason):

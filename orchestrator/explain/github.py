@@ -13,7 +13,7 @@ from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.explain.text_output import MOST_REMEDIES, render_explanation
 from autotune.policies.values.failure import Phase
 
-_BELOW = ("help:", "hint:", "why these?", " " * 12)  # lines that are a list of their own here
+_BELOW = ("help:", "hint:", "why these?", "next:", " " * 12)  # lines that are a list of their own here
 _TICKS = re.compile("`+")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 from autotune.launchers.base import Advice, Status
 from autotune.orchestrator.explain.analyze import Explanation
 from autotune.orchestrator.explain.details import forensics
@@ -49,6 +52,9 @@ def render_explanation(explanation: Explanation, *, verbose: bool = False) -> st
     lines += _help(explanation, most=len(explanation.remedies) if verbose else MOST_REMEDIES)
     lines += _advice(explanation)
     lines += ["", f"why these? autotune explain --rule {explanation.diagnosis.cause}"]
+    if explanation.diagnosis.cause.is_oom and Path(explanation.file).is_file():
+        call = shlex.join(["autotune", "fix", explanation.file])
+        lines.append(f"next: {call} SCRIPT (or job.yaml, or -- COMMAND)")
     return "\n".join(lines)
 
 
