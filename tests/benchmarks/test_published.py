@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from benchmarks.published import host
 from benchmarks.published.__main__ import main
 from benchmarks.published.cases import cases, planned
 from benchmarks.published.judge import judged
@@ -150,3 +151,14 @@ def test_a_part_of_the_estimate_can_be_taken_out(two, capsys):
         assert capsys.readouterr().out != whole
     main(["--cases", str(two), "--all"])
     assert capsys.readouterr().out == whole
+
+
+def test_host_outcomes_are_in_two_halves_and_rows_of_one_are_shown(capsys):
+    assert host.main([]) == 0
+    shown = capsys.readouterr().out
+    found = list(host.outcomes())
+    halves = [sum(one.held_out is half for one in found) for half in (False, True)]
+    assert min(halves) >= 10
+    assert sum(halves) >= 20
+    assert all((one.name in shown) is not one.held_out for one in found)
+    assert max(one.error for one in found if one.outcome == "blocks") < 0.01
