@@ -10,7 +10,7 @@ from autotune.policies.estimate.constants import GIB, constant
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats, instant
 from autotune.policies.estimate.passes import Pass
-from autotune.policies.estimate.pinned import of_buffers, of_tensors
+from autotune.policies.estimate.pinned import of_buffers, of_engine, of_tensors, of_zero
 from autotune.policies.estimate.shapes import FP32, parameters
 from autotune.policies.estimate.training import State
 from autotune.policies.values.architecture.model import Model
@@ -41,13 +41,15 @@ def node_of(load: Load, cluster: Cluster) -> Node:
     return Node(trainers=float(trainers), engines=float(min(engines, max(0, places - trainers) or engines)))
 
 
-def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass) -> dict[str, Floats]:
-    """Return a node's host memory by phase."""
+def host_phases(
+    model: Model, load: Load, *, node: Node, state: State, run: Pass, engine: str
+) -> dict[str, Floats]:
+    """Return a node's host memory by phase; `engine`: its name."""
     layout, n = load.layout, load.count
     process = constant("process") if load.gpus else _CPU_PROCESS
-    engine = constant("engine_process") if load.gpus else _CPU_ENGINE
+    serving = constant("engine_process") if load.gpus else _CPU_ENGINE
     driver = constant("driver") if load.gpus else _CPU_DRIVER
-    fixed = node.trainers * process + node.engines * engine + driver
+    fixed = node.trainers * process + node.engines * serving + driver
     outside = fixed + np.minimum(load.workers, 64) * constant("worker")
     # vLLM's cache of processed inputs, in each engine (vllm/multimodal/cache.py).
     outside = outside + node.engines / load.rollout_tensor * load.multimodal_cache * bool(model.tower)
@@ -73,9 +75,11 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     critic = critic + (layout.critic and layout.critic_follows) * state.optimizer * load.optimizer_away
     backup = np.where(load.backup, state.local * layout.compute_bytes, 0.0)
     backup = backup * _locked(model, load, state, width=layout.compute_bytes)
-    sleeping = np.zeros(n)
+    sleeping = stays = np.zeros(n)
     if layout.engine_weights_on_host and load.placement is Placement.COLOCATED:
         sleeping = load.engine_sleep * whole / load.rollout_tensor * layout.engine_bytes * node.engines
+    if engine == "vllm":  # PyTorch keeps the blocks when the engine wakes
+        sleeping, stays = 0.0 * sleeping, sleeping * of_engine(model, load)
     sleeps = load.param_offload & layout.trainer_sleeps
     away = load.grad_offload | sleeps | load.streamed
     share = np.where(sleeps, 1.0, load.optimizer_away)
@@ -87,28 +91,33 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
     locked = of_tensors(model, load, width=FP32) if layout.strategy == "megatron" else np.ones(n)
     copies = copies * locked
     rounding = (locked - 1.0) * load.host_update * FP32 / max(1, layout.optimizer_bytes)
-    resting = instant(
+    blocks, copied_blocks = of_zero(model, load, state) if layout.reduce_bucket_bytes else (0.0, 0.0)
+    made = instant(
         n,
-        weights=node.trainers * (parked + reference + critic + backup),
-        gradients=node.trainers * (np.where(away, state.gradients, 0.0) + copies),
+        weights=node.trainers * (parked + reference + critic + backup + blocks) + stays,
+        gradients=node.trainers * (np.where(away, state.gradients, 0.0) + copies + copied_blocks),
         optimizer=node.trainers * state.optimizer * (share + rounding),
         buffers=batch + _routing(model, load, node),
         outside=outside,
     )
-    loaded = resting
     staged = instant(n, buffers=_staged(model, load, node, state))
-    resting = loaded + staged * load.async_save  # it is written while the steps go on
+    resting = made + staged * load.async_save  # it is written while the steps go on
     passing = resting + instant(n, weights=sleeping + node.trainers * load.from_host * state.copies)
     training = passing + instant(n, activations=node.trainers * run.offloaded)
     full_copy = np.full(n, whole * layout.compute_bytes)
-    # FSDP reads the whole model on a node; a rank of Megatron reads its own part.
-    read = node.trainers * state.local if layout.strategy == "megatron" else np.full(n, whole)
+    # FSDP reads the whole model on a node; a rank of Megatron reads its own part, and one that is not sharded
+    # reads everything, as it does where the framework builds the model in every process.
+    every = layout.loads == "ranks" or layout.strategy in ("none", "ddp")
+    megatron = layout.strategy == "megatron"
+    read = node.trainers * state.local if megatron else np.full(n, whole * (node.trainers if every else 1.0))
     # Rank 0 then holds the built model beside the file's weights.
     beside = np.where(load.efficient_load & layout.loads_whole, whole * layout.compute_bytes, 0.0)
     loading = instant(n, weights=read * max(layout.parameter_bytes, layout.compute_bytes) + beside)
+    # Megatron reads into an optimizer that is there; others make theirs of a model that is loaded.
+    begun = instant(n, weights=node.trainers * reference + stays, buffers=batch, outside=outside)
     return {
-        "init": loaded + loading,
-        "rollout_init": loaded
+        "init": (made if megatron else begun) + loading,
+        "rollout_init": made
         + instant(n, weights=until_woken + node.engines / np.maximum(1.0, load.rollout_tensor) * GIB),
         "rollout": resting + instant(n, weights=until_woken),
         "log_prob": passing,
@@ -116,7 +125,7 @@ def host_phases(model: Model, load: Load, *, node: Node, state: State, run: Pass
         "backward": training,
         "optimizer": passing,
         "weight_sync": resting + instant(n, buffers=np.where(load.disk, full_copy, 0.0)),
-        "checkpoint": loaded + staged,
+        "checkpoint": made + staged,
     }
 
 
@@ -136,13 +145,18 @@ def _staged(model: Model, load: Load, node: Node, state: State) -> Floats:
     Megatron's torch_dist and FSDP's sharded state dicts stage a rank's whole part before the first byte is
     written (megatron/core/dist_checkpointing/strategies/filesystem_async.py, preload_tensors;
     ShardedStateDictConfig's offload_to_cpu), an asynchronous one too (docs/measured/gpu.md). State that is
-    updated in host memory is written from there; what is only parked there goes through the device.
+    updated in host memory is written from there; what is only parked there goes through the device. Of a
+    fully reshardable optimizer every rank gathers the state of its data-parallel group in host memory, and
+    copies each part that it writes (distrib_optimizer.py, get_parameter_state_dp_zero; _clone_if_needed).
     """
     layout = load.layout
     if layout.staged == "whole":
         return np.full(load.count, parameters(model).total * layout.compute_bytes)
-    shard = state.weights * ~load.from_host + state.optimizer * (1.0 - load.host_update)
-    return node.trainers * shard * (layout.staged == "shard")
+    optimizer = state.optimizer * (1.0 - load.host_update)
+    if layout.staged == "gathered":
+        optimizer = 2.0 * state.local * layout.optimizer_bytes
+    part = state.weights * ~load.from_host + optimizer * layout.saves_optimizer
+    return node.trainers * part * (layout.staged != "none")
 
 
 def _routing(model: Model, load: Load, node: Node) -> Floats:

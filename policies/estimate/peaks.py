@@ -121,6 +121,7 @@ def estimates(
         node=node_of(load, cluster),
         state=state,
         run=pass_of(model, load, tokens=load.tokens),
+        engine=profile.engine,
     )
     timed = seconds(
         model,

@@ -6,9 +6,12 @@ import numpy as np
 
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats
-from autotune.policies.estimate.shapes import parameters
+from autotune.policies.estimate.shapes import FP32, parameters
 from autotune.policies.estimate.training import State
 from autotune.policies.values.architecture.model import Model
+
+_HALF = 2
+_SUB_GROUP = 1_000_000_000  # parameters, DeepSpeed's own sub_group_size (zero/config.py)
 
 
 def block(size: Floats | float) -> Floats:
@@ -38,18 +41,54 @@ def of_tensors(model: Model, load: Load, *, width: float) -> Floats:
     """
     layout, megatron = load.layout, load.layout.strategy == "megatron"
     split = load.tensor if megatron else load.shards * load.tensor
-    exact, taken = np.zeros(load.count), np.zeros(load.count)
-    for number, elements, experts in _matrices(model, fused=megatron):
-        # FSDP shards the experts of a layer as one tensor; Megatron has those of its rank one by one.
-        ranks = layout.expert_tensor_parallel if experts and megatron else split
-        size = elements * width / ranks
+    # FSDP shards the experts of a layer as one tensor; Megatron has those of its rank one by one.
+    experts = layout.expert_tensor_parallel if megatron else split
+    return _rounded(_matrices(model, fused=megatron, apart=megatron), width, split, experts)
+
+
+def of_engine(model: Model, load: Load) -> Floats:
+    """Return by how much the backup of vLLM's weights exceeds them: a block for each of its allocations.
+
+    vllm/device_allocator/cumem.py, sleep; q, k and v, gate and up are one tensor each, a layer's experts two.
+    """
+    split = load.rollout_tensor
+    return _rounded(_matrices(model, fused=True, apart=False), load.layout.engine_bytes, split, split)
+
+
+def _rounded(
+    matrices: list[tuple[float, float, bool]], width: float, split: Floats, experts: Floats | float
+) -> Floats:
+    exact, taken = np.zeros_like(split), np.zeros_like(split)
+    for number, elements, routed in matrices:
+        size = elements * width / (experts if routed else split)
         exact, taken = exact + number * size, taken + number * block(size)
     result: Floats = taken / np.maximum(1.0, exact)
     return result
 
 
-def _matrices(model: Model, *, fused: bool) -> list[tuple[float, float, bool]]:
-    """Return how many matrices of which elements a model has, and whether they are experts'."""
+def of_zero(model: Model, load: Load, state: State) -> tuple[Floats, Floats]:
+    """Return the bytes of DeepSpeed's page-locked blocks beside 16-bit values, and beside fp32 ones.
+
+    Frameworks ship configurations with `pin_memory`. ZeRO-3 locks a rank's weights tensor by tensor while it
+    parts them, which PyTorch keeps when they lie in one buffer, and as one block the gradients that it sums
+    (zero/partition_parameters.py, stage3.py); fp32 gradients are a block for each sub-group. Stages 1 and 2
+    have one block of fp32 weights, one of fp32 gradients and one of 16-bit weights (stage_1_and_2.py).
+    """
+    own = state.optimizer / max(1, load.layout.optimizer_bytes) * load.host_update  # parameters of a rank
+    gradients = own * FP32
+    if load.layout.strategy == "ddp":
+        return block(own * _HALF), 2 * (block(gradients) - gradients)
+    groups = np.maximum(1.0, np.ceil(own / max(1, load.layout.update_parameters or _SUB_GROUP)))
+    parted = state.weights * load.from_host * of_tensors(model, load, width=load.layout.parameter_bytes)
+    summed = block(own * _HALF) - own * _HALF
+    return parted + summed, groups * block(gradients / groups) - gradients
+
+
+def _matrices(model: Model, *, fused: bool, apart: bool) -> list[tuple[float, float, bool]]:
+    """Return how many matrices of which elements a model has, and whether they are experts'.
+
+    `fused`: q, k and v are one, gate and up are one; `apart`: each expert has its own.
+    """
     counts, hidden = parameters(model), model.hidden
     out = float(model.heads * model.head_dim * hidden)
     ordinary = not model.kv_lora_rank and not model.linear_layers
@@ -63,6 +102,6 @@ def _matrices(model: Model, *, fused: bool) -> list[tuple[float, float, bool]]:
     ]
     if model.experts:
         each = float(hidden * model.expert_intermediate)
-        number, times = (model.layers * model.experts, 1) if fused else (model.layers, model.experts)
+        number, times = (model.layers * model.experts, 1) if apart else (model.layers, model.experts)
         result += [(float(number), each * times, True), (float(number), ups * each * times, True)]
     return [*result, *((1.0, float(size), False) for size in (counts.embedding, counts.head))]

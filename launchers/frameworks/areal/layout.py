@@ -73,6 +73,7 @@ def layout(config: Config) -> Layout:
         engine_sleeps=config.colocated,
         optimizer_stays_offloaded=True,
         parameters_stay_offloaded=True,
+        pinned="" if actor.engine == "megatron" else "tensors",  # CPUOffloadPolicy() (fsdp_engine.py)
         tokens_before_split=True,
         reshards_root=True,
         **_selective(config),

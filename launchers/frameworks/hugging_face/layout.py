@@ -23,7 +23,11 @@ def layout(config: TrainerSettings, *, stored: int, **own: Any) -> Layout:
         reference_bytes=stored,
         per_tensor_optimizer="fused" in str(config.get("optim")),
         sync_buckets=0,
+        pinned="tensors" if config.is_fsdp else "",  # accelerate's CPUOffloadPolicy()
         staged="whole",  # safetensors are gathered on rank 0
+        # transformers 5 fills the model with zeros in every rank but the first (modeling_utils.py,
+        # _move_missing_keys_from_meta_to_device); DeepSpeed's stage 3 parts it as it is built.
+        loads="ranks" if config.is_fsdp else "",
         sequences=step,
         mini_batch=0 if batch * config.accumulation == step else batch * config.accumulation,
         response_tokens=config.count("max_completion_length"),

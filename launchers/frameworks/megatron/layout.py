@@ -65,6 +65,8 @@ def layout(config: Config) -> Layout:
         optimizer_stays_offloaded=True,
         pinned="tensors",  # slime/utils/tensor_backper.py; Relax and miles have it too
         routing="whole" if config.flag("use-rollout-routing-replay") else "",
+        staged="gathered" if config.flag("dist-ckpt-optim-fully-reshardable") else "shard",
+        saves_optimizer=not config.flag("no-save-optim"),
         predicting_loss=config.flag("enable-mtp-training"),
         padded=config.text("qkv-format") == "bshd",
         sequences=config.sequences,

@@ -83,6 +83,9 @@ def layout(config: Config) -> Layout:
         mini_batch=config.update,
         pinned="buffers" if config.megatron else "tensors",
         routing="parts" if any(config.text(f"{ACTOR}.{place}.mode") == "R3" for place in _REPLAY) else "",
+        # Models of tied weights get no meta tensors (fsdp/transformer_impl.py, _build_module).
+        loads="ranks" if config.shape is not None and config.shape.tied and not config.megatron else "",
+        saves_optimizer="optimizer" in str(config.get(f"{ACTOR}.checkpoint.save_contents") or "optimizer"),
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )

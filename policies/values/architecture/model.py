@@ -184,8 +184,12 @@ class Layout(Value, frozen=True, kw_only=True):
     copies_shards: bool = False  # ... or copies its shards (FSDP1's sharded state dict)
     # Copies of weights in host memory are page-locked, each tensor or Megatron's buffers; empty: they are not
     pinned: Literal["", "tensors", "buffers"] = ""
-    # What a rank stages in host memory while it saves: its part, rank 0 the whole model, or neither.
-    staged: Literal["shard", "whole", "none"] = "shard"
+    # Every rank builds the whole model in host memory before it is sharded; empty: one of a node does
+    loads: Literal["", "ranks"] = ""
+    # What a rank stages in host memory while it saves: its part, that of its data-parallel group (gathered),
+    # rank 0 the whole model, or none of these.
+    staged: Literal["shard", "gathered", "whole", "none"] = "shard"
+    saves_optimizer: bool = True  # a checkpoint has the optimizer's state too
     routing: Literal["", "parts", "whole"] = (
         ""  # experts chosen in a rollout are replayed; what a rank holds of a step's
     )

@@ -5,8 +5,10 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.estimate.host import Node, node_of
+from autotune.policies.estimate.parts import of_first
 from autotune.policies.estimate.peaks import PHASES
-from autotune.policies.estimate.pinned import block, of_tensors
+from autotune.policies.estimate.pinned import block, of_tensors, of_zero
+from autotune.policies.estimate.training import fullest, states_of
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.profile import Placement
 
@@ -14,6 +16,7 @@ from .toy import CPU, GIB, LAYOUT, LOCAL, MEGATRON, NODE, TOY, WHOLE, by_phase, 
 
 ALWAYS = frozenset(PHASES)
 LOADING = {Phase.INIT}
+BUILT = ALWAYS - LOADING  # what is made of a model that is loaded
 ENGINE = {Phase.ROLLOUT_INIT, Phase.ROLLOUT}
 PASSES = {Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
 TRAINING = {Phase.FORWARD, Phase.BACKWARD}
@@ -57,10 +60,10 @@ def differs(part, layout, knobs, base=LAYOUT, **job):
     ("part", "layout", "knobs", "size", "phases"),
     [
         # A critic as large as the policy: fp32 weights and two moments, of all four ranks.
-        ("weights", {"critic": True, "critic_offload": True}, {}, 12 * LOCAL, ALWAYS),
+        ("weights", {"critic": True, "critic_offload": True}, {}, 12 * LOCAL, BUILT),
         ("weights", {"critic": True}, {}, 0, ()),
         ("weights", {"critic_offload": True}, {}, 0, ()),
-        ("weights", {"critic": True, "critic_follows": True}, {"optimizer_offload": True}, 8 * LOCAL, ALWAYS),
+        ("weights", {"critic": True, "critic_follows": True}, {"optimizer_offload": True}, 8 * LOCAL, BUILT),
         ("weights", {"critic_follows": True}, {"optimizer_offload": True}, 0, ()),
         # A frozen copy in bf16, spread over the ranks; adapters have the policy itself for one.
         ("weights", {"reference": True, "reference_offload": True}, {}, 2 * LOCAL, ALWAYS),
@@ -73,32 +76,32 @@ def differs(part, layout, knobs, base=LAYOUT, **job):
         ),
         ("weights", {"reference": True}, {}, 0, ()),
         ("weights", {"reference_offload": True}, {}, 0, ()),
-        ("weights", {}, {"weights_backup": True}, 4 * 2 * LOCAL, ALWAYS),  # each rank has all of it
-        ("weights", {}, {"param_offload": True}, 4 * LOCAL, ALWAYS),
+        ("weights", {}, {"weights_backup": True}, 4 * 2 * LOCAL, BUILT),  # each rank has all of it
+        ("weights", {}, {"param_offload": True}, 4 * LOCAL, BUILT),
         ("weights", {"weights_sleep": True}, {}, 4 * LOCAL, ENGINE),
-        ("weights", {"weights_sleep": True}, {"param_offload": True}, 4 * LOCAL, ALWAYS),
-        ("gradients", {}, {"grad_offload": True}, 4 * LOCAL, ALWAYS),
-        ("gradients", {"trainer_sleeps": True}, {"param_offload": True}, 4 * LOCAL, ALWAYS),
+        ("weights", {"weights_sleep": True}, {"param_offload": True}, 4 * LOCAL, BUILT),
+        ("gradients", {}, {"grad_offload": True}, 4 * LOCAL, BUILT),
+        ("gradients", {"trainer_sleeps": True}, {"param_offload": True}, 4 * LOCAL, BUILT),
         ("gradients", {}, {"param_offload": True}, 0, ()),
-        ("optimizer", {}, {"optimizer_offload": True}, 8 * LOCAL, ALWAYS),
+        ("optimizer", {}, {"optimizer_offload": True}, 8 * LOCAL, BUILT),
         (
             "optimizer",
             {},
             {"optimizer_offload": True, "optimizer_offload_fraction": 0.25},
             2 * LOCAL,
-            ALWAYS,
+            BUILT,
         ),
         (
             "optimizer",
             {},
             {"optimizer_offload": True, "optimizer_offload_fraction": 0.0},
             8 * LOCAL,
-            ALWAYS,
+            BUILT,
         ),
         ("optimizer", {}, {"optimizer_offload_fraction": 0.25}, 0, ()),
-        ("optimizer", {"trainer_sleeps": True}, {"param_offload": True}, 8 * LOCAL, ALWAYS),
+        ("optimizer", {"trainer_sleeps": True}, {"param_offload": True}, 8 * LOCAL, BUILT),
         ("optimizer", {"trainer_sleeps": True}, {}, 0, ()),
-        ("optimizer", {"grad_offload_takes_optimizer": True}, {"grad_offload": True}, 8 * LOCAL, ALWAYS),
+        ("optimizer", {"grad_offload_takes_optimizer": True}, {"grad_offload": True}, 8 * LOCAL, BUILT),
         ("buffers", {}, {"sync_mode": "disk"}, 2 * WHOLE, SYNC),  # one copy of the model on its way
         # Weights and moments of all ranks, written while the steps go on; no more at the save itself.
         ("buffers", {}, {"async_save": True}, 12 * LOCAL, BESIDE_A_SAVE),
@@ -187,6 +190,8 @@ def test_a_sleeping_engine_keeps_its_weights_on_the_host_while_the_trainer_works
         (replace(LAYOUT, loads_whole=True), {"memory_efficient_load": True}, 6 * WHOLE),
         (replace(LAYOUT, loads_whole=True), {}, 4 * WHOLE),
         (LAYOUT, {"memory_efficient_load": True}, 4 * WHOLE),
+        (replace(LAYOUT, loads="ranks"), {}, 4 * 4 * WHOLE),
+        (DDP, {}, 4 * 4 * WHOLE),  # so does every rank that is not sharded
     ],
 )
 def test_a_model_passes_through_the_host_when_it_is_loaded(layout, knobs, loaded):
@@ -199,6 +204,52 @@ def test_an_engine_that_starts_has_a_gib_of_its_own(tensor, engines):
     assert weights[Phase.ROLLOUT_INIT] - weights[Phase.ROLLOUT] == pytest.approx(engines * GIB)
 
 
+def test_a_model_is_loaded_before_its_optimizer_is_made_except_by_megatron():
+    for layout, there in ((LAYOUT, 0), (MEGATRON, 12 * LOCAL)):
+        optimizer = by_phase(found(layout, optimizer_offload=True), "optimizer", host=True)
+        assert optimizer[Phase.INIT] == pytest.approx(there)
+
+
+def test_a_backup_of_vllms_weights_is_page_locked_and_stays_when_the_engine_wakes():
+    asleep = replace(LAYOUT, engine_sleeps=True)
+    odd = replace(TOY, hidden=9, intermediate=17, vocab=33)
+    kept = {}
+    for engine in ("sglang", "vllm"):
+        with_it, without = (
+            by_phase(found(layout, engine=engine, model=odd), "weights", host=True)
+            for layout in (asleep, replace(asleep, engine_weights_on_host=False))
+        )
+        kept[engine] = {phase: with_it[phase] - without[phase] for phase in PHASES}
+    assert kept["vllm"] == pytest.approx(dict.fromkeys(PHASES, kept["vllm"][Phase.ROLLOUT]), rel=1e-6)
+    assert 1.2 < kept["vllm"][Phase.FORWARD] / kept["sglang"][Phase.FORWARD] < 2
+    assert kept["sglang"][Phase.ROLLOUT] == 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weights", "gradients"),
+    [
+        # Of a rank's 424 parameters: weights tensor by tensor, gradients in 16 bits and in fp32 as a block.
+        ("fsdp2", 848 + 1024 - 848, 2048 - 4 * 424),
+        ("ddp", 1024, 2 * (2048 - 4 * 424)),  # 16-bit weights of its part; fp32 weights and gradients
+    ],
+)
+def test_deepspeed_page_locks_blocks(strategy, weights, gradients):
+    zero = replace(
+        LAYOUT,
+        strategy=strategy,
+        parameter_bytes=2,
+        gradient_bytes=2,
+        optimizer_bytes=12,
+        optimizer_stays_offloaded=True,
+        parameters_stay_offloaded=strategy == "fsdp2",
+        reduce_bucket_bytes=1,
+    )
+    knobs = {"optimizer_offload": True, "param_offload": strategy == "fsdp2"}
+    job = load(zero, **knobs)
+    state = of_first(fullest(states_of(TOY, job)), 1)
+    assert [float(each[0]) for each in of_zero(TOY, job, state)] == pytest.approx([weights, gradients])
+
+
 @pytest.mark.parametrize(
     ("layout", "knobs", "size"),
     [
@@ -208,6 +259,9 @@ def test_an_engine_that_starts_has_a_gib_of_its_own(tensor, engines):
         (replace(LAYOUT, staged="none"), {}, 0),
         (MEGATRON, {}, 4 * 2 * LOCAL + 12 * LOCAL),  # weights are whole in every rank
         (ON_CPU, {"optimizer_offload": True}, 4 * 2 * LOCAL),  # the rest is written from where it is
+        (replace(MEGATRON, saves_optimizer=False), {}, 4 * 2 * LOCAL),
+        # Every rank gathers what four share, and copies it.
+        (replace(ON_CPU, staged="gathered"), {"optimizer_offload": True}, 4 * (2 + 2 * 12) * LOCAL),
     ],
 )
 def test_what_a_node_stages_of_a_checkpoint(layout, knobs, size):
