@@ -18,7 +18,14 @@ from benchmarks.simulation.summary import table
 from benchmarks.simulation.world import Perturbation, Stratum
 
 ABLATIONS = ("autotune", "no calibration", "no figures", "ladder", "everything")
-COMPARED = tuple(name for name in POLICIES if name not in {"no calibration", "no figures"})
+# The parts of our own policy that can be left out, and what is then played.
+WITHOUT = {
+    "estimate": "ladder",
+    "calibration": "no calibration",
+    "figures": "no figures",
+    "speeds": "no speeds",
+}
+COMPARED = tuple(name for name in POLICIES if not name.startswith("no "))
 _OF_EACH = 110  # jobs of a stratum
 STRATA: dict[str, Stratum | Perturbation] = {s.value: s for s in (*Stratum, *Perturbation)}
 
@@ -35,6 +42,12 @@ def main() -> int:
     parser.add_argument("--strata", nargs="*", choices=[*STRATA], help="only these")
     parser.add_argument("--seed", type=int, default=20261121)
     parser.add_argument("--policies", nargs="*", choices=list(POLICIES))
+    parser.add_argument(
+        "--without",
+        nargs="*",
+        choices=list(WITHOUT),
+        help="our own policy beside itself without each of these parts; all of them unless given",
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write every day as a line of JSON")
     options = parser.parse_args()
@@ -42,6 +55,8 @@ def main() -> int:
     strata = tuple(STRATA[name] for name in options.strata) if options.strata else usual
     perturbed = any(isinstance(stratum, Perturbation) for stratum in strata)
     policies = options.policies or (ABLATIONS if perturbed else COMPARED)
+    if options.without is not None:
+        policies = ("autotune", *(WITHOUT[part] for part in options.without or WITHOUT))
     tasks = [
         (number, options.seed, strata[number % len(strata)], tuple(policies))
         for number in range(options.jobs or _OF_EACH * len(strata))

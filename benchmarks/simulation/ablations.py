@@ -5,10 +5,13 @@ from __future__ import annotations
 from unittest import mock
 
 import msgspec
+import numpy as np
 
 from autotune.policies.estimate.belief.calibration import Calibration, calibrated
+from autotune.policies.estimate.belief.gaussian import Floats
 from autotune.policies.recovery import outlook
 from autotune.policies.recovery.decide import decide
+from autotune.policies.recovery.speed import step_time_model, step_times
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Facts
 from autotune.policies.values.events import Diagnosed, History, Launch
@@ -29,6 +32,19 @@ def no_figures(history: History) -> Launch | None:
             for event in history
         )
     )
+
+
+def no_speeds(history: History) -> Launch | None:
+    """Decide as if every configuration took the same time for a step."""
+    with (
+        mock.patch.object(step_times, "expected_s", _the_usual),
+        mock.patch.object(step_time_model, "expected_s", _the_usual),
+    ):
+        return _decided(history)
+
+
+def _the_usual(pace: step_time_model.Pace, candidates: step_time_model.Offered) -> Floats:
+    return np.full(len(candidates.rows), pace.usual_s)
 
 
 def _as_before_any_attempt(run: Run, model: Model) -> Calibration:
