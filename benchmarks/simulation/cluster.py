@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from random import Random
 
@@ -237,13 +238,10 @@ def _rng(world: World, knobs: Knobs, step: int) -> Random:
     return Random(zlib.crc32(f"{world.seed} {drawn_by(knobs)} {step}".encode()))
 
 
-# Knobs that came after the recorded decisions: as long as they are unset, noise is drawn as it was then.
+# Knobs that came after the recorded decisions: as long as they are unset or off, noise is drawn as it was then.
 _LATER = ("layered_sync", "async_save", "multimodal_cache")
 
 
 def drawn_by(knobs: Knobs) -> str:
     """Return the text of a configuration from which the noise of its runs is drawn."""
-    text = repr(knobs)
-    for name in _LATER:
-        text = text.replace(f", {name}=None", "")
-    return text
+    return re.sub(rf", ({'|'.join(_LATER)})=(None|False)", "", repr(knobs))
