@@ -23,6 +23,7 @@ WITHOUT = {
     "estimate": "ladder",
     "calibration": "no calibration",
     "figures": "no figures",
+    "relief": "no relief",
     "speeds": "no speeds",
 }
 COMPARED = tuple(name for name in POLICIES if not name.startswith("no "))

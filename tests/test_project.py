@@ -82,7 +82,6 @@ LONG = {
     "schema.py": 450,
     "adapter.py": 500,
     "fields.py": 450,
-    "ranking.py": 425,
     "events.py": 450,
     "history.py": 600,
     "reconcile.py": 450,

@@ -9,13 +9,14 @@ import numpy as np
 
 from autotune.policies.estimate.belief.calibration import Calibration, calibrated
 from autotune.policies.estimate.belief.gaussian import Floats
-from autotune.policies.recovery import outlook
+from autotune.policies.recovery import next_remedy, outlook, ranking, relief
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.speed import step_time_model, step_times
 from autotune.policies.values.architecture.model import Model
-from autotune.policies.values.diagnosis import Facts
+from autotune.policies.values.diagnosis import Diagnosis, Facts
 from autotune.policies.values.events import Diagnosed, History, Launch
 from autotune.policies.values.history import Run
+from autotune.policies.values.knobs import Knobs
 
 
 def no_calibration(history: History) -> Launch | None:
@@ -43,8 +44,24 @@ def no_speeds(history: History) -> Launch | None:
         return _decided(history)
 
 
+def no_relief(history: History) -> Launch | None:
+    """Decide as if every knob acted on every memory that fails."""
+    with (
+        mock.patch.object(ranking, "relieving", _everything_acts),
+        mock.patch.object(next_remedy, "relieving", _everything_acts),
+    ):
+        return _decided(history)
+
+
 def _the_usual(pace: step_time_model.Pace, candidates: step_time_model.Offered) -> Floats:
     return np.full(len(candidates.rows), pace.usual_s)
+
+
+def _everything_acts(
+    view: outlook.Outlook, present: Knobs, diagnosis: Diagnosis | None, *, started: bool
+) -> relief.Relief:
+    options = relief.singles(view, present, started=started)
+    return relief.Relief(acting=frozenset(options), idle=frozenset(), options=options)
 
 
 def _as_before_any_attempt(run: Run, model: Model) -> Calibration:

@@ -17,7 +17,7 @@ from autotune.policies.values.events import Accepted, History, Launch
 from autotune.policies.values.history import Run, fold
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Profile
-from benchmarks.simulation.ablations import no_calibration, no_figures, no_speeds
+from benchmarks.simulation.ablations import no_calibration, no_figures, no_relief, no_speeds
 from benchmarks.simulation.everything import everything, everything_then_back
 
 Policy: TypeAlias = Callable[[History], Knobs | Launch | None]
@@ -112,6 +112,7 @@ POLICIES: dict[str, Policy] = {
     "everything, back": everything_then_back,
     "no calibration": no_calibration,
     "no figures": no_figures,
+    "no relief": no_relief,
     "no speeds": no_speeds,
 }
 # Goes on after a configuration that ran, until it answers with one that already did.

@@ -23,7 +23,7 @@ from autotune.policies.explain.tensor_sizes import printed_fields, printed_model
 from autotune.policies.remedies.catalogue import spoken
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.failure import ENGINE_PHASES, Cause, Component, Phase
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knob_table import ENGINE_KNOBS, KNOB_TABLE, Part
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting
@@ -180,7 +180,7 @@ def _is_served(context: Context, diagnosis: Diagnosis) -> bool:
         alone
         and diagnosis.cause in (Cause.GPU_OOM, Cause.POOL_TOO_SMALL, Cause.KV_POOL)
         and diagnosis.component in (Component.ROLLOUT, Component.UNKNOWN)
-        and diagnosis.phase in (Phase.NONE, Phase.ROLLOUT_INIT, Phase.ROLLOUT)
+        and diagnosis.phase in (Phase.NONE, *ENGINE_PHASES)
     )
 
 

@@ -14,7 +14,7 @@ from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES
 from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, Rule
 from autotune.policies.explain.advice import Cure, Known, prescribe
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.failure import ENGINE_PHASES, Cause, Component, Phase
 from autotune.policies.values.value import Value
 
 
@@ -79,7 +79,6 @@ _PHASES = (
     Phase.CHECKPOINT,
     Phase.DATA,
 )
-_ENGINE = (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
 
 
 def explain_rule(name: str, *, as_json: bool) -> str:
@@ -100,7 +99,7 @@ def cures_by_phase(cause: Cause, phases: tuple[Phase, ...]) -> dict[Phase, tuple
     known = Known(engine=True)
     remedies = {}
     for phase in phases:
-        component = Component.ROLLOUT if phase in _ENGINE else Component.TRAINER
+        component = Component.ROLLOUT if phase in ENGINE_PHASES else Component.TRAINER
         remedies[phase] = prescribe(Diagnosis(cause=cause, phase=phase, component=component), known)
     return {phase: cures for phase, cures in remedies.items() if cures}
 

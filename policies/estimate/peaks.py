@@ -17,7 +17,7 @@ from autotune.policies.estimate.passes import pass_of
 from autotune.policies.estimate.roofline import seconds, step_seconds
 from autotune.policies.estimate.training import State, fullest, resting, states_of, trainer_phases
 from autotune.policies.values.architecture.model import Layout, Model
-from autotune.policies.values.failure import Component, Phase
+from autotune.policies.values.failure import ENGINE_PHASES, Component, Phase
 from autotune.policies.values.job import Cluster, Goal
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement, Profile
@@ -34,7 +34,6 @@ PHASES: tuple[Phase, ...] = (
     Phase.CHECKPOINT,
 )
 OF_PASSES = frozenset({Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD})
-_ENGINE_PHASES = frozenset({Phase.ROLLOUT_INIT, Phase.ROLLOUT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +107,7 @@ def estimates(
         devices = _colocated(devices, engine, idle, at_start)
     else:
         devices["rollout_init"], devices["rollout"] = engine.starting, engine.running
-        on_engine[[PHASES.index(phase) for phase in _ENGINE_PHASES]] = 1.0
+        on_engine[[PHASES.index(phase) for phase in ENGINE_PHASES]] = 1.0
         row = PHASES.index(Phase.WEIGHT_SYNC)
         own = _share(devices["weight_sync"], trainer_capacity)
         receiving = heaviest(engine.receiving, _waking(engine))
@@ -228,8 +227,8 @@ def _errors(model: Model, layout: Layout, load: Load) -> Floats:
         "unknown": bool(model.unknown),
     }
     extra = sum(_UNMEASURED[name] ** 2 for name, there in present.items() if there)
-    base = np.array([_ENGINE_ERROR if phase in _ENGINE_PHASES else _BASE_ERROR for phase in PHASES])
+    base = np.array([_ENGINE_ERROR if phase in ENGINE_PHASES else _BASE_ERROR for phase in PHASES])
     # An engine sizes its pool by what is free: what is not measured of training does not add to its phases.
-    training = np.array([phase not in _ENGINE_PHASES for phase in PHASES])
+    training = np.array([phase not in ENGINE_PHASES for phase in PHASES])
     result: Floats = np.sqrt(base**2 + training * extra)
     return result

@@ -15,7 +15,7 @@ from autotune.policies.remedies.relevance import can_act, precedence
 from autotune.policies.remedies.step_size import FRACTION_STEP, fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Policy
-from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.failure import ENGINE_PHASES, Cause, Component, Phase
 from autotune.policies.values.formatting import show_value
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Cluster, Job
@@ -27,7 +27,6 @@ from autotune.policies.values.value import Value
 
 _ABOVE_POOLS = 0.92  # of the card; vLLM takes 0.9 for weights and pool, SGLang less, unless told otherwise
 _BESIDE_POOL = 0.02  # of the card, above an engine's share of it
-_ROLLOUT = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
 _BY = re.compile(r"for instance by [\d.]+")
 # Directions that presume of a job what few jobs have, but for a failure in a phase.
 _PRESUME = {"save_synchronously": Phase.CHECKPOINT, "reduce_multimodal_cache": None, "layered_sync": None}
@@ -282,7 +281,7 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
 
 def _is_engine(diagnosis: Diagnosis) -> bool:
     """Return whether it is the engine that failed."""
-    return diagnosis.phase in _ROLLOUT or diagnosis.component in _ENGINE_PARTS
+    return diagnosis.phase in ENGINE_PHASES or diagnosis.component in _ENGINE_PARTS
 
 
 def _weights_fill_the_card(diagnosis: Diagnosis, known: Known) -> bool:

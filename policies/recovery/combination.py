@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autotune.policies.remedies.proposals.training import runs_on_host
-from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.failure import ENGINE_PHASES, Cause, Phase
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.knob_table import ROWS, Knob, Memory, Way
@@ -14,7 +14,7 @@ from autotune.policies.values.remedy import Effect, Remedy
 
 # Phases that share their savers, and mostly their fate: a failure in the next of them is no other failure.
 PASSES = frozenset({Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.NONE})
-_ENGINE = frozenset({Phase.ROLLOUT_INIT, Phase.ROLLOUT})
+_ENGINE = frozenset(ENGINE_PHASES)
 _SYNC = frozenset({Phase.WEIGHT_SYNC, Phase.COMM})
 _GROUPS = (PASSES, _ENGINE, _SYNC)
 # A phase that passed with the optimizer's state misses by little when it fails later: one step is enough.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from autotune.policies.recovery.combination import undoes_offload
@@ -16,7 +18,8 @@ from autotune.policies.recovery.permissions import (
     started_before,
     together,
 )
-from autotune.policies.recovery.ranking import CLEARLY, Ranked, best, judged, overflowing
+from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
+from autotune.policies.recovery.relief import CLEARLY, relieving
 from autotune.policies.recovery.remedy_text import cure
 from autotune.policies.recovery.shortfall import shortfall
 from autotune.policies.recovery.worst_case import came_late, longest_sequences
@@ -68,7 +71,7 @@ def next_remedy(run: Run) -> Remedy | None:
         return middle
     estimated = None if failure.climbed else _estimated(run, failure.diagnosis)
     if estimated is None:
-        return next((remedy for remedy in by_ladder(run) if not _is_idle(run, failure, remedy)), None)
+        return next(by_ladder(run, is_idle=_idleness(run, failure)), None)
     return estimated if allocator is None else together(run, failure, estimated, allocator)
 
 
@@ -87,17 +90,31 @@ def _is_enough(run: Run, failure: Failure, allocator: Remedy) -> bool:
     return failure.diagnosis.phase.value not in dict(overflowing(view, after))
 
 
-def _is_idle(run: Run, failure: Failure, remedy: Remedy) -> bool:
+def _idleness(run: Run, failure: Failure) -> Callable[[Remedy], bool]:
+    """Return a predicate: which remedies move nothing of the failed memory by the estimate."""
+    view, present = outlook(run), failure.knobs
+    if view is None:
+        return lambda _: False
+    idle = relieving(view, present, failure.diagnosis, started=started_before(run)).idle
+
+    def is_idle(remedy: Remedy) -> bool:
+        if failure.diagnosis.cause is Cause.HOST_OOM:
+            return _spares_host(view, present, remedy, failure.diagnosis)
+        return remedy.changes.keys() <= idle
+
+    return is_idle
+
+
+def _spares_host(view: Outlook, present: Knobs, remedy: Remedy, diagnosis: Diagnosis) -> bool:
     """Return whether a remedy for the host moves nothing of it, as far as the estimate counts its bytes."""
-    view = outlook(run) if failure.diagnosis.cause is Cause.HOST_OOM else None
-    if view is None or not all(KNOB_TABLE[knob].estimated for knob in remedy.changes):
+    after_it = remedy.apply(present)
+    if not all(KNOB_TABLE[knob].estimated for knob in remedy.changes):
         return False
-    after_it = remedy.apply(failure.knobs)
-    if undoes_offload(run, failure.knobs, after_it):
+    if undoes_offload(view.run, present, after_it):
         return False  # the job as written did without
-    if runs_on_host(failure.knobs, failure.diagnosis):
+    if runs_on_host(present, diagnosis):
         return False  # the passes' own memory is the host's there
-    before, after = of_host(view.estimates((failure.knobs, after_it)).host, failure.diagnosis)
+    before, after = of_host(view.estimates((present, after_it)).host, diagnosis)
     return bool(after > before * (1 - CLEARLY))
 
 

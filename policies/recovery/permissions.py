@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -55,12 +55,15 @@ def last_failure(run: Run) -> Failure | None:
     )
 
 
-def by_ladder(run: Run, *, single: bool = False) -> Iterator[Remedy]:
+def by_ladder(
+    run: Run, *, single: bool = False, is_idle: Callable[[Remedy], bool] = lambda _: False
+) -> Iterator[Remedy]:
     """Yield the permitted remedies that repeat no earlier failure, in the order in which they are taken.
 
     Where fragmentation was detected the allocator goes with each of them that comes before it.
 
-    `single`: one step of the ladder each, as advice that knows only some of the settings gives them.
+    `single`: one step of the ladder each, as advice that knows only some of the settings gives them. What
+    `is_idle` says moves nothing of the memory that failed, and is left out.
     """
     failure = last_failure(run)
     if failure is None:
@@ -72,7 +75,7 @@ def by_ladder(run: Run, *, single: bool = False) -> Iterator[Remedy]:
         # A pass that failed is cut further at once: the next phases hold more, and small passes cost little.
         bolder = 1 if diagnosis.phase in PASSES else 0
         diagnosis = msgspec.structs.replace(diagnosis, streak=failures + bolder)
-    remedies = list(permitted(run, failure.knobs, diagnosis))
+    remedies = [r for r in permitted(run, failure.knobs, diagnosis) if not is_idle(r)]
     # Fragmentation is the allocator's; a host that filled when something was moved to it gets rid of that.
     # Numeric remedies come late, and last a streak's own that cannot be joined: they may still have room when
     # all others are used.

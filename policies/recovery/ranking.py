@@ -20,32 +20,26 @@ from autotune.policies.recovery.outlook import (
     any_of,
     chances,
     less_than,
-    of_host,
     with_host_and_pool,
 )
+from autotune.policies.recovery.relief import CLEARLY, RISK, relieving, singles
 from autotune.policies.recovery.speed.step_times import SURELY, StepTimes, step_times
 from autotune.policies.remedies.ladder import candidates
-from autotune.policies.remedies.neighbours import Score, choices, effect_of, search
+from autotune.policies.remedies.neighbours import Score, effect_of, search
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
-from autotune.policies.values.knob_table import ENGINE_KNOBS, KNOB_TABLE, Memory, Part
+from autotune.policies.values.failure import HOST_LIMIT, Phase
+from autotune.policies.values.knob_table import KNOB_TABLE, Part
 from autotune.policies.values.knobs import Knobs, Setting, new_values
 from autotune.policies.values.remedy import Effect
 
-# The chance of another failure that a relaunch may carry. A failure costs a relaunch, caution costs speed for
-# the rest of the run; measured on the simulated cluster (docs/measured/policies.md).
-RISK = 0.2
 _RISK_WEIGHT = 3.0  # of the chance against the logarithm of the seconds, where nothing fits with the margin
 _NUMERIC_WEIGHT = 0.1
 _MARGIN = 1.3  # standard deviations kept free while searching; about a tenth of a chance for one phase
 _CLIMBING_RISK = 0.05
 _WORTH_CLIMBING = 0.05  # of a step's time: less is not worth a restart
-CLEARLY = 0.01  # share of a memory: a cure that frees less is none
 _NOISE = 0.04  # predicted step times that differ by less are equal
-_SAME = 1e-9  # share by which two sums of one configuration may differ
 _EVEN = 0.5  # chance of an overflow above which one is expected
 _EQUAL_RISK = 0.02  # by which undoing a change elsewhere may raise the chance of another failure
-_ENGINE_PHASES = frozenset({Phase.ROLLOUT_INIT, Phase.ROLLOUT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +80,7 @@ def best(
     smaller changes where the difference is noise, then the ladder's order. Where none fits so surely, chance
     is weighed against speed.
     """
-    options = _options(view, present, started=started)
-    relief = _relief(view, present, options, diagnosis)
+    relief = relieving(view, present, diagnosis, started=started)
     near = _neighbourhood(view, present, started, believed=False, options=relief.options)
     knobs, estimate, prediction = near.knobs, near.estimate, near.prediction
     acting = relief.acting
@@ -111,7 +104,7 @@ def best(
     )
     for index in order:
         # What the ladder would not touch for such a failure may join a cure, and is none by itself.
-        cures = diagnosis is None or not rungs.keys().isdisjoint(changes[index])
+        cures = diagnosis is None or not changes[index].keys().isdisjoint(rungs.keys() - relief.idle)
         if changes[index] and cures and less[index] and permitted(knobs[index]):
             return _without_idle(near, knobs[index], acting, permitted)
     return None
@@ -174,11 +167,6 @@ class _Neighbourhood:
     times: StepTimes
 
 
-def _options(view: Outlook, present: Knobs, *, started: bool) -> dict[str, tuple[Setting, ...]]:
-    accepted = view.run.accepted
-    return choices(accepted.profile, present, recovery=accepted.job.recovery, started=started)
-
-
 def _neighbourhood(
     view: Outlook,
     present: Knobs,
@@ -189,7 +177,7 @@ def _neighbourhood(
 ) -> _Neighbourhood:
     """Return the configurations near the present one; `believed`: every prediction of speed is."""
     profile, recovery = view.run.accepted.profile, view.run.accepted.job.recovery
-    options = _options(view, present, started=started) if options is None else options
+    options = singles(view, present, started=started) if options is None else options
     times = step_times(view, None if believed else present, options)
     score = _score(view, times)
     exact = {k: v for k, v in options.items() if profile.supported[k].effect is not Effect.NUMERIC}
@@ -209,75 +197,6 @@ def _neighbourhood(
         options=options,
         times=times,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Relief:
-    """What single changes free of the memory that failed, or is foreseen to."""
-
-    acting: frozenset[str]  # knobs of which some value clearly frees it
-    options: dict[str, tuple[Setting, ...]]  # without the values that need more of it
-
-
-def _relief(
-    view: Outlook, present: Knobs, options: dict[str, tuple[Setting, ...]], diagnosis: Diagnosis | None
-) -> _Relief:
-    """Return what each knob may become without more load on what failed, and which knobs act there.
-
-    A value needs more where both the estimate and the knob table say so. A knob of the engine acts in a pass
-    of the trainer, and the other way round, where the estimate says that it clearly frees memory there.
-    Before the first launch every value stays: no phase has failed.
-    """
-    singles = [(k, v) for k, values in options.items() for v in values[1:]]
-    if not singles:
-        return _Relief(acting=frozenset(), options=options)
-    changed = [msgspec.structs.replace(present, **{k: v}) for k, v in singles]
-    estimate = view.estimates([present, *changed])
-    freed = _freed(view, present, estimate, diagnosis)
-    if not len(freed):
-        return _Relief(acting=frozenset(options), options=options)
-    acting = {knob for (knob, _), most in zip(singles, freed.max(axis=0), strict=True) if most > CLEARLY}
-    phase = None if diagnosis is None or diagnosis.cause is not Cause.GPU_OOM else diagnosis.phase
-    if phase in _ENGINE_PHASES:
-        acting |= options.keys() & ENGINE_KNOBS
-    elif phase is not None:
-        acting |= {knob for knob in options if KNOB_TABLE[knob].part is Part.TRAINER}
-    if diagnosis is None:
-        return _Relief(acting=frozenset(acting), options=options)
-    if diagnosis.cause is Cause.POOL_TOO_SMALL:
-        # Whatever leaves an engine more room: by itself a value may still hold no token.
-        acting = set(options)
-    saves = Memory.HOST if diagnosis.cause is Cause.HOST_OOM else Memory.GPU
-    heavier = {
-        (knob, value)
-        for (knob, value), own in zip(singles, freed[0], strict=True)
-        if own < -_SAME and not KNOB_TABLE[knob].asks_less(saves, getattr(present, knob), value)
-    }
-    lighter = {
-        knob: (values[0], *(value for value in values[1:] if (knob, value) not in heavier))
-        for knob, values in options.items()
-    }
-    return _Relief(acting=frozenset(acting), options={k: v for k, v in lighter.items() if len(v) > 1})
-
-
-def _freed(view: Outlook, present: Knobs, estimate: Estimates, diagnosis: Diagnosis | None) -> Floats:
-    """Return what changes free of each memory that failed or is foreseen to.
-
-    The first column of `estimate` is the present configuration. Rows are memories, columns changes, values
-    shares: of the device, of the host's bytes, or of the tokens that an engine's pool holds.
-    """
-    gpu = (estimate.gpu[:, :1] - estimate.gpu[:, 1:]) / view.calibration.unit
-    most = estimate.host.max(axis=0) if diagnosis is None else of_host(estimate.host, diagnosis)
-    host = ((most[0] - most[1:]) / max(1.0, float(most[0])))[None, :]
-    tokens = np.nan_to_num(estimate.pool_tokens, posinf=0.0)
-    pool = ((tokens[1:] - tokens[0]) / max(1.0, float(tokens[0])))[None, :]
-    if diagnosis is None:
-        chance = chances(estimate, predicted(view.calibration, estimate))[:, 0]
-        return np.asarray(np.concatenate([gpu, host, pool])[chance > RISK])
-    if diagnosis.cause in (Cause.HOST_OOM, Cause.POOL_TOO_SMALL):
-        return np.asarray(host if diagnosis.cause is Cause.HOST_OOM else pool)
-    places = [PHASES.index(diagnosis.phase)] if diagnosis.phase in PHASES else []
-    return np.asarray(gpu[places])
 
 
 def _without_idle(

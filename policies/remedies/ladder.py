@@ -9,8 +9,8 @@ from autotune.policies.remedies.proposals import Propose, engine, host, training
 from autotune.policies.remedies.relevance import can_act, precedence, shows_holder
 from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.failure import Cause, Component, Phase
-from autotune.policies.values.knob_table import BESIDE_ENGINE, KNOB_TABLE, WITH_REQUESTS, Knob, Part
+from autotune.policies.values.failure import ENGINE_PHASES, Cause, Component, Phase
+from autotune.policies.values.knob_table import BESIDE_ENGINE, KNOB_TABLE, WITH_REQUESTS, Knob, Memory, Part
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement, Profile
 from autotune.policies.values.remedy import Remedy
@@ -39,7 +39,6 @@ class Rung(Value, frozen=True, kw_only=True):
 
 _GPU = (Cause.GPU_OOM,)
 _ANY_PHASE = tuple(Phase)
-_ROLLOUTS = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
 _PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.NONE)  # a failure of unknown phase is most often one
 _WITH_BATCHES = (*_PASSES, Phase.LOG_PROB)
 _SHARED = (Placement.COLOCATED,)
@@ -102,8 +101,8 @@ LADDER: tuple[Rung, ...] = (
         engine.reduce_concurrency,
         training.reduce_tokens_per_mb,
     ),
-    *_rungs(_GPU, _ROLLOUTS, *_OFFLOADS, placements=_SHARED),
-    *_rungs(_GPU, _ROLLOUTS, training.tensor_parallel),
+    *_rungs(_GPU, ENGINE_PHASES, *_OFFLOADS, placements=_SHARED),
+    *_rungs(_GPU, ENGINE_PHASES, training.tensor_parallel),
     # An engine that is awake beside the trainer: its whole share, for the time to wake it.
     *_rungs(
         _GPU, (*BESIDE_ENGINE, Phase.NONE), engine.engine_sleep, components=_TRAINING, placements=_SHARED
@@ -266,7 +265,7 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
     rungs = [rung for rung in LADDER if rung.serves(profile, diagnosis) and can_act(rung.name, diagnosis)]
     if fragmentation_prevails(diagnosis):
         rungs.sort(key=lambda rung: rung.propose is not host.expandable_segments)
-    if diagnosis.phase in _ROLLOUTS and missing_bytes(diagnosis.facts) is not None:
+    if diagnosis.phase in ENGINE_PHASES and missing_bytes(diagnosis.facts) is not None:
         rungs.sort(key=lambda rung: rung.propose is not engine.reduce_mem_fraction)
     if shows_holder(diagnosis):
         rungs.sort(key=lambda rung: precedence(rung.name, diagnosis))
@@ -276,7 +275,11 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
     for rung in rungs:
         for remedy in rung.propose(profile, knobs, diagnosis):
             known = any(other.changes == remedy.changes for other in seen)
-            if known or not _reaches(profile, remedy, diagnosis) or _elsewhere(profile, remedy, diagnosis):
+            if (
+                known
+                or not _reaches(profile, knobs, remedy, diagnosis)
+                or _elsewhere(profile, remedy, diagnosis)
+            ):
                 continue
             if not any(
                 KNOB_TABLE[knob].acts(diagnosis.cause, diagnosis.phase, profile.placement)
@@ -298,16 +301,21 @@ def _elsewhere(profile: Profile, remedy: Remedy, diagnosis: Diagnosis) -> bool:
     )
 
 
-def _reaches(profile: Profile, remedy: Remedy, diagnosis: Diagnosis) -> bool:
+def _reaches(profile: Profile, knobs: Knobs, remedy: Remedy, diagnosis: Diagnosis) -> bool:
     """Return whether what a remedy shrinks holds memory in the phase that failed."""
-    held = profile.resident.get(diagnosis.phase.value)
+    held = profile.held(diagnosis.phase)
     if diagnosis.cause is not Cause.GPU_OOM or held is None or not remedy.changes:
         return True
-    return any(_shrinks(KNOB_TABLE[knob], profile, held, diagnosis) for knob in remedy.changes)
+    return any(_shrinks(KNOB_TABLE[knob], profile, knobs, held, diagnosis) for knob in remedy.changes)
 
 
-def _shrinks(row: Knob, profile: Profile, held: tuple[str, ...], diagnosis: Diagnosis) -> bool:
-    if (diagnosis.component in _ENGINE) is (row.part is Part.ENGINE) or profile.engine in row.kept_asleep:
+def _shrinks(row: Knob, profile: Profile, knobs: Knobs, held: tuple[str, ...], diagnosis: Diagnosis) -> bool:
+    if (diagnosis.component in _ENGINE) is (row.part is Part.ENGINE):
         return True
     owners = {Part.ENGINE: _ENGINE, Part.TRAINER: _TRAINER}.get(row.part)
-    return owners is None or any(component in held for component in owners)
+    if owners is None or any(component in held for component in owners):
+        return True
+    # Of what an engine keeps while it sleeps, the first step frees nearly all.
+    kept, most = row.kept_asleep.get(profile.engine, 0), row.towards(Memory.GPU)[:1]
+    untouched = getattr(knobs, row.name) in (None, *most)
+    return untouched and (missing_bytes(diagnosis.facts) or 0) < kept

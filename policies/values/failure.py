@@ -68,6 +68,11 @@ class Phase(StrEnum):
     NONE = "none"
 
 
+ENGINE_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)  # work of an engine alone
+# Work of a trainer alone, during which an engine of the same device may sleep.
+TRAINER_PHASES = (Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
 class Component(StrEnum):
     """Which part of the job failed."""
 

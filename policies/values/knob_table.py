@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, StrEnum
 from functools import partial
 
-from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.failure import ENGINE_PHASES, Cause, Phase
 from autotune.policies.values.knobs import Setting
 from autotune.policies.values.profile import Placement
 from autotune.policies.values.value import Value
@@ -84,7 +84,7 @@ class Knob(Value, frozen=True, kw_only=True):
     unset: str = ""  # the mode where the knob has no value
     follows: str = ""  # the knob whose value holds where this one has none
     only_with: Condition | None = None
-    kept_asleep: tuple[str, ...] = ()  # engines that keep on the device what it moves while they sleep
+    kept_asleep: dict[str, int] = {}  # bytes, at most, that engines keep of it on the device while they sleep
     smallest: float | None = None  # of what a search tries
     largest: float | None = None
     searched: bool = True  # its value may change the speed of a step
@@ -147,7 +147,7 @@ class Knob(Value, frozen=True, kw_only=True):
             return True
         if self.part is Part.ENGINE and colocated:
             return True
-        if self.part is Part.TRAINER and not colocated and phase in _ENGINE_ALONE:
+        if self.part is Part.TRAINER and not colocated and phase in ENGINE_PHASES:
             return False
         return self.part is not Part.HOST and self.holds(phase)
 
@@ -163,8 +163,7 @@ class Knob(Value, frozen=True, kw_only=True):
         return None if value is None or isinstance(value, str) else float(value)
 
 
-_ENGINE_ALONE = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)  # the trainer is elsewhere, unless they are colocated
-_ENGINE_PHASES = (*_ENGINE_ALONE, Phase.WEIGHT_SYNC, Phase.COMM)
+_WITH_ENGINE = (*ENGINE_PHASES, Phase.WEIGHT_SYNC, Phase.COMM)
 WITH_REQUESTS = (Phase.ROLLOUT, Phase.NONE)  # a failure of unknown phase may be one of them
 # In which a trainer has its card to itself once the engine of the same card sleeps.
 BESIDE_ENGINE = (
@@ -187,7 +186,7 @@ _OFFLOADED = Condition(knob="optimizer_offload", values=(True,))
 
 # The update comes after the passes: nothing of their activations and logits is left.
 _pass_knob = partial(Knob, part=Part.TRAINER, idle_in=(Phase.OPTIMIZER,))
-_engine_knob = partial(Knob, part=Part.ENGINE, phases=_ENGINE_PHASES)
+_engine_knob = partial(Knob, part=Part.ENGINE, phases=_WITH_ENGINE)
 _diagnostic = partial(Knob, unit=Unit.SWITCH, part=Part.DIAGNOSTICS, searched=False, estimated=False)
 
 ROWS: tuple[Knob, ...] = (
@@ -207,7 +206,8 @@ ROWS: tuple[Knob, ...] = (
         saves=_LOWER,
         modes=("off", "limited", "full"),
         unset="full",
-        kept_asleep=("vllm",),  # verl's guide: vLLM frees weights and pool only
+        # verl's guide: vLLM frees weights and pool only. Its start-up logs name 0.11 to 0.96 GiB of graphs.
+        kept_asleep={"vllm": 1 << 30},
     ),
     _engine_knob(name="max_batched_tokens", unit=Unit.PASS_TOKENS, saves=_LOWER),
     _engine_knob(name="max_model_len", unit=Unit.LENGTH, saves=_LOWER),

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from autotune.policies.values.architecture.model import Layout
-from autotune.policies.values.failure import Phase
+from autotune.policies.values.failure import TRAINER_PHASES, Component, Phase
 from autotune.policies.values.knobs import KnobName, Knobs
 from autotune.policies.values.provenance import Fact
 from autotune.policies.values.remedy import Effect
@@ -117,6 +117,13 @@ class Profile(Value, frozen=True, kw_only=True):
     facts: tuple[Fact, ...] = ()  # that the rest follows from, beside the settings that the job writes
     alternatives: tuple[Alternative, ...] = ()  # of its assumptions, where anything here would be another
     warnings: tuple[str, ...] = ()  # what the user should know before the launch, one sentence each
+
+    def held(self, phase: Phase) -> tuple[str, ...] | None:
+        """Return the components that hold device memory in a phase; None where that is not known."""
+        held = self.resident.get(phase.value)
+        if held is None and self.layout.engine_sleeps and phase in TRAINER_PHASES:
+            return (Component.TRAINER.value,)
+        return held
 
     def without(self, knob: KnobName, why: str) -> Profile:
         """Return the profile with a knob that is not offered, for a reason; unchanged where there is none."""

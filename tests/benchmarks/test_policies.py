@@ -7,6 +7,7 @@ import statistics
 import pytest
 from msgspec.structs import replace
 
+from autotune.policies.recovery import ranking, relief
 from autotune.policies.recovery.speed import step_time_model, step_times
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.diagnosis import Facts
@@ -14,7 +15,7 @@ from autotune.policies.values.events import Diagnosed, Ended, Event, GoalReached
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.observation import Cancelled, Crashed, Peak
-from benchmarks.simulation.ablations import no_calibration, no_figures, no_speeds
+from benchmarks.simulation.ablations import no_calibration, no_figures, no_relief, no_speeds
 from benchmarks.simulation.baselines import (
     POLICIES,
     accelerate,
@@ -202,9 +203,9 @@ def test_an_ablation_leaves_out_just_its_part(jobs):
     written = world.accepted.profile.knobs
     failed = history(world, written)
     assert no_figures(failed) == autotune(failed), "these messages have none"
-    for without in (no_calibration, no_speeds):
+    for without in (no_calibration, no_relief, no_speeds):
         assert without(failed) is not None
-    assert step_times.expected_s is step_time_model.expected_s
+    assert ranking.relieving is relief.relieving and step_times.expected_s is step_time_model.expected_s
 
 
 def test_a_day_of_our_own_policy(jobs):

@@ -9,13 +9,12 @@ from autotune.policies.remedies.legality import highest
 from autotune.policies.remedies.proposals import Propose, change, doubled, stepped, stepping
 from autotune.policies.remedies.step_size import next_values, smaller
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.failure import ENGINE_PHASES, Cause, Component, Phase
 from autotune.policies.values.knob_table import Memory
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement, Profile
 from autotune.policies.values.remedy import Remedy
 
-ROLLOUT_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
 _CHUNK = 1024  # tokens of logits at once when nothing was chunked before
 
 # The remedies that make passes smaller.
@@ -47,7 +46,7 @@ def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
     if diagnosis.cause is Cause.HOST_OOM and not fills_host(knobs, diagnosis):
         return
     names: tuple[str, ...] = ("tokens_per_microbatch",)
-    if diagnosis.phase in ROLLOUT_PHASES:
+    if diagnosis.phase in ENGINE_PHASES:
         names = ("max_batched_tokens",)
     elif diagnosis.phase is Phase.LOG_PROB:
         names = ("logprob_tokens", "tokens_per_microbatch")
@@ -163,7 +162,7 @@ def sequence_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> I
 def tensor_parallel(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose every layer split over more ranks."""
     knob = "tensor_parallel"
-    if diagnosis.component is Component.ROLLOUT or diagnosis.phase in ROLLOUT_PHASES:
+    if diagnosis.component is Component.ROLLOUT or diagnosis.phase in ENGINE_PHASES:
         knob = "rollout_tensor_parallel"
     elif diagnosis.phase is Phase.WEIGHT_SYNC and profile.placement is Placement.COLOCATED:
         # The engine takes its weights back beside the trainer's.

@@ -81,7 +81,7 @@ def test_a_host_is_clearly_less_by_a_share_of_what_it_needed():
     moved = replace(KNOBS, optimizer_offload=True)
     view = failed(fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM), knobs=moved)
     estimate = view.estimates((moved, replace(moved, optimizer_offload=False)))
-    host = predicted(view.calibration, estimate, late=False).host.max(axis=0)
+    host = predicted(view.calibration, estimate, late=False).host[PHASES.index(Phase.OPTIMIZER)]
     share = float(1 - host[1] / host[0])
     kept = replace(moved, optimizer_offload=False)
     assert less(view, kept, clearly=share - 0.01) == [True]

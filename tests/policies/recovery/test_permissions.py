@@ -166,11 +166,15 @@ _MOST = replace(
     dataloader_workers=8,
     host_allocator="default",
     weights_backup=True,
+    layered_sync=False,
+    async_save=True,
+    multimodal_cache=4 << 30,
 )
+_SIZES = ("rollout_tensor_parallel", "tensor_parallel", "context_parallel", "sequence_parallel")
 _OFFERED = {
     row.name: Support(setting=row.name, grid=Grid(values=row.modes or ((False, True) if row.order else ())))
     for row in ROWS
-}
+} | {name: Support(setting=name, grid=Grid(values=(1, 2))) for name in _SIZES}
 
 
 def test_every_remedy_of_the_ladder_is_launched_for_some_failure():

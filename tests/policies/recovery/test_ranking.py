@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import outlook, trusted
-from autotune.policies.recovery.ranking import RISK, best, judged, overflowing
+from autotune.policies.recovery.ranking import best, judged, overflowing
+from autotune.policies.recovery.relief import RISK
 from autotune.policies.recovery.shortfall import widened
 from autotune.policies.recovery.upgrade import CLIMB, RETURN
 from autotune.policies.remedies.legality import objections

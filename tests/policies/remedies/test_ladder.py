@@ -162,3 +162,28 @@ def test_graphs_are_dropped_where_they_are_on_the_card_while_training_runs(engin
     )
     names = {remedy.name for remedy in proposed(replace(of, engine=engine), Phase.CHECKPOINT)}
     assert ("disable_cuda_graph" in names) is offered
+
+
+def test_an_engine_that_sleeps_keeps_its_share_while_the_trainer_works():
+    offered = OFFERED | {"memory_fraction": support("share", minimum=0.1, maximum=0.95, multiple=0.01)}
+    of = profile(replace(KNOBS, memory_fraction=0.6), supported=offered, placement=Placement.COLOCATED)
+    asleep = replace(of, layout=replace(of.layout, engine_sleeps=True))
+    for phase, sleeping in ((Phase.OPTIMIZER, True), (Phase.WEIGHT_SYNC, False)):
+        assert "memory_fraction" in {knob for r in proposed(of, phase) for knob in r.changes}
+        assert ("memory_fraction" in {k for r in proposed(asleep, phase) for k in r.changes}) is not sleeping
+
+
+@pytest.mark.parametrize(
+    ("graphs", "missing_gib", "offered"),
+    [("full", None, True), ("full", 0.3, True), ("full", 2.0, False), ("limited", None, False)],
+)
+def test_graphs_that_an_engine_keeps_asleep_are_dropped_once_and_for_no_more_than_they_hold(
+    graphs, missing_gib, offered
+):
+    cuda_graphs = {"cuda_graphs": support("graphs", "full", "limited", "off")}
+    of = profile(replace(KNOBS, cuda_graphs=graphs), placement=Placement.COLOCATED, supported=cuda_graphs)
+    of = replace(of, engine="vllm", resident={Phase.OPTIMIZER.value: (Component.TRAINER,)})
+    free = 1 << 30
+    missing = None if missing_gib is None else round(missing_gib * free)
+    facts = NOTHING if missing is None else Facts(requested_bytes=free + missing, free_bytes=free)
+    assert bool(proposed(of, Phase.OPTIMIZER, facts=facts)) is offered

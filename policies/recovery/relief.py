@@ -1,0 +1,122 @@
+"""What single changes free of the memory that failed, or is foreseen to, by the estimate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from autotune.policies.estimate.belief.calibration import predicted
+from autotune.policies.estimate.belief.gaussian import Floats
+from autotune.policies.estimate.peaks import PHASES
+from autotune.policies.recovery.outlook import Outlook, chances, of_host
+from autotune.policies.remedies.neighbours import choices
+from autotune.policies.remedies.step_size import missing_bytes
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import ENGINE_PHASES, TRAINER_PHASES, Cause
+from autotune.policies.values.knob_table import ENGINE_KNOBS, KNOB_TABLE, Memory, Part
+from autotune.policies.values.knobs import Knobs, Setting
+
+# The chance of another failure that a relaunch may carry. A failure costs a relaunch, caution costs speed for
+# the rest of the run; measured on the simulated cluster (docs/measured/policies.md).
+RISK = 0.2
+CLEARLY = 0.01  # share of a memory: a cure that frees less is none
+_SAME = 1e-9  # share by which two sums of one configuration may differ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relief:
+    """Which knobs act on the memory that failed, and what each may become."""
+
+    acting: frozenset[str]  # knobs of which some value clearly frees it
+    idle: frozenset[str]  # knobs of the side that did not fail of which no value frees it enough
+    options: dict[str, tuple[Setting, ...]]  # without the values that need more of it
+
+
+def singles(view: Outlook, present: Knobs, *, started: bool) -> dict[str, tuple[Setting, ...]]:
+    """Return what each knob may become by itself, its present value first."""
+    accepted = view.run.accepted
+    return choices(accepted.profile, present, recovery=accepted.job.recovery, started=started)
+
+
+def relieving(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, started: bool) -> Relief:
+    """Return what each knob may become without more load on what failed, and which knobs act there.
+
+    A value needs more where both the estimate and the knob table say so. A knob of the engine acts in a pass
+    of the trainer, and the other way round, where the estimate says that it clearly frees memory there.
+    Before the first launch every value stays: no phase has failed.
+    """
+    options = singles(view, present, started=started)
+    moves = [(k, v) for k, values in options.items() for v in values[1:]]
+    freed = _freed(view, present, moves, diagnosis) if moves else np.zeros((0, 0))
+    if not len(freed):
+        return Relief(acting=frozenset(options), idle=frozenset(), options=options)
+    acting = {knob for (knob, _), most in zip(moves, freed.max(axis=0), strict=True) if most > CLEARLY}
+    if diagnosis is None:
+        return Relief(acting=frozenset(acting), idle=frozenset(), options=options)
+    phase = diagnosis.phase if diagnosis.cause is Cause.GPU_OOM else None
+    if phase in ENGINE_PHASES:
+        acting |= options.keys() & ENGINE_KNOBS
+    elif phase is not None:
+        acting |= {knob for knob in options if KNOB_TABLE[knob].part is Part.TRAINER}
+    if diagnosis.cause is Cause.POOL_TOO_SMALL:
+        # Whatever leaves an engine more room: by itself a value may still hold no token.
+        acting = set(options)
+    saves = Memory.HOST if diagnosis.cause is Cause.HOST_OOM else Memory.GPU
+    heavier = {
+        (knob, value)
+        for (knob, value), own in zip(moves, freed[0], strict=True)
+        if own < -_SAME and not KNOB_TABLE[knob].asks_less(saves, getattr(present, knob), value)
+    }
+    lighter = {
+        knob: (values[0], *(value for value in values[1:] if (knob, value) not in heavier))
+        for knob, values in options.items()
+    }
+    return Relief(
+        acting=frozenset(acting),
+        idle=_idle(view, moves, freed[0], diagnosis),
+        options={k: v for k, v in lighter.items() if len(v) > 1},
+    )
+
+
+def _idle(
+    view: Outlook, moves: Sequence[tuple[str, Setting]], freed: Floats, diagnosis: Diagnosis
+) -> frozenset[str]:
+    """Return the knobs of the side that did not fail of which no value frees enough of a device.
+
+    Enough is what the message missed, at most `CLEARLY`. The sizes of the side that failed are what the
+    estimate may have wrong, so each of its knobs may act; what an allocator strands is not estimated.
+    """
+    if diagnosis.cause is not Cause.GPU_OOM or diagnosis.phase not in (*TRAINER_PHASES, *ENGINE_PHASES):
+        return frozenset()
+    other = Part.TRAINER if diagnosis.phase in ENGINE_PHASES else Part.ENGINE
+    enough = min(CLEARLY, (missing_bytes(diagnosis.facts) or math.inf) / view.calibration.unit)
+    judged = {knob for knob, _ in moves if KNOB_TABLE[knob].part is other and knob != "allocator"}
+    freeing = {knob for (knob, _), share in zip(moves, freed, strict=True) if share >= enough}
+    return frozenset(judged - freeing)
+
+
+def _freed(
+    view: Outlook, present: Knobs, moves: Sequence[tuple[str, Setting]], diagnosis: Diagnosis | None
+) -> Floats:
+    """Return what single changes free of each memory that failed or is foreseen to.
+
+    Rows are memories, columns changes, values shares: of the device, of the host's bytes, or of the tokens
+    that an engine's pool holds.
+    """
+    estimate = view.estimates([present, *(msgspec.structs.replace(present, **{k: v}) for k, v in moves)])
+    gpu = (estimate.gpu[:, :1] - estimate.gpu[:, 1:]) / view.calibration.unit
+    most = estimate.host.max(axis=0) if diagnosis is None else of_host(estimate.host, diagnosis)
+    host = ((most[0] - most[1:]) / max(1.0, float(most[0])))[None, :]
+    tokens = np.nan_to_num(estimate.pool_tokens, posinf=0.0)
+    pool = ((tokens[1:] - tokens[0]) / max(1.0, float(tokens[0])))[None, :]
+    if diagnosis is None:
+        chance = chances(estimate, predicted(view.calibration, estimate))[:, 0]
+        return np.asarray(np.concatenate([gpu, host, pool])[chance > RISK])
+    if diagnosis.cause in (Cause.HOST_OOM, Cause.POOL_TOO_SMALL):
+        return np.asarray(host if diagnosis.cause is Cause.HOST_OOM else pool)
+    places = [PHASES.index(diagnosis.phase)] if diagnosis.phase in PHASES else []
+    return np.asarray(gpu[places])
