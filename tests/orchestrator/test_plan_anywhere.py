@@ -215,7 +215,7 @@ def test_another_framework_that_fits_is_named() -> None:
     words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", "1xL40S", "--framework"]
     verl, slime = (CliRunner().invoke(main, [*words, framework]) for framework in ("verl", "slime"))
     assert (verl.exit_code, slime.exit_code) == (0, 1)
-    assert "or --framework verl, which fits" in slime.stderr
+    assert "use --framework verl, which fits" in slime.stderr
 
 
 def test_a_job_that_keeps_its_state_in_host_memory_tells_how_much_a_node_needs() -> None:

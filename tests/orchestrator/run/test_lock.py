@@ -61,7 +61,7 @@ def test_one_driver_has_the_run_and_the_next_has_the_next_number(folder: Path) -
     assert (holder := owner(folder)) is not None and holder.pid == os.getpid() and holder.can_be_signalled
     with pytest.raises(Driven, match=f"driven by pid {os.getpid()}") as raised:
         Lock(folder)
-    assert "--watch" in raised.value.hint and f"logs {folder.name} -f" in raised.value.hint
+    assert "attach" in raised.value.hint and f"logs {folder.name} -f" in raised.value.hint
     first.release()
     assert owner(folder) is None
     second = Lock(folder)
