@@ -238,7 +238,7 @@ def _rng(world: World, knobs: Knobs, step: int) -> Random:
     return Random(zlib.crc32(f"{world.seed} {drawn_by(knobs)} {step}".encode()))
 
 
-# Knobs that came after the recorded decisions: as long as they are unset or off, noise is drawn as it was then.
+# Knobs that came after the recorded decisions: while they are unset or off, noise is drawn as it was then.
 _LATER = ("layered_sync", "async_save", "multimodal_cache")
 
 

@@ -595,7 +595,7 @@ def test_a_cure_never_needs_more_device_memory(job, model, chosen, name):
     result, limit, _ = compared(job, model, chosen, cured)
     lower = result.gpu[:, 1] <= limit
     if name == "recompute":
-        # Layers that are computed again leave the allocator more in pieces, also for a pass without gradients.
+        # Layers that are computed again split freed blocks, also for a pass without gradients.
         lower[PHASES.index(Phase.LOG_PROB)] = True
     assert lower.all()
 
