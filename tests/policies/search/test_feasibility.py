@@ -55,7 +55,7 @@ def test_headroom_counts_as_well() -> None:
 def test_trials_that_run_at_once_share_the_memory_of_a_node() -> None:
     halves = replace(
         ACCEPTED,
-        cluster=replace(ACCEPTED.cluster, gpus_per_node=8, host_memory_bytes=230 * GIB),
+        cluster=replace(ACCEPTED.cluster, gpus_per_node=8, host_memory_bytes=260 * GIB),
         job=replace(JOB, search=replace(JOB.search, parallel=2)),
     )
     assert sight(*ran(1, KNOBS), first=halves).excess(KNOBS)["host"] > 0
