@@ -49,7 +49,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def held_out(self) -> bool:
         """Whether no constant may be fitted to it: a coin thrown by its name."""
-        return hashlib.sha256(self.truth.id.encode()).digest()[0] % 2 == 0
+        return is_held_out(self.truth.id)
+
+
+def is_held_out(name: str) -> bool:
+    """Return the half of a published outcome: a coin thrown by its name."""
+    return hashlib.sha256(name.encode()).digest()[0] % 2 == 0
 
 
 def cases(folder: Path = CASES) -> Iterator[Case]:

@@ -8,7 +8,6 @@ what it needs, and no figure: such a job is judged by the share of its machine t
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
 import statistics
 import sys
@@ -21,7 +20,7 @@ import numpy as np
 
 from autotune.orchestrator.planner import PhasePlan
 from autotune.policies.estimate.pinned import block
-from benchmarks.published.cases import Case, cases, planned
+from benchmarks.published.cases import Case, cases, is_held_out, planned
 
 FOLDER = Path(__file__).parent / "host"
 _LEAST = 0.8  # of its machine, that a job which ran out of host memory should be predicted to need
@@ -60,28 +59,24 @@ class Outcome(NamedTuple):
 def outcomes(folder: Path = FOLDER) -> Iterator[Outcome]:
     """Yield every job of the folder, and every measurement of page-locked blocks in its blocks.json."""
     for case in cases(folder):
-        yield _judged(case)
-    for found in msgspec.json.decode((folder / "blocks.json").read_bytes(), type=tuple[Blocks, ...]):
-        taken = sum(number * float(block(np.float64(size))) for size, number in found.blocks)
-        yield Outcome(found.id, _held_out(found.id), "blocks", True, 0.0, "", taken, found.measured)
+        yield _outcome_of(case)
+    for report in msgspec.json.decode((folder / "blocks.json").read_bytes(), type=tuple[Blocks, ...]):
+        taken = sum(number * float(block(np.float64(size))) for size, number in report.blocks)
+        yield Outcome(report.id, is_held_out(report.id), "blocks", True, 0.0, "", taken, report.measured)
 
 
-def _held_out(name: str) -> bool:
-    return hashlib.sha256(name.encode()).digest()[0] % 2 == 0
-
-
-def _judged(case: Case) -> Outcome:
-    truth, found = case.truth, planned(case)
-    worst = max(found.phases, key=lambda row: row.host_bytes)
+def _outcome_of(case: Case) -> Outcome:
+    truth, plan = case.truth, planned(case)
+    worst = max(plan.phases, key=lambda row: row.host_bytes)
     predicted = measured = 0.0
     for name, value in truth.figures.items():
-        predicted, measured = _figure(name, {row.phase: row for row in found.phases}), value
+        predicted, measured = _figure(name, {row.phase: row for row in plan.phases}), value
     return Outcome(
         truth.id,
         case.held_out,
         truth.outcome,
         truth.complete,
-        worst.host_bytes / (found.cluster.host_memory_bytes or math.inf),
+        worst.host_bytes / (plan.cluster.host_memory_bytes or math.inf),
         worst.phase,
         predicted,
         measured,
@@ -97,10 +92,10 @@ def _figure(name: str, phases: dict[str, PhasePlan]) -> float:
     raise ValueError(f"no such figure as `{name}`")
 
 
-def rows(found: Sequence[Outcome]) -> Iterator[str]:
+def rows(every: Sequence[Outcome]) -> Iterator[str]:
     """Yield a row per outcome."""
     yield f"{'outcome':34} {'real':7} {'share':>6}  {'phase':12} {'GiB predicted / measured':>26}"
-    for one in found:
+    for one in every:
         share = f"{one.share:6.2f}" if one.share else " " * 6
         figure = ""
         if one.measured:
@@ -110,12 +105,12 @@ def rows(found: Sequence[Outcome]) -> Iterator[str]:
         yield f"{one.name:34} {one.outcome:7} {share}  {one.phase:12} {figure}{partial}".rstrip()
 
 
-def summary(found: Sequence[Outcome]) -> Iterator[str]:
+def summary(every: Sequence[Outcome]) -> Iterator[str]:
     """Yield a row for each half."""
     titles = ("ran, fits", "failed, overflows", f"failed, below {_LEAST}", "figures of jobs", "with blocks")
     yield f"{'half':10} " + " ".join(f"{title:>18}" for title in titles)
     for half, held_out in (("tuned", False), ("held out", True)):
-        chosen = [one for one in found if one.held_out is held_out]
+        chosen = [one for one in every if one.held_out is held_out]
         ran, failed = ([one.share for one in chosen if one.outcome == name] for name in ("ran", "oom"))
         figures = [one for one in chosen if one.measured]
         cells = (
@@ -142,9 +137,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published.host", description=__doc__)
     parser.add_argument("--all", action="store_true", help="rows of the held-out half too")
     options = parser.parse_args(argv)
-    found = list(outcomes())
-    shown = [one for one in found if options.all or not one.held_out]
-    sys.stdout.write("\n".join([*rows(shown), "", *summary(found)]) + "\n")
+    every = list(outcomes())
+    listed = [one for one in every if options.all or not one.held_out]
+    sys.stdout.write("\n".join([*rows(listed), "", *summary(every)]) + "\n")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import click
@@ -25,20 +24,14 @@ def attach(run: directory.RunFolder, *, options: Options) -> ExitCode:
 
     Raises Failure where nobody drives it and it is not over.
     """
+    from autotune.orchestrator.cli.shared.drive import console_of
     from autotune.orchestrator.driver.monitor import Progress
     from autotune.orchestrator.run.journal import Tail, encode
     from autotune.orchestrator.run.lock import Watch
     from autotune.orchestrator.run_states import exit_code
-    from autotune.orchestrator.terminal.console import Console
     from autotune.policies.values.events import Finished
 
-    console = Console(
-        sys.stderr,
-        runs_dir=options.runs_dir,
-        color=options.color,
-        quiet=bool(options.quiet),
-        verbose=bool(options.verbose),
-    )
+    console = console_of(options)
     tail, claims = Tail(run.path / "events.jsonl"), Watch(run.path)
     news, _ = tail.update()
     past = news[:-1] if news and isinstance(news[-1], Finished) else news

@@ -303,11 +303,11 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
         )
         for run in standings
     ]
-    shown = list(_HEAD)
+    columns = list(_HEAD)
     for name in ("", *_LEAST_NEEDED):
-        shown = [each for each in shown if each != name]
-        cells = [[row[_HEAD.index(each)] for each in shown] for row in rows]
-        text = rendered(widgets.table(cells, head=shown), width=None)
+        columns = [each for each in columns if each != name]
+        cells = [[row[_HEAD.index(each)] for each in columns] for row in rows]
+        text = rendered(widgets.table(cells, head=columns), width=None)
         if width is None or max(map(len, text.splitlines())) <= width:
             break
     if not attempts:

@@ -129,13 +129,11 @@ def _whereabouts(
     if component is Component.UNKNOWN and calls_worker(called):
         component = component_of("\n".join(called))
     if component is Component.UNKNOWN:
-        said = [line.text, *context]
-        if rule.cause in (
-            Cause.SHM,
-            Cause.HOST_OOM,
-        ):  # engines and trainers alike have segments and threads of NCCL
-            said = [text for text in said if not _NCCL.search(text)]
-        component = component_of("\n".join(said))
+        texts = [line.text, *context]
+        if rule.cause in (Cause.SHM, Cause.HOST_OOM):
+            # Engines and trainers alike have segments and threads of NCCL.
+            texts = [text for text in texts if not _NCCL.search(text)]
+        component = component_of("\n".join(texts))
     relayed = component is Component.DRIVER or (component is Component.DATA and phase is not Phase.DATA)
     if relayed and rule.cause is Cause.GPU_OOM:
         component = (

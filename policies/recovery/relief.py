@@ -94,9 +94,9 @@ def _idle(
         return frozenset()
     other = Part.TRAINER if diagnosis.phase in ENGINE_PHASES else Part.ENGINE
     enough = min(CLEARLY, (missing_bytes(diagnosis.facts) or math.inf) / view.calibration.unit)
-    judged = {knob for knob, _ in moves if KNOB_TABLE[knob].part is other and knob != "allocator"}
+    others = {knob for knob, _ in moves if KNOB_TABLE[knob].part is other and knob != "allocator"}
     freeing = {knob for (knob, _), share in zip(moves, freed, strict=True) if share >= enough}
-    return frozenset(judged - freeing)
+    return frozenset(others - freeing)
 
 
 def _freed(

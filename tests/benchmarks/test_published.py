@@ -155,10 +155,10 @@ def test_a_part_of_the_estimate_can_be_taken_out(two, capsys):
 
 def test_host_outcomes_are_in_two_halves_and_rows_of_one_are_shown(capsys):
     assert host.main([]) == 0
-    shown = capsys.readouterr().out
-    found = list(host.outcomes())
-    halves = [sum(one.held_out is half for one in found) for half in (False, True)]
+    printed = capsys.readouterr().out
+    outcomes = list(host.outcomes())
+    halves = [sum(one.held_out is half for one in outcomes) for half in (False, True)]
     assert min(halves) >= 10
     assert sum(halves) >= 20
-    assert all((one.name in shown) is not one.held_out for one in found)
-    assert max(one.error for one in found if one.outcome == "blocks") < 0.01
+    assert all((one.name in printed) is not one.held_out for one in outcomes)
+    assert max(one.error for one in outcomes if one.outcome == "blocks") < 0.01

@@ -60,6 +60,17 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.run.view import RunView
 
 
+def console_of(options: Options) -> Console:
+    """Return the terminal as a command's options ask for it, on stderr."""
+    return Console(
+        sys.stderr,
+        runs_dir=options.runs_dir,
+        color=options.color,
+        quiet=bool(options.quiet),
+        verbose=bool(options.verbose),
+    )
+
+
 def drive(
     run: directory.RunFolder,
     *,
@@ -74,13 +85,7 @@ def drive(
     the run ended, and with `fixed` a failed run goes on although nothing of its job differs.
     """
     log = DriverLog(run.path)
-    console = Console(
-        sys.stderr,
-        runs_dir=options.runs_dir,
-        color=options.color,
-        quiet=bool(options.quiet),
-        verbose=bool(options.verbose),
-    )
+    console = console_of(options)
     exported = {"stable.yaml": lambda: _export(run, current()), certificate.NAME: lambda: _certify(run)}
     views = Views(console, log, as_json=options.json, exported=exported)
     beside = SideTasks(*(kind(run, say=views.say, warn=views.warn) for kind in (Courier, Annotator)))
