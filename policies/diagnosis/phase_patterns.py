@@ -7,6 +7,7 @@ import re
 
 import msgspec
 
+from autotune.policies.diagnosis.rules.branches import literals_of
 from autotune.policies.diagnosis.software.components import COMPONENTS
 from autotune.policies.diagnosis.software.phases import ENGINES, PHASES
 from autotune.policies.values.diagnosis import Facts
@@ -17,11 +18,7 @@ STAGE = re.compile(
     r"Capturing cuda ?graphs?|Capture (target|cuda|CUDA|prefill)|Loading safetensors|Load weight (begin|end)|"
     r"Memory pool end|KV Cache is allocated|# GPU blocks"
 )
-# One of them is in every line of a stage.
-STAGE_LITERALS = (
-    "Capturing cuda", "Capture target", "Capture cuda", "Capture CUDA", "Capture prefill",
-    "Loading safetensors", "Load weight ", "Memory pool end", "KV Cache is allocated", "# GPU blocks",
-)  # fmt: skip
+STAGE_LITERALS = literals_of(STAGE.pattern)  # one of them is in every line of a stage
 _FRAME = re.compile(
     r"File \"[^\"\n]+\", line \d+|File \"?[^\"\s]+\"?(, line |:)\d+|^\S*\.py:\d+:? in |\S+\.py:\d+ \w+|"
     r"\.py\(\d+\): \w+|"

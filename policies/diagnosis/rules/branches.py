@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
+
+from autotune.policies.diagnosis.literal_search import minimal
 
 # An escape, a class, a count, or a character.
 _PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d*,?\d*\}|.", re.DOTALL)
@@ -15,6 +18,7 @@ _DEPTH = {"(": 1, ")": -1}
 _FLAGS = re.compile(r"\(\?[aiLmsux]+\)")  # of a whole pattern
 _MOST = 24  # texts written out of one stretch of a pattern
 _SHORTEST = 3  # characters of a text that is worth a look
+_LONGEST = 20  # characters of a literal: a terminal's end of row would cut a longer one more often
 
 # Texts of which one stands in all that a pattern matches.
 Words: TypeAlias = frozenset[str]
@@ -26,6 +30,21 @@ class Branch(NamedTuple):
     needs: frozenset[int]  # literals of the rule, by number: each is in the line
     words: tuple[Words, ...]  # of each, one text is in the line
     signature: str
+
+
+@functools.cache
+def literals_of(signature: str) -> tuple[str, ...]:
+    """Return short texts of which one is in all that a signature matches, and none in another.
+
+    Raises ValueError for a signature with an alternative that needs no fixed text, or any case of it.
+    """
+    result: list[str] = []
+    for pieces in _alternatives(_PIECE.findall(signature)):
+        words = () if _FLAGS.match(signature) else _longest_first(_required(pieces))
+        if not words:
+            raise ValueError(f"no fixed text is in all that {''.join(pieces)} matches")
+        result += sorted(text[:_LONGEST] for text in words[0])
+    return minimal(result)
 
 
 def branches_of(signature: str, literals: Iterable[str], numbers: Mapping[str, int]) -> tuple[Branch, ...]:

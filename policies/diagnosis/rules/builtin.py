@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from autotune.policies.diagnosis.rules.rule import ALWAYS, Rule, row
+from autotune.policies.diagnosis.rules.rule import ALWAYS, Rule
 from autotune.policies.values.diagnosis import BUILTIN_FAILURE
 from autotune.policies.values.failure import Cause
 
 BUILTIN: tuple[Rule, ...] = (
     # ---- the record carries its own cause
-    row(
+    Rule(
         BUILTIN_FAILURE,
         None,
         r"(?:builtin|trl|swift): failure \{",
@@ -16,16 +16,12 @@ BUILTIN: tuple[Rule, ...] = (
         'builtin: failure {"schema":1,"cause":"gpu-oom","device":"cpu-budget","phase":"backward",'
         '"component":"trainer","rank":0,"step":3,"requested_bytes":1048576,"used_bytes":75000000,'
         '"budget_bytes":75497472,"message":"not enough memory","exception":"RuntimeError"}',
-        "builtin: failure",
-        "trl: failure",
-        "swift: failure",
     ),
-    row(
+    Rule(
         "builtin-config-error",
         Cause.CONFIG,
         r"builtin: config error",
         ALWAYS,
         "builtin: config error: tokens_per_microbatch: must be at least 23; raise it",
-        "builtin: config error",
     ),
 )

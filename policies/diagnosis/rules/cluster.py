@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS, Rule, row
+from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS, Rule
 from autotune.policies.values.failure import Cause
 
 CLUSTER: tuple[Rule, ...] = (
-    row(
+    Rule(
         "node-lost",
         Cause.INFRASTRUCTURE,
         # By its address, id or name: a tree and a linked list have nodes too.
@@ -20,34 +20,17 @@ CLUSTER: tuple[Rule, ...] = (
         ALWAYS,
         "The node with node id: 9f and address: 10.0.0.2 has been marked dead because the "
         "detector has missed too many heartbeats from it.",
-        "marked dead",
-        "NodeDiedError",
-        " died",
-        "was lost",
-        "DUE TO ",
-        "lost connection to",
-        "connect to GCS",
-        "aylet crashed",
-        "aylet has crashed",
-        "reempted by",
-        "preemption notice",
-        "spot instance",
-        "was preempted",
-        "instances.preempted",
-        "imminent node",
-        "node timed out",
     ),
     # An actor whose process has ended is dead, not unavailable: nobody takes connections where it ran.
-    row(
+    Rule(
         "actor-unreachable",
         Cause.INFRASTRUCTURE,
         r"ActorUnavailableError: .{0,300}failed to connect to all addresses",
         UNLESS_PROGRESS,
         "ray.exceptions.ActorUnavailableError: The actor 38ab is unavailable: The actor is temporarily "
         "unavailable: RpcError: RPC error: failed to connect to all addresses rpc_code: 14.",
-        "ActorUnavailableError",
     ),
-    row(
+    Rule(
         "hardware-fault",
         Cause.INFRASTRUCTURE,
         # An Xid that names a channel, a fault of an address or an exception reports a kernel, not the GPU.
@@ -57,30 +40,21 @@ CLUSTER: tuple[Rule, ...] = (
         r"hardware error|hardware stack error|GPU is lost",
         ALWAYS,
         "RuntimeError: CUDA error: uncorrectable ECC error encountered",
-        "uncorrectable ECC",
-        "uncorrectable NVLink",
-        "NVRM: Xid",
-        "off the bus",
-        "peer GPU memory over",
-        "hardware error",
-        "hardware stack error",
-        "GPU is lost",
         what="a GPU failed",
         hint="take the node out and start on another one; no memory setting fixes this",
     ),
-    row(
+    Rule(
         "device-lost",
         Cause.INFRASTRUCTURE,
         r"_ERROR_DEVICE_LOST\b|VK_ERROR_DEVICE_LOST",
         UNLESS_PROGRESS,
         "RuntimeError: level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
-        "_ERROR_DEVICE_LOST",
         what="the driver lost the device",
         hint="read the node's kernel log (`dmesg`) for a reset or a hang of the device, then reset it or "
         "restart the node; where it comes back at the same place, use another release of the driver",
     ),
     # An engine that measures cards while others use them: nothing of the job would change that.
-    row(
+    Rule(
         "gpu-occupied",
         Cause.INFRASTRUCTURE,
         r"memory capacity is unbalanced|"
@@ -89,13 +63,11 @@ CLUSTER: tuple[Rule, ...] = (
         "AssertionError: Error in memory profiling. Initial free memory 58.23 GiB, current free memory "
         "59.34 GiB. This happens when other processes sharing the same container release GPU memory while "
         "vLLM is profiling during initialization.",
-        "memory capacity is",
-        "in memory profiling",
         what="others used the GPU while the engine measured its memory",
         hint="start the engines one after another, and nothing else on their GPUs meanwhile",
     ),
     # The libraries of the program and the driver of the node: the same pair fails at every start.
-    row(
+    Rule(
         "driver-mismatch",
         Cause.INFRASTRUCTURE,
         r"unsupported display driver|"
@@ -105,17 +77,11 @@ CLUSTER: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display "
         "driver / cuda driver combination",
-        "unsupported display",
-        "forward compatibility",
-        "driver version is insuff",
-        "Driver/library version",
-        "NVIDIA driver on your",
-        "an unsupported toolchain",
         what="the node's GPU driver does not fit the program's CUDA libraries",
         hint="a restart does not cure this: remove the image's compat libcuda (/usr/local/cuda/compat) from "
         "LD_LIBRARY_PATH, or install a driver as new as the image's CUDA; `nvidia-smi` prints both versions",
     ),
-    row(
+    Rule(
         "gpu-unavailable",
         Cause.INFRASTRUCTURE,
         r"CUDA-capable device is detected|device\(s\) is/are busy or unavailable|No CUDA GPUs are available|"
@@ -125,32 +91,23 @@ CLUSTER: tuple[Rule, ...] = (
         r"less than total desired GPUs",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA error: no CUDA-capable device is detected",
-        "CUDA-capable device",
-        "device(s) is/are",
-        "No CUDA GPUs",
-        "CUDA error: ",
-        "no NVIDIA driver",
-        "cudaGetDeviceCount",
-        "total desired GPUs",
         what="the program cannot use a GPU",
         hint="compare what the program sees with the node (`nvidia-smi`, CUDA_VISIBLE_DEVICES, the GPUs that "
         "the job requests); no memory setting fixes this",
     ),
-    row(
+    Rule(
         "port-in-use",
         Cause.INFRASTRUCTURE,
         r"EADDRINUSE|[Aa]ddress already in use",
         NEVER,
         "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
         "network address. code: -98, name: EADDRINUSE, message: address already in use",
-        "ddress already in use",
-        "EADDRINUSE",
         weak=True,
         what="a port is in use",
         hint="end what an earlier start left on this node, or choose another port",
     ),
     # A fabric or a service that does not answer; a peer that died of something else looks the same.
-    row(
+    Rule(
         "network-fault",
         Cause.INFRASTRUCTURE,
         r"NCCL WARN .*(?:Got (?:async event|completion) .*(?:error|fatal)|ibv_\w+ failed)|"
@@ -161,26 +118,16 @@ CLUSTER: tuple[Rule, ...] = (
         NEVER,
         "node1:1004:1104 [3] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer "
         "10.0.0.2<45782> with error 12, opcode 0, len 0, vendor err 129 (Recv)",
-        "NCCL WARN",
-        "Network is unreachable",
-        "No route to host",
-        "failure in name",
-        "Client Error: ",
-        "Server Error: ",
-        "We couldn't connect",
-        "Connection broken",
         weak=True,
     ),
     # The launcher was told to stop: by a scheduler, or because another node has failed.
-    row(
+    Rule(
         "told-to-stop",
         Cause.INFRASTRUCTURE,
         r"Received (?:15|1|Signals\.SIG(?:TERM|HUP)) death signal|"
         r"SignalException: Process \d+ got signal: (?:15|1)\b",
         NEVER,
         "torch.distributed.elastic.multiprocessing.api.SignalException: Process 811 got signal: 15",
-        "death signal",
-        "SignalException",
         weak=True,
     ),
 )

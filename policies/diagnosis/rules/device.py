@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.policies.diagnosis.rules.rule import UNLESS_PROGRESS, Rule, row
+from autotune.policies.diagnosis.rules.rule import UNLESS_PROGRESS, Rule
 from autotune.policies.values.failure import Cause, Component, Phase
 
 _DEVICES = r"(?:CUDA|HIP|NPU|XPU|MLU|MUSA|HPU|GCU|MPS backend)"
@@ -18,15 +18,14 @@ _TORCH = (
 
 DEVICE: tuple[Rule, ...] = (
     # A size that no card has is a corrupted one: the failure is whatever corrupted it.
-    row(
+    Rule(
         "impossible-size",
         Cause.CODE,
         r"Tried to allocate (?:more than 1EB memory|-\d|\d{9,}(?:\.\d+)? [GT]iB)",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.",
-        "Tried to allocate",
     ),
-    row(
+    Rule(
         "fsdp-clone-oom",
         Cause.GPU_OOM,
         r"state_dict.*Error: \w+ out of memory",
@@ -34,11 +33,10 @@ DEVICE: tuple[Rule, ...] = (
         "UserWarning: Failed to clone() tensor with name lm_head.weight. This may mean that this "
         "state_dict entry could point to invalid memory regions. Error: CUDA out of memory. "
         "Tried to allocate 502.00 MiB",
-        "out of memory",
         phase=Phase.CHECKPOINT,
         component=Component.TRAINER,
     ),
-    row(
+    Rule(
         "nccl-oom",
         Cause.GPU_OOM,
         r"(?i:cuda) failure (2 )?'out of memory'|Failed to CUDA calloc|"
@@ -46,26 +44,19 @@ DEVICE: tuple[Rule, ...] = (
         r"Failed to (?:cuMemCreate|CUDA malloc|allocate \S+ of device memory).*NCCL",
         UNLESS_PROGRESS,
         "node1:1004:1104 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes",
-        "out of memory",
-        "Failed to CUDA",
-        "CUDA malloc",
-        "cuMemCreate",
-        "of device memory",
-        "symmetric memory alloc",
         phase=Phase.COMM,
     ),
-    row(
+    Rule(
         "allocator-warning",
         Cause.GPU_OOM,
         r"memory allocation failed with OOM on device \d",
         UNLESS_PROGRESS,
         "[W814 16:06:55.441 CUDACachingAllocator.cpp:3933] memory allocation failed with OOM on device 3 "
         "while trying to allocate 3177185280 bytes (free: 1243414528, total: 85094825984).",
-        "failed with OOM on",
         weak=True,
         warning=True,
     ),
-    row(
+    Rule(
         "memory-saver-oom",
         Cause.GPU_OOM,
         r"torch_memory_saver.*(error: 2 \(out of memory\)|result=2\b)|(cudaError|"
@@ -74,39 +65,34 @@ DEVICE: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "[torch_memory_saver.cpp] CUresult error: 2 (out of memory) file=csrc/utils.h "
         "func=cu_mem_create line=187",
-        "torch_memory_saver",
-        "out of memory",
     ),
-    row(
+    Rule(
         "sleep-mode-oom",
         Cause.GPU_OOM,
         r"CUDA Error: out of memory at .*cumem|wake_up method failed: CUDA Error: out of memory",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62",
-        "CUDA Error: out of memory",
         phase=Phase.WEIGHT_SYNC,
         component=Component.ROLLOUT,
     ),
-    row(
+    Rule(
         "ray-task-oom-alone",  # printed without the remote traceback; torch's error is the usual one
         Cause.GPU_OOM,
         r"RayTaskError\(OutOfMemoryError\)\s*$",
         UNLESS_PROGRESS,
         "ray.exceptions.RayTaskError(OutOfMemoryError)",
-        "RayTaskError(OutOfMemoryError)",
         weak=True,
     ),
-    row(
+    Rule(
         "ray-task-oom",  # torch's OutOfMemoryError or Ray's: the last line of the traceback says which
         None,
         r"RayTaskError\(OutOfMemoryError\)",
         UNLESS_PROGRESS,
         "ray.exceptions.RayTaskError(OutOfMemoryError): "
         "ray::WorkerDict.actor_rollout_update_actor() (pid=16438)",
-        "RayTaskError(OutOfMemoryError)",
         header=True,
     ),
-    row(
+    Rule(
         "xla-oom",
         Cause.GPU_OOM,
         r"Ran out of memory in memory space|"
@@ -121,29 +107,16 @@ DEVICE: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate "
         "4294967296 bytes.",
-        "RESOURCE_EXHAUSTED",
-        "ResourceExhaustedError",
-        "OOM when allocating",
-        "Out of memory error on ",
-        "Memory not enough: curr",
-        "[metal::malloc]",
-        " for requested buffer of",
-        " smaller than requested",
-        "alloc DEVICE memory",
-        "out of memory",
-        "Out of memory allocating",
     ),
-    row(
+    Rule(
         "torch-cuda-oom",
         Cause.GPU_OOM,
         _TORCH,
         UNLESS_PROGRESS,
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 13.91 GiB. GPU 0 has a "
         "total capacity of 79.11 GiB of which 8.85 GiB is free.",
-        "out of memory",
-        "OutOfMemoryError",
     ),
-    row(
+    Rule(
         "tensorrt-oom",
         Cause.GPU_OOM,
         r"Error Code \d+: (?:C[Uu][Dd][Aa] [Rr]untime \(out of memory\)|OutOfMemory\b)|"
@@ -151,12 +124,9 @@ DEVICE: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "[TensorRT-LLM][ERROR] [defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime "
         "(out of memory)",
-        "out of memory",
-        "OutOfMemory",
-        "equested amount of GPU",
         component=Component.ROLLOUT,
     ),
-    row(
+    Rule(
         "cuda-driver-oom",
         Cause.GPU_OOM,
         r"(CUDA|HIP|NPU) (driver |runtime )?[Ee]rror:? (\(2\) ?:? ?)?out of memory|(?:cuda|"
@@ -186,33 +156,9 @@ DEVICE: tuple[Rule, ...] = (
         r"\brmm::out_of_memory|out_of_memory: RMM failure|halMemAlloc failed|Allocation failed for size::\d",
         UNLESS_PROGRESS,
         "torch.AcceleratorError: CUDA error: out of memory",
-        "out of memory",
-        "OUT_OF_MEMORY",
-        "out_of_memory",
-        "MemoryAllocation",
-        "OutOfMemory",
-        "rtMalloc",
-        "status: 2 cuMem",
-        "_memory_to_heap failed",
-        "GPUassert",
-        "Out of memory",
-        "ot enough GPU memory",
-        "ot enough device memory",
-        "GPU memory is not enough",
-        "halMemAlloc failed",
-        "n failed for size::",
-        "EL0004: ",
-        "EI0007: ",
-        "allocate resource[",
-        "error code is 207001",
-        "Memory_Allocation",
-        "NV_ERR_NO_MEMORY",
-        " buffer of size ",
-        "nable to allocate ",
-        "RT_MEMORY_ALLOC",
         driver=True,
     ),
-    row(
+    Rule(
         "cublas-alloc",
         Cause.GPU_OOM,
         r"(?:CU|HIP|ROC)\w+_ALLOC_FAILED|_DEVICE_ALLOCATION_FAILED|"
@@ -225,16 +171,5 @@ DEVICE: tuple[Rule, ...] = (
         r"CUBLAS_STATUS_NOT_INITIALIZED when calling .?cublasCreate",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "_ALLOC_FAILED",
-        "_DEVICE_ALLOCATION",
-        "_ERROR_OUT_OF_",
-        "_OUT_OF_DEVICE",
-        "ErrorOutOfDevice",
-        "Device memory alloc",
-        "PT_DEVMEM",
-        "Device out of memory",
-        "_INSUFFICIENT_RESOURCES",
-        "CUDA error: ",
-        "CUBLAS_STATUS_NOT",
     ),
 )

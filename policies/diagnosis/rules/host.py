@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, QUOTED_OOM, UNLESS_PROGRESS, Rule, row
+from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, QUOTED_OOM, UNLESS_PROGRESS, Rule
 from autotune.policies.values.failure import Cause, Component, Phase
 
 HOST: tuple[Rule, ...] = (
     # An exception that no allocator raises quotes a message; where it was raised from a memory error, that
     # error's own traceback stands above it.
-    row(
+    Rule(
         QUOTED_OOM,
         Cause.CODE,
         r"^(?:\w+\.)*(?:Value|Key|Type|Assertion|Index|Attribute|Lookup|Name|Import|NotImplemented|Syntax|"
@@ -17,13 +17,10 @@ HOST: tuple[Rule, ...] = (
         NEVER,
         "ValueError: not a verdict: the run died of torch.OutOfMemoryError: CUDA out of memory. Tried to "
         "allocate 2.00 GiB.",
-        "out of memory",
-        "OutOfMemoryError",
-        "allocate memory",
         weak=True,
     ),
     # ---- host memory
-    row(
+    Rule(
         "ray-memory-monitor",
         Cause.HOST_OOM,
         r"node running low on memory|killed due to (?:the )?(?:host |node )?(?:memory pressure|"
@@ -33,18 +30,9 @@ HOST: tuple[Rule, ...] = (
         r"More than \d+% of the memory on node",
         ALWAYS,
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
-        "running low on memory",
-        "memory pressure",
-        "exceeds the memory",
-        "out of memory",
-        "OutOfMemoryError",
-        "NODE_OUT_OF_MEMORY",
-        "% of the memory on",
-        "usage above threshold",
-        "Memory on the node",  # begins the message, whose row a terminal may have broken
         reported=True,
     ),
-    row(
+    Rule(
         "kernel-oom-kill",
         Cause.HOST_OOM,
         r"oom-kill:constraint=|[Oo]ut of memory: Kill(ed)? process|Memory cgroup out of memory|"
@@ -58,31 +46,17 @@ HOST: tuple[Rule, ...] = (
         ALWAYS,
         "[856341.770960] Out of memory: Killed process 410126 (python) total-vm:79905000kB, "
         "anon-rss:22957108kB",
-        "oom-kill",
-        "ut of memory: Kill",
-        "out of memory",
-        "systemd-oomd",
-        "of this unit has been",
-        "due to memory used",
-        "due to memory pressure",
-        "to allocate OS memory",
-        "oom_reaper: reaped",
-        "TaskOOM",
-        "SIGTERM to process",
-        "SIGKILL to process",
         reported=True,
     ),
-    row(
+    Rule(
         "cgroup-oom-event",
         Cause.HOST_OOM,
         r"autotune: cgroup oom_kill|memory\.events.*oom_kill [1-9]",
         ALWAYS,
         "memory.events: low 0 high 0 max 12 oom 1 oom_kill 1",
-        "autotune: cgroup",
-        "memory.events",
         reported=True,
     ),
-    row(
+    Rule(
         "slurm-oom-kill",
         Cause.HOST_OOM,
         r"[Dd]etected \d+ oom[-_]kill event|OOM Killed|tasks?\b.*: Out Of Memory|"
@@ -92,15 +66,9 @@ HOST: tuple[Rule, ...] = (
         ALWAYS,
         "slurmstepd: error: Detected 1 oom_kill event in StepId=440575.0. Some of the step tasks "
         "have been OOM Killed.",
-        "oom_kill event",
-        "oom-kill event",
-        "OOM Killed",
-        "Out Of Memory",
-        "memory limit",
-        "OUT_OF_ME",
         reported=True,
     ),
-    row(
+    Rule(
         "scheduler-memory-limit",
         Cause.HOST_OOM,
         r"TERM_MEMLIMIT: job killed|=>> PBS: job killed: v?mem\b|memory usage exceeded request_memory|"
@@ -108,16 +76,9 @@ HOST: tuple[Rule, ...] = (
         r"Container killed due to memory usage|is running beyond (?:physical|virtual) memory limits",
         ALWAYS,
         "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
-        "TERM_MEMLIMIT",
-        "PBS: job killed",
-        "usage exceeded request",
-        "Job has gone over",
-        "an instance type with",
-        "due to memory usage",
-        "is running beyond ",
         reported=True,
     ),
-    row(
+    Rule(
         "kubernetes-oom-killed",
         Cause.HOST_OOM,
         # Not the word in a sentence: the field of a status, a table's column, or a container's end.
@@ -127,44 +88,38 @@ HOST: tuple[Rule, ...] = (
         r"OOMKilled\W{1,3}exit ?code|^\W*OOMKilled\W*$|\bOOMKilling\b",
         ALWAYS,
         "    reason: OOMKilled",
-        "OOMKill",
         reported=True,
     ),
-    row(
+    Rule(
         "kubernetes-evicted",
         Cause.HOST_OOM,
         r"node was low on resource: memory|[Cc]ontainer .* exceeded its local memory limit",
         ALWAYS,
         "The node was low on resource: memory. Threshold quantity: 100Mi, available: 41Mi. Container main "
         "was using 120Gi, request is 0.",
-        "was low on resource",
-        "its local memory",
         reported=True,
     ),
-    row(
+    Rule(
         "sglang-host-memory",
         Cause.HOST_OOM,
         r"Not enough host memory (?:available|for [^.]{1,80}\. (?:Requesting|Need))|"
         r"requires more system memory \(",
         ALWAYS,
         "ValueError: Not enough host memory available. Requesting 40.00 GB but only have 44.87 GB free.",
-        "Not enough host memory",
-        "more system memory",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),
-    row(
+    Rule(
         "vllm-swap-space",
         Cause.HOST_OOM,
         r"Too large swap space",
         ALWAYS,
         "ValueError: Too large swap space. 128.00 GiB out of the 125.00 GiB total CPU memory is allocated "
         "for the swap space.",
-        "Too large swap space",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),
-    row(
+    Rule(
         "pinned-memory",
         Cause.HOST_OOM,
         r"failed to alloc \d+ bytes on host|(cudaHostAlloc|cudaMallocHost|cuMemHostAlloc|aclrtMallocHost|"
@@ -176,23 +131,8 @@ HOST: tuple[Rule, ...] = (
         r"out of memory \((?:cudaHostAlloc|cudaHostRegister|cudaMallocHost)",
         ALWAYS,
         "failed to alloc 8589934592 bytes on host: CUDA_ERROR_OUT_OF_MEMORY",
-        "failed to alloc ",
-        "cudaHostAlloc",
-        "cudaMallocHost",
-        "cuMemHostAlloc",
-        "aclrtMallocHost",
-        "hipHostMalloc",
-        "cudaHostRegister",
-        "allocate pinned",
-        "allocate page-locked",
-        "CPU pinned",
-        "host pinned",
-        "CPU page-locked",
-        "host page-locked",
-        "mlock failed to",
-        "Failed to CUDA host",
     ),
-    row(
+    Rule(
         "cpu-allocator",
         Cause.HOST_OOM,
         r"DefaultCPUAllocator: (can't allocate|not enough) memory|not enough memory: you tried to allocate|"
@@ -201,11 +141,8 @@ HOST: tuple[Rule, ...] = (
         "RuntimeError: [enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't "
         "allocate memory: you tried to allocate 359661568 bytes. Error code 12 (Cannot allocate "
         "memory)",
-        "DefaultCPUAllocator",
-        "memory: you tried",
-        "posix_memalign",
     ),
-    row(
+    Rule(
         "host-memory-error",
         Cause.HOST_OOM,
         # As an exception: quoted or explained in a sentence it is somebody's output.
@@ -225,37 +162,16 @@ HOST: tuple[Rule, ...] = (
         r"Os \{ code: 12, kind: OutOfMemory|paging file is too small|os error 1455|WinError 1455",
         UNLESS_PROGRESS,
         "MemoryError: Unable to allocate 3.2 GiB for an array with shape (1, 2)",
-        "MemoryError",
-        "bad_alloc",
-        "Cannot allocate memory",
-        "memory allocation of",
-        "malloc of size",
-        "os error 1",
-        "WinError 1455",
-        "_HOST_ALLOCATION",
-        "_OUT_OF_HOST",
-        "<jemalloc>",
-        "heap out of memory",
-        "runtime: out of memory",
-        "OutOfMemoryException",
-        "WARN Failed to ",
-        "ost memory exhausted",
-        "ost memory allocation",
-        " of host memory",
-        "kind: OutOfMemory",
-        "paging file is too",
     ),
     # ---- shared memory, object store, disk
     # Ray measures /dev/shm before it starts its object store there.
-    row(
+    Rule(
         "shm-refused",
         Cause.SHM,
         r"exceeds (?:the )?memory available in /dev/shm|object store size \(.{1,40}\) exceeds /dev/shm size",
         UNLESS_PROGRESS,
         "ValueError: The configured object store size (20.24 GB) exceeds /dev/shm size (10.73 GB). This will "
         "harm performance.",
-        "available in /dev/shm",
-        "exceeds /dev/shm size",
         phase=Phase.INIT,
         component=Component.DRIVER,
         what="Ray cannot start: its object store does not fit into /dev/shm",
@@ -263,20 +179,19 @@ HOST: tuple[Rule, ...] = (
         "disk (RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE=1)",
     ),
     # vLLM measures it before it creates the queues to its workers.
-    row(
+    Rule(
         "shm-engine-refused",
         Cause.SHM,
         r"Insufficient space in /dev/shm: \d",
         UNLESS_PROGRESS,
         "RuntimeError: Insufficient space in /dev/shm: 160 MiB required, 64 MiB free. Increase /dev/shm "
         "(e.g. --shm-size or --ipc=host).",
-        "space in /dev/shm: ",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
         what="the engine cannot start: the queues to its workers do not fit into /dev/shm",
         hint="or start the container with --ipc=host",
     ),
-    row(
+    Rule(
         "shm-full",
         Cause.SHM,
         r"[Bb]us error|(No space left on device|Errno 28).*(/dev/shm|/torch_\d|/psm_\w)|(/dev/shm|"
@@ -291,24 +206,8 @@ HOST: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "RuntimeError: DataLoader worker (pid 263230) is killed by signal: Bus error. It is "
         "possible that dataloader's workers are out of shared memory.",
-        "Bus error",
-        "bus error",
-        "No space left",
-        "Errno 28",
-        "failed to extend",
-        "insufficient shared",
-        "not enough space for",
-        "out of shared memory",
-        "rror while creating",
-        "rror while attaching",
-        "allocate shared",
-        "/dev/shm is too small",  # noqa: S108 - a text to recognise
-        "EmptyDir volume",
-        "SIGBUS",
-        "exitcode: -7",
-        "exitcode : -7",
     ),
-    row(
+    Rule(
         "object-store-full",
         Cause.OBJECT_STORE,
         r"ObjectStoreFullError|Failed to put object .* because it is full|object store is full|"
@@ -317,14 +216,8 @@ HOST: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "(remote_read pid=1225) plasma_store_provider.cc:122: Failed to put object 641e07 in "
         "object store because it is full. Object size is 219375455268 bytes.",
-        "ObjectStoreFullError",
-        "Failed to put object",
-        "object store is full",
-        "PlasmaStoreFull",
-        "fit in the plasma",
-        "enough memory to create",
     ),
-    row(
+    Rule(
         "disk-full",
         Cause.DISK,
         r"No space left on device|Errno 28\b|Errno 122\b|Disk quota exceeded|OutOfDiskError|StorageFull|"
@@ -334,27 +227,13 @@ HOST: tuple[Rule, ...] = (
         r"Usage of EmptyDir volume .{1,80} exceeds the limit",
         UNLESS_PROGRESS,
         "OSError: [Errno 28] No space left on device",
-        "No space left",
-        "Errno 28",
-        "Errno 122",
-        "Disk quota exceeded",
-        "OutOfDiskError",
-        "StorageFull",
-        "PytorchStreamWriter",
-        "Input/output error",
-        "Read-only file system",
-        "inline_container",
-        "low on resource",
-        "ephemeral local",
-        "EmptyDir volume",
     ),
-    row(
+    Rule(
         "disk-nearly-full",
         Cause.DISK,
         r"is over \d+% full, available space",
         NEVER,
         "/tmp/ray/session_1 is over 95% full, available space: 2.03779 GB; capacity: 69.9336 GB.",  # noqa: S108 - a text to recognise
-        "% full, available",
         weak=True,
     ),
 )

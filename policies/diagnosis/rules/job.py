@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS, Rule, row
+from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS, Rule
 from autotune.policies.values.failure import Cause
 
 JOB: tuple[Rule, ...] = (
     # ---- on-chip memory is a kernel's own affair
-    row(
+    Rule(
         "triton-resources",
         Cause.CODE,
         r"OutOfResources|out of resource: shared memory",
         UNLESS_PROGRESS,
         "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 66560, "
         "Hardware limit: 65536.",
-        "OutOfResources",
-        "out of resource",
         what="a kernel asks for more on-chip memory than the GPU has",
         hint="the memory of the card is not full: use another kernel or attention backend, or a release of "
         "it that knows this GPU",
     ),
     # ---- the job's own settings
     # The allocators of sleeping engines replace PyTorch's, and refuse its expandable segments.
-    row(
+    Rule(
         "expandable-refused",
         Cause.CONFIG,
         r"[Ee]xpandable segments are not compatible with|expandable_segments is not supported yet",
         UNLESS_PROGRESS,
         "AssertionError: Expandable segments are not compatible with memory pool. Please track "
         "https://github.com/pytorch/pytorch/issues/147851 for the latest updates.",
-        "xpandable segments are",
-        "expandable_segments is",
         what="an engine that sleeps refuses expandable segments",
         hint="take `expandable_segments:True` out of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF where "
         "the engine runs; a trainer in processes of its own may keep it",
     ),
-    row(
+    Rule(
         "ipc-refused",
         Cause.CONFIG,
         r"\bpidfd_(?:open|getfd)\b",
         UNLESS_PROGRESS,
         "RuntimeError: pidfd_getfd: Operation not permitted",
-        "pidfd_open",
-        "pidfd_getfd",
         what="the container or the kernel does not let processes share GPU memory in expandable segments",
         hint="start the container with `--cap-add=SYS_PTRACE`, or set expandable_segments:False where "
         "tensors are shared with other processes",
     ),
-    row(
+    Rule(
         "config-error",
         Cause.CONFIG,
         r"max_token_len must be greater than the sequence length|is larger than capacity|Could "
@@ -58,22 +52,8 @@ JOB: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "AssertionError: max_token_len must be greater than the sequence length. Got "
         "max_token_len=1024 and max_seq_len=4096",
-        "max_token_len must be",
-        "larger than capacity",
-        "Could not override",
-        "is not in struct",
-        "unrecognized arguments",
-        "ConfigAttributeError",
-        "Error parsing override",
-        "error: argument --",
-        "MissingMandatoryValue",
-        "Missing mandatory value",
-        "ConfigKeyError",
-        "AllocationValidationError",
-        "Unknown scheduler",
-        "set at least one of",
     ),
-    row(
+    Rule(
         "config-model",
         Cause.CONFIG,
         r"trying to access a gated repo|GatedRepoError|RepositoryNotFoundError|"
@@ -83,17 +63,9 @@ JOB: tuple[Rule, ...] = (
         r"CUDA error: invalid device ordinal",
         UNLESS_PROGRESS,
         "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8).",
-        "a gated repo",
-        "GatedRepoError",
-        "RepositoryNotFoundError",
-        "is not a local folder",
-        "must be divisible by",
-        "derived max_model_len",
-        "must be between 0 and 1",
-        "CUDA error: ",
     ),
     # ---- the job's own code
-    row(
+    Rule(
         "device-assert",
         Cause.CODE,
         r"device-side assert|illegal memory access|srcIndex < srcSelectDimSize|NVRM: Xid|"
@@ -101,28 +73,21 @@ JOB: tuple[Rule, ...] = (
         r"unspecified launch failure|invalid argument|invalid configuration)",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA error: an illegal memory access was encountered",
-        "device-side assert",
-        "illegal memory access",
-        "srcSelectDimSize",
-        "NVRM: Xid",
-        "CUDA error",
-        "HIP error",
         what="a GPU kernel failed",
         hint="run once with CUDA_LAUNCH_BLOCKING=1 (HIP_LAUNCH_BLOCKING=1): the traceback then ends at the "
         "kernel; the library that it belongs to may have a newer release without it",
     ),
-    row(
+    Rule(
         "recompute-mismatch",
         Cause.CODE,
         r"CheckpointError",
         UNLESS_PROGRESS,
         "torch.utils.checkpoint.CheckpointError: torch.utils.checkpoint: A different number of tensors was "
         "saved during the original forward and recomputation.",
-        "CheckpointError",
         what="an activation was not the same when it was computed again",
     ),
     # ---- a collective or an answer that never came: what a rank prints whose peer died, or a hang
-    row(
+    Rule(
         "collective-timeout",
         Cause.HANG,
         r"[Ww]atchdog caught collective operation timeout|Timed out waiting \d+ ?ms for (?:recv|send|all)|"
@@ -131,17 +96,10 @@ JOB: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "[rank3]:[E ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout: "
         "WorkNCCL(SeqNum=17284, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds",
-        "atchdog caught",
-        "Timed out waiting",
-        "GetTimeoutError",
-        "NCCL operations have",
-        "wait timeout after",
-        "Watchdog timeout",
-        "RPC call to",
         weak=True,
     ),
     # ---- consequences
-    row(
+    Rule(
         "nccl-watchdog",
         None,
         r"[Ww]atchdog (caught|thread)|ProcessGroupNCCL.*(timeout|Timeout|terminated|failed or "
@@ -152,19 +110,8 @@ JOB: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "[rank6]:[E ProcessGroupNCCL.cpp:698] [Rank 6] To avoid data inconsistency, we are taking the "
         "entire process down.",
-        "atchdog caught",
-        "atchdog thread",
-        "ProcessGroupNCCL",
-        "ncclUnhandledCudaError",
-        "ncclSystemError",
-        "ncclRemoteError",
-        "ncclInternalError",
-        "entire process down",
-        "NCCL WARN",
-        "communicator was",
-        "DistBackendError",
     ),
-    row(
+    Rule(
         "actor-died",
         None,
         r"ActorDiedError|RayActorError|ActorUnavailableError|WorkerCrashedError|OwnerDiedError|"
@@ -177,44 +124,23 @@ JOB: tuple[Rule, ...] = (
         r"ChildFailedError|Process(?:Exited|Raised)Exception",
         UNLESS_PROGRESS,
         "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
-        "DiedError",
-        "RayActorError",
-        "ActorUnavailableError",
-        "WorkerCrashedError",
-        "worker died",
-        "process has died",
-        "Worker exit type",
-        "EngineDeadError",
-        "core initialization",
-        "process terminated",
-        "Engine loop",
-        "output_handler failed",
-        "scheduler is dead",
-        "Raylet is terminated",
-        "EOFError",
-        "ChildFailedError",
-        "edException",
     ),
-    row(
+    Rule(
         "ray-task-error",
         None,
         r"RayTaskError\(|RayTaskError:",
         NEVER,
         "ray.exceptions.RayTaskError(RuntimeError): ray::MegatronTrainRayActor.train() (pid=1001)",
-        "RayTaskError",
     ),
-    row(
+    Rule(
         "sigquit",
         None,
         r"[Rr]eceived (?:sigquit|SIGQUIT)|(?:sigquit|SIGQUIT) [Rr]eceived|"
         r"Subprocess \S+ .*crashed with exit code",
         ALWAYS,
         "Received sigquit from a child process. It usually means the child failed.",
-        "sigquit",
-        "SIGQUIT",
-        "crashed with exit",
     ),
-    row(
+    Rule(
         "killed",
         None,
         r"return code = ?-?9\b|return code -9\b|exitcode: -9\b|exit(ed with)? code 137|killed by "
@@ -222,42 +148,22 @@ JOB: tuple[Rule, ...] = (
         r"<Signals\.SIGKILL: 9>|CANCELLED AT|[Ee]xit code: -9\b",
         NEVER,
         "[ERROR] failed (exitcode: -9) local_rank: 0 (pid: 438)",
-        "return code =",
-        "return code -9",
-        "exitcode: -9",
-        "code 137",
-        "Killed",
-        "sigkill_handler",
-        "SIGKILL",
-        "xit code: -9",
-        "CANCELLED AT",
     ),
-    row(
+    Rule(
         "connection-closed",
         None,
         r"Connection (closed by|reset by) (remote )?peer|Socket recv failed|Broken pipe|"
         r"ConnectionResetError|ConnectionRefusedError",
         NEVER,
         "node1:1001:1101 [0] misc/socket.cc:49 NCCL WARN Connection closed by remote peer node2",
-        "Connection closed by",
-        "Connection reset by",
-        "Socket recv",
-        "Broken pipe",
-        "ConnectionResetError",
-        "ConnectionRefusedError",
     ),
-    row(
+    Rule(
         "python-error",
         Cause.CODE,
         r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception)(?:: .*|:)?$|"
         r"^(?:[a-z_]\w*\.)*[a-z_]\w*\.(?:lib|_?errors|_?exceptions)\.[A-Z]\w*: ",
         NEVER,
         "ValueError: num_samples should be a positive integer value, but got num_samples=0",
-        "Error",
-        "Exception",
-        ".lib.",
-        "errors.",
-        "exceptions.",
         weak=True,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.policies.diagnosis.rules.rule import ALWAYS, Rule, row
+from autotune.policies.diagnosis.rules.rule import ALWAYS, Rule
 from autotune.policies.values.failure import Cause
 
 _PREFIX = "autotune: "
@@ -19,21 +19,19 @@ def stalled(reason: str) -> str:
 
 
 OWN: tuple[Rule, ...] = (
-    row(
+    Rule(
         "autotune-restarted",
         Cause.CONFIG,
         r"autotune: restarted at step \d+ although a checkpoint of step \d+ existed",
         ALWAYS,
         restarted(step=1, saved=20),
-        "autotune: restarted",
     ),
-    row(
+    Rule(
         "autotune-hang",
         Cause.HANG,
         r"autotune: the attempt hangs: ",
         ALWAYS,
         stalled("no training step for 3600 s"),
-        "autotune: the attempt",
         weak=True,
     ),
 )

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from autotune.policies.diagnosis.log_prefixes import SAMPLED
-from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS, Rule, row
+from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS, Rule
 from autotune.policies.values.failure import Cause, Component, Phase
 
 HARMLESS: tuple[Rule, ...] = (
-    row(
+    Rule(
         "retraction",
         None,
         r"#retracted_reqs|is preempted by PreemptionMode|"
         r"Decode out of memory happened",
         NEVER,
         "[TP7] KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_token_ratio: 0.45 -> 0.47",
-        "retract",
-        "is preempted by",
-        "out of memory happened",
         harmless=True,
     ),
-    row(
+    Rule(
         "sampled-text",
         None,
         SAMPLED
@@ -27,28 +24,18 @@ HARMLESS: tuple[Rule, ...] = (
         NEVER,
         "First rollout sample: ['<|im_start|>user\\nWhat does torch.OutOfMemoryError: CUDA out of memory. "
         "Tried to allocate 20.00 GiB mean?<|im_end|>'], reward: 0.5",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|start_header_id|>",
-        "<|eot_id|>",
-        "<|endoftext|>",
-        "<|user|>",
-        "<|assistant|>",
-        "<start_of_turn>",
         harmless=True,
     ),
-    row(
+    Rule(
         "memory-saver-notice",
         None,
         r"may not be an issue|malloc return OOM since",
         NEVER,
         "[torch_memory_saver.cpp] cuMemCreate CUDA_ERROR_OUT_OF_MEMORY (may not be an issue e.g. "
         "torch retries)",
-        "may not be an issue",
-        "malloc return OOM",
         harmless=True,
     ),
-    row(
+    Rule(
         "graph-capture-advice",
         None,
         r"[Ii]f out-of-memory error occurs during cudagraph|^(?!.*(?:Tried to allocate|Error: )).*"
@@ -57,27 +44,22 @@ HARMLESS: tuple[Rule, ...] = (
         "INFO [model_runner.py:1442] Capturing cudagraphs for decoding. If out-of-memory error "
         "occurs during cudagraph capture, consider decreasing `gpu_memory_utilization` or "
         "switching to eager mode.",
-        "f out-of-memory error",
-        "f you ",
         harmless=True,
     ),
     # A compiler that measures kernels drops those that a processor cannot hold, and says so.
-    row(
+    Rule(
         "autotune-choice",
         None,
         r"^(?:\[\w+/\w+\] )?No valid triton configs|Ignoring this choice|for benchmark choice",
         NEVER,
         "No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: 196608 Hardware "
         "limit: 163840 Reducing block sizes or `num_stages` may help.",
-        "No valid triton configs",
-        "Ignoring this choice",
-        "for benchmark choice",
         harmless=True,
     ),
 )
 
 POOL: tuple[Rule, ...] = (
-    row(
+    Rule(
         "sglang-pool-too-small",
         Cause.POOL_TOO_SMALL,
         r"Not enough memory\. Please try (?:to increase|increasing) (?:the )?[`'\"]?-{0,2}mem[-_]fraction|"
@@ -87,18 +69,10 @@ POOL: tuple[Rule, ...] = (
         r"Error: Memory pool size is too small",
         ALWAYS,
         "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
-        "Not enough memory.",
-        "leave no GPU memory",
-        "the profiled value",
-        "leaves no room for",
-        "cannot fit ONE",
-        "Not enough GPU memory",
-        "state cache is too",
-        "Memory pool size is",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),
-    row(
+    Rule(
         "vllm-pool-too-small",
         Cause.POOL_TOO_SMALL,
         r"No available memory for the cache blocks|larger than the maximum number of tokens that "
@@ -107,14 +81,10 @@ POOL: tuple[Rule, ...] = (
         ALWAYS,
         "ValueError: No available memory for the cache blocks. Try increasing "
         "`gpu_memory_utilization` when initializing the engine.",
-        "No available memory",
-        "than the maximum number",
-        "available KV cache",
-        "exceeds available Mamba",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),
-    row(
+    Rule(
         "engine-pool-too-small",
         Cause.POOL_TOO_SMALL,
         r"maxTokensInPagedKvCache \(\d+\) must be large enough|No enough gpu memory for kv cache|"
@@ -123,28 +93,20 @@ POOL: tuple[Rule, ...] = (
         ALWAYS,
         "[TensorRT-LLM][ERROR] Assertion failed: maxTokensInPagedKvCache (2048) must be large enough to "
         "process at least 1 sequence to completion",
-        "maxTokensInPagedKvCache",
-        "No enough gpu memory",
-        "KV cache manager's",
-        "allocate KV-caches",
-        "ot enough memory",
-        "ot enough GPU memory",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),
-    row(
+    Rule(
         "sglang-request-slots",
         Cause.POOL_TOO_SMALL,
         r"alloc_req_slots runs out of memory|Out of memory\. Please set a smaller number for",
         ALWAYS,
         "RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for "
         "`--max-running-requests`.",
-        "alloc_req_slots",
-        "Out of memory. Please",
         phase=Phase.ROLLOUT,
         component=Component.ROLLOUT,
     ),
-    row(
+    Rule(
         "kv-pool-dry",
         Cause.KV_POOL,
         r"(?i:out of memory)\. Try to lower your batch size|Error: KV cache is full! Bug in memory|"
@@ -155,36 +117,22 @@ POOL: tuple[Rule, ...] = (
         r"failed to find a memory slot for batch of size",
         ALWAYS,
         "Decode out of memory. Try to lower your batch size.",
-        "Try to lower your",
-        "KV cache is full!",
-        "alloc mamba",
-        "Not enough space for",
-        "free blocks from the",
-        "No free blocks ",
-        "has no GPU blocks",
-        "Out of available cache",
-        "batch: KV cache is full",
-        "lack of CPU swap space",
-        "ot enough free blocks",
-        "find a memory slot for",
         phase=Phase.ROLLOUT,
         component=Component.ROLLOUT,
     ),
     # SGLang ends a request that the whole pool cannot hold, and serves the others.
-    row(
+    Rule(
         "sglang-request-aborted",
         Cause.KV_POOL,
         r"Out of memory even after retracting|aborted last request .{1,80} due to OOM",
         UNLESS_PROGRESS,
         "Out of memory even after retracting all other requests in the decode batch. "
         "Aborting the last request.",
-        "even after retracting",
-        "aborted last request",
         phase=Phase.ROLLOUT,
         component=Component.ROLLOUT,
     ),
     # ---- refused before a pool exists: the card is too full, a smaller pool would fit
-    row(
+    Rule(
         "vllm-startup-memory",
         Cause.GPU_OOM,
         r"Free memory on device .*less than desired GPU memory utilization|"
@@ -194,13 +142,10 @@ POOL: tuple[Rule, ...] = (
         "ValueError: Free memory on device (11.5/79.15 GiB) on startup is less than desired GPU memory "
         "utilization (0.9, 71.24 GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
         "processes.",
-        "Free memory on device",
-        "Executor creation",
-        "Failed to load model - ",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),
-    row(
+    Rule(
         "vllm-sampler-warmup",
         Cause.GPU_OOM,
         r"out of memory occurred when warming up (?:sampler|pooler)|"
@@ -209,10 +154,6 @@ POOL: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please "
         "try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.",
-        "out of memory",
-        "Not enough memory to",
-        "Insufficient GPU memory",
-        "No enough gpu memory",
         phase=Phase.ROLLOUT_INIT,
         component=Component.ROLLOUT,
     ),

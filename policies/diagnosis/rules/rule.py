@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TypedDict, Unpack
 
+from autotune.policies.diagnosis.rules.branches import literals_of
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.value import Value
 
@@ -14,15 +14,14 @@ ALWAYS, UNLESS_PROGRESS, NEVER = "always", "unless_progress", "never"
 QUOTED_OOM = "quoted-oom"
 
 
-class Rule(Value, frozen=True, kw_only=True):
-    """A signature; one of its `literals` is in every line that the pattern matches."""
+class Rule(Value, frozen=True):
+    """A signature: one row of a table."""
 
     name: str
     cause: Cause | None  # None: a consequence of something else, or harmless
     signature: str
     fatal: str
     example: str
-    literals: tuple[str, ...]
     phase: Phase = Phase.NONE  # where the signature itself says it
     component: Component = Component.UNKNOWN
     weak: bool = False  # a symptom that any other cause explains
@@ -39,6 +38,11 @@ class Rule(Value, frozen=True, kw_only=True):
         """The signature; it is compiled when it is first asked for."""
         return compiled(self.signature)
 
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """Short texts of which one is in every line that the pattern matches."""
+        return literals_of(self.signature)
+
     def matches(self, line: str) -> bool:
         """Return whether the line shows this signature."""
         return any(literal in line for literal in self.literals) and self.pattern.search(line) is not None
@@ -48,37 +52,3 @@ class Rule(Value, frozen=True, kw_only=True):
 def compiled(signature: str) -> re.Pattern[str]:
     """Return a signature, or a part of one, as a pattern."""
     return re.compile(signature)
-
-
-class _Switches(TypedDict, total=False):
-    phase: Phase
-    component: Component
-    weak: bool
-    harmless: bool
-    header: bool
-    reported: bool
-    driver: bool
-    warning: bool
-    what: str
-    hint: str
-
-
-def row(
-    name: str,
-    cause: Cause | None,
-    signature: str,
-    fatal: str,
-    example: str,
-    *literals: str,
-    **switches: Unpack[_Switches],
-) -> Rule:
-    """Return a row of the table."""
-    return Rule(
-        name=name,
-        cause=cause,
-        signature=signature,
-        fatal=fatal,
-        example=example,
-        literals=literals,
-        **switches,
-    )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.policies.diagnosis.rules.branches import branches_of
+from autotune.policies.diagnosis.rules.branches import branches_of, literals_of
 from autotune.policies.diagnosis.rules.catalogue import RULES, matching
 from autotune.policies.diagnosis.rules.rule import Rule
 from benchmarks.noise import TEMPTING
@@ -74,6 +74,25 @@ def test_an_alternative_needs_what_it_cannot_match_without(signature, expected):
 def test_an_alternative_names_the_words_of_which_one_is_there(signature, expected):
     words = branches_of(signature, [], {})[0].words
     assert sorted(map(sorted, words)) == sorted(map(sorted, expected))
+
+
+@pytest.mark.parametrize(
+    ("signature", "literals"),
+    [
+        (r"abc \d+ longer|short", (" longer", "short")),
+        ("one way|another one way", ("one way",)),
+        ("[Ww]atchdog", ("Watchdog", "watchdog")),
+        ("no terminal cuts so few characters", ("no terminal cuts so ",)),
+    ],
+)
+def test_each_alternative_gives_its_longest_text_as_a_literal(signature, literals):
+    assert literals_of(signature) == literals
+
+
+@pytest.mark.parametrize("signature", [r"abc|\d+", "(?i)any case", "x*"])
+def test_a_signature_without_fixed_text_is_no_rule(signature):
+    with pytest.raises(ValueError, match="no fixed text"):
+        literals_of(signature)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
