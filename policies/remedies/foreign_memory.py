@@ -17,6 +17,10 @@ from autotune.policies.values.profile import Placement, Profile
 OCCUPIED = "gpu-occupied"
 _CONTEXTS = 0.1  # share of a card for contexts, graphs and what sleep leaves of the job's other processes
 _EXPLAINS = 0.25  # share of a card that others hold before it is named as the reason
+# Part of its share that an engine holds at least while it is awake: it takes weights and cache at its start,
+# and frees what it measured of activations (vllm/v1/worker/gpu_worker.py, determine_available_memory).
+_HELD_AWAKE = 0.9
+_SETTLED = 20  # steps with the same settings, after which the figures of one failure tell that it sleeps
 _PROVEN = 2  # steps with the same settings, after which every process of the job has what it needs
 _START = (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT)  # an engine first sleeps after it
 _AWAKE = (*_START, Phase.ROLLOUT, Phase.WEIGHT_SYNC)
@@ -37,8 +41,10 @@ def without_foreign(run: Run) -> Run:
         diagnosis = attempt.diagnosis
         at_start = diagnosis is not None and diagnosis.phase in _START
         evidence = attempts if at_start else (*attempts, attempt)
-        proven = any(a.knobs == attempt.knobs and len(a.progress) >= _PROVEN for a in evidence)
-        text = _witnessed(attempts, attempt) or _text(run.accepted.profile, attempt) if proven else ""
+        steps = max((len(a.progress) for a in evidence if a.knobs == attempt.knobs), default=0)
+        text = ""
+        if steps >= _PROVEN:
+            text = _witnessed(attempts, attempt) or _text(run.accepted.profile, attempt, steps)
         if diagnosis is not None and text:
             line = Line(line=0, text=text, rule=OCCUPIED)
             changed = msgspec.structs.replace(
@@ -49,10 +55,11 @@ def without_foreign(run: Run) -> Run:
     return msgspec.structs.replace(run, attempts=tuple(attempts))
 
 
-def foreign_bytes(profile: Profile, attempt: Attempt) -> int:
+def foreign_bytes(profile: Profile, attempt: Attempt, steps: int) -> int:
     """Return the bytes of the card that others surely held at a failure; 0 if they do not explain it.
 
-    What an engine of the job may hold there, awake or asleep, is its own.
+    What an engine of the job may hold there, awake or asleep, is its own. After enough `steps` with the same
+    settings, one that would not have room awake beside the process that failed is known to sleep.
     """
     diagnosis = attempt.diagnosis
     if diagnosis is None or diagnosis.cause is not Cause.GPU_OOM:
@@ -65,8 +72,12 @@ def foreign_bytes(profile: Profile, attempt: Attempt) -> int:
         if diagnosis.component in (Component.ROLLOUT, Component.REWARD):
             return 0  # how much the trainer beside it may hold is not known
         asleep = attempt.knobs.engine_sleep
-        if diagnosis.phase in _AWAKE or not (profile.layout.engine_sleeps if asleep is None else asleep):
-            share += attempt.knobs.memory_fraction or UNSET_SHARE * ("memory_fraction" in profile.supported)
+        own = attempt.knobs.memory_fraction or UNSET_SHARE * ("memory_fraction" in profile.supported)
+        beside = (facts.outside_bytes + (facts.free_bytes or 0)) / facts.capacity_bytes
+        sleeps = profile.layout.engine_sleeps if asleep is None else asleep
+        sleeps = sleeps or (steps >= _SETTLED and beside < _HELD_AWAKE * own)
+        if diagnosis.phase in _AWAKE or not sleeps:
+            share += own
     foreign = facts.outside_bytes - int(share * facts.capacity_bytes)
     return foreign if foreign >= max(_EXPLAINS * facts.capacity_bytes, missing) else 0
 
@@ -85,9 +96,9 @@ def _witnessed(before: Sequence[Attempt], attempt: Attempt) -> str:
     return line.text if line is not None and line.rule == OCCUPIED and line.text in held else ""
 
 
-def _text(profile: Profile, attempt: Attempt) -> str:
+def _text(profile: Profile, attempt: Attempt, steps: int) -> str:
     """Return who holds what of which card by the failure's message; empty if that does not explain it."""
-    diagnosis, foreign = attempt.diagnosis, foreign_bytes(profile, attempt)
+    diagnosis, foreign = attempt.diagnosis, foreign_bytes(profile, attempt, steps)
     if diagnosis is None or not foreign:
         return ""
     held = (_HOLDER.search(line.text) for line in diagnosis.evidence)

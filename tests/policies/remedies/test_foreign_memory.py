@@ -18,7 +18,7 @@ from autotune.policies.values.events import (
     Started,
 )
 from autotune.policies.values.failure import Phase
-from tests.policies.jobs import CLUSTER, GIB, KNOBS, accepted, fails
+from tests.policies.jobs import CLUSTER, GIB, KNOBS, LAYOUT, accepted, fails, profile
 
 LINE = "Process 4242 has 60.00 GiB memory in use. Of the allocated memory 17.00 GiB is allocated by PyTorch"
 
@@ -67,6 +67,23 @@ def test_others_that_stay_end_the_run_and_are_named():
 def test_what_may_be_the_jobs_own_is_cured(own: dict[str, int]):
     launch = decide((accepted(), Started(knobs=KNOBS), *story(**own)))
     assert isinstance(launch, Launch) and launch.knobs != KNOBS
+
+
+@pytest.mark.parametrize(
+    ("share", "steps", "waits"),
+    [
+        (0.85, 100, True),  # awake the engine would hold 60 GiB of a card, which has less beside the trainer
+        (0.85, 3, False),  # few steps say little of how much the trainer needs
+        (0.7, 100, False),  # the engine may be what holds it
+    ],
+)
+def test_an_engine_that_would_have_no_room_awake_holds_nothing_of_what_others_do(share, steps, waits):
+    unknown = profile(replace(KNOBS, memory_fraction=share), layout=replace(LAYOUT, engine_sleeps=False))
+    history = [accepted(unknown), Started(knobs=unknown.knobs), *story(outside=58, steps=steps)]
+    for _ in range(3):
+        launch = decide(tuple(history))
+        assert isinstance(launch, Launch) and (launch.knobs == unknown.knobs) is waits
+        history += [Decided(reason=launch.reason), Started(knobs=launch.knobs), *story(outside=58, steps=0)]
 
 
 def on_cards_of_others(*rows: Event) -> list[Event]:
