@@ -95,7 +95,8 @@ class LengthsPlan(Value, frozen=True, kw_only=True):
 class RungPlan(Value, frozen=True, kw_only=True):
     """A remedy that a launch would try after a failure in `phase`."""
 
-    phase: str
+    cause: str = Cause.GPU_OOM.value
+    phase: str  # none: in any, of a program about which nothing is known
     remedy: str
     changes: dict[str, tuple[Setting, Setting]]
     effect: Effect
@@ -386,11 +387,20 @@ def _why_no_estimate(job: Job, profile: Profile, cluster: Cluster) -> str:
     return "the job's settings do not determine its memory"
 
 
+def _failures(run: Run) -> list[Diagnosis]:
+    """Return the failures whose remedies a plan shows."""
+    if not run.accepted.profile.unknown_program:
+        return [
+            Diagnosis(cause=Cause.GPU_OOM, phase=phase, component=component) for phase, component in _CLIMBED
+        ]
+    causes = (Cause.GPU_OOM, Cause.HOST_OOM) if run.accepted.cluster.gpus_per_node else (Cause.HOST_OOM,)
+    return [Diagnosis(cause=cause) for cause in causes]
+
+
 def _ladder(run: Run, knobs: Knobs) -> list[RungPlan]:
     """Return what a launch would try after a failure of each phase in its first attempt, in its order."""
     rungs = []
-    for phase, component in _CLIMBED:
-        diagnosis = Diagnosis(cause=Cause.GPU_OOM, phase=phase, component=component)
+    for diagnosis in _failures(run):
         failed = msgspec.structs.replace(run, attempts=(Attempt(number=1, knobs=knobs, diagnosis=diagnosis),))
         named: dict[str, Remedy] = {}
         for remedy in remedies_after(failed):
@@ -398,7 +408,8 @@ def _ladder(run: Run, knobs: Knobs) -> list[RungPlan]:
                 named.setdefault(remedy.name, remedy)
         rungs += [
             RungPlan(
-                phase=phase.value,
+                cause=diagnosis.cause.value,
+                phase=diagnosis.phase.value,
                 remedy=remedy.name,
                 changes=changed(knobs, remedy.apply(knobs)),
                 effect=remedy.effect,

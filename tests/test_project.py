@@ -86,7 +86,7 @@ LONG = {
     "history.py": 600,
     "reconcile.py": 450,
     "monitor.py": 450,
-    "planner.py": 425,
+    "planner.py": 450,
     "draft.py": 425,
     "drive.py": 450,
     "status.py": 450,

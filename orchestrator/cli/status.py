@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import click
@@ -339,8 +339,9 @@ def _left(run: RunStatus) -> list[str]:
     """Return how long a run still takes and how long its latest steps took, as far as that is known."""
     said = [] if run.left is None else [messages.time_left(run.left)]
     if run.step_s:
+        said.append(f"{show_duration(fmean(run.step_s))} a step")
         picture = widgets.sparkline(run.step_s[-_STEPS:])
-        said.append(f"{show_duration(median(run.step_s))} a step {picture}".rstrip())
+        said += [f"step times {picture}"] if picture else []
     return [f"  {'   '.join(said)}"] if said else []
 
 

@@ -61,6 +61,7 @@ from autotune.orchestrator.init.sources import Kind, kind_of
 from autotune.orchestrator.init.trainings import Training, chosen_of, is_server_of, left_out
 from autotune.orchestrator.placeholders import is_unfilled
 from autotune.policies.explain.secrets import is_secret_variable
+from autotune.policies.values.knobs import KNOBS
 from autotune.policies.values.value import Value
 
 _RUN_NAMES = (
@@ -252,6 +253,12 @@ def _drafted(
     command = tuple(map(to_edit, said.command))
     notes += placeholders_in((*command, *given.values()), source_text, invocation)
     if own == "command":
+        for knob in dict.fromkeys(
+            name for word in command for name in _PLACEHOLDER.findall(word) if name in KNOBS
+        ):
+            note(
+                f"`{{{knob}}}` stands for itself; for autotune to set it: one pair of braces, and `settings`"
+            )
         command = tuple(_PLACEHOLDER.sub(r"{{\1}}", word) for word in command)
     config = to_edit(said.config) if said.config is not None else None
     workdir = folder_of(program.workdir or invocation.cwd, command, config, script)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean
 from typing import IO, TypeAlias
 
 from rich.console import Console
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.driver.monitor import Progress
-from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, memory_bar, sparkline, two_ends
+from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, bar, memory_bar, two_ends
 from autotune.orchestrator.units import show_duration, show_gib
 from autotune.policies.values.events import GoalReached
 from autotune.policies.values.failure import Phase
@@ -20,8 +20,6 @@ from autotune.policies.values.observation import GpuMemory, Sample
 Line: TypeAlias = Text
 
 _LINES = 6
-_WIDE = 24  # step times in a sparkline of its own line
-_SHORT = 8  # and in one that shares it with others
 _ELSEWHERE = 14  # columns of a title at least, however much stands behind it
 
 
@@ -46,36 +44,33 @@ def live_lines(
     phases = _phases(progress)
     if phases:
         lines.append(Text(f"    {phases}"))
-    step = "" if progress.step is None else f"step {messages.step_of(progress.step, progress.of)}"
-    parts = [step, left, budget, *([f"{show_duration(median(step_s))} a step"] if step_s else [])]
+    parts = [_done(progress), left, *([f"{show_duration(fmean(step_s))} a step"] if step_s else []), budget]
     summary = "   ".join(part for part in parts if part)
     if summary:
-        lines.append(Text.assemble(f"    {summary} ", (sparkline(step_s[-_WIDE:]), "cyan")))
+        lines.append(Text(f"    {summary}"))
     if goal is not None:
         lines.append(Text(f"    {messages.goal(goal)}", style=goal_style(goal)))
     return [*lines, *_memory(progress.samples, rows=_LINES - len(lines))]
 
 
 def trial_lines(
-    rows: Sequence[tuple[str, Progress, float, Sequence[float]]], *, head: str, seconds: float, width: int
+    rows: Sequence[tuple[str, Progress, float]], *, head: str, seconds: float, width: int
 ) -> list[Text]:
-    """Return at most six lines on several attempts, each with its title, progress, seconds and step times."""
+    """Return at most six lines on several attempts, each with its title, progress and seconds."""
     lines = [two_ends(head or f"{len(rows)} trials", show_duration(seconds), width=width)]
     most = _LINES - 1
     listed = rows if len(rows) <= most else rows[: most - 1]
-    for title, progress, taken_s, step_s in listed:
-        parts = ["no step yet"] if progress.step is None else []
-        parts += [] if progress.step is None else [f"step {messages.step_of(progress.step, progress.of)}"]
+    for title, progress, taken_s in listed:
+        parts = [_step(progress)]
         parts += [f"{progress.phase} …"] if progress.phase is not Phase.NONE else []
         fullest = _cards(progress.samples)[:1]
         parts += [show_gib(card.used_bytes, digits=1) for _, card in fullest]
         behind = "  ".join(parts)
-        spark = sparkline(step_s[-_SHORT:])
         time = show_duration(taken_s)
-        room = max(_ELSEWHERE, min(width, PIPED_WIDTH) - len(behind) - len(spark) - len(time) - 9)
+        room = max(_ELSEWHERE, min(width, PIPED_WIDTH) - len(behind) - len(time) - 8)
         named = _shortened(title, room).ljust(room)
-        line = Text.assemble(f"    {named}  ", behind, " ", (spark, "cyan"))
-        gap = max(1, min(width, PIPED_WIDTH) - len(line.plain) - len(time))
+        line = f"    {named}  {behind}"
+        gap = max(1, min(width, PIPED_WIDTH) - len(line) - len(time))
         lines.append(Text.assemble(line, " " * gap, (time, "dim")))
     if len(rows) > len(listed):
         others = " ".join(title.split("  ")[0] for title, *_ in rows[len(listed) :])
@@ -110,6 +105,16 @@ def _shortened(text: str, room: int) -> str:
 
 def _step(progress: Progress) -> str:
     return "no step yet" if progress.step is None else f"step {messages.step_of(progress.step, progress.of)}"
+
+
+def _done(progress: Progress) -> str:
+    """Return `step 5/20 ██████░░░░░░░░░░░░░░░░░░ 25%`; no bar where the total is unknown."""
+    if progress.step is None:
+        return ""
+    if not progress.of:
+        return _step(progress)
+    share = progress.step / progress.of
+    return f"{_step(progress)} {bar(share)} {share:.0%}"
 
 
 def _phases(progress: Progress) -> str:

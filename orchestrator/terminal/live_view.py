@@ -86,7 +86,7 @@ class LiveView:
                 budget=self._budget(),
             )
         rows = [
-            (self._title(number), progress, self._seconds(number, now=now), self._step_s(number))
+            (self._title(number), progress, self._seconds(number, now=now))
             for number, progress in running.items()
         ]
         accepted_at = seconds_of(self.run.first.at) if self.run.first is not None else 0.0

@@ -13,6 +13,7 @@ from autotune.orchestrator.planner import GPU_UNKNOWN, PhasePlan, Plan, RungPlan
 from autotune.orchestrator.terminal.plan_verdict import NOT_CALIBRATED, is_calibrated, share_of, verdict_lines
 from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, rendered, table
 from autotune.orchestrator.units import show_gib, show_setting
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.rehearsing import LateEvent
 
 _PARTS = {
@@ -79,7 +80,12 @@ def render_plan(
     if plan.ladder:
         lines += ["", *_remedies(plan, width, verbose=verbose)]
     else:
-        lines += ["", "if it runs out of memory: no remedy, because autotune can change none of its settings"]
+        why = (
+            "nothing that it can change saves memory"
+            if plan.knobs
+            else "autotune can change none of its settings"
+        )
+        lines += ["", f"if it runs out of memory: no remedy, because {why}"]
     if plan.needs_release:
         hint = f"offered once the release is known (set framework_version): {', '.join(plan.needs_release)}"
         lines += [f"{_INDENT}{line}" for line in wrap.wrap(hint)]
@@ -290,14 +296,14 @@ def _remedies(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
         row: phase.total_bytes / phase.capacity_bytes for row, phase in _by_row(plan) if phase.capacity_bytes
     }
     phases = sorted(
-        dict.fromkeys(rung.phase for rung in plan.ladder), key=lambda name: -shares.get(name, 1.0)
+        dict.fromkeys(map(_out_of_memory_in, plan.ladder)), key=lambda name: -shares.get(name, 1.0)
     )
     near = [name for name in phases if verbose or shares.get(name, 1.0) >= _NEAR] or phases[:1]
     rows: list[tuple[str, str]] = []
     for name in near:
         rows.append((f"{name}, {shares[name]:.0%}" if name in shares else name, ""))
         for rung in plan.ladder:
-            if rung.phase == name:
+            if _out_of_memory_in(rung) == name:
                 changes = ",\n".join(messages.arrow(knob, *values) for knob, values in rung.changes.items())
                 rows.append((textwrap.indent(changes, _INDENT), _price(rung)))
     left = [name for name in phases if name not in near]
@@ -307,6 +313,13 @@ def _remedies(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
         *textwrap.indent(body, _INDENT).split("\n"),
         *([f"{_INDENT}far from the limit: {', '.join(left)} (their remedies: -v)"] if left else []),
     ]
+
+
+def _out_of_memory_in(rung: RungPlan) -> str:
+    """Return what failed: the phase, or, of a program about which nothing is known, the memory."""
+    if rung.phase != Phase.NONE.value:
+        return rung.phase
+    return "host memory" if rung.cause == Cause.HOST_OOM.value else "GPU memory"
 
 
 def _by_row(plan: Plan) -> Iterator[tuple[str, PhasePlan]]:

@@ -150,15 +150,19 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_LEVELS[min(last, max(0, round(value / top * last)))] for value in values)
 
 
+def bar(share: float) -> str:
+    """Return how much of a whole is done or full."""
+    return ("█" * round(min(1.0, share) * _BAR_CELLS)).ljust(_BAR_CELLS, "░")
+
+
 def memory_bar(name: str, *, used_bytes: int, total_bytes: int) -> Text:
     """Return a bar of how full a memory is; yellow from 90 %, red from 95 %."""
     from rich.text import Text
 
     share = used_bytes / total_bytes if total_bytes else 0.0
     style = "red" if share >= _FULL else "yellow" if share >= _MARGINAL else ""
-    cells = ("█" * round(share * _BAR_CELLS)).ljust(_BAR_CELLS, "░")
     return Text.assemble(
-        f"    {name:5} ", (cells, style), f"  {show_gib(used_bytes)} / {show_gib(total_bytes)}"
+        f"    {name:5} ", (bar(share), style), f"  {show_gib(used_bytes)} / {show_gib(total_bytes)}"
     )
 
 

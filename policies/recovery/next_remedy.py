@@ -31,7 +31,6 @@ from autotune.policies.remedies.proposals.host import free_before_relaunch
 from autotune.policies.remedies.proposals.training import runs_on_host
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
-from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import GaveUp
 from autotune.policies.values.failure import Cause, Phase
@@ -316,7 +315,7 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
     ]
     if diagnosis.own_limit:
         result.append("a higher limit of the process")
-    elif profile.layout == Layout():  # a program that may have no model
+    elif profile.unknown_program:
         result += _HARDWARE.get(diagnosis.cause.resource, ())
     else:
         general = _USERS.get(diagnosis.cause.resource, ())

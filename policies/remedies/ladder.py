@@ -27,11 +27,11 @@ class Rung(Value, frozen=True, kw_only=True):
     components: tuple[Component, ...] = ()
     placements: tuple[Placement, ...] = ()
 
-    def serves(self, profile: Profile, diagnosis: Diagnosis) -> bool:
-        """Return whether this rung is for such a failure."""
+    def serves(self, profile: Profile, diagnosis: Diagnosis, *, anywhere: bool = False) -> bool:
+        """Return whether this rung is for such a failure; `anywhere`: in whatever phase."""
         return (
             diagnosis.cause in self.causes
-            and diagnosis.phase in self.phases
+            and (anywhere or diagnosis.phase in self.phases)
             and (not self.components or diagnosis.component in self.components)
             and (not self.placements or profile.placement in self.placements)
         )
@@ -260,9 +260,15 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
 
     Where fragmentation prevails, the allocator comes first: it costs nothing. Where it shows what an
     engine misses, a smaller share comes first, because it frees just that. Where a pass fills the host,
-    what makes passes smaller comes first.
+    what makes passes smaller comes first. Where nothing is known of the program and its log names no phase,
+    what serves other phases comes last.
     """
-    rungs = [rung for rung in LADDER if rung.serves(profile, diagnosis) and can_act(rung.name, diagnosis)]
+    rungs = [rung for rung in LADDER if rung.serves(profile, diagnosis)]
+    if profile.may_be_any(diagnosis.phase):
+        rungs += [
+            rung for rung in LADDER if rung not in rungs and rung.serves(profile, diagnosis, anywhere=True)
+        ]
+    rungs = [rung for rung in rungs if can_act(rung.name, diagnosis)]
     if fragmentation_prevails(diagnosis):
         rungs.sort(key=lambda rung: rung.propose is not host.expandable_segments)
     if diagnosis.phase in ENGINE_PHASES and missing_bytes(diagnosis.facts) is not None:

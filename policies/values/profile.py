@@ -118,6 +118,15 @@ class Profile(Value, frozen=True, kw_only=True):
     alternatives: tuple[Alternative, ...] = ()  # of its assumptions, where anything here would be another
     warnings: tuple[str, ...] = ()  # what the user should know before the launch, one sentence each
 
+    @property
+    def unknown_program(self) -> bool:
+        """Whether nothing is known of how the program is built: it may have no model and no engine."""
+        return self.layout == Layout()
+
+    def may_be_any(self, phase: Phase) -> bool:
+        """Return whether a failure may be of any phase: program and phase are unknown."""
+        return phase is Phase.NONE and self.unknown_program
+
     def held(self, phase: Phase) -> tuple[str, ...] | None:
         """Return the components that hold device memory in a phase; None where that is not known."""
         held = self.resident.get(phase.value)

@@ -253,5 +253,6 @@ def test_a_command_without_a_knob_has_no_remedy(tmp_path: Path) -> None:
     text = "name: t\nframework: command\ncommand: [python, x.py]\n"
     job.write_text(text)
     assert "if it runs out of memory: no remedy" in CliRunner().invoke(main, ["plan", str(job)]).stdout
-    job.write_text(text.replace("x.py", "x.py, '{concurrency}'") + "settings: {concurrency: 8}\n")
-    assert "if it runs out of memory, in this order" in CliRunner().invoke(main, ["plan", str(job)]).stdout
+    job.write_text(text.replace("x.py", "x.py, '{concurrency}'") + "settings: {concurrency: 64}\n")
+    shown = CliRunner().invoke(main, ["plan", str(job)]).stdout
+    assert "in this order\n  host memory\n    concurrency 64 →" in shown  # no GPU, no phase

@@ -43,7 +43,8 @@ def fills_host(knobs: Knobs, diagnosis: Diagnosis) -> bool:
 
 def reduce_tokens_per_mb(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose fewer tokens per pass in the phase that failed: same batch, more micro-batches."""
-    if diagnosis.cause is Cause.HOST_OOM and not fills_host(knobs, diagnosis):
+    filled = fills_host(knobs, diagnosis) or profile.may_be_any(diagnosis.phase)
+    if diagnosis.cause is Cause.HOST_OOM and not filled:
         return
     names: tuple[str, ...] = ("tokens_per_microbatch",)
     if diagnosis.phase in ENGINE_PHASES:
@@ -93,7 +94,8 @@ def loss_recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iter
 
 def recompute(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Propose activations computed again in backward instead of kept in the memory that failed."""
-    if diagnosis.cause is Cause.HOST_OOM and not runs_on_host(knobs, diagnosis):
+    computes = runs_on_host(knobs, diagnosis) or profile.may_be_any(diagnosis.phase)
+    if diagnosis.cause is Cause.HOST_OOM and not computes:
         return
     for mode in next_values(profile, knobs, "recompute", diagnosis, Memory.GPU):
         yield from change(

@@ -39,7 +39,9 @@ RUN = RunStatus(run="7c1e", name="story", status="RUNNING", running=True, attemp
 
 def test_one_run_says_how_long_is_left_and_how_long_its_steps_took() -> None:
     run = replace(RUN, left=TimeLeft(least_s=532.0, most_s=671.0), step_s=(10.0, 20.0))
-    assert "  8m to 12m left   15s a step ▅█" in table([run], now=0.0, attempts=True).splitlines()
+    assert (
+        "  8m to 12m left   15s a step   step times ▅█" in table([run], now=0.0, attempts=True).splitlines()
+    )
     assert "left" not in table([RUN], now=0.0, attempts=True)
     goal = replace(run, left=TimeLeft(least_s=532.0, most_s=671.0, until=Until.GOAL), step_s=())
     assert "  8m to 12m left to the goal" in table([goal], now=0.0, attempts=True).splitlines()

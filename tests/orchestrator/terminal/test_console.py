@@ -78,7 +78,7 @@ def test_the_live_region_has_title_phases_and_goal() -> None:
     assert [line.plain for line in lines] == [
         "#1  as written" + "1m 02s".rjust(46),
         "    rollout ✓ 1.00 GiB   backward …",
-        "    step 3/20 ",
+        "    step 3/20 ████░░░░░░░░░░░░░░░░░░░░ 15%",
         "    ! marginal at step 2",
     ]
     assert str(lines[3].style) == "yellow"
@@ -114,7 +114,7 @@ def test_the_live_region_has_six_lines_at_most_and_the_time_at_any_width() -> No
         )
         assert len(lines) == 6
         assert lines[0].plain.endswith("1m 02s") and len(lines[0].plain) <= width
-    assert lines[2].plain == "    step 3/20   9m to 11m left   15s a step ▅█"
+    assert lines[2].plain == "    step 3/20 ████░░░░░░░░░░░░░░░░░░░░ 15%   9m to 11m left   15s a step"
     assert lines[4].plain.startswith("    GPU 0 of 8") and lines[5].plain.startswith("    host of")
 
 

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.remedies.ladder import candidates
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.diagnosis import Diagnosis, Facts
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.profile import Placement
@@ -187,3 +188,18 @@ def test_graphs_that_an_engine_keeps_asleep_are_dropped_once_and_for_no_more_tha
     missing = None if missing_gib is None else round(missing_gib * free)
     facts = NOTHING if missing is None else Facts(requested_bytes=free + missing, free_bytes=free)
     assert bool(proposed(of, Phase.OPTIMIZER, facts=facts)) is offered
+
+
+def test_a_program_without_named_phases_may_change_every_knob_it_has_against_host_memory():
+    offered = {name: OFFERED[name] for name in ("tokens_per_microbatch", "concurrency", "recompute")}
+    unknown = replace(profile(KNOBS, supported=offered), layout=Layout())
+    modelled = replace(unknown, layout=Layout(ranks=8))
+    knobs = [
+        {
+            knob
+            for remedy in proposed(of, Phase.NONE, cause=Cause.HOST_OOM, component=Component.UNKNOWN)
+            for knob in remedy.changes
+        }
+        for of in (unknown, modelled)
+    ]
+    assert knobs == [offered.keys(), {"concurrency"}]
