@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from autotune.launchers.base import OWN_SOURCE, Tracked
-from autotune.orchestrator.run.log_reader import LogReader
+from autotune.orchestrator.run.log_parts import LogReader
 from autotune.policies.values.job import Tracker
 
 # Names of a place, by tracker, of which one set is enough to find a run; `uri`, `store` and `space` say more

@@ -26,8 +26,8 @@ Exit codes:
 def examine(job_file: Path | None, *, options: Options) -> ExitCode:
     """Print all checks of this machine, its cluster and a job file; returns the exit code."""
     from autotune.orchestrator.config.loader import load
+    from autotune.orchestrator.doctor.check import render
     from autotune.orchestrator.doctor.examine import examine_all
-    from autotune.orchestrator.doctor.text_output import render
     from autotune.orchestrator.terminal.widgets import echo
 
     job = load(job_file) if job_file is not None else None

@@ -20,11 +20,19 @@ from autotune.orchestrator.cli.shared.options import (
 )
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.analyze import Explanation, explain
-from autotune.orchestrator.explain.archive import is_archive, read_members
 from autotune.orchestrator.explain.github import render_github
 from autotune.orchestrator.explain.incident import Read, is_log_name, logs_of, ordered, read_of, rest
 from autotune.orchestrator.explain.json_output import document
-from autotune.orchestrator.explain.reader import STDIN, Reading, check, first_bytes, is_snapshot, read
+from autotune.orchestrator.explain.reader import (
+    STDIN,
+    Reading,
+    check,
+    first_bytes,
+    is_archive,
+    is_snapshot,
+    read,
+    read_members,
+)
 from autotune.orchestrator.explain.text_output import render_explanation
 from autotune.orchestrator.terminal.widgets import echo
 from autotune.policies.values.architecture.model import Model

@@ -17,8 +17,7 @@ from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.journal import Tail
 from autotune.orchestrator.run.lock import Watch
-from autotune.orchestrator.run.log_parts import Line, read
-from autotune.orchestrator.run.log_reader import LogReader
+from autotune.orchestrator.run.log_parts import Line, LogReader, read
 from autotune.orchestrator.terminal.standard_streams import was_left
 from autotune.policies.explain.secrets import masked
 from autotune.policies.values.run.view import RunView

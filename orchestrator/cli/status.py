@@ -166,11 +166,6 @@ class RunReader:
         return replace(status, left=self._live.time_left(now=now), step_s=self._live.step_seconds())
 
 
-def standing(run: directory.RunFolder, *, now: float, memory: bool = False) -> RunStatus:
-    """Return the status of a run as its journal shows it now; see `RunReader.look`."""
-    return RunReader(run, keeps=False).look(now=now, memory=memory)
-
-
 def awaiting(run: directory.RunFolder, status: RunStatus) -> RunStatus:
     """Return the status of a run with the nodes that it waits for, or waited for in vain."""
     row = waiting.read(run.path) if status.running or not status.attempts else None
@@ -297,7 +292,9 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
             run.cluster,
             _ago(now - seconds_of(run.submitted)) if run.submitted else "-",
             show_duration(run.total_s),
-            messages.lasted(run.running_s, at_least=_is_open_ended(run)),
+            messages.lasted(
+                run.running_s, at_least=any(part.unwatched for part in (*run.attempts, *run.trials))
+            ),
             str(len(run.attempts)),
             run.status,
         )
@@ -364,10 +361,6 @@ def _took(part: AttemptStatus | TrialStatus) -> str:
     return messages.lasted(part.seconds, at_least=part.unwatched)
 
 
-def _is_open_ended(run: RunStatus) -> bool:
-    return any(a.unwatched for a in run.attempts) or any(t.unwatched for t in run.trials)
-
-
 def _seconds(attempt: AttemptView, *, now: float) -> float | None:
     """Return how long an attempt took, or has run until `now`."""
     if attempt.ended is not None:
@@ -389,7 +382,7 @@ def _forecasts(attempt: AttemptView) -> tuple[Foreseen, ...]:
 def _trial(view: RunView, row: Started | Tried, *, first: Knobs, now: float, driven: bool) -> TrialStatus:
     """Return a trial with its result, or with the attempt that is under way for it."""
     assert row.trial is not None
-    change = _change(first, row.knobs)
+    change = messages.setting_changes(first, row.knobs) or "as written"
     if isinstance(row, Tried):
         status = messages.trial_result(row)
         return TrialStatus(trial=row.trial, change=change, seconds=row.seconds, status=status)
@@ -401,10 +394,6 @@ def _trial(view: RunView, row: Started | Tried, *, first: Knobs, now: float, dri
         status=_attempt_status(attempt, driven=driven),
         unwatched=_unwatched(attempt, driven=driven),
     )
-
-
-def _change(first: Knobs, knobs: Knobs) -> str:
-    return messages.setting_changes(first, knobs) or "as written"
 
 
 def _attempt_status(attempt: AttemptView, *, driven: bool) -> str:

@@ -10,7 +10,7 @@ import click
 from autotune.orchestrator.cli.shared.options import given, global_options
 
 if TYPE_CHECKING:
-    from autotune.orchestrator.certificate.verification import Verification
+    from autotune.orchestrator.certificate import Verification
     from autotune.policies.certificate.contents import Training
 
 _CODES = """\b
@@ -37,7 +37,7 @@ def command(context: click.Context, file: Path) -> None:
     """  # noqa: D301 - click reads the backspace
     import msgspec
 
-    from autotune.orchestrator.certificate.verification import document, verify
+    from autotune.orchestrator.certificate import document, verify
     from autotune.orchestrator.errors import ExitCode, Failure
     from autotune.orchestrator.explain.sanitize import plain
     from autotune.orchestrator.terminal.widgets import echo

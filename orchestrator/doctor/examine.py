@@ -20,15 +20,16 @@ from autotune.orchestrator.cluster_fit import wait_s, with_gpu_memory
 from autotune.orchestrator.config.loader import assumed
 from autotune.orchestrator.doctor.check import Check, Examined, failed, warned
 from autotune.orchestrator.doctor.job import (
+    NodeChecks,
     cluster_checks,
     cluster_of,
     examination_of,
     first_command,
     node_checks,
     settings_checks,
+    weighed,
 )
 from autotune.orchestrator.doctor.machine import machine_checks
-from autotune.orchestrator.doctor.placement import NodeChecks, weighed
 from autotune.orchestrator.notify.channels import channels, faults
 from autotune.orchestrator.run.log_parts import LIMIT_BYTES
 from autotune.orchestrator.units import show_duration, show_gib

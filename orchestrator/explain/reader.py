@@ -1,22 +1,27 @@
-"""Reads a log in one pass: its evidence, its beginning and its end."""
+"""Reads a log in one pass, compressed or in an archive too: its evidence, its beginning and its end."""
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import contextlib
 import ctypes
+import gzip
+import importlib
 import lzma
 import os
 import sys
+import tarfile
 import threading
+import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Full, Queue
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar, cast
 
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of
-from autotune.orchestrator.explain.compressed import decompressed
 from autotune.orchestrator.explain.wrapped_rows import LARGEST, whole_lines
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.values.diagnosis import Evidence
@@ -256,3 +261,95 @@ def _problem(path: Path) -> str:
     except OSError as error:
         return f"cannot read `{shown}`: {reason_of(error)}"
     return ""
+
+
+_ZIP = b"PK\x03\x04"
+_MARKS = 265  # bytes up to the end of a tar header's magic
+# A password and an unknown compression are a RuntimeError of zipfile.
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
+
+
+def is_archive(name: str) -> bool:
+    """Return whether a file is a zip or tar archive, by what it holds; standard input is none."""
+    if name == STDIN:
+        return False
+    head = first_bytes(name, _MARKS)
+    if head.startswith(_ZIP):
+        return zipfile.is_zipfile(name)
+    return (head[257:262] == b"ustar" or head.startswith((GZIP, XZ, BZIP2))) and tarfile.is_tarfile(name)
+
+
+def read_members(name: str, is_log: Callable[[str], bool]) -> Iterator[Reading]:
+    """Yield the logs of an archive, all of its files where none has the name of a log.
+
+    Raises Failure for an archive that holds no text, is damaged or has a password.
+    """
+    count = 0
+    try:
+        with _opened(name) as (names, open_member):
+            for member in [each for each in names if is_log(each)] or names:
+                with open_member(member) as file:
+                    magic = file.peek(MAGIC_BYTES)[:MAGIC_BYTES]  # type: ignore[attr-defined]
+                    shown = f"{name}:{member}"
+                    reading = read_from(decompressed(file, magic, name=shown), name=shown)
+                if reading.is_text and reading.size_bytes:
+                    count += 1
+                    yield reading
+    except _DAMAGE as error:
+        raise Failure(f"cannot read `{name}`: {error}", code=ExitCode.USAGE) from None
+    if not count:
+        raise Failure(f"`{name}` holds no log", code=ExitCode.USAGE)
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[tuple[list[str], Callable[[str], BinaryIO]]]:
+    """Yield the names of an archive's regular files, and what opens one of them."""
+    if first_bytes(name, len(_ZIP)) == _ZIP:
+        with zipfile.ZipFile(name) as archive:
+            names = [info.filename for info in archive.infolist() if not info.is_dir()]
+            yield names, lambda member: cast(BinaryIO, archive.open(member))
+        return
+    with tarfile.open(name) as tar:
+        files = {info.name: info for info in tar if info.isreg()}
+        yield list(files), lambda member: cast(BinaryIO, tar.extractfile(files[member]))
+
+
+XZ, BZIP2 = b"\xfd7zXZ\x00", b"BZh"
+GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+# Module, and the name of what opens a file object: Python 3.14's own, its backport, the older binding.
+_ZSTD_LIBRARIES = (("compression.zstd", "open"), ("backports.zstd", "open"), ("zstandard", "open"))
+
+
+class _Gunzipped:
+    """Returns what a cut file still holds before it raises EOFError, where `GzipFile.read` would lose it."""
+
+    def __init__(self, file: gzip.GzipFile) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        return self._file.read1(size)
+
+
+def decompressed(file: BinaryIO, magic: bytes, *, name: str) -> BinaryIO:
+    """Return what reads the text of a log whose first bytes are `magic`.
+
+    Raises Failure for zstd where no library reads it.
+    """
+    if magic.startswith(GZIP):
+        return cast(BinaryIO, _Gunzipped(gzip.GzipFile(fileobj=file)))
+    if magic.startswith(XZ):
+        return cast(BinaryIO, lzma.LZMAFile(file))
+    if magic.startswith(BZIP2):
+        return cast(BinaryIO, bz2.BZ2File(file))
+    if not magic.startswith(_ZSTD):
+        return file
+    for module, opener in _ZSTD_LIBRARIES:
+        try:
+            return cast(BinaryIO, getattr(importlib.import_module(module), opener)(file, "rb"))
+        except ImportError:
+            continue
+    raise Failure(
+        f"`{name}` is compressed with zstd, and no library that reads it is installed",
+        hint=f"`zstd -dc {name} | autotune explain -`, or `pip install zstandard`",
+        code=ExitCode.USAGE,
+    )

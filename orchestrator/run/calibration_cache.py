@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from autotune.orchestrator.errors import Failure
-from autotune.orchestrator.run.directory import write_private
+from autotune.orchestrator.run.directory import write_json
 from autotune.policies.values.priors import Kind, Learned, merged, widened
 
 
@@ -35,7 +35,7 @@ def keep(learned: Learned) -> bool:
         learned = merged(widened(known, version=learned.kind.version), learned)
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(file, msgspec.json.format(msgspec.json.encode(learned)) + b"\n")
+        write_json(file, learned)
     except (OSError, Failure):
         return False
     return True

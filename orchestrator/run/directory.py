@@ -52,6 +52,11 @@ def write_private(path: Path, data: bytes, *, executable: bool = False) -> None:
         ) from None
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON for people; raises Failure."""
+    write_private(path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+
+
 def partial_of(path: Path, pid: int) -> Path:
     """Return the file that a process fills before it becomes `path`."""
     return path.with_name(f".{path.name}.{pid}")
@@ -76,7 +81,7 @@ class AttemptFolder:
 
     def write_view(self, name: str, value: Any) -> None:
         """Write a view of the journal, such as outcome.json."""
-        write_private(self.path / f"{name}.json", msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+        write_json(self.path / f"{name}.json", value)
 
 
 class Mode(StrEnum):

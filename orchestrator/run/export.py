@@ -1,4 +1,4 @@
-"""The stable configuration as files: the user's own job with what changed, and a script without autotune."""
+"""The stable configuration as files: the job with what changed, a script, the certificate."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from autotune.orchestrator.messages import arrow
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.script import command_of, script
 from autotune.orchestrator.units import typed_size
+from autotune.policies.certificate.compose import certificate_of
+from autotune.policies.certificate.contents import Certificate
 from autotune.policies.recovery.rehearsal import passed
 from autotune.policies.search import trials
 from autotune.policies.values.events import CuredInPlace, Decided, Diagnosed, History
@@ -29,6 +31,7 @@ from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.run.view import RunView
 
 STABLE = "stable.yaml"
+CERTIFICATE = "certificate.json"
 REHEARSED = "rehearsed.yaml"  # a rehearsal is no proof of a training
 
 
@@ -50,7 +53,7 @@ def proven(history: History) -> tuple[str, Knobs] | None:
     return None if rehearsed is None else (REHEARSED, rehearsed.knobs)
 
 
-def changes(history: History, framework: Framework, knobs: Knobs) -> list[tuple[str, str, str]]:
+def changes(history: History, knobs: Knobs) -> list[tuple[str, str, str]]:
     """Return what differs from the job as written: the knob, the change, the framework's own setting."""
     accepted = accepted_of(history)
     offered = accepted.profile.supported
@@ -163,3 +166,19 @@ def _reasons(history: History) -> dict[str, str]:
             case _:
                 pass
     return out
+
+
+def write_certificate(run: directory.RunFolder, history: History, framework: Framework, knobs: Knobs) -> None:
+    """Write the certificate of a run's stable knobs."""
+    directory.write_json(run.path / CERTIFICATE, compose_certificate(history, framework, knobs))
+
+
+def compose_certificate(history: History, framework: Framework, knobs: Knobs) -> Certificate:
+    """Return the certificate of knobs; the job on record has its secrets masked."""
+    job = accepted_of(history).job
+    return certificate_of(
+        history,
+        knobs=knobs,
+        settings=framework.settings(job, knobs),
+        training=framework.training(job),
+    )

@@ -9,6 +9,7 @@ import sys
 import traceback
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -17,6 +18,7 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, Runner, Unreachable
 from autotune.launchers.packages import DISTRIBUTION, NEEDED, version_of
 from autotune.launchers.runners.node.agent import SWEEP_GRACE_S, end_run
+from autotune.orchestrator import messages
 from autotune.orchestrator.annotate.annotator import Annotator
 from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.cli.shared.edit import (
@@ -24,10 +26,10 @@ from autotune.orchestrator.cli.shared.edit import (
     changed_file,
     changed_job,
     check,
+    concerns_training,
     how_to_go_on,
 )
 from autotune.orchestrator.cli.shared.options import Options
-from autotune.orchestrator.cli.shared.taken_up import taken_up
 from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.cluster_fit import with_gpu_memory, with_stated_gpus
 from autotune.orchestrator.config import secrets
@@ -41,7 +43,7 @@ from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, hangups
 from autotune.orchestrator.errors import ExitCode, Failure, require
 from autotune.orchestrator.notify.courier import Courier
 from autotune.orchestrator.report import at_end
-from autotune.orchestrator.run import calibration_cache, certificate, directory, export
+from autotune.orchestrator.run import calibration_cache, directory, export
 from autotune.orchestrator.run.driver_log import DriverLog
 from autotune.orchestrator.run.journal import Journal
 from autotune.orchestrator.run_states import display_of, exit_code
@@ -49,6 +51,7 @@ from autotune.orchestrator.terminal.console import Console
 from autotune.orchestrator.terminal.views import Views
 from autotune.policies.estimate.belief.calibration import learned
 from autotune.policies.values.events import (
+    Edited,
     Finished,
     History,
     Interrupted,
@@ -56,7 +59,7 @@ from autotune.policies.values.events import (
     Verdict,
 )
 from autotune.policies.values.history import accepted_of, fold
-from autotune.policies.values.job import Job
+from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.run.view import RunView
 
 
@@ -86,7 +89,7 @@ def drive(
     """
     log = DriverLog(run.path)
     console = console_of(options)
-    exported = {"stable.yaml": lambda: _export(run, current()), certificate.NAME: lambda: _certify(run)}
+    exported = {"stable.yaml": lambda: _export(run, current()), export.CERTIFICATE: lambda: _certify(run)}
     views = Views(console, log, as_json=options.json, exported=exported)
     beside = SideTasks(*(kind(run, say=views.say, warn=views.warn) for kind in (Courier, Annotator)))
     new = job is not None
@@ -382,7 +385,7 @@ def _certify(run: directory.RunFolder) -> None:
     history = run.history()
     knobs = export.stable_knobs(RunView(history))
     if knobs is not None:
-        certificate.write(run, history, frameworks.find(accepted_of(history).job.framework), knobs)
+        export.write_certificate(run, history, frameworks.find(accepted_of(history).job.framework), knobs)
 
 
 def _summarise(run: directory.RunFolder, job: Job, verdict: Verdict, views: Views, history: History) -> None:
@@ -395,8 +398,7 @@ def _summarise(run: directory.RunFolder, job: Job, verdict: Verdict, views: View
     proven = export.proven(history)
     if proven is not None:
         name, knobs = proven
-        framework = frameworks.find(job.framework)
-        views.summary(export.changes(history, framework, knobs), stable=str(run.path / name))
+        views.summary(export.changes(history, knobs), stable=str(run.path / name))
 
 
 def _unreachable(error: Unreachable, run: directory.RunFolder, *, then: str, kept: bool) -> Failure:
@@ -405,3 +407,69 @@ def _unreachable(error: Unreachable, run: directory.RunFolder, *, then: str, kep
     again = f"`{run.call(then)}`"
     continues = f"{again} continues the run" if then == "resume" else f"{again} tries again"
     return Failure(error.message, hint=f"{error.hint}, then run {again}" if error.hint else continues)
+
+
+def taken_up(context: RunContext, *, edit: RequestedJob | None, fixed: bool) -> RunContext:
+    """Record what changed; returns the context of the run as it goes on.
+
+    Raises Failure where a run is to be stopped whose attempt may still run on a cluster that was not reached.
+    """
+    history = context.journal.history()
+    left = connect.left(context.runner, before=accepted_of(history).cluster)
+    if left is not None and context.interrupts.by and doubtful(history):
+        raise Failure(
+            f"the Ray cluster of the run, {left.address}, could not be reached; "
+            "its processes may still be running",
+            hint="start that cluster again, or run "
+            f"`{context.folder.call('resume')}` to continue on this one",
+        )
+    if edit is not None:
+        context = _take_edit(context, edit, left=left)
+    elif left is not None:
+        context = _move(context, left)
+    elif fixed and isinstance(history[-1], Finished):
+        context.observer.say("job file unchanged; continuing the run")
+        context.record(reconcile.resumed(history[-1].attempt))
+    return context
+
+
+def _take_edit(context: RunContext, edit: RequestedJob, *, left: Cluster | None) -> RunContext:
+    """Record what the user changed; returns the context with the changed job."""
+    before = accepted_of(context.journal.history()).profile
+    context, row = _on_this_cluster(context, edit.job, left=left, changes=edit.changes)
+    knobs, forgets = row.profile.knobs != before.knobs, concerns_training(edit.changes, row.profile)
+    context.record(msgspec.structs.replace(row, file=edit.file, knobs=knobs, forgets=forgets))
+    context.folder.change(edit.text, edit.request)
+    return context
+
+
+def _move(context: RunContext, left: Cluster) -> RunContext:
+    """Record that the run goes on elsewhere; returns the context with the size of the cards there."""
+    stated = written(context.folder.job_text)
+    job = context.job if stated is None else msgspec.structs.replace(context.job, cluster=stated.cluster)
+    context, row = _on_this_cluster(context, job, left=left, changes={})
+    changes = {"cluster.address": (left.address, row.cluster.address)}
+    context.record(msgspec.structs.replace(row, changes=changes))
+    return context
+
+
+def _on_this_cluster(
+    context: RunContext, job: Job, *, left: Cluster | None, changes: dict[str, tuple[Any, Any]]
+) -> tuple[RunContext, Edited]:
+    """Return the context of a job as it is on this cluster, and the row that says so."""
+    cluster = with_stated_gpus(context.runner.cluster(), assumed(job))
+    connect.match(job, cluster)
+    if left is not None:
+        context.observer.say(
+            f"the run was on the Ray cluster at {left.address}; "
+            f"it continues on the one at {cluster.address}: {messages.cluster(cluster)}"
+        )
+    job = with_gpu_memory(job, cluster)
+    row = Edited(
+        attempt=context.journal.view.last_number,
+        job=secrets.masked(job),
+        profile=context.framework.profile(job, cluster),
+        cluster=cluster,
+        changes=changes,
+    )
+    return msgspec.structs.replace(context, job=job), row

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from autotune.orchestrator.annotate.document import Annotation
-from autotune.orchestrator.certificate.verification import VerificationDocument
+from autotune.orchestrator.certificate import VerificationDocument
 from autotune.orchestrator.cli.init import JobDraft
 from autotune.orchestrator.cli.logs import LogLine
 from autotune.orchestrator.cli.plan import Comparison, StartingJob

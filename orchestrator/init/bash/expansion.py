@@ -14,8 +14,6 @@ from autotune.orchestrator.init.bash.state import CLOSE, OPEN, UNSET, State, is_
 from autotune.orchestrator.init.bash.syntax import parse, pieces, text_of
 from autotune.orchestrator.init.bash.text_commands import unescaped
 
-_QUOTES = ("'", '"')
-
 _PLAIN_PARTS = {"word", "number", "brace_expression"}
 
 # A piece of a word: a text that stays whole, a text that is split at blanks, or the items of an array.

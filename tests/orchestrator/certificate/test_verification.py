@@ -14,13 +14,12 @@ import pytest
 
 from autotune.launchers import frameworks
 from autotune.launchers.frameworks.builtin.adapter import Builtin
-from autotune.orchestrator.certificate import reading
-from autotune.orchestrator.certificate.replay import judged
-from autotune.orchestrator.certificate.verification import Verification, verify
+from autotune.orchestrator import certificate
+from autotune.orchestrator.certificate import Verification, judged, verify
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.run import certificate, export, journal
+from autotune.orchestrator.run import export, journal
 from autotune.orchestrator.run.directory import RunFolder
 from autotune.policies.certificate.contents import Comparison, Replayed
 from autotune.policies.values.events import Accepted, Ended, Event, GoalReached, Progressed, Started
@@ -85,8 +84,8 @@ def finished(folder: Path, text: str, *, losses: float = 0.0, name: str = "7c1e"
     (run.path / "events.jsonl").write_bytes(b"".join(journal.encode(event) + b"\n" for event in history))
     (run.path / "job.yaml").write_text(text)
     export.write(run, tuple(history), framework, job, knobs)
-    certificate.write(run, run.history(), framework, knobs)
-    return run.path / certificate.NAME
+    export.write_certificate(run, run.history(), framework, knobs)
+    return run.path / export.CERTIFICATE
 
 
 @pytest.fixture(autouse=True)
@@ -235,7 +234,7 @@ def _set(path: Path, **values: object) -> None:
         (lambda path: path.write_text("[" * 100_000), "not a certificate of this version"),
         (lambda path: path.write_text("{}"), "not a certificate of this version"),
         (lambda path: path.write_text(path.read_text().replace("0.003", "NaN")), "not whole JSON"),
-        (lambda path: path.write_bytes(b" " * (reading.MOST_BYTES + 1)), "it is larger than 16,384 KiB"),
+        (lambda path: path.write_bytes(b" " * (certificate.MOST_BYTES + 1)), "it is larger than 16,384 KiB"),
         (lambda path: [path.unlink(), os.mkfifo(path)], "it is no file"),
         (lambda path: [path.unlink(), path.mkdir()], "is a directory"),
         (lambda path: path.unlink(), "no such file or directory"),
@@ -291,7 +290,7 @@ def test_an_update_that_differs_is_a_difference(of_builtin: Path, monkeypatch: p
         pairs.append((before, after))
         return Replayed.DIFFERS, "one update of 8 samples"
 
-    monkeypatch.setattr("autotune.orchestrator.certificate.verification.replayed", other)
+    monkeypatch.setattr("autotune.orchestrator.certificate.replayed", other)
     result = verify(of_builtin)
     assert result.differences == (
         "an update with the stable settings is another one: one update of 8 samples",

@@ -22,7 +22,7 @@ from autotune.orchestrator.cli import main
 from autotune.orchestrator.cli.shared import connect, drive
 from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.driver import reconcile, signals
-from autotune.orchestrator.run import certificate, export
+from autotune.orchestrator.run import export
 from autotune.orchestrator.run.journal import Journal
 from autotune.policies.values.command import Command
 from tests.orchestrator.scripted import (
@@ -119,7 +119,7 @@ def no_certificate(world: World, command: Command) -> tuple[Script, Exit | None]
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    certificate.write = full
+    export.write_certificate = full
     return tight_memory(world, command)
 
 

@@ -8,7 +8,7 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from autotune.orchestrator.cli.status import RunReader, standing
+from autotune.orchestrator.cli.status import RunReader
 from autotune.orchestrator.run import directory, summary
 from autotune.policies.search import trials
 from tests.orchestrator.cli.terminal import run
@@ -22,7 +22,7 @@ def test_a_run_leaves_a_summary_that_says_what_its_journal_says(tmp_path: Path) 
     assert run("report", folder.id, cwd=tmp_path).code == 0
     stamp = summary.stamp_of(folder.path)
     assert stamp is not None and (folder.path / summary.NAME).is_file()
-    assert RunReader(folder).look(now=0.0) == standing(folder, now=0.0)
+    assert RunReader(folder).look(now=0.0) == RunReader(folder, keeps=False).look(now=0.0)
 
 
 def test_report_writes_the_study_of_a_search_again(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from autotune.orchestrator.cli.status import (
     RunReader,
     RunStatus,
     TrialStatus,
-    standing,
     table,
 )
 from autotune.orchestrator.run import summary
@@ -113,7 +112,7 @@ def test_a_finished_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (first.status, first.attempts[0].status, first.total_s) == ("COMPLETED", "training complete", 30.0)
     reader = RunReader(run)  # as another command
     assert reader.look(now=9.0) == first == reader.look(now=99.0) and len(reads) == 1
-    assert standing(run, now=0.0) == first, "what is kept is what the journal says"
+    assert RunReader(run, keeps=False).look(now=0.0) == first, "what is kept is what the journal says"
 
 
 def test_a_run_that_goes_on_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +124,7 @@ def test_a_run_that_goes_on_is_read_on(tmp_path: Path, monkeypatch: pytest.Monke
         file.writelines(encode(row) + b"\n" for row in rows)
     seen = reader.look(now=0.0)
     assert (seen.status, len(seen.attempts)) == ("INTERRUPTED", 2)
-    assert seen == RunReader(run).look(now=0.0) == standing(run, now=0.0)
+    assert seen == RunReader(run).look(now=0.0) == RunReader(run, keeps=False).look(now=0.0)
 
 
 def test_a_run_is_not_said_to_be_interrupted_where_its_driver_cannot_be_asked_for(tmp_path: Path) -> None:
@@ -133,14 +132,14 @@ def test_a_run_is_not_said_to_be_interrupted_where_its_driver_cannot_be_asked_fo
     rows = (Decided(attempt=1, reason=RESUMED), Started(attempt=2, knobs=Knobs(), at="2027-01-16T00:00:00Z"))
     with (run.path / "events.jsonl").open("ab") as file:
         file.writelines(encode(row) + b"\n" for row in rows)
-    left = standing(run, now=0.0)
+    left = RunReader(run, keeps=False).look(now=0.0)
     assert (left.status, left.attempts[1].status, left.attempts[1].unwatched) == (
         "INTERRUPTED",
         "UNWATCHED",
         True,
     )
     (run.path / "drivers").touch()  # a folder that cannot be listed
-    seen = standing(run, now=0.0)
+    seen = RunReader(run, keeps=False).look(now=0.0)
     assert seen.status == "RECOVERING" and seen.running and seen.attempts[1].status == "RUNNING"
     assert seen.driver == "whether one is at work cannot be read"
 

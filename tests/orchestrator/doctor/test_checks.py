@@ -18,17 +18,17 @@ from autotune.launchers.runners.node.examination import (
 )
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.doctor import examine as doctor
-from autotune.orchestrator.doctor.check import Check, Examined, Status
+from autotune.orchestrator.doctor.check import Check, Examined, Status, render
 from autotune.orchestrator.doctor.job import (
+    NodeChecks,
     cluster_checks,
     cluster_of,
     examination_of,
     node_checks,
     settings_checks,
+    weighed,
 )
 from autotune.orchestrator.doctor.machine import machine_checks
-from autotune.orchestrator.doctor.placement import NodeChecks, weighed
-from autotune.orchestrator.doctor.text_output import render
 from autotune.orchestrator.errors import ExitCode
 from autotune.policies.values.job import Job
 from autotune.policies.values.provenance import Fact, Origin

@@ -15,7 +15,7 @@ from autotune.launchers.base import OWN_SOURCE, Chunk, Exit, Observed
 from autotune.launchers.builtin.process.records import CureRecord
 from autotune.orchestrator.cli import status
 from autotune.orchestrator.config.loader import assumed, parse
-from autotune.orchestrator.run import certificate, export
+from autotune.orchestrator.run import export
 from autotune.orchestrator.terminal.console import Console
 from autotune.policies.recovery.permissions import relapse_of
 from autotune.policies.recovery.worst_case import cautions
@@ -104,7 +104,7 @@ def test_the_stable_job_and_its_certificate_have_the_smaller_value(case: Case) -
     text = export.stable_text(case.run.job_text, case.history, BUILTIN, case.job, knobs)
     assert yaml.safe_load(text)["settings"]["tokens_per_microbatch"] == 2048
     assert "cured in place: backward ran out of memory in step 2" in text
-    proof = certificate.compose(case.history, BUILTIN, knobs)
+    proof = export.compose_certificate(case.history, BUILTIN, knobs)
     changes = {change.knob: change for change in proof.changes}
     change = changes["tokens_per_microbatch"]
     assert (change.before, change.after, change.effect) == (4096, 2048, "exact")
@@ -118,7 +118,7 @@ def test_terminal_and_status_say_it(case: Case, monkeypatch: pytest.MonkeyPatch)
     for event in case.history:
         console.print_event(event)
     assert words in stream.getvalue()
-    standing = status.standing(case.run, now=case.clock.now())
+    standing = status.RunReader(case.run, keeps=False).look(now=case.clock.now())
     assert f"attempt #1: {words}" in status.table([standing], now=case.clock.now(), attempts=True)
 
 

@@ -157,7 +157,7 @@ def test_terminal_and_status_say_step_phase_and_how_sure(tmp_path: Path, mode: s
     def look(event: Event) -> None:
         console.print_event(event)
         if isinstance(event, Foreseen):
-            displayed_status.append(status.standing(case.run, now=case.clock.now()))
+            displayed_status.append(status.RunReader(case.run, keeps=False).look(now=case.clock.now()))
 
     case.on_event = look
     case.drive()
@@ -197,7 +197,7 @@ def test_a_process_that_leaks_is_restarted_with_the_same_settings_until_the_trai
     assert {e.knobs for e in case.history if isinstance(e, Started)} == {ended_with(case).knobs}
     printed = " ".join(stream.getvalue().split())
     assert "GPU memory in forward of the trainer grows by 1.0 MiB a step" in printed
-    displayed_status = status.standing(case.run, now=case.clock.now())
+    displayed_status = status.RunReader(case.run, keeps=False).look(now=case.clock.now())
     assert "grows by 1.0 MiB a step" in status.table([displayed_status], now=case.clock.now(), attempts=True)
 
 

@@ -15,7 +15,6 @@ from click.testing import CliRunner, Result
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.report import at_end, page
-from autotune.orchestrator.report import report as report_module
 from autotune.orchestrator.report.document import Report
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.journal import Journal
@@ -93,9 +92,10 @@ def test_a_file_of_the_user_is_replaced_by_force_alone(tmp_path: Path) -> None:
 def test_json_is_the_data_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = recovered(tmp_path)
     computed: list[Report] = []
+    report_of_run = page.report_of
 
     def report_of(of: directory.RunFolder) -> Report:
-        computed.append(report_module.report_of(of))
+        computed.append(report_of_run(of))
         return computed[-1]
 
     monkeypatch.setattr(page, "report_of", report_of)

@@ -33,14 +33,14 @@ _CUT = """[...document.querySelectorAll('.chart')].flatMap(chart => {
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = recovered(tmp_path_factory.mktemp("launch"))
-    report_page.write(run)
+    report_page.write_new(run, force=True)
     return run.path / report_page.NAME
 
 
 @pytest.fixture(scope="module")
 def search(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = searched(tmp_path_factory.mktemp("search"))
-    report_page.write(run)
+    report_page.write_new(run, force=True)
     return run.path / report_page.NAME
 
 

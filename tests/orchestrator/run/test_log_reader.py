@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.orchestrator.run.log_parts import LogParts, mend, read
-from autotune.orchestrator.run.log_reader import LogReader
+from autotune.orchestrator.run.log_parts import LogParts, LogReader, mend, read
 from autotune.orchestrator.run.storage import Pause
 
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Exit, Observed
-from autotune.orchestrator.cli.status import standing, table
-from autotune.orchestrator.config.job_changes import concerns_training, concerns_trials
+from autotune.orchestrator.cli.shared.edit import concerns_training, concerns_trials
+from autotune.orchestrator.cli.status import RunReader, table
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver import rehearsal
 from autotune.orchestrator.driver.signals import Interrupts
@@ -408,7 +408,7 @@ def test_a_search_that_was_killed_has_the_time_that_it_had_left(tmp_path: Path) 
 def test_status_lists_the_trials_of_a_search_and_sees_its_end(tmp_path: Path) -> None:
     night = Night(tmp_path, World(formula))
     assert night.drive() == Stable()
-    status_now = standing(night.run, now=night.clock.now())
+    status_now = RunReader(night.run, keeps=False).look(now=night.clock.now())
     assert not status_now.running and status_now.status == "STABLE"
     tried = {r.trial for r in night.results}
     assert {t.trial for t in status_now.trials} == tried and len(tried) >= 12

@@ -1,1 +1,0 @@
-"""Whether a certificate holds: read within limits, compared with the files next to it, and replayed."""
