@@ -1,16 +1,31 @@
-"""The fastest configuration that is predicted to be safe for a model on some cards, as a job file."""
+"""A job file for a model on some cards: the fastest configuration that is predicted to be safe.
+
+It begins with the first job, before any knob is chosen, which the examples in configs/ give.
+"""
 
 from __future__ import annotations
 
-import msgspec
+import math
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
+import msgspec
+import yaml
+
+import autotune.configs
 from autotune.launchers import frameworks
+from autotune.launchers.frameworks.core.data import document
 from autotune.orchestrator.cluster_fit import with_gpu_memory
+from autotune.orchestrator.config.cards import Gpus
 from autotune.orchestrator.config.loader import assumed, parse_elsewhere
+from autotune.orchestrator.config.model_files import find_model
 from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.errors import JobErrors
-from autotune.orchestrator.first_job import Wish, first_texts, of_experts
 from autotune.orchestrator.search.presets import presets
 from autotune.policies.estimate.constants import has_speed
 from autotune.policies.search.feasibility import Foresight, foreseen, judged
@@ -109,3 +124,242 @@ def _with_defaults(sight: Foresight, profile: Profile, knobs: Knobs) -> Knobs:
 def _without_limits(job: Job) -> Job:
     """Return the job with every knob open to choice: none of its values is a person's yet."""
     return msgspec.structs.replace(job, settings={})
+
+
+_START = "start.yaml"  # in a framework's folder
+_SAMPLES = 8  # of a prompt
+_BUDGET = 16384  # tokens of a micro-batch at least
+_PLACE = re.compile(r"\{(\w+)\}")
+_VERL = """\
+name: {name}
+framework: verl
+cluster: {{nodes: {nodes}, gpus_per_node: {per_node}, gpu: {card}}}
+settings:
+  algorithm.adv_estimator: grpo
+  data.train_files: TRAIN.parquet   # yours
+  data.val_files: TEST.parquet      # yours
+  data.train_batch_size: {batch}
+  data.max_prompt_length: {prompt}
+  data.max_response_length: {response}
+  actor_rollout_ref.model.path: {model}
+  actor_rollout_ref.model.use_remove_padding: true
+  actor_rollout_ref.actor.optim.lr: 1.0e-6
+  actor_rollout_ref.actor.ppo_mini_batch_size: {mini_batch}
+  actor_rollout_ref.actor.use_dynamic_bsz: true
+  actor_rollout_ref.actor.use_kl_loss: true
+  actor_rollout_ref.rollout.name: vllm
+  actor_rollout_ref.rollout.n: {per_prompt}
+  actor_rollout_ref.rollout.max_model_len: {longest}
+  trainer.nnodes: {nodes}
+  trainer.n_gpus_per_node: {per_node}
+"""
+_SLIME = """\
+name: {name}
+framework: slime
+workdir: /root/slime   # slime's own folder
+model: {model}
+cluster: {{nodes: {nodes}, gpus_per_node: {per_node}, gpu: {card}}}
+settings:  # and the model's own flags, from slime's scripts/models
+  hf-checkpoint: {model}
+  prompt-data: TRAIN.jsonl   # yours
+  num-rollout: 1000
+  rollout-batch-size: {batch}
+  n-samples-per-prompt: {per_prompt}
+  global-batch-size: {samples}
+  rollout-max-prompt-len: {prompt}
+  rollout-max-response-len: {response}
+  advantage-estimator: grpo
+  optimizer: adam
+  lr: 1e-6
+  colocate: true
+  actor-num-nodes: {nodes}
+  actor-num-gpus-per-node: {per_node}
+  use-dynamic-batch-size: true
+"""
+_TEXTS = {"verl": _VERL, "slime": _SLIME}
+
+
+class Recipe(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a framework's first job is made from an example of configs/: its `start.yaml`."""
+
+    example: str
+    keeps: str  # settings of the example, apart by spaces
+    sets: dict[str, Any]
+    yours: dict[str, Any] = {}
+    experts: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    note: str = ""
+    workdir: str = ""  # where the example names none
+    config: str = ""  # a file of the framework's checkout
+    apart: bool = False  # trainer and engines share no GPU
+    one_node: bool = False  # the framework runs on one node only
+
+
+class Wish(Value, frozen=True, kw_only=True):
+    """What a configuration is wanted for."""
+
+    model: str  # hub name, folder or config.json
+    framework: str
+    gpus: Gpus
+    prompt: int = 1024  # tokens of the longest prompt
+    response: int = 4096  # tokens of the longest response
+    batch: int = 256  # prompts of a step
+
+
+def even_batch(gpus: Gpus, batch: int) -> int:
+    """Return the number of prompts nearest to `batch` whose samples are the same number on every GPU.
+
+    verl refuses other chunks, with a micro-batch of tokens too (DataProto.chunk in its protocol.py).
+    """
+    unit = _unit(gpus)
+    return max(1, round(batch / unit)) * unit
+
+
+def _unit(gpus: Gpus) -> int:
+    """Return the number of prompts, of which every multiple spreads evenly."""
+    count = (gpus.nodes or 1) * (gpus.per_node or 8)
+    return count // math.gcd(count, _SAMPLES)
+
+
+def frameworks_with_a_start() -> tuple[str, ...]:
+    """Return the frameworks for which a job can be made from a model and cards alone."""
+    return tuple(name for name in frameworks.FRAMEWORKS if name in _TEXTS or _recipe(name) is not None)
+
+
+def refusal(framework: str, gpus: Gpus) -> tuple[str, str]:
+    """Return why a framework's jobs cannot use these GPUs, and which they can; empty where they can."""
+    recipe = _recipe(framework)
+    per_node, card = gpus.per_node or 8, gpus.card.name
+    if recipe is not None and recipe.one_node and (gpus.nodes or 1) > 1:
+        return "its jobs run on one node", f"--gpus {per_node}x{card}"
+    if recipe is not None and recipe.apart and (gpus.nodes or 1) * per_node == 1:
+        return "its trainer and its engines have GPUs of their own", f"--gpus 2x{card}"
+    return "", ""
+
+
+def first_texts(wish: Wish) -> tuple[str, ...]:
+    """Return the jobs without any knob chosen, of which the first that fits is wanted.
+
+    verl trains with FSDP or Megatron: the latter spreads experts, and goes first for a model that has some.
+    """
+    recipe = _recipe(wish.framework)
+    derived = () if recipe is None else (_derived(wish, recipe),)
+    if wish.framework not in _TEXTS:
+        return derived
+    written = edited(_template(wish), _longest_fits(wish), literal=LITERAL)
+    known = find_model(wish.model, ".")[0]
+    return (*derived, written) if known is not None and known.experts else (written, *derived)
+
+
+def of_experts(wish: Wish, job: Job) -> list[Edit]:
+    """Return how Megatron spreads a model's experts: over as many GPUs of a node as divide their number.
+
+    Megatron asks for sequence parallelism where experts and tensors are both split, and splits each expert
+    like a tensor unless told otherwise.
+    """
+    experts = job.shape.experts if job.shape is not None else 0
+    recipe = _recipe("miles" if wish.framework == "slime" else wish.framework)
+    if not experts or recipe is None or (wish.framework == "verl" and "model_engine" not in job.settings):
+        return []
+    spread = {"expert_parallel": math.gcd(wish.gpus.per_node or 8, experts)}
+    return [Edit(("settings", key), _with_sizes(value, spread), "") for key, value in recipe.experts.items()]
+
+
+@cache
+def _recipe(framework: str) -> Recipe | None:
+    package = frameworks.package_of(framework)
+    folder = Path(next(iter(import_module(package).__path__)))
+    return document(package, _START, Recipe) if (folder / _START).is_file() else None
+
+
+def _derived(wish: Wish, recipe: Recipe) -> str:
+    """Return a job of the settings that an example keeps, and of those that the wish sets."""
+    file = Path(next(iter(autotune.configs.__path__))) / recipe.example
+    example = yaml.safe_load(file.read_bytes())
+    sizes = _sizes(wish)
+    kept = {name: example["settings"][name] for name in recipe.keeps.split()}
+    settings = {**kept, **{name: _with_sizes(value, sizes) for name, value in recipe.sets.items()}}
+    env = {**_kept_env(example), **{name: str(_with_sizes(v, sizes)) for name, v in recipe.env.items()}}
+    lines = [f"name: {_name(wish)}", f"framework: {wish.framework}"]
+    if folder := recipe.workdir or example.get("workdir"):
+        lines.append(f"workdir: {folder}   # the framework's own folder")
+    if "command" in example:
+        lines.append(f"command: {_flow(example['command'])}")
+    if recipe.config:
+        lines.append(f"config: {recipe.config}")
+    cluster = f"nodes: {sizes['nodes']}, gpus_per_node: {sizes['per_node']}, gpu: {wish.gpus.card.name}"
+    lines += [f"model: {wish.model}", f"cluster: {{{cluster}}}"]
+    if env:
+        lines.append(f"env: {_flow(env)}")
+    lines.append(f"settings:  # some of configs/{recipe.example}{f'; {recipe.note}' if recipe.note else ''}")
+    lines += [f"  {name}: {_flow(value)}   # yours" for name, value in recipe.yours.items()]
+    lines += [f"  {name}: {_flow(value)}" for name, value in settings.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _kept_env(example: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of an example that do not count its GPUs."""
+    return {name: value for name, value in (example.get("env") or {}).items() if name != "NPROC_PER_NODE"}
+
+
+def _sizes(wish: Wish) -> dict[str, Any]:
+    nodes, per_node = wish.gpus.nodes or 1, wish.gpus.per_node or 8
+    unit = _unit(wish.gpus)
+    parts = (wish.batch // share // unit * unit for share in (4, 2))
+    longest, samples = wish.prompt + wish.response, wish.batch * _SAMPLES
+    return {
+        "model": wish.model,
+        "nodes": nodes,
+        "per_node": per_node,
+        "gpus": nodes * per_node,
+        "half": nodes * per_node // 2,
+        "other_half": nodes * per_node - nodes * per_node // 2,
+        "batch": wish.batch,
+        "mini_batch": next((size for size in parts if size), wish.batch),
+        "samples": samples,
+        "share": samples // (nodes * per_node),
+        "per_prompt": _SAMPLES,
+        "prompt": wish.prompt,
+        "response": wish.response,
+        "longest": longest,
+        "budget": max(_BUDGET, longest),
+        "even_engine": 1 if nodes * per_node % 2 else 2,  # verl's default is an engine on two GPUs
+    }
+
+
+def _with_sizes(value: Any, sizes: Mapping[str, Any]) -> Any:
+    """Return a value of a recipe with what stands in braces; a number stays one."""
+    if isinstance(value, list):
+        return [_with_sizes(each, sizes) for each in value]
+    if isinstance(value, dict):
+        return {name: _with_sizes(each, sizes) for name, each in value.items()}
+    if not isinstance(value, str):
+        return value
+    whole = _PLACE.fullmatch(value)
+    return sizes[whole[1]] if whole else _PLACE.sub(lambda match: str(sizes[match[1]]), value)
+
+
+def _flow(value: Any) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
+    return text.strip().removesuffix("...").strip()
+
+
+def _name(wish: Wish) -> str:
+    name = wish.model.rstrip("/").rpartition("/")[2].lower()
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip("-._") or "job"
+
+
+def _template(wish: Wish) -> str:
+    sizes = _sizes(wish)
+    return _TEXTS[wish.framework].format(name=_name(wish), card=wish.gpus.card.name, **sizes)
+
+
+def _longest_fits(wish: Wish) -> list[Edit]:
+    """Return the token budgets, and the engine's size, that the job needs to be legal at all."""
+    sizes = _sizes(wish)
+    engine = {"actor_rollout_ref.rollout.tensor_model_parallel_size": 1} if sizes["even_engine"] == 1 else {}
+    budget: Mapping[str, Any] = {
+        "verl": {"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": sizes["budget"], **engine},
+        "slime": {"max-tokens-per-gpu": sizes["longest"]},
+    }[wish.framework]
+    return [Edit(("settings", key), value, "") for key, value in budget.items()]

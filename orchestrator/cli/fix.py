@@ -20,21 +20,19 @@ from autotune.orchestrator.cli.plan import cards_of, with_cards
 from autotune.orchestrator.cli.shared.options import Options, given, global_options
 from autotune.orchestrator.cli.shared.source import SourceCommand, drafted, source_options
 from autotune.orchestrator.cluster_fit import with_gpu_memory
-from autotune.orchestrator.config.loader import expected_cluster, read_text, written
+from autotune.orchestrator.config.loader import expected_cluster, parse_unfinished, read_text, written
 from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.explain.analyze import Explanation, explain
 from autotune.orchestrator.explain.headline import headline
 from autotune.orchestrator.explain.reader import STDIN, check, read
 from autotune.orchestrator.init.draft import Draft
-from autotune.orchestrator.init.job_text import job_text
+from autotune.orchestrator.init.job_text import job_text, with_variables
 from autotune.orchestrator.init.script_edit import edited_script, is_same_job
-from autotune.orchestrator.init.variables import with_variables
 from autotune.orchestrator.planner import PhasePlan, Repair, repair
 from autotune.orchestrator.run import calibration_cache, directory
 from autotune.orchestrator.terminal.fix_text import FixDocument, PredictedPeak, render_fix
 from autotune.orchestrator.terminal.widgets import echo
-from autotune.orchestrator.unfinished import parse_unfinished
 from autotune.orchestrator.units import show_value
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs, Setting, changed

@@ -88,10 +88,8 @@ def write(
 ) -> ExitCode:
     """Write the job file of a source and say what is in it."""
     from autotune.orchestrator.cli.plan import cards_of
-    from autotune.orchestrator.config.loader import unfilled
-    from autotune.orchestrator.init.job_text import job_text
-    from autotune.orchestrator.init.variables import with_variables
-    from autotune.orchestrator.unfinished import parse_unfinished
+    from autotune.orchestrator.config.loader import parse_unfinished, unfilled
+    from autotune.orchestrator.init.job_text import job_text, with_variables
 
     source = source[1:] if source[0] == "--" else source
     if not source:

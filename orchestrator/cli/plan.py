@@ -24,7 +24,7 @@ from autotune.orchestrator.cli.shared.options import (
 )
 from autotune.orchestrator.cluster_fit import on_gpus, with_gpu_memory
 from autotune.orchestrator.config.cards import Gpus, parse_gpus
-from autotune.orchestrator.config.loader import expected_cluster
+from autotune.orchestrator.config.loader import expected_cluster, load_unfinished
 from autotune.orchestrator.config.overrides import override, with_edits
 from autotune.orchestrator.config.secrets import shown_command
 from autotune.orchestrator.config.yaml_edit import Edit
@@ -32,10 +32,8 @@ from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.orchestrator.planner import Plan, device_notes, plan
 from autotune.orchestrator.run import calibration_cache
 from autotune.orchestrator.run.script import command_of
-from autotune.orchestrator.terminal.plan_table import render_plan
-from autotune.orchestrator.terminal.plan_verdict import verdict
+from autotune.orchestrator.terminal.plan_table import render_plan, verdict
 from autotune.orchestrator.terminal.widgets import echo, rendered, table, width_of
-from autotune.orchestrator.unfinished import load_unfinished
 from autotune.policies.values.command import Addition
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted
@@ -245,8 +243,13 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
     from autotune.launchers.runners.node.model_folder import find_folder
     from autotune.orchestrator.config.model_files import unknown_model
     from autotune.orchestrator.config.public_models import find_public
-    from autotune.orchestrator.first_job import Wish, even_batch, frameworks_with_a_start, refusal
-    from autotune.orchestrator.starting_job import starting_job
+    from autotune.orchestrator.starting_job import (
+        Wish,
+        even_batch,
+        frameworks_with_a_start,
+        refusal,
+        starting_job,
+    )
 
     able = frameworks_with_a_start()
     if known_framework(framework) not in able:

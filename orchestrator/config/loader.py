@@ -398,3 +398,41 @@ def _lacks(spec: Cluster, cards: tuple[Card, ...]) -> bool:
     """Return whether a job asks for GPUs that this machine does not have, so that it runs elsewhere."""
     largest = max((card.total_bytes for card in cards), default=0)
     return spec.gpus_per_node > len(cards) or spec.gpu_memory_bytes > _ROUNDED * largest
+
+
+def load_unfinished(path: str | Path) -> tuple[Job, tuple[str, ...]]:
+    """Return what `parse_unfinished` returns of the text in a file."""
+    return parse_unfinished(read_text(path), file=str(path))
+
+
+def parse_unfinished(
+    text: str, *, file: str = "job.yaml", lookup: secrets.Lookup = os.environ.get
+) -> tuple[Job, tuple[str, ...]]:
+    """Return the job in a text that runs on another machine, and which of its files are not on this one.
+
+    A setting that cannot be read before its value is filled in is left out, and the job names it in
+    `unfilled`: a prediction then rests on the framework's default. Raises JobErrors for every other mistake.
+    """
+    left_out: tuple[str, ...] = ()
+    first: JobErrors | None = None
+    while True:
+        try:
+            return parse_elsewhere(text, file=file, lookup=lookup, leave_out=left_out)
+        except JobErrors as error:
+            first = first or error
+            names = [name for name in _unfilled_settings(text, error) if name not in left_out]
+            if not names:
+                raise first from None
+            left_out = (*left_out, *names)
+
+
+def _unfilled_settings(text: str, error: JobErrors) -> list[str]:
+    """Return the settings that errors are about and that nobody filled in."""
+    job = written(text)
+    if job is None:
+        return []
+    wrong = {(each.line, each.column) for each in error.complaints}
+    places = zip(placeholders.unfilled(job), unfilled(text), strict=False)
+    return [
+        str(path[1]) for (path, _), at in places if path[0] == "settings" and (at.line, at.column) in wrong
+    ]

@@ -1,22 +1,28 @@
-"""The merged log of an attempt: every line of every source, numbered as written."""
+"""The merged log of an attempt: every line of every source, numbered as written, and how far it is recorded.
+
+`cursor.json`, from which the next driver continues, is written after the lines that it counts. A driver that
+dies in between leaves lines beyond it: the next one gets them once more and knows them by their number.
+"""
 
 from __future__ import annotations
 
+import os
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from autotune.launchers.base import OWN_SOURCE, Chunk
-from autotune.orchestrator.run import log_cursor, log_parts
-from autotune.orchestrator.run.log_cursor import Cursor, CursorFile
+from autotune.orchestrator.run import log_parts
 from autotune.orchestrator.run.log_parts import LIMIT_BYTES, LogParts, Row
 from autotune.orchestrator.run.memory_record import MemoryRecord
-from autotune.orchestrator.run.storage import Pause, Persist, at_once, steadily
+from autotune.orchestrator.run.storage import Pause, Persist, at_once, is_absent, steadily, sync_folder
 from autotune.policies.values.observation import Sample
+from autotune.policies.values.value import Value
 
 _LONGEST_LINE = 64 * 1024  # bytes; a longer line is cut here, wherever its chunks end
 _TOGETHER = 8 * 1024  # bytes of lines that are looked at together
@@ -69,7 +75,7 @@ class LogWriter:
         self._log = LogParts(log, pause=pause, limit_bytes=limit_bytes)
         self._memory = MemoryRecord(log.parent, pause=pause, persist=persist)
         self._cursor_file = CursorFile(log.parent)
-        cursor = persist(lambda: log_cursor.read(log.parent), path=log.parent / log_cursor.NAME)
+        cursor = persist(lambda: read_cursor(log.parent), path=log.parent / CURSOR)
         self._ends = dict(cursor.offsets)  # file -> offset after what was delivered of it
         self._partial: dict[str, _Partial] = {}  # by file, or by source where it has none
         self._lines: Counter[str] = Counter()  # source -> lines in the log
@@ -287,3 +293,55 @@ def _pieces(lines: bytes) -> Iterator[bytes]:
 def _cut(line: bytes) -> list[bytes]:
     """Return a line in pieces of the greatest length, at least one."""
     return [line[at : at + _LONGEST_LINE] for at in range(0, max(1, len(line)), _LONGEST_LINE)]
+
+
+CURSOR = "cursor.json"
+_CURSOR_EVERY_S = 1.0
+_CURSOR_SHARE = 0.01  # of the time, at most, that is spent on writing it
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class Cursor(Value, frozen=True, kw_only=True):
+    """A moment at which everything before was recorded."""
+
+    offsets: dict[str, _Count] = {}  # file -> where its first line begins that is not recorded
+    lines: dict[str, _Count] = {}  # source -> its recorded lines
+
+
+def read_cursor(folder: Path) -> Cursor:
+    """Return how far an attempt is recorded; not at all where its file is damaged. Raises OSError."""
+    if is_absent(folder / CURSOR):
+        return Cursor()
+    try:
+        return msgspec.json.decode((folder / CURSOR).read_bytes(), type=Cursor)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Cursor()
+
+
+class CursorFile:
+    """Writes the cursor of an attempt, as often as is worth it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._due_at = time.monotonic() + _CURSOR_EVERY_S
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to write."""
+        return time.monotonic() >= self._due_at
+
+    def write(self, cursor: Cursor, *, durable: bool) -> None:
+        """Put a cursor in the place of the one before; `durable` waits for the disk. Raises OSError."""
+        begun = time.monotonic()
+        partial = self._folder / f".{CURSOR}.partial"
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(cursor))
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(self._folder / CURSOR)
+        if durable:
+            sync_folder(self._folder)
+        ended = time.monotonic()
+        self._due_at = ended + max(_CURSOR_EVERY_S, (ended - begun) / _CURSOR_SHARE)

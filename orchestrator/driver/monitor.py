@@ -8,7 +8,6 @@ from collections.abc import Callable
 import msgspec
 
 from autotune.launchers.base import OWN_SOURCE, Exit, Framework, Observed
-from autotune.orchestrator.driver.cures import Cures
 from autotune.orchestrator.driver.hang_detector import HangDetector
 from autotune.orchestrator.driver.log_writer import LogLines, LogWriter
 from autotune.orchestrator.driver.memory import Forecaster, HostMemory, raise_to
@@ -16,12 +15,20 @@ from autotune.orchestrator.driver.witness import Suspicions
 from autotune.orchestrator.run.directory import AttemptFolder
 from autotune.orchestrator.run.storage import Persist, at_once
 from autotune.policies.certificate.overlap import step_loss
+from autotune.policies.diagnosis.job_records import cure_of
 from autotune.policies.diagnosis.log_context import ends_traceback
 from autotune.policies.diagnosis.rules.own import restarted, stalled
 from autotune.policies.diagnosis.scan import Scanner
 from autotune.policies.explain.secrets import shown
 from autotune.policies.values.diagnosis import Evidence, Finding
-from autotune.policies.values.events import Event, FailureSeen, GoalReached, Progressed, StopRequested
+from autotune.policies.values.events import (
+    CuredInPlace,
+    Event,
+    FailureSeen,
+    GoalReached,
+    Progressed,
+    StopRequested,
+)
 from autotune.policies.values.failure import HOST_LIMIT, Phase
 from autotune.policies.values.history import FORECAST, RESTART
 from autotune.policies.values.job import Forecasting, Job
@@ -52,6 +59,7 @@ _SIGKILL, _SIGTERM = 9, 15
 _WORKER_GONE = "Worker exit type: SYSTEM_ERROR"
 # Those of `accelerate launch` and of torchrun, which itself kills workers once one of them has failed.
 _WORKER_KILLED = ("died with <Signals.SIGKILL: 9>", "Signal 9 (SIGKILL) received")
+_OF_FAILURE = ("cause", "phase", "component", "rank", "step", "facts")  # that a cure in place records
 _REPORTED = 64  # steps by which a worker's own log may lag behind the driver's
 _ANY_SCRIPT = "command"  # only its exit says that it is done
 
@@ -123,7 +131,7 @@ class AttemptMonitor:
         self._step_s: float | None = None  # of the last step
         self._reported: dict[int, StepDone] = {}  # the latest steps as their lines had them
         self._forecaster = Forecaster(known=known, longest_response=longest_response)
-        self._cures = Cures(known=known, attempt=attempt)
+        self._cures = {(cure.knob, cure.after) for cure in (known.cures if known is not None else ())}
         self._done = False
         self._hang = stop.reason if stop is not None and stop.by == "hang" else ""
         self._last_step = framework.last_step(job)
@@ -281,8 +289,8 @@ class AttemptMonitor:
         return True
 
     def _scanned(self, lines: LogLines, events: list[Event], now: float) -> None:
-        events += self._cures.read(lines)
         for line in lines:
+            events += self._cured(line.text) if line.source == OWN_SOURCE else ()
             self._suspicions.printed(line, now)
             self._take_marker(self._framework.marker(line.text), events, now)
             for finding in self._scanner.line(line.text, number=line.number, source=line.source):
@@ -292,6 +300,16 @@ class AttemptMonitor:
                     self._suspicions.suspect(finding, line, now, traceback=traceback)
                 elif finding.fatal == "always" and not self._failure_known:
                     events.append(self._failure(finding, "a record by autotune's own code"))
+
+    def _cured(self, text: str) -> list[Event]:
+        """Return the cure that a record by autotune's own code tells, unless it is known."""
+        cure = cure_of(text)
+        if cure is None or cure.failure.step is None or (cure.knob, cure.after) in self._cures:
+            return []
+        self._cures.add((cure.knob, cure.after))
+        failed = {name: getattr(cure.failure, name) for name in _OF_FAILURE}
+        change = {"knob": cure.knob, "before": cure.before, "after": cure.after}
+        return [CuredInPlace(attempt=self._attempt, **failed, **change)]
 
     def _take_marker(self, marker: Marker | None, events: list[Event], now: float) -> None:
         if isinstance(marker, StepTokens):

@@ -11,7 +11,7 @@ import msgspec
 from autotune.launchers.base import Handle, Unreachable
 from autotune.orchestrator.clock import timestamp
 from autotune.orchestrator.config.secrets import masked
-from autotune.orchestrator.driver import rehearsal
+from autotune.orchestrator.driver import log_writer, rehearsal
 from autotune.orchestrator.driver.attempt import (
     POLL_S,
     RunningAttempt,
@@ -26,7 +26,6 @@ from autotune.orchestrator.driver.monitor import AttemptMonitor
 from autotune.orchestrator.driver.signals import ForcedExit
 from autotune.orchestrator.driver.unwatched import evidence_on_record, unwatched_end
 from autotune.orchestrator.errors import Failure
-from autotune.orchestrator.run import log_cursor
 from autotune.orchestrator.run.journal import Journal
 from autotune.orchestrator.run.lock import TakenOver
 from autotune.policies.estimate.belief.calibration import kind_of
@@ -194,7 +193,7 @@ class _Reconciler:
             self.go_on()
             return
         folder = self.folder.attempt(self.number)
-        cursor = self.context.persist(lambda: log_cursor.read(folder.path), path=folder.path)
+        cursor = self.context.persist(lambda: log_writer.read_cursor(folder.path), path=folder.path)
         handle = self.context.runner.attach(run=self.folder.id, attempt=self.number, read=cursor.offsets)
         if handle is None:
             ended = self.context.runner.sweep(run=self.folder.id)

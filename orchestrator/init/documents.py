@@ -1,14 +1,17 @@
-"""Files of settings in YAML, and what lies next to them."""
+"""Files that `init` is given or that a command names: what they hold, and what lies next to them."""
 
 from __future__ import annotations
 
+import ast
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from autotune.orchestrator.config.includes import with_extended
-from autotune.orchestrator.config.own_code import is_file, is_there
+from autotune.orchestrator.config.own_code import is_file, is_folder, is_there
 from autotune.orchestrator.config.yaml_nodes import Document, read_text, scalar_1_1
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.orchestrator.init.bash.state import is_unknown
@@ -83,3 +86,101 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             result[f"{prefix}{key}"] = value
     return result
+
+
+_FILE = re.compile(r"(?!/)[\w./-]+\.(?:py|ya?ml)")
+_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
+
+
+def folder_of(cwd: str, command: Sequence[str], config: str | None, script: Path | None) -> str:
+    """Return the folder that the program's relative paths start from: where they exist, if any is seen."""
+    if script is not None:
+        for name in _relative(command, config):
+            result = _above(cwd, script, name)
+            if result is not None:
+                return str(result)
+    return cwd
+
+
+def trainer_of(framework: str, argv: Sequence[str], cwd: str, script: Path | None) -> str:
+    """Return the framework whose checkout holds `train.py`: slime, miles and vime name theirs alike."""
+    if framework != "slime":
+        return framework
+    name = next((word for word in argv if re.fullmatch(r"(?:.*/)?train(?:_async)?\.py", word)), "")
+    result = _above(cwd, script, name) if script is not None else Path(cwd)
+    checkout = Path(result, name).parent if result is not None else None
+    if checkout is None or is_folder(checkout / "slime"):
+        return framework
+    if is_folder(checkout / "miles"):
+        return "miles"
+    return "command: vime" if is_folder(checkout / "vime") else framework
+
+
+def _above(cwd: str, script: Path, name: str) -> Path | None:
+    """Return the folder in which a file is: where the program starts, else above the script."""
+    folders = (Path(cwd), *script.resolve().parents)
+    return next((folder for folder in folders if is_file(folder / name)), None)
+
+
+def _relative(command: Sequence[str], config: str | None) -> Iterator[str]:
+    """Yield the files of a program by their paths in its folder: of its script, its module, its settings."""
+    yield from (word for word in (*command[1:4], config or "") if _FILE.fullmatch(word))
+    for flag, word in itertools.pairwise(command[:4]):
+        if flag == "-m" and _MODULE.fullmatch(word):
+            yield f"{word.replace('.', '/')}.py"
+
+
+_SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh", "ash"})
+_READ_BYTES = 256 * 1024
+_KEY = re.compile(r"---|%YAML|['\"]?[\w./+-]+['\"]?:(?:\s|$)")  # how a YAML mapping begins
+_DOCUMENT_NAME = re.compile(r".*\.ya?ml")
+_PYTHON_NODES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Call)
+
+
+class Kind(Enum):
+    """What a file holds."""
+
+    SHELL = "shell script"
+    PYTHON = "Python program"
+    DOCUMENT = "configuration file"
+    PROGRAM = "program"
+
+
+def kind_of(path: Path) -> Kind:
+    """Return what a file holds; text that begins like nothing else is taken for a shell script."""
+    try:
+        data = path.open("rb").read(_READ_BYTES)
+    except OSError:
+        return Kind.SHELL  # whoever reads it says why it cannot
+    if data.startswith(b"\x7fELF"):
+        return Kind.PROGRAM
+    text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
+    if text.startswith("#!"):
+        return _of_interpreter(text.partition("\n")[0][2:].split())
+    first = next((line for line in text.splitlines() if line.strip() and line[0] != "#"), "")
+    if _KEY.match(first):
+        return Kind.DOCUMENT
+    if _is_python(text):
+        return Kind.PYTHON
+    # A broken or empty file begins like nothing: its name says which reader is to complain.
+    return Kind.DOCUMENT if not _begins_command(first) and _DOCUMENT_NAME.fullmatch(path.name) else Kind.SHELL
+
+
+def _of_interpreter(words: list[str]) -> Kind:
+    names = [word.rpartition("/")[2] for word in words if not word.startswith("-") and "=" not in word]
+    name = next((name for name in names if name != "env"), "")
+    if name in _SHELLS:
+        return Kind.SHELL
+    return Kind.PYTHON if name.startswith("python") else Kind.PROGRAM
+
+
+def _is_python(text: str) -> bool:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(isinstance(node, _PYTHON_NODES) for node in ast.walk(tree))
+
+
+def _begins_command(line: str) -> bool:
+    return re.match(r"[A-Za-z_./$]", line) is not None

@@ -11,21 +11,27 @@ from typing import Any
 
 import msgspec
 
+from autotune.launchers import frameworks
 from autotune.launchers.frameworks.dialects.hydra import bare
+from autotune.launchers.frameworks.tabular.flags import FlagFramework
+from autotune.orchestrator.config.installed import with_version
 from autotune.orchestrator.config.own_code import is_file, is_folder, is_there
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.containers import is_container
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init import roll
 from autotune.orchestrator.init.bash.state import UNSET, Invocation, Note, Use, is_unknown, shown, to_edit
-from autotune.orchestrator.init.checkout import folder_of, trainer_of
 from autotune.orchestrator.init.documents import (
+    Kind,
     areal_script,
     document_of,
     flat,
+    folder_of,
+    kind_of,
     read_document,
     readable_document,
     repository_of,
+    trainer_of,
 )
 from autotune.orchestrator.init.entry_points import (
     NEMO_RL_TRAINERS,
@@ -45,7 +51,6 @@ from autotune.orchestrator.init.followed import (
     program_of,
     unwrapping,
 )
-from autotune.orchestrator.init.fork_flags import fork_flags
 from autotune.orchestrator.init.formulas import (
     formula_of,
     placeholders_in,
@@ -57,11 +62,11 @@ from autotune.orchestrator.init.hardware import Hardware, hardware_of
 from autotune.orchestrator.init.settings import (
     settings_of,
 )
-from autotune.orchestrator.init.sources import Kind, kind_of
 from autotune.orchestrator.init.trainings import Training, chosen_of, is_server_of, left_out
 from autotune.orchestrator.placeholders import is_unfilled
 from autotune.policies.explain.secrets import is_secret_variable
 from autotune.policies.values.knobs import KNOBS
+from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
 _RUN_NAMES = (
@@ -417,3 +422,33 @@ def _name(script: Path | None, framework: str, settings: Mapping[str, Any]) -> s
         framework,
     )
     return re.sub(r"[^A-Za-z0-9._-]+", "-", named).strip("-._")[:60] or framework
+
+
+def fork_flags(
+    framework: str,
+    settings: Mapping[str, Any],
+    *,
+    command: tuple[str, ...],
+    python: str | None,
+    workdir: str,
+    env: Mapping[str, str],
+) -> dict[str, tuple[str, ...]]:
+    """Return the words of each setting that no release of a framework of flags has.
+
+    One whose value has to be edited stays a setting, where the edit has a line of its own.
+    """
+    adapter = frameworks.find(framework)
+    if not isinstance(adapter, FlagFramework):
+        return {}
+    job = Job(
+        name=framework,
+        framework=framework,
+        command=command,
+        python=python,
+        settings=dict(settings),
+        env=dict(env),
+        workdir=workdir,
+    )
+    foreign = adapter.foreign(with_version(job, adapter))
+    words = {key: adapter.words_of({key: settings[key]}) for key in foreign}
+    return {key: value for key, value in words.items() if value and not any(map(is_unfilled, value))}

@@ -17,9 +17,9 @@ from autotune.orchestrator.init import slurm
 from autotune.orchestrator.init.bash.builtins import ENDS_HERE
 from autotune.orchestrator.init.bash.reader import Reading, read_script
 from autotune.orchestrator.init.bash.state import Invocation, Note, Use, is_unknown, shown
+from autotune.orchestrator.init.documents import Kind, kind_of
 from autotune.orchestrator.init.entry_points import Program, is_shell_text, unwrapped
 from autotune.orchestrator.init.hardware import Hardware
-from autotune.orchestrator.init.sources import Kind, kind_of
 
 _DEEPEST = 10  # scripts inside each other
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh"})

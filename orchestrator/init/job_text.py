@@ -1,19 +1,22 @@
-"""A draft as the text of a commented job.yaml."""
+"""A draft as the text of a commented job.yaml, with environment variables in place of secrets."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import msgspec
 import yaml
 
 from autotune.launchers.base import DECIDES_MEMORY
 from autotune.orchestrator.config.cards import Gpus
 from autotune.orchestrator.config.loader import unfilled
-from autotune.orchestrator.config.secrets import as_yaml
-from autotune.orchestrator.init.bash.state import Note
+from autotune.orchestrator.config.secrets import as_yaml, without_secrets
+from autotune.orchestrator.init.bash.state import Note, Use
 from autotune.orchestrator.init.draft import Draft
 from autotune.orchestrator.placeholders import is_unfilled
+from autotune.policies.explain.secrets import masked
+from autotune.policies.values.job import Job
 
 _MOST_NOTES = 60  # notes in the head of the file; the rest is only said
 
@@ -156,3 +159,23 @@ def _scalar(value: Any) -> str:
     if isinstance(value, str) and ("\n" in text or (text[:1] not in "'\"" and re.search(r"[,\[\]{}]", text))):
         text = yaml.safe_dump(value, default_style='"', width=10**9, allow_unicode=True).strip()
     return text
+
+
+def with_variables(draft: Draft) -> Draft:
+    """Return a draft that names variables in place of its secrets, with a note on each of them."""
+    job, variables = without_secrets(
+        Job(name="", framework="", command=draft.command, settings=draft.settings, env=draft.env)
+    )
+    notes = [msgspec.structs.replace(note, message=masked(note.message)) for note in draft.notes]
+    for name in variables:
+        message = f"a secret is left out: `export {name}=...` where autotune runs"
+        use = draft.assigned.get(name, Use(file=draft.source, line=1))
+        notes.append(Note(file=use.file, line=use.line, message=message))
+    return msgspec.structs.replace(
+        draft,
+        command=job.command,
+        settings=job.settings,
+        env=job.env,
+        formulas={name: masked(formula) for name, formula in draft.formulas.items()},
+        notes=tuple(notes),
+    )

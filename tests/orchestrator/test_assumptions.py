@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from autotune.launchers import frameworks
 from autotune.orchestrator.cli import main
-from autotune.orchestrator.config.loader import assumed
-from autotune.orchestrator.unfinished import load_unfinished
+from autotune.orchestrator.config.loader import assumed, load_unfinished
 from autotune.policies.estimate.lengths import lengths_of, longest_of
 from autotune.policies.recovery.decide import decide
 from autotune.policies.values.events import Accepted, Launch

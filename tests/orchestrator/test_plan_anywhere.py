@@ -15,8 +15,7 @@ from autotune.orchestrator.cli import main
 from autotune.orchestrator.config.cards import CARDS, find_card, parse_gpus
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.errors import Complaint, JobErrors
-from autotune.orchestrator.first_job import Wish
-from autotune.orchestrator.starting_job import Start
+from autotune.orchestrator.starting_job import Start, Wish
 from autotune.policies.estimate.constants import DEFAULT_CARD, card, has_speed
 
 _JOB = """\

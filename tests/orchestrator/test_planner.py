@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from autotune.launchers.runners.node.host import Card, Machine
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.cli.plan import outcome_of
+from autotune.orchestrator.config.loader import load_unfinished
 from autotune.orchestrator.planner import Plan
 from autotune.orchestrator.terminal.plan_table import render_plan
-from autotune.orchestrator.unfinished import load_unfinished
 from autotune.policies.values.job import Job
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -14,9 +14,8 @@ from pathlib import Path
 from tree_sitter import Node
 
 from autotune.orchestrator.init.bash import conditions, expansion
-from autotune.orchestrator.init.bash.assignments import Assignments
 from autotune.orchestrator.init.bash.builtins import Leave
-from autotune.orchestrator.init.bash.commands import WORDS
+from autotune.orchestrator.init.bash.commands import WORDS, Assignments
 from autotune.orchestrator.init.bash.patterns import matches
 from autotune.orchestrator.init.bash.state import (
     Invocation,

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.orchestrator.config.loader import load_unfinished
 from autotune.orchestrator.driver import rehearsal
-from autotune.orchestrator.unfinished import load_unfinished
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from autotune.launchers.runners.cluster.runner import RayRunner
+from autotune.orchestrator.driver import log_writer
 from autotune.orchestrator.driver.log_writer import LogWriter
-from autotune.orchestrator.run import log_cursor, log_parts
+from autotune.orchestrator.run import log_parts
 from tests.launchers.runners.attempts import Program, wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -49,13 +50,13 @@ import sys, time
 from pathlib import Path
 from autotune.launchers.runners.cluster.runner import RayRunner
 from autotune.orchestrator.driver import log_writer
-from autotune.orchestrator.run import log_cursor
+from autotune.orchestrator.driver import log_writer
 
 log_writer._ACKNOWLEDGED_BYTES = 1 << 20
-log_cursor._EVERY_S = 0.05
+log_writer._CURSOR_EVERY_S = 0.05
 folder = Path(sys.argv[3])
 runner = RayRunner.open(sys.argv[1])
-handle = runner.attach(run=sys.argv[2], attempt=1, read=log_cursor.read(folder).offsets)
+handle = runner.attach(run=sys.argv[2], attempt=1, read=log_writer.read_cursor(folder).offsets)
 writer = log_writer.LogWriter(folder / "run.log")
 while not writer.caught_up:
     writer.catch_up()
@@ -113,7 +114,7 @@ def test_killed_drivers_record_every_byte_once(
     assert own[own.index(printed[0]) :] == [*printed, b"a line without an end"]  # after what Ray says
     (rank,) = (text for source, text in result.items() if source.startswith("worker-") and b"rank 0" in text)
     assert rank[rank.index(b"rank 0") :] == [b"rank %d" % number for number in range(LINES // 8)]
-    (file,) = (name for name in log_cursor.read(folder).offsets if name.endswith("/output.log"))
+    (file,) = (name for name in log_writer.read_cursor(folder).offsets if name.endswith("/output.log"))
     output = Path(file[file.index(":/") + 1 :])
     assert output.stat().st_size > 8 << 20
     assert output.stat().st_blocks * 512 < 5 << 20, "what is recorded takes the node's disk"

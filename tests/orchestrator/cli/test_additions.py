@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from autotune.launchers import frameworks
 from autotune.orchestrator.additions import additions
 from autotune.orchestrator.cli import main
-from autotune.orchestrator.unfinished import load_unfinished
+from autotune.orchestrator.config.loader import load_unfinished
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 

@@ -121,10 +121,9 @@ def test_what_died_the_change_its_peaks_and_the_next_commands_are_printed(folder
 def test_the_change_is_the_one_that_launch_makes(folder: Path) -> None:
     from autotune.launchers import frameworks
     from autotune.orchestrator.cluster_fit import with_gpu_memory
-    from autotune.orchestrator.config.loader import expected_cluster
+    from autotune.orchestrator.config.loader import expected_cluster, load_unfinished
     from autotune.orchestrator.explain.reader import read
     from autotune.orchestrator.planner import first_attempt
-    from autotune.orchestrator.unfinished import load_unfinished
     from autotune.policies.diagnosis.diagnose import diagnose
     from autotune.policies.recovery.next_remedy import next_remedy
     from autotune.policies.values.history import Attempt, fold

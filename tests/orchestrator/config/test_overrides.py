@@ -15,17 +15,15 @@ from autotune.orchestrator.cli.shared import edit, start
 from autotune.orchestrator.cli.shared.edit import RequestedJob
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions
 from autotune.orchestrator.config.cards import Gpus, find_card
-from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.config.loader import load_unfinished, parse
 from autotune.orchestrator.config.overrides import override, with_edits
 from autotune.orchestrator.config.schema import READ_ELSEWHERE
 from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.config.yaml_nodes import Document
 from autotune.orchestrator.errors import ExitCode, JobErrors
-from autotune.orchestrator.first_job import Wish
 from autotune.orchestrator.run.directory import Mode, RunRequest
 from autotune.orchestrator.run.export import with_units
-from autotune.orchestrator.starting_job import starting_job
-from autotune.orchestrator.unfinished import load_unfinished
+from autotune.orchestrator.starting_job import Wish, starting_job
 from autotune.policies.values.job import Cluster, Job, Launcher, PromptSample
 from autotune.policies.values.profile import Profile
 

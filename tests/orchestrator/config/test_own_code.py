@@ -11,9 +11,8 @@ import pytest
 from autotune.launchers.frameworks import find
 from autotune.orchestrator.config import own_code
 from autotune.orchestrator.config.installed import with_version
-from autotune.orchestrator.config.loader import assumed, load
+from autotune.orchestrator.config.loader import assumed, load, load_unfinished
 from autotune.orchestrator.errors import JobErrors
-from autotune.orchestrator.unfinished import load_unfinished
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 

@@ -11,7 +11,7 @@ import pytest
 from autotune.launchers.base import OWN_SOURCE, Chunk
 from autotune.orchestrator.driver import log_writer
 from autotune.orchestrator.driver.log_writer import LogLine, LogWriter
-from autotune.orchestrator.run import log_cursor, log_parts
+from autotune.orchestrator.run import log_parts
 from autotune.policies.values.value import Value
 
 LONG = 40  # bytes of the longest line
@@ -19,8 +19,8 @@ LONG = 40  # bytes of the longest line
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_cursor, "_EVERY_S", 0.0)
-    monkeypatch.setattr(log_cursor, "_SHARE", float("inf"))
+    monkeypatch.setattr(log_writer, "_CURSOR_EVERY_S", 0.0)
+    monkeypatch.setattr(log_writer, "_CURSOR_SHARE", float("inf"))
     monkeypatch.setattr(log_writer, "_LONGEST_LINE", LONG)
     monkeypatch.setattr(log_writer, "_TOGETHER", LONG // 2)
 
@@ -70,7 +70,7 @@ def play(folder: Path, files: Files, lives: list[Life]) -> list[LogLine]:
     for life in lives:
         writer = LogWriter(log)
         list(all_of(writer))
-        read = dict(log_cursor.read(folder).offsets)
+        read = dict(log_writer.read_cursor(folder).offsets)
         cursors = [saved(folder)]
         size = log.stat().st_size if log.exists() else 0
         for number, length in life.pieces:
@@ -83,11 +83,11 @@ def play(folder: Path, files: Files, lives: list[Life]) -> list[LogLine]:
             left = cursors[max(0, len(cursors) - 2 - life.stale)]
             with log.open("r+b") as file:
                 file.truncate(size + int(life.torn * (log.stat().st_size - size)))
-        (folder / log_cursor.NAME).unlink(missing_ok=True)
+        (folder / log_writer.CURSOR).unlink(missing_ok=True)
         if left is not None:
-            (folder / log_cursor.NAME).write_bytes(left)
+            (folder / log_writer.CURSOR).write_bytes(left)
     writer = LogWriter(log)
-    written, read = list(all_of(writer)), dict(log_cursor.read(folder).offsets)
+    written, read = list(all_of(writer)), dict(log_writer.read_cursor(folder).offsets)
     for number in range(len(files.contents)):
         while (chunk := files.piece(read, number, 1000)) is not None:
             written += [line for part in writer.write((chunk,), ()) for line in part]
@@ -95,7 +95,7 @@ def play(folder: Path, files: Files, lives: list[Life]) -> list[LogLine]:
 
 
 def saved(folder: Path) -> bytes | None:
-    path = folder / log_cursor.NAME
+    path = folder / log_writer.CURSOR
     return path.read_bytes() if path.exists() else None
 
 

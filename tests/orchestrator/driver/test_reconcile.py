@@ -19,12 +19,12 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Command, Exit, Observed, Unreachable
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.config.loader import assumed, parse
-from autotune.orchestrator.driver import reconcile
+from autotune.orchestrator.driver import log_writer, reconcile
 from autotune.orchestrator.driver.attempt import POLL_S, WATCH_S
 from autotune.orchestrator.driver.context import Observer, RunContext
 from autotune.orchestrator.driver.signals import ForcedExit, Interrupts
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.run import directory, journal, log_cursor
+from autotune.orchestrator.run import directory, journal
 from autotune.orchestrator.run.lock import TakenOver
 from autotune.orchestrator.run.storage import Persistence, Unrecordable
 from autotune.policies.values.events import (
@@ -237,8 +237,8 @@ def test_killed_at_any_moment_a_driver_resumes_to_the_same_end(
 def test_a_reattached_attempt_goes_on_without_repeating_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cursor: bool
 ) -> None:
-    monkeypatch.setattr(log_cursor, "_EVERY_S", 0.0 if cursor else 3600.0)
-    monkeypatch.setattr(log_cursor, "_SHARE", math.inf)
+    monkeypatch.setattr(log_writer, "_CURSOR_EVERY_S", 0.0 if cursor else 3600.0)
+    monkeypatch.setattr(log_writer, "_CURSOR_SHARE", math.inf)
     delivered: list[bytes] = []
     poll = Attempt.poll
 

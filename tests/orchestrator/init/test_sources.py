@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.init import slurm
+from autotune.orchestrator.init.documents import Kind, kind_of
 from autotune.orchestrator.init.hardware import Hardware
-from autotune.orchestrator.init.sources import Kind, kind_of
 
 INNER = """#!/bin/bash
 python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm data.train_batch_size=${1:-8} \\
