@@ -87,7 +87,7 @@ LONG = {
     "reconcile.py": 450,
     "monitor.py": 475,
     "planner.py": 450,
-    "draft.py": 450,
+    "draft.py": 475,
     "loader.py": 450,
     "commands.py": 525,
     "drive.py": 500,

@@ -65,8 +65,8 @@ from autotune.orchestrator.init.settings import (
 from autotune.orchestrator.init.trainings import Training, chosen_of, is_server_of, left_out
 from autotune.orchestrator.placeholders import is_unfilled
 from autotune.policies.explain.secrets import is_secret_variable
-from autotune.policies.values.knobs import KNOBS
 from autotune.policies.values.job import Job
+from autotune.policies.values.knobs import KNOBS
 from autotune.policies.values.value import Value
 
 _RUN_NAMES = (
