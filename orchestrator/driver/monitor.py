@@ -59,7 +59,6 @@ _SIGKILL, _SIGTERM = 9, 15
 _WORKER_GONE = "Worker exit type: SYSTEM_ERROR"
 # Those of `accelerate launch` and of torchrun, which itself kills workers once one of them has failed.
 _WORKER_KILLED = ("died with <Signals.SIGKILL: 9>", "Signal 9 (SIGKILL) received")
-_OF_FAILURE = ("cause", "phase", "component", "rank", "step", "facts")  # that a cure in place records
 _REPORTED = 64  # steps by which a worker's own log may lag behind the driver's
 _ANY_SCRIPT = "command"  # only its exit says that it is done
 
@@ -304,12 +303,26 @@ class AttemptMonitor:
     def _cured(self, text: str) -> list[Event]:
         """Return the cure that a record by autotune's own code tells, unless it is known."""
         cure = cure_of(text)
-        if cure is None or cure.failure.step is None or (cure.knob, cure.after) in self._cures:
+        if cure is None or (cure.knob, cure.after) in self._cures:
+            return []
+        failure = cure.failure
+        if failure.step is None:
             return []
         self._cures.add((cure.knob, cure.after))
-        failed = {name: getattr(cure.failure, name) for name in _OF_FAILURE}
-        change = {"knob": cure.knob, "before": cure.before, "after": cure.after}
-        return [CuredInPlace(attempt=self._attempt, **failed, **change)]
+        return [
+            CuredInPlace(
+                attempt=self._attempt,
+                cause=failure.cause,
+                phase=failure.phase,
+                component=failure.component,
+                rank=failure.rank,
+                step=failure.step,
+                facts=failure.facts,
+                knob=cure.knob,
+                before=cure.before,
+                after=cure.after,
+            )
+        ]
 
     def _take_marker(self, marker: Marker | None, events: list[Event], now: float) -> None:
         if isinstance(marker, StepTokens):
