@@ -85,7 +85,7 @@ LONG = {
     "events.py": 450,
     "history.py": 600,
     "reconcile.py": 450,
-    "monitor.py": 475,
+    "monitor.py": 480,
     "planner.py": 450,
     "draft.py": 475,
     "loader.py": 450,

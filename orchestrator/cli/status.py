@@ -292,9 +292,7 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
             run.cluster,
             _ago(now - seconds_of(run.submitted)) if run.submitted else "-",
             show_duration(run.total_s),
-            messages.lasted(
-                run.running_s, at_least=any(part.unwatched for part in (*run.attempts, *run.trials))
-            ),
+            messages.lasted(run.running_s, at_least=_is_open_ended(run)),
             str(len(run.attempts)),
             run.status,
         )
@@ -359,6 +357,10 @@ def _below(rows: list[tuple[str, str, str, str]], width: int | None) -> str:
 
 def _took(part: AttemptStatus | TrialStatus) -> str:
     return messages.lasted(part.seconds, at_least=part.unwatched)
+
+
+def _is_open_ended(run: RunStatus) -> bool:
+    return any(a.unwatched for a in run.attempts) or any(t.unwatched for t in run.trials)
 
 
 def _seconds(attempt: AttemptView, *, now: float) -> float | None:
