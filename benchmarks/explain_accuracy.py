@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotune.orchestrator.explain.analyze import Explanation, explain
-from autotune.orchestrator.explain.headline import holder_text
+from autotune.orchestrator.explain.headline import headline
 from autotune.orchestrator.explain.reader import read_from
 from autotune.orchestrator.explain.text_output import render_explanation
 from autotune.policies.values.diagnosis import Diagnosis
@@ -144,7 +144,7 @@ def scores(labelled: Sequence[Case], shown: Callable[[Case], bytes]) -> dict[str
         )
     if held:
         rows["holder of host memory named"] = _score(
-            held, lambda case: case.label["holder"] in holder_text(explanations[case.name])
+            held, lambda case: case.label["holder"] in headline(explanations[case.name])
         )
     return rows
 

@@ -21,7 +21,7 @@ from autotune.orchestrator.cli.shared.options import (
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.analyze import Explanation, explain
 from autotune.orchestrator.explain.github import render_github
-from autotune.orchestrator.explain.incident import Read, is_log_name, logs_of, ordered, read_of, rest
+from autotune.orchestrator.explain.incident import Read, is_log_name, logs_of, ordered, read_of, summary
 from autotune.orchestrator.explain.json_output import document
 from autotune.orchestrator.explain.reader import (
     STDIN,
@@ -69,7 +69,7 @@ def explain_logs(
     """Print the explanation of the failure that the logs are of; returns OK if its cause was found, else NO.
 
     Several logs, or a folder or archive of them, are one failure: the log that tells the first cause is
-    explained, the others are counted. As JSON every log has its line. Raises Failure for a log that cannot be
+    explained, the others are counted; as JSON they are listed. Raises Failure for a log that cannot be
     read, where it was named itself, and for an unknown framework.
     """
     logs = logs_of(_log_of(name, options) for name in names)
@@ -90,13 +90,13 @@ def explain_logs(
         for reading in _readings(name, named=name in names):
             explanation = explain(reading, framework=wanted, model=shape)
             is_answer = is_answer or explanation.is_answer
-            if options.json:
-                _write(document(explanation) + b"\n")
             at = explanation.main_line.line if explanation.diagnosis.evidence else explanation.lines
             reads.append(read_of(explanation, reading.before(at).split("\n")[-_NEAR:]))
-    if reads and not options.json:
-        first, *_ = reads = ordered(reads)
-        echo("\n".join((render(first.explanation), *rest(reads))), color=options.color)
+    if reads := ordered(reads):
+        if options.json:
+            _write(document(reads) + b"\n")
+        else:
+            echo("\n".join((render(reads[0].explanation), *summary(reads))), color=options.color)
     return ExitCode.OK if is_answer else ExitCode.NO
 
 

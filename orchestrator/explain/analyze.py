@@ -31,6 +31,7 @@ _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1}
 _PREDICTED = 4  # cures
 _NAMED = 3  # processes
 _SAME_MESSAGE = 8  # lines within which one failure repeats its message
+_WHOLE_NODE = ",global_oom,"  # the kernel's word for a kill that no limit of a group brought about
 _SAME = 0.05  # relative difference of two sizes of the same process
 
 
@@ -140,6 +141,8 @@ def _late(reading: Reading, diagnosis: Diagnosis, context: Context) -> str:
 
 
 def _ceilings(reading: Reading, diagnosis: Diagnosis) -> tuple[tuple[str, str], ...]:
+    if any(_WHOLE_NODE in line.text for line in diagnosis.evidence):
+        return ()
     traces = traces_in(reading.ends)
     return tuple(
         (ceiling.place, ceiling.words)

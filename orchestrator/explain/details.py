@@ -107,9 +107,14 @@ def _users(explanation: Explanation) -> list[str]:
         ordered = facts.holders[:_HELD]
         rows = ", ".join(
             f"{'' if one.pid is None else f'pid {one.pid} '}{show_gib(one.held_bytes)} {plain(one.command)}"
+            f"{' (killed)' if one.killed else ''}"
             for one in ordered
         )
         return [f"info: largest users of the node's memory: {rows}"]
+    if facts.holders and facts.capacity_bytes is None and all(one.killed for one in facts.holders):
+        return [
+            "info: who held the node's memory stands in the table that the kernel prints above this (`dmesg`)"
+        ]
     used = (facts.capacity_bytes or 0) - (facts.free_bytes or 0)
     if len(facts.holders) != 1 or facts.free_bytes is None or facts.holders[0].held_bytes >= used / 2:
         return []

@@ -11,6 +11,7 @@ from autotune.orchestrator.units import show_gib, size_bytes
 from autotune.policies.diagnosis.log_prefixes import parsed
 from autotune.policies.diagnosis.memory_users import largest
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
+from autotune.policies.values.diagnosis import Holder
 from autotune.policies.values.failure import Cause, Component, Phase
 
 _PHASES = {
@@ -30,13 +31,14 @@ _PARTS = {
 }
 _HOST_WHO = {
     "ray-memory-monitor": "Ray killed a worker",
-    "kernel-oom-kill": "the kernel killed a process",
     "cgroup-oom-event": "the container's memory limit killed a process",
     "slurm-oom-kill": "Slurm killed a task",
     "kubernetes-oom-killed": "Kubernetes killed a container",
     "pinned-memory": "a pinned allocation failed",
     "sglang-host-memory": "the engine asked for too much host memory",
 }
+# Who killed, of a rule that recognises several; a supervisor of the kernel's kills repeats its word.
+_KILLERS = {"systemd-oomd": "systemd-oomd killed a unit", "earlyoom": "earlyoom killed a process"}
 _REFUSALS = {
     Cause.INFRASTRUCTURE: "the cluster failed, not the job",
     Cause.CONFIG: "the job refused a setting",
@@ -149,7 +151,9 @@ def _missing(explanation: Explanation, text: str) -> str:
 
 def _host(explanation: Explanation, text: str, where: str) -> str:
     rule = explanation.diagnosis.evidence[0].rule if explanation.diagnosis.evidence else ""
-    who, holds, facts = _HOST_WHO.get(rule, ""), holder_text(explanation), explanation.diagnosis.facts
+    holds, facts = holder_text(explanation), explanation.diagnosis.facts
+    killed = next((one for one in facts.holders if one.killed), None)
+    who = _killer(killed, text) if rule == "kernel-oom-kill" else _HOST_WHO.get(rule, "")
     capacity, free, allowed = facts.capacity_bytes, facts.free_bytes, facts.allowed_bytes
     if capacity and free is not None:
         used = capacity - free
@@ -159,9 +163,19 @@ def _host(explanation: Explanation, text: str, where: str) -> str:
     if holds:
         of = f"{show_gib(capacity)} host memory" if capacity else "host memory"
         return f"{who or 'host memory ran out'}{where}: {holds} of {of}"
+    if rule == "kernel-oom-kill" and killed is not None:
+        return f"{who}{where}: it held {show_gib(killed.held_bytes)} of host memory"
     if who:
         return f"{who}{where}{_missing(explanation, text) or ': host memory ran out'}"
     return f"host memory ran out{where}{_missing(explanation, text)}"
+
+
+def _killer(killed: Holder | None, text: str) -> str:
+    """Return who killed what to free host memory."""
+    if killer := next((words for name, words in _KILLERS.items() if name in text), ""):
+        return killer
+    named = "a process" if killed is None else f"{plain(killed.command)} (pid {killed.pid})"
+    return f"the kernel killed {named}"
 
 
 def holder_text(explanation: Explanation) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -69,24 +70,46 @@ def ordered(reads: Iterable[Read]) -> list[Read]:
     return sorted(reads, key=lambda read: (_rank(read.explanation), read.failed_at))
 
 
-def rest(reads: list[Read]) -> Iterator[str]:
-    """Yield what the other logs show, a line for each kind."""
-    lead, *others = reads
-    cause, known = lead.explanation.diagnosis.cause, lead.explanation.is_answer
-    alike = [read for read in others if known and read.explanation.diagnosis.cause is cause]
-    different = [read for read in others if read not in alike and _rank(read.explanation) < _SILENT]
-    silent = len(others) - len(alike) - len(different)
-    waited = [read for read in different if cause.is_oom and read.explanation.diagnosis.cause is Cause.HANG]
-    if alike:
-        yield f"info: {_logs(len(alike))} with the same failure ({_named(alike)})"
-    if waited:
-        yield f"info: {_logs(len(waited))} of ranks that waited for it ({_named(waited)})"
-        different = [read for read in different if read not in waited]
-    if different:
-        causes = sorted({str(read.explanation.diagnosis.cause) for read in different})
-        yield f"info: {_logs(len(different))} with other errors ({', '.join(causes)}: {_named(different)})"
-    if silent:
-        yield f"info: {_logs(silent)} without a failure"
+class Relation(enum.StrEnum):
+    """What another log of an incident has to do with its first cause."""
+
+    SAME = "same"  # the same failure
+    WAITED = "waited"  # for a rank that failed
+    OTHER = "other"  # errors of another cause
+    NONE = "none"  # no failure
+
+
+def others(reads: list[Read]) -> Iterator[tuple[Relation, Explanation]]:
+    """Yield the logs behind the one that leads, each with what it has to do with it."""
+    lead, *rest = (read.explanation for read in reads)
+    cause = lead.diagnosis.cause
+    for other in rest:
+        if lead.is_answer and other.diagnosis.cause is cause:
+            yield Relation.SAME, other
+        elif _rank(other) == _SILENT:
+            yield Relation.NONE, other
+        elif cause.is_oom and other.diagnosis.cause is Cause.HANG:
+            yield Relation.WAITED, other
+        else:
+            yield Relation.OTHER, other
+
+
+def summary(reads: list[Read]) -> Iterator[str]:
+    """Yield what the other logs show, a line for each relation."""
+    groups: dict[Relation, list[Explanation]] = {relation: [] for relation in Relation}
+    for relation, other in others(reads):
+        groups[relation].append(other)
+    for relation, logs in groups.items():
+        causes = ", ".join(sorted({str(log.diagnosis.cause) for log in logs}))
+        words = {
+            Relation.SAME: f"with the same failure ({_named(logs)})",
+            Relation.WAITED: f"of ranks that waited for it ({_named(logs)})",
+            Relation.OTHER: f"with other errors ({causes}: {_named(logs)})",
+            Relation.NONE: "without a failure",
+        }
+        if logs:
+            count = "1 other log" if len(logs) == 1 else f"{len(logs)} other logs"
+            yield f"info: {count} {words[relation]}"
 
 
 _WEAK, _NONE, _SILENT = 1, 2, 3
@@ -100,13 +123,9 @@ def _rank(explanation: Explanation) -> int:
     return _NONE if diagnosis.evidence else _SILENT
 
 
-def _logs(count: int) -> str:
-    return "1 other log" if count == 1 else f"{count} other logs"
-
-
-def _named(reads: list[Read]) -> str:
-    shown = ", ".join(Path(read.explanation.file).name for read in reads[:_SHOWN])
-    return f"{shown}, …" if len(reads) > _SHOWN else shown
+def _named(logs: list[Explanation]) -> str:
+    shown = ", ".join(Path(log.file).name for log in logs[:_SHOWN])
+    return f"{shown}, …" if len(logs) > _SHOWN else shown
 
 
 def _inside(folder: Path) -> list[str]:

@@ -1,10 +1,11 @@
-"""The JSON document of one log: names that scripts rely on; fields are added, never renamed."""
+"""The JSON document of one incident: names that scripts rely on; fields are added, never renamed."""
 
 from __future__ import annotations
 
 import msgspec
 
 from autotune.orchestrator.explain.analyze import Explanation
+from autotune.orchestrator.explain.incident import Read, Relation, others
 from autotune.orchestrator.explain.job_context import Remedied
 from autotune.orchestrator.explain.sanitize import plain
 from autotune.policies.values.diagnosis import Holder
@@ -64,8 +65,17 @@ class RemedyDocument(Value, frozen=True, kw_only=True):
     words: dict[str, list[str]]  # framework or tool -> lines to type
 
 
+class OtherDocument(Value, frozen=True, kw_only=True):
+    """Another log of the same incident."""
+
+    file: str
+    relation: Relation  # to the first cause: same, waited, other or none
+    cause: Cause
+    line: int | None  # of its failure
+
+
 class ExplanationDocument(Value, frozen=True, kw_only=True):
-    """Why the job of one log died, and what would cure it."""
+    """Why a job died, and what would cure it: of several logs the one that tells the first cause."""
 
     schema: int
     file: str
@@ -89,10 +99,12 @@ class ExplanationDocument(Value, frozen=True, kw_only=True):
     remedies: list[RemedyDocument]
     hints: list[str]  # what helps besides the settings of a remedy; those that lead stand first
     lines: int  # of the log
+    others: list[OtherDocument]
 
 
-def document(explanation: Explanation) -> bytes:
-    """Return an explanation as one line of JSON."""
+def document(reads: list[Read]) -> bytes:
+    """Return the explanation of an incident, of which the first log leads, as one line of JSON."""
+    explanation = reads[0].explanation
     diagnosis, request = explanation.diagnosis, explanation.request
     framework = explanation.context.framework
     result = ExplanationDocument(
@@ -125,6 +137,15 @@ def document(explanation: Explanation) -> bytes:
         remedies=[_remedy(remedied, explanation) for remedied in explanation.remedies],
         hints=[hint.text for hint in explanation.hints],
         lines=explanation.lines,
+        others=[
+            OtherDocument(
+                file=other.file,
+                relation=relation,
+                cause=other.diagnosis.cause,
+                line=other.main_line.line if other.diagnosis.evidence else None,
+            )
+            for relation, other in others(reads)
+        ],
     )
     return msgspec.json.encode(result)
 

@@ -83,7 +83,7 @@ def found(
             cause=None, line=shown, fatal=rule.fatal, rank=rank, step=place.step, source=place.source
         ), False
     earlier = before()
-    context = above(earlier, line)
+    context = [without_table(text) for text in above(earlier, line)]
     where = _whereabouts(
         rule, line._replace(text=without_table(line.text)), earlier, context, since_stage=since_stage
     )

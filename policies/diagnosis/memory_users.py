@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from autotune.policies.diagnosis.phase_patterns import component_of, phase_of
 from autotune.policies.values.diagnosis import Facts, Holder
 from autotune.policies.values.failure import Component, Phase
@@ -31,6 +33,7 @@ _KERNEL_KILLED = re.compile(
     r"Killed process (\d{1,9}),? \(([^)]{1,60})\).*?anon-rss:(\d{1,12})kB(?:, file-rss:(\d{1,12})kB)?"
     r"(?:, shmem-rss:(\d{1,12})kB)?"
 )
+_KERNEL_KILL = re.compile(r"\binvoked oom-killer:|\boom-kill:constraint=|\bKilled process \d+")
 _SYSTEMD = re.compile(r"Killed (\S{1,200}) due to memory used \((\d{1,18})\)")
 _EVICTED = re.compile(r"[Cc]ontainer ([\w.-]{1,80}) was using (\d{1,15}(?:\.\d+)?)([KMGT])i\b")
 # Slurm's `sacct`, as a table over a line of dashes or with `|` between its columns, and `seff`.
@@ -39,7 +42,7 @@ _DASHES = re.compile(r"-{3,}")
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([KMGT])")
 _SEFF = re.compile(r"\bMemory Utilized: (\d{1,9}(?:\.\d{1,6})?) ([KMGT])B\b")
 # A process that leads the others, and holds their batches rather than a model.
-_DRIVER = re.compile(r"TaskRunner|main_task|main_(?:ppo|grpo|\w+)\b|Orchestrator|\bdriver\b|SingleController")
+_DRIVER = re.compile(r"TaskRunner|\bmain_(?!thread)\w+\b|Orchestrator|\bdriver\b|SingleController")
 _LOADER = re.compile(r"pt_data_worker|[Dd]ata[Ll]oader|DatasetActor|DataWorker|ray::Map|ray::Read|\bdataset")
 _METHOD = re.compile(r"\bray::(\w+)\.(\w+)")
 # Programs that a training is made of, its launchers and what lists a part of it; kernels print 15 letters.
@@ -86,8 +89,10 @@ class Table:
         holders = (*_killed(line), *rows, *_kernel_rows(line), *self._steps.take(line))
         for holder in holders:
             key = _key(holder)
-            if key not in self._found or self._found[key].held_bytes <= holder.held_bytes:
-                self._found[key] = holder
+            known = self._found.get(key, holder)
+            larger = max(known, holder, key=lambda one: one.held_bytes)
+            killed = known.killed or holder.killed
+            self._found[key] = msgspec.structs.replace(larger, killed=killed)
         return bool(holders)
 
     @property
@@ -135,7 +140,12 @@ def _key(holder: Holder) -> int | str:
 
 
 def without_table(text: str) -> str:
-    """Return a message without the processes that it lists in the same line."""
+    """Return a message without the processes that it lists in the same line.
+
+    Whom the kernel kills, or who asked for the last page, need not be what filled the memory.
+    """
+    if _KERNEL_KILL.search(text) or _KERNEL_ROW.search(text):
+        return ""
     head = _RAY_HEAD.search(text)
     return text if head is None else text[: head.start()]
 
@@ -143,12 +153,13 @@ def without_table(text: str) -> str:
 def largest(facts: Facts) -> Group | None:
     """Return the processes of one command that hold most of what is listed; None where none stands out.
 
-    Where the log also says how much of the node was in use, they hold a good part of that.
+    Where the log also says how much of the node was in use, they hold a good part of that. Who was killed
+    need not hold much: alone it stands out only where the log says so.
     """
-    capacity, free = facts.capacity_bytes, facts.free_bytes
-    group = first_listed(facts)
-    used = 0 if capacity is None or free is None else capacity - free
-    return group if group is not None and group.held_bytes >= _OF_USED * used else None
+    capacity, group = facts.capacity_bytes, first_listed(facts)
+    used = 0 if capacity is None else capacity - (facts.free_bytes or 0)
+    listed = bool(used) or not all(one.killed for one in facts.holders)
+    return group if group is not None and listed and group.held_bytes >= _OF_USED * used else None
 
 
 def first_listed(facts: Facts) -> Group | None:
@@ -186,10 +197,10 @@ def _killed(line: str) -> Iterator[Holder]:
     if match := _RAY_KILLED.search(line):
         # An actor goes by what created it, whatever it was doing.
         command = f"ray::{match[1].rpartition(':')[2].removesuffix('.__init__')}"
-        yield Holder(pid=int(match[2]), held_bytes=_gib(match[3]), command=command[:_LONGEST])
+        yield Holder(pid=int(match[2]), held_bytes=_gib(match[3]), command=command[:_LONGEST], killed=True)
     if match := _KERNEL_KILLED.search(line):
         held = sum(int(size) << 10 for size in match.groups()[2:] if size)
-        yield Holder(pid=int(match[1]), held_bytes=held, command=match[2])
+        yield Holder(pid=int(match[1]), held_bytes=held, command=match[2], killed=True)
     if match := _SYSTEMD.search(line):
         yield Holder(pid=None, held_bytes=int(match[2]), command=match[1][:_LONGEST])
     if match := _SEFF.search(line):

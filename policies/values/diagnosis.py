@@ -28,6 +28,7 @@ class Holder(Value, frozen=True, kw_only=True):
     pid: int | None = None
     held_bytes: int
     command: str = ""
+    killed: bool = False  # by the kernel or Ray, which may choose a small one
 
 
 class Facts(Value, frozen=True, kw_only=True):

@@ -222,6 +222,8 @@ PROCESS_LISTS: Mapping[str, str] = {
 CEILINGS = (
     Ceiling("slurm", (Cause.HOST_OOM,), "#SBATCH --mem=...   (0: the whole node)", traces=("slurmstepd", "srun:", "SLURM_")),
     Ceiling("kubernetes", (Cause.HOST_OOM,), "resources.limits.memory", traces=("OOMKilled", "kubelet", "kubepods")),
+    Ceiling("docker", (Cause.HOST_OOM,), "docker run --memory=...", traces=("/docker-", "/docker/")),
+    Ceiling("systemd", (Cause.HOST_OOM,), "ManagedOOMMemoryPressureLimit= of the unit, or systemd-run --scope -p MemoryMax=...", traces=("systemd-oomd",)),
     Ceiling("ray", (Cause.OBJECT_STORE,), "ray start --object-store-memory=BYTES"),
     Ceiling("docker", (Cause.SHM,), "docker run --shm-size=64g; in Kubernetes an emptyDir of medium Memory at /dev/shm"),
 )

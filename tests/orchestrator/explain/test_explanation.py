@@ -18,6 +18,7 @@ from autotune.orchestrator.config.model_files import read_model
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain import job_context
 from autotune.orchestrator.explain.analyze import Explanation, explain
+from autotune.orchestrator.explain.incident import read_of
 from autotune.orchestrator.explain.json_output import document
 from autotune.orchestrator.explain.reader import check, read, read_from
 from autotune.orchestrator.explain.rule_page import explain_rule
@@ -153,7 +154,7 @@ def test_the_model_tells_what_a_request_is() -> None:
 
 
 def test_the_document_has_its_names() -> None:
-    one = json.loads(document(of(OOM)))
+    one = json.loads(document([read_of(of(OOM), [])]))
     assert {
         "schema", "file", "cause", "is_oom", "resource", "phase", "component", "rank", "facts",
         "fragmentation", "confidence", "evidence", "consequences", "remedies",
@@ -171,7 +172,7 @@ def test_secrets_and_escapes_stay_in_the_log() -> None:
         "\x1b[31m \x1b]0;owned\x07 \x9b31m \u202e HF_TOKEN=hf_abcdefghijklmnopqrstuvwx https://me:hunter2@x/"
     )
     found = of(OOM.replace("unallocated.\n", f"unallocated. {poison}\n"))
-    for shown in (render_explanation(found), document(found).decode()):
+    for shown in (render_explanation(found), document([read_of(found, [])]).decode()):
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
         assert "hunter2" not in shown and "hf_abc" not in shown
 
@@ -188,7 +189,7 @@ def test_every_number_of_the_first_lines_is_in_the_log() -> None:
 def test_no_bytes_break_it(before: bytes, message: bytes, after: bytes) -> None:
     found = of(before + message + after)
     assert render_explanation(found).replace("\n", "").isprintable()
-    json.loads(document(found))
+    json.loads(document([read_of(found, [])]))
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES] + [cause.value for cause in Cause])

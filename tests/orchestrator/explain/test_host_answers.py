@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,34 @@ def test_the_help_is_about_the_moment_and_what_held_the_memory(name: str) -> Non
     assert helps[0].startswith(f"help: {first}"), page
     assert all(word in page for word in names), page
     assert not [word for word in (*PASSES, *never) if word in page], page
+
+
+KILLED = (
+    "[9.1] pt_data_worker invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0\n"
+    "{table}"
+    "[9.1] oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0-1,global_oom,"
+    "task_memcg=/kubepods/pod1,task=exporter,pid=4120,uid=998\n"
+    "[9.1] Out of memory: Killed process 4120 (exporter) total-vm:1648000kB, anon-rss:81920kB, "
+    "file-rss:0kB, shmem-rss:0kB, UID:998 pgtables:800kB oom_score_adj:500\n"
+)
+TABLE = (
+    "[9.1] [  88121]  1004 88121 61712301 31457280 262144000        0             0 pt_main_thread\n"
+    "[9.1] [   4120]   998  4120   412000    20480    819200        0           500 exporter\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("table", "first", "more"),
+    [
+        (TABLE, "pt_main_thread holds 120.00 GiB of host memory", "80.0 MiB exporter (killed)"),
+        ("", "it held 80.0 MiB of host memory", "in the table that the kernel prints"),
+    ],
+)
+def test_who_was_killed_for_a_whole_node_is_not_called_the_holder(table: str, first: str, more: str) -> None:
+    text = KILLED.format(table=table)
+    page = render_explanation(
+        explain(read_from(io.BytesIO(text.encode()), name="log"), framework=None, model=None)
+    )
+    head = page.split("\n", 1)[0]
+    assert head == f"error[host-oom]: the kernel killed exporter (pid 4120): {first}"
+    assert more in page and "raise the limit" not in page and "driver" not in page and "`data`" not in page

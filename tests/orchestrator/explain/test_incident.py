@@ -77,9 +77,13 @@ def test_of_two_causes_the_earlier_one_leads(tmp_path: Path, first: str) -> None
     assert call(str(tmp_path / "a.log"), str(tmp_path / "b.log")).output.startswith(wanted)
 
 
-def test_as_json_every_log_has_its_line(session: Path) -> None:
-    lines = [json.loads(line) for line in call("--json", str(session)).output.splitlines()]
-    assert {line["cause"] for line in lines} == {"gpu-oom", "hang", "unknown"}
+def test_as_json_the_first_cause_leads_and_the_other_logs_are_listed(session: Path) -> None:
+    found = json.loads(call("--json", str(session)).output)
+    assert (found["cause"], found["file"]) == ("gpu-oom", str(session / "worker-41.err"))
+    relations = [other["relation"] for other in found["others"]]
+    assert (relations.count("waited"), relations.count("none"), len(relations)) == (50, 60, 110)
+    victim = next(other for other in found["others"] if other["relation"] == "waited")
+    assert (victim["cause"], victim["line"]) == ("hang", 2) and victim["file"].endswith("worker-01.err")
 
 
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
