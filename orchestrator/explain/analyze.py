@@ -82,7 +82,8 @@ def explain(reading: Reading, *, framework: str | None, model: Model | None) -> 
     request = None
     if requested and context.model is not None and diagnosis.cause is Cause.GPU_OOM:
         request = named(requested, context.model, tokens=context.tokens)
-    residue, holders = residue_of(reading.ends, diagnosis), _holders(diagnosis)
+    holders = _holders(diagnosis)
+    residue = residue_of(reading.ends, diagnosis, holders)
     remedies = tuple(
         _named(each, holders) for each in remedied(context, diagnosis) if residue is None or each.cure.changes
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from autotune.orchestrator.explain.analyze import Explanation
-from autotune.orchestrator.explain.headline import figure, on_budget
+from autotune.orchestrator.explain.headline import device_name, figure, on_budget
 from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.units import show_gib
 from autotune.policies.diagnosis.memory_users import largest
 from autotune.policies.explain.advice import fragmentation_excluded
 from autotune.policies.values.failure import Cause, Component, Phase
 
-_CARD = re.compile(r"\bGPU (\d{1,4})\b")
+_CARD = re.compile(r"\b[GNX]PU (\d{1,4})\b")
 _OLD_ADVICE = "max_split_size_mb"
 _HELD = 4  # processes listed
 
@@ -71,7 +71,9 @@ def _card(explanation: Explanation) -> str:
     parts = [f"{size} {label}" for size, label in sizes]
     whole = facts.outside_bytes is not None
     total = f"   = {show_gib(facts.capacity_bytes)}" if whole else f"   of {show_gib(facts.capacity_bytes)}"
-    device = "budget" if on_budget(explanation) else f"GPU{f' {card[1]}' if card else ''}"
+    device = (
+        "budget" if on_budget(explanation) else f"{device_name(explanation)}{f' {card[1]}' if card else ''}"
+    )
     allowed = facts.allowed_bytes
     if allowed is not None and allowed < facts.capacity_bytes:
         total += f"; the process may use {figure(allowed, text)}"
@@ -150,7 +152,7 @@ def _fragmentation(explanation: Explanation) -> list[str]:
         remark = "" if expandable else f"; {why}, or it cannot be used here"
         lines.append(
             f"info: fragmentation: {_about(idle, text)} is reserved but unallocated, {enough}, "
-            f"but in blocks that are too small{remark}"
+            f"but in blocks that the request cannot use{remark}"
         )
     elif fragmentation_excluded(diagnosis) and idle is not None:
         lines.append(

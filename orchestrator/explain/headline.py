@@ -71,6 +71,12 @@ def on_budget(explanation: Explanation) -> bool:
     return explanation.diagnosis.facts.device == "cpu-budget"
 
 
+def device_name(explanation: Explanation) -> str:
+    """Return what the failed device is called, which is a GPU but for Ascend's and Intel's."""
+    device = explanation.context.device
+    return device if device in ("NPU", "XPU") else "GPU"
+
+
 def headline(explanation: Explanation) -> str:
     """Return what happened, in one line without the name of the cause."""
     diagnosis = explanation.diagnosis
@@ -92,7 +98,7 @@ def _exhausted(explanation: Explanation, text: str, phase: str, where: str) -> s
     """Return what ran out of which memory or space, other than the host's."""
     match explanation.diagnosis.cause:
         case Cause.GPU_OOM:
-            memory = "its memory budget" if on_budget(explanation) else "GPU memory"
+            memory = "its memory budget" if on_budget(explanation) else f"{device_name(explanation)} memory"
             return f"{phase or 'the job'} ran out of {memory}{_missing(explanation, text)}"
         case Cause.KV_POOL:
             return "the engine's KV cache is full and the engine crashed"

@@ -158,7 +158,7 @@ def recognised(text: str, known: Mapping[str, Traces]) -> str | None:
 def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
     """Return the cures of a failure, each in the words of what runs the job."""
     served = _is_served(context, diagnosis)
-    if served:
+    if served and not context.tools[0].only:
         diagnosis = msgspec.structs.replace(diagnosis, component=Component.ROLLOUT)
     try:
         with warnings.catch_warnings():
@@ -176,6 +176,8 @@ def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
 def _is_served(context: Context, diagnosis: Diagnosis) -> bool:
     """Return whether an engine ran out of its card's memory in a log that shows engines alone."""
     alone = context.framework is None and bool(context.tools) and all(tool.engine for tool in context.tools)
+    if alone and context.tools[0].only:
+        return True
     return (
         alone
         and diagnosis.cause in (Cause.GPU_OOM, Cause.POOL_TOO_SMALL, Cause.KV_POOL)

@@ -30,6 +30,7 @@ _BESIDE_POOL = 0.02  # of the card, above an engine's share of it
 _BY = re.compile(r"for instance by [\d.]+")
 # Directions that presume of a job what few jobs have, but for a failure in a phase.
 _PRESUME = {"save_synchronously": Phase.CHECKPOINT, "reduce_multimodal_cache": None, "layered_sync": None}
+_IF_ENGINE = ", if an engine runs on this GPU"
 _ENGINE_PARTS = (Component.ROLLOUT, Component.REWARD)
 
 
@@ -71,7 +72,9 @@ def prescribe(diagnosis: Diagnosis, known: Known) -> tuple[Cure, ...]:
         return tuple((result | exact).values())
     directions = _directions(known, diagnosis, exact)
     ranked = sorted(directions.values(), key=lambda cure: _presupposes(cure, diagnosis, known))
-    return (*result.values(), *ranked)
+    # Who holds the rest of a GPU on which an engine wakes up is its own job's trainer, most often.
+    before = ranked[:1] if diagnosis.phase is Phase.WEIGHT_SYNC else []
+    return (*before, *result.values(), *ranked[len(before) :])
 
 
 def _held_by_others(diagnosis: Diagnosis) -> tuple[Remedy, ...]:
@@ -206,8 +209,10 @@ def _turn(knob: str, before: Setting, after: Setting) -> str:
 
 
 def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
+    unseen = not known.engine and not _is_engine(diagnosis) and diagnosis.phase is not Phase.WEIGHT_SYNC
     for knob, turn in spoken_for(name, diagnosis.phase, engine=_is_engine(diagnosis)).items():
-        if KNOB_TABLE[knob].part is Part.ENGINE and not _may_have_engine(diagnosis, known):
+        of_engine = KNOB_TABLE[knob].part is Part.ENGINE
+        if of_engine and not _may_have_engine(diagnosis, known):
             continue
         if name == "reduce_workers" and diagnosis.cause is Cause.SHM and not _may_load_data(diagnosis):
             continue
@@ -218,7 +223,7 @@ def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
         if not ruled_out and knob not in known.fixed:
             return Cure(
                 name=name,
-                action=_sized(turn.action, knob, diagnosis),
+                action=_sized(turn.action, knob, diagnosis) + (_IF_ENGINE if of_engine and unseen else ""),
                 reason=turn.reason,
                 changes={knob: turn_of(name, knob)},
                 slows=_price(turn.slows or MOVES[name].slows),
@@ -266,7 +271,8 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
         if known.counts_tokens and _is_engine(diagnosis):
             return 1  # an engine that sleeps refuses it, and what RL frameworks set is the trainer's
         # NCCL's messages have no figures, and what it competes with is PyTorch's reserve.
-        return -1 if fragmentation_prevails(diagnosis) else 0 if diagnosis.phase is Phase.COMM else 1
+        alone = diagnosis.phase is Phase.COMM and not known.engine
+        return -1 if alone or fragmentation_prevails(diagnosis) else 0 if diagnosis.phase is Phase.COMM else 1
     if cure.name in SMALLER_PASSES and fills_host(_knobs(known), diagnosis):
         return -1
     if cure.exact:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from autotune.policies.diagnosis.memory_users import largest
 from autotune.policies.remedies.step_size import missing_bytes
-from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.diagnosis import Diagnosis, Holder
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.value import Value
@@ -19,6 +19,11 @@ _QUADRATIC = re.compile(r"sdpa|scaled_dot_product|eager_attention|attn_weights|_
 _RESIDUE = re.compile(
     r"[Ss]leep mode (?:\(level=\w+\) )?freed [\d.]+ GiB memory, ([\d.]+) GiB memory is still in use"
 )
+_DIFFUSION = re.compile(
+    r"diffusers/(?:pipelines|models)/|/comfy/|multimodal_gen/|vllm_omni/diffusion|pipeline_with_logprob"
+)
+_VAE = re.compile(r"(?i)[/_](?:\w*vaes?|autoencoder\w*)(?:/|\.py)|\bvae\.(?:decode|encode)")
+_OF_TRAINING = (Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)
 POOL_IN_BYTES = "memory for KV Cache as specified by kv_cache_memory_bytes"  # vLLM, as it starts
 _ALIKE = 0.1  # relative difference of two sizes of the same process
 _GROWN = 1.5  # times the first residue
@@ -62,13 +67,28 @@ _ON_GPU: tuple[tuple[Phase, str, Hint], ...] = (
     ),
     (
         Phase.CHECKPOINT,
+        r"async_(?:save|utils)|AsyncRequest|async-save",
+        Hint(text="save synchronously: an asynchronous save keeps a copy of what it writes", leads=True),
+    ),
+    (
+        Phase.CHECKPOINT,
         r"gather_object|broadcast_object|dist_checkpointing",
         Hint(text="gather the plan of the checkpoint with gloo: NCCL puts it on the GPUs first"),
     ),
     (
         Phase.CHECKPOINT,
-        r"async_(?:save|utils)|AsyncRequest|async-save",
-        Hint(text="save synchronously: an asynchronous save keeps a copy of what it writes"),
+        r"\bin (?:_?load_(?:checkpoint|state_dict|optimizer\w*))\b|torch\.load\(",
+        Hint(
+            text='load the checkpoint into host memory first (torch.load with map_location="cpu")', leads=True
+        ),
+    ),
+    (
+        Phase.COMM,
+        r"HCCL|hccl",
+        Hint(
+            text="lower HCCL_BUFFSIZE (megabytes; 200 unless set): each communicator keeps two such buffers",
+            leads=True,
+        ),
     ),
     (
         Phase.CHECKPOINT,
@@ -145,13 +165,13 @@ def hints(diagnosis: Diagnosis, around: str, *, residue: Residue | None = None) 
             return ()
 
 
-def residue_of(text: str, diagnosis: Diagnosis) -> Residue | None:
-    """Return what a sleeping engine kept of the card, where that is what the process lacked."""
-    outside = diagnosis.facts.held_by_others_bytes
+def residue_of(text: str, diagnosis: Diagnosis, holders: tuple[Holder, ...]) -> Residue | None:
+    """Return what a sleeping engine kept of the card, where others or one process hold as much of it."""
     kept = [round(float(size) * (1 << 30)) for size in _RESIDUE.findall(text)]
-    if not kept or not outside or abs(kept[-1] - outside) > _ALIKE * outside:
-        return None
-    return Residue(first_bytes=kept[0], last_bytes=kept[-1])
+    held = (diagnosis.facts.held_by_others_bytes, *(one.held_bytes for one in holders))
+    if kept and any(abs(kept[-1] - size) <= _ALIKE * size for size in held if size):
+        return Residue(first_bytes=kept[0], last_bytes=kept[-1])
+    return None
 
 
 def _too_large(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
@@ -183,7 +203,28 @@ def _asleep(residue: Residue | None) -> Iterator[Hint]:
     yield Hint(text=f"{text}, or use a newer release of it", leads=True)
 
 
+def _of_images(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
+    """Yield what makes images and videos smaller while they are made."""
+    if diagnosis.phase in _OF_TRAINING or not _DIFFUSION.search(around):
+        return
+    if _VAE.search(around):
+        yield Hint(
+            text="decode images in tiles (diffusers: vae.enable_tiling, ComfyUI: VAE Decode (Tiled), "
+            "vLLM: --vae-use-tiling), or fewer images or frames at once",
+            leads=True,
+        )
+        return
+    if not diagnosis.facts.loading:
+        yield Hint(text="make images or videos smaller (height, width, frames), or fewer at once", leads=True)
+    yield Hint(
+        text="keep the parts of the pipeline that rest in host memory (diffusers: enable_model_cpu_offload, "
+        "ComfyUI: --lowvram, SGLang: --dit-layerwise-offload, vLLM: --enable-layerwise-offload)",
+        leads=True,
+    )
+
+
 def _on_gpu(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
+    yield from _of_images(diagnosis, around)
     for phase, pattern, hint in _ON_GPU:
         if diagnosis.phase is phase and re.search(pattern, around):
             yield hint

@@ -288,7 +288,7 @@ MOVES: dict[str, Move] = {
     "drop_weights_backup": _move(
         "weights_backup",
         frees="one host copy of the weights",
-        slows="waking the trainer, slightly",
+        slows="waking up, slightly",
         memory=Memory.HOST,
         action="keep no copy of the sleeping engine's weights in host memory",
         reason="the backup is a full copy of the weights in host memory",

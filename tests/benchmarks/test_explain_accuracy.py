@@ -50,6 +50,8 @@ FLOORS = {
         "fresh_held_out": (26, 26, 32, 12, 13, 22, 23),
         "newer": (19, 19, 25, 9, 9, 28, 15),
         "newer_held_out": (16, 16, 18, 9, 9, 36, 10),
+        "kinds": (38, 38, 40, 17, 15, 57, 25),
+        "kinds_held_out": (22, 22, 26, 15, 14, 43, 11),
     }.items()
 }
 for _kind, _count in {
@@ -58,11 +60,14 @@ for _kind, _count in {
     "fresh_held_out": 23,
     "newer": 19,
     "newer_held_out": 13,
+    "kinds": 36,
+    "kinds_held_out": 23,
 }.items():
     FLOORS[_kind]["first help as an expert types it"] = _count
 FLOORS["fresh"]["holder of host memory named"] = 3
 FLOORS["fresh_held_out"]["holder of host memory named"] = 2
 FLOORS["newer"]["holder of host memory named"] = 2
+FLOORS["kinds_held_out"]["holder of host memory named"] = 3
 
 
 @pytest.fixture

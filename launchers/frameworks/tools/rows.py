@@ -34,6 +34,7 @@ class Tool(Value, frozen=True):
     name: str
     traces: tuple[str, ...] = ()
     engine: bool = False
+    only: bool = False  # what it does not spell is no setting of it: it has no language model
     runs: tuple[str, ...] = ()  # driven frameworks that it is built of, whose traces its logs hold too
     spellings: tuple[Spelling, ...] = ()
 
@@ -67,7 +68,7 @@ TOOLS = (
     )),
     Tool("vllm", traces=("vllm", "EngineCore", "gpu_memory_utilization", "cumem_allocator"), engine=True, spellings=(
         *_arguments(VLLM),
-        Spelling("weights_backup", "sleep(level=2)   (the weights are sent or loaded anew at wake-up)"),
+        Spelling("weights_backup", "", undo="sleep(level=2)   (the weights are sent or loaded anew at wake-up)"),
     )),
     Tool("tgi", traces=("text_generation_server", "text_generation_launcher", "text-generation-inference"), engine=True, spellings=(
         Spelling("memory_fraction", "--cuda-memory-fraction {value}", "cuda_memory_fraction"),
@@ -118,6 +119,16 @@ TOOLS = (
 # RL frameworks that `explain` recognises and `launch` does not drive. The first one whose trace a log holds answers
 # alone: what it is built of has no words that its users can type, so a tool that wraps another stands before it.
 OTHER_FRAMEWORKS = (
+    # What makes images and videos, or trains what does.
+    Tool("diffusers' training scripts", traces=("train_dreambooth", "train_text_to_image", "train_controlnet"), only=True, runs=("trl",), spellings=(
+        Spelling("microbatch_size", "--train_batch_size {value}, --gradient_accumulation_steps up by the same factor"),
+        Spelling("recompute", "--gradient_checkpointing", "gradient_checkpointing", saving="full"),
+    )),
+    Tool("diffusion training", traces=("flow_grpo", "ai-toolkit", "sd-scripts", "SimpleTuner", "finetrainers", "diffsynth/", "ddpo_trainer"), only=True, runs=("trl",), spellings=(
+        Spelling("microbatch_size", ""),
+        Spelling("recompute", ""),
+    )),
+    Tool("diffusion", traces=("diffusers/", "ComfyUI", "/comfy/", "multimodal_gen", "vllm_omni/diffusion"), engine=True, only=True),
     Tool("prime-rl", traces=("prime_rl", "prime-rl", "    INFO Starting inference"), spellings=(
         Spelling("recompute", "--trainer.model.ac.mode full"),
         Spelling("activation_offload", "--trainer.model.ac-offloading.max-inflight-activations 5"),

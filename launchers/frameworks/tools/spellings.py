@@ -36,6 +36,10 @@ _PAUSABLE = re.compile(
 )
 _SLEEPS = re.compile(r"(?i:\bsleep[_ ]?(?:mode|level)|\bsleep\()|weights_cpu_backup|memory_saver")
 _DEVICE = re.compile(rf"\b({'|'.join(ALLOCATORS)}) out of memory")
+_RUNTIMES = {
+    "NPU": re.compile(r"\bE[LI]000\d: |\bHCCL\b|torch_npu|aclError"),
+    "HIP": re.compile(r"\bHIP failure|/rccl/"),
+}
 # What trainers that can do without an engine call a training with one.
 _GENERATES = re.compile(r"\b(?i:grpo|rlhf|rloo|rollout)|\bonline_dpo|use_vllm")
 _GRIDS: dict[str, Grid] = {"memory_fraction": Grid(minimum=0.05, maximum=0.98, multiple=0.01)}
@@ -112,8 +116,9 @@ def excluded(text: str) -> frozenset[str]:
 
 def device_of(text: str) -> str:
     """Return PyTorch's name of the device whose memory ran out, as in HIP; empty where it is CUDA's."""
-    device = _DEVICE.search(text)
-    return device[1] if device is not None else ""
+    if (device := _DEVICE.search(text)) is not None:
+        return device[1]
+    return next((name for name, runtime in _RUNTIMES.items() if runtime.search(text)), "")
 
 
 def allocator_of(device: str) -> str:
@@ -129,6 +134,8 @@ def process_list_of(device: str) -> str:
 def offered(tools: tuple[Tool, ...], knobs: frozenset[str], engine_knobs: frozenset[str]) -> frozenset[str]:
     """Return the knobs that the tools spell, and those of an area in which none of them was seen."""
     own: set[str] = {spelling.knob for tool in (*tools, PROCESS) for spelling in tool.spellings}
+    if any(tool.only for tool in tools):
+        return frozenset(own)
     engines = any(is_engine(tool, engine_knobs) for tool in tools)
     trainers = any(not tool.engine and len(tool.spellings) > _ADD_ON for tool in tools)
     if not engines:

@@ -69,7 +69,8 @@ DEVICE: tuple[Rule, ...] = (
     Rule(
         "sleep-mode-oom",
         Cause.GPU_OOM,
-        r"CUDA Error: out of memory at .*cumem|wake_up method failed: CUDA Error: out of memory",
+        r"(?:CUDA Error: out of memory|aclError:207001) at .*(?:cu|ca)mem|"
+        r"wake_up method failed: CUDA Error: out of memory",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62",
         phase=Phase.WEIGHT_SYNC,

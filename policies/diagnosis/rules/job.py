@@ -64,6 +64,17 @@ JOB: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8).",
     ),
+    Rule(
+        "object-store-refused",
+        Cause.CONFIG,
+        r"to cap object store memory usage at \d+ bytes, but",
+        UNLESS_PROGRESS,
+        "ValueError: Attempting to cap object store memory usage at 62914560 bytes, but the minimum "
+        "allowed is 78643200 bytes.",
+        what="Ray cannot start: its object store is set too small",
+        hint="raise object_store_memory (`ray start --object-store-memory=BYTES`) to what is allowed, "
+        "or leave it out; a container then needs as much /dev/shm (--shm-size)",
+    ),
     # ---- the job's own code
     Rule(
         "device-assert",

@@ -40,7 +40,7 @@ def names(found: tuple[Cure, ...]) -> list[str]:
         (oom(Phase.ROLLOUT, Component.ROLLOUT), "reduce_concurrency"),
         (oom(Phase.ROLLOUT_INIT, Component.ROLLOUT), "reduce_mem_fraction"),
         (oom(Phase.OPTIMIZER), "offload_optimizer"),
-        (oom(Phase.COMM), "reduce_mem_fraction"),
+        (oom(Phase.COMM), "expandable_segments"),
         (oom(Phase.BACKWARD, facts=FRAGMENTED, fragmentation=True), "expandable_segments"),
         (oom(Phase.ROLLOUT, Component.ROLLOUT, facts=FRAGMENTED, fragmentation=True), "expandable_segments"),
         (Diagnosis(cause=Cause.POOL_TOO_SMALL, phase=Phase.ROLLOUT_INIT), "increase_mem_fraction"),
