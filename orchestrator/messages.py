@@ -146,9 +146,9 @@ def peaks(values: dict[str, Peak], *, mark: str = "") -> str:
     rows: dict[str, Peak] = {}
     for phase, peak in values.items():
         row = "train" if phase in _TRAIN else phase
-        if row not in rows or _fullness(peak) > _fullness(rows[row]):
+        if row not in rows or fullness(peak) > fullness(rows[row]):
             rows[row] = peak
-    fullest = max(rows, key=lambda row: _fullness(rows[row]), default="")
+    fullest = max(rows, key=lambda row: fullness(rows[row]), default="")
     listed = [row for row in rows if row in _MAIN_ROWS or row == fullest]
     return "   ".join(
         f"{row} {mark}{show_gib(rows[row].used_bytes)}" for row in listed if rows[row].used_bytes
@@ -215,7 +215,8 @@ def step_of(step: int, total: int | None) -> str:
     return f"{step}/{total}" if total else str(step)
 
 
-def _fullness(peak: Peak) -> tuple[float, int]:
+def fullness(peak: Peak) -> tuple[float, int]:
+    """Return by what peaks are compared: the share of the capacity, then the bytes."""
     return (peak.used_bytes / peak.capacity_bytes if peak.capacity_bytes else 0.0, peak.used_bytes)
 
 
@@ -296,12 +297,10 @@ def verdict(value: Verdict, *, attempts: int, seconds: float) -> str:
     tries = f"{attempts} attempt{'' if attempts == 1 else 's'}"
     took = show_duration(seconds)
     match value:
-        case TrainingCompleted(marginal=marginal, growth=growth):
+        case TrainingCompleted(marginal=marginal, growth=growth) | Stable(marginal=marginal, growth=growth):
+            word = "Stable" if isinstance(value, Stable) else "Training complete"
             grew = "" if growth is None else f"; {growth.text}"
-            return f"Training complete{_MARGINAL if marginal else ''} after {tries} in {took}{grew}"
-        case Stable(marginal=marginal, growth=growth):
-            grew = "" if growth is None else f"; {growth.text}"
-            return f"Stable{_MARGINAL if marginal else ''} after {tries} in {took}{grew}"
+            return f"{word}{_MARGINAL if marginal else ''} after {tries} in {took}{grew}"
         case Rehearsed(cured=cured):
             how = "with the settings above" if cured else "as written"
             return f"Rehearsed {how} after {tries} in {took}"

@@ -81,7 +81,7 @@ def _fastest(wish: Wish, text: str) -> Start | None:
     job = with_gpu_memory(job, cluster)
     profile = framework.profile(job, cluster)
     accepted = Accepted(run="plan", job=job, profile=profile, cluster=cluster)
-    free = _without_limits(job)
+    free = msgspec.structs.replace(job, settings={})  # none of its values is a person's yet
     dimensions = space(free, profile, profile.knobs)
     starts = (profile.knobs, *presets(framework, job, accepted, profile.knobs, dimensions))
     varied = SearchSpace(profile=profile, dimensions=dimensions, starts=starts, min_gain=0.0)
@@ -119,11 +119,6 @@ def _with_defaults(sight: Foresight, profile: Profile, knobs: Knobs) -> Knobs:
         if one.allowed[0] and float(one.estimate.step_s[0]) <= _NEXT_TO_NOTHING * fastest:
             knobs = plain
     return knobs
-
-
-def _without_limits(job: Job) -> Job:
-    """Return the job with every knob open to choice: none of its values is a person's yet."""
-    return msgspec.structs.replace(job, settings={})
 
 
 _START = "start.yaml"  # in a framework's folder
@@ -279,7 +274,11 @@ def _derived(wish: Wish, recipe: Recipe) -> str:
     sizes = _sizes(wish)
     kept = {name: example["settings"][name] for name in recipe.keeps.split()}
     settings = {**kept, **{name: _with_sizes(value, sizes) for name, value in recipe.sets.items()}}
-    env = {**_kept_env(example), **{name: str(_with_sizes(v, sizes)) for name, v in recipe.env.items()}}
+    env = {
+        **(example.get("env") or {}),
+        **{name: str(_with_sizes(v, sizes)) for name, v in recipe.env.items()},
+    }
+    env.pop("NPROC_PER_NODE", None)  # it counts the example's GPUs
     lines = [f"name: {_name(wish)}", f"framework: {wish.framework}"]
     if folder := recipe.workdir or example.get("workdir"):
         lines.append(f"workdir: {folder}   # the framework's own folder")
@@ -295,11 +294,6 @@ def _derived(wish: Wish, recipe: Recipe) -> str:
     lines += [f"  {name}: {_flow(value)}   # yours" for name, value in recipe.yours.items()]
     lines += [f"  {name}: {_flow(value)}" for name, value in settings.items()]
     return "\n".join(lines) + "\n"
-
-
-def _kept_env(example: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables of an example that do not count its GPUs."""
-    return {name: value for name, value in (example.get("env") or {}).items() if name != "NPROC_PER_NODE"}
 
 
 def _sizes(wish: Wish) -> dict[str, Any]:

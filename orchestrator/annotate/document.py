@@ -13,7 +13,7 @@ from autotune.orchestrator.run import directory
 from autotune.policies.explain.secrets import one_line
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import plain
-from autotune.policies.values.knobs import Knobs, Setting, changed
+from autotune.policies.values.knobs import Setting, changed
 from autotune.policies.values.observation import Cancelled, Completed
 from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.run.view import AttemptView, RunView
@@ -85,7 +85,7 @@ def annotation(run: directory.RunFolder, view: RunView, number: int) -> Annotati
         phase=None if diagnosed is None else diagnosed.phase,
         step=end.step,
         stable_at=None if goal is None else goal.step,
-        knobs=_set(knobs),
+        knobs={name: value for name, value in msgspec.structs.asdict(knobs).items() if value is not None},
         changes=changes,
         cured=cured,
         next=_line(follows),
@@ -123,10 +123,6 @@ def _follows(attempt: AttemptView, view: RunView) -> tuple[str, Remedy | None]:
 
 def _arrows(changes: Mapping[str, tuple[Setting, Setting]]) -> str:
     return ", ".join(messages.arrow(name, before, after) for name, (before, after) in changes.items())
-
-
-def _set(knobs: Knobs) -> dict[str, Setting]:
-    return {name: value for name, value in msgspec.structs.asdict(knobs).items() if value is not None}
 
 
 def _cell(text: str) -> str:

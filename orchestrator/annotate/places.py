@@ -103,14 +103,14 @@ def places(
         elif tracker not in other or "project" in fields:
             other.discard(tracker)
             place |= fields
-    whole = {tracker: place for tracker, place in result.items() if _is_enough(tracker, place)}
+    whole = {
+        tracker: place
+        for tracker, place in result.items()
+        if any(all(map(place.get, names)) for names in ENOUGH[tracker])
+    }
     # That a variable is set, or that a line is known, does not say that the job uses the tracker.
     used = {each.tracker for each in tracked if each.place}
     return whole, tuple(tracker for tracker in Tracker if tracker in used and tracker not in whole)
-
-
-def _is_enough(tracker: Tracker, place: Mapping[str, str]) -> bool:
-    return any(all(place.get(name) for name in names) for names in ENOUGH[tracker])
 
 
 def _of_variables(variables: Mapping[str, str]) -> Iterator[tuple[Tracker, str, str]]:

@@ -98,7 +98,8 @@ def follow(
             printer.show(reader.new())
         current = None if number is None else view.attempts[number]
         ended = current is not None and current.ended is not None
-        following = _after(view, number) if ended and attempt is None else None
+        later = (each for each in view.attempts if ended and attempt is None and each > (number or 0))
+        following = min(later, default=None)
         if reader is not None and following is not None:
             reader.close()
             number, reader = following, None
@@ -138,10 +139,6 @@ def _chosen(run: directory.RunFolder, view: RunView, attempt: int | None) -> int
         known = f"it has 1{f' to {last}' if last > 1 else ''}" if last else "none has begun"
         raise Failure(f"run {run.id} has no attempt {attempt}: {known}", code=ExitCode.USAGE)
     return attempt
-
-
-def _after(view: RunView, number: int | None) -> int | None:
-    return min((later for later in view.attempts if later > (number or 0)), default=None)
 
 
 class _Printer:

@@ -173,24 +173,22 @@ def _is_package(folder: Path, framework: Framework) -> bool:
 
 def is_file(path: Path) -> bool:
     """Return whether a path is a regular file, as far as this user may know."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
+    return _holds(path.is_file)
 
 
 def is_there(path: Path) -> bool:
     """Return whether a path exists, as far as this user may know."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
+    return _holds(path.exists)
 
 
 def is_folder(path: Path) -> bool:
     """Return whether a path is a folder, as far as this user may know."""
+    return _holds(path.is_dir)
+
+
+def _holds(test: Callable[[], bool]) -> bool:
     try:
-        return path.is_dir()
+        return test()
     except OSError:
         return False
 

@@ -12,6 +12,7 @@ from statistics import median
 import msgspec
 
 from autotune.launchers.base import Exit
+from autotune.orchestrator import messages
 from autotune.policies.forecast.foresee import WARM_UP, Measured, foresee
 from autotune.policies.forecast.trend import WINDOW
 from autotune.policies.values.events import Event
@@ -29,7 +30,7 @@ _FORGOTTEN_S = 1200.0  # longer than a runner waits for a node that does not ans
 def raise_to(peaks: dict[str, Peak], phase: Phase | str, peak: Peak) -> None:
     """Keep a peak where it is the fullest of its phase so far."""
     before = peaks.get(str(phase))
-    if before is None or _fullness(peak) > _fullness(before):
+    if before is None or messages.fullness(peak) > messages.fullness(before):
         peaks[str(phase)] = peak
 
 
@@ -85,10 +86,6 @@ class _Readings:
 
     shares: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_READINGS))
     arrived_at: float = 0.0  # the last, by the driver's clock
-
-
-def _fullness(peak: Peak) -> tuple[float, int]:
-    return (peak.used_bytes / peak.capacity_bytes if peak.capacity_bytes else 0.0, peak.used_bytes)
 
 
 class Forecaster:

@@ -190,12 +190,9 @@ def holder_text(explanation: Explanation) -> str:
     if group is None:
         return ""
     name = plain(group.command)
-    named = f"{group.count} x {name} hold" if group.count > 1 else f"{name}{_role(group.component)} holds"
+    role = " (the driver)" if group.component is Component.DRIVER else ""
+    named = f"{group.count} x {name} hold" if group.count > 1 else f"{name}{role} holds"
     return f"{named} {show_gib(group.held_bytes)}"
-
-
-def _role(component: Component) -> str:
-    return " (the driver)" if component is Component.DRIVER else ""
 
 
 def _message(text: str) -> str:

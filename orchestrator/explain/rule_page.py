@@ -85,10 +85,10 @@ def explain_rule(name: str, *, as_json: bool) -> str:
     """Return the meaning of a rule or a cause; raises Failure for an unknown name."""
     rule = BY_NAME.get(name)
     if rule is not None:
-        return _rule_json(rule) if as_json else _rule_text(rule)
+        return msgspec.json.encode(_rule_document(rule)).decode() if as_json else _rule_text(rule)
     if name in {cause.value for cause in Cause}:
         cause = Cause(name)
-        return _cause_json(cause) if as_json else _cause_text(cause)
+        return msgspec.json.encode(_cause_document(cause)).decode() if as_json else _cause_text(cause)
     known = [*(cause.value for cause in Cause), *BY_NAME]
     hint = suggestion(name, known, cutoff=0.5) or f"the causes are {', '.join(c.value for c in Cause)}"
     raise Failure(f"unknown rule `{plain(name)}`", hint=hint, code=ExitCode.USAGE)
@@ -163,40 +163,32 @@ def _memory(cause: Cause) -> str:
     return f"{cause.resource}{'' if cause.is_oom else '; the engine refuses to start'}"
 
 
-def _rule_json(rule: Rule) -> str:
+def _rule_document(rule: Rule) -> RuleDocument:
     phases = _PHASES if rule.phase is Phase.NONE else (rule.phase,)
-    return _json(
-        RuleDocument(
-            rule=rule.name,
-            cause=rule.cause,
-            meaning=_meaning(rule),
-            example=rule.example,
-            pattern=rule.signature,
-            fatal=rule.fatal,
-            harmless=rule.harmless,
-            weak=rule.weak,
-            remedies={} if rule.cause is None else _names(rule.cause, phases),
-        )
+    return RuleDocument(
+        rule=rule.name,
+        cause=rule.cause,
+        meaning=_meaning(rule),
+        example=rule.example,
+        pattern=rule.signature,
+        fatal=rule.fatal,
+        harmless=rule.harmless,
+        weak=rule.weak,
+        remedies={} if rule.cause is None else _names(rule.cause, phases),
     )
 
 
-def _cause_json(cause: Cause) -> str:
-    return _json(
-        CauseDocument(
-            cause=cause,
-            meaning=_CAUSES[cause],
-            is_oom=cause.is_oom,
-            resource=cause.resource,
-            rules=[rule.name for rule in RULES if rule.cause is cause],
-            remedies=_names(cause, _PHASES),
-        )
+def _cause_document(cause: Cause) -> CauseDocument:
+    return CauseDocument(
+        cause=cause,
+        meaning=_CAUSES[cause],
+        is_oom=cause.is_oom,
+        resource=cause.resource,
+        rules=[rule.name for rule in RULES if rule.cause is cause],
+        remedies=_names(cause, _PHASES),
     )
 
 
 def _names(cause: Cause, phases: tuple[Phase, ...]) -> dict[str, list[str]]:
     by_phase = cures_by_phase(cause, phases)
     return {phase.value: [cure.name for cure in cures] for phase, cures in by_phase.items()}
-
-
-def _json(document: object) -> str:
-    return msgspec.json.encode(document).decode()

@@ -163,7 +163,8 @@ def kind_of(path: Path) -> Kind:
     if _is_python(text):
         return Kind.PYTHON
     # A broken or empty file begins like nothing: its name says which reader is to complain.
-    return Kind.DOCUMENT if not _begins_command(first) and _DOCUMENT_NAME.fullmatch(path.name) else Kind.SHELL
+    begins_command = re.match(r"[A-Za-z_./$]", first) is not None
+    return Kind.DOCUMENT if not begins_command and _DOCUMENT_NAME.fullmatch(path.name) else Kind.SHELL
 
 
 def _of_interpreter(words: list[str]) -> Kind:
@@ -180,7 +181,3 @@ def _is_python(text: str) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return any(isinstance(node, _PYTHON_NODES) for node in ast.walk(tree))
-
-
-def _begins_command(line: str) -> bool:
-    return re.match(r"[A-Za-z_./$]", line) is not None

@@ -50,7 +50,18 @@ def memory_of(past: Past, view: RunView) -> Memory:
         parts=PARTS if known else (),
         attempts=tuple(attempts),
         chosen=_chosen(view),
-        comparisons=tuple(_comparisons(attempts)),
+        comparisons=tuple(
+            Comparison(
+                attempt=attempt.number,
+                phase=phase,
+                predicted=forecast.bytes,
+                error=forecast.error,
+                measured=attempt.measured[phase].bytes,
+            )
+            for attempt in attempts
+            for phase, forecast in attempt.predicted.items()
+            if phase in attempt.measured and not attempt.measured[phase].upper_bound
+        ),
         factors=_factors(past.whole()),
         calibrated_by=accepted.learned.runs if accepted.learned is not None else 0,
     )
@@ -110,21 +121,6 @@ def _forecasts(view: Outlook | None, knobs: Knobs) -> dict[str, Forecast]:
                 },
             )
     return result
-
-
-def _comparisons(attempts: list[AttemptMemory]) -> list[Comparison]:
-    return [
-        Comparison(
-            attempt=attempt.number,
-            phase=phase,
-            predicted=forecast.bytes,
-            error=forecast.error,
-            measured=attempt.measured[phase].bytes,
-        )
-        for attempt in attempts
-        for phase, forecast in attempt.predicted.items()
-        if phase in attempt.measured and not attempt.measured[phase].upper_bound
-    ]
 
 
 def _factors(run: Run) -> tuple[Factor, ...]:

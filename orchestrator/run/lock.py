@@ -136,23 +136,15 @@ class Watch:
 
         Raises OSError.
         """
-        for left in reversed(range(_TRIES)):
-            number = max(_numbers(self._folder), default=0)
-            if not number:
-                return Claim(0, None, changed=False)
-            try:
-                with open_to_read(self._folder / FOLDER / str(number)) as file:  # which asks an NFS server
-                    state, data = os.fstat(file.fileno()), file.read(_RECORD_BYTES)
-                break
-            except FileNotFoundError:  # a newer one has just come and taken its place
-                if not left:
-                    raise
+        newest = _newest(self._folder)
+        if newest is None:
+            return Claim(0, None, changed=False)
+        number, holder, state = newest
         self.beat_at = state.st_mtime
         stamp, now = (number, state.st_ino, state.st_mtime_ns), self._monotonic()
         if stamp != self._stamp:
             self._changes += self._stamp is not None
             self._stamp, self._since = stamp, now
-        holder = _decoded(data)
         if holder.over or _is_copied(holder, self._folder):
             gone = True
         elif holder.can_be_signalled:
@@ -165,14 +157,10 @@ class Watch:
 def last_owner(folder: Path) -> Owner | None:
     """Return who holds the run's lock, or held it when its process died; None after an orderly end."""
     try:
-        number = max(_numbers(folder), default=0)
-        if not number:
-            return None
-        with open_to_read(folder / FOLDER / str(number)) as file:
-            last = _decoded(file.read(_RECORD_BYTES))
+        newest = _newest(folder)
     except OSError:
         return UNKNOWN
-    return None if last.over else last
+    return None if newest is None or newest[1].over else newest[1]
 
 
 class Lock:
@@ -330,6 +318,21 @@ def _numbers(folder: Path) -> list[int]:
     except FileNotFoundError:
         folder.stat()  # raises where the run itself is not there, such as a file system that is not mounted
         return []
+
+
+def _newest(folder: Path) -> tuple[int, Owner, os.stat_result] | None:
+    """Return the newest claim with its record and the state of its file; None: there is none. Raises OSError."""
+    for left in reversed(range(_TRIES)):
+        number = max(_numbers(folder), default=0)
+        if not number:
+            return None
+        try:
+            with open_to_read(folder / FOLDER / str(number)) as file:  # which asks an NFS server
+                return number, _decoded(file.read(_RECORD_BYTES)), os.fstat(file.fileno())
+        except FileNotFoundError:  # a newer one has just come and taken its place
+            if not left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def _create_folder(path: Path) -> None:

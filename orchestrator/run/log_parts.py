@@ -337,13 +337,10 @@ class LogReader:
                 file = self._log.open("rb", buffering=0)
             except FileNotFoundError:
                 return False
-            if not self._behind():
+            if all(number <= self._part for number, _ in parts_of(self._log)):
                 self._file = file
                 return True
             file.close()  # of a later part than the next
-
-    def _behind(self) -> bool:
-        return any(number > self._part for number, _ in parts_of(self._log))
 
     def _parts(self) -> Iterator[Line]:
         tries = 0

@@ -96,7 +96,9 @@ def _trial(
         return create_trial(state=TrialState.FAIL)
     state = _state(result, is_running=attempt is not None and attempt.ended is None)
     known = state in (TrialState.COMPLETE, TrialState.PRUNED)
-    rate = result.rate if result is not None and known and _is_measured(result, state) else None
+    # One that ran out of memory has the value 0.
+    is_measured = state is TrialState.COMPLETE or (result is not None and result.unit is not None)
+    rate = result.rate if result is not None and known and is_measured else None
     trial = create_trial(
         state=state,
         value=rate,
@@ -118,11 +120,6 @@ def _state(result: Tried | None, *, is_running: bool) -> TrialState:
     if result.result is Result.LOST:
         return TrialState.FAIL
     return TrialState.PRUNED if result.result in (Result.GATED, Result.SLOW) else TrialState.COMPLETE
-
-
-def _is_measured(result: Tried, state: TrialState) -> bool:
-    """Return whether a trial has a value: one that ran out of memory has the value 0."""
-    return state is TrialState.COMPLETE or result.unit is not None
 
 
 def _attributes(row: Started | Tried, result: Tried | None) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
-from autotune.orchestrator.units import show_gib, show_setting
+from autotune.orchestrator import messages
+from autotune.orchestrator.units import show_gib
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.knobs import Setting
 from autotune.policies.values.remedy import Effect
@@ -61,7 +62,7 @@ def render_fix(answer: FixDocument) -> str:
         is_memory = Cause(answer.cause).is_oom
         why = "nothing is left to change" if is_memory else "no memory ran out, so nothing is changed"
         return "\n".join([*lines, why, f"hint: autotune explain {shlex.quote(answer.log)}"])
-    changes = (f"{knob} {_arrow(knob, *values)}" for knob, values in answer.changes.items())
+    changes = (messages.arrow(knob, *values) for knob, values in answer.changes.items())
     slows = f"; slows {answer.slows}" if answer.slows and not answer.slows.startswith("nothing") else ""
     lines += [f"change: {', '.join(changes)} ({answer.effect}{slows})"]
     lines += [f"  {answer.reason}", ""]
@@ -81,10 +82,6 @@ def render_fix(answer: FixDocument) -> str:
 
 def _indented(lines: Iterable[str]) -> list[str]:
     return [f"  {line}" for line in lines]
-
-
-def _arrow(knob: str, before: Setting, after: Setting) -> str:
-    return f"{show_setting(knob, before)} → {show_setting(knob, after)}"
 
 
 def _peak(peak: PredictedPeak) -> str:

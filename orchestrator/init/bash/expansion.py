@@ -96,13 +96,12 @@ def text(state: State, node: Node) -> str:
 
 def joined(state: State, node: Node) -> str:
     """Return a here-document's text."""
-    parts = (_bare_dollars(part) if isinstance(part, str) else text(state, part) for part in pieces(node))
+    # Of its own backslashes bash takes those before these.
+    parts = (
+        re.sub(r"\\([$`\\])", r"\1", part.replace("\\\n", "")) if isinstance(part, str) else text(state, part)
+        for part in pieces(node)
+    )
     return "".join(parts)
-
-
-def _bare_dollars(source: str) -> str:
-    r"""Return a text of a here-document without the backslashes that bash takes from it."""
-    return re.sub(r"\\([$`\\])", r"\1", source.replace("\\\n", ""))
 
 
 def pattern(state: State, nodes: Sequence[Node]) -> str:
