@@ -274,11 +274,9 @@ def _derived(wish: Wish, recipe: Recipe) -> str:
     sizes = _sizes(wish)
     kept = {name: example["settings"][name] for name in recipe.keeps.split()}
     settings = {**kept, **{name: _with_sizes(value, sizes) for name, value in recipe.sets.items()}}
-    env = {
-        **(example.get("env") or {}),
-        **{name: str(_with_sizes(v, sizes)) for name, v in recipe.env.items()},
-    }
-    env.pop("NPROC_PER_NODE", None)  # it counts the example's GPUs
+    # NPROC_PER_NODE of an example counts its own GPUs.
+    env = {name: value for name, value in (example.get("env") or {}).items() if name != "NPROC_PER_NODE"}
+    env |= {name: str(_with_sizes(value, sizes)) for name, value in recipe.env.items()}
     lines = [f"name: {_name(wish)}", f"framework: {wish.framework}"]
     if folder := recipe.workdir or example.get("workdir"):
         lines.append(f"workdir: {folder}   # the framework's own folder")

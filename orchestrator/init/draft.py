@@ -46,8 +46,12 @@ from autotune.orchestrator.init.followed import (
     LOCAL,
     QUIET,
     Followed,
+    Training,
+    chosen_of,
     depending,
     from_outside,
+    is_server_of,
+    left_out,
     program_of,
     unwrapping,
 )
@@ -62,7 +66,6 @@ from autotune.orchestrator.init.hardware import Hardware, hardware_of
 from autotune.orchestrator.init.settings import (
     settings_of,
 )
-from autotune.orchestrator.init.trainings import Training, chosen_of, is_server_of, left_out
 from autotune.orchestrator.placeholders import is_unfilled
 from autotune.policies.explain.secrets import is_secret_variable
 from autotune.policies.values.job import Job

@@ -6,8 +6,6 @@ import hashlib
 import shlex
 from pathlib import Path
 
-import msgspec
-
 from autotune.launchers.base import Framework
 from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
@@ -206,8 +204,3 @@ def _of_attempts(view: RunView) -> dict[str, float]:
         if waited:
             seconds["freeing memory"] = seconds.get("freeing memory", 0.0) + waited
     return seconds
-
-
-def setting_text(value: object) -> str:
-    """Return a value of a job as JSON, or a word as it is."""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -13,7 +13,7 @@ from autotune.orchestrator.report.document import (
     Memory,
     Reading,
 )
-from autotune.orchestrator.report.past import Past
+from autotune.orchestrator.report.story import Past
 from autotune.policies.estimate.belief.calibration import learned, predicted
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES

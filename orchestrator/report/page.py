@@ -16,14 +16,12 @@ from autotune.orchestrator.calls import option_of
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.report.conclusion import conclusion_of
 from autotune.orchestrator.report.document import Report
-from autotune.orchestrator.report.evidence import evidence_of
+from autotune.orchestrator.report.evidence import evidence_of, training_of
 from autotune.orchestrator.report.log_reading import LogReading
 from autotune.orchestrator.report.memory import memory_of
-from autotune.orchestrator.report.past import Past
 from autotune.orchestrator.report.search_story import search_of
-from autotune.orchestrator.report.story import story_of
+from autotune.orchestrator.report.story import Past, story_of
 from autotune.orchestrator.report.timeline import timeline_of
-from autotune.orchestrator.report.training import training_of
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_value
 from autotune.policies.values.events import Accepted

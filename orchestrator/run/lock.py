@@ -321,7 +321,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _newest(folder: Path) -> tuple[int, Owner, os.stat_result] | None:
-    """Return the newest claim with its record and the state of its file; None: there is none. Raises OSError."""
+    """Return the newest claim, its record and its file's state, None if there is none; raises OSError."""
     for left in reversed(range(_TRIES)):
         number = max(_numbers(folder), default=0)
         if not number:

@@ -20,8 +20,7 @@ from autotune.orchestrator.calls import call
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.run_states import display_of
-from autotune.orchestrator.terminal.live_region import goal_style, terminal
-from autotune.orchestrator.terminal.live_view import LiveView
+from autotune.orchestrator.terminal.live_view import LiveView, goal_style, terminal
 from autotune.orchestrator.terminal.widgets import (
     PIPED_WIDTH,
     ascii_text,

@@ -1,19 +1,26 @@
-"""What the live view shows of attempts in addition to progress: titles, step times, and how long is left."""
+"""The running attempts of a run: lines of the live region, the heartbeat of a plain log, the time left."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import IO, TypeAlias
+
+from rich.console import Console
+from rich.text import Text
 
 from autotune.launchers import frameworks
 from autotune.orchestrator import messages
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver.monitor import Progress
-from autotune.orchestrator.terminal.live_region import Line, heartbeat, live_lines, many_running, trial_lines
-from autotune.orchestrator.units import show_rate
+from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, bar, memory_bar, two_ends
+from autotune.orchestrator.units import show_duration, show_gib, show_rate
 from autotune.policies.forecast import time_left
 from autotune.policies.forecast.time_left import Course, TimeLeft
-from autotune.policies.values.events import Accepted, Event
+from autotune.policies.values.events import Accepted, Event, GoalReached
+from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Job
+from autotune.policies.values.observation import GpuMemory, Sample
 from autotune.policies.values.run.view import RunView
 
 
@@ -136,3 +143,176 @@ def _last_step(job: Job) -> int | None:
     """Return the step that completes the training, where the job's settings name it."""
     adapter = frameworks.FRAMEWORKS.get(job.framework)
     return adapter.last_step(job) if adapter is not None else None
+
+
+Line: TypeAlias = Text
+
+_LINES = 6
+_ELSEWHERE = 14  # columns of a title at least, however much stands behind it
+
+
+def live_lines(
+    progress: Progress,
+    *,
+    title: str,
+    seconds: float,
+    goal: GoalReached | None,
+    width: int,
+    step_s: Sequence[float] = (),
+    left: str = "",
+    budget: str = "",
+) -> list[Text]:
+    """Return at most six lines: title and time, phases, step and time left, goal, memory bars.
+
+    `step_s` are the latest step times; `left` says how long is left, `budget` how many trials are over.
+    """
+    time = show_duration(seconds)
+    room = max(_ELSEWHERE, min(width, PIPED_WIDTH) - len(time) - 3)
+    lines = [two_ends(_shortened(title, room), time, width=width)]
+    phases = _phases(progress)
+    if phases:
+        lines.append(Text(f"    {phases}"))
+    parts = [_done(progress), left, *([f"{show_duration(fmean(step_s))} a step"] if step_s else []), budget]
+    summary = "   ".join(part for part in parts if part)
+    if summary:
+        lines.append(Text(f"    {summary}"))
+    if goal is not None:
+        lines.append(Text(f"    {messages.goal(goal)}", style=goal_style(goal)))
+    return [*lines, *_memory(progress.samples, rows=_LINES - len(lines))]
+
+
+def trial_lines(
+    rows: Sequence[tuple[str, Progress, float]], *, head: str, seconds: float, width: int
+) -> list[Text]:
+    """Return at most six lines on several attempts, each with its title, progress and seconds."""
+    lines = [two_ends(head or f"{len(rows)} trials", show_duration(seconds), width=width)]
+    most = _LINES - 1
+    listed = rows if len(rows) <= most else rows[: most - 1]
+    for title, progress, taken_s in listed:
+        parts = [_step(progress)]
+        parts += [f"{progress.phase} …"] if progress.phase is not Phase.NONE else []
+        fullest = _cards(progress.samples)[:1]
+        parts += [show_gib(card.used_bytes, digits=1) for _, card in fullest]
+        behind = "  ".join(parts)
+        time = show_duration(taken_s)
+        room = max(_ELSEWHERE, min(width, PIPED_WIDTH) - len(behind) - len(time) - 8)
+        named = _shortened(title, room).ljust(room)
+        line = f"    {named}  {behind}"
+        gap = max(1, min(width, PIPED_WIDTH) - len(line) - len(time))
+        lines.append(Text.assemble(line, " " * gap, (time, "dim")))
+    if len(rows) > len(listed):
+        others = " ".join(title.split("  ")[0] for title, *_ in rows[len(listed) :])
+        lines.append(Text(f"    and {len(rows) - len(listed)} more: {others}"))
+    return lines
+
+
+def goal_style(goal: GoalReached) -> str:
+    """Return the colour of a goal: green, yellow where it is marginal."""
+    return "yellow" if goal.marginal else "green"
+
+
+def heartbeat(progress: Progress, *, seconds: float, left: str = "") -> str:
+    """Return `running for 6m 12s: step 3/20, backward, host 213.00 GiB of 940.00 GiB, 9m to 11m left`."""
+    parts = [_step(progress), "" if progress.phase is Phase.NONE else str(progress.phase)]
+    for name, used, total in _fullest(progress.samples):
+        parts.append(f"{name} {show_gib(used)} of {show_gib(total)}")
+    summary = ", ".join(part for part in (*parts, left) if part)
+    return f"running for {show_duration(seconds)}: {summary}"
+
+
+def many_running(running: Mapping[int, Progress], *, budget: str = "", left: str = "") -> str:
+    """Return `2 trials running: #9 step 3/5, #10 no step yet; 7 of 40 trials, at most 2h 05m left`."""
+    summary = ", ".join(f"#{number} {_step(progress)}" for number, progress in running.items())
+    rest = ", ".join(part for part in (budget, left) if part)
+    return f"{len(running)} trials running: {summary}{f'; {rest}' if rest else ''}"
+
+
+def _shortened(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"
+
+
+def _step(progress: Progress) -> str:
+    return "no step yet" if progress.step is None else f"step {messages.step_of(progress.step, progress.of)}"
+
+
+def _done(progress: Progress) -> str:
+    """Return `step 5/20 ██████░░░░░░░░░░░░░░░░░░ 25%`; no bar where the total is unknown."""
+    if progress.step is None:
+        return ""
+    if not progress.of:
+        return _step(progress)
+    share = progress.step / progress.of
+    return f"{_step(progress)} {bar(share)} {share:.0%}"
+
+
+def _phases(progress: Progress) -> str:
+    """Return the peaks of the phases that were passed, and what the one under way holds now."""
+    parts = [messages.peaks(progress.peaks, mark="✓ ")] if progress.peaks else []
+    if progress.phase is not Phase.NONE:
+        now = [show_gib(card.used_bytes) for _, card in _cards(progress.samples)[:1]]
+        parts.append(" ".join((str(progress.phase), "…", *now)))
+    elif progress.step is None:
+        parts.append("starting …")
+    return "   ".join(parts)
+
+
+def _memory(samples: Mapping[str, Sample], *, rows: int) -> list[Text]:
+    """Return bars of the fullest cards and of the fullest host, in so many lines at most."""
+    if rows <= 0 or not samples:
+        return []
+    cards = _cards(samples)[: rows - 1]
+    bars = [*((_card_name(node, card, samples), card.used_bytes, card.total_bytes) for node, card in cards)]
+    bars.append(_host(samples))
+    wide = max(len(name) for name, *_ in bars)
+    return [memory_bar(name.ljust(wide), used_bytes=used, total_bytes=total) for name, used, total in bars]
+
+
+def _fullest(samples: Mapping[str, Sample]) -> list[tuple[str, int, int]]:
+    if not samples:
+        return []
+    cards = [
+        (_card_name(node, card, samples), card.used_bytes, card.total_bytes)
+        for node, card in _cards(samples)[:1]
+    ]
+    return [*cards, _host(samples)]
+
+
+def _cards(samples: Mapping[str, Sample]) -> list[tuple[str, GpuMemory]]:
+    """Return the cards, the fullest first: those of the attempt where they are known."""
+    cards = [(node, card) for node, sample in samples.items() for card in sample.gpus]
+    ours = [(node, card) for node, card in cards if card.of_attempt] or cards
+    return sorted(ours, key=lambda each: each[1].used_bytes / max(1, each[1].total_bytes), reverse=True)
+
+
+def _host(samples: Mapping[str, Sample]) -> tuple[str, int, int]:
+    fullest = max(samples.values(), key=lambda each: each.host_used_bytes / max(1, each.host_total_bytes))
+    return _name("host", fullest.node, samples), fullest.host_used_bytes, fullest.host_total_bytes
+
+
+def _card_name(node: str, card: GpuMemory, samples: Mapping[str, Sample]) -> str:
+    return _name(f"GPU {card.index}", node, samples)
+
+
+def _name(what: str, node: str, samples: Mapping[str, Sample]) -> str:
+    return what if len(samples) == 1 else f"{what} of {node}"
+
+
+class _Terminal(Console):
+    """Rich's console, which raises what goes wrong instead of ending the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that is being handled."""
+        raise
+
+
+def terminal(stream: IO[str], *, live: bool, colored: bool, width: int | None) -> Console:
+    """Return the console that prints on a stream."""
+    return _Terminal(
+        file=stream,
+        force_terminal=colored or live,
+        color_system="standard" if colored else None,
+        no_color=not colored,
+        width=width,
+        highlight=False,
+        soft_wrap=True,
+    )

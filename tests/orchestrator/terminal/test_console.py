@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.terminal.console import Console
-from autotune.orchestrator.terminal.live_region import heartbeat, live_lines
+from autotune.orchestrator.terminal.live_view import heartbeat, live_lines
 from autotune.policies.forecast import time_left
 from autotune.policies.values.events import (
     Ended,
