@@ -25,15 +25,15 @@ def await_nodes(context: RunContext) -> bool:
 
     Raises NodesMissing after `cluster.wait_for_nodes`, Unreachable when the cluster does not answer.
     """
+    keeps = False
     try:
-        arrived = _await(context)
+        return _await(context)
     except NodesMissing:
-        raise  # and `waiting.json` stays, which says what was missing
-    except BaseException:
-        _clear(context)
+        keeps = True  # `waiting.json` says what was missing
         raise
-    _clear(context)
-    return arrived
+    finally:
+        if not keeps:
+            context.observer.write_view("waiting.json", lambda: waiting.clear(context.folder.path))
 
 
 def await_to_measure(context: RunContext, *, changed: bool) -> bool:
@@ -70,7 +70,11 @@ def _await(context: RunContext) -> bool:
                 raise _missing(capacity, limit_s, context)
             state = capacity.nodes, capacity.note
             if waited_s >= _SILENT_S and (state != last_state or now - notified_at >= _REMIND_S):
-                context.observer.say(_progress(capacity, waited_s=waited_s, limit_s=limit_s))
+                note = f"; {capacity.note}" if capacity.note else ""
+                context.observer.say(
+                    f"waiting for {nodes_of(capacity.wanted, capacity.gpus)}: {_there(capacity)}{note}"
+                    f" ({show_duration(waited_s)} of at most {show_duration(limit_s)})"
+                )
                 last_state, notified_at = state, now
                 _write(context, capacity, since=since, limit_s=limit_s)
             clock.sleep(_LOOK_S)
@@ -89,16 +93,6 @@ def _write(context: RunContext, capacity: Capacity, *, since: str, limit_s: floa
         limit_s=limit_s,
     )
     context.observer.write_view("waiting.json", lambda: waiting.write(context.folder.path, row))
-
-
-def _clear(context: RunContext) -> None:
-    context.observer.write_view("waiting.json", lambda: waiting.clear(context.folder.path))
-
-
-def _progress(capacity: Capacity, *, waited_s: float, limit_s: float) -> str:
-    what = f"waiting for {nodes_of(capacity.wanted, capacity.gpus)}: {_there(capacity)}"
-    note = f"; {capacity.note}" if capacity.note else ""
-    return f"{what}{note} ({show_duration(waited_s)} of at most {show_duration(limit_s)})"
 
 
 def _there(capacity: Capacity) -> str:

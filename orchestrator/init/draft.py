@@ -306,89 +306,76 @@ def _of_document(path: Path) -> Draft:
     framework = framework_of_document(document)
     if {"name", "framework"} <= set(document):
         raise Failure(f"`{path}` is a job file already", hint=f"autotune plan {path}", code=ExitCode.USAGE)
-    own, _, other = framework.partition(": ")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "job"
-    if own == "areal":
-        script = areal_script(path)
-        message = (
-            f"assumed the training script `{script}`: check `command`"
-            if script
-            else "the training script is unknown: name it in `command`"
-        )
-        return Draft(
-            source=str(path),
-            name=name,
-            framework="areal",
-            command=("python3", script or "TRAINING_SCRIPT.py"),
-            python="python3",
-            config=str(path.absolute()),
-            workdir=str(repository_of(path) or path.parent.absolute()),
-            hardware=hardware_of("areal", {}, document),
-            notes=(Note(file=str(path), line=1, message=message),),
-        )
-    if own == "nemo-rl":
-        script = "examples/run_grpo.py"
-        base = next((each for each in path.absolute().parents if is_file(each / script)), None)
-        return Draft(
-            source=str(path),
-            name=name,
-            framework="nemo-rl",
-            command=("uv", "run", script),
-            config=str(path.absolute()),
-            workdir=str(base or path.parent.absolute()),
-            hardware=hardware_of("nemo-rl", {}, document),
-            notes=(
-                Note(
-                    file=str(path), line=1, message=f"assumed the training script `{script}`: check `command`"
-                ),
-            ),
-        )
-    if own in ("trl", "ms-swift"):
-        started = "trl grpo" if own == "trl" else "swift rlhf"
-        assumed = f"assumed that `{started}` starts the training"
-        if own == "trl":
-            assumed += ", each process with a whole copy of the model: `config_file` names accelerate's file"
-        return Draft(
-            source=str(path),
-            name=name,
-            framework=own,
-            config=str(path.absolute()),
-            workdir=str(path.parent.absolute()),
-            notes=(Note(file=str(path), line=1, message=assumed),),
-        )
-    if own == "verl":
-        return Draft(
-            source=str(path),
-            name=name,
-            framework="verl",
-            command=("python3", "-m", "verl.trainer.main_ppo"),
-            settings=flat(document),
-            workdir=str(path.parent.absolute()),
-            hardware=hardware_of("verl", flat(document), {}),
-            notes=(Note(file=str(path), line=1, message="every key of the file became an override"),),
-        )
     if not framework:
         raise Failure(
             f"`{path}` is no configuration of a framework that autotune knows",
             hint="give the command that starts it: autotune init -- python train.py --config FILE",
             code=ExitCode.NO,
         )
+    own, _, other = framework.partition(": ")
+    whole = path.absolute()
+    draft = Draft(
+        source=str(path),
+        name=re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "job",
+        framework=own,
+        config=str(whole),
+        workdir=str(whole.parent),
+    )
+
+    def with_note(message: str, **fields: Any) -> Draft:
+        note = Note(file=str(path), line=1, message=message)
+        return msgspec.structs.replace(draft, notes=(note,), **fields)
+
+    if own == "areal":
+        script = areal_script(path)
+        return with_note(
+            f"assumed the training script `{script}`: check `command`"
+            if script
+            else "the training script is unknown: name it in `command`",
+            command=("python3", script or "TRAINING_SCRIPT.py"),
+            python="python3",
+            workdir=str(repository_of(path) or whole.parent),
+            hardware=hardware_of(own, {}, document),
+        )
+    if own == "nemo-rl":
+        script = "examples/run_grpo.py"
+        base = next((each for each in whole.parents if is_file(each / script)), whole.parent)
+        return with_note(
+            f"assumed the training script `{script}`: check `command`",
+            command=("uv", "run", script),
+            workdir=str(base),
+            hardware=hardware_of(own, {}, document),
+        )
+    if own == "trl":
+        return with_note(
+            "assumed that `trl grpo` starts the training, each process with a whole copy of the model:"
+            " `config_file` names accelerate's file"
+        )
+    if own == "ms-swift":
+        return with_note("assumed that `swift rlhf` starts the training")
+    if own == "verl":
+        return with_note(
+            "every key of the file became an override",
+            config=None,
+            command=("python3", "-m", "verl.trainer.main_ppo"),
+            settings=flat(document),
+            hardware=hardware_of(own, flat(document), {}),
+        )
     trainer = next((each for each in NEMO_RL_TRAINERS if each in document), "grpo")
     start = roll.Start(
-        command=("uv", "run", "python", f"examples/run_{trainer}.py", "--config", str(path.absolute())),
-        folder=str(path.parent.absolute()),
+        command=("uv", "run", "python", f"examples/run_{trainer}.py", "--config", str(whole)),
+        folder=str(whole.parent),
     )
     if other == "ROLL":
         start = roll.start_of(path, document)
-    return Draft(
-        source=str(path),
-        name=name,
+    return with_note(
+        f"assumed how {other} is started: check `command`",
         framework="command",
         other=other,
+        config=None,
         command=start.command,
         workdir=start.folder,
         hardware=hardware_of("command", {}, document),
-        notes=(Note(file=str(path), line=1, message=f"assumed how {other} is started: check `command`"),),
     )
 
 

@@ -49,19 +49,15 @@ def formula_of(source: str, script: str) -> str:
     return source if is_calculated and len(source) <= _LONGEST and "\n" not in source else ""
 
 
-def _line_of(text: str, script: str) -> int | None:
-    """Return the first line of a script that has a text, from 1; None if none has."""
-    return next((n for n, line in enumerate(script.splitlines(), start=1) if text in line), None)
-
-
 def placeholders_in(values: Sequence[Any], script: str, invocation: Invocation) -> Iterator[Note]:
     """Yield which values of a job are placeholders, with the line of the script that has them."""
     items = [item for value in values for item in (value if isinstance(value, list) else [value])]
     named = dict.fromkeys(placeholder_in(item) for item in items if isinstance(item, str))
     for placeholder in filter(None, named):
+        lines = (n for n, line in enumerate(script.splitlines(), start=1) if placeholder in line)
         yield Note(
             file=invocation.file,
-            line=_line_of(placeholder, script) or invocation.line,
+            line=next(lines, invocation.line),
             message=f"`{placeholder}` is a placeholder: edit it",
         )
 

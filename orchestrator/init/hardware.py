@@ -82,22 +82,11 @@ def _of_settings(framework: str, settings: Mapping[str, Any], document: Mapping[
         case "verl":
             return _of_overrides({key.lstrip("+"): value for key, value in settings.items()})
         case "areal":
-            section = document.get("cluster")
-            cluster = section if isinstance(section, dict) else {}
-            nodes = settings.get("cluster.n_nodes", cluster.get("n_nodes", 1))
-            return Hardware(
-                nodes=_whole(nodes),
-                gpus_per_node=_whole(settings.get("cluster.n_gpus_per_node", cluster.get("n_gpus_per_node"))),
-            )
+            return _of_section(settings, document, "n_nodes", "n_gpus_per_node", nodes=1)
         case "skyrl":
             return _of_skyrl(settings)
         case "nemo-rl":
-            section = document.get("cluster")
-            written = section if isinstance(section, dict) else {}
-            return Hardware(
-                nodes=_whole(settings.get("cluster.num_nodes", written.get("num_nodes"))),
-                gpus_per_node=_whole(settings.get("cluster.gpus_per_node", written.get("gpus_per_node"))),
-            )
+            return _of_section(settings, document, "num_nodes", "gpus_per_node")
         case "slime" | "relax" | "miles":
             return _of_flags(settings)
         case "openrlhf":
@@ -105,6 +94,23 @@ def _of_settings(framework: str, settings: Mapping[str, Any], document: Mapping[
         case "command":
             return _of_roles(document)
     return Hardware()
+
+
+def _of_section(
+    settings: Mapping[str, Any],
+    document: Mapping[str, Any],
+    name: str,
+    per_node: str,
+    *,
+    nodes: int | None = None,
+) -> Hardware:
+    """Return the cards of a section `cluster`, whose keys overrides may set; `nodes` where it names none."""
+    section = document.get("cluster")
+    written = section if isinstance(section, dict) else {}
+    return Hardware(
+        nodes=_whole(settings.get(f"cluster.{name}", written.get(name, nodes))),
+        gpus_per_node=_whole(settings.get(f"cluster.{per_node}", written.get(per_node))),
+    )
 
 
 def _of_overrides(settings: Mapping[str, Any]) -> Hardware:

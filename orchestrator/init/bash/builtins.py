@@ -6,17 +6,20 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tree_sitter import Node
 
 from autotune.orchestrator.config.own_code import is_file
 from autotune.orchestrator.config.yaml_nodes import UnreadableError, read_text
 from autotune.orchestrator.init.bash import conditions, expansion
-from autotune.orchestrator.init.bash.state import State, is_unknown, shown, unknown
+from autotune.orchestrator.init.bash.state import is_unknown, shown, unknown
 from autotune.orchestrator.init.bash.syntax import first_line, line_of, parse, text_of
 from autotune.orchestrator.init.bash.text_commands import is_known
 from autotune.policies.values.value import Value
+
+if TYPE_CHECKING:
+    from autotune.orchestrator.init.bash.commands import Commands as Shell
 
 ENDS_HERE = "the script ends here"
 _OF_A_MACHINE = re.compile(r"rc$|activate|conda|profile|env")  # sourced for programs, not for settings
@@ -30,24 +33,6 @@ class Call(Value, frozen=True, kw_only=True):
     words: list[str]
     stdin: str | None = ""
     own: dict[str, str] = {}
-
-
-class Shell(Protocol):
-    """What a builtin needs of whoever reads the script."""
-
-    state: State
-    depth: int
-
-    def statements(self, node: Node) -> bool | None:
-        """Read what a node contains, in order; returns the status of the last."""
-
-    def run(
-        self, node: Node, words: list[str], own: dict[str, str], stdin: str | None
-    ) -> tuple[bool | None, str | None]:
-        """Read a command by its words; returns its status and what it prints."""
-
-    def text_command(self, node: Node, words: list[str], stdin: str | None) -> tuple[bool | None, str | None]:
-        """Return the status and output of a program whose output follows from its words."""
 
 
 class Leave(Exception):  # noqa: N818 - control flow of the script
@@ -90,10 +75,6 @@ def _popd(shell: Shell, node: Node, call: Call) -> bool | None:
 def _let(shell: Shell, node: Node, call: Call) -> bool | None:
     value = [expansion.number(shell.state, word) for word in call.words][-1:]
     return bool(value[0]) if value and value[0] is not None else None
-
-
-def _pwd(shell: Shell, node: Node, call: Call) -> bool:
-    return True
 
 
 def read_file(shell: Shell, node: Node, call: Call, *, program: bool = False) -> bool | None:
@@ -139,10 +120,6 @@ def _set(shell: Shell, node: Node, call: Call) -> bool:
     if "--" in call.words:
         shell.state.positional = call.words[call.words.index("--") + 1 :]
     return True
-
-
-def _false(shell: Shell, node: Node, call: Call) -> bool:
-    return False
 
 
 def _wait(shell: Shell, node: Node, call: Call) -> bool:
@@ -286,14 +263,14 @@ BUILTINS: Mapping[str, Callable[[Shell, Node, Call], bool | None]] = {
     "let": _let,
     "popd": _popd,
     "pushd": _pushd,
-    "pwd": _pwd,
+    "pwd": lambda *_: True,
     "source": read_file,
     ".": read_file,
     "exit": _leave,
     "return": _leave,
     "break": _leave,
     "continue": _leave,
-    "false": _false,
+    "false": lambda *_: False,
     "set": _set,
     "shift": _shift,
     "wait": _wait,

@@ -68,7 +68,7 @@ WORDS = frozenset(
 
 
 class Commands(ABC):
-    """Reads commands; statements are read by whoever builds on it."""
+    """Reads commands and what sets variables; statements are read by whoever builds on it."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -363,35 +363,7 @@ class Commands(ABC):
         finally:
             self.depth -= 1
 
-
-def _joined(first: str | None, second: str | None) -> str | None:
-    """Return two outputs one after the other; None if one of them is unknown."""
-    return None if first is None or second is None else first + second
-
-
-def _line_before(node: Node) -> int:
-    """Return where a line of assignments ends that the grammar takes for part of the next command; else 0."""
-    source, end = node.text or b"", 0
-    for child, following in itertools.pairwise(node.children):
-        between = source[child.end_byte - node.start_byte : following.start_byte - node.start_byte]
-        if child.type == "variable_assignment" and b"\n" in between.replace(b"\\\n", b""):
-            end = child.end_byte
-    return end
-
-
-def _file_redirects(redirect: Node) -> list[Node]:
-    pieces = redirect.children if redirect.type == "heredoc_redirect" else [redirect]
-    return [piece for piece in pieces if piece.type == "file_redirect"]
-
-
-def _is_output(piece: Node) -> bool:
-    """Return whether a redirection is of what a program prints, and not of its errors."""
-    first = piece.children[0]
-    return first.type != "file_descriptor" or text_of(first) == "1"
-
-
-class Assignments(Commands):
-    """Reads what sets variables."""
+    # --------------------------------------------------------------------- assignments
 
     def assignment(self, node: Node) -> bool:
         """Set a variable."""
@@ -518,3 +490,29 @@ class Assignments(Commands):
         at = expansion.number(self.state, key)
         kept.pop(key if isinstance(present, dict) or at is None else str(at % max(1, len(kept))), None)
         self.state.assign(name, kept)
+
+
+def _joined(first: str | None, second: str | None) -> str | None:
+    """Return two outputs one after the other; None if one of them is unknown."""
+    return None if first is None or second is None else first + second
+
+
+def _line_before(node: Node) -> int:
+    """Return where a line of assignments ends that the grammar takes for part of the next command; else 0."""
+    source, end = node.text or b"", 0
+    for child, following in itertools.pairwise(node.children):
+        between = source[child.end_byte - node.start_byte : following.start_byte - node.start_byte]
+        if child.type == "variable_assignment" and b"\n" in between.replace(b"\\\n", b""):
+            end = child.end_byte
+    return end
+
+
+def _file_redirects(redirect: Node) -> list[Node]:
+    pieces = redirect.children if redirect.type == "heredoc_redirect" else [redirect]
+    return [piece for piece in pieces if piece.type == "file_redirect"]
+
+
+def _is_output(piece: Node) -> bool:
+    """Return whether a redirection is of what a program prints, and not of its errors."""
+    first = piece.children[0]
+    return first.type != "file_descriptor" or text_of(first) == "1"

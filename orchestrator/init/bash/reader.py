@@ -15,7 +15,7 @@ from tree_sitter import Node
 
 from autotune.orchestrator.init.bash import conditions, expansion
 from autotune.orchestrator.init.bash.builtins import Leave
-from autotune.orchestrator.init.bash.commands import WORDS, Assignments
+from autotune.orchestrator.init.bash.commands import WORDS, Commands
 from autotune.orchestrator.init.bash.patterns import matches
 from autotune.orchestrator.init.bash.state import (
     Invocation,
@@ -77,7 +77,7 @@ def read_script(
     )
 
 
-class _Reader(Assignments):
+class _Reader(Commands):
     """Walks the statements of a script."""
 
     def __init__(self, state: State) -> None:
