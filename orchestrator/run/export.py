@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from autotune.policies.certificate.contents import Certificate
 from autotune.policies.recovery.rehearsal import passed
 from autotune.policies.search import trials
 from autotune.policies.values.events import CuredInPlace, Decided, Diagnosed, History
+from autotune.policies.values.failure import Phase
 from autotune.policies.values.history import accepted_of, fold
 from autotune.policies.values.job import Job
 from autotune.policies.values.knob_table import KNOB_TABLE, Unit
@@ -33,6 +35,7 @@ from autotune.policies.values.run.view import RunView
 STABLE = "stable.yaml"
 CERTIFICATE = "certificate.json"
 REHEARSED = "rehearsed.yaml"  # a rehearsal is no proof of a training
+_ORIGIN = re.compile(r"\A# Written by autotune run .*\n")  # of the run whose stable job this one starts from
 
 
 def stable_knobs(view: RunView) -> Knobs | None:
@@ -78,13 +81,28 @@ def write(
 ) -> None:
     """Write the job with proven knobs, and launch.sh of a stable one."""
     text = stable_text(run.job_text, history, framework, job, knobs)
-    directory.write_private(run.path / name, text.encode())
+    origin = _origin(run.id, history, knobs)
+    directory.write_private(run.path / name, f"# {origin}\n{_ORIGIN.sub('', text)}".encode())
     if name != STABLE:
         return
     command = command_of(
         framework, job, knobs, history=history, run=f"{run.id}-stable", attempt=1, resume=False
     )
-    directory.write_private(run.path / "launch.sh", script(command, job).encode(), executable=True)
+    comments = (f"{origin} Starts at step 0, without autotune.",)
+    text = script(command, job, comments=comments)
+    directory.write_private(run.path / "launch.sh", text.encode(), executable=True)
+
+
+def _origin(run: str, history: History, knobs: Knobs) -> str:
+    """Return of which run a configuration is, and how far it went there."""
+    attempts = [a for a in RunView(history).training if a.proven and a.knobs == knobs]
+    if not attempts or attempts[-1].step is None:
+        return f"Written by autotune run {run}."
+    goal = attempts[-1].goal
+    free = (
+        f", {goal.headroom:.0%} of the fullest memory free" if goal is not None and goal.headroom < 1 else ""
+    )
+    return f"Written by autotune run {run}: step {attempts[-1].step} reached without a failure{free}."
 
 
 def _marked(text: str, job: Job) -> str:
@@ -156,7 +174,7 @@ def _reasons(history: History) -> dict[str, str]:
     for event in history:
         match event:
             case Diagnosed(cause=cause, phase=phase, attempt=number):
-                where = f" in {phase.value}" if phase.value else ""
+                where = "" if phase is Phase.NONE else f" in {phase.value}"
                 failures[number] = f"after {cause.value}{where} of attempt {number}"
             case Decided(remedy=Remedy() as remedy, attempt=number):
                 why = failures.get(number, f"{remedy.name}: {remedy.reason}")

@@ -220,6 +220,10 @@ def test_the_stable_job_launches_again_as_written(home: Path) -> None:
     assert again.code == 0 and len([e for e in events if isinstance(e, Started)]) == 1
     script = home / Path(stable).parent / "launch.sh"
     assert "tokens_per_microbatch: 1024" in script.read_text() and os.access(script, os.X_OK)
+    origin = f"# Written by autotune run {Path(stable).parent.name}: step 4 reached without a failure"
+    assert script.read_text().splitlines()[1].startswith(origin)
+    texts = [path.read_text() for path in (home / "runs").glob("*/stable.yaml")]
+    assert [text.count("Written by") for text in texts] == [1, 1]
 
 
 def test_the_stable_job_is_there_from_the_milestone_on(home: Path) -> None:
