@@ -97,11 +97,11 @@ LONG = {
 }
 
 
-def test_no_folder_holds_more_than_18_modules_and_no_module_more_than_400_lines() -> None:
+def test_no_folder_holds_more_than_20_modules_and_no_module_more_than_400_lines() -> None:
     for top in ("launchers", "orchestrator", "policies"):
         for folder in {path.parent for path in (ROOT / top).rglob("*.py")}:
             modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-            assert len(modules) <= 18, (folder, len(modules))
+            assert len(modules) <= 20, (folder, len(modules))
             for path in modules:
                 assert len(path.read_text().splitlines()) <= LONG.get(path.name, 400), path
 

@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, str] = {
     "report": "Write a run's report as one HTML file.",
     "resume": "Continue an interrupted run.",
     "stop": "Stop a run cleanly, from any terminal or host.",
+    "remove": "Remove the folders of runs that are over.",
     "verify": "Check a certificate: whether the training matches the job.",
     "remedies": "List every remedy for a framework: setting, limits, cost.",
     "skill": "Write instructions for coding agents (Agent Skills format).",

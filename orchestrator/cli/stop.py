@@ -61,7 +61,7 @@ def _stop(run: directory.RunFolder, *, options: Options) -> None:
         click.echo(f"run {run.id} has not started; a driver that is starting now stops at once", err=True)
         return
     was_over = driver is None and isinstance(history[-1], Finished)
-    if not _is_gone(history):
+    if not is_gone(history):
         _require_reachable(run, history, driver or last_owner(run.path))
         drive.end(run, options=options)
         history = run.history()
@@ -83,7 +83,7 @@ def _stop(run: directory.RunFolder, *, options: Options) -> None:
         click.echo(f"run {run.id} is stopped; `{run.call('resume')}` continues it", err=True)
 
 
-def _is_gone(history: History) -> bool:
+def is_gone(history: History) -> bool:
     """Return whether the record shows that the run is over and nothing of it is left."""
     last = history[-1]
     return isinstance(last, Finished) and (last.gone or not doubtful(history))
