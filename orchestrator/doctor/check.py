@@ -27,19 +27,19 @@ class Check(Value, frozen=True, kw_only=True):
     hint: str = ""  # what helps
 
 
-def failed(name: str, what: str, *, node: str = "", hint: str = "") -> Check:
+def failed(name: str, what: str, *, hint: str = "") -> Check:
     """Return a check with which a launch would fail, or not start."""
-    return Check(name=name, node=node, status=Status.FAILED, what=what, hint=hint)
+    return Check(name=name, status=Status.FAILED, what=what, hint=hint)
 
 
-def warned(name: str, what: str, *, node: str = "", hint: str = "") -> Check:
+def warned(name: str, what: str, *, hint: str = "") -> Check:
     """Return a check from which a launch may suffer."""
-    return Check(name=name, node=node, status=Status.WARNING, what=what, hint=hint)
+    return Check(name=name, status=Status.WARNING, what=what, hint=hint)
 
 
-def skipped(name: str, what: str, *, node: str = "", hint: str = "") -> Check:
+def skipped(name: str, what: str) -> Check:
     """Return a check that could not be made."""
-    return Check(name=name, node=node, status=Status.SKIPPED, what=what, hint=hint)
+    return Check(name=name, status=Status.SKIPPED, what=what)
 
 
 class Examined(Value, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from autotune.launchers import frameworks
 from autotune.launchers.base import Unreachable
 from autotune.launchers.packages import DISTRIBUTION, absence, how_to_install, missing, version_of
@@ -137,18 +139,22 @@ def _differing(answers: tuple[Answer, ...]) -> Iterator[Check]:
 
 
 def _of_node(answer: Answer, job: Job | None, profile: Profile | None) -> Iterator[Check]:
+    for check in _checks_of(answer, job, profile):
+        yield msgspec.structs.replace(check, node=answer.node)
+
+
+def _checks_of(answer: Answer, job: Job | None, profile: Profile | None) -> Iterator[Check]:
     if answer.facts is None:
         yield failed(
             "node",
             answer.silence,
-            node=answer.node,
             hint="check `ray status` and the node; an attempt would not start there",
         )
         return
     driver = (platform.python_version(), version_of("ray"), version_of(DISTRIBUTION))
-    yield from machine_checks(answer.node, answer.facts, driver=driver, gpus=answer.gpus)
+    yield from machine_checks(answer.facts, driver=driver, gpus=answer.gpus)
     if job is not None and profile is not None:
-        yield from node_checks(answer.node, answer.facts, job, frameworks.find(job.framework), profile)
+        yield from node_checks(answer.facts, job, frameworks.find(job.framework), profile)
 
 
 def _notifications(job: Job) -> Iterator[Check]:

@@ -170,28 +170,25 @@ def settings_checks(job: Job, framework: Framework, profile: Profile) -> Iterato
         )
 
 
-def node_checks(
-    node: str, facts: NodeFacts, job: Job, framework: Framework, profile: Profile
-) -> Iterator[Check]:
+def node_checks(facts: NodeFacts, job: Job, framework: Framework, profile: Profile) -> Iterator[Check]:
     """Yield what is found on a node of what a job needs there."""
     if not facts.workdir_there:
         yield failed(
             "workdir",
             f"{job.workdir} is not there, or cannot be entered",
-            node=node,
             hint="put it on storage that every node mounts, or change `workdir`",
         )
     if facts.program is not None:
-        yield _framework(node, facts.program, job, framework)
-    yield from _model(node, facts, job, framework)
+        yield _framework(facts.program, job, framework)
+    yield from _model(facts, job, framework)
     for file, is_there in facts.files.items():
         hint = "" if is_there else "put it on storage that every node mounts, or correct the path"
         make = Check if is_there else failed
-        yield make(name="data", what=f"{file} {'is' if is_there else 'is not'} there", node=node, hint=hint)
+        yield make(name="data", what=f"{file} {'is' if is_there else 'is not'} there", hint=hint)
     for folder in facts.folders:
-        yield _checkpoints(node, folder, job)
+        yield _checkpoints(folder, job)
     if facts.libraries:
-        yield _allocators(node, facts.libraries, str(profile.knobs.host_allocator or "default"))
+        yield _allocators(facts.libraries, str(profile.knobs.host_allocator or "default"))
 
 
 def _own_extra(framework: Framework) -> str:
@@ -212,7 +209,7 @@ def _how_to_import(program: ProgramFacts, framework: Framework) -> str:
     return f"install what {framework.name} lacks there, such as `{program.path} -m pip install {lacking[1]}`"
 
 
-def _framework(node: str, program: ProgramFacts, job: Job, framework: Framework) -> Check:
+def _framework(program: ProgramFacts, job: Job, framework: Framework) -> Check:
     shown = ", ".join(f"{name} {version}" for name, version in program.versions.items())
     by = f"{program.path} (python {program.python})" if program.python else program.path
     if program.error:
@@ -220,14 +217,12 @@ def _framework(node: str, program: ProgramFacts, job: Job, framework: Framework)
         return failed(
             "framework",
             f"{by} cannot import {needed}: {program.error}" if program.python else f"{by}: {program.error}",
-            node=node,
             hint=_how_to_import(program, framework) + _own_extra(framework),
         )
     if program.late:
         return warned(
             "framework",
             f"{by} did not finish importing {', '.join(framework.modules_of(job))}",
-            node=node,
             hint="imports from a slow network file system delay every start of the job",
         )
     result = program.versions.get(framework.distribution)
@@ -236,13 +231,12 @@ def _framework(node: str, program: ProgramFacts, job: Job, framework: Framework)
             "framework",
             f"{framework.distribution} {result} is installed; "
             f"the settings are those of {job.framework_version}",
-            node=node,
             hint=f"write `framework_version: {result}` into the job, or install that release",
         )
-    return Check(name="framework", node=node, what=f"{shown or 'importable'} by {by}")
+    return Check(name="framework", what=f"{shown or 'importable'} by {by}")
 
 
-def _model(node: str, facts: NodeFacts, job: Job, framework: Framework) -> Iterator[Check]:
+def _model(facts: NodeFacts, job: Job, framework: Framework) -> Iterator[Check]:
     name, model = model_of(job, framework), facts.model
     if name is None or model is None:
         return
@@ -250,70 +244,62 @@ def _model(node: str, facts: NodeFacts, job: Job, framework: Framework) -> Itera
         yield failed(
             "model",
             f"the model cannot be read: {model.error}",
-            node=node,
             hint="make it readable for the user that Ray runs as",
         )
     elif model.place:
         weights = f", {show_gib(model.weights_bytes)} of weights" if model.weights_bytes else ""
-        yield Check(name="model", node=node, what=f"{model.place} is readable{weights}")
+        yield Check(name="model", what=f"{model.place} is readable{weights}")
     elif name.startswith(("/", ".", "~")):
-        yield failed(
-            "model", f"no model at {name}", node=node, hint="put it on storage that every node mounts"
-        )
+        yield failed("model", f"no model at {name}", hint="put it on storage that every node mounts")
     elif any(job.env.get(variable) in ("1", "true", "True", "ON", "YES") for variable in _OFFLINE):
         yield failed(
             "model",
             f"{name} is not in the Hugging Face cache, and the job is offline",
-            node=node,
             hint=f"`hf download {name}` on the node",
         )
     else:
         yield warned(
             "model",
             f"{name} is not on this node: the job has to download it",
-            node=node,
             hint=f"`hf download {name}` first",
         )
 
 
-def _checkpoints(node: str, folder: FolderFacts, job: Job) -> Check:
+def _checkpoints(folder: FolderFacts, job: Job) -> Check:
     absent = "" if folder.nearest == folder.path else f", which is not there yet, on {folder.nearest}"
     what = f"checkpoints below {folder.path}{absent}: {show_gib(folder.free_bytes)} free"
     if not folder.writable:
         return failed(
             "checkpoints",
             f"{folder.nearest} cannot be written, where checkpoints would go",
-            node=node,
             hint="make it writable for the user that Ray runs as",
         )
     if job.shape is not None and not job.assumes_shape:
         needed = _SAVED_BYTES * parameters(job.shape).total
         what += f", about {show_gib(needed)} each"
         if folder.free_bytes < needed:
-            return warned("checkpoints", what, node=node, hint="make room, or save on another disk")
+            return warned("checkpoints", what, hint="make room, or save on another disk")
     if folder.nearest == "/":
         hint = f"if {'/'.join(folder.path.split('/')[:3])} is a mount, mount it here"
-        return warned("checkpoints", what, node=node, hint=hint)
-    return Check(name="checkpoints", node=node, what=what)
+        return warned("checkpoints", what, hint=hint)
+    return Check(name="checkpoints", what=what)
 
 
-def _allocators(node: str, libraries: dict[str, bool], wanted: str) -> Check:
+def _allocators(libraries: dict[str, bool], wanted: str) -> Check:
     result = [name for name, library in SONAMES.items() if libraries.get(library)]
     if wanted != "default" and wanted not in result:
         return warned(
             "allocator",
             f"the job preloads {wanted}, which is not on this node",
-            node=node,
             hint=f"install the package that has {SONAMES.get(wanted, wanted)}",
         )
     if not result:
         return warned(
             "allocator",
             "neither jemalloc nor tcmalloc is installed: the remedy `host_allocator` has no effect",
-            node=node,
             hint="install libjemalloc2 (Debian, Ubuntu) or jemalloc (Fedora, RHEL)",
         )
-    return Check(name="allocator", node=node, what=f"{' and '.join(result)} can be preloaded")
+    return Check(name="allocator", what=f"{' and '.join(result)} can be preloaded")
 
 
 _OF_JOB = frozenset({"workdir", "framework", "model", "data", "checkpoints"})

@@ -18,48 +18,43 @@ _SHM_HINT = (
 )
 
 
-def machine_checks(
-    node: str, facts: NodeFacts, *, driver: tuple[str, str, str], gpus: int
-) -> Iterator[Check]:
-    """Yield what is found of a node that offers `gpus` to Ray.
+def machine_checks(facts: NodeFacts, *, driver: tuple[str, str, str], gpus: int) -> Iterator[Check]:
+    """Yield the checks of a node that offers `gpus` to Ray.
 
     `driver` is the Python, Ray and autotune of the process that would drive a run.
     """
-    yield from _versions(node, facts, driver)
-    yield from _gpus(node, facts, gpus)
-    yield from _held(node, facts.cards)
-    yield _shm(node, facts)
-    yield _host(node, facts)
-    yield _temporary(node, facts.temporary)
+    yield from _versions(facts, driver)
+    yield from _gpus(facts, gpus)
+    yield from _held(facts.cards)
+    yield _shm(facts)
+    yield _host(facts)
+    yield _temporary(facts.temporary)
 
 
-def _versions(node: str, facts: NodeFacts, driver: tuple[str, str, str]) -> Iterator[Check]:
+def _versions(facts: NodeFacts, driver: tuple[str, str, str]) -> Iterator[Check]:
     versions = (facts.python, facts.ray, facts.autotune)
     for name, here, there in zip(("python", "ray", "autotune"), driver, versions, strict=True):
         unknown = "version unknown" if name == "autotune" else "not installed"  # it runs there all the same
         if name == "ray" and not here and not there:
             continue  # said by the check of the cluster
         if here == there:
-            yield Check(name=name, node=node, what=there or unknown)
+            yield Check(name=name, what=there or unknown)
         elif name == "autotune" and not there:
             yield warned(
                 name,
                 f"{unknown}; here it is {here}",
-                node=node,
                 hint=f"install autotune {here} on the node, so that it is known to be the same",
             )
         elif name == "python" and _release(here) == _release(there):
             yield warned(
                 name,
                 f"{there}; here it is {here}",
-                node=node,
                 hint="install the same: Ray takes it only by RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor",
             )
         else:
             yield failed(
                 name,
                 f"{there or 'not installed'}; here it is {here or 'not installed'}",
-                node=node,
                 hint=f"install {name} {here} on the node, or launch from a machine with {name} {there}"
                 if here and there
                 else f"install {name} on the node",
@@ -71,9 +66,9 @@ def _release(python: str) -> list[str]:
     return python.split(".")[:2]
 
 
-def _gpus(node: str, facts: NodeFacts, offered: int) -> Iterator[Check]:
+def _gpus(facts: NodeFacts, offered: int) -> Iterator[Check]:
     for fault in facts.faults:
-        yield failed("gpus", fault, node=node, hint="look at `nvidia-smi` on the node")
+        yield failed("gpus", fault, hint="look at `nvidia-smi` on the node")
     cards = facts.cards
     names = sorted({card.name or "unnamed" for card in cards})
     shown = f"{len(cards)} × {' and '.join(names)}" if cards else "no GPUs"
@@ -83,7 +78,6 @@ def _gpus(node: str, facts: NodeFacts, offered: int) -> Iterator[Check]:
         yield warned(
             "gpus",
             f"Ray offers {offered} GPUs; NVML does not answer, so their memory cannot be measured",
-            node=node,
             hint="if they are NVIDIA's, look at `nvidia-smi` on the node; otherwise set `cluster.gpu` or"
             " `cluster.gpu_memory` in the job",
         )
@@ -91,18 +85,17 @@ def _gpus(node: str, facts: NodeFacts, offered: int) -> Iterator[Check]:
         yield failed(
             "gpus",
             f"Ray offers {offered} GPUs, NVML sees {shown}",
-            node=node,
             hint="look at `nvidia-smi` on the node, then restart Ray there",
         )
     elif offered < len(cards):
-        yield Check(name="gpus", node=node, what=f"{shown}; Ray offers {offered} of them")
+        yield Check(name="gpus", what=f"{shown}; Ray offers {offered} of them")
     else:
-        yield (Check if cards else skipped)(name="gpus", node=node, what=shown)
+        yield (Check if cards else skipped)(name="gpus", what=shown)
     if cards:
-        yield Check(name="driver", node=node, what=f"driver {facts.driver or '?'}, CUDA {facts.cuda or '?'}")
+        yield Check(name="driver", what=f"driver {facts.driver or '?'}, CUDA {facts.cuda or '?'}")
 
 
-def _held(node: str, cards: tuple[CardFacts, ...]) -> Iterator[Check]:
+def _held(cards: tuple[CardFacts, ...]) -> Iterator[Check]:
     free = True
     for card in cards:
         if card.used_bytes <= CARD_TOLERANCE_BYTES:
@@ -113,46 +106,40 @@ def _held(node: str, cards: tuple[CardFacts, ...]) -> Iterator[Check]:
             "held-memory",
             f"GPU {card.index} already holds {show_gib(card.used_bytes)} "
             f"({by or 'no visible process holds it'})",
-            node=node,
             hint="stop the process that holds it; otherwise the job has that much less memory",
         )
     if cards and free:
-        yield Check(name="held-memory", node=node, what="no GPU memory is in use")
+        yield Check(name="held-memory", what="no GPU memory is in use")
 
 
-def _shm(node: str, facts: NodeFacts) -> Check:
+def _shm(facts: NodeFacts) -> Check:
     what = f"{SHM} {show_gib(facts.shm_free_bytes)} free of {show_gib(facts.shm_total_bytes)}"
     if facts.shm_free_bytes < _LEAST_SHM_BYTES:
         full = facts.shm_total_bytes >= _LEAST_SHM_BYTES
         return warned(
             "shm",
             f"{what}; NCCL, data loaders and Ray's objects share memory there",
-            node=node,
             hint=f"see what fills it: `ls -lS {SHM}`" if full else _SHM_HINT,
         )
-    return Check(name="shm", node=node, what=what)
+    return Check(name="shm", what=what)
 
 
-def _host(node: str, facts: NodeFacts) -> Check:
+def _host(facts: NodeFacts) -> Check:
     free = facts.host_total_bytes - facts.host_used_bytes
     return Check(
         name="host-memory",
-        node=node,
         what=f"{show_gib(free)} free of {show_gib(facts.host_total_bytes)}",
     )
 
 
-def _temporary(node: str, folder: FolderFacts) -> Check:
+def _temporary(folder: FolderFacts) -> Check:
     what = f"{folder.path} {show_gib(folder.free_bytes)} free of {show_gib(folder.total_bytes)}"
     if not folder.writable:
-        return failed(
-            "disk", f"{folder.path} cannot be written", node=node, hint="set TMPDIR to a folder that can"
-        )
+        return failed("disk", f"{folder.path} cannot be written", hint="set TMPDIR to a folder that can")
     if folder.total_bytes and folder.free_bytes < (1 - _FULLEST_DISK) * folder.total_bytes:
         return warned(
             "disk",
             f"{what}; Ray stores no objects on a disk that is more than {_FULLEST_DISK:.0%} full",
-            node=node,
             hint="make room, or start Ray with `--temp-dir` on another disk",
         )
-    return Check(name="disk", node=node, what=what)
+    return Check(name="disk", what=what)

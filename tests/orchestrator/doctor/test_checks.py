@@ -1,5 +1,6 @@
 """The checks by themselves: each a function of what is known of a node and of a job."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def with_(**changes: Any) -> NodeFacts:
 def of_machine(facts: NodeFacts, *, gpus: int = 4) -> dict[str, Check]:
     """Return the checks of a node by name, the worst of each."""
     order = list(Status)
-    checks = sorted(machine_checks("n", facts, driver=DRIVER, gpus=gpus), key=lambda c: order.index(c.status))
+    checks = sorted(machine_checks(facts, driver=DRIVER, gpus=gpus), key=lambda c: order.index(c.status))
     return {check.name: check for check in checks}
 
 
@@ -85,7 +86,7 @@ def of_job(facts: NodeFacts, text: str = VERL) -> dict[str, Check]:
     read = job(text)
     framework = frameworks.find(read.framework)
     profile = framework.profile(read, assumed(read))
-    return {check.name: check for check in node_checks("n", facts, read, framework, profile)}
+    return {check.name: check for check in node_checks(facts, read, framework, profile)}
 
 
 def test_a_node_without_fault_passes() -> None:
@@ -118,7 +119,7 @@ def test_a_node_without_fault_passes() -> None:
 )
 def test_what_is_wrong_with_a_node(changes: Any, name: str, status: Status, words: str) -> None:
     check = of_machine(with_(**changes))[name]
-    assert check.status is status and words in check.what and check.hint and check.node == "n"
+    assert check.status is status and words in check.what and check.hint
     others = {each.status for other, each in of_machine(with_(**changes)).items() if other != name}
     assert others == {Status.OK}
 
@@ -409,6 +410,8 @@ def test_a_cluster_that_is_lost_while_it_is_examined(monkeypatch: pytest.MonkeyP
     (lost,) = [check for check in found.checks if check.name == "cluster"]
     assert lost.status is Status.FAILED and "answers no more: not connected" in lost.what and lost.hint
     assert found.code is ExitCode.INFRASTRUCTURE and len(left) == 1
+    of_machine = {check.node for check in found.checks if check.name in ("host-memory", "disk", "shm")}
+    assert of_machine == {socket.gethostname()}
 
 
 # ------------------------------------------------------------------ how it is shown
