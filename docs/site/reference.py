@@ -15,12 +15,12 @@ from autotune.launchers.base import Status
 from autotune.launchers.builtin.config.settings import Settings
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.cli import ALIASES, COMMANDS, main
+from autotune.orchestrator.cli import remedies as remedy_table
 from autotune.orchestrator.cli.shared import json_documents
 from autotune.orchestrator.config import knob_reference
 from autotune.orchestrator.config.cards import CARDS
 from autotune.orchestrator.config.public_models import public_models
 from autotune.orchestrator.explain.rule_page import explain_rule
-from autotune.orchestrator.terminal import remedy_table
 from autotune.policies.diagnosis.rules.catalogue import RULES
 from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER
 from autotune.policies.remedies.catalogue import MOVES, turn_of

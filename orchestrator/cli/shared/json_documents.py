@@ -16,9 +16,11 @@ import msgspec
 
 from autotune.orchestrator.annotate.document import Annotation
 from autotune.orchestrator.certificate import VerificationDocument
+from autotune.orchestrator.cli.fix import FixDocument
 from autotune.orchestrator.cli.init import JobDraft
 from autotune.orchestrator.cli.logs import LogLine
 from autotune.orchestrator.cli.plan import Comparison, StartingJob
+from autotune.orchestrator.cli.remedies import RemedyTable
 from autotune.orchestrator.cli.shared.start import Begun
 from autotune.orchestrator.cli.shared.submission import Submitted
 from autotune.orchestrator.cli.skill import SkillDocument
@@ -32,8 +34,6 @@ from autotune.orchestrator.notify.document import Notification
 from autotune.orchestrator.other_release import OtherRelease
 from autotune.orchestrator.planner import Plan
 from autotune.orchestrator.report.document import Report
-from autotune.orchestrator.terminal.fix_text import FixDocument
-from autotune.orchestrator.terminal.remedy_table import RemedyTable
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import Row
 

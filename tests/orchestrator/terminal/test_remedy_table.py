@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from autotune.launchers.base import Framework, Status
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.cli import main
-from autotune.orchestrator.terminal import remedy_table
+from autotune.orchestrator.cli import remedies as remedy_table
 from autotune.policies.remedies.catalogue import MOVES, SAVING, turn_of
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.knobs import KNOBS
