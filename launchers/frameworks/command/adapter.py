@@ -142,7 +142,9 @@ class AnyCommand(Framework):
         """Return what a rehearsal meets of a command that takes its number of steps and its folder."""
         if not {"steps", "folder"} <= {placeholder.name for placeholder in _all(job)}:
             return ()
-        late = (LateEvent.LENGTH, LateEvent.SAVE, LateEvent.VALIDATION)
+        late = [LateEvent.LENGTH, LateEvent.SAVE, LateEvent.VALIDATION]
+        if job.settings.get("engine", "none") == "none":
+            late.append(LateEvent.WAKE_UP)
         return REHEARSAL.met(without=late)
 
 

@@ -54,6 +54,7 @@ REHEARSAL = Rehearsal(
         LateEvent.SAVE: "no placeholder says when the script saves",
         LateEvent.RELOAD: "no placeholder says when the script saves",
         LateEvent.VALIDATION: "no placeholder says when the script validates",
+        LateEvent.WAKE_UP: "`settings.engine` names none",
     },
 )
 # fmt: on

@@ -196,6 +196,8 @@ def test_no_step_of_a_rehearsal_reaches_the_goal(name: str, tmp_path: Path) -> N
 
 def test_a_command_without_a_folder_of_its_own_is_not_rehearsed(tmp_path: Path) -> None:
     of = job("command", tmp_path)
-    assert FRAMEWORKS["command"].meets(of)
+    for engine, wakes in (("none", False), ("vllm", True)):
+        met = FRAMEWORKS["command"].meets(replace(of, settings={**of.settings, "engine": engine}))
+        assert {each.event: each.met for each in met}[LateEvent.WAKE_UP] is wakes
     fixed = replace(of, command=tuple(word for word in of.command if "{folder}" not in word))
     assert not FRAMEWORKS["command"].meets(fixed)
