@@ -292,14 +292,16 @@ def lasted(seconds: float | None, *, at_least: bool = False) -> str:
     return f"at least {show_duration(seconds)}" if at_least else show_duration(seconds)
 
 
-def verdict(value: Verdict, *, attempts: int, seconds: float) -> str:
-    """Return how a run ended, in one sentence."""
+def verdict(value: Verdict, *, attempts: int, seconds: float, trials: int | None = None) -> str:
+    """Return how a run ended, in one sentence; `trials` are those of a search."""
     tries = f"{attempts} attempt{'' if attempts == 1 else 's'}"
     took = show_duration(seconds)
     match value:
         case TrainingCompleted(marginal=marginal, growth=growth) | Stable(marginal=marginal, growth=growth):
             word = "Stable" if isinstance(value, Stable) else "Training complete"
             grew = "" if growth is None else f"; {growth.text}"
+            if trials is not None:
+                word, tries = "Search complete: stable", f"{trials} trial{'' if trials == 1 else 's'}"
             return f"{word}{_MARGINAL if marginal else ''} after {tries} in {took}{grew}"
         case Rehearsed(cured=cured):
             how = "with the settings above" if cured else "as written"

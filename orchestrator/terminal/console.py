@@ -305,7 +305,8 @@ class Console:
         first = self._run.first
         seconds = max(0.0, seconds_of(event.at) - (seconds_of(first.at) if first is not None else 0.0))
         gpus = first.cluster.nodes * first.cluster.gpus_per_node if first is not None else 0
-        text = messages.verdict(event.verdict, attempts=self._run.last_number, seconds=seconds)
+        trials = len(self._run.tried) or None
+        text = messages.verdict(event.verdict, attempts=self._run.last_number, seconds=seconds, trials=trials)
         self._line(Text(""))
         mark, style = _TONES[display_of(event.verdict).tone]
         match event.verdict:
