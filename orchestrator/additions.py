@@ -109,7 +109,7 @@ def _reason(reasons: Mapping[str, str], name: str) -> str:
     return next((why for pattern, why in reasons.items() if fnmatchcase(name, _bare(pattern))), "")
 
 
-def shown(additions: Iterable[Addition], job: Job) -> tuple[Addition, ...]:
+def printable(additions: Iterable[Addition], job: Job) -> tuple[Addition, ...]:
     """Return the additions without the values of a job that nothing may show."""
     return tuple(
         msgspec.structs.replace(

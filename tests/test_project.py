@@ -1,5 +1,6 @@
 """The project's own files: what is installed, what the README promises."""
 
+import ast
 import importlib.metadata
 import re
 import shutil
@@ -104,6 +105,16 @@ def test_no_folder_holds_more_than_20_modules_and_no_module_more_than_400_lines(
             assert len(modules) <= 20, (folder, len(modules))
             for path in modules:
                 assert len(path.read_text().splitlines()) <= LONG.get(path.name, 400), path
+
+
+def test_no_name_of_the_orchestrator_is_a_participle_of_speech_or_sight() -> None:
+    """Such a name says what was done to a value, and not what it is."""
+    for path in (ROOT / "orchestrator").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            bound = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id
+            bound = bound or (isinstance(node, ast.arg) and node.arg)
+            bound = bound or (isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name)
+            assert bound not in {"found", "said", "told", "seen", "shown"}, (path, node.lineno)
 
 
 @pytest.mark.parametrize("name", ["miles", "ms_swift", "nemo_rl", "openrlhf", "skyrl", "trl"])

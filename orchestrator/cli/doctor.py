@@ -31,7 +31,7 @@ def examine(job_file: Path | None, *, options: Options) -> ExitCode:
     from autotune.orchestrator.terminal.widgets import echo
 
     job = load(job_file) if job_file is not None else None
-    result = _shown(examine_all(job, runs_dir=options.runs_dir))
+    result = _printable(examine_all(job, runs_dir=options.runs_dir))
     if options.json:
         click.echo(msgspec.json.encode(result))
     else:
@@ -41,15 +41,15 @@ def examine(job_file: Path | None, *, options: Options) -> ExitCode:
     return result.code
 
 
-def _shown(found: Examined) -> Examined:
+def _printable(examined: Examined) -> Examined:
     """Return the checks as they may be printed: names of processes and errors are others' text."""
     from autotune.orchestrator.explain.sanitize import plain
 
     checks = (
         msgspec.structs.replace(check, what=plain(check.what), hint=plain(check.hint))
-        for check in found.checks
+        for check in examined.checks
     )
-    return msgspec.structs.replace(found, checks=tuple(checks))
+    return msgspec.structs.replace(examined, checks=tuple(checks))
 
 
 @click.command("doctor", epilog=_CODES)

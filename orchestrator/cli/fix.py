@@ -327,12 +327,12 @@ def _values(words: Mapping[str, str]) -> dict[str, str]:
     return {name: part[1] if len(part) > 1 else "True" for name, part in parts.items()}
 
 
-def _peaks(found: Repair, phase: str) -> tuple[PredictedPeak, ...]:
+def _peaks(cured: Repair, phase: str) -> tuple[PredictedPeak, ...]:
     """Return the predicted peaks of the phase that failed and of the tightest phase afterwards."""
-    if not found.phases or not found.after_phases:
+    if not cured.phases or not cured.after_phases:
         return ()
-    before = {each.phase: each for each in found.phases}
-    after = {each.phase: each for each in found.after_phases}
+    before = {each.phase: each for each in cured.phases}
+    after = {each.phase: each for each in cured.after_phases}
 
     def share(each: PhasePlan) -> float:
         return each.total_bytes / each.capacity_bytes if each.capacity_bytes else 0.0

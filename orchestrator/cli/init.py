@@ -193,11 +193,11 @@ def say(
         return
     if checked:
         click.echo(f"settings checked against {checked}", err=True)
-    shown = draft.notes if options.verbose else draft.notes[:_SHOWN]
-    for note in shown:
+    listed = draft.notes if options.verbose else draft.notes[:_SHOWN]
+    for note in listed:
         click.echo(f"  {place(note)}: {note.message}", err=True)
-    if len(shown) < len(draft.notes):
-        click.echo(f"  and {len(draft.notes) - len(shown)} more at the top of the file", err=True)
+    if len(listed) < len(draft.notes):
+        click.echo(f"  and {len(draft.notes) - len(listed)} more at the top of the file", err=True)
     for warning in warnings:
         click.echo(f"  warning: {warning}", err=True)
 

@@ -184,8 +184,8 @@ class _Printer:
 
     def _encoded(self, line: Line) -> bytes:
         text = masked(line.data.decode("utf-8", "replace"))
-        shown = LogLine(attempt=self._attempt, line=line.number, source=line.source, text=text)
-        return msgspec.json.encode(shown) + b"\n"
+        row = LogLine(attempt=self._attempt, line=line.number, source=line.source, text=text)
+        return msgspec.json.encode(row) + b"\n"
 
 
 @click.command("logs", epilog=_CODES)

@@ -11,7 +11,7 @@ import msgspec
 
 from autotune.launchers import frameworks
 from autotune.orchestrator import placeholders
-from autotune.orchestrator.additions import additions, passed_over, shown
+from autotune.orchestrator.additions import additions, passed_over, printable
 from autotune.orchestrator.cli.shared.options import (
     Options,
     card_names,
@@ -194,7 +194,7 @@ def outcome_of(
         command = command_of(
             framework, job, knobs, history=(accepted,), run="plan", attempt=1, resume=job.resume
         )
-        changes.extend(shown(additions(framework, job, knobs, command, why=_PREDICTED), job))
+        changes.extend(printable(additions(framework, job, knobs, command, why=_PREDICTED), job))
         python = job.python or sys.executable
         return tuple(word.replace("{python}", python) for word in shown_command(command, job).argv)
 
@@ -234,8 +234,10 @@ def with_cards(job: Job, cards: Gpus | None) -> tuple[Job, tuple[str, ...]]:
     if cluster.gpus_per_node is None:
         return job, ()
     job, changes = on_gpus(job, nodes=cluster.nodes, per_node=cluster.gpus_per_node)
-    said = f"planned for {cluster.nodes} x {cluster.gpus_per_node} GPUs: {', '.join(changes)}; not in the job"
-    return job, (said,) if changes else ()
+    stated = (
+        f"planned for {cluster.nodes} x {cluster.gpus_per_node} GPUs: {', '.join(changes)}; not in the job"
+    )
+    return job, (stated,) if changes else ()
 
 
 def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], options: Options) -> ExitCode:
@@ -374,9 +376,9 @@ def command(
       autotune plan --model Qwen/Qwen2.5-7B-Instruct --gpus 8xH100 --framework verl
     """  # noqa: D301 - click reads the backspace
     options = given(context)
-    said = {name: value for name, value in sizes.items() if value is not None}
+    stated = {name: value for name, value in sizes.items() if value is not None}
     if job_file is not None:
-        if model is not None or framework is not None or said:
+        if model is not None or framework is not None or stated:
             raise click.UsageError("--model and its options generate a job: do not pass a job file too")
         if against is not None and (log is not None or "," in (gpus or "")):
             raise click.UsageError("--against compares two releases: pass neither --log nor several clusters")
@@ -387,4 +389,4 @@ def command(
     wanted = cards_of(gpus)
     if model is None or wanted is None:
         raise click.UsageError("pass a job file, or --model and --gpus")
-    context.exit(start(wanted, model=model, framework=framework or "verl", sizes=said, options=options))
+    context.exit(start(wanted, model=model, framework=framework or "verl", sizes=stated, options=options))

@@ -332,12 +332,12 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
 
 def _left(run: RunStatus) -> list[str]:
     """Return how long a run still takes and how long its latest steps took, as far as that is known."""
-    said = [] if run.left is None else [messages.time_left(run.left)]
+    parts = [] if run.left is None else [messages.time_left(run.left)]
     if run.step_s:
-        said.append(f"{show_duration(fmean(run.step_s))} a step")
+        parts.append(f"{show_duration(fmean(run.step_s))} a step")
         picture = widgets.sparkline(run.step_s[-_STEPS:])
-        said += [f"step times {picture}"] if picture else []
-    return [f"  {'   '.join(said)}"] if said else []
+        parts += [f"step times {picture}"] if picture else []
+    return [f"  {'   '.join(parts)}"] if parts else []
 
 
 def _memory(nodes: tuple[MemorySpan, ...]) -> list[str]:
@@ -345,9 +345,9 @@ def _memory(nodes: tuple[MemorySpan, ...]) -> list[str]:
     lines = []
     for node in nodes:
         cards = [card for card in node.gpus if card.of_attempt] or list(node.gpus)
-        shown = [f"host {show_gib(node.host.most)} of {show_gib(node.host_total_bytes)}"]
-        shown += [f"GPU {c.index} {show_gib(c.used.most)} of {show_gib(c.total_bytes)}" for c in cards]
-        lines += [f"  {node.node}  {part}" for part in shown]
+        parts = [f"host {show_gib(node.host.most)} of {show_gib(node.host_total_bytes)}"]
+        parts += [f"GPU {c.index} {show_gib(c.used.most)} of {show_gib(c.total_bytes)}" for c in cards]
+        lines += [f"  {node.node}  {part}" for part in parts]
     return lines
 
 

@@ -54,10 +54,10 @@ def command(context: click.Context, file: Path) -> None:
     context.exit(ExitCode.NO if result.differences else ExitCode.OK)
 
 
-def _lines(found: Verification) -> list[str]:
+def _lines(verification: Verification) -> list[str]:
     from autotune.orchestrator.messages import arrow
 
-    certificate = found.certificate
+    certificate = verification.certificate
     stable = certificate.stable
     runs = f"{stable.confirmations} run{'' if stable.confirmations == 1 else 's'} of {stable.steps} steps"
     lines = [
@@ -71,24 +71,24 @@ def _lines(found: Verification) -> list[str]:
     ]
     if not certificate.changes:
         lines.append("  changed    nothing")
-    absent = f" (not here: {', '.join(found.missing)})" if found.missing else ""
-    lines.append(f"  compared   {', '.join(found.compared) or 'the certificate alone'}{absent}")
-    lines.append(f"  replayed   {found.replayed.value.replace('_', ' ')}: {found.replay}")
-    return [*lines, "", *_verdict(found)]
+    absent = f" (not here: {', '.join(verification.missing)})" if verification.missing else ""
+    lines.append(f"  compared   {', '.join(verification.compared) or 'the certificate alone'}{absent}")
+    lines.append(f"  replayed   {verification.replayed.value.replace('_', ' ')}: {verification.replay}")
+    return [*lines, "", *_verdict(verification)]
 
 
-def _verdict(found: Verification) -> list[str]:
+def _verdict(verification: Verification) -> list[str]:
     from autotune.policies.certificate.contents import Replayed
 
-    if found.differences:
+    if verification.differences:
         return [
             "✗ differs",
-            *(f"  {sentence}" for sentence in found.differences),
+            *(f"  {sentence}" for sentence in verification.differences),
         ]
     agrees = "✓ agrees: only the declared changes differ"
-    if found.replayed is not Replayed.AGREED:
+    if verification.replayed is not Replayed.AGREED:
         return [f"{agrees}, and none is of what is trained (not replayed)"]
-    if found.by == "update":
+    if verification.by == "update":
         return [f"{agrees}; proven by an update that is the same with both settings"]
     return [f"{agrees}; the losses of the steps that both settings trained stay in their band"]
 
@@ -104,6 +104,6 @@ def _trained(training: Training) -> str:
         (training.response_tokens, "answers to {:,}"),
         (training.learning_rate, "learning rate {:g}"),
     )
-    shown = [form.format(value) for value, form in parts if value is not None]
-    shown += [f"{name} {seed}" for name, seed in training.seeds.items()]
-    return " · ".join([*shown, *([training.data_order] if training.data_order else [])])
+    words = [form.format(value) for value, form in parts if value is not None]
+    words += [f"{name} {seed}" for name, seed in training.seeds.items()]
+    return " · ".join([*words, *([training.data_order] if training.data_order else [])])

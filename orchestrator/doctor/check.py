@@ -73,18 +73,18 @@ _WORDS = {
 _MOST_NAMED = 4  # nodes in a line
 
 
-def render(found: Examined, *, quiet: bool = False, verbose: bool = False) -> str:
+def render(examined: Examined, *, quiet: bool = False, verbose: bool = False) -> str:
     """Return all checks as text, `quiet` only those that failed, `verbose` every node's by itself."""
     lines = []
-    for check, nodes in _grouped(found.checks, apart=verbose):
+    for check, nodes in _grouped(examined.checks, apart=verbose):
         if quiet and check.status is not Status.FAILED:
             continue
-        where = _where(nodes, of=found.nodes)
+        where = _where(nodes, of=examined.nodes)
         lines.append(f"{GLYPHS[check.status]} {check.name:12} {check.what}{where}")
         if check.hint and check.status is not Status.OK:
             lines.append(f"  hint: {check.hint}")
     if not quiet:
-        lines.append(_summary(found))
+        lines.append(_summary(examined))
     return "\n".join(lines)
 
 
@@ -108,6 +108,6 @@ def _where(nodes: list[str], *, of: int) -> str:
     return f"  ({', '.join(nodes[:_MOST_NAMED])}{more})"
 
 
-def _summary(found: Examined) -> str:
-    counts = [(found.count(status), words) for status, words in _WORDS.items()]
+def _summary(examined: Examined) -> str:
+    counts = [(examined.count(status), words) for status, words in _WORDS.items()]
     return ", ".join(f"{count} {words[count != 1]}" for count, words in counts if count)

@@ -210,7 +210,7 @@ def _how_to_import(program: ProgramFacts, framework: Framework) -> str:
 
 
 def _framework(program: ProgramFacts, job: Job, framework: Framework) -> Check:
-    shown = ", ".join(f"{name} {version}" for name, version in program.versions.items())
+    versions = ", ".join(f"{name} {version}" for name, version in program.versions.items())
     by = f"{program.path} (python {program.python})" if program.python else program.path
     if program.error:
         needed = " and ".join(f"`{module}`" for module in framework.modules_of(job))
@@ -233,7 +233,7 @@ def _framework(program: ProgramFacts, job: Job, framework: Framework) -> Check:
             f"the settings are those of {job.framework_version}",
             hint=f"write `framework_version: {result}` into the job, or install that release",
         )
-    return Check(name="framework", what=f"{shown or 'importable'} by {by}")
+    return Check(name="framework", what=f"{versions or 'importable'} by {by}")
 
 
 def _model(facts: NodeFacts, job: Job, framework: Framework) -> Iterator[Check]:

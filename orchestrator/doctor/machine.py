@@ -71,9 +71,9 @@ def _gpus(facts: NodeFacts, offered: int) -> Iterator[Check]:
         yield failed("gpus", fault, hint="look at `nvidia-smi` on the node")
     cards = facts.cards
     names = sorted({card.name or "unnamed" for card in cards})
-    shown = f"{len(cards)} × {' and '.join(names)}" if cards else "no GPUs"
+    what = f"{len(cards)} × {' and '.join(names)}" if cards else "no GPUs"
     if len(names) == 1:
-        shown += f", {show_gib(min(card.total_bytes for card in cards))} each"
+        what += f", {show_gib(min(card.total_bytes for card in cards))} each"
     if offered and not facts.driver:
         yield warned(
             "gpus",
@@ -84,13 +84,13 @@ def _gpus(facts: NodeFacts, offered: int) -> Iterator[Check]:
     elif offered > len(cards) + len(facts.faults):
         yield failed(
             "gpus",
-            f"Ray offers {offered} GPUs, NVML sees {shown}",
+            f"Ray offers {offered} GPUs, NVML sees {what}",
             hint="look at `nvidia-smi` on the node, then restart Ray there",
         )
     elif offered < len(cards):
-        yield Check(name="gpus", what=f"{shown}; Ray offers {offered} of them")
+        yield Check(name="gpus", what=f"{what}; Ray offers {offered} of them")
     else:
-        yield (Check if cards else skipped)(name="gpus", what=shown)
+        yield (Check if cards else skipped)(name="gpus", what=what)
     if cards:
         yield Check(name="driver", what=f"driver {facts.driver or '?'}, CUDA {facts.cuda or '?'}")
 

@@ -97,9 +97,9 @@ def _others(explanation: Explanation) -> list[str]:
     if not explanation.holders:
         return []
     ordered = sorted(explanation.holders, key=lambda holder: -holder.held_bytes)
-    shown = ", ".join(f"pid {holder.pid} {show_gib(holder.held_bytes)}" for holder in ordered[:_HELD])
+    listed = ", ".join(f"pid {holder.pid} {show_gib(holder.held_bytes)}" for holder in ordered[:_HELD])
     more = f" and {len(ordered) - _HELD} more" if len(ordered) > _HELD else ""
-    return [f"info: other processes use memory of this GPU: {shown}{more}; one may be the job's engine"]
+    return [f"info: other processes use memory of this GPU: {listed}{more}; one may be the job's engine"]
 
 
 def _users(explanation: Explanation) -> list[str]:

@@ -196,5 +196,5 @@ def holder_text(explanation: Explanation) -> str:
 
 
 def _message(text: str) -> str:
-    shown = plain(parsed(text).bare).strip()
-    return clipped(shown, (0, 1), width=_LONGEST)[0] or "no message"
+    message = plain(parsed(text).bare).strip()
+    return clipped(message, (0, 1), width=_LONGEST)[0] or "no message"

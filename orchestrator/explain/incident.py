@@ -124,8 +124,8 @@ def _rank(explanation: Explanation) -> int:
 
 
 def _named(logs: list[Explanation]) -> str:
-    shown = ", ".join(Path(log.file).name for log in logs[:_SHOWN])
-    return f"{shown}, …" if len(logs) > _SHOWN else shown
+    names = ", ".join(Path(log.file).name for log in logs[:_SHOWN])
+    return f"{names}, …" if len(logs) > _SHOWN else names
 
 
 def _inside(folder: Path) -> list[str]:

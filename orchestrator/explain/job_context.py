@@ -148,9 +148,9 @@ def recognised(text: str, known: Mapping[str, Traces]) -> str | None:
 
     A framework inside another one is a library of it.
     """
-    seen = Naming(trace for told in known.values() for trace in told.traces).counted(text)
-    counts = {name: sum(seen.get(trace, 0) for trace in told.traces) for name, told in known.items()}
-    inside = {library for name, told in known.items() if counts[name] for library in told.runs}
+    hits = Naming(trace for own in known.values() for trace in own.traces).counted(text)
+    counts = {name: sum(hits.get(trace, 0) for trace in own.traces) for name, own in known.items()}
+    inside = {library for name, own in known.items() if counts[name] for library in own.runs}
     best = max((name for name in counts if name not in inside), key=counts.__getitem__, default="")
     return best if counts.get(best) and not spellings.runs_inside(best, text) else None
 
@@ -283,18 +283,18 @@ def _words(context: Context, cure: Cure) -> tuple[tuple[str, tuple[str, ...]], .
 def _own_words(framework: Framework, context: Context, cure: Cure) -> tuple[str, ...]:
     """Return the change as the framework's users type it; else the names of what to change."""
     if cure.exact and context.job is not None:
-        return _said(framework, _own_settings(context, cure))
+        return _typed(framework, _own_settings(context, cure))
     offers, advised = context.offers, context.advised
     lines: list[str] = []
     for knob, direction in cure.changes.items():
         support = offers.get(knob)
         if support is None:
-            lines += _said(framework, {advised[knob]: _BLANK}) if knob in advised else ()
+            lines += _typed(framework, {advised[knob]: _BLANK}) if knob in advised else ()
             continue
         switch = not {False, True}.isdisjoint(support.grid.values)
         value = _SWITCHED.get(str(direction), _BLANK) if switch else _BLANK
-        said = _mode(framework, context, knob, direction) or _said(framework, {support.setting: value})
-        lines += said or ((support.setting,) if value is not False else ())
+        typed = _mode(framework, context, knob, direction) or _typed(framework, {support.setting: value})
+        lines += typed or ((support.setting,) if value is not False else ())
     return tuple(lines)
 
 
@@ -303,7 +303,7 @@ def _mode(framework: Framework, context: Context, knob: str, mode: Setting) -> t
     if not isinstance(mode, str) or mode not in context.offers[knob].grid.values:
         return ()
     job = _job(framework, context.implied)
-    return _said(framework, framework.settings(job, msgspec.structs.replace(Knobs(), **{knob: mode})))
+    return _typed(framework, framework.settings(job, msgspec.structs.replace(Knobs(), **{knob: mode})))
 
 
 def _own_settings(context: Context, cure: Cure) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def _printed_only(profile: Profile, settings: dict[str, Any]) -> Profile:
     )
 
 
-def _said(framework: Framework, settings: dict[str, Any]) -> tuple[str, ...]:
+def _typed(framework: Framework, settings: dict[str, Any]) -> tuple[str, ...]:
     try:
         lines = framework.words(settings) if settings else ()
         return tuple(_QUOTED.sub(_BLANK, line) for line in lines)

@@ -250,16 +250,16 @@ def _ahead(items: Iterator[_T]) -> Iterator[_T]:
 
 
 def _problem(path: Path) -> str:
-    shown = str(path)
+    label = str(path)
     try:
         if path.is_dir():
-            return f"`{shown}` is a folder"
+            return f"`{label}` is a folder"
         if not path.exists():
-            return f"`{shown}` does not exist"
+            return f"`{label}` does not exist"
         if not os.access(path, os.R_OK):  # opening it would drain a named pipe
-            return f"no permission to read `{shown}`"
+            return f"no permission to read `{label}`"
     except OSError as error:
-        return f"cannot read `{shown}`: {reason_of(error)}"
+        return f"cannot read `{label}`: {reason_of(error)}"
     return ""
 
 
@@ -290,8 +290,8 @@ def read_members(name: str, is_log: Callable[[str], bool]) -> Iterator[Reading]:
             for member in [each for each in names if is_log(each)] or names:
                 with open_member(member) as file:
                     magic = file.peek(MAGIC_BYTES)[:MAGIC_BYTES]  # type: ignore[attr-defined]
-                    shown = f"{name}:{member}"
-                    reading = read_from(decompressed(file, magic, name=shown), name=shown)
+                    label = f"{name}:{member}"
+                    reading = read_from(decompressed(file, magic, name=label), name=label)
                 if reading.is_text and reading.size_bytes:
                     count += 1
                     yield reading

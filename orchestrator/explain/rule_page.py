@@ -143,11 +143,11 @@ def _cure_lines(cause: Cause, phases: tuple[Phase, ...]) -> list[str]:
     for shared_names, of in same.items():
         where = ", ".join(of) if len(of) < len(phases) or len(phases) == 1 else "in every phase"
         lines.append(f"  {where}: {', '.join(shared_names)}")
-    shown = Counter(name for of_phase in names.values() for name in of_phase)
+    listed = Counter(name for of_phase in names.values() for name in of_phase)
     cure_of = {cure.name: cure for cures in by_phase.values() for cure in cures}
-    width = max(len(name) for name in shown)
+    width = max(len(name) for name in listed)
     lines += ["", "what each one does"]
-    lines += [f"  {name.ljust(width)}  {cure_of[name].action}: {cure_of[name].reason}" for name in shown]
+    lines += [f"  {name.ljust(width)}  {cure_of[name].action}: {cure_of[name].reason}" for name in listed]
     return lines
 
 

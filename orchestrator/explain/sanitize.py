@@ -31,9 +31,9 @@ def clipped(text: str, span: tuple[int, int], *, width: int) -> tuple[str, int, 
     left = 0
     if end > width - 1:
         left = min(start - width // 3, len(text) - width)
-    shown = text[left : left + width]
+    part = text[left : left + width]
     if left:
-        shown = "…" + shown[1:]
+        part = "…" + part[1:]
     if left + width < len(text):
-        shown = shown[:-1] + "…"
-    return shown, start - left, min(end - left, width)
+        part = part[:-1] + "…"
+    return part, start - left, min(end - left, width)

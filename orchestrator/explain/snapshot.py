@@ -104,13 +104,13 @@ def snapshot_document(name: str, snapshot: Snapshot) -> bytes:
         resource=why.resource,
         facts=facts,
         fragmentation=failed is not None and failed.fragmented,
-        devices=[_shown(device) for device in snapshot.devices],
+        devices=[_printable(device) for device in snapshot.devices],
         settings={plain(key): plain(value) for key, value in snapshot.settings.items()},
     )
     return msgspec.json.encode(result)
 
 
-def _shown(device: DeviceMemory) -> DeviceMemory:
+def _printable(device: DeviceMemory) -> DeviceMemory:
     """Return a device without control characters in its texts."""
     sites = tuple(msgspec.structs.replace(site, place=plain(site.place)) for site in device.sites)
     labels = {plain(label): size for label, size in device.labels.items()}

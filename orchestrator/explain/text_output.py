@@ -63,11 +63,11 @@ def _excerpt(explanation: Explanation) -> list[str]:
     number = str(line.line)
     margin = " " * len(number)
     begin, end = span(explanation)
-    shown, at, until = clipped(plain(line.text), (begin, end), width=_WIDTH)
+    visible, at, until = clipped(plain(line.text), (begin, end), width=_WIDTH)
     return [
         f"{margin}--> {explanation.file}:{line.line}:{begin + 1}",
         f"{margin} |",
-        f"{number} | {shown}",
+        f"{number} | {visible}",
         f"{margin} | {' ' * at}{'^' * max(1, until - at)}",
         f"{margin} |",
     ]
@@ -103,12 +103,12 @@ def _one_per_rank(followers: tuple[Finding, ...]) -> list[Finding]:
 
 
 def _listed(numbers: list[int]) -> str:
-    shown = [str(number) for number in numbers[:6]]
-    if len(numbers) > len(shown):
-        return f"{len(numbers)} other ranks ({', '.join(shown)}, …)"
-    if len(shown) == 1:
-        return f"rank {shown[0]}"
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+    visible = [str(number) for number in numbers[:6]]
+    if len(numbers) > len(visible):
+        return f"{len(numbers)} other ranks ({', '.join(visible)}, …)"
+    if len(visible) == 1:
+        return f"rank {visible[0]}"
+    return f"ranks {', '.join(visible[:-1])} and {visible[-1]}"
 
 
 def _note(explanation: Explanation) -> list[str]:
@@ -212,8 +212,8 @@ def _outdated(row: Advice) -> str:
 
 def _typed(advice: str) -> str:
     """Return a setting in backticks, a sentence as it is."""
-    shown = plain(advice)
-    return shown if ", " in shown or "; " in shown else f"`{shown}`"
+    visible = plain(advice)
+    return visible if ", " in visible or "; " in visible else f"`{visible}`"
 
 
 def _unknown(explanation: Explanation) -> list[str]:
@@ -229,8 +229,8 @@ def _unknown(explanation: Explanation) -> list[str]:
         ]
     ended = {line.rule for line in explanation.diagnosis.evidence} & _ENDED
     known = "a process ended, and no line says why" if ended else "no rule matches"
-    shown = f"Last {len(errors)} distinct errors" if len(errors) > 1 else "The only error"
-    lines = [f"unknown: {known}. {shown}:"]
+    visible = f"Last {len(errors)} distinct errors" if len(errors) > 1 else "The only error"
+    lines = [f"unknown: {known}. {visible}:"]
     for line in errors:
         text = clipped(plain(line.text).strip(), (0, 1), width=_WIDTH)[0]
         lines.append(f"  {explanation.file}:{line.line}  {text}")

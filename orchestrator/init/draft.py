@@ -20,7 +20,15 @@ from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.containers import is_container
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init import roll
-from autotune.orchestrator.init.bash.state import UNSET, Invocation, Note, Use, is_unknown, shown, to_edit
+from autotune.orchestrator.init.bash.state import (
+    UNSET,
+    Invocation,
+    Note,
+    Use,
+    as_written,
+    is_unknown,
+    to_edit,
+)
 from autotune.orchestrator.init.documents import (
     Kind,
     areal_script,
@@ -244,12 +252,12 @@ def _drafted(
         note(unwrapping(name))
     if framework == "command:" and (is_container(program.argv) or is_inside_text(program.argv)):
         note(f"the training runs inside `{program.argv[0]}`: kept whole, and its settings are not read")
-    said = settings_of(framework, program.argv)
-    for name in dict.fromkeys(said.repeated):
+    parsed = settings_of(framework, program.argv)
+    for name in dict.fromkeys(parsed.repeated):
         note(f"`{name}` is given more than once: the last value counts")
     own, _, other = (part.strip() for part in framework.partition(":"))
     env = _environment({**invocation.env, **program.env}, note)
-    given = {shown(name): _told(value) for name, value in said.given.items()}
+    given = {as_written(name): _to_edit(value) for name, value in parsed.given.items()}
     source_text = text_behind(invocation, script)
     words = {n: source_of(bare(n), source_text) for n, value in given.items() if value is not True}
     unset = {each.message[1:].partition(" ")[0] for each in notes if each.message.endswith(UNSET)}
@@ -258,7 +266,7 @@ def _drafted(
         given[name] = made
         note(f"`{name}` needs a value: {words[name]} has none")
     formulas = {name: formula_of(word, source_text) for name, word in words.items() if name not in empty}
-    command = tuple(map(to_edit, said.command))
+    command = tuple(map(to_edit, parsed.command))
     notes += placeholders_in((*command, *given.values()), source_text, invocation)
     if own == "command":
         for knob in dict.fromkeys(
@@ -268,7 +276,7 @@ def _drafted(
                 f"`{{{knob}}}` stands for itself; for autotune to set it: one pair of braces, and `settings`"
             )
         command = tuple(_PLACEHOLDER.sub(r"{{\1}}", word) for word in command)
-    config = to_edit(said.config) if said.config is not None else None
+    config = to_edit(parsed.config) if parsed.config is not None else None
     workdir = folder_of(program.workdir or invocation.cwd, command, config, script)
     file = roll.file_of(command, workdir) if other == "ROLL" else Path(workdir, config) if config else None
     document = readable_document(file) if file is not None else None
@@ -379,9 +387,9 @@ def _of_document(path: Path) -> Draft:
     )
 
 
-def _told(value: Any) -> Any:
+def _to_edit(value: Any) -> Any:
     if isinstance(value, list):
-        return [_told(item) for item in value]
+        return [_to_edit(item) for item in value]
     return to_edit(value) if isinstance(value, str) else value
 
 

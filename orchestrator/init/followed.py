@@ -17,7 +17,7 @@ from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init import slurm
 from autotune.orchestrator.init.bash.builtins import ENDS_HERE
 from autotune.orchestrator.init.bash.reader import Reading, read_script
-from autotune.orchestrator.init.bash.state import Invocation, Note, Use, is_unknown, shown
+from autotune.orchestrator.init.bash.state import Invocation, Note, Use, as_written, is_unknown
 from autotune.orchestrator.init.documents import Kind, kind_of
 from autotune.orchestrator.init.entry_points import Program, is_shell_text, unwrapped
 from autotune.orchestrator.init.hardware import Hardware
@@ -94,7 +94,7 @@ class Followed:
         elif invocation.argv[0] == "sbatch" and env.get("COMMAND"):  # as NeMo-RL's ray.sub takes its training
             place, text = Path(invocation.file), env.pop("COMMAND")
             self.hardware = self.hardware.or_else(slurm.of_options(invocation.argv))
-            called = shlex.join(map(shown, invocation.argv))
+            called = shlex.join(map(as_written, invocation.argv))
             self._note(invocation, f"left out: `{called}`; autotune starts its COMMAND itself")
             program = Program(argv=())
         elif name and _is_script(cwd, name):
@@ -135,7 +135,7 @@ class Followed:
 
     def failure(self, path: Path, started: Sequence[Invocation], *, cwd: str) -> Failure:
         """Return the error of a script without a training: what it starts, and what was not followed."""
-        seen = ", ".join(dict.fromkeys(i.argv[0] for i in started if i.argv[0] != "pkill")) or "none"
+        programs = ", ".join(dict.fromkeys(i.argv[0] for i in started if i.argv[0] != "pkill")) or "none"
         lines = [f"{n.file.removeprefix(f'{cwd}/')}:{n.line}: {n.message}" for n in self.notes[-1:]]
         ways = []
         if self.notes and self.notes[-1].message.startswith(ENDS_HERE):
@@ -147,7 +147,7 @@ class Followed:
         ways.append("give the command itself: autotune init -- python train.py ...")
         below = "".join(f"\n  {line}" for line in lines)
         return Failure(
-            f"no training found in `{path}`; programs that it would start: {seen}{below}",
+            f"no training found in `{path}`; programs that it would start: {programs}{below}",
             hint="; or ".join(ways),
             code=ExitCode.NO,
         )
@@ -241,13 +241,15 @@ class Training(Value, frozen=True, kw_only=True):
         return settings_of(self.framework, self.program.argv).given
 
 
-def chosen_of(found: Sequence[Training], number: int | None, path: Path, words: Sequence[str]) -> Training:
+def chosen_of(
+    trainings: Sequence[Training], number: int | None, path: Path, words: Sequence[str]
+) -> Training:
     """Return the training that becomes the job: the first, or the one with a number from 1.
 
     Raises Failure where there is none with that number, and where the script runs several with other settings
     at the same time, so that none of them is the first.
     """
-    candidates = [each for each in found if each.has_adapter] or list(found)
+    candidates = [each for each in trainings if each.has_adapter] or list(trainings)
     if number is not None:
         if not 1 <= number <= len(candidates):
             raise Failure(
@@ -280,10 +282,10 @@ def is_server_of(framework: str, argv: Sequence[str]) -> bool:
     return bool(argv) and (Path(argv[0]).name, *argv[1:2]) == _OWN_SERVER.get(framework)
 
 
-def left_out(found: Sequence[Training], chosen: Training) -> Iterator[Note]:
+def left_out(trainings: Sequence[Training], chosen: Training) -> Iterator[Note]:
     """Yield what the script starts beside the training that became the job."""
     others: dict[tuple[str, str], list[str]] = {}
-    for each in found:
+    for each in trainings:
         argv, file, line = each.program.argv, each.invocation.file, each.invocation.line
         if each is chosen or is_server_of(chosen.framework, argv):
             continue

@@ -28,10 +28,10 @@ def source_of(name: str, script: str) -> str:
 def with_places(source: str, unset: Collection[str]) -> str:
     """Return a word with each of its variables as a place `$(NAME)`; empty unless none of them is set."""
     plain = source.strip("\"'")
-    names = {found[1] or found[2] for found in _EXPANDED.finditer(plain)}
+    names = {match[1] or match[2] for match in _EXPANDED.finditer(plain)}
     if not names or not names <= set(unset) or set(_EXPANDED.sub("", plain)) & set("$`"):
         return ""
-    return _EXPANDED.sub(lambda found: f"$({found[1] or found[2]})", plain)
+    return _EXPANDED.sub(lambda match: f"$({match[1] or match[2]})", plain)
 
 
 def formula_of(source: str, script: str) -> str:

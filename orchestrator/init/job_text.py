@@ -117,14 +117,14 @@ def place(note: Note) -> str:
 
 def _cluster(draft: Draft, gpus: Gpus | None) -> str:
     hardware = draft.hardware
-    said = {
+    stated = {
         "nodes": hardware.nodes or (gpus.nodes if gpus else None),
         "gpus_per_node": hardware.gpus_per_node or (gpus.per_node if gpus else None),
         "gpu": gpus.card.name if gpus else hardware.gpu,
         "host_memory": hardware.host_memory,
     }
-    inside = ", ".join(f"{key}: {value}" for key, value in said.items() if value is not None)
-    hint = "" if said["gpu"] else "  # gpu: H100-80GB lets `plan` predict away from the cluster"
+    inside = ", ".join(f"{key}: {value}" for key, value in stated.items() if value is not None)
+    hint = "" if stated["gpu"] else "  # gpu: H100-80GB lets `plan` predict away from the cluster"
     return f"cluster: {{{inside}}}{hint}"
 
 

@@ -127,12 +127,14 @@ def file_and_overrides(argv: Sequence[str]) -> Settings:
 def trl_settings(argv: Sequence[str]) -> Settings:
     """Return the flags of `trl grpo` or of a script, of `accelerate launch`, and the file of `--config`."""
     script = next((word for word in argv if word.endswith(".py")), None)
-    said = flag_settings(argv, last_of_program="^grpo$" if script is None else f"^{re.escape(script)}$")
-    config = said.given.pop("config", None)
+    parsed = flag_settings(argv, last_of_program="^grpo$" if script is None else f"^{re.escape(script)}$")
+    config = parsed.given.pop("config", None)
     if script is None:
-        return Settings(command=(), given=said.given, config=config, repeated=said.repeated)
-    command, launch = _of_accelerate(said.command)
-    return Settings(command=command, given={**launch, **said.given}, config=config, repeated=said.repeated)
+        return Settings(command=(), given=parsed.given, config=config, repeated=parsed.repeated)
+    command, launch = _of_accelerate(parsed.command)
+    return Settings(
+        command=command, given={**launch, **parsed.given}, config=config, repeated=parsed.repeated
+    )
 
 
 def _of_accelerate(command: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -141,19 +143,19 @@ def _of_accelerate(command: Sequence[str]) -> tuple[tuple[str, ...], dict[str, A
     if at is None:
         return tuple(command), {}
     script = command[-1]
-    said = flag_settings(command[at:-1], last_of_program=".")
-    given = {name.replace("-", "_"): value for name, value in said.given.items()}
+    parsed = flag_settings(command[at:-1], last_of_program=".")
+    given = {name.replace("-", "_"): value for name, value in parsed.given.items()}
     if not all(map(is_of_launcher, given)):
         return tuple(command), {}
-    return (*command[:at], *said.command, script), given
+    return (*command[:at], *parsed.command, script), given
 
 
 def swift_settings(argv: Sequence[str]) -> Settings:
     """Return the flags of `swift rlhf` and the file in front of them."""
     has_file = argv[2:3] != [] and not argv[2].startswith("-")
-    said = flag_settings((*argv[:2], *argv[3 if has_file else 2 :]), last_of_program="^rlhf$")
+    parsed = flag_settings((*argv[:2], *argv[3 if has_file else 2 :]), last_of_program="^rlhf$")
     config = argv[2] if has_file else None
-    return Settings(command=(), given=said.given, config=config, repeated=said.repeated)
+    return Settings(command=(), given=parsed.given, config=config, repeated=parsed.repeated)
 
 
 def flag_settings(argv: Sequence[str], *, last_of_program: str) -> Settings:
@@ -185,8 +187,8 @@ def flag_settings(argv: Sequence[str], *, last_of_program: str) -> Settings:
             )
         else:
             command.append(word)
-    shown = {key: _flag_value(value) for key, value in given.items()}
-    return Settings(command=tuple(command), given=shown, repeated=tuple(repeated))
+    values = {key: _flag_value(value) for key, value in given.items()}
+    return Settings(command=tuple(command), given=values, repeated=tuple(repeated))
 
 
 def _flag_value(value: Any) -> Any:

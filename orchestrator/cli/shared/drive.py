@@ -135,7 +135,7 @@ def drive(
                 _tell_bug(error, run, journal, log)
                 raise
             _summarise(run, job, verdict, views, journal.history())
-            told = bool(journal.history())
+            is_recorded = bool(journal.history())
             code = exit_code(verdict, journal.history())
     finally:
         views.close()
@@ -143,7 +143,7 @@ def drive(
         name = export.REHEARSED if isinstance(verdict, Rehearsed) else export.STABLE
         if code is ExitCode.OK and not options.json and (run.path / name).exists():
             views.print_line(str(options.runs_dir / run.id / name))
-        if told:
+        if is_recorded:
             limit_s = at_end.HURRIED_S if isinstance(verdict, Interrupted) else at_end.LIMIT_S
             views.write_view(
                 "report.html",

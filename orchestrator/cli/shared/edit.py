@@ -102,8 +102,8 @@ def changed_job(
     history, request = run.history(), run.request
     if job_file is not None:
         return _edit_from(run, history, job_file, request=request)
-    for name, seen in ((request.edited_file, request.edited_digest), (request.job_file, request.job_digest)):
-        if name and _digest_of(name, seen) != seen:
+    for name, known in ((request.edited_file, request.edited_digest), (request.job_file, request.job_digest)):
+        if name and _digest_of(name, known) != known:
             result = _edit_from(run, history, Path(name), request=request)
             if result is not None:
                 return result
@@ -179,13 +179,13 @@ def _identity_of(name: str, request: directory.RunRequest) -> str:
 def changed_file(run: directory.RunFolder) -> str:
     """Return the job file of a run that states another job than when it was last read; empty if none does."""
     request = run.request
-    name, seen, stated = request.job_file, request.job_digest, request.identity
+    name, known, stated = request.job_file, request.job_digest, request.identity
     if request.edited_file:
-        name, seen, stated = request.edited_file, request.edited_digest, request.edited_identity
+        name, known, stated = request.edited_file, request.edited_digest, request.edited_identity
     if not Path(name).is_absolute():  # as a Ray job brought it: here that may be another one
         return ""
     states = _identity_of(name, request) if stated else ""
-    is_same = states == stated if states else _digest_of(name, seen) == seen
+    is_same = states == stated if states else _digest_of(name, known) == known
     return "" if is_same else name
 
 
@@ -227,10 +227,10 @@ def edit_of(
     if not changes:
         return None
     launched = Path(file).absolute() == Path(request.job_file).absolute()
-    seen = launched or bool(request.identity)  # a run without one is found by this digest
+    known = launched or bool(request.identity)  # a run without one is found by this digest
     request = msgspec.structs.replace(
         request,
-        job_digest=_digest_of(request.job_file, request.job_digest) if seen else request.job_digest,
+        job_digest=_digest_of(request.job_file, request.job_digest) if known else request.job_digest,
         # What the launched file states by now was never run where the edit is of another file.
         identity=(launched and _identity_of(request.job_file, request)) or request.identity,
         edited_digest=_digest_of(request.edited_file, ""),

@@ -15,7 +15,7 @@ import msgspec
 from autotune.launchers import frameworks
 from autotune.launchers.packages import EXTRAS, NEEDED
 from autotune.orchestrator import placeholders
-from autotune.orchestrator.additions import additions, change_lines, passed_over, shown
+from autotune.orchestrator.additions import additions, change_lines, passed_over, printable
 from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.cli.shared.edit import (
     RequestedJob,
@@ -142,7 +142,7 @@ def show(prepared: RequestedJob, *, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(secrets.shown_command(command, prepared.job)))
     else:
-        lines = list(change_lines(shown(changes, prepared.job)))
+        lines = list(change_lines(printable(changes, prepared.job)))
         comments = ("added (+), replaced (~) and left out (-) in the job's command:", *lines) if lines else ()
         click.echo(script(command, prepared.job, comments=comments, by_path=True), nl=False)
         job = prepared.job

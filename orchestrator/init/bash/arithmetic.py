@@ -70,7 +70,7 @@ def _plain(text: str, value_of: Callable[[str], str]) -> int | None:
     plain = text.replace("&&", " and ").replace("||", " or ")
     plain = re.sub(r"(?<![\w.#])0(?=[0-7]+\b)", "0o", re.sub(r"!(?!=)", " not ", plain)).strip()
     try:
-        plain = re.sub(r"\b(\d+)#(\w+)", lambda found: str(int(found[2], int(found[1]))), plain)
+        plain = re.sub(r"\b(\d+)#(\w+)", lambda match: str(int(match[2], int(match[1]))), plain)
         return _value(ast.parse(plain or "0", mode="eval").body, value_of)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None

@@ -13,7 +13,7 @@ from tree_sitter import Node
 from autotune.orchestrator.config.own_code import is_file
 from autotune.orchestrator.config.yaml_nodes import UnreadableError, read_text
 from autotune.orchestrator.init.bash import conditions, expansion
-from autotune.orchestrator.init.bash.state import is_unknown, shown, unknown
+from autotune.orchestrator.init.bash.state import as_written, is_unknown, unknown
 from autotune.orchestrator.init.bash.syntax import first_line, line_of, parse, text_of
 from autotune.orchestrator.init.bash.text_commands import is_known
 from autotune.policies.values.value import Value
@@ -110,8 +110,8 @@ def _leave(shell: Shell, node: Node, call: Call) -> bool:
     verb = text_of(node).split()[0]
     if verb == "exit" and call.words[:1] not in ([], ["0"]):
         text, line = shell.state.message
-        said = first_line(shown(text).strip()) if line_of(node) - line <= _NEAR else ""
-        after = f', after it prints "{said}"' if said else ""
+        printed = first_line(as_written(text).strip()) if line_of(node) - line <= _NEAR else ""
+        after = f', after it prints "{printed}"' if printed else ""
         shell.state.note(node, f"{ENDS_HERE}: `{first_line(text_of(node))}`{after}")
     raise Leave(verb, not call.words or call.words[0] == "0" if verb == "return" else True)
 

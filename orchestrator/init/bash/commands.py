@@ -20,7 +20,7 @@ from autotune.orchestrator.init.bash.builtins import (
     read_file,
 )
 from autotune.orchestrator.init.bash.model_flags import model_flags, prints_model_flags
-from autotune.orchestrator.init.bash.state import Invocation, State, Variable, is_unknown, shown
+from autotune.orchestrator.init.bash.state import Invocation, State, Variable, as_written, is_unknown
 from autotune.orchestrator.init.bash.syntax import first_line, line_of, parse, text_of
 from autotune.orchestrator.init.bash.text_commands import CannotTell, is_known, output_of, reads_input
 
@@ -218,7 +218,7 @@ class Commands(ABC):
             status, output = self.printing(more, output)
         if target and not target.startswith("/dev/"):
             present = self.state.files.get(target, "") if append else ""
-            self.state.files[target] = present + shown(output or "")
+            self.state.files[target] = present + as_written(output or "")
         return status, "" if target or to_errors else output
 
     def _here_document(self, redirect: Node) -> str:

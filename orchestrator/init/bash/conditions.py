@@ -213,6 +213,6 @@ def _binary(state: State, left: str, operator: str, right: str) -> bool | None:
     return None
 
 
-def _class(found: re.Match[str]) -> str:
+def _class(match: re.Match[str]) -> str:
     classes = {"digit": "0-9", "alpha": "A-Za-z", "alnum": "A-Za-z0-9", "space": r"\s"}
-    return classes.get(found[1], found[0])
+    return classes.get(match[1], match[0])

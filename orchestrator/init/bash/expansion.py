@@ -10,7 +10,7 @@ from tree_sitter import Node
 
 from autotune.orchestrator.init.bash.arithmetic import arithmetic
 from autotune.orchestrator.init.bash.patterns import braces, changed, has_braces, sliced, sliced_text
-from autotune.orchestrator.init.bash.state import CLOSE, OPEN, UNSET, State, is_unknown, shown, unknown
+from autotune.orchestrator.init.bash.state import CLOSE, OPEN, UNSET, State, as_written, is_unknown, unknown
 from autotune.orchestrator.init.bash.syntax import parse, pieces, text_of
 from autotune.orchestrator.init.bash.text_commands import unescaped
 
@@ -46,7 +46,7 @@ def _mended(state: State, torn: Node, rest: Node) -> str:
     """Return a word that the grammar tore apart between a `$` and the name behind it."""
     left = "".join(text(state, child) for child in torn.children[:-1])
     name, *others = rest.children if rest.type == "concatenation" else [rest]
-    right = re.sub(r"^\w+", lambda found: _value(state, found[0]) or "", text_of(name))
+    right = re.sub(r"^\w+", lambda match: _value(state, match[0]) or "", text_of(name))
     return left + right + "".join(text(state, child) for child in others)
 
 
@@ -180,7 +180,7 @@ def _expanded(state: State, node: Node, split: str, *, quoted: bool = False) -> 
 def _unquoted(state: State, source: str) -> str:
     source = source.replace("\\\n", "")
     source = re.sub(
-        r"^([A-Za-z_]\w*=)?~(?=/|$)", lambda found: (found[1] or "") + (state.text("HOME") or "~"), source
+        r"^([A-Za-z_]\w*=)?~(?=/|$)", lambda match: (match[1] or "") + (state.text("HOME") or "~"), source
     )
     return re.sub(r"\\(.)", r"\1", source, flags=re.DOTALL)
 
@@ -372,7 +372,7 @@ def _indexed(state: State, name: str, index: str) -> str | None:
 def _counted_or_pointed(state: State, node: Node, kind: str, head: Node, split: str) -> list[Piece]:
     name, index = _name_and_index(state, head)
     if kind == "#":
-        size = len(state.items(name)) if index in ("@", "*") else len(shown(_value(state, name) or ""))
+        size = len(state.items(name)) if index in ("@", "*") else len(as_written(_value(state, name) or ""))
         return [("whole", str(size))]
     value = state.get(name)
     if index in ("@", "*"):

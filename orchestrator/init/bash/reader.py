@@ -23,8 +23,8 @@ from autotune.orchestrator.init.bash.state import (
     State,
     Use,
     Variable,
+    as_written,
     is_unknown,
-    shown,
     uncertain,
 )
 from autotune.orchestrator.init.bash.syntax import errors_in, first_line, line_of, parse, text_of
@@ -393,7 +393,7 @@ def _sets(node: Node) -> bool:
 
 
 def _words(value: Variable) -> str:
-    return shown(" ".join(value) if isinstance(value, list) else str(value))
+    return as_written(" ".join(value) if isinstance(value, list) else str(value))
 
 
 def _ends(node: Node) -> bool:

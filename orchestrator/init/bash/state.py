@@ -59,7 +59,7 @@ def is_unknown(text: str) -> bool:
     return OPEN in text
 
 
-def shown(text: str) -> str:
+def as_written(text: str) -> str:
     """Return a text with what could not be determined as the script writes it."""
     return text.replace(OPEN, "").replace(CLOSE, "")
 
@@ -67,8 +67,8 @@ def shown(text: str) -> str:
 def to_edit(text: str) -> str:
     """Return a text in which each part that could not be determined is a substitution `$(…)`."""
 
-    def substituted(found: re.Match[str]) -> str:
-        return found[1] if "$(" in found[1] or "`" in found[1] else f"$({found[1].strip('${}')})"
+    def substituted(match: re.Match[str]) -> str:
+        return match[1] if "$(" in match[1] or "`" in match[1] else f"$({match[1].strip('${}')})"
 
     return re.sub(f"{OPEN}([^{CLOSE}]*){CLOSE}", substituted, text)
 

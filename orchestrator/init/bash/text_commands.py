@@ -20,7 +20,7 @@ class CannotTell(Exception):  # noqa: N818 - a state of knowledge, not a failure
 
 def unescaped(text: str) -> str:
     """Return a text with its backslash escapes read, as `echo -e`, `printf` and `$'…'` do."""
-    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), text, flags=re.DOTALL)
+    return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), text, flags=re.DOTALL)
 
 
 def output_of(words: Sequence[str], stdin: str, *, now: float) -> str:
@@ -64,7 +64,7 @@ def _printf(words: list[str], stdin: str, now: float) -> str:
         values = iter([*taken, *[""] * (wanted - len(taken))])
         result += re.sub(
             r"%([-0-9.]*)([sdfeg%])",
-            lambda found: "%" if found[2] == "%" else _formatted(found[1], found[2], next(values)),  # noqa: B023
+            lambda match: "%" if match[2] == "%" else _formatted(match[1], match[2], next(values)),  # noqa: B023
             template,
         )
         if not rest or not wanted:
@@ -141,7 +141,7 @@ def _expanded(letters: str) -> str:
     letters = unescaped(letters)
     return re.sub(
         r"(.)-(.)",
-        lambda found: "".join(map(chr, range(ord(found[1]), ord(found[2]) + 1))),
+        lambda match: "".join(map(chr, range(ord(match[1]), ord(match[2]) + 1))),
         letters,
         flags=re.DOTALL,
     )
