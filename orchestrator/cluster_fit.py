@@ -8,7 +8,7 @@ import msgspec
 
 from autotune.launchers import frameworks
 from autotune.orchestrator.errors import ExitCode, Failure
-from autotune.orchestrator.units import show_gib
+from autotune.orchestrator.units import counted, show_gib
 from autotune.policies.values.job import Cluster, Job
 
 _CAPACITY_TOLERANCE = 0.03
@@ -129,7 +129,7 @@ def gpus_of_a_node(job: Job) -> int | None:
 
 def nodes_of(count: int, gpus: int) -> str:
     """Return nodes in words, such as `4 nodes with 8 GPUs each`."""
-    nodes = f"{count} node{'' if count == 1 else 's'}"
+    nodes = counted(count, "node")
     if not gpus:
         return nodes
-    return f"{nodes} with {gpus} GPU{'' if gpus == 1 else 's'}{' each' if count > 1 else ''}"
+    return f"{nodes} with {counted(gpus, 'GPU')}{' each' if count > 1 else ''}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autotune.launchers import packages
 from autotune.orchestrator.calls import call
+from autotune.orchestrator.units import counted
 from autotune.policies.explain.secrets import masked
 from autotune.policies.values.value import Value
 
@@ -130,7 +131,7 @@ class JobErrors(Failure):
         parts = [complaint.render() for complaint in self.complaints[: self.MOST_COMPLAINTS]]
         more = len(self.complaints) - len(parts)
         if more:
-            parts.append(f"and {more} more error{'' if more == 1 else 's'} in {self.complaints[-1].file}")
+            parts.append(f"and {counted(more, 'more error')} in {self.complaints[-1].file}")
         super().__init__("\n\n".join(parts), code=ExitCode.USAGE)
 
     def problems(self) -> list[Problem]:

@@ -6,7 +6,14 @@ from typing import assert_never
 
 import msgspec
 
-from autotune.orchestrator.units import show_duration, show_gib, show_rate, show_setting, show_time_left
+from autotune.orchestrator.units import (
+    counted,
+    show_duration,
+    show_gib,
+    show_rate,
+    show_setting,
+    show_time_left,
+)
 from autotune.policies.forecast.time_left import TimeLeft, Until
 from autotune.policies.values.diagnosis import Diagnosis, Facts, Finding
 from autotune.policies.values.events import (
@@ -294,14 +301,14 @@ def lasted(seconds: float | None, *, at_least: bool = False) -> str:
 
 def verdict(value: Verdict, *, attempts: int, seconds: float, trials: int | None = None) -> str:
     """Return how a run ended, in one sentence; `trials` are those of a search."""
-    tries = f"{attempts} attempt{'' if attempts == 1 else 's'}"
+    tries = counted(attempts, "attempt")
     took = show_duration(seconds)
     match value:
         case TrainingCompleted(marginal=marginal, growth=growth) | Stable(marginal=marginal, growth=growth):
             word = "Stable" if isinstance(value, Stable) else "Training complete"
             grew = "" if growth is None else f"; {growth.text}"
             if trials is not None:
-                word, tries = "Search complete: stable", f"{trials} trial{'' if trials == 1 else 's'}"
+                word, tries = "Search complete: stable", counted(trials, "trial")
             return f"{word}{_MARGINAL if marginal else ''} after {tries} in {took}{grew}"
         case Rehearsed(cured=cured):
             how = "with the settings above" if cured else "as written"

@@ -71,6 +71,11 @@ def share(written: object) -> float:
     return value
 
 
+def counted(count: int, noun: str) -> str:
+    """Return `1 attempt` or `3 attempts`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def show_duration(seconds: float) -> str:
     """Return `0.4s`, `41s`, `6m 12s` or `2h 05m`."""
     if seconds < 9.95:

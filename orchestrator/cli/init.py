@@ -13,6 +13,7 @@ from autotune.orchestrator.cli.shared.options import Options, given, global_opti
 from autotune.orchestrator.cli.shared.source import SourceCommand, drafted, source_options
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, reason_of
 from autotune.orchestrator.init.bash.state import Note
+from autotune.orchestrator.units import counted
 from autotune.policies.values.value import Value
 
 _CODES = """\b
@@ -187,7 +188,7 @@ def say(
         )
         what += " and can change nothing in it until you put {knob} placeholders there"
     count = len(draft.settings)
-    kept = f", {count} setting{'' if count == 1 else 's'} kept" if count else ""
+    kept = f", {counted(count, 'setting')} kept" if count else ""
     click.echo(f"{output}: {what}{kept}", err=True)
     if options.quiet:
         return

@@ -29,7 +29,7 @@ from autotune.orchestrator.run_states import DISPLAYS
 from autotune.orchestrator.terminal import widgets
 from autotune.orchestrator.terminal.standard_streams import was_left
 from autotune.orchestrator.terminal.widgets import rendered
-from autotune.orchestrator.units import show_duration, show_gib
+from autotune.orchestrator.units import counted, show_duration, show_gib
 from autotune.policies.forecast.time_left import TimeLeft
 from autotune.policies.values.events import Accepted, CuredInPlace, Event, Foreseen, Started, Tried
 from autotune.policies.values.job import Job
@@ -417,7 +417,7 @@ def _ago(seconds: float) -> str:
     for unit, size in (("day", 86400), ("hr", 3600), ("min", 60)):
         if seconds >= size:
             count = int(seconds // size)
-            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+            return f"{counted(count, unit)} ago"
     return "just now"
 
 

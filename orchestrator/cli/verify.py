@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from autotune.orchestrator.cli.shared.options import given, global_options
+from autotune.orchestrator.units import counted
 
 if TYPE_CHECKING:
     from autotune.orchestrator.certificate import Verification
@@ -59,7 +60,7 @@ def _lines(verification: Verification) -> list[str]:
 
     certificate = verification.certificate
     stable = certificate.stable
-    runs = f"{stable.confirmations} run{'' if stable.confirmations == 1 else 's'} of {stable.steps} steps"
+    runs = f"{counted(stable.confirmations, 'run')} of {stable.steps} steps"
     lines = [
         f"certificate of run {certificate.run} · {certificate.job.name} · {certificate.job.framework}",
         f"  stable     by {stable.by}, {runs}",

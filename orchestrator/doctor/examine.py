@@ -34,7 +34,7 @@ from autotune.orchestrator.doctor.job import (
 from autotune.orchestrator.doctor.machine import machine_checks
 from autotune.orchestrator.notify.channels import channels, faults
 from autotune.orchestrator.run.log_parts import LIMIT_BYTES
-from autotune.orchestrator.units import show_duration, show_gib
+from autotune.orchestrator.units import counted, show_duration, show_gib
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Profile
 
@@ -101,7 +101,7 @@ def _ask(
     except Unreachable as unreachable:
         unanswered = failed("cluster", unreachable.message, hint=unreachable.hint)
         return "", _here(Examination()), (unanswered,), False  # which need not be a node of the job's
-    count = f"{len(answers)} node{'' if len(answers) == 1 else 's'}"
+    count = counted(len(answers), "node")
     starts = "; its autoscaler starts nodes" if grows else ""
     result = Check(name="cluster", what=f"{connection.address} answers, {count}{starts}")
     return connection.address, answers, (result,), grows

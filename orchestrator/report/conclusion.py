@@ -13,7 +13,7 @@ from autotune.orchestrator.report.document import Change, Conclusion, Fact, Spen
 from autotune.orchestrator.report.evidence import path_text
 from autotune.orchestrator.run import directory, export
 from autotune.orchestrator.run_states import DISPLAYS, display_of
-from autotune.orchestrator.units import show_setting
+from autotune.orchestrator.units import counted, show_setting
 from autotune.policies.search import trials
 from autotune.policies.values.events import (
     Accepted,
@@ -42,7 +42,7 @@ def conclusion_of(run: directory.RunFolder, view: RunView, framework: Framework)
     seconds = max(0.0, seconds_of(last.at) - seconds_of(accepted.at))
     if verdict is None:
         display = DISPLAYS[view.state]
-        headline = f"Not finished: {attempts} attempt{'' if attempts == 1 else 's'} on record"
+        headline = f"Not finished: {counted(attempts, 'attempt')} on record"
     else:
         display = display_of(verdict)
         text = messages.verdict(verdict, attempts=attempts, seconds=seconds)

@@ -18,7 +18,7 @@ from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run.lock import TakenOver
 from autotune.orchestrator.search.optuna_study import TpeProposals
 from autotune.orchestrator.search.trial import Trial, TrialContext
-from autotune.orchestrator.units import show_duration
+from autotune.orchestrator.units import counted, show_duration
 from autotune.policies.search import schedule, trials
 from autotune.policies.search.feasibility import Forecast
 from autotune.policies.search.next_trial import SearchSpace, next_trial
@@ -177,7 +177,7 @@ class TrialScheduler:
             self._beside.finish(timeout_s=0.0)
         going = set(self._rig.journal.view.unended)
         running = {trial.attempt: trial.handle for trial in trials if trial.attempt in going}
-        self._rig.observer.say(f"killing {len(running)} trial{'' if len(running) == 1 else 's'}")
+        self._rig.observer.say(f"killing {counted(len(running), 'trial')}")
         self._leave(kill(self._rig, running, by=self._rig.interrupts.by))
 
     def _leave(self, attempts: tuple[int, ...], *, why: str = "") -> None:

@@ -12,7 +12,7 @@ from autotune.orchestrator.additions import change_lines
 from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.planner import GPU_UNKNOWN, PhasePlan, Plan, RungPlan
 from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, rendered, table
-from autotune.orchestrator.units import show_gib, show_setting
+from autotune.orchestrator.units import counted, show_gib, show_setting
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.rehearsing import LateEvent
@@ -111,16 +111,11 @@ def _rehearsal(plan: Plan, width: int) -> list[str]:
     ]
     text = f"a rehearsal would test: {', '.join(met)}" if met else f"no rehearsal: {_NO_REHEARSAL}"
     missing = [f"not tested: {_LATE[each.event]} ({each.reason})" for each in plan.rehearsal if not each.met]
-    return [
-        *textwrap.wrap(text, width=width, subsequent_indent=_INDENT),
-        *(
-            line
-            for each in missing
-            for line in textwrap.wrap(
-                each, width=width, initial_indent=_INDENT, subsequent_indent=_INDENT * 2
-            )
-        ),
-    ]
+    return [*_wrapped(text, width), *(line for each in missing for line in _wrapped(each, width, _INDENT))]
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent + _INDENT)
 
 
 def summary(plan: Plan) -> tuple[str, ...]:
@@ -136,9 +131,7 @@ def summary(plan: Plan) -> tuple[str, ...]:
         + "".join(re.findall("[!✗]", _MARKS[phase.verdict]))
         for phase in plan.phases
     )
-    wrapped = textwrap.wrap(
-        f"predicted peak per GPU in GiB{of}: {peaks}", PIPED_WIDTH, subsequent_indent=_INDENT
-    )
+    wrapped = _wrapped(f"predicted peak per GPU in GiB{of}: {peaks}", PIPED_WIDTH)
     lines += [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped]
     return (*lines, *(verdict_lines(plan, PIPED_WIDTH) if capacity else ["the GPU is not known", GPUS_HINT]))
 
@@ -157,7 +150,7 @@ def _estimate(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
         return [*hint, *(["Remedies are tried in a fixed order."] if plan.ladder else [])]
     small = all((phase.capacity_bytes or phase.total_bytes) < _SMALL_BYTES for phase in plan.phases)
     unit, scale = ("MiB", _MIB) if small else ("GiB", _GIB)
-    runs = f"{plan.calibrated_by} earlier run{'' if plan.calibrated_by == 1 else 's'}"
+    runs = counted(plan.calibrated_by, "earlier run")
     by = " and ".join(each for each in (plan.log, runs if plan.calibrated_by else "") if each)
     source = f"calibrated by {by}, ± one standard deviation" if by else NOT_CALIBRATED
     host = max(phase.host_bytes for phase in plan.phases)
@@ -166,14 +159,14 @@ def _estimate(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
         of = f" of {show_gib(plan.cluster.host_memory_bytes, digits=1)}"
     pools = [phase for phase in plan.phases if phase.pool_tokens is not None]
     pool = [f"KV cache: {pools[-1].pool_tokens:,} tokens per engine{_few(pools[-1])}"] if pools else []
-    wrap = textwrap.TextWrapper(width or PIPED_WIDTH, subsequent_indent=_INDENT)
+    columns = width or PIPED_WIDTH
     return [
-        *wrap.wrap(f"predicted peak per GPU, {unit} ({source})"),
+        *_wrapped(f"predicted peak per GPU, {unit} ({source})", columns),
         _peaks(plan, scale, width),
-        *(wrap.wrap(_OTHERS_ARE) if verbose else []),
-        *_by_length(plan, scale, width or PIPED_WIDTH),
+        *(_wrapped(_OTHERS_ARE, columns) if verbose else []),
+        *_by_length(plan, scale, columns),
         *pool,
-        *wrap.wrap(f"host memory per node: {show_gib(host, digits=1)}{of}"),
+        *_wrapped(f"host memory per node: {show_gib(host, digits=1)}{of}", columns),
     ]
 
 
@@ -190,16 +183,8 @@ def _by_length(plan: Plan, scale: float, width: int) -> list[str]:
     usual = ", ".join(f"{phase.phase} {phase.typical_bytes / scale:,.1f}" for phase in moving)
     longest = ", ".join(f"{phase.phase} {phase.worst_bytes / scale:,.1f}" for phase in moving)
     return [
-        *textwrap.wrap(
-            f"typical: {usual}, with sequences of {lengths.mean:,.0f} tokens ({about})",
-            width=width,
-            subsequent_indent=_INDENT,
-        ),
-        *textwrap.wrap(
-            f"longest: {longest}, with all sequences of {lengths.longest:,.0f} tokens",
-            width=width,
-            subsequent_indent=_INDENT,
-        ),
+        *_wrapped(f"typical: {usual}, with sequences of {lengths.mean:,.0f} tokens ({about})", width),
+        *_wrapped(f"longest: {longest}, with all sequences of {lengths.longest:,.0f} tokens", width),
     ]
 
 
@@ -248,10 +233,7 @@ def _row(phase: PhasePlan, scale: float, *, calibrated: bool) -> tuple[str, ...]
 def _first_attempt(plan: Plan, width: int | None) -> list[str]:
     why = _why_changed(plan) if plan.first else plan.reason
     changes = [_INDENT + messages.arrow(knob, *values) for knob, values in plan.first.items()]
-    return [
-        *textwrap.wrap(f"first attempt: {why}", width=width or PIPED_WIDTH, subsequent_indent=_INDENT),
-        *changes,
-    ]
+    return [*_wrapped(f"first attempt: {why}", width or PIPED_WIDTH), *changes]
 
 
 def _why_changed(plan: Plan) -> str:
@@ -346,7 +328,7 @@ def verdict_lines(plan: Plan, width: int) -> list[str]:
     if changes:
         after = _sentence(plan.first_phases, plan) if plan.first_phases else ""
         lines.append(f"the first launch changes {changes}{f': {after}' if after else ''}")
-    return [part for line in lines for part in textwrap.wrap(line, width, subsequent_indent=_INDENT)]
+    return [part for line in lines for part in _wrapped(line, width)]
 
 
 def verdict(plan: Plan, *, names_gpus: bool = True) -> str:

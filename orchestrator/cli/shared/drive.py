@@ -49,6 +49,7 @@ from autotune.orchestrator.run.journal import Journal
 from autotune.orchestrator.run_states import display_of, exit_code
 from autotune.orchestrator.terminal.console import Console
 from autotune.orchestrator.terminal.views import Views
+from autotune.orchestrator.units import counted
 from autotune.policies.estimate.belief.calibration import learned
 from autotune.policies.values.events import (
     Edited,
@@ -124,7 +125,7 @@ def drive(
             views.replay(before)
             if before:
                 count = len(journal.view.attempts)
-                views.say(f"run {run.id} · {count} attempt{'' if count == 1 else 's'} on record")
+                views.say(f"run {run.id} · {counted(count, 'attempt')} on record")
             beside.begin(job)
             try:
                 with _insisted(run, journal, views, interrupts):
