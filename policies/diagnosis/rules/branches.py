@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 
 from autotune.policies.diagnosis.literal_search import minimal
 
-# An escape, a class, a count, or a character.
-_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d*,?\d*\}|.", re.DOTALL)
+# An escape, a class, a count, plain text up to what is counted, or a character.
+_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d*,?\d*\}|[\w ]+(?![?*+{])|.", re.DOTALL)
 _WIDTHLESS = ("^", "$", r"\b", r"\B")
 _LOOKS = (("?", "="), ("?", "!"), ("?", "<"))  # how a group begins that has no width itself
 _COUNTS = "?*+{"
