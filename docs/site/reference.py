@@ -155,7 +155,7 @@ def _remedies() -> str:
     ]
     for name in sorted(MOVES, key=lambda name: (first.get(name, len(LADDER)), name)):
         move = MOVES[name]
-        causes = dict.fromkeys(cause.value for rung in LADDER if rung.name == name for cause in rung.causes)
+        causes = dict.fromkeys(rung.cause.value for rung in LADDER if rung.name == name)
         phases = dict.fromkeys(phase for rung in LADDER if rung.name == name for phase in rung.phases)
         rows = [("frees", move.frees), ("slows", move.slows), ("for", ", ".join(f"`{c}`" for c in causes))]
         if phases:

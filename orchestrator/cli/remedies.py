@@ -189,8 +189,8 @@ def _where(name: str, only: tuple[Phase, ...]) -> tuple[str, str]:
     """Return the failures that a remedy is for, gpu-oom in the phases `only`, and the memory it frees."""
     phases: dict[Cause, set[Phase]] = {}
     for rung in LADDER:
-        for cause in rung.causes if rung.name == name else ():
-            phases.setdefault(cause, set()).update(set(rung.phases) - {Phase.NONE})
+        if rung.name == name:
+            phases.setdefault(rung.cause, set()).update(set(rung.phases) - {Phase.NONE})
     failures = []
     for cause, every in phases.items():
         reached = every & set(only) if only and cause is Cause.GPU_OOM else every

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 
 from autotune.policies.recovery.permissions import by_ladder
 from autotune.policies.remedies.catalogue import MOVES, spoken_for, turn_of
-from autotune.policies.remedies.ladder import LADDER, Rung
-from autotune.policies.remedies.proposals import host
-from autotune.policies.remedies.proposals.training import SMALLER_PASSES, fills_host
-from autotune.policies.remedies.relevance import can_act, precedence
+from autotune.policies.remedies.ladder import LADDER
+from autotune.policies.remedies.proposals import free_before_relaunch
+from autotune.policies.remedies.relevance import SMALLER_PASSES, can_act, fills_host, precedence
 from autotune.policies.remedies.step_size import FRACTION_STEP, fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Policy
-from autotune.policies.values.failure import ENGINE_PHASES, Cause, Component, Phase
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.formatting import show_value
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Cluster, Job
@@ -66,7 +65,8 @@ def prescribe(diagnosis: Diagnosis, known: Known) -> tuple[Cure, ...]:
     Where the job's settings are known these are recovery's own remedies. Where they are not, the same ladder
     gives directions, those last that presuppose what the log does not show.
     """
-    result = {remedy.name: _cure(remedy, Knobs()) for remedy in _held_by_others(diagnosis)}
+    held = free_before_relaunch(diagnosis) if diagnosis.cause is Cause.GPU_OOM else ()
+    result = {remedy.name: _cure(remedy, Knobs()) for remedy in held}
     exact = _exact(known, diagnosis)
     if known.complete:
         return tuple((result | exact).values())
@@ -75,14 +75,6 @@ def prescribe(diagnosis: Diagnosis, known: Known) -> tuple[Cure, ...]:
     # Who holds the rest of a GPU on which an engine wakes up is its own job's trainer, most often.
     before = ranked[:1] if diagnosis.phase is Phase.WEIGHT_SYNC else []
     return (*before, *result.values(), *ranked[len(before) :])
-
-
-def _held_by_others(diagnosis: Diagnosis) -> tuple[Remedy, ...]:
-    """Return what to do about memory that others hold, which no change of the job cures."""
-    if diagnosis.cause is not Cause.GPU_OOM:
-        return ()
-    nothing = Profile(framework="", knobs=Knobs(), supported={})
-    return tuple(host.free_before_relaunch(nothing, Knobs(), diagnosis))
 
 
 def _exact(known: Known, diagnosis: Diagnosis) -> dict[str, Cure]:
@@ -132,7 +124,7 @@ def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> d
     """Return the ladder's remedies for a failure: exact where a value is known, else which way to go."""
     result: dict[str, Cure] = {}
     for rung in LADDER:
-        if rung.name not in result and _serves(rung, diagnosis):
+        if rung.name not in result and can_act(rung.name, diagnosis) and rung.serves(diagnosis, None):
             cure = exact.get(rung.name) or _neutral(rung.name, diagnosis, known)
             result |= {} if cure is None else {cure.name: cure}
     if diagnosis.cause is Cause.HOST_OOM and not fills_host(_knobs(known), diagnosis):
@@ -167,16 +159,6 @@ def fragmentation_excluded(diagnosis: Diagnosis) -> bool:
         and not diagnosis.fragmentation
         and facts.requested_bytes is not None
         and facts.reserved_unallocated_bytes is not None
-    )
-
-
-def _serves(rung: Rung, diagnosis: Diagnosis) -> bool:
-    """Return whether a rung is for such a failure, wherever the job's parts are placed."""
-    return (
-        can_act(rung.name, diagnosis)
-        and diagnosis.cause in rung.causes
-        and diagnosis.phase in rung.phases
-        and (not rung.components or diagnosis.component in rung.components)
     )
 
 
@@ -287,7 +269,7 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
 
 def _is_engine(diagnosis: Diagnosis) -> bool:
     """Return whether it is the engine that failed."""
-    return diagnosis.phase in ENGINE_PHASES or diagnosis.component in _ENGINE_PARTS
+    return diagnosis.phase.is_engine or diagnosis.component in _ENGINE_PARTS
 
 
 def _weights_fill_the_card(diagnosis: Diagnosis, known: Known) -> bool:

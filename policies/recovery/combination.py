@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autotune.policies.remedies.proposals.training import runs_on_host
+from autotune.policies.remedies.relevance import runs_on_host
 from autotune.policies.values.failure import ENGINE_PHASES, Cause, Phase
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Cluster

@@ -27,8 +27,8 @@ from autotune.policies.remedies.candidate_values import values_in_range
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.ladder import candidates
 from autotune.policies.remedies.permissions import denied
-from autotune.policies.remedies.proposals.host import free_before_relaunch
-from autotune.policies.remedies.proposals.training import runs_on_host
+from autotune.policies.remedies.proposals import free_before_relaunch
+from autotune.policies.remedies.relevance import runs_on_host
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
@@ -298,7 +298,7 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
     """Return the changes that are the user's to make."""
     last = run.attempts[-1]
     profile, recovery = run.accepted.profile, run.accepted.job.recovery
-    result = [remedy.reason for remedy in free_before_relaunch(profile, last.knobs, diagnosis)]
+    result = [remedy.reason for remedy in free_before_relaunch(diagnosis)]
     result += [
         f"{remedy.name}, which recovery.allow or recovery.deny excludes"
         for remedy in candidates(profile, last.knobs, diagnosis, started=started_before(run))

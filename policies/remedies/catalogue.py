@@ -36,21 +36,18 @@ def _move(
     memory: Memory = Memory.GPU,
     action: str = "",
     reason: str = "",
-    knob_slows: str = "",
 ) -> Move:
     """Return a remedy that turns one knob."""
-    turn = Turn(action=action, reason=reason, slows=knob_slows)
+    turn = Turn(action=action, reason=reason)
     return Move(frees=frees, slows=slows, memory=memory, turns={knob: turn})
 
 
 _BY_TRANSFERS = "every step, by transfers to and from the host"
-_TRANSFERS = "every step, by the transfers"
 _COMMUNICATION = "every pass, by communication"
 _PASS = "smaller micro-batches, same global batch"  # noqa: S105
 _PIECES = "the logits of all tokens are the largest tensor of the phase"
 _SPLIT = "split each sequence across more ranks"
 _PART = "each rank holds a part of each sequence"
-_KEPT = "they stay in host memory while the GPUs do not need them"
 
 MOVES: dict[str, Move] = {
     "reduce_concurrency": _move(
@@ -77,11 +74,10 @@ MOVES: dict[str, Move] = {
     ),
     "disable_cuda_graph": _move(
         "cuda_graphs",
-        frees="the graphs' private pools",
-        slows="decoding of small batches",
+        frees="the graphs' private pools, often 1 to 3 GiB",
+        slows="decoding of small batches, by 10 to 30 %",
         action="capture fewer CUDA graphs, or none",
         reason="captured graphs keep private memory pools beside the KV cache",
-        knob_slows="decoding of small batches, by 10 to 30 %",
     ),
     "engine_sleep": _move(
         "engine_sleep",
@@ -96,7 +92,6 @@ MOVES: dict[str, Move] = {
             "tokens_per_microbatch": Turn(
                 action="lower `tokens_per_microbatch`, for instance to half",
                 reason=_PASS,
-                slows="this phase by a few percent",
             ),
             "logprob_tokens": Turn(
                 action="lower `logprob_tokens`, the tokens of a scoring pass, for instance to half",
@@ -116,7 +111,6 @@ MOVES: dict[str, Move] = {
         slows="the phase by a few percent",
         action="lower `microbatch_size`, for instance to half, and accumulate more gradients",
         reason=_PASS,
-        knob_slows="this phase by a few percent",
     ),
     "recompute": _move(
         "recompute",
@@ -124,7 +118,6 @@ MOVES: dict[str, Move] = {
         slows="training by 5 to 30 %",
         action="recompute activations in backward (gradient checkpointing)",
         reason="backward recomputes activations instead of keeping them",
-        knob_slows="training by 20 to 30 %",
     ),
     "loss_recompute": Move(
         frees="logits kept for backward",
@@ -146,30 +139,26 @@ MOVES: dict[str, Move] = {
             "logprob_chunk": Turn(
                 action="compute logits and entropy in chunks",
                 reason=_PIECES,
-                slows="this phase by 1 to 3 %",
             ),
             "entropy_chunking": Turn(
                 action="compute the entropy in chunks",
                 reason=_PIECES,
-                slows="this phase by 1 to 3 %",
             ),
         },
     ),
     "fused_kernels": _move(
         "fused_kernels",
         frees="logits and gate products",
-        slows="nothing; results differ by rounding",
+        slows="nothing",
         action="use fused kernels for loss and gates",
-        reason="they never write the full logits; results differ by rounding",
-        knob_slows="nothing",
+        reason="fused kernels never write the full logits and gate products; results differ by rounding",
     ),
     "offload_activations": _move(
         "activation_offload",
         frees="kept activations, onto the host",
         slows=_BY_TRANSFERS,
         action="offload activations to the host between forward and backward",
-        reason=_KEPT,
-        knob_slows=_TRANSFERS,
+        reason="activations wait in host memory between forward and backward",
     ),
     "offload_optimizer": Move(
         frees="the optimizer's state, onto the host",
@@ -177,12 +166,10 @@ MOVES: dict[str, Move] = {
         turns={
             "optimizer_offload": Turn(
                 action="offload the optimizer's state to the host",
-                reason="it stays in host memory while the GPUs do not need it",
-                slows=_TRANSFERS,
+                reason="the optimizer's state stays in host memory while the GPUs do not need it",
             ),
             "optimizer_offload_fraction": Turn(
                 reason="the rest of the optimizer's state moves to host memory",
-                slows=_TRANSFERS,
             ),
         },
     ),
@@ -191,16 +178,14 @@ MOVES: dict[str, Move] = {
         frees="the trainer's weights, onto the host",
         slows=_BY_TRANSFERS,
         action="offload the trainer's weights to the host, or shard them across more GPUs",
-        reason=_KEPT,
-        knob_slows=_TRANSFERS,
+        reason="the trainer's weights stay in host memory while the GPUs do not need them",
     ),
     "offload_grads": _move(
         "grad_offload",
         frees="gradients, onto the host",
         slows=_BY_TRANSFERS,
         action="offload the gradients to the host",
-        reason=_KEPT,
-        knob_slows=_TRANSFERS,
+        reason="gradients stay in host memory while the GPUs do not need them",
     ),
     "load_on_host": _move(
         "memory_efficient_load",
@@ -235,10 +220,9 @@ MOVES: dict[str, Move] = {
     "disk_weight_sync": _move(
         "sync_mode",
         frees="gathered weights and sync buffers",
-        slows="weight sync, by a write and a read",
+        slows="weight sync, by writing and reading the model",
         action="send new weights to the engine through files",
         reason="weights in files need no gathered copies or buffers on the GPUs",
-        knob_slows="weight sync, by writing and reading the model",
     ),
     "reduce_sync_buffer": _move(
         "sync_buffer",

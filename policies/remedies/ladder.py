@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 from autotune.policies.remedies.legality import objections
-from autotune.policies.remedies.proposals import Propose, engine, host, training
-from autotune.policies.remedies.relevance import can_act, precedence, shows_holder
+from autotune.policies.remedies.proposals import propose
+from autotune.policies.remedies.relevance import (
+    SMALLER_PASSES,
+    can_act,
+    fills_host,
+    precedence,
+    shows_holder,
+)
 from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import ENGINE_PHASES, Cause, Component, Phase
@@ -21,23 +27,23 @@ class Rung(Value, frozen=True, kw_only=True):
     """One remedy at one place of the ladder; empty components or placements mean all."""
 
     name: str
-    propose: Callable[[Profile, Knobs, Diagnosis], Iterable[Remedy]]
-    causes: tuple[Cause, ...]
+    cause: Cause
     phases: tuple[Phase, ...]
     components: tuple[Component, ...] = ()
     placements: tuple[Placement, ...] = ()
 
-    def serves(self, profile: Profile, diagnosis: Diagnosis, *, anywhere: bool = False) -> bool:
-        """Return whether this rung is for such a failure; `anywhere`: in whatever phase."""
+    def serves(
+        self, diagnosis: Diagnosis, placement: Placement | None, *, any_phase: bool = False
+    ) -> bool:
+        """Return whether this rung is for such a failure; without a placement: in any."""
         return (
-            diagnosis.cause in self.causes
-            and (anywhere or diagnosis.phase in self.phases)
+            diagnosis.cause is self.cause
+            and (any_phase or diagnosis.phase in self.phases)
             and (not self.components or diagnosis.component in self.components)
-            and (not self.placements or profile.placement in self.placements)
+            and (not self.placements or placement in (None, *self.placements))
         )
 
 
-_GPU = (Cause.GPU_OOM,)
 _ANY_PHASE = tuple(Phase)
 _PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.NONE)  # a failure of unknown phase is most often one
 _WITH_BATCHES = (*_PASSES, Phase.LOG_PROB)
@@ -49,34 +55,30 @@ _TRAINING = (*_TRAINER, Component.DRIVER, Component.DATA, Component.UNKNOWN)
 
 
 # What takes the trainer's state off the card, and, once the passes failed, spreads the job further.
-_OFFLOADS = (training.offload_optimizer, training.offload_params, training.offload_grads)
+_OFFLOADS = "offload_optimizer offload_params offload_grads"
 _STATE_AND_SPLITS = (
-    training.offload_optimizer,
-    training.offload_grads,
-    training.offload_params,
-    training.sequence_parallel,
-    training.tensor_parallel,
-    host.adjust_memory_margin,
+    "offload_optimizer offload_grads offload_params sequence_parallel tensor_parallel adjust_memory_margin"
 )
 
 
 def _rungs(
-    causes: tuple[Cause, ...],
-    phases: tuple[Phase, ...],
-    *proposals: Propose,
+    cause: Cause,
+    phases: Phase | tuple[Phase, ...],
+    names: str,
+    *,
     components: tuple[Component, ...] = (),
     placements: tuple[Placement, ...] = (),
 ) -> tuple[Rung, ...]:
+    """Return a rung for each of the remedies named in a text."""
     return tuple(
         Rung(
-            name=getattr(proposal, "__name__", ""),
-            propose=proposal,
-            causes=causes,
-            phases=phases,
+            name=name,
+            cause=cause,
+            phases=phases if isinstance(phases, tuple) else (phases,),
             components=components,
             placements=placements,
         )
-        for proposal in proposals
+        for name in names.split()
     )
 
 
@@ -86,172 +88,114 @@ def _rungs(
 LADDER: tuple[Rung, ...] = (
     # Generation.
     *_rungs(
-        _GPU,
-        (Phase.ROLLOUT,),
-        engine.reduce_concurrency,
-        engine.reduce_mem_fraction,
-        training.reduce_tokens_per_mb,
-        engine.disable_cuda_graph,
+        Cause.GPU_OOM,
+        Phase.ROLLOUT,
+        "reduce_concurrency reduce_mem_fraction reduce_tokens_per_mb disable_cuda_graph",
     ),
     *_rungs(
-        _GPU,
-        (Phase.ROLLOUT_INIT,),
-        engine.reduce_mem_fraction,
-        engine.disable_cuda_graph,
-        engine.reduce_concurrency,
-        training.reduce_tokens_per_mb,
+        Cause.GPU_OOM,
+        Phase.ROLLOUT_INIT,
+        "reduce_mem_fraction disable_cuda_graph reduce_concurrency reduce_tokens_per_mb",
     ),
-    *_rungs(_GPU, ENGINE_PHASES, *_OFFLOADS, placements=_SHARED),
-    *_rungs(_GPU, ENGINE_PHASES, training.tensor_parallel),
+    *_rungs(Cause.GPU_OOM, ENGINE_PHASES, _OFFLOADS, placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, ENGINE_PHASES, "tensor_parallel"),
     # An engine that is awake beside the trainer: its whole share, for the time to wake it.
     *_rungs(
-        _GPU, (*BESIDE_ENGINE, Phase.NONE), engine.engine_sleep, components=_TRAINING, placements=_SHARED
+        Cause.GPU_OOM, (*BESIDE_ENGINE, Phase.NONE), "engine_sleep", components=_TRAINING, placements=_SHARED
     ),
     # Scoring.
     *_rungs(
-        _GPU,
-        (Phase.LOG_PROB,),
-        training.reduce_tokens_per_mb,
-        training.reduce_micro_batch,
-        training.chunk_logits,
-        training.fused_kernels,
+        Cause.GPU_OOM, Phase.LOG_PROB, "reduce_tokens_per_mb reduce_micro_batch chunk_logits fused_kernels"
     ),
-    *_rungs(_GPU, (Phase.LOG_PROB,), engine.reduce_mem_fraction, placements=_SHARED),
-    *_rungs(_GPU, (Phase.LOG_PROB,), host.expandable_segments, *_STATE_AND_SPLITS),
+    *_rungs(Cause.GPU_OOM, Phase.LOG_PROB, "reduce_mem_fraction", placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, Phase.LOG_PROB, f"expandable_segments {_STATE_AND_SPLITS}"),
     # Training passes.
     *_rungs(
-        _GPU,
+        Cause.GPU_OOM,
         _PASSES,
-        training.reduce_tokens_per_mb,
-        training.reduce_micro_batch,
-        training.chunk_logits,
-        training.loss_recompute,
-        training.recompute,
-        training.fused_kernels,
-        host.expandable_segments,
+        "reduce_tokens_per_mb reduce_micro_batch chunk_logits loss_recompute recompute fused_kernels "
+        "expandable_segments",
         components=_TRAINING,
     ),
-    *_rungs(_GPU, _PASSES, engine.reduce_mem_fraction, components=_TRAINING, placements=_SHARED),
-    *_rungs(_GPU, _PASSES, training.offload_activations, *_STATE_AND_SPLITS, components=_TRAINING),
+    *_rungs(Cause.GPU_OOM, _PASSES, "reduce_mem_fraction", components=_TRAINING, placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, _PASSES, f"offload_activations {_STATE_AND_SPLITS}", components=_TRAINING),
     # An engine that fails beside training, or in a phase nobody named, where it may have no requests.
-    *_rungs(_GPU, (Phase.NONE,), engine.reduce_mem_fraction, components=_ENGINE),
+    *_rungs(Cause.GPU_OOM, Phase.NONE, "reduce_mem_fraction", components=_ENGINE),
     *_rungs(
-        _GPU,
+        Cause.GPU_OOM,
         _PASSES,
-        engine.reduce_concurrency,
-        engine.reduce_mem_fraction,
-        engine.disable_cuda_graph,
-        training.tensor_parallel,
+        "reduce_concurrency reduce_mem_fraction disable_cuda_graph tensor_parallel",
         components=_ENGINE,
     ),
     # The optimizer's step.
+    *_rungs(Cause.GPU_OOM, Phase.OPTIMIZER, "expandable_segments reduce_mem_fraction", placements=_SHARED),
     *_rungs(
-        _GPU, (Phase.OPTIMIZER,), host.expandable_segments, engine.reduce_mem_fraction, placements=_SHARED
-    ),
-    *_rungs(
-        _GPU,
-        (Phase.OPTIMIZER,),
-        training.offload_optimizer,
-        host.expandable_segments,
-        training.offload_grads,
-        training.offload_params,
-        training.tensor_parallel,
-        host.adjust_memory_margin,
+        Cause.GPU_OOM,
+        Phase.OPTIMIZER,
+        "offload_optimizer expandable_segments offload_grads offload_params tensor_parallel "
+        "adjust_memory_margin",
     ),
     # New weights on their way to the engine, and waking it.
-    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, components=_ENGINE, placements=_SHARED),
-    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.layered_sync, engine.reduce_sync_buffer),
-    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, placements=_SHARED),
-    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.reduce_mem_fraction, components=_ENGINE, placements=_APART),
-    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), engine.disk_weight_sync),
-    *_rungs(_GPU, (Phase.WEIGHT_SYNC,), *_OFFLOADS, host.expandable_segments, training.tensor_parallel),
+    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "reduce_mem_fraction", components=_ENGINE, placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "layered_sync reduce_sync_buffer"),
+    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "reduce_mem_fraction", placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "reduce_mem_fraction", components=_ENGINE, placements=_APART),
+    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "disk_weight_sync"),
+    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, f"{_OFFLOADS} expandable_segments tensor_parallel"),
     # Communication buffers outside PyTorch.
-    *_rungs(_GPU, (Phase.COMM,), engine.reduce_mem_fraction, placements=_SHARED),
-    *_rungs(_GPU, (Phase.COMM,), engine.reduce_mem_fraction, components=_ENGINE, placements=_APART),
+    *_rungs(Cause.GPU_OOM, Phase.COMM, "reduce_mem_fraction", placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, Phase.COMM, "reduce_mem_fraction", components=_ENGINE, placements=_APART),
     *_rungs(
-        _GPU,
-        (Phase.COMM,),
-        host.expandable_segments,
-        host.adjust_memory_margin,
-        engine.reduce_sync_buffer,
-        training.reduce_tokens_per_mb,
-        training.reduce_micro_batch,
-        training.offload_optimizer,
-        training.offload_params,
+        Cause.GPU_OOM,
+        Phase.COMM,
+        "expandable_segments adjust_memory_margin reduce_sync_buffer reduce_tokens_per_mb reduce_micro_batch "
+        "offload_optimizer offload_params",
     ),
     # Start, checkpoints and data.
-    *_rungs(_GPU, (Phase.INIT,), training.load_on_host, components=_TRAINING),
-    *_rungs(_GPU, (Phase.INIT,), engine.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, Phase.INIT, "load_on_host", components=_TRAINING),
+    *_rungs(Cause.GPU_OOM, Phase.INIT, "reduce_mem_fraction", placements=_SHARED),
     *_rungs(
-        _GPU,
+        Cause.GPU_OOM,
         (Phase.INIT, Phase.CHECKPOINT, Phase.DATA),
-        host.expandable_segments,
-        training.offload_params,
-        training.offload_optimizer,
-        training.offload_grads,
-        training.tensor_parallel,
+        "expandable_segments offload_params offload_optimizer offload_grads tensor_parallel",
     ),
-    *_rungs(_GPU, (Phase.CHECKPOINT, Phase.DATA), engine.reduce_mem_fraction, placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, (Phase.CHECKPOINT, Phase.DATA), "reduce_mem_fraction", placements=_SHARED),
     # A checkpoint that is loaded: where its tensors go, and what room is left for them, before anything else.
-    *_rungs(_GPU, (Phase.RESUME,), host.expandable_segments),
-    *_rungs(_GPU, (Phase.RESUME,), training.load_on_host, components=_TRAINING),
-    *_rungs(_GPU, (Phase.RESUME,), training.offload_optimizer, training.offload_params),
-    *_rungs(_GPU, (Phase.RESUME,), engine.reduce_mem_fraction, placements=_SHARED),
-    *_rungs(_GPU, (Phase.RESUME,), training.tensor_parallel),
+    *_rungs(Cause.GPU_OOM, Phase.RESUME, "expandable_segments"),
+    *_rungs(Cause.GPU_OOM, Phase.RESUME, "load_on_host", components=_TRAINING),
+    *_rungs(Cause.GPU_OOM, Phase.RESUME, "offload_optimizer offload_params"),
+    *_rungs(Cause.GPU_OOM, Phase.RESUME, "reduce_mem_fraction", placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, Phase.RESUME, "tensor_parallel"),
     # Captured graphs beside training, some even while their engine sleeps.
     *_rungs(
-        _GPU,
+        Cause.GPU_OOM,
         (Phase.RESUME, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT),
-        engine.disable_cuda_graph,
+        "disable_cuda_graph",
         components=_TRAINING,
         placements=_SHARED,
     ),
     # The engine's pool.
-    *_rungs(
-        (Cause.KV_POOL,),
-        _ANY_PHASE,
-        engine.reduce_concurrency,
-        engine.increase_mem_fraction,
-        training.tensor_parallel,
-    ),
+    *_rungs(Cause.KV_POOL, _ANY_PHASE, "reduce_concurrency increase_mem_fraction tensor_parallel"),
     # An engine that had started lacks room for its requests, not for itself.
-    *_rungs((Cause.POOL_TOO_SMALL,), (Phase.ROLLOUT,), engine.reduce_concurrency),
-    *_rungs((Cause.POOL_TOO_SMALL,), _ANY_PHASE, engine.increase_mem_fraction, training.tensor_parallel),
-    *_rungs(
-        (Cause.POOL_TOO_SMALL,),
-        _ANY_PHASE,
-        training.offload_params,
-        training.offload_optimizer,
-        placements=_SHARED,
-    ),
-    *_rungs(
-        (Cause.POOL_TOO_SMALL,),
-        _ANY_PHASE,
-        engine.disable_cuda_graph,
-        training.reduce_tokens_per_mb,
-        engine.reduce_concurrency,
-    ),
+    *_rungs(Cause.POOL_TOO_SMALL, Phase.ROLLOUT, "reduce_concurrency"),
+    *_rungs(Cause.POOL_TOO_SMALL, _ANY_PHASE, "increase_mem_fraction tensor_parallel"),
+    *_rungs(Cause.POOL_TOO_SMALL, _ANY_PHASE, "offload_params offload_optimizer", placements=_SHARED),
+    *_rungs(Cause.POOL_TOO_SMALL, _ANY_PHASE, "disable_cuda_graph reduce_tokens_per_mb reduce_concurrency"),
     # Host memory: never more offload.
     *_rungs(
-        (Cause.HOST_OOM,),
+        Cause.HOST_OOM,
         _ANY_PHASE,
-        host.save_synchronously,
-        host.reduce_multimodal_cache,
-        host.reduce_workers,
-        host.drop_weights_backup,
-        host.host_allocator,
+        "save_synchronously reduce_multimodal_cache reduce_workers drop_weights_backup host_allocator",
     ),
-    *_rungs(
-        (Cause.HOST_OOM,), (Phase.FORWARD, Phase.BACKWARD, Phase.LOG_PROB), training.reduce_tokens_per_mb
-    ),
-    *_rungs((Cause.HOST_OOM,), _ANY_PHASE, host.reduce_host_offload),
-    *_rungs((Cause.HOST_OOM,), (Phase.WEIGHT_SYNC,), engine.reduce_sync_buffer, engine.disk_weight_sync),
-    *_rungs((Cause.HOST_OOM,), _WITH_BATCHES, training.reduce_micro_batch),
-    *_rungs((Cause.HOST_OOM,), WITH_REQUESTS, engine.reduce_concurrency),
-    *_rungs((Cause.HOST_OOM,), (Phase.FORWARD, Phase.BACKWARD), training.recompute),
-    *_rungs((Cause.SHM,), _ANY_PHASE, host.reduce_workers),  # what is offloaded is pinned, not in /dev/shm
-    *_rungs((Cause.OBJECT_STORE,), (Phase.WEIGHT_SYNC,), engine.disk_weight_sync, engine.reduce_sync_buffer),
-    *_rungs((Cause.OBJECT_STORE,), _ANY_PHASE, engine.reduce_concurrency, host.reduce_workers),
+    *_rungs(Cause.HOST_OOM, (Phase.FORWARD, Phase.BACKWARD, Phase.LOG_PROB), "reduce_tokens_per_mb"),
+    *_rungs(Cause.HOST_OOM, _ANY_PHASE, "reduce_host_offload"),
+    *_rungs(Cause.HOST_OOM, Phase.WEIGHT_SYNC, "reduce_sync_buffer disk_weight_sync"),
+    *_rungs(Cause.HOST_OOM, _WITH_BATCHES, "reduce_micro_batch"),
+    *_rungs(Cause.HOST_OOM, WITH_REQUESTS, "reduce_concurrency"),
+    *_rungs(Cause.HOST_OOM, (Phase.FORWARD, Phase.BACKWARD), "recompute"),
+    *_rungs(Cause.SHM, _ANY_PHASE, "reduce_workers"),  # what is offloaded is pinned, not in /dev/shm
+    *_rungs(Cause.OBJECT_STORE, Phase.WEIGHT_SYNC, "disk_weight_sync reduce_sync_buffer"),
+    *_rungs(Cause.OBJECT_STORE, _ANY_PHASE, "reduce_concurrency reduce_workers"),
 )
 
 
@@ -263,23 +207,22 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
     what makes passes smaller comes first. Where nothing is known of the program and its log names no phase,
     what serves other phases comes last.
     """
-    rungs = [rung for rung in LADDER if rung.serves(profile, diagnosis)]
+    rungs = [rung for rung in LADDER if rung.serves(diagnosis, profile.placement)]
     if profile.may_be_any(diagnosis.phase):
-        rungs += [
-            rung for rung in LADDER if rung not in rungs and rung.serves(profile, diagnosis, anywhere=True)
-        ]
+        others = (rung for rung in LADDER if rung not in rungs)
+        rungs += [rung for rung in others if rung.serves(diagnosis, profile.placement, any_phase=True)]
     rungs = [rung for rung in rungs if can_act(rung.name, diagnosis)]
     if fragmentation_prevails(diagnosis):
-        rungs.sort(key=lambda rung: rung.propose is not host.expandable_segments)
-    if diagnosis.phase in ENGINE_PHASES and missing_bytes(diagnosis.facts) is not None:
-        rungs.sort(key=lambda rung: rung.propose is not engine.reduce_mem_fraction)
+        rungs.sort(key=lambda rung: rung.name != "expandable_segments")
+    if diagnosis.phase.is_engine and missing_bytes(diagnosis.facts) is not None:
+        rungs.sort(key=lambda rung: rung.name != "reduce_mem_fraction")
     if shows_holder(diagnosis):
         rungs.sort(key=lambda rung: precedence(rung.name, diagnosis))
-    if training.fills_host(knobs, diagnosis):
-        rungs.sort(key=lambda rung: rung.name not in training.SMALLER_PASSES)
+    if fills_host(knobs, diagnosis):
+        rungs.sort(key=lambda rung: rung.name not in SMALLER_PASSES)
     seen: list[Remedy] = []
     for rung in rungs:
-        for remedy in rung.propose(profile, knobs, diagnosis):
+        for remedy in propose(rung.name, profile, knobs, diagnosis):
             known = any(other.changes == remedy.changes for other in seen)
             if (
                 known

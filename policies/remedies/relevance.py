@@ -7,6 +7,9 @@ import re
 from autotune.policies.diagnosis.memory_users import largest
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.knobs import Knobs
+
+SMALLER_PASSES = ("reduce_tokens_per_mb", "reduce_micro_batch", "recompute")
 
 # What makes the tensor itself smaller that was asked for; all others only give memory back.
 _SHRINKING = frozenset((
@@ -31,6 +34,26 @@ _OF_STATE = ("drop_weights_backup", "reduce_host_offload")
 _OF_DATA = ("reduce_workers", "reduce_multimodal_cache")
 _OF_SAVE = ("save_synchronously",)
 _BEFORE_SAVE = (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT)
+
+
+def runs_on_host(knobs: Knobs, diagnosis: Diagnosis) -> bool:
+    """Return whether a pass of the trainer ran out of host memory because it computes there.
+
+    The allocator failed in the pass, and no state is offloaded, a copy of which would be what it requested.
+    """
+    return (
+        diagnosis.cause is Cause.HOST_OOM
+        and diagnosis.phase.is_pass
+        and diagnosis.component in (Component.TRAINER, Component.REF, Component.CRITIC)
+        and diagnosis.facts.requested_bytes is not None
+        and not (knobs.param_offload or knobs.grad_offload or knobs.optimizer_offload)
+    )
+
+
+def fills_host(knobs: Knobs, diagnosis: Diagnosis) -> bool:
+    """Return whether a pass fills host memory: it computes there, or its activations wait there."""
+    waiting = knobs.activation_offload is True and diagnosis.phase in (Phase.FORWARD, Phase.BACKWARD)
+    return diagnosis.cause is Cause.HOST_OOM and (waiting or runs_on_host(knobs, diagnosis))
 
 
 def can_act(name: str, diagnosis: Diagnosis) -> bool:

@@ -6,7 +6,6 @@ import math
 
 from autotune.policies.remedies.legality import highest, lowest
 from autotune.policies.values.diagnosis import Diagnosis, Facts
-from autotune.policies.values.failure import ENGINE_PHASES
 from autotune.policies.values.knob_table import KNOB_TABLE, Memory, Unit, Way
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Profile
@@ -124,7 +123,7 @@ def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnos
         needed = 1.1 * missing / capacity + FRACTION_MULTIPLE
         # An engine that runs out by itself asks for more later: its batches fill, and before the first update
         # the trainer beside it has no optimizer state. A pool cut too far costs less than another relaunch.
-        by_itself = diagnosis.phase in ENGINE_PHASES
+        by_itself = diagnosis.phase.is_engine
         step = max(FRACTION_STEP_BLIND, 2 * needed) if by_itself else max(FRACTION_STEP, needed)
     step *= 2 ** (diagnosis.streak - 1)
     # At most half beyond what the message says: a pool cut to nothing does not show what would have sufficed.

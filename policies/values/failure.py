@@ -67,6 +67,16 @@ class Phase(StrEnum):
     DATA = "data"
     NONE = "none"
 
+    @property
+    def is_engine(self) -> bool:
+        """Whether an engine works alone."""
+        return self in ENGINE_PHASES
+
+    @property
+    def is_pass(self) -> bool:
+        """Whether a trainer's pass over the samples is under way, with its activations or logits."""
+        return self in (Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD)
+
 
 ENGINE_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)  # work of an engine alone
 # Work of a trainer alone, during which an engine of the same device may sleep.

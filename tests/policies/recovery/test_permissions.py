@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 from msgspec.structs import replace
 
@@ -16,7 +14,7 @@ from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.history import Run, fold
 from autotune.policies.values.job import Recovery
 from autotune.policies.values.knob_table import ROWS
-from autotune.policies.values.knobs import Knobs, new_values
+from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Crashed, Lost
 from autotune.policies.values.profile import Grid, Placement, Support
 from autotune.policies.values.rehearsing import Part
@@ -177,22 +175,18 @@ _OFFERED = {
 } | {name: Support(setting=name, grid=Grid(values=(1, 2))) for name in _SIZES}
 
 
-def test_every_remedy_of_the_ladder_is_launched_for_some_failure():
-    missing = {rung.name for rung in LADDER}
-    causes = (Cause.GPU_OOM, Cause.HOST_OOM, Cause.POOL_TOO_SMALL)
-    components = (Component.TRAINER, Component.ROLLOUT)
-    for cause, phase, component in product(causes, Phase, components):
-        of = profile(_MOST, supported=_OFFERED, placement=Placement.COLOCATED)
-        start = replace(accepted(recovery=Recovery(relaunches=99)), profile=of)
-        events, knobs = [start, *failed(diagnosed(cause, phase, component=component), of.knobs)], of.knobs
-        for _ in range(12):
-            action = decide(tuple(events))
-            if not isinstance(action, Launch) or action.remedy is None:
-                break
-            moved = new_values(knobs, action.knobs)
-            missing -= {name for name in missing if moved.keys() & MOVES[name].turns.keys()}
-            knobs = action.knobs
-            events += failed(diagnosed(cause, phase, component=component), knobs, remedy=action.remedy)
-        if not missing:
-            break
-    assert not missing
+@pytest.mark.parametrize("rung", LADDER, ids=lambda rung: f"{rung.name}-{rung.cause}-{rung.phases[0]}")
+def test_every_row_of_the_ladder_leads_to_a_launch_where_the_others_are_denied(rung):
+    save = MOVES[rung.name].memory
+    most = {row.name: row.towards(save)[0] for row in ROWS if row.order and row.name != "dynamic_batching"}
+    of = profile(
+        replace(_MOST, **most), supported=_OFFERED, placement=(*rung.placements, Placement.COLOCATED)[0]
+    )
+    deny = tuple({other.name for other in LADDER} - {rung.name})
+    first, component = accepted(of, recovery=Recovery(deny=deny)), (*rung.components, Component.TRAINER)[0]
+    stories = (
+        (first, *failed(diagnosed(rung.cause, p, component, requested_bytes=1), of.knobs))
+        for p in rung.phases
+    )
+    launches = (action for action in map(decide, stories) if isinstance(action, Launch))
+    assert any(launch.remedy is not None and launch.remedy.name == rung.name for launch in launches)

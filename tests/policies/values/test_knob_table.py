@@ -17,7 +17,6 @@ from autotune.policies.remedies.catalogue import MOVES, SAVING, Move, turn_of
 from autotune.policies.remedies.ladder import Rung, candidates
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.neighbours import choices
-from autotune.policies.remedies.proposals.training import reduce_micro_batch
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.search.space import space
 from autotune.policies.values.diagnosis import Diagnosis
@@ -175,19 +174,13 @@ ROW = """    Knob(
         smallest=64,
     ),
 """
-PROPOSAL = '''
-
-def chunk_attention(profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Propose attention in pieces."""
-    yield from stepped("chunk_attention", profile, knobs, "attention_chunk", diagnosis)
-'''
 WORDS = """    "chunk_attention": Move(
         frees="scores",
         slows="forward",
         turns={"attention_chunk": Turn(action="compute attention in pieces", reason="its scores are large")},
     ),
 """
-RUNG = "    *_rungs(_GPU, (Phase.FORWARD,), training.chunk_attention),\n"
+RUNG = '    *_rungs(Cause.GPU_OOM, Phase.FORWARD, "chunk_attention"),\n'
 # What the check below calls.
 CALLED = (
     Cause,
@@ -251,7 +244,6 @@ def test_a_new_knob_is_its_row_and_its_remedy(tmp_path: Path) -> None:
         (tmp_path / parent / "__init__.py").touch()
     _insert(tmp_path, Knobs, FIELD, before="    # scoring\n")
     _insert(tmp_path, Knob, ROW, before='    _pass_knob(\n        name="logprob_tokens",')
-    _insert(tmp_path, reduce_micro_batch, PROPOSAL)
     _insert(tmp_path, Move, WORDS, before='    "offload_activations": _move(')
     _insert(tmp_path, Rung, RUNG, before="    # The optimizer's step.\n")
     imports = "\n".join(f"from {each.__module__} import {each.__name__}" for each in CALLED)
