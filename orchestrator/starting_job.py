@@ -28,9 +28,10 @@ from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.errors import JobErrors
 from autotune.orchestrator.search.presets import presets
 from autotune.policies.estimate.constants import has_speed
+from autotune.policies.remedies.legality import objections
 from autotune.policies.search.feasibility import Foresight, foreseen, judged
 from autotune.policies.search.next_trial import SearchSpace
-from autotune.policies.search.space import legal, space
+from autotune.policies.search.space import space
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs, changed
@@ -113,7 +114,7 @@ def _with_defaults(sight: Foresight, profile: Profile, knobs: Knobs) -> Knobs:
     fastest = float(judged(sight, (knobs,)).estimate.step_s[0])
     for name in changed(profile.knobs, knobs):
         plain = msgspec.structs.replace(knobs, **{name: getattr(profile.knobs, name)})
-        if not legal(profile, profile.knobs, plain, started=False):
+        if objections(profile, profile.knobs, plain, started=False):
             continue
         one = judged(sight, (plain,))
         if one.allowed[0] and float(one.estimate.step_s[0]) <= _NEXT_TO_NOTHING * fastest:

@@ -14,8 +14,9 @@ import optuna
 from autotune.orchestrator.search.optuna_study import TpeProposals, distributions, parameters
 from autotune.orchestrator.search.trial import TrialResults
 from autotune.policies.remedies.legality import objections
+from autotune.policies.remedies.permissions import legal
 from autotune.policies.search.next_trial import Proposed, SearchSpace, forecast_of, next_trial
-from autotune.policies.search.space import assembled, legal
+from autotune.policies.search.space import PERMIT_ALL, assembled
 from autotune.policies.search.trials import keeps_limits
 from autotune.policies.values.events import Result, Tried
 from autotune.policies.values.knobs import Knobs, Setting
@@ -137,7 +138,7 @@ def _tell(study: optuna.Study, trial: optuna.Trial, result: Tried | None, *, con
 def _legal(start: Start, drawn: Callable[[], dict[str, Any]]) -> Knobs | None:
     for _ in range(200):
         knobs = assembled(start.profile, start.knobs, start.dimensions, drawn())
-        if knobs == start.knobs or legal(start.profile, start.knobs, knobs, started=False):
+        if knobs == start.knobs or legal(start.profile, PERMIT_ALL, start.knobs, knobs, started=False):
             return knobs
     return None
 
@@ -164,7 +165,7 @@ def _grid(start: Start, book: Book) -> Iterator[Knobs | None]:
     names = list(offered)
     for values in itertools.product(*offered.values()):
         knobs = assembled(start.profile, start.knobs, start.dimensions, dict(zip(names, values, strict=True)))
-        if knobs not in seen and legal(start.profile, start.knobs, knobs, started=False):
+        if knobs not in seen and legal(start.profile, PERMIT_ALL, start.knobs, knobs, started=False):
             seen.add(knobs)
             yield knobs
     yield None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from autotune.launchers.base import Framework
-from autotune.policies.search.space import Dimension, assembled, legal
+from autotune.policies.remedies.permissions import legal
+from autotune.policies.search.space import Dimension, assembled
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
@@ -25,6 +26,6 @@ def presets(
         knobs = assembled(
             accepted.profile, base, dimensions, {k: v for k, v in values.items() if v is not None}
         )
-        if knobs != base and legal(accepted.profile, base, knobs, started=job.resume, recovery=job.recovery):
+        if knobs != base and legal(accepted.profile, job.recovery, base, knobs, started=job.resume):
             result[knobs] = None
     return tuple(result)

@@ -62,24 +62,31 @@ def failures_in_group(run: Run) -> int:
 
     All that an engine said of too small a pool count: a share that other failures lowered again is squeezed.
     """
-    last, count = run.attempts[-1].diagnosis, 0
+    last = run.attempts[-1].diagnosis
     if last is not None and last.cause is Cause.POOL_TOO_SMALL:
-        return sum(_failed_by(a) is Cause.POOL_TOO_SMALL for a in run.since_resumed)
+        causes = (None if a.diagnosis is None else a.diagnosis.cause for a in run.since_resumed)
+        return sum(cause is Cause.POOL_TOO_SMALL for cause in causes)
+    return len(in_a_row(run, _group))
+
+
+def in_a_row(run: Run, group: Callable[[Phase], object]) -> list[Attempt]:
+    """Return the failures in a row of one cause and one group of phases, newest first.
+
+    What the cluster ended says nothing; a new step begins another row.
+    """
+    row: list[Attempt] = []
+    first: tuple[Cause, object] | None = None
     for attempt in reversed([a for a in run.attempts if not a.infrastructure]):
-        diagnosis = attempt.diagnosis
-        if diagnosis is None or last is None or diagnosis.cause is not last.cause:
+        if attempt.diagnosis is None:
             break
-        if _group(diagnosis.phase) != _group(last.phase):
+        own = attempt.diagnosis.cause, group(attempt.diagnosis.phase)
+        first = first or own
+        if own != first:
             break
-        count += 1
+        row.append(attempt)
         if attempt.new_step:
             break
-    return count
-
-
-def _failed_by(attempt: Attempt) -> Cause | None:
-    """Return the cause of an attempt's failure; None if it has no diagnosis."""
-    return None if attempt.diagnosis is None else attempt.diagnosis.cause
+    return row
 
 
 def _steps_before(run: Run) -> int:

@@ -5,6 +5,8 @@ As written too where the verdict rests on an assumption: before the first launch
 
 from __future__ import annotations
 
+from functools import partial
+
 from autotune.policies.recovery.assumptions import is_hopeless, rests_on
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.permissions import may_follow, started_before
@@ -50,13 +52,8 @@ def first_launch(run: Run) -> Launch:
 
 
 def _nearest_fit(view: Outlook, written: Knobs) -> Ranked | None:
-    run = view.run
-    started = started_before(run)
-
-    def permitted(knobs: Knobs) -> bool:
-        return may_follow(run, written, knobs, started=started)
-
-    return best(view, written, diagnosis=None, started=started, permitted=permitted)
+    permitted = partial(may_follow, view.run, written)
+    return best(view, written, diagnosis=None, started=started_before(view.run), permitted=permitted)
 
 
 def _assumed(doubts: tuple[Fact, ...]) -> str:

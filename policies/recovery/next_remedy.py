@@ -13,8 +13,7 @@ from autotune.policies.recovery.permissions import (
     by_ladder,
     defragmenting,
     last_failure,
-    may_follow,
-    relapse_of,
+    may_cure,
     started_before,
     together,
 )
@@ -24,9 +23,8 @@ from autotune.policies.recovery.remedy_text import cure
 from autotune.policies.recovery.shortfall import shortfall
 from autotune.policies.recovery.worst_case import came_late, longest_sequences
 from autotune.policies.remedies.candidate_values import values_in_range
-from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.ladder import candidates
-from autotune.policies.remedies.permissions import denied
+from autotune.policies.remedies.permissions import denied, remedies_of
 from autotune.policies.remedies.proposals import free_before_relaunch
 from autotune.policies.remedies.relevance import runs_on_host
 from autotune.policies.remedies.repeats import repeats
@@ -133,7 +131,7 @@ def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
     def may_run(knobs: Knobs) -> bool:
         if diagnosis.cause is Cause.POOL_TOO_SMALL and _shares_less(present, knobs):
             return False  # the engine says that its share is too small
-        return may_follow(run, present, knobs, started=started) and relapse_of(run, knobs) is None
+        return may_cure(run, present, knobs)
 
     def ranked(by: Outlook) -> Ranked | None:
         return best(by, present, diagnosis=diagnosis, started=started, permitted=may_run)
@@ -175,21 +173,15 @@ def _middle(run: Run, failure: Failure, row: Knob) -> Remedy | None:
     if not values:
         return None
     value: Setting = values[(len(values) - 1) // 2]
-    name = next(
-        name
-        for name, move in MOVES.items()
-        if row.name in move.turns and row.asks_less(move.memory, getattr(present, row.name), value)
-    )
     remedy = Remedy(
-        name=name,
+        name=next(remedies_of(row.name, getattr(present, row.name), value)),
         changes={row.name: value},
         reason=f"{row.name} {low:g} was too small and {high:g} is too large: half way between them",
         effect=profile.supported[row.name].effect,
     )
-    proposed, started = remedy.apply(present), started_before(run)
-    permitted = not denied(run.accepted.job.recovery, profile, present, remedy)
-    follows = permitted and may_follow(run, present, proposed, started=started)
-    return remedy if follows and relapse_of(run, proposed) is None else None
+    if denied(run.accepted.job.recovery, profile, present, remedy):
+        return None
+    return remedy if may_cure(run, present, remedy.apply(present)) else None
 
 
 def _bounds(run: Run, failure: Failure, row: Knob) -> tuple[list[float], list[float]]:

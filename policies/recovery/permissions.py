@@ -9,6 +9,7 @@ import msgspec
 from autotune.policies.recovery.combination import (
     PASSES,
     failures_in_group,
+    in_a_row,
     joined,
     keeps_offload,
     savers,
@@ -22,7 +23,7 @@ from autotune.policies.remedies.repeats import repeats
 from autotune.policies.remedies.step_size import fragmentation_prevails
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Launch
-from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.failure import Cause
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.rehearsing import Part
@@ -47,7 +48,7 @@ def last_failure(run: Run) -> Failure | None:
     last = run.attempts[-1]
     if last.diagnosis is None:
         return None
-    streak = _streak(run)
+    streak = in_a_row(run, lambda phase: phase)
     return Failure(
         knobs=last.knobs,
         diagnosis=msgspec.structs.replace(last.diagnosis, streak=len(streak)),
@@ -120,20 +121,7 @@ def together(run: Run, failure: Failure, cure: Remedy, allocator: Remedy) -> Rem
     whole = msgspec.structs.replace(
         cure, changes=cure.changes | allocator.changes, reason=f"{cure.reason}; {allocator.reason}"
     )
-    legal = may_follow(run, failure.knobs, whole.apply(failure.knobs), started=started_before(run))
-    return whole if legal else cure
-
-
-def _streak(run: Run) -> list[Attempt]:
-    """Return the equal failures in a row without a new step, newest first."""
-    streak: list[Attempt] = []
-    for attempt in reversed([a for a in run.attempts if not a.infrastructure]):
-        if attempt.diagnosis is None or (streak and _failure(attempt) != _failure(streak[0])):
-            break
-        streak.append(attempt)
-        if attempt.new_step:
-            break
-    return streak
+    return whole if may_follow(run, failure.knobs, whole.apply(failure.knobs)) else cure
 
 
 def _climbed(streak: list[Attempt]) -> tuple[Remedy, ...]:
@@ -142,10 +130,6 @@ def _climbed(streak: list[Attempt]) -> tuple[Remedy, ...]:
     # small says nothing against its rung.
     used = tuple(a.remedy for a in streak[:-1] if a.remedy is not None and not a.remedy.predicted)
     return used if len(streak) >= _CLIMB_AFTER else ()
-
-
-def _failure(attempt: Attempt) -> tuple[Cause, Phase] | None:
-    return None if attempt.diagnosis is None else (attempt.diagnosis.cause, attempt.diagnosis.phase)
 
 
 def _used(remedy: Remedy, climbed: tuple[Remedy, ...]) -> bool:
@@ -168,20 +152,27 @@ def exclusion(run: Run, action: Launch) -> str:
 
     What ran before may run again, and what the job itself wrote always may.
     """
-    accepted, remedy = run.accepted, action.remedy
-    if remedy is not None and remedy.name in accepted.job.recovery.deny:
-        return remedy.name
-    if action.knobs == accepted.profile.knobs or any(a.knobs == action.knobs for a in run.attempts):
-        return ""
+    accepted, name = run.accepted, "" if action.remedy is None else action.remedy.name
     before = run.attempts[-1].knobs if run.attempts else accepted.profile.knobs
-    return denial(accepted.job.recovery, accepted.profile, before, action.knobs)
+    known = (accepted.profile.knobs, *(a.knobs for a in run.attempts))
+    after = before if action.knobs in known else action.knobs
+    return denial(accepted.job.recovery, accepted.profile, before, after, name=name)
 
 
-def may_follow(run: Run, present: Knobs, proposed: Knobs, *, started: bool) -> bool:
-    """Return whether a configuration is legal after the present one and holds no change that was refused."""
+def may_follow(run: Run, present: Knobs, proposed: Knobs, *, started: bool | None = None) -> bool:
+    """Return whether a configuration is legal after the present one and holds no change that was refused.
+
+    `started`: whether a checkpoint may exist; as far as the run shows, if it is not given.
+    """
+    started = started_before(run) if started is None else started
     return not is_refused(run, proposed) and not objections(
         run.accepted.profile, present, proposed, started=started
     )
+
+
+def may_cure(run: Run, present: Knobs, proposed: Knobs) -> bool:
+    """Return whether a configuration may follow the present one, and repeats no earlier failure."""
+    return may_follow(run, present, proposed) and relapse_of(run, proposed) is None
 
 
 def started_before(run: Run) -> bool:

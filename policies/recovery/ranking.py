@@ -24,7 +24,7 @@ from autotune.policies.recovery.outlook import (
 )
 from autotune.policies.recovery.relief import CLEARLY, RISK, relieving, singles
 from autotune.policies.recovery.speed.step_times import SURELY, StepTimes, step_times
-from autotune.policies.remedies.ladder import candidates
+from autotune.policies.remedies.ladder import order_of_knobs
 from autotune.policies.remedies.neighbours import Score, effect_of, search
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import HOST_LIMIT, Phase
@@ -85,7 +85,7 @@ def best(
     knobs, estimate, prediction = near.knobs, near.estimate, near.prediction
     acting = relief.acting
     changes = [new_values(present, k) for k in knobs]
-    rungs = _rungs(view, present, diagnosis, started=started)
+    rungs = order_of_knobs(view.run.accepted.profile, present, diagnosis, started=started)
     failed = [
         a
         for a in view.run.attempts
@@ -282,17 +282,6 @@ def _order(
     # What is expected to overflow comes after all that is not.
     overflows = risks[:, others].max(axis=0) > _EVEN
     yield from others[np.lexsort((counts[others], np.round(worth, 2), overflows))].tolist()
-
-
-def _rungs(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, started: bool) -> dict[str, int]:
-    """Return the place on the ladder at which each knob is first moved."""
-    if diagnosis is None:
-        return {}
-    result: dict[str, int] = {}
-    for remedy in candidates(view.run.accepted.profile, present, diagnosis, started=started):
-        for knob in remedy.changes:
-            result.setdefault(knob, len(result))
-    return result
 
 
 def _ranked(

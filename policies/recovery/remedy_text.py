@@ -6,7 +6,7 @@ from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.outlook import Outlook
 from autotune.policies.recovery.ranking import Ranked
 from autotune.policies.remedies.catalogue import MOVES
-from autotune.policies.remedies.ladder import candidates
+from autotune.policies.remedies.ladder import order_of_knobs
 from autotune.policies.remedies.neighbours import REMEDY_OF, effect_of
 from autotune.policies.remedies.step_size import missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
@@ -119,10 +119,8 @@ def _failure(diagnosis: Diagnosis) -> str:
 
 def _name(view: Outlook, present: Knobs, changes: dict[str, Setting], diagnosis: Diagnosis) -> str:
     """Return the name of the change that the ladder would have made first."""
-    order: list[str] = []
-    for remedy in candidates(view.run.accepted.profile, present, diagnosis, started=False):
-        order += [knob for knob in remedy.changes if knob not in order]
-    first = min(changes, key=lambda knob: order.index(knob) if knob in order else len(order))
+    order = order_of_knobs(view.run.accepted.profile, present, diagnosis, started=False)
+    first = min(changes, key=lambda knob: order.get(knob, len(order)))
     before, after = getattr(present, first), changes[first]
     if after is False and first in MOVES[_BACK].turns:
         return _BACK

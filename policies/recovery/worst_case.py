@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from autotune.policies.estimate.lengths import Assumption
 from autotune.policies.estimate.peaks import OF_PASSES
@@ -62,11 +63,8 @@ def worst_case(run: Run, knobs: Knobs) -> tuple[str, ...]:
 
 
 def _remedy(longest: Outlook, knobs: Knobs) -> str:
-    run, started = longest.run, longest.run.accepted.job.resume
-
-    def permitted(found: Knobs) -> bool:
-        return may_follow(run, knobs, found, started=started)
-
+    started = longest.run.accepted.job.resume
+    permitted = partial(may_follow, longest.run, knobs, started=started)
     found = best(longest, knobs, diagnosis=None, started=started, permitted=permitted)
     if found is None or overflowing(longest, found):
         return ""

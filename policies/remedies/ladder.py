@@ -240,6 +240,14 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
                 yield remedy
 
 
+def order_of_knobs(
+    profile: Profile, knobs: Knobs, diagnosis: Diagnosis | None, *, started: bool
+) -> dict[str, int]:
+    """Return the knobs that serve a failure, each with its place by the first remedy that moves it."""
+    remedies = () if diagnosis is None else candidates(profile, knobs, diagnosis, started=started)
+    return {knob: place for place, knob in enumerate(dict.fromkeys(k for r in remedies for k in r.changes))}
+
+
 def _elsewhere(profile: Profile, remedy: Remedy, diagnosis: Diagnosis) -> bool:
     """Return whether a remedy frees device memory in other phases only, as state that comes back does."""
     phases = [profile.supported[knob].phases for knob in remedy.changes if knob in profile.supported]

@@ -12,8 +12,8 @@ from autotune.policies.estimate.belief.gaussian import Floats
 from autotune.policies.remedies.beam_search import beam
 from autotune.policies.remedies.candidate_values import values_near
 from autotune.policies.remedies.catalogue import SAVING
-from autotune.policies.remedies.legality import completed, interlock, objections
-from autotune.policies.remedies.permissions import denial
+from autotune.policies.remedies.legality import completed, interlock
+from autotune.policies.remedies.permissions import legal
 from autotune.policies.values.job import Recovery
 from autotune.policies.values.knob_table import ROWS
 from autotune.policies.values.knobs import Knobs, Setting
@@ -41,15 +41,13 @@ def choices(
         if knob not in profile.supported:
             continue
         own = getattr(present, knob)
-        legal = []
+        values = []
         for value in dict.fromkeys(values_near(profile, present, knob)):
             moved = msgspec.structs.replace(present, **{knob: value})
-            if value == own or denial(recovery, profile, present, moved):
-                continue
-            if not objections(alone, present, moved, started=started):
-                legal.append(value)
-        if legal:
-            result[knob] = (own, *legal)
+            if value != own and legal(alone, recovery, present, moved, started=started):
+                values.append(value)
+        if values:
+            result[knob] = (own, *values)
     return result
 
 
@@ -78,19 +76,14 @@ def search(
         return msgspec.structs.replace(present, **changes)
 
     @cache
-    def legal(place: tuple[int, ...]) -> bool:
-        if not linked:
-            return True
-        knobs = at(place)
-        return not objections(profile, present, knobs, started=started) and not denial(
-            recovery, profile, present, knobs
-        )
+    def possible(place: tuple[int, ...]) -> bool:
+        return not linked or legal(profile, recovery, present, at(place), started=started)
 
     def moves(place: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         for position, name in enumerate(names):
             for value in range(len(options[name])):
                 moved = (*place[:position], value, *place[position + 1 :])
-                if moved != place and legal(moved):
+                if moved != place and possible(moved):
                     yield moved
 
     places, slow, over = beam(

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Protocol
 
+from autotune.policies.remedies.permissions import legal
 from autotune.policies.search import trials
 from autotune.policies.search.feasibility import Forecast, foreseen
-from autotune.policies.search.space import PERMIT_ALL, Dimension, assembled, legal, neighbours
+from autotune.policies.search.space import PERMIT_ALL, Dimension, assembled, neighbours
 from autotune.policies.search.trial_history import TrialHistory
 from autotune.policies.values.events import Purpose, Result, Tried
 from autotune.policies.values.job import Recovery
@@ -152,7 +153,7 @@ class _Known:
         if knobs in self.running:
             return "the same as a trial under way"
         space = self.space
-        if not legal(space.profile, space.base, knobs, started=space.started, recovery=space.recovery):
+        if not legal(space.profile, space.recovery, space.base, knobs, started=space.started):
             return "the framework or the job's `recovery` does not accept it"
         failures = self.history.failures.values()
         failure = trials.known_to_fail(self.space.profile, failures, knobs)

@@ -9,7 +9,7 @@ import msgspec
 
 from autotune.policies.remedies.candidate_values import values_in_range
 from autotune.policies.remedies.legality import completed, objections, on_grid
-from autotune.policies.remedies.permissions import denial
+from autotune.policies.remedies.permissions import denial, legal
 from autotune.policies.values.job import Job, Recovery
 from autotune.policies.values.knob_table import KNOB_TABLE, ROWS
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting
@@ -97,18 +97,9 @@ def neighbours(
     for dimension in dimensions:
         for value in dimension.few(getattr(knobs, dimension.knob)):
             moved = _with(profile, base, here | {dimension.knob: value})
-            if moved not in result and legal(profile, base, moved, started=False, recovery=recovery):
+            if moved not in result and legal(profile, recovery, base, moved, started=False):
                 result[moved] = None
     return tuple(result)
-
-
-def legal(
-    profile: Profile, before: Knobs, after: Knobs, *, started: bool, recovery: Recovery = PERMIT_ALL
-) -> bool:
-    """Return whether the framework accepts `after` in place of `before`, and `recovery` permits it."""
-    return not objections(profile, before, after, started=started) and not denial(
-        recovery, profile, before, after
-    )
 
 
 def _with(profile: Profile, knobs: Knobs, values: Mapping[str, Setting]) -> Knobs:

@@ -9,8 +9,8 @@ from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.next_remedy import next_remedy
 from autotune.policies.recovery.upgrade import offer
 from autotune.policies.remedies.catalogue import MOVES, SAVING
-from autotune.policies.remedies.permissions import denial
-from autotune.policies.search.space import legal, neighbours, space
+from autotune.policies.remedies.permissions import denial, legal
+from autotune.policies.search.space import neighbours, space
 from autotune.policies.values.events import GoalReached, Launch, Policy, Progressed, Started
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
@@ -65,7 +65,7 @@ def test_a_search_does_not_vary_what_is_denied(deny):
     assert dimensions
     for knobs in neighbours(start.profile, KNOBS, KNOBS, dimensions, recovery=job.recovery):
         assert permitted(job.recovery, KNOBS, knobs), changed(KNOBS, knobs)
-        assert legal(start.profile, KNOBS, knobs, started=False, recovery=job.recovery)
+        assert legal(start.profile, job.recovery, KNOBS, knobs, started=False)
 
 
 def test_without_the_list_the_same_search_varies_it():

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autotune.policies.search.space import Dimension, assembled, legal, neighbours, open_knobs, space
+from autotune.policies.remedies.permissions import legal
+from autotune.policies.search.space import PERMIT_ALL, Dimension, assembled, neighbours, open_knobs, space
 from autotune.policies.values.job import Job, Recovery, Search
 from autotune.policies.values.profile import AtLeast, Grid, Requires, Support
 from autotune.policies.values.remedy import Effect
@@ -90,7 +91,7 @@ DIMENSIONS = space(JOB, PROFILE, KNOBS)
 def test_every_combination_is_on_the_grids(places: list[int]) -> None:
     values = {d.knob: d.values[n % len(d.values)] for d, n in zip(DIMENSIONS, places, strict=True)}
     found = assembled(PROFILE, KNOBS, DIMENSIONS, values)
-    assert legal(PROFILE, KNOBS, found, started=False)
+    assert legal(PROFILE, PERMIT_ALL, KNOBS, found, started=False)
     untouched = set(KNOBS.__struct_fields__) - {d.knob for d in DIMENSIONS}
     assert all(getattr(found, name) == getattr(KNOBS, name) for name in untouched)
 
