@@ -17,7 +17,7 @@ from autotune.orchestrator.units import gpu_unit, show_duration, show_rate
 from autotune.policies.search import schedule, trials
 from autotune.policies.search.feasibility import Forecast
 from autotune.policies.search.next_trial import SearchSpace, forecast_of
-from autotune.policies.search.packing import gpus_of
+from autotune.policies.search.schedule import gpus_of
 from autotune.policies.search.space import space
 from autotune.policies.search.trial_history import TrialHistory, stable_start, start_result
 from autotune.policies.values.events import (

@@ -67,7 +67,7 @@ class LiveView:
         if self._course is None:
             return None
         if self._course.search and (self.run.tried or self._trials):
-            from autotune.policies.search.time_left import time_left as of_search
+            from autotune.policies.search.schedule import time_left as of_search
 
             return of_search(self._course, self.run.tried, now=now)
         return time_left.time_left(self._course, now=now)

@@ -2,21 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import msgspec
 import numpy as np
 
 from autotune.policies.estimate.belief.gaussian import Floats
-from autotune.policies.forecast.beside_lengths import FOLLOWS, adjusted
-from autotune.policies.forecast.crossing import AHEAD, Crossing, crossing
-from autotune.policies.forecast.trend import FEWEST, slope_of, trend
+from autotune.policies.forecast.trend import FEWEST, Trend, slope_of, spread_of, trend
 from autotune.policies.values.events import SURE, Foreseen
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.observation import HOST, Peak
 from autotune.policies.values.value import Value
+
+FOLLOWS = 3.0  # standard errors by which peaks follow lengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adjusted:
+    """A memory whose peaks follow the lengths of a step's responses."""
+
+    steps: Floats
+    used: Floats  # bytes
+    lengths: Floats  # tokens
+    slope: float  # bytes a token
+
+    @property
+    def rest(self) -> Floats:
+        """Return the peaks as if every step had the same lengths."""
+        return np.asarray(self.used - self.slope * (self.lengths - np.median(self.lengths)))
+
+    def trend(self) -> Trend | None:
+        """Return the growth that lengths do not explain, with the spread that they cause; None: none."""
+        # Lengths explain what comes and goes; what they leave, and lasts for steps, wanders.
+        result = trend(self.steps, self.rest, resembling=False)
+        if result is None:
+            return None
+        recent = self.lengths[-max(FEWEST, result.seen) :]
+        middle = float(np.median(recent))
+        own = self.slope * spread_of(recent - middle)
+        return replace(
+            result,
+            level=result.level + self.slope * (middle - float(np.median(self.lengths))),
+            spread=math.hypot(result.spread, own),
+        )
+
+
+def adjusted(steps: Floats, used: Floats, lengths: Mapping[str, Floats]) -> Adjusted | None:
+    """Return a memory with the lengths that its peaks follow most closely; None if they follow none.
+
+    The slope is that of the differences between consecutive steps, in which a drift of the memory is a
+    constant: a drift and lengths that grow at the same time are told apart. Steps without lengths (NaN) are
+    left out.
+    """
+    return min(_each(steps, used, lengths), key=_unexplained, default=None)
+
+
+def _each(steps: Floats, used: Floats, lengths: Mapping[str, Floats]) -> Iterator[Adjusted]:
+    for values in lengths.values():
+        known = ~np.isnan(values)
+        if known.sum() < FEWEST:
+            continue
+        slope, error = slope_of(np.diff(values[known]), np.diff(used[known]))
+        if slope > FOLLOWS * error:
+            yield Adjusted(steps=steps[known], used=used[known], lengths=values[known], slope=slope)
+
+
+def _unexplained(one: Adjusted) -> float:
+    changes = np.diff(one.rest)
+    return float(np.median(np.abs(changes - np.median(changes))))
+
+
+# ---- at which step a trend crosses a limit, and how surely
+
+# How far ahead a trend is believed, in times the steps in which it was seen: growth that levels off has shown
+# it by then. Measured with `python -m benchmarks.forecast`.
+AHEAD = 1.0
+_EARLIEST, _LATEST = 0.05, 0.95
+# Rates from two standard errors below to two above, with their weights.
+_SIGMAS = np.linspace(-2.0, 2.0, 9)
+_WEIGHTS = np.exp(-0.5 * _SIGMAS**2) / np.exp(-0.5 * _SIGMAS**2).sum()
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """When a series passes a limit: steps, and the chance that it does by the last one looked at."""
+
+    chance: float
+    step: int  # as likely before as after
+    earliest: int
+    latest: int
+    until: int  # the last step looked at
+    at_end: float  # the usual value there
+
+
+def crossing(found: Trend, limit: float, *, last: int | None) -> Crossing | None:
+    """Return when a trend passes a limit before the step `last`; None if that is less likely than not.
+
+    Each future step passes the limit with the chance that its spread gives it, as if no step said anything of
+    another; the mean rate until then is taken at nine places of its error and of the lasting changes that
+    add up by then.
+    """
+    now = int(found.now)
+    until = now + max(1, int(AHEAD * found.seen))
+    if last is not None:
+        until = min(until, last)
+    if until <= now:
+        return None
+    ahead = np.arange(1.0, until - now + 1)
+    held = np.zeros(len(ahead))
+    errors = np.sqrt(found.error**2 + found.walk**2 / ahead)
+    for sigmas, weight in zip(_SIGMAS.tolist(), _WEIGHTS.tolist(), strict=True):
+        grown = found.grown(ahead, np.maximum(0.0, found.rate + sigmas * errors))
+        passes = 0.5 * _erfc((limit - found.level - grown) / (found.spread * math.sqrt(2)))
+        held += weight * np.exp(np.cumsum(np.log1p(-np.minimum(passes, 1 - 1e-12))))
+    chances = 1 - held
+
+    def when(chance: float) -> int:
+        return now + 1 + int(np.searchsorted(chances, min(chance, float(chances[-1]))))
+
+    chance = float(chances[-1])
+    if chance < 0.5:
+        return None
+    return Crossing(
+        chance=chance,
+        step=when(0.5),
+        earliest=when(_EARLIEST),
+        latest=when(_LATEST),
+        until=until,
+        at_end=float(found.level + found.grown(ahead[-1:], found.rate)[0]),
+    )
+
+
+# ---- which memories of an attempt will run out before it is done, by what its steps showed so far
 
 WARM_UP = 2  # steps of an attempt: the optimizer's state and the caches of kernels and allocator appear
 _DROPPED = 0.7  # chance below which it is taken back

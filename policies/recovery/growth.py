@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from autotune.policies.forecast.foresee import WARM_UP
-from autotune.policies.forecast.lasting import SHOWN, lasts
+from autotune.policies.forecast.last_checkpoint import SHOWN, lasts
 from autotune.policies.forecast.trend import WINDOW, trend
 from autotune.policies.remedies.step_size import fragmentation_prevails
 from autotune.policies.values.diagnosis import Diagnosis

@@ -22,7 +22,7 @@ from autotune.policies.recovery.outlook import (
 )
 from autotune.policies.recovery.speed.step_time_model import Axes, Offered, Pace, offered, pace_of, slower
 from autotune.policies.remedies.beam_search import beam, in_order
-from autotune.policies.search.packing import trials_on_a_node
+from autotune.policies.search.schedule import trials_on_a_node
 from autotune.policies.search.space import Dimension
 from autotune.policies.search.trials import unit_of
 from autotune.policies.values.events import Accepted, Event, Result, Tried

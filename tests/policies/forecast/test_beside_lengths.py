@@ -7,8 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from autotune.policies.forecast.beside_lengths import adjusted
-from autotune.policies.forecast.foresee import Measured, foresee
+from autotune.policies.forecast.foresee import Measured, adjusted, foresee
 from autotune.policies.forecast.trend import trend
 from autotune.policies.values.observation import Peak
 

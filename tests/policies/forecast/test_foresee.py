@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.forecast import foresee as foresee_module
-from autotune.policies.forecast.crossing import Crossing
-from autotune.policies.forecast.foresee import Measured, foresee
+from autotune.policies.forecast.foresee import Crossing, Measured, foresee
 from autotune.policies.values.events import Foreseen
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.observation import HOST, Peak

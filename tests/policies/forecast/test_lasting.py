@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.forecast.lasting import lasts
+from autotune.policies.forecast.last_checkpoint import lasts
 from autotune.policies.values.events import Foreseen, Progressed, Started
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.history import fold

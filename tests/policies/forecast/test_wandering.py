@@ -6,8 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from autotune.policies.forecast.spread import clipped
-from autotune.policies.forecast.wandering import drift
+from autotune.policies.forecast.trend import clipped, drift
 
 STEPS = np.arange(40.0)
 

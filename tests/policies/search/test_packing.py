@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.search.packing import gpus_of, trials_on_a_node
+from autotune.policies.search.schedule import gpus_of, trials_on_a_node
 from autotune.policies.values.profile import Placement
 from tests.policies.jobs import CLUSTER, LAYOUT, accepted
 

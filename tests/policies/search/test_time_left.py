@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autotune.policies.forecast.time_left import Course, Leg, TimeLeft
-from autotune.policies.search.time_left import time_left
+from autotune.policies.search.schedule import time_left
 from autotune.policies.values.events import Purpose, Result, Tried
 from autotune.policies.values.job import Goal, Job, Search
 from autotune.policies.values.knobs import Knobs
