@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autotune.policies.remedies.relevance import runs_on_host
+from autotune.policies.remedies.ladder import joinable
+from autotune.policies.remedies.relevance import SMALLER_PASSES, runs_on_host
 from autotune.policies.values.failure import ENGINE_PHASES, Cause, Phase
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Cluster
@@ -20,41 +21,7 @@ _GROUPS = (PASSES, _ENGINE, _SYNC)
 # A phase that passed with the optimizer's state misses by little when it fails later: one step is enough.
 _SETTLED = 2
 
-_BATCHES = ("reduce_tokens_per_mb", "reduce_micro_batch")
-_ACTIVATIONS = "offload_activations"
-_OFFLOADS = ("offload_params", "offload_grads", "offload_optimizer")
-# The remedies that one relaunch may join, by the failures in a row: what costs least time comes first. The
-# first failure of a pass asks for all that costs no more than some of the pass's time.
-_LEVELS: dict[frozenset[Phase], tuple[tuple[str, ...], ...]] = {
-    PASSES: (
-        (*_BATCHES, "chunk_logits", "loss_recompute", "recompute"),
-        (_ACTIVATIONS, "reduce_mem_fraction", "disable_cuda_graph"),
-        _OFFLOADS,
-    ),
-    _ENGINE: (
-        (),
-        ("reduce_mem_fraction", "offload_params", "tensor_parallel"),
-        ("offload_optimizer", "disable_cuda_graph", *_BATCHES),
-        ("reduce_concurrency",),
-    ),
-    _SYNC: (
-        ("reduce_sync_buffer", "reduce_mem_fraction"),
-        ("disk_weight_sync", "tensor_parallel"),
-        _OFFLOADS,
-    ),
-    # One change at a time: each costs every later step, and the load alone asks for it.
-    frozenset({Phase.RESUME}): ((),),
-}
-_OTHER: tuple[tuple[str, ...], ...] = ((), (*_OFFLOADS, "reduce_mem_fraction"), _BATCHES)
-_POOL = (
-    (),
-    ("tensor_parallel",),
-    ("increase_mem_fraction", *_OFFLOADS),
-    ("disable_cuda_graph", *_BATCHES),
-)
-# An engine that cannot even begin lacks more than a step of its share.
-_POOL_AT_START = (("increase_mem_fraction", "tensor_parallel"), (), *_POOL[2:])
-_HOST = (("reduce_workers", "drop_weights_backup", "host_allocator"),)
+_OFFLOADS = frozenset({"offload_params", "offload_grads", "offload_optimizer", "offload_activations"})
 
 
 def failures_in_group(run: Run) -> int:
@@ -142,21 +109,15 @@ def savers(run: Run, failures: int) -> frozenset[str]:
     Empty: one step at a time. What ran for some steps misses by little, and after a change that the job
     refused the next error is to show what it follows.
     """
-    last = run.attempts[-1]
-    if last.diagnosis is None or run.refused:
+    last, diagnosis = run.attempts[-1], run.attempts[-1].diagnosis
+    if diagnosis is None or run.refused:
         return frozenset()
-    match last.diagnosis.cause:
-        case Cause.GPU_OOM:
-            levels = _LEVELS.get(_group(last.diagnosis.phase), _OTHER)
-        case Cause.POOL_TOO_SMALL:
-            levels = _POOL_AT_START if last.diagnosis.phase is Phase.ROLLOUT_INIT else _POOL
-        case Cause.HOST_OOM:
-            levels = _LEVELS[PASSES] if runs_on_host(last.knobs, last.diagnosis) else _HOST
-        case _:
-            return frozenset()
-    late = last.diagnosis.cause is Cause.GPU_OOM and _steps_before(run) >= _SETTLED
-    names = {name for level in levels[: failures - late] for name in level}
-    return frozenset(names if _host_has_room(run.accepted.cluster) else names - {*_OFFLOADS, _ACTIVATIONS})
+    late = diagnosis.cause is Cause.GPU_OOM and _steps_before(run) >= _SETTLED
+    names = joinable(diagnosis, failures - late)
+    if diagnosis.cause is Cause.HOST_OOM:
+        smaller = frozenset(SMALLER_PASSES)
+        names = names & smaller if runs_on_host(last.knobs, diagnosis) else names - smaller
+    return names if _host_has_room(run.accepted.cluster) else names - _OFFLOADS
 
 
 def joined(

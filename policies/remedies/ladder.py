@@ -31,6 +31,7 @@ class Rung(Value, frozen=True, kw_only=True):
     phases: tuple[Phase, ...]
     components: tuple[Component, ...] = ()
     placements: tuple[Placement, ...] = ()
+    joins: int = 0  # failures in a row from which on one relaunch may join it to others; 0: never
 
     def serves(
         self, diagnosis: Diagnosis, placement: Placement | None, *, any_phase: bool = False
@@ -45,6 +46,7 @@ class Rung(Value, frozen=True, kw_only=True):
 
 
 _ANY_PHASE = tuple(Phase)
+_BUT_AT_START = tuple(phase for phase in Phase if phase is not Phase.ROLLOUT_INIT)
 _PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.NONE)  # a failure of unknown phase is most often one
 _WITH_BATCHES = (*_PASSES, Phase.LOG_PROB)
 _SHARED = (Placement.COLOCATED,)
@@ -55,9 +57,9 @@ _TRAINING = (*_TRAINER, Component.DRIVER, Component.DATA, Component.UNKNOWN)
 
 
 # What takes the trainer's state off the card, and, once the passes failed, spreads the job further.
-_OFFLOADS = "offload_optimizer offload_params offload_grads"
 _STATE_AND_SPLITS = (
-    "offload_optimizer offload_grads offload_params sequence_parallel tensor_parallel adjust_memory_margin"
+    "offload_optimizer:3 offload_grads:3 offload_params:3 sequence_parallel tensor_parallel "
+    "adjust_memory_margin"
 )
 
 
@@ -69,14 +71,15 @@ def _rungs(
     components: tuple[Component, ...] = (),
     placements: tuple[Placement, ...] = (),
 ) -> tuple[Rung, ...]:
-    """Return a rung for each of the remedies named in a text."""
+    """Return a rung for each of the remedies named in a text, as `name` or `name:joins`."""
     return tuple(
         Rung(
-            name=name,
+            name=name.partition(":")[0],
             cause=cause,
             phases=phases if isinstance(phases, tuple) else (phases,),
             components=components,
             placements=placements,
+            joins=int(name.partition(":")[2] or 0),
         )
         for name in names.split()
     )
@@ -85,81 +88,93 @@ def _rungs(
 # The order is the owner's: fewer rollouts at once, the engine's share, tokens per micro-batch,
 # recomputation, offload, weight sync through files; within a phase what costs least time comes first.
 # A rung that does not serve a component or a placement would leave the memory that failed as it was.
+# After the first failure of a pass one relaunch joins all that costs no more than some of the pass's time,
+# after further ones what costs more; of an engine, and while a checkpoint is loaded, it begins with one step.
 LADDER: tuple[Rung, ...] = (
     # Generation.
     *_rungs(
         Cause.GPU_OOM,
         Phase.ROLLOUT,
-        "reduce_concurrency reduce_mem_fraction reduce_tokens_per_mb disable_cuda_graph",
+        "reduce_concurrency:4 reduce_mem_fraction:2 reduce_tokens_per_mb:3 disable_cuda_graph:3",
     ),
     *_rungs(
         Cause.GPU_OOM,
         Phase.ROLLOUT_INIT,
-        "reduce_mem_fraction disable_cuda_graph reduce_concurrency reduce_tokens_per_mb",
+        "reduce_mem_fraction:2 disable_cuda_graph:3 reduce_concurrency:4 reduce_tokens_per_mb:3",
     ),
-    *_rungs(Cause.GPU_OOM, ENGINE_PHASES, _OFFLOADS, placements=_SHARED),
-    *_rungs(Cause.GPU_OOM, ENGINE_PHASES, "tensor_parallel"),
+    *_rungs(
+        Cause.GPU_OOM, ENGINE_PHASES, "offload_optimizer:3 offload_params:2 offload_grads", placements=_SHARED
+    ),
+    *_rungs(Cause.GPU_OOM, ENGINE_PHASES, "tensor_parallel:2"),
     # An engine that is awake beside the trainer: its whole share, for the time to wake it.
     *_rungs(
         Cause.GPU_OOM, (*BESIDE_ENGINE, Phase.NONE), "engine_sleep", components=_TRAINING, placements=_SHARED
     ),
     # Scoring.
     *_rungs(
-        Cause.GPU_OOM, Phase.LOG_PROB, "reduce_tokens_per_mb reduce_micro_batch chunk_logits fused_kernels"
+        Cause.GPU_OOM,
+        Phase.LOG_PROB,
+        "reduce_tokens_per_mb:1 reduce_micro_batch:1 chunk_logits:1 fused_kernels",
     ),
-    *_rungs(Cause.GPU_OOM, Phase.LOG_PROB, "reduce_mem_fraction", placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, Phase.LOG_PROB, "reduce_mem_fraction:2", placements=_SHARED),
     *_rungs(Cause.GPU_OOM, Phase.LOG_PROB, f"expandable_segments {_STATE_AND_SPLITS}"),
     # Training passes.
     *_rungs(
         Cause.GPU_OOM,
         _PASSES,
-        "reduce_tokens_per_mb reduce_micro_batch chunk_logits loss_recompute recompute fused_kernels "
-        "expandable_segments",
+        "reduce_tokens_per_mb:1 reduce_micro_batch:1 chunk_logits:1 loss_recompute:1 recompute:1 "
+        "fused_kernels expandable_segments",
         components=_TRAINING,
     ),
-    *_rungs(Cause.GPU_OOM, _PASSES, "reduce_mem_fraction", components=_TRAINING, placements=_SHARED),
-    *_rungs(Cause.GPU_OOM, _PASSES, f"offload_activations {_STATE_AND_SPLITS}", components=_TRAINING),
+    *_rungs(Cause.GPU_OOM, _PASSES, "reduce_mem_fraction:2", components=_TRAINING, placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, _PASSES, f"offload_activations:2 {_STATE_AND_SPLITS}", components=_TRAINING),
     # An engine that fails beside training, or in a phase nobody named, where it may have no requests.
-    *_rungs(Cause.GPU_OOM, Phase.NONE, "reduce_mem_fraction", components=_ENGINE),
+    *_rungs(Cause.GPU_OOM, Phase.NONE, "reduce_mem_fraction:2", components=_ENGINE),
     *_rungs(
         Cause.GPU_OOM,
         _PASSES,
-        "reduce_concurrency reduce_mem_fraction disable_cuda_graph tensor_parallel",
+        "reduce_concurrency reduce_mem_fraction:2 disable_cuda_graph:2 tensor_parallel",
         components=_ENGINE,
     ),
     # The optimizer's step.
-    *_rungs(Cause.GPU_OOM, Phase.OPTIMIZER, "expandable_segments reduce_mem_fraction", placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, Phase.OPTIMIZER, "expandable_segments reduce_mem_fraction:2", placements=_SHARED),
     *_rungs(
         Cause.GPU_OOM,
         Phase.OPTIMIZER,
-        "offload_optimizer expandable_segments offload_grads offload_params tensor_parallel "
+        "offload_optimizer:2 expandable_segments offload_grads:2 offload_params:2 tensor_parallel "
         "adjust_memory_margin",
     ),
     # New weights on their way to the engine, and waking it.
-    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "reduce_mem_fraction", components=_ENGINE, placements=_SHARED),
-    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "layered_sync reduce_sync_buffer"),
-    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "reduce_mem_fraction", placements=_SHARED),
-    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "reduce_mem_fraction", components=_ENGINE, placements=_APART),
-    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "disk_weight_sync"),
-    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, f"{_OFFLOADS} expandable_segments tensor_parallel"),
+    *_rungs(
+        Cause.GPU_OOM, Phase.WEIGHT_SYNC, "reduce_mem_fraction:1", components=_ENGINE, placements=_SHARED
+    ),
+    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "layered_sync reduce_sync_buffer:1"),
+    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "reduce_mem_fraction:1", placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "reduce_mem_fraction:1", components=_ENGINE, placements=_APART),
+    *_rungs(Cause.GPU_OOM, Phase.WEIGHT_SYNC, "disk_weight_sync:2"),
+    *_rungs(
+        Cause.GPU_OOM,
+        Phase.WEIGHT_SYNC,
+        "offload_optimizer:3 offload_params:3 offload_grads:3 expandable_segments tensor_parallel:2",
+    ),
     # Communication buffers outside PyTorch.
-    *_rungs(Cause.GPU_OOM, Phase.COMM, "reduce_mem_fraction", placements=_SHARED),
-    *_rungs(Cause.GPU_OOM, Phase.COMM, "reduce_mem_fraction", components=_ENGINE, placements=_APART),
+    *_rungs(Cause.GPU_OOM, Phase.COMM, "reduce_mem_fraction:1", placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, Phase.COMM, "reduce_mem_fraction:1", components=_ENGINE, placements=_APART),
     *_rungs(
         Cause.GPU_OOM,
         Phase.COMM,
-        "expandable_segments adjust_memory_margin reduce_sync_buffer reduce_tokens_per_mb reduce_micro_batch "
-        "offload_optimizer offload_params",
+        "expandable_segments adjust_memory_margin reduce_sync_buffer:1 reduce_tokens_per_mb "
+        "reduce_micro_batch offload_optimizer:3 offload_params:3",
     ),
     # Start, checkpoints and data.
     *_rungs(Cause.GPU_OOM, Phase.INIT, "load_on_host", components=_TRAINING),
-    *_rungs(Cause.GPU_OOM, Phase.INIT, "reduce_mem_fraction", placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, Phase.INIT, "reduce_mem_fraction:2", placements=_SHARED),
     *_rungs(
         Cause.GPU_OOM,
         (Phase.INIT, Phase.CHECKPOINT, Phase.DATA),
-        "expandable_segments offload_params offload_optimizer offload_grads tensor_parallel",
+        "expandable_segments offload_params:2 offload_optimizer:2 offload_grads:2 tensor_parallel",
     ),
-    *_rungs(Cause.GPU_OOM, (Phase.CHECKPOINT, Phase.DATA), "reduce_mem_fraction", placements=_SHARED),
+    *_rungs(Cause.GPU_OOM, (Phase.CHECKPOINT, Phase.DATA), "reduce_mem_fraction:2", placements=_SHARED),
     # A checkpoint that is loaded: where its tensors go, and what room is left for them, before anything else.
     *_rungs(Cause.GPU_OOM, Phase.RESUME, "expandable_segments"),
     *_rungs(Cause.GPU_OOM, Phase.RESUME, "load_on_host", components=_TRAINING),
@@ -169,7 +184,14 @@ LADDER: tuple[Rung, ...] = (
     # Captured graphs beside training, some even while their engine sleeps.
     *_rungs(
         Cause.GPU_OOM,
-        (Phase.RESUME, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT),
+        (Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD),
+        "disable_cuda_graph:2",
+        components=_TRAINING,
+        placements=_SHARED,
+    ),
+    *_rungs(
+        Cause.GPU_OOM,
+        (Phase.RESUME, Phase.OPTIMIZER, Phase.CHECKPOINT),
         "disable_cuda_graph",
         components=_TRAINING,
         placements=_SHARED,
@@ -178,21 +200,24 @@ LADDER: tuple[Rung, ...] = (
     *_rungs(Cause.KV_POOL, _ANY_PHASE, "reduce_concurrency increase_mem_fraction tensor_parallel"),
     # An engine that had started lacks room for its requests, not for itself.
     *_rungs(Cause.POOL_TOO_SMALL, Phase.ROLLOUT, "reduce_concurrency"),
-    *_rungs(Cause.POOL_TOO_SMALL, _ANY_PHASE, "increase_mem_fraction tensor_parallel"),
-    *_rungs(Cause.POOL_TOO_SMALL, _ANY_PHASE, "offload_params offload_optimizer", placements=_SHARED),
-    *_rungs(Cause.POOL_TOO_SMALL, _ANY_PHASE, "disable_cuda_graph reduce_tokens_per_mb reduce_concurrency"),
+    *_rungs(Cause.POOL_TOO_SMALL, Phase.ROLLOUT_INIT, "increase_mem_fraction:1 tensor_parallel:1"),
+    *_rungs(Cause.POOL_TOO_SMALL, _BUT_AT_START, "increase_mem_fraction:3 tensor_parallel:2"),
+    *_rungs(Cause.POOL_TOO_SMALL, _ANY_PHASE, "offload_params:3 offload_optimizer:3", placements=_SHARED),
+    *_rungs(
+        Cause.POOL_TOO_SMALL, _ANY_PHASE, "disable_cuda_graph:4 reduce_tokens_per_mb:4 reduce_concurrency"
+    ),
     # Host memory: never more offload.
     *_rungs(
         Cause.HOST_OOM,
         _ANY_PHASE,
-        "save_synchronously reduce_multimodal_cache reduce_workers drop_weights_backup host_allocator",
+        "save_synchronously reduce_multimodal_cache reduce_workers:1 drop_weights_backup:1 host_allocator:1",
     ),
-    *_rungs(Cause.HOST_OOM, (Phase.FORWARD, Phase.BACKWARD, Phase.LOG_PROB), "reduce_tokens_per_mb"),
+    *_rungs(Cause.HOST_OOM, (Phase.FORWARD, Phase.BACKWARD, Phase.LOG_PROB), "reduce_tokens_per_mb:1"),
     *_rungs(Cause.HOST_OOM, _ANY_PHASE, "reduce_host_offload"),
     *_rungs(Cause.HOST_OOM, Phase.WEIGHT_SYNC, "reduce_sync_buffer disk_weight_sync"),
-    *_rungs(Cause.HOST_OOM, _WITH_BATCHES, "reduce_micro_batch"),
+    *_rungs(Cause.HOST_OOM, _WITH_BATCHES, "reduce_micro_batch:1"),
     *_rungs(Cause.HOST_OOM, WITH_REQUESTS, "reduce_concurrency"),
-    *_rungs(Cause.HOST_OOM, (Phase.FORWARD, Phase.BACKWARD), "recompute"),
+    *_rungs(Cause.HOST_OOM, (Phase.FORWARD, Phase.BACKWARD), "recompute:1"),
     *_rungs(Cause.SHM, _ANY_PHASE, "reduce_workers"),  # what is offloaded is pinned, not in /dev/shm
     *_rungs(Cause.OBJECT_STORE, Phase.WEIGHT_SYNC, "disk_weight_sync reduce_sync_buffer"),
     *_rungs(Cause.OBJECT_STORE, _ANY_PHASE, "reduce_concurrency reduce_workers"),
@@ -238,6 +263,12 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
             if not objections(profile, knobs, remedy.apply(knobs), started=started):
                 seen.append(remedy)
                 yield remedy
+
+
+def joinable(diagnosis: Diagnosis, failures: int) -> frozenset[str]:
+    """Return the remedies that one relaunch may join after so many failures in a row."""
+    rungs = (rung for rung in LADDER if rung.cause is diagnosis.cause and diagnosis.phase in rung.phases)
+    return frozenset(rung.name for rung in rungs if 0 < rung.joins <= failures)
 
 
 def order_of_knobs(
