@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from autotune.policies.recovery.permissions import by_ladder
+from autotune.policies.recovery.by_ladder import by_ladder
 from autotune.policies.remedies.catalogue import MOVES, spoken_for, turn_of
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.remedies.proposals import free_before_relaunch

@@ -6,17 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from autotune.policies.recovery.combination import undoes_offload
+from autotune.policies.recovery.by_ladder import Failure, by_ladder, defragmenting, last_failure, together
 from autotune.policies.recovery.outlook import Outlook, measures, of_host, outlook, trusted
-from autotune.policies.recovery.permissions import (
-    Failure,
-    by_ladder,
-    defragmenting,
-    last_failure,
-    may_cure,
-    started_before,
-    together,
-)
+from autotune.policies.recovery.permissions import may_cure, started_before, undoes_offload
 from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
 from autotune.policies.recovery.relief import CLEARLY, relieving
 from autotune.policies.recovery.remedy_text import cure

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from autotune.policies.recovery.by_ladder import by_ladder, last_failure
 from autotune.policies.recovery.decide import decide
-from autotune.policies.recovery.permissions import by_ladder, last_failure, relapse_of, started_before
+from autotune.policies.recovery.permissions import relapse_of, started_before
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.events import Decided, Ended, Event, Launch, Progressed, Started

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.recovery.combination import joined, savers
+from autotune.policies.recovery.by_ladder import joined, savers
 from autotune.policies.recovery.decide import decide
 from autotune.policies.values.events import Decided, Ended, Launch, Policy, Progressed, Started
 from autotune.policies.values.failure import Cause, Component, Phase

@@ -1,0 +1,280 @@
+"""What recovery takes by the ladder's order alone: one step, or several savers of a phase at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from autotune.policies.recovery.permissions import (
+    may_follow,
+    relapse_of,
+    started_before,
+    undoes_offload,
+)
+from autotune.policies.recovery.refusals import is_refused
+from autotune.policies.remedies.ladder import candidates, joinable
+from autotune.policies.remedies.legality import objections
+from autotune.policies.remedies.permissions import denied
+from autotune.policies.remedies.relevance import SMALLER_PASSES, runs_on_host
+from autotune.policies.remedies.step_size import fragmentation_prevails
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.failure import ENGINE_PHASES, Cause, Phase
+from autotune.policies.values.history import Attempt, Run
+from autotune.policies.values.job import Cluster
+from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.remedy import Effect, Remedy
+from autotune.policies.values.value import Value
+
+# Phases that share their savers, and mostly their fate: a failure in the next of them is no other failure.
+PASSES = frozenset({Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.NONE})
+_ENGINE = frozenset(ENGINE_PHASES)
+_SYNC = frozenset({Phase.WEIGHT_SYNC, Phase.COMM})
+_GROUPS = (PASSES, _ENGINE, _SYNC)
+# A phase that passed with the optimizer's state misses by little when it fails later: one step is enough.
+_SETTLED = 2
+_OFFLOADS = frozenset({"offload_params", "offload_grads", "offload_optimizer", "offload_activations"})
+_ALLOCATOR = "expandable_segments"
+_CLIMB_AFTER = 3  # failures in a row with the same cause and phase and no new step
+_COMBINED = 3  # cures that may be joined so that an earlier failure does not come back
+
+
+class Failure(Value, frozen=True, kw_only=True):
+    """The last failure of a run, with what was already done against equal ones in a row before it."""
+
+    knobs: Knobs
+    diagnosis: Diagnosis  # its streak counts them
+    climbed: tuple[Remedy, ...] = ()  # the ladder's remedies already used in a long streak
+
+
+def last_failure(run: Run) -> Failure | None:
+    """Return the last failure of a run; None if its last attempt has no diagnosis."""
+    last = run.attempts[-1]
+    if last.diagnosis is None:
+        return None
+    streak = in_a_row(run, lambda phase: phase)
+    return Failure(
+        knobs=last.knobs,
+        diagnosis=msgspec.structs.replace(last.diagnosis, streak=len(streak)),
+        climbed=_climbed(streak),
+    )
+
+
+def by_ladder(
+    run: Run, *, single: bool = False, is_idle: Callable[[Remedy], bool] = lambda _: False
+) -> Iterator[Remedy]:
+    """Yield the permitted remedies that repeat no earlier failure, in the order in which they are taken.
+
+    Where fragmentation was detected the allocator goes with each of them that comes before it.
+
+    `single`: one step of the ladder each, as advice that knows only some of the settings gives them. What
+    `is_idle` says moves nothing of the memory that failed, and is left out.
+    """
+    failure = last_failure(run)
+    if failure is None:
+        return
+    profile, failures = run.accepted.profile, failures_in_group(run)
+    names = frozenset[str]() if single else savers(run, failures)
+    diagnosis = failure.diagnosis
+    if names:
+        # A pass that failed is cut further at once: the next phases hold more, and small passes cost little.
+        bolder = 1 if diagnosis.phase in PASSES else 0
+        diagnosis = msgspec.structs.replace(diagnosis, streak=failures + bolder)
+    remedies = [r for r in permitted(run, failure.knobs, diagnosis) if not is_idle(r)]
+    # Fragmentation is the allocator's; a host that filled when something was moved to it gets rid of that.
+    # Numeric remedies come late, and last a streak's own that cannot be joined: they may still have room when
+    # all others are used.
+    fragmented, filled = fragmentation_prevails(diagnosis), diagnosis.cause is Cause.HOST_OOM
+    remedies.sort(
+        key=lambda remedy: (
+            remedy.name not in names and _used(remedy, failure.climbed),
+            remedy.effect is not Effect.EXACT,
+            not (fragmented and remedy.name == _ALLOCATOR),
+            not (filled and undoes_offload(run, failure.knobs, remedy.apply(failure.knobs))),
+            remedy.name not in names,
+        )
+    )
+
+    def legal(remedy: Remedy) -> bool:
+        after = remedy.apply(failure.knobs)
+        return not objections(profile, failure.knobs, after, started=started_before(run))
+
+    allocator = None if single else defragmenting(run, failure)
+    for place in range(len(remedies)):
+        remedy = joined(remedies, place, names, legal)
+        whole = _without_relapse(run, failure.knobs, remedy, _COMBINED)
+        if whole is not None and not is_refused(run, whole.apply(failure.knobs)):
+            yield whole if allocator is None else together(run, failure, whole, allocator)
+        if remedies[place].name == _ALLOCATOR:
+            allocator = None  # what comes after it is for those who may not take it
+
+
+def defragmenting(run: Run, failure: Failure) -> Remedy | None:
+    """Return the other allocator where the message shows memory that is reserved and unused."""
+    if not failure.diagnosis.fragmentation:
+        return None
+    offered = permitted(run, failure.knobs, failure.diagnosis)
+    remedy = next((r for r in offered if r.name == _ALLOCATOR), None)
+    return None if remedy is None or is_refused(run, remedy.apply(failure.knobs)) else remedy
+
+
+def together(run: Run, failure: Failure, cure: Remedy, allocator: Remedy) -> Remedy:
+    """Return a cure with the other allocator, where both together are legal."""
+    if allocator.changes.keys() <= cure.changes.keys():
+        return cure
+    whole = msgspec.structs.replace(
+        cure, changes=cure.changes | allocator.changes, reason=f"{cure.reason}; {allocator.reason}"
+    )
+    return whole if may_follow(run, failure.knobs, whole.apply(failure.knobs)) else cure
+
+
+def permitted(run: Run, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
+    """Yield the legal remedies that change something and that the job's `recovery` allows, cheapest first."""
+    recovery = run.accepted.job.recovery
+    for remedy in candidates(run.accepted.profile, knobs, diagnosis, started=started_before(run)):
+        if remedy.changes and not denied(recovery, run.accepted.profile, knobs, remedy):
+            yield remedy
+
+
+def _without_relapse(run: Run, knobs: Knobs, remedy: Remedy, depth: int) -> Remedy | None:
+    """Return the remedy with what keeps earlier failures from coming back; None if nothing does."""
+    proposed = remedy.apply(knobs)
+    relapse = relapse_of(run, proposed)
+    if relapse is None:
+        return remedy
+    if relapse.diagnosis is None or depth == 0 or relapse is run.attempts[-1]:
+        return None
+    for other in permitted(run, proposed, relapse.diagnosis):
+        if not set(other.changes).isdisjoint(remedy.changes):
+            continue
+        joined = Remedy(
+            name=remedy.name,
+            changes=remedy.changes | other.changes,
+            reason=f"{remedy.reason}; so that {relapse.diagnosis.phase.value} still fits: {other.reason}",
+            frees=remedy.frees,
+            slows="; ".join(dict.fromkeys(text for text in (remedy.slows, other.slows) if text)),
+            effect=max(remedy.effect, other.effect, key=list(Effect).index),
+        )
+        whole = _without_relapse(run, knobs, joined, depth - 1)
+        if whole is not None:
+            return whole
+    return None
+
+
+def _climbed(streak: list[Attempt]) -> tuple[Remedy, ...]:
+    """Return the ladder's remedies already used in a long streak."""
+    # The remedy that led to the oldest of them answered another failure; one that a wrong estimate sized too
+    # small says nothing against its rung.
+    used = tuple(a.remedy for a in streak[:-1] if a.remedy is not None and not a.remedy.predicted)
+    return used if len(streak) >= _CLIMB_AFTER else ()
+
+
+def _used(remedy: Remedy, climbed: tuple[Remedy, ...]) -> bool:
+    """Return whether a remedy of the same name in `climbed` already changed all its knobs."""
+    return any(
+        remedy.name == other.name and remedy.changes.keys() <= other.changes.keys() for other in climbed
+    )
+
+
+def savers(run: Run, failures: int) -> frozenset[str]:
+    """Return the names of the remedies that one relaunch may join after so many failures of a group.
+
+    Empty: one step at a time. What ran for some steps misses by little, and after a change that the job
+    refused the next error is to show what it follows.
+    """
+    last, diagnosis = run.attempts[-1], run.attempts[-1].diagnosis
+    if diagnosis is None or run.refused:
+        return frozenset()
+    late = diagnosis.cause is Cause.GPU_OOM and _steps_before(run) >= _SETTLED
+    names = joinable(diagnosis, failures - late)
+    if diagnosis.cause is Cause.HOST_OOM:
+        smaller = frozenset(SMALLER_PASSES)
+        names = names & smaller if runs_on_host(last.knobs, diagnosis) else names - smaller
+    return names if _host_has_room(run.accepted.cluster) else names - _OFFLOADS
+
+
+def joined(
+    remedies: Sequence[Remedy], place: int, names: frozenset[str], legal: Callable[[Remedy], bool]
+) -> Remedy:
+    """Return the remedy at a place with those after it that may be joined: exact ones, of other knobs.
+
+    Where several values of a knob are among them, as modes are, the most saving one is taken.
+    """
+    whole = remedies[place]
+    if whole.name not in names or whole.effect is not Effect.EXACT:
+        return whole
+    first, own = whole.changes.keys(), [whole]
+    for other in remedies[place + 1 :]:
+        if other.name not in names or other.effect is not Effect.EXACT:
+            continue
+        if other.name != whole.name and not first.isdisjoint(other.changes):
+            continue
+        wider = _together(own, other)
+        if legal(wider):
+            whole = wider
+            own.append(other)
+    return whole
+
+
+def _together(own: Sequence[Remedy], other: Remedy) -> Remedy:
+    kept = [r for r in own if not r.changes.keys() <= other.changes.keys()]
+    every = [*kept, other]
+    changes = {knob: value for remedy in every for knob, value in remedy.changes.items()}
+    return Remedy(
+        name=own[0].name,
+        changes=changes,
+        reason="; ".join(dict.fromkeys(r.reason for r in every)),
+        frees="; ".join(dict.fromkeys(r.frees for r in every if r.frees)),
+        slows="; ".join(dict.fromkeys(r.slows for r in every if r.slows and r.slows != "nothing")),
+    )
+
+
+def failures_in_group(run: Run) -> int:
+    """Return how many failures in a row hit phases that share their savers, the last one included.
+
+    All that an engine said of too small a pool count: a share that other failures lowered again is squeezed.
+    """
+    last = run.attempts[-1].diagnosis
+    if last is not None and last.cause is Cause.POOL_TOO_SMALL:
+        causes = (None if a.diagnosis is None else a.diagnosis.cause for a in run.since_resumed)
+        return sum(cause is Cause.POOL_TOO_SMALL for cause in causes)
+    return len(in_a_row(run, _group))
+
+
+def in_a_row(run: Run, group: Callable[[Phase], object]) -> list[Attempt]:
+    """Return the failures in a row of one cause and one group of phases, newest first.
+
+    What the cluster ended says nothing; a new step begins another row.
+    """
+    row: list[Attempt] = []
+    first: tuple[Cause, object] | None = None
+    for attempt in reversed([a for a in run.attempts if not a.infrastructure]):
+        if attempt.diagnosis is None:
+            break
+        own = attempt.diagnosis.cause, group(attempt.diagnosis.phase)
+        first = first or own
+        if own != first:
+            break
+        row.append(attempt)
+        if attempt.new_step:
+            break
+    return row
+
+
+def _group(phase: Phase) -> frozenset[Phase]:
+    return next((group for group in _GROUPS if phase in group), frozenset({phase}))
+
+
+def _steps_before(run: Run) -> int:
+    """Return the steps of the last process before it failed: those since the checkpoint that it loaded."""
+    last = run.attempts[-1]
+    step = None if last.diagnosis is None else last.diagnosis.step
+    done = (last.step or 0) if step is None else max(0, step - 1)
+    if last.progress and len(run.attempts) > 1:
+        return len(last.progress)
+    return 0 if any(attempt.progress for attempt in run.attempts[:-1]) else done
+
+
+def _host_has_room(cluster: Cluster) -> bool:
+    """Return whether a node's host could hold all that its cards hold, so that no offload overflows it."""
+    return cluster.host_memory_bytes >= cluster.gpus_per_node * cluster.gpu_memory_bytes
