@@ -33,9 +33,7 @@ class Rung(Value, frozen=True, kw_only=True):
     placements: tuple[Placement, ...] = ()
     joins: int = 0  # failures in a row from which on one relaunch may join it to others; 0: never
 
-    def serves(
-        self, diagnosis: Diagnosis, placement: Placement | None, *, any_phase: bool = False
-    ) -> bool:
+    def serves(self, diagnosis: Diagnosis, placement: Placement | None, *, any_phase: bool = False) -> bool:
         """Return whether this rung is for such a failure; without a placement: in any."""
         return (
             diagnosis.cause is self.cause
