@@ -41,7 +41,7 @@ COMMANDS: Mapping[str, str] = {
     "remedies": "List every remedy for a framework: setting, limits, cost.",
     "skill": "Write instructions for coding agents (Agent Skills format).",
 }
-BESIDE: Mapping[str, str] = {"rehearse": "launch"}  # commands in the module of another
+BESIDE: Mapping[str, str] = {"rehearse": "launch", "search": "launch"}  # commands in the module of another
 DRIVING = frozenset({"launch", "rehearse", "resume", "search"})
 ALIASES: Mapping[str, str] = {"ladder": "remedies", "list": "status", "ls": "status", "ps": "status"}
 

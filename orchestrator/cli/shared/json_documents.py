@@ -21,8 +21,7 @@ from autotune.orchestrator.cli.init import JobDraft
 from autotune.orchestrator.cli.logs import LogLine
 from autotune.orchestrator.cli.plan import Comparison, StartingJob
 from autotune.orchestrator.cli.remedies import RemedyTable
-from autotune.orchestrator.cli.shared.start import Begun
-from autotune.orchestrator.cli.shared.submission import Submitted
+from autotune.orchestrator.cli.shared.start import Begun, Submitted
 from autotune.orchestrator.cli.skill import SkillDocument
 from autotune.orchestrator.cli.status import RunStatus
 from autotune.orchestrator.doctor.check import Examined

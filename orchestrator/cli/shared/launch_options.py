@@ -84,7 +84,10 @@ _OPTIONS = (
 
 
 def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options that `launch` and `search` share; the command receives the whole call."""
+    """Add the options that `launch` and `search` share; the run begins as the whole call says.
+
+    The function that is decorated is never called: it has the help of its command.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -99,6 +102,7 @@ def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]
             rehearse: bool = False,
             **written: Any,
         ) -> None:
+            from autotune.orchestrator.cli.shared import start
             from autotune.orchestrator.run.directory import Mode, RunRequest
             from autotune.policies.values.events import Policy
 
@@ -117,7 +121,8 @@ def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]
                 job = {"job_file": Path(source[0])}
                 if extra := " ".join(source[1:]):
                     raise click.UsageError(f"Got unexpected extra argument ({extra}); `--` begins a command")
-            command(LaunchOptions(options=given(context), request=request, **job, **written))
+            call = LaunchOptions(options=given(context), request=request, **job, **written)
+            context.exit(start.begin(call))
 
         for add in reversed(_OPTIONS):
             wished = add(wished)

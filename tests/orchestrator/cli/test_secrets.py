@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from autotune.orchestrator.cli.shared import start, submission
+from autotune.orchestrator.cli.shared import start
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import parse, written
@@ -272,7 +272,7 @@ def test_submit_names_the_variables_that_the_cluster_must_define(
     prepared = start.prepare(
         start.LaunchOptions(job_file=tmp_path / "job.yaml", request=RunRequest(), submit=url[1])
     )
-    submission.submit(prepared, url=url[1], options=Options(runs_dir=tmp_path / "runs"))
+    start.submit(prepared, url=url[1], options=Options(runs_dir=tmp_path / "runs"))
     said = capsys.readouterr()
     assert "the cluster must define CLUSTER_KEY, HF_TOKEN" in said.err
     assert len(uploaded) == 2 and "{env: CLUSTER_KEY}" in uploaded[1]

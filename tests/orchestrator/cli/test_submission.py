@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from autotune.orchestrator.cli.shared import submission
+from autotune.orchestrator.cli.shared import start
 from tests.orchestrator.cli.terminal import Seen, call
 from tests.orchestrator.scripted import JOB
 
@@ -80,7 +80,7 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
-    monkeypatch.setattr(submission, "_RETRY_S", 0.01)
+    monkeypatch.setattr(start, "_RETRY_S", 0.01)
     with serving(Board()) as server:
         yield server
 
