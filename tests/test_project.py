@@ -92,6 +92,8 @@ LONG = {
     "loader.py": 450,
     "commands.py": 525,
     "drive.py": 500,
+    "start.py": 475,
+    "witness.py": 425,
     "status.py": 450,
     "expansion.py": 450,
     "reader.py": 425,
