@@ -14,7 +14,7 @@ import pytest
 from autotune.launchers.runners.cluster.runner import RayRunner
 from autotune.orchestrator.cli.shared import connect
 from autotune.orchestrator.config.cards import find_card
-from autotune.orchestrator.report import training
+from autotune.orchestrator.report import evidence
 from autotune.policies.values.events import Edited, Ended, Started
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Cluster, ClusterSpec, Job
@@ -108,7 +108,7 @@ def test_another_cluster_is_told_measured_and_kept(home: Path) -> None:
     assert next(e.attempt for e in history if isinstance(e, Ended)) == 1
     assert not [
         fact
-        for fact in training._turned(RunView(history), accepted_of(history).profile)
+        for fact in evidence._turned(RunView(history), accepted_of(history).profile)
         if fact.name == "edited by the user"
     ]
     (told,) = json.loads(run("status", now.run, "--json", cwd=home).out)["edits"]
