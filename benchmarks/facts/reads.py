@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.frameworks.core.transformer import recomputing
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
 from autotune.launchers.frameworks.megatron.dialect import ENGINE
 from benchmarks.facts.argparse_flags import added
@@ -50,9 +51,9 @@ def _plain(flag: str) -> str:
 def named_in(framework: MegatronRl) -> set[str]:
     """Return the flags that the rows of a framework name."""
     rows = framework.table.rows
-    return {key for row in rows for key in (*row.keys, *row.fills) if key} | {
-        flag for row in rows for settings in row.writes.values() for flag in settings
-    }
+    written = {flag for row in rows for settings in row.writes.values() for flag in settings}
+    modes = {name.replace("_", "-") for name in (*recomputing(None, "modules", ()), "offload_modules")}
+    return {key for row in rows for key in (*row.keys, *row.fills) if key} | written | modes
 
 
 def _fields(name: str, source: Source) -> Iterator[tuple[str, str]]:

@@ -239,7 +239,14 @@ def _rng(world: World, knobs: Knobs, step: int) -> Random:
 
 
 # Knobs that came after the recorded decisions: while they are unset or off, noise is drawn as it was then.
-_LATER = ("layered_sync", "async_save", "multimodal_cache")
+_LATER = (
+    "layered_sync",
+    "async_save",
+    "multimodal_cache",
+    "shard_group",
+    "reshard_after_forward",
+    "expert_parallel",
+)
 
 
 def drawn_by(knobs: Knobs) -> str:

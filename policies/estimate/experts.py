@@ -1,4 +1,4 @@
-"""Experts under Megatron: rows on their way to them, and what selective recomputation leaves of a layer."""
+"""Megatron's modules: rows on their way to experts, what is computed again, what leaves the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats
-from autotune.policies.estimate.shapes import Kept, kept_by_layer, shares
+from autotune.policies.estimate.shapes import Kept, active_parameters, kept_by_layer, shares
 from autotune.policies.values.architecture.model import Layout, Model
 
 _FP8 = 1
@@ -47,7 +47,7 @@ def moving(model: Model, load: Load) -> Moving:
     sent = row * model.experts_per_token
     entering = sent * copies  # of the rank's own experts, and as much leaves them
     inner = size * model.experts_per_token * model.expert_intermediate / load.tensor
-    held, returned = _held(layout, row=row, sent=sent, copies=copies, local=model.experts)
+    held, returned = _held(load, row=row, sent=sent, copies=copies, local=model.experts)
     computing = held + entering  # while the experts' last product runs
     return Moving(
         scored=entering + np.maximum(computing + (gates + 1) * inner, computing + returned),
@@ -56,32 +56,52 @@ def moving(model: Model, load: Load) -> Moving:
     )
 
 
-def _held(layout: Layout, *, row: Floats, sent: Floats, copies: Floats, local: int) -> tuple[Floats, Floats]:
+def _held(load: Load, *, row: Floats, sent: Floats, copies: Floats, local: int) -> tuple[Floats, Floats]:
     """Return what stays of a dispatch beside the experts' input, and what their sorted result takes."""
-    ranks = layout.expert_parallel * copies
-    alone = ranks == 1
-    if layout.dispatcher == "allgather":
+    ranks = load.expert * copies
+    if load.layout.dispatcher == "allgather":
         # Every rank has the tokens of all ranks, and a sum of its experts' results for each of them.
-        return np.where(alone, 0.0, row * ranks), row * ranks
-    if layout.dispatcher == "flex":
-        # A token goes once to each rank that has one of its experts.
-        chosen = sent / row
-        received = row * ranks * (1.0 - (1.0 - 1.0 / layout.expert_parallel) ** chosen)
+        return np.where(ranks == 1, 0.0, row * ranks), row * ranks
+    if load.layout.dispatcher == "flex":
+        received = row * copies * _ranks_of_a_token(load, sent / row)
         return received, received
-    received = sent * (layout.expert_parallel > 1)
-    if layout.expert_parallel >= local:
-        # With one expert a rank nothing is sorted: what is received, or gathered, is the experts' input.
-        return sent + received * (copies > 1), 0.0 * sent
-    return sent + received, sent * copies
+    received = sent * (load.expert > 1)
+    # With one expert a rank nothing is sorted: what is received, or gathered, is the experts' input.
+    single = load.expert >= local
+    return (
+        np.where(single, sent + received * (copies > 1), sent + received),
+        np.where(single, 0.0, sent * copies),
+    )
 
 
-def recomputed(model: Model, layout: Layout) -> Kept:
+def _ranks_of_a_token(load: Load, chosen: Floats | float) -> Floats:
+    """Return how many ranks have one of a token's experts, which are drawn evenly."""
+    result: Floats = load.expert * (1.0 - (1.0 - 1.0 / load.expert) ** chosen)
+    return result
+
+
+def exchanged_rows(model: Model, load: Load) -> Floats:
+    """Return the rows of hidden size that a token sends to other ranks' experts in a forward, and gets back.
+
+    An expert's row goes once for each of them, with `flex` once for each rank, with `allgather` to all ranks
+    (moe/token_dispatcher.py). Those that stay on their own rank are no traffic.
+    """
+    chosen = float(model.experts_per_token)
+    sent = {"flex": _ranks_of_a_token(load, chosen), "allgather": load.expert}.get(
+        load.layout.dispatcher, chosen
+    )
+    layers = shares(model).sparse * model.layers / load.layout.pipeline_parallel
+    result: Floats = 2.0 * sent * (1.0 - 1.0 / load.expert) * layers / load.tensor
+    return result
+
+
+def recomputed(model: Model, layout: Layout, modules: tuple[str, ...]) -> Kept:
     """Return bytes per token of what the modules that a layer computes again do not keep.
 
     Attention's core, which `recompute_modules` names by default, is not among them (Megatron's
     transformer_config.py, recompute_modules, and the modules that read it).
     """
-    size, share, modules = layout.compute_bytes, shares(model), layout.recompute_modules
+    size, share = layout.compute_bytes, shares(model)
     narrow = _FP8 if layout.fp8 else size
     gates = 2 if model.gated else 1  # the products before the activation, in one tensor
     experts = model.experts_per_token * share.sparse
@@ -104,3 +124,39 @@ def recomputed(model: Model, layout: Layout) -> Kept:
         heads = model.heads * (2 * model.head_dim + (model.value_head_dim or model.head_dim))
         split += share.attention * size * heads
     return Kept(whole=whole, split=split, experts=routed, rows=rows)
+
+
+def computed_again(model: Model, modules: tuple[str, ...]) -> float:
+    """Return the share of a forward's products that modules take again; norms and activations take none."""
+    share, each = shares(model), 3 if model.gated else 2
+    rows = each * model.hidden
+    dense = share.dense * rows * model.intermediate
+    shared = share.sparse * rows * model.shared_intermediate
+    routed = share.sparse * each * (model.expert_hidden or model.hidden)
+    routed *= model.experts_per_token * model.expert_intermediate
+    again = dense * ("mlp" in modules) + routed * ("moe" in modules)
+    again += shared * ("moe" in modules or "shared_experts" in modules)
+    return model.layers * again / active_parameters(model)
+
+
+def leaving(model: Model, layout: Layout) -> Kept:
+    """Return bytes per token of the inputs of `offload_modules` (Megatron's fine-grained offloading).
+
+    Attention's are its queries, keys and values, those of its projection its result.
+    """
+    size, share, modules = layout.compute_bytes, shares(model), layout.offload_modules
+    narrow = _FP8 if layout.fp8 else size
+    result = model.heads * (model.value_head_dim or model.head_dim)
+    queries = model.heads * model.head_dim
+    keys = queries + result if model.kv_lora_rank else 2 * model.kv_heads * model.head_dim
+    split = share.attention * size * (queries + keys) * ("core_attn" in modules)
+    split += share.attention * size * result * ("attn_proj" in modules)
+    whole = (
+        size
+        * model.hidden
+        * (share.attention * ("qkv_linear" in modules) + share.sparse * ("mlp_norm" in modules))
+    )
+    routed = share.sparse * model.experts_per_token
+    entering = routed * narrow * (model.expert_hidden or model.hidden) * ("expert_fc1" in modules)
+    products = routed * (2 if model.gated else 1) * size * model.expert_intermediate * ("moe_act" in modules)
+    return Kept(whole=whole, split=split, experts=entering + products, rows=entering)

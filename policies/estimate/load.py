@@ -43,6 +43,9 @@ class Load:
     split: Floats  # ranks that share the tokens of a sequence
     replicas: Floats  # data-parallel copies of the model
     shards: Floats
+    expert: Floats  # ranks that experts are spread over
+    expert_shards: Floats  # ... and that spread one copy of an expert's state; 0: as all else
+    reshard: Flags  # a layer's gathered weights go after its forward
     # training
     tokens: Floats  # of a micro-batch, under the assumption that the load is about
     scored: Floats
@@ -53,6 +56,7 @@ class Load:
     step_tokens: Floats  # of one rank, all micro-batches
     step_sequences: Floats  # of one replica of the model
     recompute_selective: Flags
+    recompute_modules: Flags
     recompute_full: Flags
     activation_offload: Flags
     param_offload: Flags
@@ -113,7 +117,8 @@ def load_of(
     split = ulysses * columns.number("context_parallel", 1)
     replicas = np.maximum(1.0, layout.ranks / (tensor * split * layout.pipeline_parallel))
     base = own.tensor_parallel or 1
-    shards = np.maximum(1.0, layout.shards * base / tensor)
+    shards = np.maximum(1.0, columns.number("shard_group", layout.shards) * base / tensor)
+    expert = columns.number("expert_parallel", layout.expert_parallel)
     lengths = lengths_of(layout, longest=sequence)
     limit = columns.number("tokens_per_microbatch", UNBOUNDED)
     scored_limit = columns.number("logprob_tokens", UNBOUNDED)
@@ -173,6 +178,9 @@ def load_of(
         split=split,
         replicas=replicas,
         shards=shards,
+        expert=expert,
+        expert_shards=layout.expert_shards * layout.expert_parallel / expert,
+        reshard=columns.flag("reshard_after_forward", default=layout.reshard_after_forward),
         tokens=training.tokens(lengths, assumption) / split,
         scored=scoring.tokens(lengths, assumption) / split,
         usual_tokens=usual / split,
@@ -182,6 +190,7 @@ def load_of(
         step_tokens=rows * one / split,
         step_sequences=rows,
         recompute_selective=columns.has_mode("recompute", "selective"),
+        recompute_modules=columns.has_mode("recompute", "modules"),
         recompute_full=columns.has_mode("recompute", "full"),
         activation_offload=columns.flag("activation_offload"),
         param_offload=parked,

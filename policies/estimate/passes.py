@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from autotune.policies.estimate.constants import constant
-from autotune.policies.estimate.experts import gathered_rows, moving, recomputed
+from autotune.policies.estimate.experts import gathered_rows, leaving, moving, recomputed
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats
 from autotune.policies.estimate.shapes import (
     FP32,
+    Kept,
     gradient_set,
     kept_at_the_end,
     kept_by_layer,
@@ -89,19 +90,36 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     if load.layout.selective_operations:
         stream_kept, split_kept = kept_by_operation(model, element_bytes=size)
         selective = np.minimum(layer, (stream_kept / whole_split + split_kept / load.tensor) * tokens)
+
+    def held(part: Kept) -> Floats:
+        """Return the bytes on this rank of tensors that a layer keeps."""
+        spread = part.split + part.experts + part.rows * (copies - 1.0)
+        result: Floats = (part.whole / whole_split + spread / load.tensor) * tokens
+        return result
+
+    def without(modules: tuple[str, ...]) -> Floats:
+        """Return what a layer keeps where modules are computed again."""
+        gone = held(recomputed(model, load.layout, modules))
+        return np.maximum(inputs, layer - gone - attention * ("core_attn" in modules))
+
     modules = load.layout.recompute_modules if megatron else ()
-    if modules:
-        gone = recomputed(model, load.layout)
-        spread = gone.split + gone.experts + gone.rows * (copies - 1.0)
-        module_bytes = (gone.whole / whole_split + spread / load.tensor) * tokens
-        selective = layer - module_bytes - attention * ("core_attn" in modules)
-    per_layer = np.where(load.recompute_full, inputs, np.where(load.recompute_selective, selective, layer))
-    all_layers = per_layer * (stage.layers + stage.predicting) * in_flight(load, stage)
-    streamed = np.where(load.activation_offload, all_layers, 0.0)
+    selective = without(modules) if modules else selective
+    most = without(load.layout.more_modules) if megatron and load.layout.more_modules else selective
+    by_part = np.where(load.recompute_modules, most, np.where(load.recompute_selective, selective, layer))
+    per_layer = np.where(load.recompute_full, inputs, by_part)
+    layers = (stage.layers + stage.predicting) * in_flight(load, stage)
+    all_layers = per_layer * layers
+    movable = all_layers
+    if megatron and load.layout.offload_modules:
+        # Within a layer that is computed again as a whole there is nothing to move.
+        named = np.minimum(per_layer, held(leaving(model, load.layout)))
+        movable = np.where(load.recompute_full, 0.0, named * layers)
+    streamed = np.where(load.activation_offload, movable, 0.0)
     # In fp32 the input that recomputation starts from is itself what the first norm keeps.
     again = np.where(load.recompute_full, layer - inputs * (stream == FP32), 0.0)
     if modules or load.layout.selective_operations:
         again = np.where(load.recompute_selective, layer - selective, again)
+    again = np.where(load.recompute_modules, layer - most, again)
     gradients, rows = gradient_set(model, element_bytes=size), size * model.hidden
     # Of the widest instants four rows, and two of their gradients, are of the residual stream.
     streaming = stream * model.hidden / whole_split

@@ -6,6 +6,7 @@ import numpy as np
 
 from autotune.policies.estimate.constants import Card, constant
 from autotune.policies.estimate.engine import kv_token_bytes
+from autotune.policies.estimate.experts import computed_again, exchanged_rows
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats
 from autotune.policies.estimate.passes import Pass
@@ -57,19 +58,34 @@ def _training(
     one_layer = one_layer + constant("unit_s") * layout.strategy.startswith("fsdp")
     launches = model.layers / layout.pipeline_parallel * one_layer
     passes, score_passes = load.passes, load.score_passes
-    link = _link(load, cluster=cluster, card=card)
     gathering = np.zeros(load.count)
     if layout.strategy.startswith("fsdp"):
+        inside = load.shards * load.tensor <= max(1, cluster.gpus_per_node)
+        link = np.where(inside, card.link * constant("link"), _link(load, cluster=cluster, card=card))
         gathering = (load.shards > 1) * state.local * layout.compute_bytes / link
     # All-reduces of tensor parallelism and all-to-alls of Ulysses are not hidden behind compute.
     rows = tokens * model.hidden * layout.compute_bytes
     exchanged = rows * model.layers * (4.0 * (load.tensor > 1) + 2.0 * (load.split > 1))
     exchanged = exchanged / (card.link * constant("link"))
-    forward = _hidden_behind(np.maximum(forward, passes * launches), passes * gathering) + exchanged
+    if layout.strategy == "megatron":
+        # Each rank sends in one direction what it receives in the other: half of an all-reduce's traffic.
+        near = load.expert * layout.expert_tensor_parallel <= max(1, cluster.gpus_per_node)
+        link = np.where(
+            near,
+            2.0 * card.link * constant("link"),
+            min(2.0 * card.link * constant("link"), constant("fabric")),
+        )
+        width = (model.expert_hidden or model.hidden) * layout.compute_bytes
+        exchanged = exchanged + tokens * width * exchanged_rows(model, load) / link
+    computing = np.maximum(forward, passes * launches)
+    forward = _hidden_behind(computing, passes * gathering) + exchanged
     bubble = 1.0 + (layout.pipeline_parallel - 1) / np.maximum(1.0, passes)
-    again = np.where(load.recompute_full, 1.0, constant("selective") * load.recompute_selective)
+    partly = constant("selective") * (load.recompute_selective | load.recompute_modules)
+    partly = partly + load.recompute_modules * computed_again(model, layout.more_modules)
+    again = np.where(load.recompute_full, 1.0, partly)
     again = again + 0.05 * load.loss_recompute + 0.02 * load.entropy_recompute + 0.02 * load.entropy_chunking
-    backward = forward * (2.0 + again)
+    # Backward gathers what forward gave back, and scatters as much; what stayed is only scattered.
+    backward = forward * (1.0 + again) + np.where(load.reshard, forward, computing + exchanged)
     backward = backward + 0.5 * 2.0 * run.offloaded * passes / constant("pcie")
     chunks = np.where(load.chunk < load.usual_tokens, load.usual_tokens / load.chunk, 0.0)
     chunked = chunks * passes * 4.0 * constant("launch_s") + 0.01 * forward * (chunks > 0)

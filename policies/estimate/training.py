@@ -61,7 +61,7 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
     sharded = layout.strategy.startswith("fsdp")
     stage = stage or stages_of(model, layout)[0]
     layers, alone = stage.layers + stage.predicting, stage.first and stage.last
-    apart = layout.expert_parallel * layout.expert_tensor_parallel
+    apart = load.expert * layout.expert_tensor_parallel
     experts = counts.experts if sharded else counts.experts / apart
     dense = counts.attention + counts.mlp + counts.norms
     # Apart from its embedding, a stage has a head of its own.
@@ -83,14 +83,16 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
     )
     routed = 0.0 if sharded or layout.lora_rank else layers * experts
     # Experts have fewer copies than the rest: expert parallelism takes its ranks from data parallelism.
-    owned = (trained - routed) / load.shards + routed / (layout.expert_shards or load.shards)
+    owned = (trained - routed) / load.shards + routed / np.where(
+        load.expert_shards > 0, load.expert_shards, load.shards
+    )
     optimizer = owned * layout.optimizer_bytes
     gradient_shards = load.shards if layout.shards_gradients else weight_shards
     gradients = trained / gradient_shards * layout.gradient_bytes
     weights = local / weight_shards * layout.parameter_bytes
     gathers = gathers_of(model, load, counts)
     tied = (0 if counts.head or layout.lora_rank or not alone else counts.embedding) / load.tensor
-    after = last_matrix(model) / (layout.expert_parallel * load.tensor)
+    after = last_matrix(model) / (load.expert * load.tensor)
     lowest = stage.first * counts.embedding if counts.head or not alone else 0
     last = np.maximum(0.0, layer - after) + lowest / load.tensor
     temporary: Floats | float = owned
@@ -161,7 +163,7 @@ def _communicators(load: Load) -> Floats:
     more: Floats = np.zeros(load.count) + (load.tensor > 1) + (load.split > 1)
     if layout.strategy == "megatron":
         more = more + (load.replicas * load.split > 1)
-        more = more + (layout.pipeline_parallel > 1) + (layout.expert_parallel > 1)
+        more = more + (layout.pipeline_parallel > 1) + (load.expert > 1)
     else:
         hybrid = (load.shards > 1) & (load.shards * load.tensor < layout.ranks)
         more = more + hybrid * layout.strategy.startswith("fsdp")

@@ -28,7 +28,12 @@ _ABOVE_POOLS = 0.92  # of the card; vLLM takes 0.9 for weights and pool, SGLang 
 _BESIDE_POOL = 0.02  # of the card, above an engine's share of it
 _BY = re.compile(r"for instance by [\d.]+")
 # Directions that presume of a job what few jobs have, but for a failure in a phase.
-_PRESUME = {"save_synchronously": Phase.CHECKPOINT, "reduce_multimodal_cache": None, "layered_sync": None}
+_PRESUME = {
+    "save_synchronously": Phase.CHECKPOINT,
+    **dict.fromkeys(
+        ("reduce_multimodal_cache", "layered_sync", "reshard_after_forward", "shard_wider", "expert_parallel")
+    ),
+}
 _IF_ENGINE = ", if an engine runs on this GPU"
 _ENGINE_PARTS = (Component.ROLLOUT, Component.REWARD)
 

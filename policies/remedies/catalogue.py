@@ -217,6 +217,27 @@ MOVES: dict[str, Move] = {
             ),
         },
     ),
+    "reshard_after_forward": _move(
+        "reshard_after_forward",
+        frees="the weights of all layers, gathered from forward to backward",
+        slows="backward, by gathering each layer again",
+        action="free each layer's gathered weights after its forward (reshard)",
+        reason="every layer's gathered weights stay on the GPU until its backward",
+    ),
+    "shard_wider": _move(
+        "shard_group",
+        frees="half of the trainer's state on every GPU",
+        slows="every pass, by gathers over more ranks",
+        action="spread the trainer's state over more GPUs",
+        reason="each group of ranks holds a copy of the trainer's state",
+    ),
+    "expert_parallel": _move(
+        "expert_parallel",
+        frees="about half of the experts on every GPU",
+        slows="every pass, by sending tokens to experts and back",
+        action="spread the experts over more GPUs (expert parallelism)",
+        reason="each rank holds a part of the experts",
+    ),
     "disk_weight_sync": _move(
         "sync_mode",
         frees="gathered weights and sync buffers",

@@ -56,8 +56,8 @@ _TRAINING = (*_TRAINER, Component.DRIVER, Component.DATA, Component.UNKNOWN)
 
 # What takes the trainer's state off the card, and, once the passes failed, spreads the job further.
 _STATE_AND_SPLITS = (
-    "offload_optimizer:3 offload_grads:3 offload_params:3 sequence_parallel tensor_parallel "
-    "adjust_memory_margin"
+    "shard_wider offload_optimizer:3 offload_grads:3 offload_params:3 sequence_parallel expert_parallel "
+    "tensor_parallel adjust_memory_margin"
 )
 
 
@@ -112,7 +112,7 @@ LADDER: tuple[Rung, ...] = (
     *_rungs(
         Cause.GPU_OOM,
         Phase.LOG_PROB,
-        "reduce_tokens_per_mb:1 reduce_micro_batch:1 chunk_logits:1 fused_kernels",
+        "reduce_tokens_per_mb:1 reduce_micro_batch:1 reshard_after_forward:1 chunk_logits:1 fused_kernels",
     ),
     *_rungs(Cause.GPU_OOM, Phase.LOG_PROB, "reduce_mem_fraction:2", placements=_SHARED),
     *_rungs(Cause.GPU_OOM, Phase.LOG_PROB, f"expandable_segments {_STATE_AND_SPLITS}"),
@@ -120,8 +120,8 @@ LADDER: tuple[Rung, ...] = (
     *_rungs(
         Cause.GPU_OOM,
         _PASSES,
-        "reduce_tokens_per_mb:1 reduce_micro_batch:1 chunk_logits:1 loss_recompute:1 recompute:1 "
-        "fused_kernels expandable_segments",
+        "reduce_tokens_per_mb:1 reduce_micro_batch:1 reshard_after_forward:1 chunk_logits:1 loss_recompute:1 "
+        "recompute:1 fused_kernels expandable_segments",
         components=_TRAINING,
     ),
     *_rungs(Cause.GPU_OOM, _PASSES, "reduce_mem_fraction:2", components=_TRAINING, placements=_SHARED),
@@ -139,8 +139,8 @@ LADDER: tuple[Rung, ...] = (
     *_rungs(
         Cause.GPU_OOM,
         Phase.OPTIMIZER,
-        "offload_optimizer:2 expandable_segments offload_grads:2 offload_params:2 tensor_parallel "
-        "adjust_memory_margin",
+        "shard_wider offload_optimizer:2 expandable_segments offload_grads:2 offload_params:2 "
+        "expert_parallel tensor_parallel adjust_memory_margin",
     ),
     # New weights on their way to the engine, and waking it.
     *_rungs(
@@ -170,7 +170,8 @@ LADDER: tuple[Rung, ...] = (
     *_rungs(
         Cause.GPU_OOM,
         (Phase.INIT, Phase.CHECKPOINT, Phase.DATA),
-        "expandable_segments offload_params:2 offload_optimizer:2 offload_grads:2 tensor_parallel",
+        "expandable_segments shard_wider offload_params:2 offload_optimizer:2 offload_grads:2 "
+        "expert_parallel tensor_parallel",
     ),
     *_rungs(Cause.GPU_OOM, (Phase.CHECKPOINT, Phase.DATA), "reduce_mem_fraction:2", placements=_SHARED),
     # A checkpoint that is loaded: where its tensors go, and what room is left for them, before anything else.

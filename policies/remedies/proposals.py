@@ -24,6 +24,12 @@ from autotune.policies.values.remedy import Effect, Remedy
 _GIB = 1 << 30
 _OF_ENGINE = (Cause.GPU_OOM, Cause.KV_POOL, Cause.POOL_TOO_SMALL)
 _BUSY = 8  # requests below which an engine reads its weights for next to nothing
+_RECOMPUTED = {
+    "off": ("", ""),
+    "selective": ("the activations of attention", "training by about 5 %"),
+    "modules": ("what some modules of each layer keep", "training by 5 to 10 %"),
+    "full": ("most activations of the layers", "training by 20 to 30 %"),
+}
 _CHUNK = 1024  # tokens of logits at once when nothing was chunked before
 
 
@@ -141,9 +147,7 @@ def _recompute(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) 
     if diagnosis.cause is Cause.HOST_OOM and not computes:
         return
     for mode in next_values(profile, knobs, "recompute", diagnosis, Memory.GPU):
-        frees, slows = "the activations of attention", "training by about 5 %"
-        if mode == "full":
-            frees, slows = "most activations of the layers", "training by 20 to 30 %"
+        frees, slows = _RECOMPUTED[str(mode)]
         yield from _change(name, profile, knobs, {"recompute": mode}, frees=frees, slows=slows)
 
 

@@ -24,7 +24,7 @@ class Knobs(Value, frozen=True, kw_only=True):
     tokens_per_microbatch: int | None = None
     microbatch_size: int | None = None
     dynamic_batching: bool | None = None
-    recompute: str | None = None  # off | selective | full
+    recompute: str | None = None  # off | selective | modules | full
     activation_offload: bool | None = None
     param_offload: bool | None = None
     grad_offload: bool | None = None
@@ -34,7 +34,10 @@ class Knobs(Value, frozen=True, kw_only=True):
     sequence_parallel: int | None = None
     context_parallel: int | None = None
     tensor_parallel: int | None = None
+    expert_parallel: int | None = None
     sharding: str | None = None  # fsdp | fsdp2 | ...
+    shard_group: int | None = None
+    reshard_after_forward: bool | None = None
     fused_kernels: bool | None = None
     loss_recompute: bool | None = None
     memory_efficient_load: bool | None = None
@@ -88,7 +91,10 @@ KnobName: TypeAlias = Literal[
     "sequence_parallel",
     "context_parallel",
     "tensor_parallel",
+    "expert_parallel",
     "sharding",
+    "shard_group",
+    "reshard_after_forward",
     "fused_kernels",
     "loss_recompute",
     "memory_efficient_load",

@@ -162,9 +162,7 @@ def test_the_code_reads_every_flag_of_a_row_and_none_of_those_that_are_said_to_b
 ) -> None:
     on_record = json.loads((Path(__file__).parent / "reads" / f"{framework.name}.json").read_text())
     named = {flag for flag in named_in(framework) if not flag.startswith("sglang-")}
-    assert named - on_record["reads"].keys() == {
-        "recompute-activations"
-    }  # the parser's word for another flag
+    assert named <= on_record["reads"].keys()
     ignored = [text for text in framework.table.absent.values() if "never read" in text]
     assert ignored
     assert all(re.search(r"--([\w-]+)", text)[1] in on_record["unread"] for text in ignored)

@@ -14,6 +14,7 @@ from autotune.launchers.frameworks.areal.config import RELEASES, Config, changed
 from autotune.launchers.frameworks.areal.knobs import allocation_mode
 from autotune.launchers.frameworks.areal.layout import layout, resident, split_sizes
 from autotune.launchers.frameworks.areal.rows import TABLE
+from autotune.launchers.frameworks.core import transformer
 from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.dialects.hydra import literal_text, printed_overrides
 from autotune.launchers.frameworks.tabular import rows
@@ -147,7 +148,9 @@ class Areal(TabularFramework[Config]):
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
         """Return the splits that heads and devices allow."""
         context = split_sizes(config, "actor", "context")
+        megatron = config.trainer == "megatron"
         return {
+            **transformer.recompute_modes(config.field, config.shape, megatron=megatron),
             "rollout_tensor_parallel": split_sizes(config, "rollout", "tensor"),
             "tensor_parallel": split_sizes(config, "actor", "tensor"),
             "sequence_parallel": context,

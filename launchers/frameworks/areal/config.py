@@ -188,6 +188,16 @@ class Config(DeclaredSettings):
         """The training engine."""
         return self.actor.engine if self.actor is not None else "fsdp"
 
+    def field(self, name: str) -> object:
+        """Return the value of a field of Megatron's TransformerConfig; None where the job leaves it out."""
+        return self.get(f"actor.megatron.{name}") if self.trainer == "megatron" else None
+
+    @property
+    def reshards(self) -> bool:
+        """Whether a layer's gathered weights are freed after its forward; by default not in a pipeline."""
+        policy = self.text("actor.archon.reshard_after_forward_policy") if self.trainer == "archon" else ""
+        return policy != "never" and (policy != "default" or self.actor is None or self.actor.pipeline == 1)
+
     @property
     def trainer_devices(self) -> int:
         """Devices of the actor's trainer; 0 where its backend is not readable."""

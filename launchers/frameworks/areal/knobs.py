@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.launchers.frameworks.areal.backend import Backend
 from autotune.launchers.frameworks.areal.config import Config
-from autotune.launchers.frameworks.core import host_allocators
+from autotune.launchers.frameworks.core import host_allocators, transformer
 from autotune.launchers.frameworks.core.engines import LARGEST_LIMITED_BATCH
 from autotune.policies.values.knobs import Knobs, Setting
 
@@ -102,8 +102,8 @@ def recompute(config: Config) -> Setting:
         return "off"
     match config.trainer:
         case "megatron":
-            granularity = config.text("actor.megatron.recompute_granularity")
-            return "selective" if granularity == "selective" else "full"
+            mode = transformer.recompute(config.field, config.job.shape)
+            return "full" if mode == "off" else mode
         case "archon":
             return {"none": "off", "full": "full"}.get(config.text("actor.archon.ac_mode"), "selective")
     return "full"
@@ -120,10 +120,9 @@ def write_recompute(config: Config, before: Knobs, knobs: Knobs) -> dict[str, An
         if config.engine_of(role) == "archon":
             written[f"{role}.archon.ac_mode"] = mode
         elif config.engine_of(role) == "megatron":
-            full = mode == "full"
-            written[f"{role}.megatron.recompute_granularity"] = mode
-            written[f"{role}.megatron.recompute_method"] = "uniform" if full else None
-            written[f"{role}.megatron.recompute_num_layers"] = 1 if full else None
+            modules = transformer.modules(config.field, config.job.shape)
+            fields = transformer.recomputing(before.recompute, mode, modules)
+            written |= {f"{role}.megatron.{name}": value for name, value in fields.items()}
     return written
 
 

@@ -58,7 +58,7 @@ def layout(config: Config) -> Layout:
     actor = config.actor or Backend(engine="fsdp")
     megatron, compute = actor.engine == "megatron", width(config.text("actor.dtype"))
     engine_dtype = config.text(f"{config.engine}.dtype")
-    return Layout(
+    result = Layout(
         **(_megatron(config, actor, compute) if megatron else _fsdp(config, actor)),
         engine_ranks=config.rollout.ranks if config.rollout is not None else 0,
         compute_bytes=compute,
@@ -83,6 +83,7 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.number("train_dataset.max_length") or max(0, config.longest - _answer(config)),
         response_tokens=min(_answer(config), config.longest),
     )
+    return transformer.with_transformer(result, config.field, config.job.shape) if megatron else result
 
 
 def _selective(config: Config) -> dict[str, Any]:
@@ -115,6 +116,7 @@ def _fsdp(config: Config, actor: Backend) -> dict[str, Any]:
         "parameter_bytes": stored,
         "gradient_bytes": stored,
         "reduce_bytes": width(config.text("actor.grad_reduce_dtype")),
+        "reshard_after_forward": config.reshards,
         "reference_bytes": width(config.text("ref.optimizer_dtype")),
         "optimizer_bytes": torch_state_bytes(kind, parameter_bytes=stored, arguments=arguments),
         "per_tensor_optimizer": halved,

@@ -13,6 +13,7 @@ from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.core.trackers import TrackerRow
+from autotune.launchers.frameworks.tabular import trainer_rows
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
     OFF,
@@ -104,6 +105,10 @@ ROWS: tuple[Row[Config], ...] = (
         otherwise=_why_the_optimizer_stays, read=knobs.optimizer,
         write=knobs.write_offload, grid=SWITCH, numeric="the step is taken layer by layer",
         read_at="areal/engine/fsdp_engine.py:472"),
+    trainer_rows.resharding("actor.archon.reshard_after_forward_policy", when=lambda c: c.trainer == "archon",
+        otherwise="AReaL's other engines always free gathered weights", read=lambda c: c.reshards,
+        writes={True: {"actor.archon.reshard_after_forward_policy": "always"}},
+        read_at="areal/experimental/engine/archon_engine.py:920"),
     Row(knob="memory_efficient_load", key="actor.fsdp.memory_efficient_load",
         when=lambda c: c.trainer == "fsdp", otherwise=lambda c: f"the {c.trainer} engine loads each device's part only",
         grid=SWITCH,
@@ -165,6 +170,7 @@ ROWS: tuple[Row[Config], ...] = (
 ABSENT: dict[KnobName, str] = {
     "max_model_len": "vllm.max_model_len and sglang.context_length must hold what a workflow asks for, which only the workflow knows",
     "microbatch_size": "passes are packed by tokens; mb_spec.n_mbs is only a least number of passes",
+    "expert_parallel": "it is part of actor.backend, which gives experts sizes of their own",
     "activation_offload": "AReaL keeps activations on the device or recomputes them",
     "grad_offload": "gradients follow the weights: fsdp.offload_params moves both",
     "optimizer_offload_fraction": "the optimizer state is offloaded whole",

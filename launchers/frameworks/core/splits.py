@@ -39,3 +39,8 @@ def head_sizes(sizes: Iterable[int], shape: Model | None) -> tuple[int, ...]:
         return tuple(sizes)
     kv = shape.kv_heads
     return tuple(n for n in sizes if shape.heads % n == 0 and (kv % n == 0 or n % kv == 0))
+
+
+def wider(present: int, devices: int) -> tuple[int, ...]:
+    """Return the sizes of groups that divide the devices, from the present one upwards."""
+    return tuple(size for size in divisors(devices) if size >= present)

@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from autotune.policies.values.architecture.model import Layout
+from autotune.launchers.frameworks.core.splits import divisors
+from autotune.policies.values.architecture.model import Layout, Model
+from autotune.policies.values.profile import Grid
 
+ValueOf: TypeAlias = Callable[[str], object]
+
+NOTHING_KEPT = "a layer that is recomputed as a whole keeps nothing to offload"  # of activation_offload
+# Fine-grained offloading asserts that it is 1, with Transformer Engine 2.10 (megatron/training/arguments.py).
+OFFLOAD_VARIABLE = "NVTE_CPU_OFFLOAD_V1"
 _FP8 = ("e4m3", "hybrid")
 
 
@@ -43,15 +50,21 @@ def spread(
     }
 
 
+def expert_sizes(experts: int, devices: int, *, expert_tensor: int) -> tuple[int, ...]:
+    """Return the sizes of expert parallelism that divide a model's experts and a stage's devices."""
+    return tuple(n for n in divisors(experts) if devices % (n * expert_tensor) == 0)
+
+
 _DISPATCHERS = ("alltoall", "allgather", "flex")
 
 
-def with_transformer(layout: Layout, value_of: Callable[[str], object]) -> Layout:
+def with_transformer(layout: Layout, value_of: ValueOf, shape: Model | None = None) -> Layout:
     """Return a layout with the stages, the experts and the type of the products that a job's settings say.
 
     `value_of` returns the value of a field of TransformerConfig, None where the job leaves it out; what is no
     number or no switch counts as left out.
     """
+    own, more = _modules(value_of("recompute_modules")), modules(value_of, shape)
 
     def count(name: str) -> int:
         value = value_of(name)
@@ -70,7 +83,9 @@ def with_transformer(layout: Layout, value_of: Callable[[str], object]) -> Layou
         layout,
         predicting_layers=count("mtp_num_layers") or layout.predicting_layers,
         dispatcher=dispatcher if dispatcher in _DISPATCHERS else layout.dispatcher,
-        recompute_modules=_modules(value_of("recompute_modules")),
+        recompute_modules=() if more and set(more) == set(own) else own,
+        more_modules=more,
+        offload_modules=offloaded(value_of, shape),
         pipeline_group=count("microbatch_group_size_per_vp_stage"),
         # Interleaved experts' communication begins one micro-batch ahead (combined_1f1b).
         pipeline_ahead=int(value_of("overlap_moe_expert_parallel_comm") is True),
@@ -80,6 +95,76 @@ def with_transformer(layout: Layout, value_of: Callable[[str], object]) -> Layou
         loss_is_layer=value_of("account_for_loss_in_pipeline_split") is True,
         fp8=value_of("fp8") in _FP8,
         fp8_weights=value_of("fp8_param") is True,
+    )
+
+
+def modules(value_of: ValueOf, shape: Model | None) -> tuple[str, ...]:
+    """Return what the mode `modules` of recomputation computes again: the job's modules and these.
+
+    Of experts, whose rows would travel again, norms and activations, and the MLP of the dense layers beside
+    them; latent attention's projections from its narrow rows. In fp8 norms and activations are bound to a
+    recipe and a release of Transformer Engine (megatron/core/transformer/transformer_config.py). Empty
+    without a shape, and of models that have neither: their MLP takes most of what a whole layer takes.
+    """
+    if shape is None or not (shape.experts or shape.kv_lora_rank):
+        return ()
+    sparse = shape.experts > 0
+    plain = sparse and value_of("fp8") not in _FP8
+    own = {
+        "mlp": sparse and shape.dense_layers > 0,
+        "moe_act": plain and value_of("moe_grouped_gemm") is not False,
+        "layernorm": plain,
+        "mla_up_proj": shape.kv_lora_rank > 0,
+    }
+    written = _modules(value_of("recompute_modules"))
+    return tuple(dict.fromkeys((*written, *(name for name, of in own.items() if of))))
+
+
+def recompute(value_of: ValueOf, shape: Model | None) -> str:
+    """Return the mode of recomputation."""
+    granularity = value_of("recompute_granularity")
+    if granularity not in ("selective", "full"):
+        return "off"
+    more = modules(value_of, shape)
+    every = bool(more) and set(more) <= set(_modules(value_of("recompute_modules")))
+    return "modules" if granularity == "selective" and every else str(granularity)
+
+
+def recompute_modes(value_of: ValueOf, shape: Model | None, *, megatron: bool = True) -> dict[str, Grid]:
+    """Return the modes of recomputation that a job's model has with Megatron, as the grid of the knob."""
+    modes = ("off", "selective", *(["modules"] if modules(value_of, shape) else []), "full")
+    return {"recompute": Grid(values=modes)} if megatron else {}
+
+
+def recomputing(before: str | None, mode: str | None, more: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields of TransformerConfig that take a job from one mode of recomputation to another."""
+    full = mode == "full"
+    named = {"recompute_modules": list(more)} if mode == "modules" else {}
+    if before == "modules" and mode == "selective":
+        named = {"recompute_modules": ["core_attn"]}  # Megatron's default
+    return {
+        "recompute_granularity": {"off": None, "full": "full"}.get(str(mode), "selective"),
+        "recompute_method": "uniform" if full else None,
+        "recompute_num_layers": 1 if full else None,
+        **named,
+    }
+
+
+def offloaded(value_of: ValueOf, shape: Model | None, *, tensor: int = 1) -> tuple[str, ...]:
+    """Return the modules whose inputs wait in host memory where a job offloads activations.
+
+    The job's own where it does so already, else attention, and of experts what is largest. Megatron's notes
+    name `expert_fc1` as broken beside tensor parallelism.
+    """
+    own = _modules(value_of("offload_modules"))
+    if own:
+        return own
+    sparse = shape is not None and shape.experts > 0
+    return (
+        "core_attn",
+        "attn_proj",
+        *(["moe_act"] if sparse else []),
+        *(["expert_fc1"] if sparse and tensor == 1 else []),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core import splits, transformer
 from autotune.launchers.frameworks.core.checkpoints import absolute
 from autotune.launchers.frameworks.core.data import package_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
@@ -31,6 +31,7 @@ from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.profile import Grid
 
 _OF_VIME = "vllm-"
 _YAML = ("custom-config-path", "megatron-config-path", "sglang-config")
@@ -95,14 +96,18 @@ class MegatronRl(ListedFlagFramework[Config]):
         """Return the shape that Megatron's flags describe, where no config tells it."""
         return job.shape or model_of(self.config(job))
 
-    def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
+    def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
         """Return the parallel sizes that leave whole copies of the model, of its experts too."""
         fixed = config.count("expert-tensor-parallel-size")
         tensor = splits.sizes(config.tensor, config.tensor_devices)
         others = config.expert * config.pipeline
         return {
+            **transformer.recompute_modes(config.field, config.job.shape),
             "rollout_tensor_parallel": splits.sizes(config.engine_size, config.engine_gpus),
             "context_parallel": splits.sizes(config.context, config.context_devices),
+            "expert_parallel": transformer.expert_sizes(
+                config.experts, config.stage, expert_tensor=fixed or config.tensor
+            ),
             "tensor_parallel": tuple(
                 size
                 for size in tensor

@@ -48,7 +48,7 @@ ADVICE = (
         "it excludes recomputation and pipeline parallelism",
         instead="--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"),
     Advice("offload_activations", "backward", "--fine-grained-activation-offloading --offload-modules", Status.WORKS,
-        "the activations of the named modules are in host memory until their backward; not a knob here, since which modules there are depends on the model",
+        "the activations of the named modules are in host memory until their backward; it asks for NVTE_CPU_OFFLOAD_V1=1 in the environment",
         constraint="goes with pipeline parallelism and with recomputation of other modules",
         effect="activations of those modules", cost="copies to the host and back in every pass"),
     Advice("tensor_parallel", "init", "--tensor-model-parallel-size", Status.WORKS,

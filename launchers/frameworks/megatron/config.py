@@ -17,6 +17,24 @@ from autotune.policies.values.profile import Placement
 _SPLITS = ("tensor-model", "pipeline-model", "context", "expert-model")
 _CARDS = ("actor-num-nodes", "actor-num-gpus-per-node")
 
+# Flags of fields of TransformerConfig that have another name; those of switches have their own.
+_COUNTS = {
+    "mtp_num_layers": ("mtp-num-layers",),
+    "num_layers_in_first_pipeline_stage": ("decoder-first-pipeline-num-layers",),
+    "num_layers_in_last_pipeline_stage": ("decoder-last-pipeline-num-layers",),
+    "microbatch_group_size_per_vp_stage": (
+        "microbatch-group-size-per-virtual-pipeline-stage",
+        "microbatch-group-size-per-vp-stage",
+    ),
+}
+_WRITTEN = (
+    "moe_token_dispatcher_type",
+    "recompute_granularity",
+    "recompute_modules",
+    "offload_modules",
+    "pipeline_model_parallel_layout",
+)
+
 
 class Config(ListedFlagSettings):
     """What a job's flags come to; 0 is a size that it does not say."""
@@ -68,6 +86,7 @@ class Config(ListedFlagSettings):
         shape = self.job.shape
         self.heads = shape.heads if shape else self.count("num-attention-heads")
         self.kv_heads = shape.kv_heads if shape else self.count("num-query-groups", self.heads)
+        self.experts = shape.experts if shape else self.count("num-experts")
         self.layers = shape.layers if shape else self.count("num-layers")
         self.critic = self.text("advantage-estimator") == "ppo"
         self.reference = self.flag("use-kl-loss") or self.share("kl-coef") != 0  # a frozen copy is scored
@@ -113,6 +132,18 @@ class Config(ListedFlagSettings):
     def trains_by_adam(self) -> bool:
         """Whether the optimizer is Megatron's Adam, with its state."""
         return self.text("optimizer") == "adam" and not self.flag("use-stateless-adam")
+
+    def field(self, name: str) -> object:
+        """Return the value of a field of TransformerConfig, from its flag."""
+        if name == "fp8":
+            return self.text("fp8-format")
+        if name == "fp8_param":
+            return self.flag("fp8-param-gather")
+        if name in _WRITTEN:
+            return self.flags.get(name.replace("_", "-"))
+        if name in _COUNTS:
+            return max(self.count(flag) for flag in _COUNTS[name])
+        return self.flag(name.replace("_", "-"))
 
     def runs(self, program: str) -> bool:
         """Return whether a word of the job's command names a program."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.launchers.frameworks.core import host_allocators
+from autotune.launchers.frameworks.core import host_allocators, transformer
 from autotune.launchers.frameworks.core.engines import (
     LARGEST_LIMITED_BATCH,
     auto_fraction,
@@ -89,7 +89,7 @@ def recompute(config: Config) -> str:
         # In `block` the number counts the recomputed layers of a stage: below all of them something is left.
         layers = config.layers // config.pipeline
         return "full" if not layers or config.count("recompute-num-layers") >= layers else "selective"
-    return granularity
+    return transformer.recompute(config.field, config.job.shape)
 
 
 def host_allocator(config: Config) -> str:
@@ -147,6 +147,25 @@ def write_packing(config: Config, _: Knobs, after: Knobs) -> Found:
     tokens = config.budget or config.count("micro-batch-size") * config.longest_per_gpu
     packs = bool(after.dynamic_batching)
     return {"use-dynamic-batch-size": packs, "max-tokens-per-gpu": tokens if packs else None}
+
+
+def write_recompute(config: Config, before: Knobs, after: Knobs) -> Found:
+    """Return the flags of a mode of recomputation."""
+    modules = transformer.modules(config.field, config.job.shape)
+    fields = transformer.recomputing(before.recompute, after.recompute, modules)
+    unread: Found = {"recompute-modules": None} if after.recompute in ("off", "full") else {}
+    unread |= {"distribute-saved-activations": False} if after.recompute == "off" else {}
+    written = {name.replace("_", "-"): value for name, value in fields.items()}
+    return {"recompute-activations": False, **written, **unread}
+
+
+def write_activations(config: Config, _: Knobs, after: Knobs) -> Found:
+    """Return the flags that keep activations in host memory, and the variable that they ask for."""
+    if not after.activation_offload:
+        return {"fine-grained-activation-offloading": False}
+    modules = transformer.offloaded(config.field, config.job.shape, tensor=after.tensor_parallel or 1)
+    environment = config.with_entries(_ENVIRONMENT, {transformer.OFFLOAD_VARIABLE: "1"})
+    return {"fine-grained-activation-offloading": True, "offload-modules": list(modules), **environment}
 
 
 def write_tensor(_: Config, __: Knobs, after: Knobs) -> Found:

@@ -74,34 +74,7 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.prompt,
         response_tokens=config.response,
     )
-    return transformer.with_transformer(result, lambda field: _field(config, field))
-
-
-# Flags of fields of TransformerConfig that have another name; those of switches have their own.
-_COUNTS = {
-    "mtp_num_layers": ("mtp-num-layers",),
-    "num_layers_in_first_pipeline_stage": ("decoder-first-pipeline-num-layers",),
-    "num_layers_in_last_pipeline_stage": ("decoder-last-pipeline-num-layers",),
-    "microbatch_group_size_per_vp_stage": (
-        "microbatch-group-size-per-virtual-pipeline-stage",
-        "microbatch-group-size-per-vp-stage",
-    ),
-}
-
-
-_WRITTEN = ("moe_token_dispatcher_type", "recompute_modules", "pipeline_model_parallel_layout")
-
-
-def _field(config: Config, name: str) -> object:
-    if name == "fp8":
-        return config.text("fp8-format")
-    if name == "fp8_param":
-        return config.flag("fp8-param-gather")
-    if name in _WRITTEN:
-        return config.flags.get(name.replace("_", "-"))
-    if name in _COUNTS:
-        return max(config.count(flag) for flag in _COUNTS[name])
-    return config.flag(name.replace("_", "-"))
+    return transformer.with_transformer(result, config.field, config.job.shape)
 
 
 def _pipeline_chunks(config: Config) -> int:

@@ -7,12 +7,14 @@ defaults.yaml.
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core import transformer
 from autotune.launchers.frameworks.core.engine_settings import SGLANG
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.megatron import knobs
 from autotune.launchers.frameworks.megatron.advice import ADVICE
 from autotune.launchers.frameworks.megatron.config import Config
+from autotune.launchers.frameworks.tabular import trainer_rows
 from autotune.launchers.frameworks.tabular.table import (
     OFF,
     PASS,
@@ -69,13 +71,15 @@ ROWS: tuple[Row[Config], ...] = (
         divides={"{value} samples of a rank are split evenly": lambda c: c.samples_of_rank}),
     Row(knob="dynamic_batching", key="use-dynamic-batch-size", write=knobs.write_packing, grid=SWITCH,
         unless={"--qkv-format bshd forbids --use-dynamic-batch-size": lambda c: c.get("qkv-format") == "bshd"}),
-    Row(knob="recompute", key="recompute-granularity", read=knobs.recompute,
-        grid=Grid(values=("off", "selective", "full")),
-        writes={
-            "off": {"recompute-activations": False, "recompute-granularity": None, "recompute-method": None, "recompute-num-layers": None, "recompute-modules": None, "distribute-saved-activations": False},
-            "selective": {"recompute-activations": False, "recompute-granularity": "selective", "recompute-method": None, "recompute-num-layers": None},
-            "full": {"recompute-activations": False, "recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1, "recompute-modules": None},
-        }),
+    Row(knob="recompute", key="recompute-granularity", read=knobs.recompute, write=knobs.write_recompute,
+        grid=Grid(values=("off", "selective", "full"))),
+    Row(knob="activation_offload", key="fine-grained-activation-offloading", since={"slime": "0.3.1"}, default=False,
+        write=knobs.write_activations, grid=SWITCH,
+        unless={
+            "Megatron asks for NVTE_CPU_OFFLOAD_V1=1 where its arguments are read: write it into `env:`": lambda c: str(c.job.env.get(transformer.OFFLOAD_VARIABLE)) != "1",
+            "Megatron refuses it together with --cpu-offloading-num-layers": lambda c: c.count("cpu-offloading-num-layers"),
+        },
+        needs=(Needs(value=True, other="recompute", values=("off", "selective", "modules"), why=transformer.NOTHING_KEPT),)),
     Row(knob="param_offload", key="offload-train", since={"slime": "0.2.0"}, read=lambda c: c.sleeps("train"), grid=SWITCH,
         unless={
             "apart, nobody else could use the trainer's cards meanwhile": lambda c: not c.flag("colocate"),
@@ -104,6 +108,8 @@ ROWS: tuple[Row[Config], ...] = (
             "{value} key-value heads are split evenly": lambda c: c.kv_heads,
             _STAGE: lambda c: c.tensor_devices,
         }),
+    trainer_rows.experts("expert-model-parallel-size", read=lambda c: c.expert, fixed=_SIZES, stage=lambda c: c.stage,
+        split=lambda c: c.count("expert-tensor-parallel-size")),
     Row(knob="loss_recompute", key="recompute-loss-function", since={"slime": "0.2.1"}, grid=SWITCH),
     Row(knob="logprob_chunk", key="log-probs-chunk-size", since={"slime": "0.2.2"},
         read=lambda c: max(0, c.count("log-probs-chunk-size")) or None, grid=PASS),
@@ -125,7 +131,6 @@ ROWS: tuple[Row[Config], ...] = (
 
 ABSENT: dict[KnobName, str] = {
     "max_model_len": "--sglang-context-length sizes no memory, and lengths are the user's",
-    "activation_offload": "--fine-grained-activation-offloading takes the modules whose activations it offloads, which depend on the model: --offload-modules is the user's choice; --cpu-offloading-num-layers excludes recomputation and pipeline parallelism",
     "grad_offload": "gradients move with the whole trainer: --offload-train",
     "sequence_parallel": "--sequence-parallel is a switch that goes with --tensor-model-parallel-size",
     "sharding": "the trainer is Megatron with its distributed optimizer, which is always on",

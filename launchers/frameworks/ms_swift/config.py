@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from autotune.launchers.frameworks.core.renames import Renamed
@@ -20,7 +22,7 @@ RENAMED = (
     Renamed("vllm_device", since="3.6.0", hint="write vllm_mode: colocate, or server"),
     Renamed("use_lmdeploy", since="3.5.0", hint="it was removed: use_vllm"),
 )
-PROCESSES = "NPROC_PER_NODE"
+PROCESSES, ENGINE_KWARGS = "NPROC_PER_NODE", "vllm_engine_kwargs"
 # What `swift` hands to torchrun (cli/main.py), in its order.
 LAUNCH_VARIABLES = (PROCESSES, "MASTER_PORT", "NNODES", "NODE_RANK", "MASTER_ADDR")
 # The values with which liger's loss is the job's own up to rounding (arguments/rlhf_args.py, _check_grpo);
@@ -66,6 +68,14 @@ class Config(TrainerSettings):
         if key == "loss_type" and isinstance(value, list) and len(value) == 1:
             return value[0]
         return value
+
+    @property
+    def engine_kwargs(self) -> dict[str, Any] | None:
+        """Further arguments of vLLM, which ms-swift takes as JSON; None where they are no such text."""
+        value = self.get(ENGINE_KWARGS) or {}
+        with suppress(ValueError):
+            value = json.loads(value) if isinstance(value, str) else value
+        return value if isinstance(value, dict) else None
 
     @property
     def _mode_by_server(self) -> str:

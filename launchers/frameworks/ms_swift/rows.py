@@ -5,15 +5,19 @@ Variables of the environment hold the mode of their knob.
 
 from __future__ import annotations
 
+from typing import Any
+
 from autotune.launchers.frameworks.core.engine_settings import VLLM
+from autotune.launchers.frameworks.core.engines import LIMITED_BATCHES
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.hugging_face.settings import ALLOCATOR_MODES, HOST_ALLOCATOR, WHOLE
 from autotune.launchers.frameworks.ms_swift.advice import ADVICE
-from autotune.launchers.frameworks.ms_swift.config import PROCESSES, RENAMED, Config
+from autotune.launchers.frameworks.ms_swift.config import ENGINE_KWARGS, PROCESSES, RENAMED, Config
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images
 from autotune.launchers.frameworks.tabular.table import (
     SWITCH,
+    Reasons,
     Refusal,
     Row,
     Table,
@@ -21,12 +25,44 @@ from autotune.launchers.frameworks.tabular.table import (
 )
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Tracker
-from autotune.policies.values.knobs import KnobName
+from autotune.policies.values.knobs import KnobName, Knobs
 from autotune.policies.values.profile import Grid
 from autotune.policies.values.rehearsing import LateEvent
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
 _COLOCATED = "only with use_vllm and vllm_mode colocate; `swift rollout` is started with its own flags"
+
+_BATCHED, _COMPILED, _SIZES = "max_num_batched_tokens", "compilation_config", "cudagraph_capture_sizes"
+_NO_JSON: Reasons[Config] = {"vllm_engine_kwargs is no JSON text": lambda c: c.engine_kwargs is None}
+
+
+def _compiled(c: Config) -> dict[str, Any]:
+    own = (c.engine_kwargs or {}).get(_COMPILED)
+    return own if isinstance(own, dict) else {}
+
+
+def _graphs(c: Config) -> str:
+    """Return the mode of CUDA graphs."""
+    if c.flag("vllm_enforce_eager"):
+        return "off"
+    return "limited" if _compiled(c).get(_SIZES) else "full"
+
+
+def _engine_settings(c: Config, before: Knobs, after: Knobs) -> dict[str, Any]:
+    """Return the settings of graphs and prefills, of which one text holds some."""
+    changes: dict[str, Any] = {_BATCHED: after.max_batched_tokens}
+    if after.cuda_graphs != before.cuda_graphs and "limited" in (before.cuda_graphs, after.cuda_graphs):
+        sizes = list(LIMITED_BATCHES) if after.cuda_graphs == "limited" else None
+        compiled = {
+            name: value for name, value in {**_compiled(c), _SIZES: sizes}.items() if value is not None
+        }
+        changes[_COMPILED] = compiled or None
+    present = c.engine_kwargs or {}
+    kwargs = {name: value for name, value in {**present, **changes}.items() if value is not None}
+    eager = (
+        {"vllm_enforce_eager": after.cuda_graphs == "off"} if after.cuda_graphs != before.cuda_graphs else {}
+    )
+    return eager | ({ENGINE_KWARGS: kwargs or None} if kwargs != present else {})
 
 
 # fmt: off
@@ -65,7 +101,13 @@ ROWS: tuple[Row[Config], ...] = (
         otherwise=_COLOCATED, grid=Grid(minimum=0.05, maximum=0.95, multiple=0.01),
         read_at="swift/rlhf_trainers/rollout_mixin.py:346"),
     handed_on(VLLM, "concurrency", "vllm_", when=lambda c: c.colocated, otherwise=_COLOCATED, read_at="swift/rlhf_trainers/rollout_mixin.py:467"),
-    handed_on(VLLM, "cuda_graphs", "vllm_", when=lambda c: c.colocated, otherwise=_COLOCATED, read_at="swift/rlhf_trainers/rollout_mixin.py:516"),
+    Row(knob="cuda_graphs", key="vllm_enforce_eager", when=lambda c: c.colocated, otherwise=_COLOCATED, read=_graphs,
+        write=_engine_settings, grid=Grid(values=("full", "limited", "off")), unless=_NO_JSON,
+        read_at="swift/rlhf_trainers/rollout_mixin.py:516"),
+    Row(knob="max_batched_tokens", key=ENGINE_KWARGS, when=lambda c: c.colocated, otherwise=_COLOCATED,
+        read=lambda c: (c.engine_kwargs or {}).get(_BATCHED), write=_engine_settings, grid=Grid(values=(8192, 4096, 2048, 1024, 512)),
+        unless=_NO_JSON, at_least={"vLLM takes at least one token of each of its {value} requests": lambda c: c.count("vllm_max_num_seqs")},
+        read_at="swift/rlhf_trainers/rollout_mixin.py:505"),
     handed_on(VLLM, "rollout_tensor_parallel", "vllm_", when=lambda c: c.colocated,
         otherwise=_COLOCATED, divides={"it divides NPROC_PER_NODE": lambda c: c.processes},
         read_at="swift/rlhf_trainers/rollout_mixin.py:347"),
@@ -98,7 +140,6 @@ ABSENT: dict[KnobName, str] = {
     "tensor_parallel": "deepspeed_autotp_size changes how checkpoints are laid out",
     "sharding": "deepspeed and fsdp name it, and checkpoints depend on it",
     "memory_efficient_load": "DeepSpeed's stage 3 and fsdp2 load weights in parts by themselves",
-    "max_batched_tokens": "it is part of vllm_engine_kwargs, a JSON text",
     "logprob_tokens": "scoring follows per_device_train_batch_size",
     "logprob_chunk": "the logits of a pass are written whole",
     "entropy_chunking": "entropies are computed from the logits of the pass",

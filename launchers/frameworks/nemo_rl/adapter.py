@@ -10,6 +10,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, ClassVar
 
+from autotune.launchers.frameworks.core import transformer
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.dialects.printed_dicts import braced
@@ -21,6 +22,7 @@ from autotune.launchers.frameworks.nemo_rl.rows import TABLE
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
+from autotune.policies.values.profile import Grid
 
 _FOLDER, _EVERY = "checkpointing.checkpoint_dir", "checkpointing.save_period"
 _PRINTED = re.compile(r"\b(policy|cluster)=\{")  # in what NeMo-RL prints as its final configuration
@@ -104,19 +106,25 @@ class NemoRL(TabularFramework[Config]):
         present = config.ranks("tensor")
         others = config.ranks("pipeline") * config.ranks("context")
         free = [n for n in divisors(config.world) if n % present == 0 and config.world % (n * others) == 0]
-        if not config.count(f"{key.MEGATRON}.expert_tensor_parallel_size"):  # that of the rest
+        if not config.splits_experts:  # that of the rest
             of_experts = config.ranks("expert") * config.ranks("pipeline")
             free = [n for n in free if config.world % (n * of_experts) == 0]
         return head_sizes([n for n in free if n <= config.per_node], shape)
 
-    def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
+    def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
         """Return the sizes that the job's GPUs, heads and batches allow, from more memory to less."""
         others = max(1, config.count(f"{key.VLLM}.pipeline_parallel_size"))
         groups = math.gcd(config.per_node, config.engine_world // others)
         present = max(1, config.count(f"{key.VLLM}.tensor_parallel_size"))
         with_experts = config.count(f"{key.VLLM}.expert_parallel_size") > 1  # of which it is a divisor
         return {
+            **transformer.recompute_modes(config.field, config.shape, megatron=config.megatron),
             "rollout_tensor_parallel": (present,) if with_experts else head_sizes(divisors(groups), shape),
+            "expert_parallel": transformer.expert_sizes(
+                config.experts,
+                config.world // config.ranks("pipeline"),
+                expert_tensor=config.splits_experts or config.ranks("tensor"),
+            ),
             "tensor_parallel": self._tensor_sizes(config, shape),
             "microbatch_size": tuple(reversed(divisors(config.mini_batch))),
         }

@@ -19,6 +19,8 @@ PACKING, DYNAMIC = "policy.sequence_packing", "policy.dynamic_batching"
 TRAIN_SIZE, SCORE_SIZE = "policy.train_micro_batch_size", "policy.logprob_batch_size"
 ALLOCATOR = "env_vars.PYTORCH_CUDA_ALLOC_CONF"
 RELEASES = ("0.7.0",)
+# Settings that the files of NeMo-RL leave out, so that Hydra takes them with a prefix.
+_OPTIONAL = (f"{GENERATION}.vllm_kwargs.", f"{MEGATRON}.recompute_")
 # NeMo-RL's own programs of GRPO; one's own, such as run_grpo_chess.py, may have other defaults.
 PROGRAM = re.compile(r"(?:^|/)run_(?:vlm_)?grpo(?:_math|_rm|_nemo_gym)?\.py$")
 
@@ -39,10 +41,28 @@ class Config(DeclaredSettings):
         return resolved(key, self.raw)
 
     def key(self, name: str) -> str:
-        """Return a setting as the command line takes it: Hydra adds no argument of vLLM without a prefix."""
+        """Return a setting as the command line takes it: Hydra adds none without a prefix."""
         own = super().key(name)
-        known = not own.startswith("policy.generation.vllm_kwargs.") or self.holds(own) or self.has(name)
+        known = not own.startswith(_OPTIONAL) or self.holds(own) or self.has(name)
         return own if known else f"++{own}"
+
+    def field(self, name: str) -> object:
+        """Return the value of a field of Megatron's TransformerConfig; None where the job leaves it out."""
+        section = MEGATRON
+        if name.startswith("fp8"):
+            section = f"{MEGATRON}.fp8_cfg"
+            if not self.flag(f"{section}.enabled"):
+                return None
+        if name == "recompute_granularity":  # models/megatron/setup.py
+            return self.flag(f"{section}.activation_checkpointing") and (
+                self.get(f"{section}.{name}") or "full"
+            )
+        return self.get(f"{section}.{name}")
+
+    @property
+    def splits_experts(self) -> int:
+        """Ranks that share an expert, where the job says so; 0: as many as share all else."""
+        return self.count(f"{MEGATRON}.expert_tensor_parallel_size")
 
     @property
     def megatron(self) -> bool:

@@ -44,7 +44,7 @@ def layout(config: Config) -> Layout:
             tensor=config.ranks("tensor"),
             pipeline=config.ranks("pipeline"),
             expert=config.ranks("expert"),
-            expert_tensor=config.count(f"{MEGATRON}.expert_tensor_parallel_size"),
+            expert_tensor=config.splits_experts,
         )
         kind = config.text(f"{optimizer}.optimizer") or "adam"
         in_fp32 = config.flag(f"{MEGATRON}.distributed_data_parallel_config.grad_reduce_in_fp32")
@@ -75,13 +75,4 @@ def layout(config: Config) -> Layout:
         prompt_tokens=prompt,
         response_tokens=config.longest - prompt,
     )
-    return transformer.with_transformer(result, lambda field: _field(config, field)) if megatron else result
-
-
-def _field(config: Config, name: str) -> object:
-    section = MEGATRON
-    if name.startswith("fp8"):
-        section = f"{MEGATRON}.fp8_cfg"
-        if not config.flag(f"{section}.enabled"):
-            return None
-    return config.get(f"{section}.{name}")
+    return transformer.with_transformer(result, config.field, config.shape) if megatron else result

@@ -6,12 +6,16 @@ the sizes of passes are exact.
 
 from __future__ import annotations
 
+from typing import Any
+
+from autotune.launchers.frameworks.core import transformer
 from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.nemo_rl import config as key
 from autotune.launchers.frameworks.nemo_rl.advice import ADVICE
 from autotune.launchers.frameworks.nemo_rl.config import Config
+from autotune.launchers.frameworks.tabular import trainer_rows
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images, vllm_graphs
 from autotune.launchers.frameworks.tabular.table import (
     PASS,
@@ -25,11 +29,12 @@ from autotune.launchers.frameworks.tabular.table import (
 )
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Tracker
-from autotune.policies.values.knobs import KnobName
+from autotune.policies.values.knobs import KnobName, Knobs
 from autotune.policies.values.profile import Grid
 from autotune.policies.values.rehearsing import LateEvent
 
 _STAYS = "NeMo-RL's plans, paddings and conversions of weights are made for the job's parallel sizes"
+_LAYOUT = "Megatron's checkpoint holds the optimizer's state in this layout"
 _EXPERTS = "moe_router_load_balancing_type balances the experts of each pass: other passes are another loss"
 _ALLOCATORS = {"default": "", "expandable": "expandable_segments:True"}
 _ALLOCATOR = "the job names a PYTORCH_CUDA_ALLOC_CONF of its own"
@@ -42,6 +47,20 @@ def _leaves_a_rest(c: Config) -> bool:
 
 def _has_one_trainer(c: Config) -> bool:
     return c.flag(f"{key.DTENSOR}.enabled") != c.megatron
+
+
+def _recompute(c: Config, before: Knobs, after: Knobs) -> dict[str, Any]:
+    """Return the settings of a mode of recomputation with Megatron; full recomputation is NeMo-RL's default."""
+    fields = transformer.recomputing(before.recompute, after.recompute, transformer.modules(c.field, c.shape))
+    chosen = {
+        name: fields[name] for name in ("recompute_granularity", "recompute_modules") if fields.get(name)
+    }
+    if fields["recompute_granularity"] == "full" and not c.has(f"{key.MEGATRON}.recompute_granularity"):
+        chosen = {}
+    on = after.recompute != "off"
+    return {
+        f"{key.MEGATRON}.{name}": value for name, value in {"activation_checkpointing": on, **chosen}.items()
+    }
 
 
 # fmt: off
@@ -82,6 +101,10 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="tokens_per_microbatch", key="policy.dynamic_batching.train_mb_tokens",
         when=lambda c: c.packed == key.DYNAMIC, grid=PASS,
         unless={_EXPERTS: lambda c: c.balances_experts}, at_least={_WHOLE: lambda c: c.longest}, read_at="nemo_rl/models/policy/lm_policy.py:476"),
+    trainer_rows.experts("policy.megatron_cfg.expert_model_parallel_size", when=lambda c: c.megatron,
+        otherwise="expert parallelism is Megatron's", fixed=_LAYOUT,
+        stage=lambda c: c.world // c.ranks("pipeline"), split=lambda c: c.splits_experts,
+        read_at="nemo_rl/models/megatron/setup.py:648"),
     Row(knob="logprob_tokens", key="policy.sequence_packing.logprob_mb_tokens",
         when=lambda c: c.packed == key.PACKING, grid=PASS,
         otherwise="scoring passes are counted in sequences: policy.logprob_batch_size follows microbatch_size",
@@ -100,8 +123,7 @@ ROWS: tuple[Row[Config], ...] = (
         modes={"off": False, "full": True},
         read_at="nemo_rl/models/automodel/setup.py:716"),
     Row(knob="recompute", key="policy.megatron_cfg.activation_checkpointing", when=lambda c: c.megatron,
-        modes={"off": False, "full": True},
-        unless={"the job names its own policy.megatron_cfg.recompute_granularity": lambda c: c.text("policy.megatron_cfg.recompute_granularity") not in ("", "full")},
+        read=lambda c: transformer.recompute(c.field, c.shape), write=_recompute, grid=Grid(values=("off", "selective", "full")),
         read_at="nemo_rl/models/megatron/setup.py:793"),
     Row(knob="param_offload", key="policy.dtensor_cfg.cpu_offload", grid=SWITCH, numeric="the optimizer steps on the CPU, beside the weights",
         unless={"with Megatron colocated weights are offloaded outside their phases by themselves": lambda c: c.megatron},
@@ -113,7 +135,7 @@ ROWS: tuple[Row[Config], ...] = (
         grid=SWITCH, phases=(Phase.LOG_PROB,), read_at="nemo_rl/models/automodel/setup.py:293"),
     Row(knob="optimizer_offload_fraction", key="policy.megatron_cfg.optimizer.optimizer_offload_fraction",
         grid=Grid(values=(0.0, 1.0)), numeric="a part of Adam steps on the CPU",
-        fixed="Megatron's checkpoint holds the optimizer's state in this layout",
+        fixed=_LAYOUT,
         unless={"it is Megatron's": lambda c: not c.megatron}, read_at="nemo_rl/models/megatron/setup.py:884"),
     # Its example has no such key; the whole section is handed on to Megatron's OptimizerConfig.
     Row(knob="optimizer_offload_overlap", key="policy.megatron_cfg.optimizer.overlap_cpu_optimizer_d2h_h2d",
@@ -123,7 +145,7 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="tensor_parallel", key="policy.dtensor_cfg.tensor_parallel_size", when=lambda c: not c.megatron,
         stays=_STAYS, read_at="nemo_rl/models/automodel/setup.py:379"),
     Row(knob="tensor_parallel", key="policy.megatron_cfg.tensor_model_parallel_size", when=lambda c: c.megatron,
-        fixed="Megatron's checkpoint holds the optimizer's state in this layout",
+        fixed=_LAYOUT,
         unless={
             "sequences are padded to policy.make_sequence_length_divisible_by, made for the job's tensor parallelism": lambda c: c.flag("policy.megatron_cfg.sequence_parallel") and c.packed != key.PACKING,
         }, read_at="nemo_rl/models/megatron/setup.py:615"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from autotune.launchers.frameworks.core import transformer
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
-from autotune.launchers.frameworks.core.splits import divisors, head_sizes
+from autotune.launchers.frameworks.core.splits import divisors, head_sizes, wider
 from autotune.launchers.frameworks.dialects.hydra import yaml_override
 from autotune.launchers.frameworks.dialects.settings import with_sizes
 from autotune.launchers.frameworks.skyrl.config import (
@@ -140,12 +141,16 @@ class SkyRL(TabularFramework[Config]):
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
         """Return the sizes that the job's GPUs, heads and batches allow, from more memory to less."""
-        stage = config.world // config.ranks("pipeline_model")
+        stage = config.stage
         tensor, context = config.ranks("tensor_model"), config.ranks("context")
         groups = config.engine_world // config.engine_others
         return {
             "rollout_tensor_parallel": head_sizes(divisors(groups), shape),
             "sequence_parallel": head_sizes(divisors(config.world), shape),
+            "expert_parallel": transformer.expert_sizes(
+                config.experts, stage, expert_tensor=config.splits_experts or tensor
+            ),
+            "shard_group": wider(config.shard_group, config.world),
             "tensor_parallel": head_sizes([n for n in divisors(stage) if stage % (n * context) == 0], shape),
             "context_parallel": tuple(n for n in divisors(stage) if stage % (n * tensor) == 0),
             "microbatch_size": tuple(reversed(divisors(config.mini_batch))),

@@ -83,6 +83,22 @@ class Config(DeclaredSettings):
         )
 
     @property
+    def stage(self) -> int:
+        """GPUs of a stage of Megatron's pipeline."""
+        return self.world // self.ranks("pipeline_model")
+
+    @property
+    def splits_experts(self) -> int:
+        """Ranks that share an expert, where the job says so; 0: as many as share all else."""
+        return self.count(f"{POLICY}.megatron_config.expert_tensor_parallel_size")
+
+    @property
+    def shard_group(self) -> int:
+        """Ranks over which FSDP spreads one copy of the state; all of them where the job names no size."""
+        size = self.count(f"{POLICY}.fsdp_config.fsdp_size")
+        return size if 0 < size < self.world else self.world
+
+    @property
     def engine_world(self) -> int:
         """GPUs of all engines together."""
         tensor = max(1, self.count(f"{ENGINE}.tensor_parallel_size"))

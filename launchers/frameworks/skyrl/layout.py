@@ -35,12 +35,12 @@ def layout(config: Config) -> Layout:
     """Return every size that an estimate of the job's memory needs."""
     megatron = config.megatron
     on_host = config.flag(f"{CPU_ADAM}.optimizer_cpu_offload")
-    group = config.count(f"{POLICY}.fsdp_config.fsdp_size")
     sequences = config.count("trainer.train_batch_size") * config.samples
     trainer: dict[str, Any] = {  # its mixed precision keeps fp32 parameters
         "strategy": "fsdp2",
         "ranks": config.world,
-        "shards": group if 0 < group < config.world else config.world,
+        "shards": config.shard_group,
+        "reshard_after_forward": config.get(f"{POLICY}.fsdp_config.reshard_after_forward") is not False,
     }
     if megatron:
         trainer = transformer.spread(
@@ -48,7 +48,7 @@ def layout(config: Config) -> Layout:
             tensor=config.ranks("tensor_model"),
             pipeline=config.ranks("pipeline_model"),
             expert=config.ranks("expert_model"),
-            expert_tensor=config.count(f"{POLICY}.megatron_config.expert_tensor_parallel_size"),
+            expert_tensor=config.splits_experts,
         )
         precise = config.flag(f"{CPU_ADAM}.use_precision_aware_optimizer")
         in_fp32 = config.flag(f"{POLICY}.megatron_config.ddp_config.grad_reduce_in_fp32")

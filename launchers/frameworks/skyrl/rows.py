@@ -7,6 +7,7 @@ from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.skyrl.advice import ADVICE
 from autotune.launchers.frameworks.skyrl.config import RECOMPUTE, RENAMED, TRAIN_SIZE, Config
+from autotune.launchers.frameworks.tabular import trainer_rows
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images, vllm_graphs
 from autotune.launchers.frameworks.tabular.table import (
     OFF,
@@ -28,6 +29,7 @@ from autotune.policies.values.rehearsing import LateEvent
 _ENTROPY = "trainer.algorithm.use_entropy_loss averages the entropy over the tokens of each pass: other passes are another loss"
 _STATE = "Megatron's checkpoint holds the optimizer's state in this layout"
 _OF_MEGATRON = "it is Megatron's"
+_OF_FSDP = "it is FSDP's"
 
 
 def _leaves_a_rest(c: Config) -> bool:
@@ -98,12 +100,21 @@ ROWS: tuple[Row[Config], ...] = (
         read_at="skyrl/backends/skyrl_train/workers/fsdp/fsdp_worker.py:80"),
     Row(knob="sequence_parallel", key="trainer.ref.sequence_parallel_size", when=lambda c: c.reference,
         read_at="skyrl/backends/skyrl_train/workers/fsdp/fsdp_worker.py:345"),
+    trainer_rows.shard_group("trainer.policy.fsdp_config.fsdp_size", when=lambda c: not c.megatron, otherwise=_OF_FSDP,
+        read_at="skyrl/backends/skyrl_train/distributed/fsdp_strategy.py:114"),
+    trainer_rows.resharding("trainer.policy.fsdp_config.reshard_after_forward", when=lambda c: not c.megatron, otherwise=_OF_FSDP,
+        read=lambda c: c.get("trainer.policy.fsdp_config.reshard_after_forward") is not False,
+        read_at="skyrl/backends/skyrl_train/distributed/fsdp_strategy.py:221"),
     Row(knob="tensor_parallel", key="trainer.policy.megatron_config.tensor_model_parallel_size", fixed=_STATE,
         unless={"FSDP shards parameters; tensor parallelism is Megatron's": lambda c: not c.megatron},
         read_at="skyrl/backends/skyrl_train/workers/megatron/megatron_worker.py:307"),
     Row(knob="tensor_parallel", key="trainer.ref.megatron_config.tensor_model_parallel_size",
         when=lambda c: c.reference,
         read_at="skyrl/backends/skyrl_train/workers/megatron/megatron_worker.py:307"),
+    trainer_rows.experts("trainer.policy.megatron_config.expert_model_parallel_size", when=lambda c: c.megatron,
+        otherwise=_OF_MEGATRON, fixed=_STATE, stage=lambda c: c.stage, split=lambda c: c.splits_experts,
+        also={"trainer.ref.megatron_config.expert_model_parallel_size": lambda c: c.reference},
+        read_at="skyrl/backends/skyrl_train/workers/megatron/megatron_worker.py:311"),
     Row(knob="context_parallel", key="trainer.policy.megatron_config.context_parallel_size", fixed=_STATE,
         unless={
             "with FSDP Ulysses splits the sequence: sequence_parallel": lambda c: not c.megatron,

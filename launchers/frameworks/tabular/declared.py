@@ -139,6 +139,8 @@ class DeclaredSettings(Settings, ABC):
         self.given = {**overrides_in(job.command), **flat(job.settings)} if given is None else dict(given)
         self.release = self.release_of(job, self.given, releases)
         self.engine_versions, self.code = job.engine_versions, job.own_code
+        self.shape = job.shape
+        self.experts = 0 if job.shape is None else job.shape.experts
         self.takes_images = bool(job.shape and job.shape.tower)
         self.facts = facts(package, self.release.version) if declared is None else declared
         self.is_own = not job.command or any(entry in word for word in job.command)

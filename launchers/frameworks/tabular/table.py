@@ -33,6 +33,7 @@ NO_SETTING = (
 SAVES_FIRST = "a checkpoint is written before the training goes on"  # why no save is to be made synchronous
 SWITCH = Grid(values=(False, True))
 OFF = Grid(values=(False,))  # of a switch that nobody is to turn on
+ON = Grid(values=(True,))  # ... or off
 PASS = Grid(minimum=64, multiple=64)  # of a pass: a multiple of every size of sequence parallelism in use
 
 

@@ -133,6 +133,7 @@ OTHER_FRAMEWORKS = (
         Spelling("recompute", "--trainer.model.ac.mode full"),
         Spelling("activation_offload", "--trainer.model.ac-offloading.max-inflight-activations 5"),
         Spelling("param_offload", "--trainer.model.fsdp-cpu-offload", undo="--no-trainer.model.fsdp-cpu-offload"),
+        Spelling("reshard_after_forward", "--trainer.model.reshard-after-forward"),
         Spelling("logprob_chunk", "--trainer.model.fused-lm-head-token-chunk-size 1024"),
         Spelling("context_parallel", "--trainer.model.cp {value}"),
         Spelling("memory_fraction", "--inference.vllm.gpu-memory-utilization {value}"),

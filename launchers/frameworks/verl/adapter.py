@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core import splits, transformer
 from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.core.versions import is_before
@@ -143,11 +143,16 @@ class Verl(TabularFramework[Config]):
         limit = config.count(f"{ACTOR}.ppo_max_token_len_per_gpu") * config.parallel
         fixed = config.dynamic or limit < config.longest
         return {
+            **transformer.recompute_modes(config.field, config.shape, megatron=config.megatron),
             "concurrency": Grid(minimum=1, maximum=requests(config), multiple=1),
             "rollout_tensor_parallel": checks.rollout_sizes(config),
             "microbatch_size": tuple(reversed(splits.divisors(config.mini_batch))) or (1,),
             "dynamic_batching": (True,) if fixed else (False, True),
             "sequence_parallel": checks.sequence_sizes(config),
+            "shard_group": splits.wider(config.shard_group, config.world),
+            "expert_parallel": transformer.expert_sizes(
+                config.experts, stage, expert_tensor=config.splits_experts or tensor
+            ),
             "tensor_parallel": tuple(tensors),
             "context_parallel": tuple(n for n in groups if stage % (n * tensor) == 0),
         }

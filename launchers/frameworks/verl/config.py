@@ -116,6 +116,10 @@ class Config(DeclaredSettings):
         """
         return self.megatron and self.inside(TRANSFORMER).get("swap_optimizer") is True
 
+    def field(self, name: str) -> object:
+        """Return the value of a field of Megatron's TransformerConfig; None where the job leaves it out."""
+        return self.inside(TRANSFORMER).get(name) if self.megatron else None
+
     def key(self, name: str) -> str:
         """Return an override's spelling of a key: the job's own, else with `++` where Hydra needs it."""
         name = self.named(name)
@@ -180,6 +184,17 @@ class Config(DeclaredSettings):
             if self.megatron
             else f"{ACTOR}.ulysses_sequence_parallel_size"
         )
+
+    @property
+    def splits_experts(self) -> int:
+        """Ranks that share an expert, where the job says so; 0: as many as share all else."""
+        return self.count(f"{MEGATRON}.expert_tensor_parallel_size")
+
+    @property
+    def shard_group(self) -> int:
+        """Ranks over which FSDP spreads one copy of the state; all of them where the job names no size."""
+        size = self.count(f"{FSDP}.fsdp_size")
+        return size if 0 < size < self.world else self.world
 
     @property
     def critic_node(self) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.launchers.frameworks.core import host_allocators
+from autotune.launchers.frameworks.core import host_allocators, transformer
 from autotune.launchers.frameworks.core.engines import LARGEST_LIMITED_BATCH, LIMITED_BATCHES
 from autotune.launchers.frameworks.core.host_allocators import SONAMES
 from autotune.launchers.frameworks.core.splits import divisors
-from autotune.launchers.frameworks.verl.config import ACTOR, CRITIC_UPDATE, REF, ROLLOUT, Config
+from autotune.launchers.frameworks.verl.config import ACTOR, CRITIC_UPDATE, REF, ROLLOUT, TRANSFORMER, Config
+from autotune.policies.values.knob_table import KNOB_TABLE
 from autotune.policies.values.knobs import Knobs
 
+_CRITIC_TRANSFORMER = "critic.megatron.override_transformer_config"
 SNAPSHOT_TOOL = "torch_memory"
 LD_PRELOAD = "ray_kwargs.ray_init.runtime_env.env_vars.LD_PRELOAD"
 # Requests at once where max_num_seqs is null, by vLLM (get_batch_defaults of engine/arg_utils.py): more on a
@@ -88,6 +90,36 @@ def write_cuda_graphs(config: Config, before: Knobs, after: Knobs) -> Found:
         sizes = LARGEST_LIMITED_BATCH if config.engine == "sglang" else list(LIMITED_BATCHES)
         result[_graph_sizes(config)] = sizes if after.cuda_graphs == "limited" else None
     return result
+
+
+def recompute(config: Config) -> str:
+    """Return the mode of recomputation with Megatron: the weaker of the actor's and the critic's."""
+    modes = [transformer.recompute(config.inside(node).get, config.shape) for node in _transformers(config)]
+    return min(modes, key=KNOB_TABLE["recompute"].modes.index)
+
+
+def write_recompute(config: Config, before: Knobs, after: Knobs) -> Found:
+    """Return the settings of a mode of recomputation with Megatron."""
+    modules = transformer.modules(config.field, config.shape)
+    fields = transformer.recomputing(before.recompute, after.recompute, modules)
+    return {f"{node}.{name}": value for node in _transformers(config) for name, value in fields.items()}
+
+
+def write_activations(config: Config, before: Knobs, after: Knobs) -> Found:
+    """Return the settings that keep activations in host memory with Megatron."""
+    fields: Found = {"fine_grained_activation_offloading": bool(after.activation_offload)}
+    variable: Found = {}
+    if after.activation_offload:
+        modules = transformer.offloaded(config.field, config.shape, tensor=after.tensor_parallel or 1)
+        fields["offload_modules"] = list(modules)
+        variable = {f"ray_kwargs.ray_init.runtime_env.env_vars.{transformer.OFFLOAD_VARIABLE}": "1"}
+    return {
+        f"{node}.{name}": value for node in _transformers(config) for name, value in fields.items()
+    } | variable
+
+
+def _transformers(config: Config) -> tuple[str, ...]:
+    return (TRANSFORMER, _CRITIC_TRANSFORMER) if config.critic else (TRANSFORMER,)
 
 
 def write_engine_sleep(config: Config, before: Knobs, after: Knobs) -> Found:

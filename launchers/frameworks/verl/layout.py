@@ -13,7 +13,6 @@ from autotune.launchers.frameworks.verl.config import (
     MODEL,
     REF,
     ROLLOUT,
-    TRANSFORMER,
     Config,
 )
 from autotune.policies.values.architecture.model import Layout
@@ -89,8 +88,7 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )
-    own = config.inside(TRANSFORMER) if config.megatron else {}
-    return transformer.with_transformer(result, own.get)
+    return transformer.with_transformer(result, config.field, config.shape if config.megatron else None)
 
 
 def _megatron(config: Config) -> dict[str, Any]:
@@ -104,7 +102,7 @@ def _megatron(config: Config) -> dict[str, Any]:
             pipeline=config.ranks(MEGATRON, "pipeline_model"),
             chunks=config.ranks(MEGATRON, "virtual_pipeline_model"),
             expert=config.ranks(MEGATRON, "expert_model"),
-            expert_tensor=config.count(f"{MEGATRON}.expert_tensor_parallel_size"),
+            expert_tensor=config.splits_experts,
             distributed=config.flag(f"{MEGATRON}.use_distributed_optimizer"),
         ),
         **megatron_bytes(
@@ -128,7 +126,7 @@ def _megatron(config: Config) -> dict[str, Any]:
 
 def _fsdp(config: Config, *, squares: bool) -> dict[str, Any]:
     strategy = config.text(f"{ACTOR}.strategy")
-    stored, size = width(config.text(f"{FSDP}.model_dtype")), config.count(f"{FSDP}.fsdp_size")
+    stored = width(config.text(f"{FSDP}.model_dtype"))
     mixed = config.inside(f"{FSDP}.mixed_precision")
     arguments = config.inside(f"{_OPTIMIZER}.override_optimizer_config")
     kind = config.text(f"{_OPTIMIZER}.optimizer")
@@ -136,7 +134,7 @@ def _fsdp(config: Config, *, squares: bool) -> dict[str, Any]:
     return {
         "strategy": strategy,
         "ranks": config.world,
-        "shards": size if 0 < size < config.world else config.world,
+        "shards": config.shard_group,
         "parameter_bytes": stored,
         "compute_bytes": width(str(mixed.get("param_dtype", "bf16"))),
         "gradient_bytes": stored,

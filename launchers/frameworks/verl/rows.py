@@ -7,10 +7,12 @@ that share its sequences.
 
 from __future__ import annotations
 
+from autotune.launchers.frameworks.core import transformer
 from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.core.versions import is_before
+from autotune.launchers.frameworks.tabular import trainer_rows
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images
 from autotune.launchers.frameworks.tabular.table import (
     OFF,
@@ -139,23 +141,23 @@ ROWS: tuple[Row[Config], ...] = (
         read_at="verl/workers/engine/fsdp/transformer_impl.py:335"),
     Row(knob="recompute",
         key="actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity",
-        when=lambda c: c.megatron, modes={"off": None, "selective": "selective", "full": "full"},
-        also={"critic.megatron.override_transformer_config.recompute_granularity": lambda c: c.critic},
-        read_at="verl/workers/engine/megatron/transformer_impl.py:295"),
-    Row(knob="recompute", key="actor_rollout_ref.actor.megatron.override_transformer_config.recompute_method",
-        when=lambda c: c.megatron, modes={"off": None, "selective": None, "full": "uniform"},
-        also={"critic.megatron.override_transformer_config.recompute_method": lambda c: c.critic},
-        read_at="verl/workers/engine/megatron/transformer_impl.py:295"),
-    Row(knob="recompute",
-        key="actor_rollout_ref.actor.megatron.override_transformer_config.recompute_num_layers",
-        when=lambda c: c.megatron, modes={"off": None, "selective": None, "full": 1},
-        also={"critic.megatron.override_transformer_config.recompute_num_layers": lambda c: c.critic},
+        when=lambda c: c.megatron, read=knobs.recompute, write=knobs.write_recompute,
+        grid=Grid(values=("off", "selective", "full")),
         read_at="verl/workers/engine/megatron/transformer_impl.py:295"),
     Row(knob="activation_offload", key="actor_rollout_ref.model.enable_activation_offload",
-        when=lambda c: not c.megatron, otherwise="model.enable_activation_offload is FSDP's; Megatron takes fine_grained_activation_offloading below override_transformer_config, with the modules of the model", grid=SWITCH,
+        when=lambda c: not c.megatron, grid=SWITCH,
         unless={_OTHER_TRAINER: _is_another_trainer},
         also={"critic.model.enable_activation_offload": lambda c: c.critic},
         read_at="verl/workers/engine/fsdp/transformer_impl.py:477"),
+    Row(knob="activation_offload",
+        key="actor_rollout_ref.actor.megatron.override_transformer_config.fine_grained_activation_offloading",
+        when=lambda c: c.megatron, default=False, write=knobs.write_activations, grid=SWITCH,
+        unless={
+            "not every Megatron-Core has it: name fine_grained_activation_offloading below override_transformer_config, with false, where the job's has": lambda c: c.field("fine_grained_activation_offloading") is None,
+            "fused kernels replace the forward that it begins in": lambda c: c.flag("actor_rollout_ref.model.use_fused_kernels"),
+        },
+        needs=(Needs(value=True, other="recompute", values=("off", "selective", "modules"), why=transformer.NOTHING_KEPT),),
+        read_at="verl/workers/engine/megatron/transformer_impl.py:295"),
     Row(knob="fused_kernels", key="actor_rollout_ref.model.use_fused_kernels", grid=SWITCH,
         numeric="a fused kernel rounds otherwise",
         unless={
@@ -213,11 +215,23 @@ ROWS: tuple[Row[Config], ...] = (
         when=lambda c: c.megatron, otherwise="FSDP shards parameters; tensor parallelism is Megatron's",
         fixed=_PARALLEL, also={"critic.megatron.tensor_model_parallel_size": lambda c: c.critic},
         read_at="verl/workers/engine/megatron/transformer_impl.py:272"),
+    trainer_rows.experts("actor_rollout_ref.actor.megatron.expert_model_parallel_size", when=lambda c: c.megatron,
+        otherwise="expert parallelism is Megatron's", fixed=_PARALLEL, stage=lambda c: c.stage, split=lambda c: c.splits_experts,
+        also={"critic.megatron.expert_model_parallel_size": lambda c: c.critic},
+        read_at="verl/workers/engine/megatron/transformer_impl.py:277"),
     Row(knob="sharding", key="actor_rollout_ref.actor.strategy", when=lambda c: not c.megatron,
         otherwise="Megatron shards by itself", modes={"fsdp": "fsdp", "fsdp2": "fsdp2"},
         fixed="FSDP1 and FSDP2 write different checkpoints",
         unless={_OTHER_TRAINER: _is_another_trainer},
         read_at="verl/workers/engine/fsdp/transformer_impl.py:423"),
+    trainer_rows.shard_group("actor_rollout_ref.actor.fsdp_config.fsdp_size", when=lambda c: not c.megatron,
+        otherwise=_OTHER_TRAINER, unless={_OTHER_TRAINER: _is_another_trainer},
+        also={"critic.fsdp.fsdp_size": lambda c: c.critic},
+        read_at="verl/workers/engine/fsdp/transformer_impl.py:239"),
+    trainer_rows.resharding("actor_rollout_ref.actor.fsdp_config.reshard_after_forward", when=lambda c: not c.megatron,
+        otherwise=_OTHER_TRAINER, unless={_OTHER_TRAINER: _is_another_trainer},
+        also={"critic.fsdp.reshard_after_forward": lambda c: c.critic},
+        read_at="verl/workers/engine/fsdp/transformer_impl.py:420"),
     Row(knob="sharding", key="critic.strategy", when=lambda c: c.critic and not c.megatron,
         modes={"fsdp": "fsdp", "fsdp2": "fsdp2"}, read_at="verl/workers/engine/fsdp/transformer_impl.py:423"),
     Row(knob="sync_buffer", key="actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",

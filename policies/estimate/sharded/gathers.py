@@ -73,9 +73,8 @@ def gathers_of(model: Model, load: Load, counts: Parameters) -> Gathers:
     # What is sharded over one rank is not copied where it already has the pass's type.
     copied: Floats = np.where(parted | (layout.parameter_bytes != size), float(size), 0.0)
     output = parted * size * streams  # of an all-gather
-    resident = copied * 0.0
-    if not layout.reshard_after_forward:
-        resident = copied * ((model.layers - 1) * units.layer + units.embedding)
+    stays = ~load.reshard
+    resident = stays * copied * ((model.layers - 1) * units.layer + units.embedding)
     ahead = parted * size * units.layer  # the layer's output or, in FSDP1, the layer that follows
     layers = copied * (units.root + units.layer) + ahead
     ends = units.root + units.embedding
@@ -93,11 +92,11 @@ def gathers_of(model: Model, load: Load, counts: Parameters) -> Gathers:
     in_layer, in_first = layers, copied * (units.root + units.layer) + output * units.embedding
     again = units.head + units.root * layout.reshards_root  # what backward gathers for the head
     top, gathering = whole + ahead, whole + output * again
-    if not layout.reshard_after_forward:
-        loss = resident + copied * (units.layer + units.root + units.head)
-        head, in_layer, top, gathering = loss, loss - copied * units.head, loss, loss
-        before_head = loss + output * (units.head + units.layer)
-        in_first = copied * (units.root + units.layer + units.embedding)
+    everything = resident + copied * (units.layer + units.root + units.head)
+    loss, head, top, gathering = (np.where(stays, everything, one) for one in (loss, head, top, gathering))
+    in_layer = np.where(stays, everything - copied * units.head, in_layer)
+    before_head = np.where(stays, everything + output * (units.head + units.layer), before_head)
+    in_first = np.where(stays, copied * (units.root + units.layer + units.embedding), in_first)
     if layout.chunked_head:
         loss = np.maximum(loss, head)  # the root computes the loss itself
     first = units.embedding > 0

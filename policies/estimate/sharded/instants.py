@@ -118,8 +118,14 @@ def _within(run: Pass) -> Floats:
 
 def _below(run: Pass) -> Floats:
     """Return what all layers but one keep."""
-    below: Floats = _within(run) - run.kept_layer * (run.offloaded == 0)
+    below: Floats = _within(run) - run.kept_layer * (1.0 - _moved(run))
     return below
+
+
+def _moved(run: Pass) -> Floats:
+    """Return the share of the kept activations that is in host memory."""
+    share: Floats = run.offloaded / np.maximum(1.0, run.kept)
+    return share
 
 
 def _hidden_logits(load: Load, logits: Logits) -> Floats:
@@ -137,7 +143,7 @@ class _Layer(NamedTuple):
     @classmethod
     def of(cls, load: Load, run: Pass) -> _Layer:
         returning = constant("returning_layers") if load.gpus else constant("returning_layers_cpu")
-        moved = np.minimum(returning * run.kept_layer, run.offloaded)
+        moved = np.minimum(returning * run.kept_layer * _moved(run), run.offloaded)
         share = np.where(load.activation_offload, min(1.0, returning), 1.0)
         return cls(
             inner=run.again + np.where(run.again > 0, np.maximum(run.backward, run.moving), run.backward),

@@ -169,6 +169,8 @@ class Layout(Value, frozen=True, kw_only=True):
     selective_operations: bool = False
     # Megatron: what selective recomputation computes again; empty: attention's core
     recompute_modules: tuple[str, ...] = ()
+    more_modules: tuple[str, ...] = ()  # ... and what the mode `modules` does
+    offload_modules: tuple[str, ...] = ()  # Megatron: whose inputs wait in host memory, where activations do
     logits_in_place: bool = False  # the loss and its gradient overwrite the logits
     loss: Literal["softmax", "kernel", "pieces", "rows"] = (
         "softmax"  # what it keeps: policies/estimate/passes.py

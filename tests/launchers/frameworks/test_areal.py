@@ -362,7 +362,7 @@ def test_megatrons_distributed_optimizer_stays_on() -> None:
     assert any("cannot save Megatron's adapters" in text for text in adapters.warnings)
 
 
-def test_megatron_recomputes_selectively_or_in_full():
+def test_megatron_recomputes_a_dense_model_selectively_or_in_full():
     each = JOBS["megatron"]
     assert profile(each).supported["recompute"].grid.values == ("off", "selective", "full")
     assert FRAMEWORK.settings(each, Knobs(recompute="selective")) == {

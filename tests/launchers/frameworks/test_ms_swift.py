@@ -253,3 +253,20 @@ def test_a_release_is_known_by_its_facts(release: str) -> None:
     newer = replace(job(a_setting_of_tomorrow=1), framework_version="5.0.0")
     assert SWIFT.check(newer) == ()
     assert any("a_setting_of_tomorrow" in text for text in SWIFT.profile(newer, CLUSTER).warnings)
+
+
+def test_prefills_and_captured_graphs_share_the_text_of_vllms_further_arguments() -> None:
+    of = job(**COLOCATED, vllm_engine_kwargs='{"seed": 1}', vllm_max_num_seqs=256)
+    profile = SWIFT.profile(of, CLUSTER)
+    assert (profile.knobs.cuda_graphs, profile.knobs.max_batched_tokens) == ("full", None)
+    both = SWIFT.settings(of, Knobs(cuda_graphs="limited", max_batched_tokens=2048))
+    (kwargs,) = (value for name, value in both.items() if name == "vllm_engine_kwargs")
+    assert kwargs["seed"] == 1 and kwargs["max_num_batched_tokens"] == 2048
+    assert max(kwargs["compilation_config"]["cudagraph_capture_sizes"]) <= 64
+    after = replace(of, settings={**of.settings, **both})
+    knobs = SWIFT.profile(after, CLUSTER).knobs
+    assert (knobs.cuda_graphs, knobs.max_batched_tokens) == ("limited", 2048)
+    off = SWIFT.settings(after, Knobs(cuda_graphs="off"))
+    assert off["vllm_enforce_eager"] is True and "compilation_config" not in off["vllm_engine_kwargs"]
+    broken = SWIFT.profile(job(**COLOCATED, vllm_engine_kwargs="kwargs.txt"), CLUSTER)
+    assert "no JSON" in broken.unsupported["max_batched_tokens"]

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from autotune.launchers.frameworks.core import transformer
 from autotune.launchers.frameworks.megatron.rows import SHARED
 from autotune.launchers.frameworks.tools import spellings
 from autotune.launchers.frameworks.tools.rows import OTHER_FRAMEWORKS, PROCESS, TOOLS, Tool
@@ -80,9 +81,11 @@ def test_printed_values_are_read(tool: str, text: str, knob: str, value: object)
 
 
 def test_megatrons_words_are_those_that_its_rows_write() -> None:
+    modes = transformer.recomputing(None, "full", ()) | transformer.recomputing(None, "modules", ("mlp",))
     keys = {
         row.knob: {row.key, *(key for made in row.writes.values() for key in made)} for row in SHARED.rows
     }
+    keys["recompute"] |= {name.replace("_", "-") for name in modes}
     for row in (row for tool in tools("megatron") for row in tool.spellings if row.knob in keys):
         assert set(re.findall(r"--([a-z-]+)", row.words)) <= keys[row.knob], row
         assert row.printed.replace("_", "-") in keys[row.knob], row

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.estimate.experts import moving, recomputed
+from autotune.policies.estimate.experts import computed_again, exchanged_rows, moving, recomputed
 from autotune.policies.estimate.load import load_of
 from autotune.policies.estimate.passes import pass_of
+from autotune.policies.estimate.peaks import PHASES, estimates
 from autotune.policies.estimate.shapes import kept_by_layer
+from autotune.policies.estimate.training import state_of
+from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs
 
 from .test_peaks import CLUSTER, MEGATRON, MODELS, QWEN, profile
@@ -131,13 +134,13 @@ def test_modules_that_are_computed_again_keep_nothing(modules, elements):
 
 
 def test_the_modules_of_dense_layers_and_of_latent_attention():
-    layout = replace(MEGATRON, recompute_modules=("mlp", "layernorm", "shared_experts", "mla_up_proj"))
-    dense = recomputed(QWEN, layout)
+    modules = ("mlp", "layernorm", "shared_experts", "mla_up_proj")
+    dense = recomputed(QWEN, MEGATRON, modules)
     assert (dense.split, dense.whole) == (2 * 3 * QWEN.intermediate, 2 * QWEN.hidden)
     latent = replace(
         MOE, kv_lora_rank=512, q_lora_rank=0, rope_head_dim=64, value_head_dim=128, shared_intermediate=1408
     )
-    found = recomputed(latent, layout)
+    found = recomputed(latent, MEGATRON, modules)
     up = latent.heads * (2 * latent.head_dim + 128)
     assert found.split == 2 * (3 * 1408 + up)
     assert found.whole == 2 * 2 * latent.hidden
@@ -146,9 +149,50 @@ def test_the_modules_of_dense_layers_and_of_latent_attention():
     assert found.split < kept.split
 
 
+def test_the_mode_of_modules_keeps_what_its_modules_leave_and_costs_their_products():
+    modes = [Knobs(recompute=mode) for mode in ("selective", "modules", "full")]
+    own, more = (replace(MEGATRON, **{field: ("mlp",)}) for field in ("recompute_modules", "more_modules"))
+    named = pass_of(QWEN, load_of(profile(own, modes[0]), CLUSTER, modes), tokens=TOKENS)
+    found = pass_of(QWEN, load_of(profile(more, modes[0]), CLUSTER, modes), tokens=TOKENS)
+    assert found.kept_layer[1] == named.kept_layer[0] and found.again[1] == named.again[0]
+    assert found.kept_layer[0] > found.kept_layer[1] > found.kept_layer[2]
+    backward = estimates(profile(more, modes[0]), CLUSTER, QWEN, modes).seconds[PHASES.index(Phase.BACKWARD)]
+    assert backward[0] < backward[1] < backward[2]
+    assert 0.5 < computed_again(QWEN, ("mlp",)) < 0.9 and computed_again(QWEN, ("layernorm",)) == 0
+
+
+def test_the_inputs_of_named_modules_leave_the_device_unless_the_whole_layer_is_computed_again():
+    modules = ("core_attn", "attn_proj", "moe_act", "expert_fc1")
+    layout = replace(MEGATRON, offload_modules=modules)
+    modes = [Knobs(recompute=mode, activation_offload=True) for mode in ("off", "full")]
+    found = pass_of(MOE, load_of(profile(layout, modes[0]), CLUSTER, modes), tokens=TOKENS)
+    attention = (2 * MOE.heads + 2 * MOE.kv_heads) * MOE.head_dim
+    gone = 2 * TOKENS[0] * MOE.layers * (attention + TOP * (HIDDEN + 2 * INNER))
+    assert found.offloaded.tolist() == pytest.approx([gone, 0])
+    assert gone < found.kept[0]
+
+
 @pytest.mark.parametrize(
     ("model", "layout"),
     [(MOE, {"strategy": "fsdp2"}), (MOE, {"strategy": "ddp"}), (QWEN, {"strategy": "megatron"})],
 )
 def test_no_rows_are_on_their_way_without_experts_or_megatron(model, layout):
     assert [float(size.max()) for size in moving(model, loaded(expert_parallel=8, **layout))] == [0, 0, 0]
+
+
+def test_experts_on_more_ranks_take_less_of_each_and_their_rows_cross_its_link():
+    sizes = [Knobs(expert_parallel=size) for size in (1, 2, 4)]
+    layout = replace(MEGATRON, expert_shards=8)
+    load = load_of(profile(layout, sizes[0]), CLUSTER, sizes)
+    assert load.expert_shards.tolist() == [8, 4, 2]
+    states = state_of(MOE, load)
+    assert states.routed.tolist() == pytest.approx([states.routed[0] / size for size in (1, 2, 4)])
+    assert states.optimizer.tolist() == pytest.approx(
+        [states.optimizer[0]] * 3
+    )  # spread over all ranks as before
+    rows = exchanged_rows(MOE, load) / MOE.layers
+    assert rows.tolist() == [0, TOP, 1.5 * TOP]  # to other ranks and back
+    once = exchanged_rows(MOE, load_of(profile(replace(layout, dispatcher="flex"), sizes[0]), CLUSTER, sizes))
+    assert (once <= rows * MOE.layers).all() and once[2] > 0
+    forward = estimates(profile(layout, sizes[0]), CLUSTER, MOE, sizes).seconds[PHASES.index(Phase.FORWARD)]
+    assert forward[0] < forward[1] < forward[2]

@@ -35,7 +35,7 @@ def test_a_switch_that_a_job_does_not_have_is_off():
         if isinstance(value := getattr(resolved, field.name), np.ndarray) and value.dtype == np.bool_
     }
     assert {"activation_offload", "param_offload", "fused", "disk", "streamed", "expandable"} <= switches
-    of_the_layout = {"layered_sync"}  # without the knob: whether the trainer gathers the whole model
+    of_the_layout = {"layered_sync", "reshard"}
     assert not any(first(resolved, *switches - of_the_layout))
     assert first(resolved, "tensor", "split", "replicas", "concurrency", "workers") == [1, 1, 4, 256, 0]
 

@@ -166,10 +166,20 @@ _MOST = replace(
     host_allocator="default",
     weights_backup=True,
     layered_sync=False,
+    shard_group=1,
+    expert_parallel=1,
+    reshard_after_forward=False,
     async_save=True,
     multimodal_cache=4 << 30,
 )
-_SIZES = ("rollout_tensor_parallel", "tensor_parallel", "context_parallel", "sequence_parallel")
+_SIZES = (
+    "rollout_tensor_parallel",
+    "tensor_parallel",
+    "context_parallel",
+    "sequence_parallel",
+    "shard_group",
+    "expert_parallel",
+)
 _OFFERED = {
     row.name: Support(setting=row.name, grid=Grid(values=row.modes or ((False, True) if row.order else ())))
     for row in ROWS

@@ -1,0 +1,45 @@
+"""Rows of how trainers of several frameworks are spread, whose settings differ by name alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from autotune.launchers.frameworks.tabular.table import ON, Row
+
+_ALL_RANKS = "the state is spread over all ranks"
+_SHARDS = "a checkpoint has a file for each rank's shards"
+
+
+def shard_group(key: str, **more: Any) -> Row[Any]:
+    """Return the row of the ranks that share a copy of FSDP's state, of the job's `world`."""
+    unless = {**more.pop("unless", {}), _ALL_RANKS: lambda c: c.shard_group == c.world}
+    return Row(
+        knob="shard_group", key=key, read=lambda c: c.shard_group, fixed=_SHARDS, unless=unless, **more
+    )
+
+
+def resharding(key: str, **more: Any) -> Row[Any]:
+    """Return the row of a switch that frees gathered weights after forward; nobody is to keep them."""
+    return Row(knob="reshard_after_forward", key=key, grid=ON, **more)
+
+
+def experts(
+    key: str, *, stage: Callable[[Any], int], split: Callable[[Any], int] = lambda c: 0, **more: Any
+) -> Row[Any]:
+    """Return the row of Megatron's expert parallelism.
+
+    `stage`: GPUs of a stage of the pipeline; `split`: ranks that share an expert, 0 for Megatron's default.
+    """
+    return Row(
+        knob="expert_parallel",
+        key=key,
+        unless={"the model has no experts": lambda c: not c.experts},
+        divides={"it divides the {value} experts": lambda c: c.experts},
+        divides_with_tensor={
+            "expert x tensor parallelism divides the {value} GPUs of a stage": lambda c: (
+                0 if split(c) else stage(c)
+            )
+        },
+        **more,
+    )
