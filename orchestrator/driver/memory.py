@@ -13,7 +13,7 @@ import msgspec
 
 from autotune.launchers.base import Exit
 from autotune.orchestrator import messages
-from autotune.policies.forecast.foresee import WARM_UP, Measured, foresee
+from autotune.policies.forecast.foresee import WARM_UP, Measured, foresee, host_growth
 from autotune.policies.forecast.trend import WINDOW
 from autotune.policies.values.events import Event
 from autotune.policies.values.failure import Component, Phase
@@ -149,6 +149,11 @@ class Forecaster:
             result[HOST] = msgspec.structs.replace(result[HOST], process=name)
         self._forecasts |= result
         return list(result.values())
+
+    @property
+    def host_growth(self) -> int | None:
+        """The bytes that host memory gains with each step; None: it does not grow, or that is not known."""
+        return host_growth(tuple(self._measured))
 
 
 def growing(held: Sequence[Mapping[str, int]], *, per_step_bytes: int) -> str:

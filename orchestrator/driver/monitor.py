@@ -243,6 +243,7 @@ class AttemptMonitor:
             outcome=outcome,
             steps=self.progress.of or self._last_step,
             host_peak_share=self._hosts.share(ended),
+            host_growth=self._forecaster.host_growth,
             last_phase=self.progress.phase if scanned.last_phase is Phase.NONE else scanned.last_phase,
         )
 

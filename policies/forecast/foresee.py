@@ -195,6 +195,19 @@ def foresee(
     return result | {name: _taken_back(said[name], last) for name in gone}
 
 
+def host_growth(measured: Sequence[Measured]) -> int | None:
+    """Return the bytes that host memory gained with each step at the end; None: it did not grow."""
+    rows = _rows(measured, HOST)
+    if len(rows) < FEWEST:
+        return None
+    each = [one for one, _ in rows]
+    steps = np.array([float(one.step) for one in each])
+    used = np.array([float(peak.used_bytes) for _, peak in rows])
+    follows = adjusted(steps, used, _lengths(each))
+    grows = trend(steps, used) if follows is None else follows.trend()
+    return None if grows is None else int(grows.rate)
+
+
 def _taken_back(before: Foreseen, last: Measured) -> Foreseen:
     return msgspec.structs.replace(before, seen_at=last.step, holds=False, at="", after_s=None)
 

@@ -262,9 +262,16 @@ def _rows(
 
 
 def _measured(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
-    """Return the growth of the measured peaks up to the failure, if it explains that."""
+    """Return the growth that was measured up to the failure, if it explains that."""
     if any(each.holds and each.lengths for each in last.foreseen):
         return None
+    if diagnosis.own_limit and diagnosis.host_growth:  # a forecast knows the host's limit alone
+        return MemoryGrowth(
+            memory=HOST,
+            steps=len(last.progress),
+            per_step_bytes=diagnosis.host_growth,
+            component=diagnosis.component,
+        )
     rows = _rows(last, diagnosis)
     if len(rows) < _FEWEST:
         return None

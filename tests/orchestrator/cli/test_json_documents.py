@@ -91,8 +91,9 @@ def test_a_run_and_what_is_said_of_it(home: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_document_of_every_log_of_the_rules() -> None:
     logs = sorted(LOGS.glob("*/run.log"))[::12]
-    seen = call("explain", "--json", *map(str, logs))
-    assert len(validate("explain", seen, lines=True)) == len(logs) > 5
+    assert len(logs) > 5
+    for log in logs:
+        validate("explain", call("explain", "--json", str(log)))
 
 
 def test_what_needs_no_run(home: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.forecast import foresee as foresee_module
-from autotune.policies.forecast.foresee import Crossing, Measured, foresee
+from autotune.policies.forecast.foresee import Crossing, Measured, foresee, host_growth
 from autotune.policies.values.events import Foreseen
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.observation import HOST, Peak
@@ -107,6 +107,14 @@ def test_the_host_counts_to_where_processes_are_killed() -> None:
     said = foresee(steps, said={}, of=None)[HOST]
     assert said.cause is Cause.HOST_OOM and said.limit_bytes == int(0.95 * GIB)
     assert said.step is not None and 87 <= said.step <= 93
+
+
+@pytest.mark.parametrize(("steps", "per_step"), [(30, 0.005 * GIB), (8, None)])
+def test_growth_of_a_host_is_measured_far_below_its_limit(steps: int, per_step: float | None) -> None:
+    rising = [host_at(step, 0.1 + 0.005 * step) for step in range(1, steps + 1)]
+    even = [host_at(step, 0.1 + 0.005 * (step % 3)) for step in range(1, steps + 1)]
+    assert host_growth(rising) == (None if per_step is None else pytest.approx(per_step, rel=0.01))
+    assert host_growth(even) is None
 
 
 def host_at(step: int, share: float, *, total: int = GIB) -> Measured:

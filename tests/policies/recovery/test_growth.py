@@ -196,6 +196,17 @@ def test_no_setting_is_tried_against_a_host_that_fills() -> None:
     assert launch.knobs == KNOBS and launch.growth is not None and launch.growth.process == "ray::Worker"
 
 
+@pytest.mark.parametrize(("share", "restarts"), [(0.2, True), (0.97, False)])
+def test_a_process_that_grew_to_a_limit_of_its_own_keeps_its_settings(share: float, restarts: bool) -> None:
+    night = Night(seconds=60.0)
+    night.launch()
+    night.runs(30).fails(Cause.HOST_OOM, Phase.FORWARD)
+    night.rows[-1] = replace(night.rows[-1], host_share=share, host_growth=90 * MIB)
+    launch = night.launch()
+    assert (launch.growth is not None) is restarts
+    assert launch.growth is None or launch.growth.per_step_bytes == 90 * MIB
+
+
 def test_a_run_that_would_give_up_tries_its_settings_again_after_many_steps() -> None:
     night = Night(deny=tuple(profile().supported))
     night.launch()
