@@ -93,6 +93,7 @@ LONG = {
     "commands.py": 525,
     "drive.py": 500,
     "start.py": 475,
+    "plan.py": 450,
     "witness.py": 425,
     "status.py": 450,
     "expansion.py": 450,

@@ -17,9 +17,9 @@ import msgspec
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework
 from autotune.orchestrator import messages
+from autotune.orchestrator.cli.init import SourceCommand, drafted, source_options
 from autotune.orchestrator.cli.plan import cards_of, with_cards
 from autotune.orchestrator.cli.shared.options import Options, given, global_options
-from autotune.orchestrator.cli.shared.source import SourceCommand, drafted, source_options
 from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config.loader import expected_cluster, parse_unfinished, read_text, written
 from autotune.orchestrator.config.yaml_edit import Edit, edited

@@ -84,8 +84,7 @@ def prepare(call: LaunchOptions) -> RequestedJob:
 
 def _text_of(command: tuple[str, ...], *, options: Options) -> str:
     """Return the job file that `init` makes of a command, and print what it says about it."""
-    from autotune.orchestrator.cli.init import say
-    from autotune.orchestrator.cli.shared.source import drafted
+    from autotune.orchestrator.cli.init import drafted, say
     from autotune.orchestrator.init.job_text import job_text, with_variables
 
     draft = with_variables(drafted(command))
