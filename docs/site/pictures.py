@@ -18,7 +18,6 @@ from rich.console import Console as Recorder
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from autotune.launchers import frameworks
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.run import export, journal
 from autotune.orchestrator.terminal.console import Console
@@ -54,7 +53,7 @@ def terminal_text(history: History) -> str:
     knobs = export.stable_knobs(RunView(history))
     if knobs is not None:
         accepted = accepted_of(history)
-        rows = export.changes(history, frameworks.find(accepted.job.framework), knobs)
+        rows = export.changes(history, knobs)
         console.summary(rows, stable=f"runs/{accepted.run}/stable.yaml")
     console.close()
     return stream.getvalue()
