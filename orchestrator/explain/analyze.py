@@ -257,9 +257,10 @@ _SAVED = re.compile(
 
 def last_step(framework: Framework | None, text: str) -> int | None:
     """Return the number of the last step that a text reports, in words of its framework or of any trainer."""
-    steps = steps_of(framework, text.split("\n"))
+    if steps := steps_of(framework, text.split("\n")):
+        return steps[-1].step
     numbers = [int(next(filter(None, match.groups()))) for match in _STEP.finditer(text)]
-    return steps[-1].step if steps else numbers[-1] if numbers else None
+    return numbers[-1] if numbers else None
 
 
 def last_checkpoint(text: str) -> str:

@@ -86,10 +86,11 @@ def _context(
     text = "\n".join((uncoloured(reading.ends), *(line.text for line in diagnosis.evidence)))
     name = framework or recognised(text, TRACES)
     result = FRAMEWORKS[name] if name else None
-    shape = model or printed_model(reading.head)
+    fields = printed_fields(reading.head)
+    shape = model or printed_model(fields)
     tools = spellings.seen(text, driven=result is not None)
     if result is None:
-        return Context(tools=tools, model=shape or _public(reading.head), known=_of_tools(tools, text))
+        return Context(tools=tools, model=shape or _public(fields), known=_of_tools(tools, text))
     implied = TRACES[result.name].implied(text)
     settings, note = _printed(result, reading.head)
     settings = implied | settings
@@ -135,7 +136,7 @@ def _context(
         job=job if settings else None,
         tools=tools,
         known=known,
-        model=shape or _named(result, settings) or _public(reading.head),
+        model=shape or _named(result, settings) or _public(fields),
         offers=offers,
         advised=advised,
         implied=implied,
@@ -204,9 +205,9 @@ def _job(framework: Framework, settings: Mapping[str, Any], shape: Model | None 
     )
 
 
-def _public(head: str) -> Model | None:
+def _public(fields: Mapping[str, int | str]) -> Model | None:
     """Return the public model of which a log prints enough numbers to tell it from all others."""
-    known = find_by_numbers(printed_fields(head))
+    known = find_by_numbers(fields)
     return known.shape if known is not None else None
 
 

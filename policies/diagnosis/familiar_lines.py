@@ -1,14 +1,12 @@
-"""Which lines need no reading: those whose like has said nothing, those that plainly show no rule."""
+"""Which lines need no reading: those whose like has said nothing."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-from autotune.policies.diagnosis.log_blocks import Cursor
-from autotune.policies.diagnosis.log_prefixes import Line, parsed
+from autotune.policies.diagnosis.log_prefixes import Line
 from autotune.policies.diagnosis.phase_patterns import STAGE_LITERALS, is_frame
-from autotune.policies.diagnosis.rules.catalogue import matching
 from autotune.policies.diagnosis.survived_failures import NEEDLES
 
 # Numbers that a rule, or what tells a rule's line from a harmless one, gives a meaning; all others are alike.
@@ -28,7 +26,6 @@ _KEPT = 4096  # shapes; a log of ever new text starts anew
 _LONGEST = 1024  # bytes of a line that is remembered
 WIDEST = 500  # characters of a row
 _WRAPPED = 60  # and more: it may go on in the next one
-_LINE_END = ord("\n")
 # A line that marks a phase, a stage or an end holds one of them.
 MARKING = ("builtin: ", *STAGE_LITERALS, *NEEDLES)
 _MARK = re.compile("|".join(map(re.escape, MARKING)))
@@ -53,10 +50,6 @@ class Familiar:
 
     def __contains__(self, shape: bytes) -> bool:
         return self._seen.get(shape, 0) >= _ENOUGH
-
-    def tells(self, shape: bytes) -> bool:
-        """Return whether lines of a shape are always read."""
-        return self._seen.get(shape, 0) < 0
 
     def dull(self, shape: bytes) -> None:
         """Take note that a line of a shape, alone or with the row below it, has said nothing so far."""
@@ -89,32 +82,3 @@ def row_of(line: Line, number: int, shape: bytes = b"") -> Row | None:
     """Return a line as the first part of one; None if its length or kind says that it is none."""
     wrapped = _WRAPPED <= len(line.text) <= WIDEST and not is_frame(line.bare)
     return Row(number, line, shape) if wrapped else None
-
-
-class Passed(NamedTuple):
-    """A line that shows no rule, alone or with the one below it; each as the first part of another."""
-
-    number: int
-    rows: tuple[Row | None, Row | None]
-
-
-def passed(cursor: Cursor, start: int, stop: int) -> Passed | None:
-    """Return the line of a piece that need not be read, since nothing would follow; None where it must be."""
-    block, number = cursor.block, cursor.number
-    if (start and block[start - 1] != _LINE_END) or block[stop : stop + 1] != b"\n":
-        return None
-    end = block.find(b"\n", stop + 1)
-    both = block[start:end]
-    if end < 0 or b"\\n" in both:
-        return None
-    above, _, below = both.decode("utf-8", "replace").partition("\n")
-    line, following = parsed(above), parsed(below.rstrip("\r").rpartition("\r")[2])
-    if matching(line.bare) is not None or marks(above):
-        return None
-    # Escapes may have hidden what no search through the bytes has found.
-    if b"\x1b" in both and (matching(following.bare) is not None or marks(f"{line.text}\n{following.text}")):
-        return None
-    row = row_of(line, number)
-    if row is not None and any(map(matching, row.joined(following, number + 1))):
-        return None
-    return Passed(number, (row, row_of(following, number + 1)))

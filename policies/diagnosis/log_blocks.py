@@ -8,7 +8,6 @@ from autotune.policies.diagnosis.log_prefixes import LONGEST
 
 BLOCK = 1 << 20  # bytes; a longer line is cut
 _LEAD = LONGEST // 4  # bytes shown of a very long line before what was found in it
-_STRIDE = 1 << 16  # bytes in which newlines are counted at once: they fit into the cache
 _CUT_REACH = 4096  # bytes before the end of a block where a cut in a long line is looked for
 
 
@@ -79,7 +78,7 @@ class Cursor:
 
     def pass_to(self, position: int) -> None:
         """Move forward, counting lines."""
-        self.number += _newlines(self.block, self.at, position)
+        self.number += self.block.count(b"\n", self.at, position)
         self.at = position
 
     def leave(self, stop: int) -> None:
@@ -124,7 +123,7 @@ class Backward:
         start = max(self._line, block.rfind(b"\r", self._line, position) + 1)
         end = _found(block, b"\n", position, self._at)
         end = _found(block, b"\r", position, end)
-        self._number -= _newlines(block, start, self._at)
+        self._number -= block.count(b"\n", start, self._at)
         self._at = start
         if end - start > LONGEST:
             first = max(start, position - _LEAD)
@@ -138,15 +137,6 @@ _RETURN = ord("\r")
 def _found(block: bytes, mark: bytes, start: int, stop: int) -> int:
     at = block.find(mark, start, stop)
     return stop if at < 0 else at
-
-
-def _newlines(block: bytes, start: int, stop: int) -> int:
-    """Count newlines; `replace` leaps from one to the next, where `count` compares every byte."""
-    count = 0
-    for at in range(start, stop, _STRIDE):
-        part = block[at : min(at + _STRIDE, stop)]
-        count += len(part) - len(part.replace(b"\n", b""))
-    return count
 
 
 def last_lines(data: bytes, *, reach: int, most: int) -> list[str]:

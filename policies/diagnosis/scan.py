@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from autotune.policies.diagnosis import familiar_lines, survived_failures
-from autotune.policies.diagnosis.familiar_lines import WIDEST, Familiar, Passed, Row, row_of, shape_of
+from autotune.policies.diagnosis.familiar_lines import WIDEST, Familiar, Row, row_of, shape_of
 from autotune.policies.diagnosis.findings import Place, completed, found
 from autotune.policies.diagnosis.job_records import mark_of
 from autotune.policies.diagnosis.literal_search import Ends, Matcher, Search, minimal
@@ -54,7 +54,6 @@ class Scanner:
         self._lines = 0
         self._ahead: dict[int, Waiting] = {}  # finding -> its context after the message
         self._open: Row | None = None  # a line that may go on in the next one
-        self._passed: Passed | None = None  # the last line that needed no reading
         self._until = 0  # the line up to which every line is read
         self._read = 0  # bytes before the block at hand
         self._at = 0  # bytes before the piece at hand
@@ -113,8 +112,7 @@ class Scanner:
             start, stop = cursor.piece_of(end - 1)
             cursor.pass_to(start)
             shape = shape_of(block[start:stop])
-            self._recall(cursor.number)
-            if self._expects(cursor.number) or not self._pass_over(shape, (cursor, start, stop)):
+            if self._expects(cursor.number) or shape not in self._familiar:
                 examined.append(end)
                 findings.extend(self._tempted(shape, (cursor, start, stop), source, before))
             cursor.leave(stop)
@@ -159,22 +157,6 @@ class Scanner:
             or number <= self._until
             or (self._open is not None and number - self._open.number <= 1)
         )
-
-    def _pass_over(self, shape: bytes, piece: tuple[Cursor, int, int]) -> bool:
-        """Return whether a piece that holds a needle need not be read."""
-        if shape not in self._familiar:
-            if self._familiar.tells(shape) or (passed := familiar_lines.passed(*piece)) is None:
-                return False
-            self._passed = passed
-            self._familiar.dull(shape)
-        return True
-
-    def _recall(self, number: int) -> None:
-        """Take a line that was passed over, or the one below it, as read where a line may continue it."""
-        if self._passed is not None and 0 < (distance := number - self._passed.number) <= 2:
-            self._open = self._passed.rows[distance - 1]
-            self._until = max(self._until, self._passed.number + 1)
-        self._passed = None
 
     def _tempted(
         self,

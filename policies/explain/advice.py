@@ -196,7 +196,7 @@ def _turn(knob: str, before: Setting, after: Setting) -> str:
 
 
 def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
-    unseen = not known.engine and not _is_engine(diagnosis) and diagnosis.phase is not Phase.WEIGHT_SYNC
+    elsewhere = not _is_engine(diagnosis) and diagnosis.phase is not Phase.WEIGHT_SYNC
     for knob, turn in spoken_for(name, diagnosis.phase, engine=_is_engine(diagnosis)).items():
         of_engine = KNOB_TABLE[knob].part is Part.ENGINE
         if of_engine and not _may_have_engine(diagnosis, known):
@@ -210,7 +210,7 @@ def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
         if not ruled_out and knob not in known.fixed:
             return Cure(
                 name=name,
-                action=_sized(turn.action, knob, diagnosis) + (_IF_ENGINE if of_engine and unseen else ""),
+                action=_sized(turn.action, knob, diagnosis) + (_IF_ENGINE if of_engine and elsewhere else ""),
                 reason=turn.reason,
                 changes={knob: turn_of(name, knob)},
                 slows=_price(turn.slows or MOVES[name].slows),

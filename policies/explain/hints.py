@@ -16,6 +16,7 @@ _LONGEST_REQUEST = re.compile(r"estimated maximum model length is (\d{1,3}(?:,\d
 _NARROW_BYTES = 2 << 30  # missing, up to which a larger share of an unknown card is likely to do
 _IMAGES = re.compile(r"\bvit_|vision|visual|mm_encoder|image|video|pixel")
 _QUADRATIC = re.compile(r"sdpa|scaled_dot_product|eager_attention|attn_weights|_ops\.py")
+_SLEPT = "leep mode "
 _RESIDUE = re.compile(
     r"[Ss]leep mode (?:\(level=\w+\) )?freed [\d.]+ GiB memory, ([\d.]+) GiB memory is still in use"
 )
@@ -77,7 +78,7 @@ _ON_GPU: tuple[tuple[Phase, str, Hint], ...] = (
     ),
     (
         Phase.CHECKPOINT,
-        r"\bin (?:_?load_(?:checkpoint|state_dict|optimizer\w*))\b|torch\.load\(",
+        r"\bin _?load_(?:checkpoint|state_dict|optimizer\w*)\b|torch\.load\(|oading distributed checkpoint",
         Hint(
             text='load the checkpoint into host memory first (torch.load with map_location="cpu")', leads=True
         ),
@@ -167,7 +168,7 @@ def hints(diagnosis: Diagnosis, around: str, *, residue: Residue | None = None) 
 
 def residue_of(text: str, diagnosis: Diagnosis, holders: tuple[Holder, ...]) -> Residue | None:
     """Return what a sleeping engine kept of the card, where others or one process hold as much of it."""
-    kept = [round(float(size) * (1 << 30)) for size in _RESIDUE.findall(text)]
+    kept = [round(float(size) * (1 << 30)) for size in _RESIDUE.findall(text)] if _SLEPT in text else []
     held = (diagnosis.facts.held_by_others_bytes, *(one.held_bytes for one in holders))
     if kept and any(abs(kept[-1] - size) <= _ALIKE * size for size in held if size):
         return Residue(first_bytes=kept[0], last_bytes=kept[-1])
@@ -265,7 +266,8 @@ def _on_host(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
     for phase, pattern, hint in _ON_HOST:
         if phase in (None, diagnosis.phase) and re.search(pattern, around):
             yield hint
-    if group is not None and group.component is Component.DRIVER:
+    component = diagnosis.component if group is None else group.component
+    if component is Component.DRIVER:
         yield Hint(
             text="keep less of each batch in the driver: it gathers what all workers return, such as images, "
             "log-probs and texts of the rollouts; `ray memory` lists what it still refers to, and a node "

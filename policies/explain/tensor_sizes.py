@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -59,10 +59,10 @@ def named(requested_bytes: int, model: Model, *, tokens: tuple[int, ...] = ()) -
     return None if tokens else _round_logits(requested_bytes, model)
 
 
-def printed_model(text: str) -> Model | None:
-    """Return the shape of the model that a log prints; None if it prints none, or several."""
+def printed_model(fields: Mapping[str, int | str]) -> Model | None:
+    """Return the shape of the model whose fields a log prints; None if it prints none, or several."""
     try:
-        return model_from_config(printed_fields(text))
+        return model_from_config(dict(fields))
     except ValueError:
         return None
 

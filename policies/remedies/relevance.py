@@ -22,6 +22,7 @@ _AFTER_LOADING = frozenset((
 ))  # fmt: skip
 _AFTER_PROFILING = frozenset(("reduce_mem_fraction", "disable_cuda_graph"))  # which act on pool and graphs
 _REFUSED = ("shm-refused", "shm-engine-refused")  # before any process of the job runs
+_ASKED = ("sglang-host-memory", "vllm-swap-space")  # an engine, by settings of its own, as it started
 # An engine takes back its own memory, before any weights are sent.
 _WAKES = re.compile(r"cumem_allocator|wake_up method failed|\bfunc=resume\b")
 _SENT = ("reduce_sync_buffer", "disk_weight_sync")
@@ -62,6 +63,8 @@ def can_act(name: str, diagnosis: Diagnosis) -> bool:
     if any(line.rule in _REFUSED for line in diagnosis.evidence):
         return False
     if diagnosis.cause is Cause.HOST_OOM:
+        if any(line.rule in _ASKED for line in diagnosis.evidence):
+            return name in _OF_STATE
         group = largest(facts)
         elsewhere = group is not None and group.component in (Component.DRIVER, Component.DATA)
         if name in _OF_SAVE and (diagnosis.phase in _BEFORE_SAVE or elsewhere):

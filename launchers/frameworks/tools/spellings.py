@@ -87,7 +87,7 @@ def present(tools: tuple[Tool, ...], text: str) -> Profile:
             value = _printed(spelling, text) if spelling.printed else None
             if value is not None:
                 result.setdefault(spelling.knob, value)
-    if _EXPANDABLE.search(text) is not None:
+    if "expandable_segments:True" in text and _EXPANDABLE.search(text) is not None:
         result["allocator"] = "expandable"
     return Profile(
         framework="",

@@ -66,3 +66,28 @@ def test_who_was_killed_for_a_whole_node_is_not_called_the_holder(table: str, fi
     head = page.split("\n", 1)[0]
     assert head == f"error[host-oom]: the kernel killed exporter (pid 4120): {first}"
     assert more in page and "raise the limit" not in page and "driver" not in page and "`data`" not in page
+
+
+ASKED = (
+    "[2026-04-21 14:55:12 TP3] ValueError: Not enough host memory available. Requesting 312.50 GB but only "
+    "have 288.04 GB free. Please reduce the size of the hierarchical cache.\n"
+)
+JOINED = (
+    '(TaskRunner pid=50)   File "verl/protocol.py", line 801, in concat\n(TaskRunner pid=50) '
+    "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 37.3 GiB for an array with shape "
+    "(40960, 244140) and data type float32\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "never"),
+    [
+        (ASKED, "lower what the engine keeps", "dataloader_workers"),
+        (JOINED, "keep less of each batch in the driver", "help: offload"),
+    ],
+)
+def test_the_first_help_is_about_the_program_that_asked(text: str, first: str, never: str) -> None:
+    reading = read_from(io.BytesIO(text.encode()), name="log")
+    page = render_explanation(explain(reading, framework=None, model=None))
+    assert page.split("\nhelp: ")[1].startswith(first), page
+    assert never not in page, page

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autotune.policies.explain.tensor_sizes import named, printed_model
+from autotune.policies.explain.tensor_sizes import named, printed_fields, printed_model
 from autotune.policies.values.architecture.model import Model
 
 GIB = 1 << 30
@@ -76,10 +76,10 @@ def test_a_claim_is_within_half_a_per_cent(size: int, tokens: list[int]) -> None
 
 
 def test_a_printed_model_is_read() -> None:
-    assert printed_model(CONFIG) == replace(QWEN, family="qwen3")
+    assert printed_model(printed_fields(CONFIG)) == replace(QWEN, family="qwen3")
 
 
 def test_two_models_are_none() -> None:
-    assert printed_model(CONFIG + CONFIG) is not None
-    assert printed_model(CONFIG + CONFIG.replace("4096", "2048")) is None
-    assert printed_model("no model here") is None
+    assert printed_model(printed_fields(CONFIG + CONFIG)) is not None
+    assert printed_model(printed_fields(CONFIG + CONFIG.replace("4096", "2048"))) is None
+    assert printed_model(printed_fields("no model here")) is None
