@@ -280,22 +280,21 @@ _HARDWARE = {
 
 def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
     """Return the changes that are the user's to make."""
-    last = run.attempts[-1]
-    profile, recovery = run.accepted.profile, run.accepted.job.recovery
+    profile, recovery, knobs = run.accepted.profile, run.accepted.job.recovery, run.attempts[-1].knobs
+    now = list(candidates(profile, knobs, diagnosis, started=started_before(run)))
+    anew = candidates(profile, knobs, diagnosis, started=False)
     result = [remedy.reason for remedy in free_before_relaunch(diagnosis)]
     result += [
         f"{remedy.name}, which recovery.allow or recovery.deny excludes"
-        for remedy in candidates(profile, last.knobs, diagnosis, started=started_before(run))
-        if remedy.changes and denied(recovery, profile, last.knobs, remedy)
+        for remedy in now
+        if denied(recovery, profile, knobs, remedy)
     ]
-    after_start = (
-        candidates(profile, last.knobs, diagnosis, started=False) if started_before(run) else iter(())
-    )
-    legal_now = {_key(r) for r in candidates(profile, last.knobs, diagnosis, started=started_before(run))}
+    legal = [remedy.changes for remedy in now]
     result += [
-        f"a new run with {_words(remedy)}, which a checkpoint of this run does not allow"
-        for remedy in after_start
-        if _key(remedy) not in legal_now
+        f"a new run with {', '.join(f'{knob} = {value}' for knob, value in remedy.changes.items())}, "
+        "which a checkpoint of this run does not allow"
+        for remedy in anew
+        if remedy.changes not in legal
     ]
     if diagnosis.own_limit:
         result.append("a higher limit of the process")
@@ -305,11 +304,3 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
         general = _USERS.get(diagnosis.cause.resource, ())
         result += [text for text in general if not (text == _LORA and profile.layout.lora_rank)]
     return tuple(dict.fromkeys(result))
-
-
-def _key(remedy: Remedy) -> bytes:
-    return msgspec.json.encode(remedy.changes)
-
-
-def _words(remedy: Remedy) -> str:
-    return ", ".join(f"{knob} = {value}" for knob, value in remedy.changes.items())

@@ -22,8 +22,6 @@ _EXPLAINS = 0.25  # share of a card that others hold before it is named as the r
 _HELD_AWAKE = 0.9
 _SETTLED = 20  # steps with the same settings, after which the figures of one failure tell that it sleeps
 _PROVEN = 2  # steps with the same settings, after which every process of the job has what it needs
-_START = (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT)  # an engine first sleeps after it
-_AWAKE = (*_START, Phase.ROLLOUT, Phase.WEIGHT_SYNC)
 _CARDS = (Cause.GPU_OOM, Cause.POOL_TOO_SMALL)
 _HOLDER = re.compile(r"[Pp]rocess (\d+) has (\d+(?:\.\d+)? [GM]iB) (?:memory )?in use")
 
@@ -39,7 +37,7 @@ def without_foreign(run: Run) -> Run:
     attempts: list[Attempt] = []
     for attempt in run.attempts:
         diagnosis = attempt.diagnosis
-        at_start = diagnosis is not None and diagnosis.phase in _START
+        at_start = diagnosis is not None and diagnosis.phase.is_start
         evidence = attempts if at_start else (*attempts, attempt)
         steps = max((len(a.progress) for a in evidence if a.knobs == attempt.knobs), default=0)
         text = ""
@@ -76,7 +74,8 @@ def foreign_bytes(profile: Profile, attempt: Attempt, steps: int) -> int:
         beside = (facts.outside_bytes + (facts.free_bytes or 0)) / facts.capacity_bytes
         sleeps = profile.layout.engine_sleeps if asleep is None else asleep
         sleeps = sleeps or (steps >= _SETTLED and beside < _HELD_AWAKE * own)
-        if diagnosis.phase in _AWAKE or not sleeps:
+        awake = diagnosis.phase.is_start or diagnosis.phase in (Phase.ROLLOUT, Phase.WEIGHT_SYNC)
+        if awake or not sleeps:
             share += own
     foreign = facts.outside_bytes - int(share * facts.capacity_bytes)
     return foreign if foreign >= max(_EXPLAINS * facts.capacity_bytes, missing) else 0

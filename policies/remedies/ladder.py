@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from autotune.policies.remedies.legality import objections
@@ -264,9 +265,10 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
                 yield remedy
 
 
-def joinable(diagnosis: Diagnosis, failures: int) -> frozenset[str]:
+@functools.cache
+def joinable(cause: Cause, phase: Phase, failures: int) -> frozenset[str]:
     """Return the remedies that one relaunch may join after so many failures in a row."""
-    rungs = (rung for rung in LADDER if rung.cause is diagnosis.cause and diagnosis.phase in rung.phases)
+    rungs = (rung for rung in LADDER if rung.cause is cause and phase in rung.phases)
     return frozenset(rung.name for rung in rungs if 0 < rung.joins <= failures)
 
 

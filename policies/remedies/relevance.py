@@ -29,12 +29,10 @@ _SENT = ("reduce_sync_buffer", "disk_weight_sync")
 _OCCUPIED = "vllm-startup-memory"  # before the engine holds anything
 _LEAST_FREE = 0.2  # of a card, with which an engine may still start
 _GROWN = 3  # steps, which are all alike: what is fuller at the last than at the first has grown
-_ONCE = (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT, Phase.CHECKPOINT)  # phases that begin from nothing
 _OF_GROWTH = ("host_allocator",)
 _OF_STATE = ("drop_weights_backup", "reduce_host_offload")
 _OF_DATA = ("reduce_workers", "reduce_multimodal_cache")
 _OF_SAVE = ("save_synchronously",)
-_BEFORE_SAVE = (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT)
 
 
 def runs_on_host(knobs: Knobs, diagnosis: Diagnosis) -> bool:
@@ -67,7 +65,7 @@ def can_act(name: str, diagnosis: Diagnosis) -> bool:
             return name in _OF_STATE
         group = largest(facts)
         elsewhere = group is not None and group.component in (Component.DRIVER, Component.DATA)
-        if name in _OF_SAVE and (diagnosis.phase in _BEFORE_SAVE or elsewhere):
+        if name in _OF_SAVE and (diagnosis.phase.is_start or elsewhere):
             return False  # nothing is saved yet, or by another process
         return not elsewhere or name in (*_OF_DATA, *_OF_GROWTH)
     if diagnosis.cause is not Cause.GPU_OOM:
@@ -86,7 +84,8 @@ def can_act(name: str, diagnosis: Diagnosis) -> bool:
 
 def grew(diagnosis: Diagnosis) -> bool:
     """Return whether memory must have grown over steps, as leaks and an allocator's arenas do."""
-    return diagnosis.step is not None and diagnosis.step >= _GROWN and diagnosis.phase not in _ONCE
+    anew = diagnosis.phase.is_start or diagnosis.phase is Phase.CHECKPOINT  # it begins from nothing each time
+    return diagnosis.step is not None and diagnosis.step >= _GROWN and not anew
 
 
 def shows_holder(diagnosis: Diagnosis) -> bool:

@@ -73,6 +73,11 @@ class Phase(StrEnum):
         return self in ENGINE_PHASES
 
     @property
+    def is_start(self) -> bool:
+        """Whether a process begins, before its first rollout or step."""
+        return self in (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT)
+
+    @property
     def is_pass(self) -> bool:
         """Whether a trainer's pass over the samples is under way, with its activations or logits."""
         return self in (Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD)
