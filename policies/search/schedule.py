@@ -124,7 +124,8 @@ def verdict_of(
         why = ", ".join(
             f"{counts[result]} {word}" for result, word in _WITHOUT_RESULT.items() if counts[result]
         )
-        reason = f"no trial of the search succeeded ({why or 'none was started'})"
+        why = why or "none was started: raise search.duration or search.trials"
+        reason = f"no trial of the search succeeded ({why})"
         return GaveUp(reason=f"{reason}; `stable.yaml` is the configuration that it started from")
     tight = any(trials.exceeds(r) for r in results if r.knobs == start)
     return Stable(marginal=tight and trials.winner(results, search, start=start) is None)

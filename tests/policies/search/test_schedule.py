@@ -92,7 +92,9 @@ def test_a_search_is_no_success_without_a_trial_that_was_measured() -> None:
 
     start = replace(probe(START, 100.0), attempt=1)
     kept = "; `stable.yaml` is the configuration that it started from"
-    assert reason_of(start) == f"no trial of the search succeeded (none was started){kept}"
+    assert reason_of(start) == (
+        f"no trial of the search succeeded (none was started: raise search.duration or search.trials){kept}"
+    )
     complete = partial(schedule.verdict_of, search=SEARCH, start=START, began_with=1, exhausted=True)
     assert complete([start]) == Stable()
     assert complete([start, probe(FAST, 0.0, result=Result.GATED)]) == Stable()
