@@ -38,7 +38,7 @@ from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.value import Value
 
-_CHOSEN = "predicted: the fastest that fits"
+_CHOSEN = "the fastest that is predicted to fit"
 _NEXT_TO_NOTHING = 1.005  # of a step's time: below what a search calls a gain
 _ROUNDS = 3  # searches, each around the fastest of the one before
 
@@ -99,7 +99,10 @@ def _fastest(wish: Wish, text: str) -> Start | None:
         return None
     chosen = _with_defaults(sight, profile, result[0])
     changes = framework.settings(job, chosen)
-    edits = [Edit(("settings", key), value, _CHOSEN) for key, value in changes.items()]
+    added = [key for key in changes if key not in job.settings]  # they stand together at the end
+    reasons = dict.fromkeys(changes, _CHOSEN) | dict.fromkeys(added, "")
+    reasons |= dict.fromkeys(added[:1], f"{_CHOSEN}, as what follows")
+    edits = [Edit(("settings", key), value, reasons[key]) for key, value in changes.items()]
     estimate = judged(sight, (chosen,)).estimate
     return Start(
         text=edited(text, edits, literal=LITERAL).rstrip() + "\n",

@@ -25,7 +25,7 @@ from autotune.orchestrator.cli.shared.options import (
 )
 from autotune.orchestrator.cluster_fit import on_gpus, with_gpu_memory
 from autotune.orchestrator.config.cards import Gpus, parse_gpus
-from autotune.orchestrator.config.loader import expected_cluster, load_unfinished
+from autotune.orchestrator.config.loader import expected_cluster, load_unfinished, parse_elsewhere
 from autotune.orchestrator.config.overrides import override, with_edits
 from autotune.orchestrator.config.secrets import shown_command
 from autotune.orchestrator.config.yaml_edit import Edit
@@ -303,6 +303,7 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
         click.echo(f"note: {note}", err=True)
     pace = "" if result.step_s is None else f"about {result.step_s:,.0f} s a step "
     click.echo(
+        f"# {verdict(outcome_of(parse_elsewhere(result.text)[0], remedies=False))}\n"
         f"# predicted, not measured: {pace}on {where};"
         f" the fastest of {result.looked_at} configurations that fit\n"
         f"# needs {show_gib(result.host_bytes)} of host memory per node",
