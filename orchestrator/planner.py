@@ -11,11 +11,11 @@ import msgspec
 
 from autotune.launchers.base import Framework
 from autotune.launchers.frameworks.core.versions import choose
-from autotune.policies.estimate.belief.calibration import Prediction, kind_of, predicted
+from autotune.policies.estimate.belief.calibration import kind_of, predicted
 from autotune.policies.estimate.beside import overflow, scales, spread
 from autotune.policies.estimate.constants import has_speed
 from autotune.policies.estimate.lengths import Assumption, lengths_of, longest_of
-from autotune.policies.estimate.parts import PARTS, Floats
+from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.explain.advice import remedies_after
 from autotune.policies.recovery.assumptions import facts_of, rests_on
@@ -297,6 +297,10 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
     # Attempts, or earlier jobs of its kind, showed what is left.
     untried = accepted.learned is None and not view.run.attempts
     beside = scales(accepted.profile, estimates) * untried
+    # The skewed term stands for all that a sleeping engine keeps, which the peaks count as well.
+    counted = prediction.gpu - estimates.gpu_parts[:, PARTS.index("residue")] * (beside > 0)
+    room = estimates.gpu_capacity * (1 - HEADROOM) - counted
+    chances = list(map(overflow, room[:, 0], prediction.gpu_error[:, 0], beside[:, 0]))
     pool, tokens = float(prediction.pool[0]), float(estimates.pool_tokens[0])
     rows = []
     for name, phases in _ROWS.items():
@@ -306,7 +310,7 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
         total = ranked.gpu[heaviest]
         own_error = float(prediction.gpu_error[index, 0]) / max(1.0, total)
         is_known = capacity != float("inf")
-        chance = max(_overflow(capacity, prediction, beside, PHASES.index(phase)) for phase in phases)
+        chance = max(chances[PHASES.index(phase)] for phase in phases)
         verdict = _verdict(total, capacity, own_error) if is_known else "unknown"
         in_engine = name in _ENGINE_ROWS and isfinite(tokens)
         if in_engine and is_known:
@@ -328,11 +332,6 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
             )
         )
     return tuple(rows)
-
-
-def _overflow(capacity: float, prediction: Prediction, beside: Floats, phase: int) -> float:
-    room = capacity * (1 - HEADROOM) - float(prediction.gpu[phase, 0])
-    return overflow(room, float(prediction.gpu_error[phase, 0]), float(beside[phase, 0]))
 
 
 def any_phase(rows: Sequence[PhasePlan]) -> float | None:

@@ -54,16 +54,18 @@ def summary(halves: Mapping[str, Sequence[Judgement]]) -> Iterator[str]:
 def losses(halves: Mapping[str, Sequence[Judgement]]) -> Iterator[str]:
     """Yield the log losses of the plans' chances of whole RL jobs and of trainers, and how pairs compare.
 
-    The best constant is that of all the other jobs of the same row. Cases are chosen for failing, so that a
-    row's own rate of failures is no rate of all jobs.
+    `complete`: RL jobs whose report gives every setting that decides memory. The best constant is that of all
+    the other jobs of the same row. Cases are chosen for failing, so that a row's own rate of failures is no
+    rate of all jobs.
     """
     yield (
         f"{'':24} {'':8} {'jobs':>5} {'failed':>7} {'log loss':>9} {'constant':>9} {'0.2 + 0.8 P':>12} "
         f"{'ran, below 0.1':>15} {'failed, below 0.1':>18}"
     )
+    kinds = (("all", "RL jobs", False), ("all", "complete", True), ("trainer", "trainers", False))
     for title, half in halves.items():
-        for scope, name in (("all", "RL jobs"), ("trainer", "trainers")):
-            chosen = [found for found in half if found.truth.scope == scope]
+        for scope, name, told in kinds:
+            chosen = [found for found in half if found.truth.scope == scope and found.truth.complete >= told]
             failed = [found.truth.outcome == "oom" for found in chosen]
             if len(chosen) < 2:
                 continue

@@ -93,7 +93,8 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
     bucket = np.where(load.disk, 0.0, load.sync_buffer) * pooled
     # The order of a colocated sync: a sleeping engine's weights wake, are updated, and the pool wakes last.
     woken = instant(n, weights=weights, graphs=graphs, buffers=bucket + base, outside=outside)
-    receiving = np.where(load.engine_sleep, woken, starting + instant(n, buffers=bucket))
+    in_part = load.engine_sleep & (not layout.wakes_whole)
+    receiving = np.where(in_part, woken, starting + instant(n, buffers=bucket))
     asleep = instant(n, graphs=graphs, residue=constant("residue") + np.zeros(n), outside=outside)
     training = np.where(load.engine_sleep, asleep, starting)
     return Engine(

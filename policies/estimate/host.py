@@ -162,13 +162,15 @@ def _staged(model: Model, load: Load, node: Node, state: State) -> Floats:
 def _routing(model: Model, load: Load, node: Node) -> Floats:
     """Return the experts that a step's rollout chose, which passes of the trainer choose again.
 
-    The driver has one copy, Ray's object store another; a rank has its replica's part or the whole step's.
+    The driver has one copy, Ray's object store another, and the driver those of the next step where engines
+    run ahead; a rank has its replica's part.
     """
     layout, layers = load.layout, model.layers - model.dense_layers
     if not (layout.routing and model.experts):
         return np.zeros(load.count)
     tokens = load.step_sequences * load.replicas * load.lengths.mean
     one = tokens * layers * model.experts_per_token * constant("routed_id")
-    ranks = node.trainers * (1.0 if layout.routing == "whole" else 1.0 / load.replicas)
-    result: Floats = one * (2.0 + ranks)
+    recorded = (layout.routing != "parts") / (load.tensor * load.split)
+    ahead = float(load.placement is Placement.ASYNCHRONOUS)
+    result: Floats = one * (2.0 + ahead + node.trainers / load.replicas * (1.0 + recorded))
     return result

@@ -7,9 +7,23 @@ from typing import Any
 from autotune.launchers.frameworks.hugging_face.settings import TrainerSettings
 from autotune.policies.values.architecture.model import Layout
 
+_FP32 = 4
 
-def layout(config: TrainerSettings, *, stored: int, **own: Any) -> Layout:
-    """Return every size; `stored`: bytes of a weight, `own`: what the framework does in its own way."""
+
+def trained_bytes(config: TrainerSettings, stored: int, *, mixed: bool, adapters: bool) -> int:
+    """Return the bytes of a trained weight that is loaded in `stored` bytes.
+
+    With `mixed` precision accelerate holds those of FSDP in fp32 (fsdp_utils.py, fsdp2_prepare_model);
+    adapters leave the model's own as they are.
+    """
+    return _FP32 if config.is_fsdp and mixed and not adapters else stored
+
+
+def layout(config: TrainerSettings, *, stored: int, trained: int, **own: Any) -> Layout:
+    """Return every size; `stored`: bytes of a weight as it is loaded, `trained`: of one that is trained.
+
+    `own`: what the framework does in its own way.
+    """
     ranks, sharded = config.processes, config.is_sharded
     batch = config.micro * ranks
     step = batch * config.passes
@@ -18,8 +32,8 @@ def layout(config: TrainerSettings, *, stored: int, **own: Any) -> Layout:
         ranks=ranks,
         shards=ranks if sharded else 1,
         engine_ranks=ranks if config.colocated else 0,
-        parameter_bytes=stored,
-        gradient_bytes=stored,
+        parameter_bytes=trained,
+        gradient_bytes=trained,
         reference_bytes=stored,
         per_tensor_optimizer="fused" in str(config.get("optim")),
         sync_buckets=0,

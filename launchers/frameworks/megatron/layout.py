@@ -64,7 +64,8 @@ def layout(config: Config) -> Layout:
         trainer_sleeps=config.sleeps("train"),
         optimizer_stays_offloaded=True,
         pinned="tensors",  # slime/utils/tensor_backper.py; Relax and miles have it too
-        routing="whole" if config.flag("use-rollout-routing-replay") else "",
+        # slime/ray/rollout.py, _split_train_data_by_dp; slime/utils/routing_replay.py, record
+        routing="recorded" if config.flag("use-rollout-routing-replay") else "",
         staged="gathered" if config.flag("dist-ckpt-optim-fully-reshardable") else "shard",
         saves_optimizer=not config.flag("no-save-optim"),
         predicting_loss=config.flag("enable-mtp-training"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core.optimizer_state import torch_state_bytes, width, with_zero
 from autotune.launchers.frameworks.hugging_face.layout import layout as shared
+from autotune.launchers.frameworks.hugging_face.layout import trained_bytes
 from autotune.launchers.frameworks.ms_swift.config import Config
 from autotune.policies.values.architecture.model import Layout
 
@@ -16,11 +17,13 @@ def layout(config: Config) -> Layout:
     """Return every size."""
     stored = width(str(config.get("torch_dtype") or "bfloat16"))
     masters = bool(config.deepspeed) and stored == 2
-    moments = torch_state_bytes(str(config.get("optim")), parameter_bytes=stored)
+    trained = trained_bytes(config, stored, mixed=stored == 2, adapters=not config.trains_all)
+    moments = torch_state_bytes(str(config.get("optim")), parameter_bytes=trained)
     answers, longest = config.count("max_completion_length"), config.longest
     result = shared(
         config,
         stored=stored,
+        trained=trained,
         compute_bytes=stored,
         optimizer_bytes=_MASTER_AND_MOMENTS if masters else moments,
         reference=bool(config.get("beta")) and config.trains_all,  # an adapter's is the model without it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core.optimizer_state import torch_state_bytes, with_zero
 from autotune.launchers.frameworks.hugging_face.layout import layout as shared
+from autotune.launchers.frameworks.hugging_face.layout import trained_bytes
 from autotune.launchers.frameworks.trl.config import Config
 from autotune.policies.values.architecture.model import Layout
 
@@ -22,14 +23,16 @@ def layout(config: Config) -> Layout:
     """Return every size."""
     width = 2 if "16" in str(config.get("dtype")) else 4
     half = width == 2 or not config.on("use_cpu")
+    trained = trained_bytes(config, width, mixed=not config.on("use_cpu"), adapters=config.on("use_peft"))
     result = shared(
         config,
         stored=width,
+        trained=trained,
         compute_bytes=2 if half else 4,
         # FSDP and DeepSpeed cast their weights themselves.
         autocast=half and width == _FP32 and not config.is_sharded,
         autocast_head=not config.has_head,
-        optimizer_bytes=torch_state_bytes(str(config.get("optim")), parameter_bytes=width),
+        optimizer_bytes=torch_state_bytes(str(config.get("optim")), parameter_bytes=trained),
         reference=bool(config.get("beta")) and not config.on("use_peft"),
         lora_rank=config.count("lora_r") if config.on("use_peft") else 0,
         entropy=not config.has_head,  # it comes out of the same tiles

@@ -292,8 +292,15 @@ class Config(DeclaredSettings):
 
     @property
     def entropy(self) -> bool:
-        """Whether the update itself computes the entropy."""
-        return bool(self.share(f"{ACTOR}.entropy_coeff")) or self.flag(f"{ACTOR}.calculate_entropy")
+        """Whether the update itself computes the entropy, as it always does before 0.4.0 (dp_actor.py)."""
+        asked = bool(self.share(f"{ACTOR}.entropy_coeff")) or self.flag(f"{ACTOR}.calculate_entropy")
+        return asked or is_before(self.version, "0.4.0")
+
+    @property
+    def wakes_whole(self) -> bool:
+        """Whether an engine has its pool while its weights are updated, as vLLM in 0.3 (fsdp_vllm.py)."""
+        of_release = is_before(self.version, "0.4.0") and not is_before(self.version, "0.3.0")
+        return of_release and self.engine == "vllm" and not self.megatron
 
     @property
     def engine_ranks(self) -> int:

@@ -66,6 +66,7 @@ def layout(config: Config) -> Layout:
         engine_sleeps=config.sleeps,
         # engine_workers.py, update_weights: on after every sync through CUDA IPC, the first one included.
         expandable_segments=config.colocated,
+        wakes_whole=config.wakes_whole,
         engine_weights_on_host=config.engine == "sglang" or config.adapters,  # else vLLM's sleep drops them
         # vLLM opens the trainer's one buffer (bucketed_weight_transfer.py), which counts as the engine's.
         sync_buckets=0 if config.colocated and config.engine == "vllm" else 2,
@@ -145,7 +146,9 @@ def _fsdp(config: Config, *, squares: bool) -> dict[str, Any]:
         "optimizer_temporary_bytes": temporary,
         "logits_bytes": 2,  # its output layer keeps bf16
         "loss": "softmax" if squares else _loss(config),
-        "compiled_loss": config.flag(f"{FSDP}.use_torch_compile"),
+        # Padded passes never call the compiled entropy (fsdp/transformer_impl.py, prepare_model_outputs).
+        "compiled_loss": config.flag(f"{FSDP}.use_torch_compile")
+        and config.flag(f"{MODEL}.use_remove_padding"),
         "grad_offload_takes_all": not (config.flag(f"{FSDP}.offload_policy") and strategy == "fsdp"),
         "reshard_after_forward": config.flag(f"{FSDP}.reshard_after_forward"),
         "reduces_last": config.flag(f"{FSDP}.use_no_sync_for_gradient_accumulation"),

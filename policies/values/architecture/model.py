@@ -134,6 +134,7 @@ class Layout(Value, frozen=True, kw_only=True):
     entropy: bool = False  # the loss or its metrics compute the entropy of the logits
     engine_sleeps: bool = False  # the engine frees its memory while training runs
     engine_weights_on_host: bool = True  # ... and keeps its weights in host memory until it wakes
+    wakes_whole: bool = False  # ... and its pool wakes with its weights, before these are updated
     embedding_apart: bool = True  # FSDP2 gathers an untied embedding by itself; else with the root
     head_apart: bool = False  # FSDP2 gathers an untied head by itself; else with the root
     reshard_after_forward: bool = (
@@ -192,9 +193,9 @@ class Layout(Value, frozen=True, kw_only=True):
     # rank 0 the whole model, or none of these.
     staged: Literal["shard", "gathered", "whole", "none"] = "shard"
     saves_optimizer: bool = True  # a checkpoint has the optimizer's state too
-    routing: Literal["", "parts", "whole"] = (
-        ""  # experts chosen in a rollout are replayed; what a rank holds of a step's
-    )
+    # Experts chosen in a rollout are replayed: a rank has those of its replica's part, and a compact copy
+    # for the tokens that it computes (recorded; whole in runs of earlier versions).
+    routing: Literal["", "parts", "recorded", "whole"] = ""
     loads_whole: bool = False  # every GPU holds the whole model before it is sharded
     sequences: int = 0  # samples of one step, over all ranks
     mini_batch: int = 0  # samples of one update of the weights, over all ranks; 0: all of a step

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import numpy as np
 import pytest
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from autotune.launchers import frameworks
 from autotune.launchers.frameworks import FRAMEWORKS
-from autotune.policies.values.architecture.model import Layout
+from autotune.policies.estimate.peaks import estimates
+from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import Job
 from tests.launchers.frameworks import megatron_jobs, nemo_rl_jobs, skyrl_jobs, verl_jobs
 
@@ -109,20 +111,50 @@ def test_every_framework_that_configures_megatron_reads_the_same_switches(name: 
         assert (found.optimizer_bytes, found.masters_beside) == (12, not precise)
 
 
-# Switches that change a node's host memory in the framework, so that they must change the layout.
-REPLAYS: dict[str, dict[str, object]] = {
-    "verl": {"actor_rollout_ref.actor.megatron.router_replay.mode": "R3"},
-    "skyrl": {"trainer.policy.megatron_config.moe_enable_routing_replay": True},
-    "slime": {"use-rollout-routing-replay": True},
+# Switches that change what the host holds in the framework, so that they must change the estimate.
+HOST_SWITCHES: dict[str, tuple[dict[str, object], ...]] = {
+    "verl": (
+        {f"{_VERL}.megatron.router_replay.mode": "R3"},
+        {f"{_VERL}.checkpoint.save_contents": ["model"]},
+        {f"{_VERL}.megatron.param_offload": True},
+    ),
+    "skyrl": (
+        {f"{_SKYRL}.moe_enable_routing_replay": True},
+        {f"{_SKYRL}.optimizer_config_kwargs.optimizer_cpu_offload": True},
+    ),
+    "nemo-rl": ({f"{_NEMO}.optimizer.optimizer_cpu_offload": True},),
+    "slime": (
+        {"use-rollout-routing-replay": True},
+        {"no-save-optim": True},
+        {"dist-ckpt-optim-fully-reshardable": True},
+        {"optimizer-cpu-offload": True},
+    ),
 }
+_EXPERTS = Model(
+    layers=4,
+    hidden=256,
+    heads=4,
+    kv_heads=4,
+    head_dim=64,
+    intermediate=512,
+    vocab=32000,
+    experts=8,
+    experts_per_token=2,
+    expert_intermediate=512,
+)
 
 
-@pytest.mark.parametrize("name", REPLAYS)
-def test_replayed_routing_changes_the_layout(name: str) -> None:
-    job, cluster = JOBS[name][0], verl_jobs.CLUSTER
-    assert FRAMEWORKS[name].profile(job, cluster).layout.routing == ""
-    replayed = verl_jobs.with_settings(job, REPLAYS[name])
-    assert FRAMEWORKS[name].profile(replayed, cluster).layout.routing != ""
+def _host(name: str, settings: dict[str, object]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    job, cluster = verl_jobs.with_settings(JOBS[name][0], settings), verl_jobs.CLUSTER
+    profile = FRAMEWORKS[name].profile(replace(job, shape=_EXPERTS), cluster)
+    return estimates(profile, cluster, _EXPERTS, (profile.knobs,)).host
+
+
+@pytest.mark.parametrize(
+    ("name", "switch"), [(name, switch) for name, switches in HOST_SWITCHES.items() for switch in switches]
+)
+def test_a_switch_that_changes_host_memory_changes_its_estimate(name: str, switch: dict[str, object]) -> None:
+    assert (_host(name, switch) != _host(name, {})).any()
 
 
 def test_a_framework_states_only_what_differs_from_a_layouts_defaults() -> None:

@@ -607,7 +607,10 @@ def test_the_layout_says_how_fsdp_wraps_reduces_and_computes_the_loss() -> None:
     assert profile(job(**{f"{ACTOR}.calculate_sum_pi_squared": True})).layout.loss == "softmax"
     assert profile(JOBS["megatron"]).layout.loss == "softmax"
     padded = {"actor_rollout_ref.model.use_remove_padding": False}
-    assert profile(job(**padded)).layout.loss == "kernel"
+    assert (profile(job(**padded)).layout.loss, profile(job(**padded)).layout.compiled_loss) == (
+        "kernel",
+        False,
+    )
     sdpa = {"+actor_rollout_ref.model.override_config.attn_implementation": "sdpa"}
     assert profile(job(**padded, **sdpa)).layout.loss == "rows"
     assert profile(job(**sdpa)).layout.loss == "kernel"

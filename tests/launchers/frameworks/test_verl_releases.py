@@ -89,6 +89,18 @@ def test_the_engine_of_every_older_release_sleeps_unless_the_job_says_otherwise(
         assert profile(awake).layout.engine_sleeps is (release < "0.5"), release
 
 
+@pytest.mark.parametrize(
+    ("version", "entropy", "whole"),
+    [("0.2.0", True, False), ("0.3.0", True, True), ("0.4.1", False, False), (None, False, False)],
+)
+def test_an_update_before_0_4_computes_the_entropy_and_vllm_in_0_3_wakes_with_its_pool(
+    version: str | None, entropy: bool, whole: bool
+) -> None:
+    settings = {"actor_rollout_ref.actor.entropy_coeff": 0, f"{ROLLOUT}.name": "vllm"}
+    layout = profile(plain(version, **settings)).layout
+    assert (layout.entropy, layout.wakes_whole) == (entropy, whole)
+
+
 def test_a_knob_whose_setting_came_later_is_not_offered() -> None:
     later = {
         "0.2.0.post2": {"max_model_len", "fused_kernels", "entropy_chunking", "grad_offload"},

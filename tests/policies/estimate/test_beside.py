@@ -1,18 +1,20 @@
 """What a whole job holds beside what is counted: it scales with what it comes from, and a chance shows it."""
 
 from dataclasses import replace as changed
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from autotune.policies.estimate.beside import overflow, scales, spread
+from autotune.policies.estimate.constants import TABLE
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.profile import Placement
 
-from .toy import GIB, LAYOUT, found, job
+from .toy import GIB, LAYOUT, TOY, found, job
 
 ENGINES = {Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.WEIGHT_SYNC}
 OF_TRAINER, OF_ENGINE = ("weights", "gradients", "optimizer"), ("weights", "graphs")
@@ -44,6 +46,42 @@ def test_each_term_that_is_20_percent_larger_raises_the_chance_of_the_other_side
             overflow(8.0 * GIB, GIB, float(after[place, 0]))
             > overflow(8.0 * GIB, GIB, float(before[place, 0]))
         ) == raised
+
+
+# What neither an engine's share nor its pool can absorb, by the engine whose phases hold it.
+OUTSIDE = {
+    "vllm": ("context", "vllm_graphs", "modules", "workspaces", "collectives", "residue"),
+    "sglang": ("graph_base", "graph_per_batch", "engine_base", "modules", "workspaces", "residue"),
+}
+
+
+@pytest.mark.parametrize(("engine", "name"), [(key, name) for key in OUTSIDE for name in OUTSIDE[key]])
+def test_a_term_that_is_20_percent_larger_raises_the_total_of_the_phases_that_hold_it(engine, name):
+    before = found(LAYOUT, engine=engine, engine_sleep=True).gpu
+    wider = TABLE[name]._replace(value=TABLE[name].value * 1.2)
+    with patch.dict(TABLE, {name: wider}):
+        after = found(LAYOUT, engine=engine, engine_sleep=True).gpu
+    rose = {phase for place, phase in enumerate(PHASES) if after[place, 0] > before[place, 0]}
+    assert rose >= ({Phase.BACKWARD} if name == "residue" else {Phase.ROLLOUT})
+
+
+def test_a_trainer_that_is_20_percent_larger_raises_the_total_of_the_engines_phases():
+    resident = replace(LAYOUT, parameter_bytes=4)
+    shape = replace(TOY, layers=4000, hidden=2000)
+    before = found(resident, engine="vllm", model=shape).gpu
+    after = found(resident, engine="vllm", model=replace(shape, layers=4800)).gpu
+    for phase in ENGINES:
+        assert after[PHASES.index(phase), 0] > before[PHASES.index(phase), 0]
+
+
+def test_a_constant_that_reaches_up_to_more_has_a_distribution():
+    reaching = {name for name, row in TABLE.items() if " up to " in row.source}
+    assert reaching == {"residue"}  # the scale of the skewed term while an engine sleeps
+    shared = job(LAYOUT, placement=Placement.COLOCATED, engine="vllm")
+    estimate = found(LAYOUT, engine="vllm")
+    before = scales(shared, estimate)
+    with patch.dict(TABLE, residue=TABLE["residue"]._replace(value=2 * TABLE["residue"].value)):
+        assert (scales(shared, estimate) > before).any()
 
 
 def test_a_fraction_that_leaves_more_room_has_the_lower_chance():

@@ -111,6 +111,8 @@ def test_a_sleeping_engine_leaves_its_graphs_and_a_residue():
         layout=replace(LAYOUT, engine_sleeps=True), sync_mode="disk", sync_buffer=1 << 30
     )
     assert through_disk["receiving"]["buffers"] == pytest.approx(BASE)
+    whole, _ = states(layout=replace(LAYOUT, engine_sleeps=True, wakes_whole=True), sync_buffer=1 << 30)
+    assert whole["receiving"]["kv_pool"] == whole["starting"]["kv_pool"] > 0
 
 
 def test_an_engine_that_never_sleeps_keeps_everything():

@@ -298,11 +298,13 @@ def test_the_experts_that_a_rollout_chose_are_kept_for_the_trainer():
     experts = replace(TOY, experts=4, experts_per_token=2, expert_intermediate=8, dense_layers=1)
     plain = by_phase(found(LAYOUT, model=experts), "buffers", host=True)[Phase.ROLLOUT]
     tokens = load(LAYOUT).lengths.mean * LAYOUT.sequences
-    for routing, ranks in (("parts", 1), ("whole", 4)):
-        kept = by_phase(found(replace(LAYOUT, routing=routing), model=experts), "buffers", host=True)
+    shared, ahead = Placement.COLOCATED, Placement.ASYNCHRONOUS
+    for routing, placement, copies in (("parts", shared, 3), ("recorded", shared, 4), ("parts", ahead, 4)):
+        layout = replace(LAYOUT, routing=routing)
+        kept = by_phase(found(layout, model=experts, placement=placement), "buffers", host=True)
         # Of one layer with experts, two choices of four bytes: with the driver, in Ray's store, in the ranks.
-        assert kept[Phase.ROLLOUT] - plain == pytest.approx(tokens * 2 * 4 * (2 + ranks))
-    dense = by_phase(found(replace(LAYOUT, routing="whole")), "buffers", host=True)
+        assert kept[Phase.ROLLOUT] - plain == pytest.approx(tokens * 2 * 4 * copies)
+    dense = by_phase(found(replace(LAYOUT, routing="parts")), "buffers", host=True)
     assert dense[Phase.ROLLOUT] == by_phase(found(), "buffers", host=True)[Phase.ROLLOUT]
 
 
