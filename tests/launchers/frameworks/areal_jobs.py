@@ -100,6 +100,7 @@ JOBS = {
     "megatron": job(actor__backend="megatron:d1t2p2"),
     "experts": job(actor__backend="megatron:(attn:d2t2|ffn:d2e2)"),
     "archon": job(actor__backend="archon:d2c2"),
+    "kept": job({"actor.archon.reshard_after_forward_policy": "never"}, actor__backend="archon:d4"),
     "vllm": job(rollout__backend="vllm:d2t2", vllm__max_model_len=8192),
     "sgd": job(actor__optimizer__type="sgd"),
     "unlimited": job(actor__mb_spec=...),

@@ -52,6 +52,9 @@ JOBS = {
     "sequences": job(_PLAIN),
     "dynamic": job({**_PLAIN, "policy.dynamic_batching.enabled": True}),
     "megatron": job(_MEGATRON),
+    "experts": job(
+        _MEGATRON, shape=replace(SHAPE, experts=128, experts_per_token=8, expert_intermediate=768)
+    ),
     "megatron-sequences": job(
         {
             **_MEGATRON,

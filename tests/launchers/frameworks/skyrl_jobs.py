@@ -46,11 +46,16 @@ def job(settings: dict[str, Any] | None = None, **fields: Any) -> Job:
     )
 
 
+_FSDP = "trainer.policy.fsdp_config"
 JOBS = {
     "images": job(shape=replace(SHAPE, tower=676_000_000)),
     "sequences": job(),
     "tokens": job({"trainer.max_tokens_per_microbatch": 16384}),
+    "groups": job({f"{_FSDP}.fsdp_size": 2, f"{_FSDP}.reshard_after_forward": False}),
     "megatron": job(_MEGATRON),
+    "experts": job(
+        _MEGATRON, shape=replace(SHAPE, experts=128, experts_per_token=8, expert_intermediate=768)
+    ),
     "megatron-tokens": job({**_MEGATRON, "trainer.max_tokens_per_microbatch": 8192}),
     "adapters": job({"trainer.policy.model.lora.rank": 32}),
     "apart": job(

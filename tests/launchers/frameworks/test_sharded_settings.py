@@ -16,21 +16,14 @@ from autotune.policies.values.profile import FixedDuringRun
 from . import areal_jobs, megatron_jobs, nemo_rl_jobs, skyrl_jobs, verl_jobs
 
 _VERL, _SKYRL = "actor_rollout_ref.actor.fsdp_config", "trainer.policy.fsdp_config"
-_POLICY = "actor.archon.reshard_after_forward_policy"
 KEPT: dict[str, tuple[Job, dict[str, Any]]] = {
-    "verl": (
-        verl_jobs.job(**{f"{_VERL}.reshard_after_forward": False}),
-        {f"{_VERL}.reshard_after_forward": True},
-    ),
-    "skyrl": (
-        skyrl_jobs.job({f"{_SKYRL}.reshard_after_forward": False}),
-        {f"{_SKYRL}.reshard_after_forward": True},
-    ),
-    "areal": (areal_jobs.job({"actor.backend": "archon:d4", _POLICY: "never"}), {_POLICY: "always"}),
+    "verl": (verl_jobs.JOBS["groups"], {f"{_VERL}.reshard_after_forward": True}),
+    "skyrl": (skyrl_jobs.JOBS["groups"], {f"{_SKYRL}.reshard_after_forward": True}),
+    "areal": (areal_jobs.JOBS["kept"], {"actor.archon.reshard_after_forward_policy": "always"}),
 }
 GROUPED: dict[str, tuple[Job, str]] = {
-    "verl": (verl_jobs.job(**{f"{_VERL}.fsdp_size": 2}), f"{_VERL}.fsdp_size"),
-    "skyrl": (skyrl_jobs.job({f"{_SKYRL}.fsdp_size": 2}), f"{_SKYRL}.fsdp_size"),
+    "verl": (verl_jobs.JOBS["groups"], f"{_VERL}.fsdp_size"),
+    "skyrl": (skyrl_jobs.JOBS["groups"], f"{_SKYRL}.fsdp_size"),
 }
 
 

@@ -63,6 +63,10 @@ _KINDS: dict[str, dict[str, Any]] = {
     },
     "ulysses": {f"{ACTOR}.ulysses_sequence_parallel_size": 2, f"{ACTOR}.ppo_max_token_len_per_gpu": 8192},
     "no-validation": {"trainer.val_before_train": False, "data.train_batch_size": 64},
+    "groups": {
+        f"{ACTOR}.fsdp_config.fsdp_size": 2,
+        f"{ACTOR}.fsdp_config.reshard_after_forward": False,
+    },
     "megatron": _MEGATRON,
     "megatron-critic": {**_MEGATRON, "algorithm.adv_estimator": "gae"},
 }
@@ -82,6 +86,14 @@ def job(shape: Model | None = QWEN_7B, **changes: Any) -> Job:
 
 
 JOBS: dict[str, Job] = {name: job(**kind) for name, kind in _KINDS.items()}
+JOBS["experts"] = job(
+    replace(QWEN_7B, experts=128, experts_per_token=8, expert_intermediate=768, kv_lora_rank=512),
+    **_MEGATRON,
+    **{
+        f"+{ACTOR}.megatron.override_transformer_config.fine_grained_activation_offloading": False,
+        f"{ACTOR}.megatron.override_transformer_config.recompute_granularity": "selective",
+    },
+)
 _CONFIGS = Path(__file__).parents[3] / "configs"
 
 
