@@ -72,12 +72,12 @@ class Missing(NamedTuple):
     variable: str
 
 
-def reference(value: Any, *, of_env: bool = False) -> str | None:
+def reference(value: Any) -> str | None:
     """Return the variable that `{env: NAME}` names, None for any other value."""
     if not isinstance(value, dict) or list(value) != ["env"] or not isinstance(value["env"], str):
         return None
     name: str = value["env"]
-    return name if _VARIABLE.fullmatch(name) or (of_env and name.isidentifier()) else None
+    return name if _VARIABLE.fullmatch(name) else None
 
 
 def filled(job: Job, lookup: Lookup = os.environ.get) -> tuple[Job, tuple[Missing, ...]]:

@@ -47,11 +47,9 @@ class Followed:
         self.hardware = Hardware()  # what Slurm is asked for
         self.missing: list[tuple[str, tuple[str, ...]]] = []  # files that are not here, with their arguments
 
-    def script(
-        self, place: Path, text: str, arguments: Sequence[str], *, cwd: str, env: Mapping[str, str] = {}
-    ) -> Iterator[Invocation]:
+    def script(self, place: Path, text: str, arguments: Sequence[str], *, cwd: str) -> Iterator[Invocation]:
         """Yield each program that a script starts; raises ValueError if it is nested too deeply."""
-        yield from self._read(place, text, arguments, cwd=cwd, env=dict(env), callers=(str(place),))
+        yield from self._read(place, text, arguments, cwd=cwd, env={}, callers=(str(place),))
 
     def _read(
         self,

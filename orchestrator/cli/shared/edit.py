@@ -92,27 +92,25 @@ def with_options(
     return edited(text, edits, literal=LITERAL), changed
 
 
-def changed_job(
-    run: directory.RunFolder, *, job_file: Path | None = None, ask: bool = True
-) -> RequestedJob | None:
+def changed_job(run: directory.RunFolder, *, job_file: Path | None = None) -> RequestedJob | None:
     """Return the changed job of a run: `job_file`, that of an edit before or of the launch, or its own copy.
 
-    With `ask`, and on a terminal, an unchanged copy opens in the user's editor. None: nothing differs.
+    On a terminal, an unchanged copy opens in the user's editor. None: nothing differs.
     """
     history, request = run.history(), run.request
     if job_file is not None:
-        return _edit_from(run, history, job_file, request=request)
+        return _edit_from(history, job_file, request=request)
     for name, known in ((request.edited_file, request.edited_digest), (request.job_file, request.job_digest)):
         if name and _digest_of(name, known) != known:
-            result = _edit_from(run, history, Path(name), request=request)
+            result = _edit_from(history, Path(name), request=request)
             if result is not None:
                 return result
     copy = str(run.path / "job.yaml")
-    result = _edit(run, history, run.job_text, file=copy, request=request, options=False)
-    if result is None and ask and sys.stdin.isatty() and sys.stderr.isatty():
+    result = _edit(history, run.job_text, file=copy, request=request, options=False)
+    if result is None and sys.stdin.isatty() and sys.stderr.isatty():
         text = click.edit(run.job_text, extension=".yaml")
         if text is not None:
-            return _edit(run, history, text, file=copy, request=request, options=False)
+            return _edit(history, text, file=copy, request=request, options=False)
     return result
 
 
@@ -189,18 +187,15 @@ def changed_file(run: directory.RunFolder) -> str:
     return "" if is_same else name
 
 
-def _edit_from(
-    run: directory.RunFolder, history: History, path: Path, *, request: directory.RunRequest
-) -> RequestedJob | None:
+def _edit_from(history: History, path: Path, *, request: directory.RunRequest) -> RequestedJob | None:
     """Return what a file changes; `job_file` stays, by which a repeated `--continue` finds the run."""
     file = str(path.absolute())
     launched = Path(request.job_file) in (path, path.absolute())
     request = msgspec.structs.replace(request, edited_file="" if launched else file)
-    return _edit(run, history, read_text(path), file=file, request=request, options=True)
+    return _edit(history, read_text(path), file=file, request=request, options=True)
 
 
 def _edit(
-    run: directory.RunFolder,
     history: History,
     text: str,
     *,

@@ -149,10 +149,10 @@ def _pieces(state: State, node: Node, *, quoted: bool = False) -> list[Piece]:
     blank = len(text_of(node)) - len(text_of(node).lstrip())
     if blank and node.type.endswith("expansion"):  # the grammar counts a blank before it in
         return [(split, text_of(node)[:blank]), *_expanded(state, node, split)]
-    return _expanded(state, node, split, quoted=quoted)
+    return _expanded(state, node, split)
 
 
-def _expanded(state: State, node: Node, split: str, *, quoted: bool = False) -> list[Piece]:
+def _expanded(state: State, node: Node, split: str) -> list[Piece]:
     match node.type:
         case "concatenation":
             return [piece for child in node.children for piece in _pieces(state, child)]
