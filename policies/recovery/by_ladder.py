@@ -186,7 +186,7 @@ def savers(run: Run, failures: int) -> frozenset[str]:
     if diagnosis is None or run.refused:
         return frozenset()
     late = diagnosis.cause is Cause.GPU_OOM and _steps_before(run) >= _SETTLED
-    names = joinable(diagnosis.cause, diagnosis.phase, failures - late)
+    names = joinable(diagnosis, failures - late)
     if diagnosis.cause is Cause.HOST_OOM:
         smaller = frozenset(SMALLER_PASSES)
         names = names & smaller if runs_on_host(last.knobs, diagnosis) else names - smaller

@@ -232,7 +232,8 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
     what makes passes smaller comes first. Where nothing is known of the program and its log names no phase,
     what serves other phases comes last.
     """
-    rungs = [rung for rung in LADDER if rung.serves(diagnosis, profile.placement)]
+    every = _rungs_of(diagnosis.cause, diagnosis.phase)
+    rungs = [rung for rung in every if rung.serves(diagnosis, profile.placement)]
     if profile.may_be_any(diagnosis.phase):
         others = (rung for rung in LADDER if rung not in rungs)
         rungs += [rung for rung in others if rung.serves(diagnosis, profile.placement, any_phase=True)]
@@ -265,10 +266,14 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
                 yield remedy
 
 
-@functools.cache
-def joinable(cause: Cause, phase: Phase, failures: int) -> frozenset[str]:
+@functools.cache  # asked several times in every decision
+def _rungs_of(cause: Cause, phase: Phase) -> tuple[Rung, ...]:
+    return tuple(rung for rung in LADDER if rung.cause is cause and phase in rung.phases)
+
+
+def joinable(diagnosis: Diagnosis, failures: int) -> frozenset[str]:
     """Return the remedies that one relaunch may join after so many failures in a row."""
-    rungs = (rung for rung in LADDER if rung.cause is cause and phase in rung.phases)
+    rungs = _rungs_of(diagnosis.cause, diagnosis.phase)
     return frozenset(rung.name for rung in rungs if 0 < rung.joins <= failures)
 
 
