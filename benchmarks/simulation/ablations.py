@@ -9,9 +9,8 @@ import numpy as np
 
 from autotune.policies.estimate.belief.calibration import Calibration, calibrated
 from autotune.policies.estimate.belief.gaussian import Floats
-from autotune.policies.recovery import next_remedy, outlook, ranking, relief
+from autotune.policies.recovery import next_remedy, outlook, ranking, relief, step_times
 from autotune.policies.recovery.decide import decide
-from autotune.policies.recovery.speed import step_time_model, step_times
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis, Facts
 from autotune.policies.values.events import Diagnosed, History, Launch
@@ -37,10 +36,7 @@ def no_figures(history: History) -> Launch | None:
 
 def no_speeds(history: History) -> Launch | None:
     """Decide as if every configuration took the same time for a step."""
-    with (
-        mock.patch.object(step_times, "expected_s", _the_usual),
-        mock.patch.object(step_time_model, "expected_s", _the_usual),
-    ):
+    with mock.patch.object(step_times, "expected_s", _the_usual):
         return _decided(history)
 
 
@@ -53,7 +49,7 @@ def no_relief(history: History) -> Launch | None:
         return _decided(history)
 
 
-def _the_usual(pace: step_time_model.Pace, candidates: step_time_model.Offered) -> Floats:
+def _the_usual(pace: step_times.Pace, candidates: step_times.Offered) -> Floats:
     return np.full(len(candidates.rows), pace.usual_s)
 
 

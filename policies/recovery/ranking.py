@@ -23,7 +23,7 @@ from autotune.policies.recovery.outlook import (
     with_host_and_pool,
 )
 from autotune.policies.recovery.relief import CLEARLY, RISK, relieving, singles
-from autotune.policies.recovery.speed.step_times import SURELY, StepTimes, step_times
+from autotune.policies.recovery.step_times import SURELY, StepTimes, step_times
 from autotune.policies.remedies.ladder import order_of_knobs
 from autotune.policies.remedies.neighbours import Score, effect_of, search
 from autotune.policies.values.diagnosis import Diagnosis

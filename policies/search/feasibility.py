@@ -20,7 +20,7 @@ from autotune.policies.recovery.outlook import (
     outlook,
     with_host_and_pool,
 )
-from autotune.policies.recovery.speed.step_time_model import Axes, Offered, Pace, offered, pace_of, slower
+from autotune.policies.recovery.step_times import Axes, Offered, Pace, offered, pace_of, slower
 from autotune.policies.remedies.beam_search import beam, in_order
 from autotune.policies.search.schedule import trials_on_a_node
 from autotune.policies.search.space import Dimension

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.policies.recovery.speed.step_time_model import (
+from autotune.policies.recovery.step_times import (
     Offered,
     Pace,
     expected_s,

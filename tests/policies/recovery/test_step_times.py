@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import Outlook, outlook
-from autotune.policies.recovery.speed.step_times import SURELY, StepTimes, step_times
+from autotune.policies.recovery.step_times import SURELY, StepTimes, step_times
 from autotune.policies.values.events import Decided, Event, Launch, Progressed, Started
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.history import fold

@@ -1,1 +1,0 @@
-"""How fast configurations are: what was measured, and what follows for others."""
