@@ -16,6 +16,12 @@ from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import Lock, owner
 from autotune.orchestrator.units import duration_s
 
+_CODES = """\b
+Exit codes:
+  0    the folders are removed, or no run is so old
+  1    no, at the question
+  2    a run is not over, there is no such run, or an option is wrong
+  3    a folder could not be removed"""
 _OWN = ("attempts", "drivers")  # folders that autotune makes in a run's
 
 
@@ -74,7 +80,7 @@ def _age_s(text: str) -> float:
     return age_s
 
 
-@click.command("remove")
+@click.command("remove", epilog=_CODES)
 @click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=run_ids)
 @click.option("--older-than", metavar="AGE", help="All runs that ended so long ago, such as 30d.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
