@@ -94,7 +94,7 @@ LONG = {
     "drive.py": 500,
     "start.py": 475,
     "plan.py": 450,
-    "witness.py": 425,
+    "witness.py": 455,
     "status.py": 450,
     "expansion.py": 450,
     "reader.py": 425,

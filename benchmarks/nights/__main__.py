@@ -2,6 +2,7 @@
 
 Each seed is a table of its own: two that are fixed, and one drawn at the run. `oracle` knows what goes wrong
 and restarts, or changes the settings, at the best steps. `--without` leaves out the answer to growth.
+`--nights 0` prints only what a decision costs after 1,000 and after 200,000 steps.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import ExitStack
 from itertools import pairwise
 from unittest.mock import patch
 
+from benchmarks.nights import decide_cost
 from benchmarks.nights.night import HEALTHY, LEAKS, OTHERS, Kind, drawn
 from benchmarks.nights.play import Outcome, play
 from benchmarks.simulation.summary import share
@@ -44,6 +46,7 @@ def main() -> int:
             outcomes = list(pool.map(_outcome, tasks))
         sys.stdout.write("\n".join(table(outcomes, seed=seed, without=options.without)) + "\n\n")
         sys.stdout.flush()
+    sys.stdout.write(decide_cost.line(seed=SEEDS[0]) + "\n")
     return 0
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from autotune.launchers.base import OWN_SOURCE
 from autotune.orchestrator.driver.log_writer import LogLine
-from autotune.policies.diagnosis.log_prefixes import printers_of
+from autotune.policies.diagnosis.log_prefixes import parsed, printers_of
 from autotune.policies.diagnosis.phase_patterns import component_of
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
 from autotune.policies.diagnosis.rules.own import OWN
@@ -57,6 +57,7 @@ class _Printer(NamedTuple):
     name: str
     pid: int | None = None
     address: str = ""  # of its node; empty: not known
+    tag: str = ""  # of a rank, a role or a container, under which some of its lines stand
 
 
 @dataclass(kw_only=True)
@@ -69,6 +70,7 @@ class _Suspicion:
     always: bool  # one of the burst is fatal wherever it is true
     worked_until: bool  # the process was at work when it printed the first
     traceback: bool  # one of the burst ends a whole traceback of a memory failure
+    by: _Printer  # of the first, with its tag
     phase_passed: bool = False  # another process began or ended a phase since
 
 
@@ -143,9 +145,10 @@ class Suspicions:
         if self.quiet:
             return
         printer = self._printer(line)
-        if len(self._printed) >= _MOST and printer not in self._printed:
-            self._printed.pop(next(iter(self._printed)))
-        self._printed[printer] = now
+        for each in {printer, _tagged(printer, line)}:
+            if len(self._printed) >= _MOST and each not in self._printed:
+                self._printed.pop(next(iter(self._printed)))
+            self._printed[each] = now
 
     def suspect(self, finding: Finding, line: LogLine, now: float, *, traceback: bool = False) -> None:
         """Take note of a line that looks like a failure, of memory below a whole `traceback`."""
@@ -167,9 +170,10 @@ class Suspicions:
                 always=finding.fatal == ALWAYS,
                 worked_until=self._just_worked(printer, now),
                 traceback=traceback,
+                by=_tagged(printer, line),
             )
         elif now - before.burst_at >= _LAST_WORDS_S:
-            before.finding, before.burst_at = finding, now
+            before.finding, before.burst_at, before.by = finding, now, _tagged(printer, line)
             before.always, before.traceback = finding.fatal == ALWAYS, traceback
         else:
             before.always |= finding.fatal == ALWAYS
@@ -239,18 +243,38 @@ class Suspicions:
 
     def _failed_rank(self, printer: _Printer, suspicion: _Suspicion, now: float) -> str:
         """Return that a trainer or an engine rests since the traceback of its memory failure, if it does."""
-        if printer.pid is None or not suspicion.traceback or self._prints_on(printer, suspicion.burst_at):
+        by = suspicion.by
+        told_apart = by.pid is not None or by.tag
+        if not suspicion.traceback or (told_apart and self._prints_on(by, suspicion.burst_at)):
             return ""
+        least_s = max(FAILED_RANK_S, _FAILED_RANK_STEPS * (self._durations.step_s or 0.0))
+        silence = f"no step for {now - suspicion.at:.0f} s while process"
+        if printer.pid is None:
+            pid = self._stopped_with(suspicion, now)
+            if pid is None or now - suspicion.burst_at < least_s:
+                return ""
+            return f"{silence} {pid}, which worked until the traceback of a memory failure, is idle"
         processes = self._processes.living(printer.pid, printer.address, now)
         names = (f"{printer.name} {process.name}" for process in processes)
         if not any(component_of(name) in _ON_CARDS for name in names):
             return ""
         worked = max(process.idle_since for process in processes)
-        least_s = max(FAILED_RANK_S, _FAILED_RANK_STEPS * (self._durations.step_s or 0.0))
         if now - _idle_since(suspicion.burst_at, worked) < least_s:
             return ""
-        silence = f"no step for {now - suspicion.at:.0f} s while process {printer.pid}"
-        return f"{silence}, which printed the traceback of a memory failure, neither prints nor works"
+        rests = "which printed the traceback of a memory failure, neither prints nor works"
+        return f"{silence} {printer.pid}, {rests}"
+
+    def _stopped_with(self, suspicion: _Suspicion, now: float) -> int | None:
+        """Return the process that worked until a traceback and never since, where the log names none.
+
+        Before a first step, and where frames show neither trainer nor engine, nothing is concluded.
+        """
+        component, at = suspicion.finding.component, suspicion.burst_at
+        if component not in _ON_CARDS or self._durations.step_s is None:
+            return None
+        stopped = self._processes.stopped(at - _JUST_WORKED_S, at + _UNWINDING_S, now)
+        own = (Component.UNKNOWN, component)
+        return next((pid for pid, process in stopped if component_of(process.name) in own), None)
 
     def _printer(self, line: LogLine) -> _Printer:
         """Return who printed a line: its file says so, and a prefix where it names one of our processes."""
@@ -280,6 +304,11 @@ class Suspicions:
     def _went_on(self, finding: Finding) -> bool:
         origin = self._origins.get(finding.line.line)
         return origin is not None and self._prints_on(*origin)
+
+
+def _tagged(printer: _Printer, line: LogLine) -> _Printer:
+    """Return a printer without a process id with the tag that a line has."""
+    return printer if printer.pid is not None else printer._replace(tag=parsed(line.text).tag)
 
 
 def _idle_since(at: float, worked: float) -> float:
@@ -397,6 +426,14 @@ class ProcessTable:
         nodes = (node for node, alive in self._alive.items() if pid in alive and address in ("", node))
         late = any(now - self._sampled[node] > _STALE_S for node in nodes)
         return () if late else tuple(self._living(pid, address))
+
+    def stopped(self, first: float, last: float, now: float) -> Iterator[tuple[int, Process]]:
+        """Yield the living processes that last worked between two times, of nodes whose samples arrive."""
+        for node, alive in self._alive.items():
+            if now - self._sampled[node] <= _STALE_S:
+                yield from (
+                    (pid, each) for pid, each in alive.items() if first <= (each.worked or 0.0) <= last
+                )
 
     def attempt_worked(self, now: float) -> float:
         """Return when any process of the attempt last worked; `now` while that is not known of a node."""

@@ -34,7 +34,8 @@ _RANK = re.compile(
 )
 _UNIT = re.compile(r"^[A-Z][a-z]{2} [ \d]\d [\d:]{8} [\w.\-]{1,80} ([\w.\-/]{1,60}\[\d+\]): ?")
 _CONTAINER = re.compile(
-    r"^\[pod/([^\]\s]{1,120})\] |^([a-z][\w.\-]{0,60}-\d{1,4})\s*\| |^\[([a-z][\w\-]{0,20})\] {2,}(?=\S)|"
+    r"^\[pod/([^\]\s]{1,120})\] |^([a-z][\w.\-]{0,60}-\d{1,4})\s*\| |"
+    r"^\[([a-z][\w\-]{0,20})\] {2,}?(?:(?<=^.{10})|(?=\S))|"  # AReaL pads a role to ten characters
     r"^([a-z][\w.\-]{0,60}): \[rank|"
     # Docker Compose, SageMaker, TorchX, pdsh and the launchers that use it
     r"^([a-z][\w.\-]{0,60})(?: {2,}|(?<=\d) )\| |^\[([a-z][\w\-]{0,40}-\d{1,4})\] (?=\S|  )|"

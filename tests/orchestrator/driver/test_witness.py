@@ -306,6 +306,42 @@ def test_a_failed_rank_is_noticed_although_peers_pass_phases(tmp_path: Path) -> 
     assert len(failures(player.events)) == 1
 
 
+@pytest.mark.parametrize("tag", ["", "[actor]   ", "[rank1]: "])
+@pytest.mark.parametrize("sign", ["", "a CPU", "another rank prints", "the same printer"])
+def test_a_failed_rank_is_noticed_in_a_log_of_all_processes(tag: str, sign: str, tmp_path: Path) -> None:
+    """AReaL's local scheduler writes what every process prints to one file, without their ids."""
+    player = Player(tmp_path, "areal")
+    at_work = sampled(working=(MAIN, TRAINER), gpu=1.0)
+    for step in (1, 2, 3):
+        player.turn(STEP_S, samples=always(at_work))
+        player.show(*player.lines(FORMATS["areal"].closes, step=step, seconds=STEP_S))
+    player.show(*(f"{tag}{line}" for line in TRACEBACK))
+    player.turn(FAILED_RANK_S / 2, samples=spinning())
+    if sign == "a CPU":
+        player.turn(4, samples=always(at_work))
+    elif sign == "another rank prints":
+        player.show("[rollout]  Decode batch" if tag else "Decode batch")
+    elif sign:
+        player.show(f"{tag}step took 3 s")
+    player.turn(FAILED_RANK_S / 2 - 4, samples=spinning())
+    assert failures(player.events) == []
+    player.turn(8, samples=spinning())
+    seen = [
+        (failure.finding.cause, failure.witness.split(" while ")[1]) for failure in failures(player.events)
+    ]
+    idle = f"process {TRAINER}, which worked until the traceback of a memory failure, is idle"
+    alive = sign == "a CPU" or (sign == "the same printer" and tag)
+    assert seen == ([] if alive else [(Cause.GPU_OOM, idle)])
+
+
+def test_before_a_first_step_a_log_of_all_processes_shows_no_failed_rank(tmp_path: Path) -> None:
+    player = Player(tmp_path, "areal")
+    player.turn(STEP_S, samples=always(sampled(working=(MAIN, TRAINER), gpu=1.0)))
+    player.show(*TRACEBACK)
+    player.turn(3 * FAILED_RANK_S, samples=spinning())
+    assert failures(player.events) == []
+
+
 @pytest.mark.parametrize(
     ("lines", "pid"),
     [
