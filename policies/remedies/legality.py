@@ -79,10 +79,32 @@ def _batch(layout: Layout, before: Knobs, replicas_before: int, after: Knobs, re
     """
     samples = layout.mini_batch or layout.sequences
     size = _fixed_size(after)
-    if samples % (replicas * size) == 0 or samples % (replicas_before * _fixed_size(before)):
+    if samples % (replicas_before * _fixed_size(before)):
         return ""
-    passes = f" in micro-batches of {size}" if size > 1 else ""
-    return f"{samples} samples of an update do not divide evenly over {replicas} data-parallel ranks{passes}"
+    if samples % (replicas * size):
+        passes = f" in micro-batches of {size}" if size > 1 else ""
+        return (
+            f"{samples} samples of an update do not divide evenly over {replicas} data-parallel ranks{passes}"
+        )
+    # As the job runs its micro-batches fill the groups, or the profile does not describe it.
+    old, new = _group(layout, before), _group(layout, after)
+    if new and samples // (replicas * size) % new:
+        if old and samples // (replicas_before * _fixed_size(before)) % old:
+            return ""
+        left = f"{samples // (replicas * size)} micro-batches of a rank do not fill"
+        return f"{left} the interleaved pipeline's groups of {new}"
+    return ""
+
+
+def _group(layout: Layout, knobs: Knobs) -> int:
+    """Return how many micro-batches a rank's are a multiple of; 0: any number.
+
+    Megatron (core/pipeline_parallel/schedules.py) raises at the first step of an interleaved pipeline. Packed
+    micro-batches are rounded to whole groups by those who pack them.
+    """
+    if layout.pipeline_chunks < 2 or knobs.dynamic_batching:
+        return 0
+    return layout.pipeline_group or layout.pipeline_parallel
 
 
 def _fixed_size(knobs: Knobs) -> int:

@@ -4,8 +4,10 @@ Its package needs GPUs' libraries and environments to be imported whole; what th
 read of them is left empty.
 """
 
+import ast
 import dataclasses
 import json
+import math
 import sys
 import types
 from pathlib import Path
@@ -36,15 +38,28 @@ def _found(config, key):
     return config
 
 
+def _sizes_check():
+    """SkyRL's check of batches against ranks; the module around it needs Ray and torch."""
+    (folder,) = (path for path in map(Path, sys.path) if (path / "skyrl" / "train").is_dir())
+    source = ast.parse((folder / "skyrl" / "train" / "utils" / "utils.py").read_text())
+    (wanted,) = (node for node in source.body if getattr(node, "name", "") == "validate_batch_sizes")
+    wanted.args.args[0].annotation = None
+    scope = {"math": math}
+    exec(compile(ast.Module(body=[wanted], type_ignores=[]), "utils.py", "exec"), scope)
+    return scope["validate_batch_sizes"]
+
+
 def main():
     question = json.loads(Path(sys.argv[1]).read_text())
     _stand_in()
     from skyrl.train.config.config import SkyRLTrainConfig
 
-    answers = []
+    answers, check = [], _sizes_check()
     for case in question["cases"]:
         try:
             config = SkyRLTrainConfig.from_cli_overrides(case["overrides"])
+            if case.get("sizes"):
+                check(config)
         except Exception as error:
             answers.append({"error": f"{type(error).__name__}: {error}"[:300]})
             continue

@@ -6,18 +6,15 @@ parsers of slime and Relax ignore an unknown flag; the one built here refuses it
 
 from __future__ import annotations
 
-import argparse
-import functools
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import pytest
 
-from autotune.launchers.frameworks.dialects.flag_facts import Flag
 from autotune.launchers.frameworks.dialects.flags import arguments, from_words
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
 from autotune.orchestrator.config.loader import parse
@@ -26,57 +23,15 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.rehearsing import Part
 from benchmarks.facts.reads import named_in
+from tests.contracts.megatron_flags import parser
 from tests.launchers.frameworks.megatron_jobs import APART, COLOCATED, MILES, RELAX, SLIME, job
 from tests.launchers.frameworks.megatron_replay import CLUSTER
 from tests.launchers.frameworks.test_megatron_rl import values_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-TYPES = {
-    "int": int,
-    "Optional[int]": int,
-    "float": float,
-    "Optional[float]": float,
-    "json": json.loads,
-    "json.loads": json.loads,
-}
 COUNTED = {**COLOCATED, "use-dynamic-batch-size": False, "max-tokens-per-gpu": None, "micro-batch-size": 4}
 ASYNCHRONOUS = {**APART, "fully-async": True}
 FRAMEWORKS = (SLIME, RELAX, MILES)
-
-
-class Refusing(argparse.ArgumentParser):
-    """A parser that raises where the shipped one would exit, or say nothing."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-
-@functools.cache
-def parser(framework: MegatronRl) -> Refusing:
-    """Return a parser of the framework's own flags, types and choices, that takes no abbreviations."""
-    own = Refusing(allow_abbrev=False, conflict_handler="resolve")
-    engine = {
-        f"sglang-{name}": Flag(action="store_true" if kind == "bool" else "store")
-        for name, kind in framework.dialect.engine_types.items()
-    }
-    for name, fact in {**engine, **framework.dialect.flags}.items():
-        action = fact.action
-        options: dict[str, Any] = {}
-        if action == "BooleanOptionalAction":
-            options["action"] = argparse.BooleanOptionalAction
-        elif action in ("store_true", "store_false"):
-            options["action"] = action
-        elif action == "DeprecatedStoreTrueAction":
-            options["action"] = "store_true"
-        else:
-            options["type"] = TYPES.get(fact.type, str)
-            if action.startswith("store(nargs="):
-                count = action[len("store(nargs=") : -1]
-                options["nargs"] = int(count) if count.isdigit() else count
-            if fact.choices:
-                options["choices"] = fact.choices
-        own.add_argument(f"--{name}", **options)
-    return own
 
 
 def produced(framework: MegatronRl) -> Iterator[Any]:

@@ -154,7 +154,7 @@ def write_recompute(config: Config, before: Knobs, after: Knobs) -> Found:
     modules = transformer.modules(config.field, config.job.shape)
     fields = transformer.recomputing(before.recompute, after.recompute, modules)
     unread: Found = {"recompute-modules": None} if after.recompute in ("off", "full") else {}
-    unread |= {"distribute-saved-activations": False} if after.recompute == "off" else {}
+    unread |= {"distribute-saved-activations": False} if after.recompute != "full" else {}
     written = {name.replace("_", "-"): value for name, value in fields.items()}
     return {"recompute-activations": False, **written, **unread}
 
@@ -168,11 +168,17 @@ def write_activations(config: Config, _: Knobs, after: Knobs) -> Found:
     return {"fine-grained-activation-offloading": True, "offload-modules": list(modules), **environment}
 
 
-def write_tensor(_: Config, __: Knobs, after: Knobs) -> Found:
+def write_tensor(config: Config, _: Knobs, after: Knobs) -> Found:
     """Return the flags of a size of tensor parallelism."""
     # Megatron turns sequence parallelism off by itself without tensor parallelism.
     sequence = {"sequence-parallel": True} if (after.tensor_parallel or 0) > 1 else {}
-    return {"tensor-model-parallel-size": after.tensor_parallel, **sequence}
+    # It splits saved activations itself, and Megatron refuses both as it refuses to split them over one rank.
+    saved = "distribute-saved-activations"
+    return {
+        "tensor-model-parallel-size": after.tensor_parallel,
+        **sequence,
+        **({saved: False} if config.flag(saved) else {}),
+    }
 
 
 def write_preload(config: Config, _: Knobs, after: Knobs) -> Found:

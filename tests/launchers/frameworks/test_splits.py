@@ -73,3 +73,38 @@ def test_every_offered_split_fills_the_passes_of_all_ranks(framework, tensor: in
             assert samples % (ranks * knobs.microbatch_size) == 0, knobs
             offered += 1
     assert offered > 1 or samples % (8 // tensor)
+
+
+@pytest.mark.parametrize("framework", EVERY, ids=lambda each: each.name)
+def test_micro_batches_fill_the_groups_of_an_interleaved_pipeline(framework) -> None:
+    """Megatron raises at the first step where a rank's micro-batches leave a part of a group."""
+    settings = {
+        **COLOCATED,
+        "pipeline-model-parallel-size": 2,
+        "num-layers-per-virtual-pipeline-stage": 9,
+        "tensor-model-parallel-size": 1,
+        "use-dynamic-batch-size": False,
+        "micro-batch-size": 1,
+        "rollout-batch-size": 24,
+        "n-samples-per-prompt": 1,
+        "global-batch-size": 24,
+    }
+    of = framework.profile(job(framework, settings), CLUSTER)
+    assert (of.layout.pipeline_parallel, of.layout.pipeline_chunks) == (2, 2)
+    fills, leaves = (replace(of.knobs, microbatch_size=size) for size in (3, 2))
+    assert not objections(of, of.knobs, fills, started=False)
+    (why,) = objections(of, of.knobs, leaves, started=False)
+    assert why == "3 micro-batches of a rank do not fill the interleaved pipeline's groups of 2"
+
+
+@pytest.mark.parametrize("framework", EVERY, ids=lambda each: each.name)
+def test_split_activations_are_kept_whole_where_megatron_refuses_to_split_them(framework) -> None:
+    """Megatron asserts full recomputation, more than one rank, and no sequence parallelism beside it."""
+    full = {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+    written = job(framework, {**COLOCATED, **full, "distribute-saved-activations": True})
+    own = framework.profile(written, CLUSTER).knobs
+    moves = ({"tensor_parallel": 4}, {"tensor_parallel": 1}, {"recompute": "selective"}, {"recompute": "off"})
+    for move in moves:
+        changes = framework.settings(written, replace(own, **move))
+        assert changes["distribute-saved-activations"] is False, move
+    assert "distribute-saved-activations" not in framework.settings(written, replace(own, context_parallel=2))
