@@ -90,7 +90,7 @@ def command(context: click.Context, runs: tuple[str, ...], older_than: str | Non
     """Remove the folders of runs that are over. Checkpoints stay.
 
     \b
-    Examples:
+    Example:
       autotune remove 7c1e
       autotune remove --older-than 30d
     """  # noqa: D301 - click reads the backspace

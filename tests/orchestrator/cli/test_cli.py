@@ -54,6 +54,7 @@ OWN = {
     "stop": set[str](),
     "doctor": set[str](),
     "explain": {"--model", "--framework", "--format", "--rule"},
+    "remove": {"--older-than", "--yes", "-y"},
     "verify": set[str](),
     "remedies": set[str](),
     "skill": set[str](),
@@ -419,7 +420,7 @@ def test_run_ids_complete(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             ["launch", "job.yaml", "--set"],
             "recompute=",
-            {f"recompute={m}" for m in ("off", "selective", "full")},
+            {f"recompute={m}" for m in ("off", "selective", "modules", "full")},
         ),
         (["launch", "job.yaml", "--set"], "concurrency=1", set[str]()),
         (["plan", "--gpus"], "2x8xB2", {"2x8xB200"}),
