@@ -13,8 +13,8 @@ import optuna
 
 from autotune.orchestrator.search.optuna_study import TpeProposals, distributions, parameters
 from autotune.orchestrator.search.trial import TrialResults
+from autotune.policies.remedies.allow_deny import legal
 from autotune.policies.remedies.legality import objections
-from autotune.policies.remedies.permissions import legal
 from autotune.policies.search.next_trial import Proposed, SearchSpace, forecast_of, next_trial
 from autotune.policies.search.space import PERMIT_ALL, assembled
 from autotune.policies.search.trials import keeps_limits

@@ -19,9 +19,9 @@ from autotune.orchestrator.units import show_duration, show_gib
 from autotune.policies.recovery.outlook import Outlook, measures, outlook, trusted
 from autotune.policies.recovery.permissions import relapse_of, started_before
 from autotune.policies.recovery.ranking import Ranked, judged, overflowing
-from autotune.policies.recovery.refusals import is_refused, without_refused
+from autotune.policies.recovery.refused_changes import is_refused, without_refused
+from autotune.policies.remedies.allow_deny import denied
 from autotune.policies.remedies.ladder import candidates
-from autotune.policies.remedies.permissions import denied
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Decided, Diagnosed, History, Policy
 from autotune.policies.values.failure import Phase

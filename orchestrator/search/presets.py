@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from autotune.launchers.base import Framework
-from autotune.policies.remedies.permissions import legal
+from autotune.policies.remedies.allow_deny import legal
 from autotune.policies.search.space import Dimension, assembled
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.job import Job

@@ -12,10 +12,10 @@ from autotune.policies.recovery.permissions import (
     started_before,
     undoes_offload,
 )
-from autotune.policies.recovery.refusals import is_refused
+from autotune.policies.recovery.refused_changes import is_refused
+from autotune.policies.remedies.allow_deny import denied
 from autotune.policies.remedies.ladder import candidates, joinable
 from autotune.policies.remedies.legality import objections
-from autotune.policies.remedies.permissions import denied
 from autotune.policies.remedies.relevance import SMALLER_PASSES, runs_on_host
 from autotune.policies.remedies.step_size import fragmentation_prevails
 from autotune.policies.values.diagnosis import Diagnosis

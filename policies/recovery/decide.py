@@ -20,7 +20,7 @@ from autotune.policies.recovery.growth import (
 )
 from autotune.policies.recovery.next_remedy import gave_up, next_remedy
 from autotune.policies.recovery.permissions import exclusion
-from autotune.policies.recovery.refusals import refusals_text, without_refused
+from autotune.policies.recovery.refused_changes import refusals_text, without_refused
 from autotune.policies.recovery.rehearsal import while_rehearsing
 from autotune.policies.recovery.upgrade import CLIMB, back, due, offer, stopped_to_climb
 from autotune.policies.remedies.foreign_memory import OCCUPIED, without_foreign

@@ -14,9 +14,9 @@ from autotune.policies.recovery.relief import CLEARLY, relieving
 from autotune.policies.recovery.remedy_text import cure
 from autotune.policies.recovery.shortfall import shortfall
 from autotune.policies.recovery.worst_case import came_late, longest_sequences
+from autotune.policies.remedies.allow_deny import denied, remedies_of
 from autotune.policies.remedies.candidate_values import values_in_range
 from autotune.policies.remedies.ladder import candidates
-from autotune.policies.remedies.permissions import denied, remedies_of
 from autotune.policies.remedies.proposals import free_before_relaunch
 from autotune.policies.remedies.relevance import runs_on_host
 from autotune.policies.remedies.repeats import repeats

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.policies.recovery.refusals import is_refused
+from autotune.policies.recovery.refused_changes import is_refused
+from autotune.policies.remedies.allow_deny import denial
 from autotune.policies.remedies.legality import objections
-from autotune.policies.remedies.permissions import denial
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.values.events import Launch
 from autotune.policies.values.failure import Cause

@@ -9,11 +9,11 @@ from typing import TypeAlias
 import msgspec
 
 from autotune.policies.estimate.belief.gaussian import Floats
+from autotune.policies.remedies.allow_deny import legal
 from autotune.policies.remedies.beam_search import beam
 from autotune.policies.remedies.candidate_values import values_near
 from autotune.policies.remedies.catalogue import SAVING
 from autotune.policies.remedies.legality import completed, interlock
-from autotune.policies.remedies.permissions import legal
 from autotune.policies.values.job import Recovery
 from autotune.policies.values.knob_table import ROWS
 from autotune.policies.values.knobs import Knobs, Setting

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Protocol
 
-from autotune.policies.remedies.permissions import legal
+from autotune.policies.remedies.allow_deny import legal
 from autotune.policies.search import trials
 from autotune.policies.search.feasibility import Forecast, foreseen
 from autotune.policies.search.space import PERMIT_ALL, Dimension, assembled, neighbours

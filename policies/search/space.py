@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from autotune.policies.remedies.allow_deny import denial, legal
 from autotune.policies.remedies.candidate_values import values_in_range
 from autotune.policies.remedies.legality import completed, objections, on_grid
-from autotune.policies.remedies.permissions import denial, legal
 from autotune.policies.values.job import Job, Recovery
 from autotune.policies.values.knob_table import KNOB_TABLE, ROWS
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting

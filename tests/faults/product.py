@@ -32,7 +32,7 @@ def shorten(scale: float) -> None:
     for name, least_s in _ROOMS.items():
         room = importlib.import_module(name)
         for result in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
-            if not result.name.endswith(("reaper", "shim")):  # programs, not modules
+            if not result.name.endswith(("local_ray_reaper", "shim")):  # programs, not modules
                 _shorten(importlib.import_module(result.name), scale, least_s)
 
 

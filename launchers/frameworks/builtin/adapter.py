@@ -19,12 +19,12 @@ from autotune.launchers.builtin.config.settings import (
     parse_settings,
 )
 from autotune.launchers.frameworks.builtin.rows import TABLE, Case
-from autotune.launchers.frameworks.core.checkpoints import absolute
+from autotune.launchers.frameworks.core.checkpoint_folders import absolute
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.dialects.own_lines import own_marker, own_marks
 from autotune.launchers.frameworks.tabular import rows
 from autotune.policies.certificate.contents import Training
-from autotune.policies.remedies.permissions import denial
+from autotune.policies.remedies.allow_deny import denial
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job, no_expandable_segments

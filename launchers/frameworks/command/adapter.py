@@ -20,7 +20,7 @@ from autotune.launchers.frameworks.command.placeholders import (
     placeholders,
 )
 from autotune.launchers.frameworks.command.rows import REHEARSAL, Case, row_of
-from autotune.launchers.frameworks.core.checkpoints import absolute
+from autotune.launchers.frameworks.core.checkpoint_folders import absolute
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.table import Row

@@ -7,10 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from autotune.launchers.base import Tracked
-from autotune.policies.values.job import Tracker
+from autotune.policies.values.job import Job, Tracker
 
 _SETTING = re.compile(r"\{([^{}]+)\}")
+_UNSAFE = re.compile(r"[^\w.-]+")
 _OFF = ("", "no", "none", "null", "false", "disabled")
+
+
+def one_wandb_run(job: Job, run: str) -> dict[str, str]:
+    """Return the variables by which W&B has one run of all attempts; its ids hold no other characters."""
+    return {"WANDB_RUN_ID": _UNSAFE.sub("-", f"{job.name}-{run}"), "WANDB_RESUME": "allow"}
 
 
 class TrackerRow(NamedTuple):

@@ -13,7 +13,7 @@ import msgspec
 
 from autotune.launchers.base import Problem, Tracked
 from autotune.launchers.frameworks.core import trackers
-from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
+from autotune.launchers.frameworks.core.checkpoint_folders import absolute, folder_of
 from autotune.launchers.frameworks.core.data import package_of
 from autotune.launchers.frameworks.core.renames import replacement
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
@@ -33,7 +33,7 @@ from autotune.launchers.frameworks.hugging_face.settings import (
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import facts
 from autotune.launchers.likeness import suggestion
-from autotune.policies.remedies.permissions import denial
+from autotune.policies.remedies.allow_deny import denial
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.job import SAVE_STEPS, Cluster, Job
@@ -248,7 +248,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
         variables = {name: config.written[name] for name in ENVIRONMENT if name in config.written}
         reported = any(name in str(config.get("report_to")) for name in ("wandb", "all"))
         return {
-            **({"WANDB_RUN_ID": f"{job.name}-{run}", "WANDB_RESUME": "allow"} if reported else {}),
+            **(trackers.one_wandb_run(job, run) if reported else {}),
             **{name: value for name, value in job.env.items() if name not in variables},
             **{name: str(value) for name, value in variables.items() if value},
         }

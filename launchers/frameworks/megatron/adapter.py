@@ -9,9 +9,10 @@ import msgspec
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import splits, transformer
-from autotune.launchers.frameworks.core.checkpoints import absolute
+from autotune.launchers.frameworks.core.checkpoint_folders import absolute
 from autotune.launchers.frameworks.core.data import package_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
+from autotune.launchers.frameworks.core.trackers import one_wandb_run
 from autotune.launchers.frameworks.core.types import misfit
 from autotune.launchers.frameworks.dialects.flags import bare, printed_flags
 from autotune.launchers.frameworks.dialects.settings import with_sizes
@@ -195,8 +196,7 @@ class MegatronRl(ListedFlagFramework[Config]):
 
     def variables(self, config: Config, run: str) -> dict[str, str]:
         """Return the names under which a tracker has one run, however often it is relaunched."""
-        stable = {"WANDB_RUN_ID": f"{config.job.name}-{run}", "WANDB_RESUME": "allow"}
-        return stable if config.flag("use-wandb") else {}
+        return one_wandb_run(config.job, run) if config.flag("use-wandb") else {}
 
     def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return the flags by which an attempt continues its own run's checkpoint and no other.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from autotune.launchers.frameworks.core import residency
-from autotune.launchers.frameworks.core.checkpoints import absolute
+from autotune.launchers.frameworks.core.checkpoint_folders import absolute
 from autotune.launchers.frameworks.core.engines import tier
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.launchers.frameworks.dialects.engine_arguments import arguments_of, releases

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from autotune.launchers.frameworks.core import transformer
-from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
+from autotune.launchers.frameworks.core.checkpoint_folders import absolute, folder_of
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.launchers.frameworks.dialects.printed_dicts import braced
 from autotune.launchers.frameworks.dialects.settings import flat, with_sizes

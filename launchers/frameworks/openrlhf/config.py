@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.launchers.frameworks.core.checkpoints import absolute
+from autotune.launchers.frameworks.core.checkpoint_folders import absolute
 from autotune.launchers.frameworks.openrlhf.renamed import RENAMED
 from autotune.launchers.frameworks.tabular.argparse_flags import ArgparseSettings
 from autotune.policies.values.job import Job

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.launchers.frameworks.core import transformer
-from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
+from autotune.launchers.frameworks.core.checkpoint_folders import absolute, folder_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes, wider
 from autotune.launchers.frameworks.dialects.hydra import yaml_override

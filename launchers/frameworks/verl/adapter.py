@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -10,8 +9,9 @@ import msgspec
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import splits, transformer
-from autotune.launchers.frameworks.core.checkpoints import absolute, folder_of
+from autotune.launchers.frameworks.core.checkpoint_folders import absolute, folder_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
+from autotune.launchers.frameworks.core.trackers import one_wandb_run
 from autotune.launchers.frameworks.core.versions import is_before
 from autotune.launchers.frameworks.dialects.hydra import bare, override
 from autotune.launchers.frameworks.dialects.printed_config import Program
@@ -41,7 +41,6 @@ _BACKENDS = r"supported_backend\s*=\s*\[[^\]]*[\"']file[\"']"  # verl/utils/trac
 _OTHER_CONFIG = ("--config-name", "--config-path", "--config-dir", "-cn", "-cp", "-cd")
 _CONFIGS = ("trainer/config/_generated_{}.yaml", "trainer/config/{}.yaml")
 _ENDS_AT_LAST = ("is_last_step", "0.3")  # a variable of the loop, and the first release that has it
-_UNSAFE = re.compile(r"[^\w.-]+")
 
 
 class Verl(TabularFramework[Config]):
@@ -253,7 +252,7 @@ class Verl(TabularFramework[Config]):
         # verl says every minute that it waits for rollouts, even for dead ones: a hang has to be silent.
         variables = {"VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS": _DAY_S}
         if "wandb" in loggers:
-            variables |= {"WANDB_RUN_ID": _UNSAFE.sub("-", f"{job.name}-{run}"), "WANDB_RESUME": "allow"}
+            variables |= one_wandb_run(job, run)
         if "tensorboard" in loggers:
             variables["TENSORBOARD_DIR"] = absolute(job, f"tensorboard_log/{_experiment(config)}")
         return own | _variables(config, job, variables)

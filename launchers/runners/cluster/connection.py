@@ -42,7 +42,7 @@ _VERSION_LINES = 5  # of Ray's message about two versions
 _LOCAL = "AUTOTUNE_CLUSTER"  # carried by every process of our own local Ray
 _NO_TABLES_HINT = "start the cluster with its dashboard, or install a Ray that the README names"
 _HEALTH = "/grpc.health.v1.Health/Check"  # served by Ray's process on every node, and by the head's GCS
-_REAPER = Path(__file__).with_name("reaper.py")
+_REAPER = Path(__file__).with_name("local_ray_reaper.py")
 
 
 class Connection(Value, frozen=True, kw_only=True):

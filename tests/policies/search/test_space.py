@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autotune.policies.remedies.permissions import legal
+from autotune.policies.remedies.allow_deny import legal
 from autotune.policies.search.space import PERMIT_ALL, Dimension, assembled, neighbours, open_knobs, space
 from autotune.policies.values.job import Job, Recovery, Search
 from autotune.policies.values.profile import AtLeast, Grid, Requires, Support

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.next_remedy import next_remedy
 from autotune.policies.recovery.upgrade import offer
+from autotune.policies.remedies.allow_deny import denial, legal
 from autotune.policies.remedies.catalogue import MOVES, SAVING
-from autotune.policies.remedies.permissions import denial, legal
 from autotune.policies.search.space import neighbours, space
 from autotune.policies.values.events import GoalReached, Launch, Policy, Progressed, Started
 from autotune.policies.values.failure import Cause, Phase

@@ -1,7 +1,8 @@
 """Outlives the driver of our own local Ray to leave nothing of it behind.
 
-Run by path with `python -I`, standard library only: `reaper.py LIFELINE TOKEN FOLDER`. When the pipe LIFELINE
-ends, however the driver died, every process whose environment carries TOKEN is killed and FOLDER removed.
+Run by path with `python -I`, standard library only: `local_ray_reaper.py LIFELINE TOKEN FOLDER`. When the
+pipe LIFELINE ends, however the driver died, every process whose environment carries TOKEN is killed and
+FOLDER removed. What an attempt leaves on a cluster is ended by the runner's `sweep`.
 """
 
 from __future__ import annotations
