@@ -178,7 +178,6 @@ ABSENT: dict[KnobName, str] = {
     "sharding": "the trainer is part of actor.backend and of every checkpoint",
     "fused_kernels": "log-probabilities are computed in pieces of 1024 tokens; use_kernels leaves that alone",
     "weights_backup": "AReaL always keeps one while memory is offloaded",
-    "restart_every": "a run is restarted from its recover checkpoint after a failure only",
     "memory_snapshot": "its profiler writes after a step that succeeded, so a failing step leaves none",
     "nccl_memory_check": "there is no setting for it; NCCL_DEBUG in `env:` prints NCCL's own allocations",
 }

@@ -138,7 +138,6 @@ ABSENT: dict[KnobName, str] = {
     "entropy_chunking": "--log-probs-chunk-size cuts the entropy as well",
     "entropy_recompute": "--recompute-loss-function covers the entropy as well",
     "memory_efficient_load": "every rank builds and loads its own part of the model",
-    "restart_every": "no flag ends a run early: --num-rollout would also end the learning-rate schedule",
 }
 
 REFUSED: tuple[Refusal[Config], ...] = (

@@ -146,7 +146,6 @@ ABSENT: dict[KnobName, str] = {
     "sync_mode": "weights go to vLLM in memory only",
     "sync_buffer": "move_model_batches counts parts of the model, and no bytes",
     "weights_backup": "ms-swift keeps none",
-    "restart_every": "a run is restarted from its checkpoint after a failure only",
     "nccl_memory_check": "NCCL_DEBUG in `env:` prints its own allocations",
     "memory_profile": "peaks per phase are always reported on a GPU",
 }

@@ -190,7 +190,6 @@ ABSENT: dict[KnobName, str] = {
     "host_allocator": "NeMo-RL hands its workers no LD_PRELOAD",
     "async_save": SAVES_FIRST,
     "weights_backup": "sleeping engines drop their weights and get them from the trainer",
-    "restart_every": "NeMo-RL ends early only through grpo.max_num_steps",
     "nccl_memory_check": "there is no such check; NCCL_DEBUG in `env:` prints NCCL's own allocations",
     "memory_profile": "NRL_NSYS_PROFILE_STEP_RANGE profiles time, not memory",
 }

@@ -127,7 +127,6 @@ ABSENT: dict[KnobName, str] = {
     "host_allocator": "Ray's workers inherit the cluster's environment, not the job's",
     "weights_backup": "the sleeping engine's weights lie on the host, there is no other copy",
     "allocator": "Ray's workers inherit the cluster's environment, not the job's",
-    "restart_every": "no flag ends a run early: --data.max_samples would also end the learning-rate schedule",
 }
 
 REFUSED: tuple[Refusal[Config], ...] = (

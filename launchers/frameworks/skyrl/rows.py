@@ -156,7 +156,6 @@ ABSENT: dict[KnobName, str] = {
     "sync_mode": "trainer and engines share weights by NCCL or CUDA IPC; the way through files is another installation's",
     "host_allocator": "SkyRL hands its workers no LD_PRELOAD",
     "weights_backup": "it keeps none: sleeping engines drop their weights and get them from the trainer",
-    "restart_every": "SkyRL ends early only through trainer.max_training_steps",
     "memory_snapshot": "policy.record_memory writes after a pass that succeeded, so a failing one leaves none",
     "nccl_memory_check": "there is no such check; NCCL_DEBUG in `env:` prints NCCL's own allocations",
     "memory_profile": "torch_profiler_config profiles time, and is refused with colocated FSDP",

@@ -40,6 +40,11 @@ from autotune.policies.values.remedy import Effect
 C = TypeVar("C", bound=Settings)
 T = TypeVar("T")
 
+# What autotune does by itself, for every framework.
+_BY_AUTOTUNE = {
+    "restart_every": "no setting is needed: where memory grows, autotune restarts the job at a checkpoint"
+}
+
 
 def applicable(table: Table[T], config: T, versions: Mapping[str, str]) -> tuple[Row[T], ...]:
     """Return the rows that hold of a job, with the other models that it has.
@@ -63,7 +68,7 @@ def declined(table: Table[T], config: T, versions: Mapping[str, str]) -> dict[st
         holding[row.knob].append(row)
     for knob in KNOBS:
         if knob in table.absent or knob not in holding:
-            result[knob] = table.absent.get(knob, NO_SETTING)
+            result[knob] = table.absent.get(knob, _BY_AUTOTUNE.get(knob, NO_SETTING))
         elif not holding[knob]:
             reasons = (row.otherwise for row in table.rows if row.knob == knob and row.otherwise)
             result[knob] = text(next(reasons, NO_SETTING), config)

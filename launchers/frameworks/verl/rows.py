@@ -275,7 +275,6 @@ ABSENT: dict[KnobName, str] = {
     "allocator": "verl switches expandable segments on by itself after every weight sync, and off before it, because weights are shared by CUDA IPC",
     "nccl_memory_check": "there is no such check; what NCCL holds is outside PyTorch in the message",
     "memory_profile": "memory is profiled by the allocator's snapshots: memory_snapshot",
-    "restart_every": "verl ends early only through trainer.total_training_steps, which also shortens the learning-rate schedule",
 }
 
 REFUSED: tuple[Refusal[Config], ...] = (
