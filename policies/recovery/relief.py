@@ -33,7 +33,7 @@ class Relief:
 
     acting: frozenset[str]  # knobs of which some value clearly frees it
     idle: frozenset[str]  # knobs of the side that did not fail of which no value frees it enough
-    options: dict[str, tuple[Setting, ...]]  # without values that need more, or are useless
+    options: dict[str, tuple[Setting, ...]]  # without the values that need more of it
 
 
 def singles(view: Outlook, present: Knobs, *, started: bool) -> dict[str, tuple[Setting, ...]]:
@@ -46,13 +46,12 @@ def relieving(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, sta
     """Return what each knob may become without more load on what failed, and which knobs act there.
 
     A value needs more where both the estimate and the knob table say so. A knob of the engine acts in a pass
-    of the trainer, and the other way round, where the estimate says that it clearly frees memory there. What
-    is changed against a full host frees some of it, or makes room on the device for what does. Before the
-    first launch every value stays: no phase has failed.
+    of the trainer, and the other way round, where the estimate says that it clearly frees memory there.
+    Before the first launch every value stays: no phase has failed.
     """
     options = singles(view, present, started=started)
     moves = [(k, v) for k, values in options.items() for v in values[1:]]
-    freed, anywhere = _freed(view, present, moves, diagnosis) if moves else (np.zeros((0, 0)), np.zeros(0))
+    freed = _freed(view, present, moves, diagnosis) if moves else np.zeros((0, 0))
     if not len(freed):
         return Relief(acting=frozenset(options), idle=frozenset(), options=options)
     acting = {knob for (knob, _), most in zip(moves, freed.max(axis=0), strict=True) if most > CLEARLY}
@@ -66,16 +65,14 @@ def relieving(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, sta
     if diagnosis.cause is Cause.POOL_TOO_SMALL:
         # Whatever leaves an engine more room: by itself a value may still hold no token.
         acting = set(options)
-    on_host = diagnosis.cause is Cause.HOST_OOM
-    saves = Memory.HOST if on_host else Memory.GPU
-    useless = {
+    saves = Memory.HOST if diagnosis.cause is Cause.HOST_OOM else Memory.GPU
+    heavier = {
         (knob, value)
-        for (knob, value), own, most in zip(moves, freed[0], anywhere, strict=True)
-        if (own < -_SAME and not KNOB_TABLE[knob].asks_less(saves, getattr(present, knob), value))
-        or (on_host and most <= CLEARLY)
+        for (knob, value), own in zip(moves, freed[0], strict=True)
+        if own < -_SAME and not KNOB_TABLE[knob].asks_less(saves, getattr(present, knob), value)
     }
     lighter = {
-        knob: (values[0], *(value for value in values[1:] if (knob, value) not in useless))
+        knob: (values[0], *(value for value in values[1:] if (knob, value) not in heavier))
         for knob, values in options.items()
     }
     return Relief(
@@ -104,8 +101,8 @@ def _idle(
 
 def _freed(
     view: Outlook, present: Knobs, moves: Sequence[tuple[str, Setting]], diagnosis: Diagnosis | None
-) -> tuple[Floats, Floats]:
-    """Return what single changes free of each memory that failed or is foreseen to, and most of any memory.
+) -> Floats:
+    """Return what single changes free of each memory that failed or is foreseen to.
 
     Rows are memories, columns changes, values shares: of the device, of the host's bytes, or of the tokens
     that an engine's pool holds.
@@ -116,11 +113,10 @@ def _freed(
     host = ((most[0] - most[1:]) / max(1.0, float(most[0])))[None, :]
     tokens = np.nan_to_num(estimate.pool_tokens, posinf=0.0)
     pool = ((tokens[1:] - tokens[0]) / max(1.0, float(tokens[0])))[None, :]
-    every = np.concatenate([gpu, host, pool])
     if diagnosis is None:
-        failed = every[chances(estimate, predicted(view.calibration, estimate))[:, 0] > RISK]
-    elif diagnosis.cause in (Cause.HOST_OOM, Cause.POOL_TOO_SMALL):
-        failed = host if diagnosis.cause is Cause.HOST_OOM else pool
-    else:
-        failed = gpu[[PHASES.index(diagnosis.phase)] if diagnosis.phase in PHASES else []]
-    return np.asarray(failed), np.asarray(every.max(axis=0))
+        chance = chances(estimate, predicted(view.calibration, estimate))[:, 0]
+        return np.asarray(np.concatenate([gpu, host, pool])[chance > RISK])
+    if diagnosis.cause in (Cause.HOST_OOM, Cause.POOL_TOO_SMALL):
+        return np.asarray(host if diagnosis.cause is Cause.HOST_OOM else pool)
+    places = [PHASES.index(diagnosis.phase)] if diagnosis.phase in PHASES else []
+    return np.asarray(gpu[places])
