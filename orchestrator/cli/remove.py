@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 
@@ -14,7 +13,7 @@ from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import Lock, owner
-from autotune.orchestrator.units import duration_s
+from autotune.orchestrator.units import counted, duration_s
 
 _CODES = """\b
 Exit codes:
@@ -46,7 +45,7 @@ def remove(run: directory.RunFolder) -> None:
     Raises Failure where the run is driven, where a process of it may be left, where its folder holds folders
     that autotune did not make, such as checkpoints, or where it cannot be removed.
     """
-    lock, hidden = Lock(run.path), run.path.with_name(f".{run.id}")
+    lock = Lock(run.path)
     try:
         history = run.history()
         if history and not is_gone(history):
@@ -61,8 +60,7 @@ def remove(run: directory.RunFolder) -> None:
                 hint=hint,
                 code=ExitCode.USAGE,
             )
-        run.path.rename(hidden)  # at once, so that no command reads half a run
-        shutil.rmtree(hidden)
+        directory.delete(run)
     except OSError as error:
         raise Failure(f"cannot remove `{run.path}`: {reason_of(error)}") from None
     finally:
@@ -112,7 +110,7 @@ def command(context: click.Context, runs: tuple[str, ...], older_than: str | Non
         click.echo("\n".join(str(run.path) for run in chosen), err=True)
         if not sys.stdin.isatty():
             raise Failure("nothing was removed", hint="--yes removes without a question", code=ExitCode.USAGE)
-        click.confirm(f"Remove {len(chosen)} run{'s' * (len(chosen) > 1)}?", abort=True, err=True)
+        click.confirm(f"Remove {counted(len(chosen), 'run')}?", abort=True, err=True)
     for run in chosen:
         remove(run)
         click.echo(f"removed {run.path}", err=True)

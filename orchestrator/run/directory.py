@@ -210,10 +210,15 @@ def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> R
 def discard_unaccepted(run: RunFolder) -> None:
     """Remove the folder of a new run whose job was refused before anything of it was on record."""
     if not run.history():
-        hidden = run.path.with_name(f".{run.path.name}")
         with suppress(OSError):
-            run.path.rename(hidden)  # at once: no request of `stop` is written into what is being removed
-            shutil.rmtree(hidden, ignore_errors=True)
+            delete(run, ignore_errors=True)
+
+
+def delete(run: RunFolder, *, ignore_errors: bool = False) -> None:
+    """Remove the folder of a run; raises OSError, of its files only without `ignore_errors`."""
+    hidden = run.path.with_name(f".{run.id}")
+    run.path.rename(hidden)  # at once: nothing is written into, or read from, what is being removed
+    shutil.rmtree(hidden, ignore_errors=ignore_errors)
 
 
 def runs(root: Path) -> tuple[RunFolder, ...]:
