@@ -1,4 +1,4 @@
-"""The two protocols of this package: a framework renders commands, a runner starts them somewhere."""
+"""The two protocols of this package: `Framework` renders commands, `Runner` starts them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autotune.policies.values.provenance import CodeQuery, Origin
 from autotune.policies.values.rehearsing import STEPS, Met, Part
 from autotune.policies.values.value import Value
 
-# Settings that decide how much memory a job takes, by words in their names.
+# Words in the names of settings that determine how much memory a job takes.
 DECIDES_MEMORY = re.compile(
     r"batch[-_]size|max_token_len|max[-_]tokens|(?:memory|mem)[-_]\w*(?:utilization|fraction)"
     r"|(?:tensor|pipeline|context|expert|sequence)[-_](?:model[-_])?parallel|offload|checkpointing|recompute"
@@ -33,21 +33,21 @@ _NO_TEXT = ("true", "false", "null", "on", "off", "yes", "no", "y", "n")
 
 
 class Problem(Value, frozen=True, kw_only=True):
-    """Something wrong in a job's settings, found before anything starts."""
+    """A problem in a job's settings, reported before anything starts."""
 
     path: tuple[str | int, ...]  # keys into job.yaml, such as ("settings", "samples")
     message: str
     hint: str = ""
-    origin: Origin = Origin.EXACT  # of the rule that it breaks; one that is assumed refuses no job
+    origin: Origin = Origin.EXACT  # of the violated rule; an assumed rule refuses no job
 
 
 def refusals(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Return the problems for which a job is refused: those of rules that are known to hold for it."""
+    """Return the problems that refuse a job: those whose rules are known to apply to it."""
     return tuple(problem for problem in problems if not problem.origin.is_assumed)
 
 
 class Status(StrEnum):
-    """What became of a remedy that a public guide names."""
+    """Whether a remedy of a public guide still works."""
 
     WORKS = "works"
     REPLACED = "replaced"  # another setting does it today
@@ -58,7 +58,7 @@ class Status(StrEnum):
 class Advice(Value, frozen=True):
     """A remedy of the public guides and its status in the framework's current code."""
 
-    remedy: str  # a name of autotune.policies.remedies.ladder, or the guide's own words where none exists
+    remedy: str  # a name of autotune.policies.remedies.ladder, otherwise the guide's own words
     phase: str  # a Phase, or "any"
     setting: str  # as the guide writes it
     status: Status
@@ -72,65 +72,64 @@ class Advice(Value, frozen=True):
 class Tracked(Value, frozen=True, kw_only=True):
     """An experiment tracker that a framework writes to, and where it keeps the run of a job.
 
-    The names of a place are those of `orchestrator/annotate/places.py`.
+    `orchestrator/annotate/places.py` defines the keys of `place`.
     """
 
     tracker: Tracker
-    place: dict[str, str] = {}  # as the settings say; a name is left out where they do not
-    lines: tuple[str, ...] = ()  # of the log, which say more of it: `Saving tensorboard log to {folder}.`
+    place: dict[str, str] = {}  # from the settings; keys that they do not set are left out
+    lines: tuple[str, ...] = ()  # log lines that complete it: `Saving tensorboard log to {folder}.`
 
 
 class Prompts(Value, frozen=True, kw_only=True):
-    """The data of a training's prompts, as the settings of a job name it."""
+    """The training's prompt data, as named by the job's settings."""
 
     files: tuple[str, ...]  # paths, or names on a hub
-    field: str  # of a row, that holds the prompt: a text or chat messages
+    field: str  # the field of a row with the prompt: a text or chat messages
 
 
 def _typed(value: Any) -> str:
-    """Return a value as it is typed in YAML: text in quotes only where it could be read as something else."""
+    """Return a value as YAML; a text gets quotes only where YAML would read it as another type."""
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NO_TEXT:
         return value
     return msgspec.json.encode(value).decode()
 
 
 class Framework(Protocol):
-    """What to run: pure knowledge of one framework, one folder under `frameworks/`.
+    """What to run: pure knowledge of one framework, in a folder of `frameworks/`.
 
-    A method with a body is what holds of a framework that says nothing else.
+    Methods with a body are defaults.
     """
 
     name: str
-    saves_by_time: bool  # where the job says nothing of checkpoints; the others are told a number of steps
-    announces_end: bool  # a line says that the training is done; without it, exit code 0 is no success
-    # Its end line is printed after success only, so a smaller step count is no failure.
+    saves_by_time: bool  # autotune's default checkpoint interval is in seconds, otherwise in steps
+    announces_end: bool  # it prints a line at the end of training; exit code 0 without it is no success
+    # The end line is printed only on success, so that fewer steps than expected are no failure.
     done_is_final: bool = False
 
-    distribution: str = ""  # its package, by which an installed version is found
-    version_file: str = ""  # in a checkout, the file that holds nothing but the version
-    releases: tuple[str, ...] = ()  # whose settings are known; empty where one version stands for all
-    modules: tuple[str, ...] = ()  # that its interpreter must be able to import on every node
-    builds_on: str = ""  # the key of its file of settings that names the files which that one extends
-    reasons: ClassVar[
-        Mapping[str, str]
-    ] = {}  # why an attempt's command has a setting that the job lacks, by pattern
-    passes_settings: bool = True  # whether the words of a command are the job's settings
-    loss: str = ""  # the metric of a step that is its loss; empty: its lines show none
+    distribution: str = ""  # the package whose metadata gives the installed version
+    version_file: str = ""  # the file of a checkout that contains only the version
+    releases: tuple[str, ...] = ()  # with facts on record; empty if the framework has no releases
+    modules: tuple[str, ...] = ()  # that the interpreter must import on every node
+    builds_on: str = ""  # the key of a config file that names the files it extends
+    # Pattern of a setting that autotune adds to an attempt's command -> why.
+    reasons: ClassVar[Mapping[str, str]] = {}
+    passes_settings: bool = True  # whether the command's words are the job's settings
+    loss: str = ""  # name of the loss among a step's metrics; empty: it prints none
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """What the guides say beyond, or against, the supported knobs."""
+        """Remedies of public guides that no knob covers, or that the framework's current code contradicts."""
         return ()
 
     @property
     def presets(self) -> Mapping[str, Mapping[str, Any]]:
-        """Settings that a guide offers as a start, by name."""
+        """Starting settings from a public guide, by name."""
         return {}
 
     def settings_of(self, job: Job, component: Component, text: str) -> Mapping[str, str] | None:
-        """Return the settings that act on a part other than the actor, by knob; None where all of them do.
+        """Return, by knob, the settings of a model other than the actor; None if the actor's settings apply.
 
-        `text`: the log of the job, whose frames show which part ran in which release's workers.
+        `text`: the job's log, whose stack frames show which model ran in which release's workers.
         """
         return None
 
@@ -138,27 +137,27 @@ class Framework(Protocol):
         """Return what is wrong with the job's own settings."""
 
     def modules_of(self, job: Job) -> tuple[str, ...]:
-        """Return the modules that a job's interpreter must be able to import, its framework's own first."""
+        """Return the modules that the job's interpreter must import, the framework's own first."""
         return self.modules
 
     def code_query(self, job: Job) -> CodeQuery | None:
-        """Return what to read of the framework's code that the job would run; None if nothing."""
+        """Return the names to look up in the installed framework's code; None if there are none."""
         return None
 
     def foreign(self, job: Job) -> tuple[str, ...]:
-        """Return the settings that no release on record has, so that they are of a fork's own program."""
+        """Return the settings that no release on record has: the job runs a fork."""
         return ()
 
     def release_by_settings(self, job: Job) -> str:
-        """Return the known release that the names of a job's settings tell; empty where none does."""
+        """Return the release on record that the names of a job's settings imply; empty if none."""
         return ""
 
     def defaults(self, job: Job) -> Mapping[str, Any]:
-        """Return the values of settings that the job does not write, in its release, as far as on record."""
+        """Return the defaults on record of settings that the job does not set, in its release."""
         return {}
 
     def lacking(self, job: Job) -> tuple[str, ...]:
-        """Return the settings of the job that its release does not have, as far as on record."""
+        """Return the job's settings that its release does not have, by the facts on record."""
         return ()
 
     def model_path(self, job: Job) -> str | None:
@@ -173,72 +172,72 @@ class Framework(Protocol):
         return None
 
     def shape(self, job: Job) -> Model | None:
-        """Return the model's shape if the settings state it; `job.shape` otherwise."""
+        """Return the model's shape if the settings give it, otherwise `job.shape`."""
         return job.shape
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
         """Return what the policies need to know of the job; its shape may be unknown."""
 
     def gpus(self, job: Job) -> int | None:
-        """Return how many GPUs the job's settings ask for; None where their number follows the cluster."""
+        """Return how many GPUs the job's settings request; None if it uses what the cluster has."""
         return None
 
     def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
-        """Return the job with settings that ask for other GPUs; None where no layout of it is known."""
+        """Return the job with settings for other GPUs; None if its layout is unknown."""
         return None
 
     def training(self, job: Job) -> Training:
-        """Return what is trained, as far as the job's settings state it."""
+        """Return the settings that define what is trained, as far as the job states them."""
         return Training()
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
-        """Render an attempt; `{python}` in argv is the interpreter, `{attempt}` the folder of its files."""
+        """Render an attempt's command; in argv `{python}` is the interpreter, `{attempt}` its folder."""
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
-        """Return the framework's own settings, under its own names, that make the job use `knobs`.
+        """Return the framework settings, under its own names, that apply `knobs`.
 
-        Only what differs from the job as written.
+        Only those that differ from the job as written.
         """
 
     def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
-        """Return the trackers that the job uses, as its settings or lines that the framework prints say."""
+        """Return the experiment trackers that the job's settings enable."""
         return ()
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return settings as a user of the framework types them: overrides, flags or lines."""
+        """Return settings as a user of the framework types them: overrides, flags or YAML lines."""
         return tuple(f"{name}: {_typed(value)}" for name, value in settings.items())
 
     def printed(self, text: str) -> dict[str, Any]:
-        """Return the settings that the beginning of one of its logs shows, under its own names."""
+        """Return the settings that the head of a log prints, under the framework's own names."""
         return {}
 
     def marker(self, line: str) -> Marker | None:
         """Return the progress that a log line reports, if any."""
 
     def marks(self, text: bytes) -> bool:
-        """Return whether any line of a text in UTF-8 may report progress; false saves reading its lines."""
+        """Return whether any line of a UTF-8 text may report progress; if not, its lines need no parsing."""
         return True
 
     def last_step(self, job: Job) -> int | None:
-        """Return the step that completes the training, where the settings name it."""
+        """Return the last step of the training if the settings name it."""
         return None
 
     def replay(self, before: Job, after: Job) -> Command | None:
-        """Return what trains the same samples with both settings and prints how they compare, if anything.
+        """Return the command that trains the same samples under both settings and compares them, if any.
 
-        Its last line is one `Comparison` as JSON. It needs no cluster and no card, and runs nothing that
+        Its last output line is a `Comparison` as JSON. It needs no cluster and no GPU, and runs no code that
         the jobs name.
         """
         return None
 
     def can_force_longest(self, job: Job) -> bool:
-        """Return whether a trial can make every sequence as long as the job allows."""
+        """Return whether a trial can force every sequence to its maximum length."""
         return False
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
-        """Return the job as a trial runs it: `steps` steps under names, folders and loggers of its own.
+        """Return the job as a trial of `steps` steps with its own names, folders and loggers.
 
-        `longest` forces every sequence to its full length, where that is possible.
+        `longest` forces every sequence to its maximum length if the framework can.
         """
 
     def meets(self, job: Job) -> tuple[Met, ...]:
@@ -246,25 +245,25 @@ class Framework(Protocol):
         return ()
 
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
-        """Return the job as a part of its rehearsal runs it: a trial that also saves and validates.
+        """Return the job as a part of its rehearsal: a trial that also saves and validates.
 
-        Its checkpoints go below `folder`, which both parts share, and nowhere else. Asked only of a job that
-        meets something.
+        It writes checkpoints only below `folder`, which both parts share. Called only if `meets` is not
+        empty.
         """
         return self.trial(job, folder=folder, steps=STEPS[part], longest=longest)
 
 
-OWN_SOURCE = "autotune"  # of records by autotune's own code, which no output of a job can have
+OWN_SOURCE = "autotune"  # source of autotune's own records; job output never has it
 
 
 class Chunk(Value, frozen=True, kw_only=True):
-    """New bytes of one log; the framework's own output has the source ''."""
+    """New bytes of one log; the source of the framework's own output is ''."""
 
     source: str
     data: bytes
-    file: str = ""  # which file it is from, by a name that outlives the handle; empty: none that does
-    end: int = 0  # its offset in the file after `data`
-    dropped: int = 0  # bytes before `data` that are gone unread
+    file: str = ""  # a name of the file that stays valid after the handle; empty: none
+    end: int = 0  # offset in the file after `data`
+    dropped: int = 0  # bytes before `data` that were lost unread
 
 
 class Exit(Value, frozen=True, kw_only=True):
@@ -273,7 +272,7 @@ class Exit(Value, frozen=True, kw_only=True):
     code: int | None = None
     signal: int | None = None
     at: float = 0.0  # Unix seconds
-    ran_s: float | None = None  # by a clock that nobody sets; None: not known
+    ran_s: float | None = None  # seconds by the monotonic clock; None: unknown
 
     @property
     def killed_by(self) -> int | None:
@@ -284,17 +283,17 @@ class Exit(Value, frozen=True, kw_only=True):
 
 
 class Observed(Value, frozen=True, kw_only=True):
-    """What is new since the last poll; what a node wrote while it was silent comes once it answers again."""
+    """New data since the last poll; data of an unresponsive node arrives once it answers again."""
 
     chunks: tuple[Chunk, ...] = ()
     samples: tuple[Sample, ...] = ()
     exit: Exit | None = None  # repeated by every later poll
-    ending: bool = False  # it has ended, and its last words are awaited
-    lost: str = ""  # what took the attempt away: its supervisor, a node where it ran or its cluster is gone
-    killed_for_memory: tuple[str, ...] = ()  # Ray's own words, where its memory monitor took the supervisor
-    silent_s: float = 0.0  # how long the supervisor has not answered; 0 where it did: no silence of the job's
-    behind: bool = False  # there is more to read at once
-    notes: tuple[str, ...] = ()  # lines for the user: a node that fell silent, answers again, joined or left
+    ending: bool = False  # the process has exited; its last output is still being read
+    lost: str = ""  # why the attempt is lost: its supervisor, one of its nodes or the cluster is gone
+    killed_for_memory: tuple[str, ...] = ()  # Ray's message if its memory monitor killed the supervisor
+    silent_s: float = 0.0  # seconds without an answer of the supervisor; unrelated to the job's own output
+    behind: bool = False  # more data can be read immediately
+    notes: tuple[str, ...] = ()  # lines for the user: a node stopped answering, answers again, joined or left
 
 
 class Drain(Value, frozen=True, kw_only=True):
@@ -302,19 +301,19 @@ class Drain(Value, frozen=True, kw_only=True):
 
     clear: bool
     seconds: float
-    held: str = ""  # who holds what, with pid and user, when not clear
-    foreign: bool = False  # all of that is memory of cards, and no process of the attempt is left
-    unknown: str = ""  # what did not answer, so that nothing is known of its memory
+    held: str = ""  # who still holds memory, with pid and user
+    foreign: bool = False  # only GPU memory is held, and no process of the attempt is left
+    unknown: str = ""  # what did not answer, so that its memory is unknown
 
 
 class Capacity(Value, frozen=True, kw_only=True):
-    """How far a cluster has the nodes that a job needs."""
+    """How many of the nodes that a job needs a cluster has."""
 
-    ready: bool  # they are there and their GPUs are free
-    nodes: int  # that are there, whether free or not
+    ready: bool  # all nodes are there and their GPUs are free
+    nodes: int  # number of nodes, free or not
     wanted: int
-    gpus: int  # that each of them has; 0: none is needed
-    note: str = ""  # what the cluster's autoscaler does or fails to do, in words
+    gpus: int  # per node; 0: none needed
+    note: str = ""  # what the cluster's autoscaler is doing or why it fails
 
 
 class Handle(Protocol):
@@ -324,22 +323,19 @@ class Handle(Protocol):
         """Return what is new, after seconds at most; after an attach, what follows its offsets."""
 
     def acknowledge(self, recorded: Mapping[str, int]) -> None:
-        """Take note that files are safely recorded up to these offsets.
-
-        So much of them need not be kept for an attach.
-        """
+        """Confirm that files are recorded up to these offsets, so that an attach needs no earlier bytes."""
 
     def stop(self, *, grace_s: float) -> float:
-        """End the whole attempt on every node that answers and return the seconds it took; safe to repeat.
+        """Stop the attempt on every node that answers and return the seconds it took; safe to repeat.
 
-        Politely first, by SIGKILL after `grace_s`. Raises Unreachable where nothing can be asked to end.
+        SIGTERM first, SIGKILL after `grace_s`. Raises Unreachable if no node answers.
         """
 
     def drain(self, *, timeout_s: float) -> Drain:
-        """Wait until no memory of the attempt is held any more, killing what is left of it."""
+        """Kill what is left of the attempt and wait until all its memory is released."""
 
     def release(self) -> None:
-        """Give up the attempt's supervisor and samplers; the handle is of no use afterwards."""
+        """End the attempt's supervisor and samplers; the handle cannot be used afterwards."""
 
 
 class Runner(Protocol):
@@ -347,49 +343,49 @@ class Runner(Protocol):
 
     @property
     def address(self) -> str:
-        """The address that other processes reach it by."""
+        """The address at which other processes reach the cluster."""
 
     @property
     def note(self) -> str:
-        """A line for the user about the place that was chosen; empty where the job names it."""
+        """A line for the user about the chosen cluster; empty if the job names it."""
 
     def capacity(self, *, gpus: int | None, joining: bool) -> Capacity | None:
-        """Request the nodes that the job needs and return how many are there; None where none may come.
+        """Request the nodes that the job needs and return how many are there; None if no more can join.
 
-        `gpus` is what each needs, None where only the nodes tell. Nodes may come to a cluster with an
-        autoscaler, with `joining` to any other. Raises Unreachable when the cluster does not answer.
+        `gpus` is the number per node, None if it follows the nodes. Nodes can join a cluster with an
+        autoscaler, and any cluster if `joining`. Raises Unreachable when the cluster does not answer.
         """
 
     def withdraw(self) -> None:
-        """Request no nodes any more; those that came for the job are kept until `close`."""
+        """Stop requesting nodes; those that joined for the job are kept until `close`."""
 
     def cluster(self) -> Cluster:
-        """Return what was measured of the place."""
+        """Return the cluster as measured."""
 
     def start(self, command: Command, *, run: str, attempt: int, python: str | None) -> Handle:
-        """Start an attempt; raises Unreachable when the place cannot take it."""
+        """Start an attempt; raises Unreachable if the cluster cannot run it."""
 
     def attach(self, *, run: str, attempt: int, read: Mapping[str, int] = {}) -> Handle | None:
-        """Return the attempt that is still supervised, if any.
+        """Return the attempt that a supervisor still runs, if any.
 
-        Its files are read from the offsets `read`, those that it does not name from the start.
+        Its files are read from the offsets in `read`, others from the start.
         """
 
     def sweep(self, *, run: str) -> tuple[str, ...]:
-        """End what is left of a run without a living supervisor; return what was ended."""
+        """Kill the processes of a run that have no live supervisor; return which they were."""
 
     def end_all(self, *, run: str) -> tuple[str, ...]:
-        """End every process of a run on every node; return those that even SIGKILL left.
+        """Kill every process of a run on every node; return those that survive SIGKILL.
 
-        Raises Unreachable, which names them, where nodes do not answer.
+        Raises Unreachable, naming the nodes, if some do not answer.
         """
 
     def close(self) -> None:
-        """Leave the place; our own local cluster ends with it."""
+        """Disconnect; a local cluster that autotune started ends."""
 
 
 class Unreachable(Exception):  # noqa: N818 - a state of the world, named as the user reads it
-    """The place to run cannot be used: no cluster, too few GPUs, no supervisor."""
+    """The cluster cannot be used: it does not answer, has too few GPUs or no supervisor."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

@@ -24,11 +24,11 @@ _ADAPTERS: Mapping[str, tuple[str, str]] = {
     "command": ("command", "AnyCommand"),
 }
 
-# How the logs of each framework are recognised; those of a command may be any program's.
+# Texts that identify each framework's logs; those of a `command` job can come from any program.
 # fmt: off
 TRACES: Mapping[str, Traces] = {
     "builtin": Traces(("builtin: phase ", "builtin: step ", "builtin: failure ", "launchers.builtin")),
-    # rLLM and verl-agent are verl with an agent's loop around it, and take its settings.
+    # rLLM and verl-agent wrap verl in an agent loop and use its settings.
     "verl": Traces((
         "verl.trainer.main_ppo", "verl/trainer/", "verl/workers/", "verl/single_controller/",
         "(TaskRunnerV1 pid=", "(WorkerDict pid=", "AgentLoopWorkerTQ", "actor_rollout_ref.",
@@ -64,7 +64,7 @@ TRACES: Mapping[str, Traces] = {
         "MegatronPolicyWorker": {"policy.megatron_cfg.enabled": True, "policy.dtensor_cfg.enabled": False},
         "DTensorPolicyWorker": {"policy.megatron_cfg.enabled": False, "policy.dtensor_cfg.enabled": True},
     }),
-    # TRL's and ms-swift's are also the lines of our entry that runs them; ms-swift's trainers are TRL's.
+    # autotune's own entry runs TRL and ms-swift and prints lines of its own; ms-swift uses TRL's trainers.
     "trl": Traces((
         "trl/trainer", "trl/generation", "trl/scripts", "trl/cli", "trl/experimental", "GRPOTrainer",
         "'mean_token_accuracy': ", "trl.GRPOConfig", "trl: phase ", "trl: step ",

@@ -1,4 +1,4 @@
-"""Where the checkpoints of a run lie."""
+"""The folder of a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from autotune.policies.values.job import Job
 def folder_of(job: Job, written: str, *, run: str, named: bool) -> str:
     """Return the absolute folder of a run's checkpoints.
 
-    `written` is what the settings come to, `named` whether the job itself says it. Only a job that asks to go
-    on from what is there gets the folder itself: below it every run has its own, so that no attempt, not even
-    one after a failure before the first checkpoint, continues a foreign one.
+    `written` is the folder that the settings resolve to, `named` whether the job sets it. Only a job with
+    `resume` uses that folder directly. Every other run gets a subfolder of its own, so that no attempt
+    resumes from another run's checkpoint, not even after a failure before its first one.
     """
     if job.resume:
         return absolute(job, written)
@@ -18,7 +18,7 @@ def folder_of(job: Job, written: str, *, run: str, named: bool) -> str:
 
 
 def absolute(job: Job, path: str) -> str:
-    """Return a path below the job's folder; one of the home folder or of a remote store stays."""
+    """Return a path as absolute below the job's folder; `~` paths and remote URLs stay as they are."""
     base = job.workdir.rstrip("/")
     stays = path.startswith(("/", "~", "hdfs:")) or "://" in path
     return path if stays else f"{base}/{path.removeprefix('./')}".rstrip("/")

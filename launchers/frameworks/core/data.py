@@ -1,4 +1,4 @@
-"""Data files of the adapters: facts about a framework that are rows and lists, decoded into frozen values."""
+"""Reads the adapters' data files (facts about a framework, as YAML or JSON) into frozen values."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _Base: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class DataError(ValueError):
-    """A data file that does not hold what its readers expect; the message names file and entry."""
+    """A data file with an unexpected key or type; the message names file and entry."""
 
 
 class _Loader(_Base):  # type: ignore[misc]  # PyYAML has no types
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Return a mapping by texts, `on` too; raises ConstructorError where a key is named twice."""
+        """Return a mapping with string keys, `on` too; raises ConstructorError for a duplicate key."""
         result = {str(key.value): self.construct_object(value, deep=True) for key, value in node.value}
         if len(result) < len(node.value):
             raise yaml.constructor.ConstructorError(None, None, "a key is named twice", node.start_mark)

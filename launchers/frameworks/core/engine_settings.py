@@ -1,4 +1,4 @@
-"""The arguments of the engines behind knobs: frameworks hand them on with a prefix, `explain` spells them.
+"""The engine arguments behind knobs: frameworks pass them on with a prefix, `explain` prints them.
 
 Read in sglang 0.5.23 (srt/arg_groups/fields) and vllm 0.24 (EngineArgs).
 """

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-# Sonames: the loader of every node, x86 or ARM, finds them in its own path and goes on where there are none.
+# Sonames, which the dynamic loader resolves on x86 and ARM alike; it only warns where a library is missing.
 SONAMES = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc.so.4"}
 
 
 def preloaded(libraries: str) -> str:
-    """Return which allocator an LD_PRELOAD loads; `default` where none of them."""
+    """Return the allocator that an LD_PRELOAD value loads; `default` if none."""
     return next((name for name in SONAMES if name in libraries), "default")

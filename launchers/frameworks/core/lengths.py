@@ -1,4 +1,4 @@
-"""The lengths of a job's sequences according to its settings."""
+"""Mean sequence lengths of a job, and the data of its prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.policies.values.value import Value
 
 
 def with_lengths(layout: Layout, job: Job) -> Layout:
-    """Return the layout with the mean lengths, in tokens, that `lengths:` of the job or its data tell."""
+    """Return the layout with mean lengths, in tokens, from the job's `lengths:` or measured on its data."""
     measured = job.prompts.mean if job.prompts is not None else 0
     return msgspec.structs.replace(
         layout,
@@ -24,19 +24,19 @@ def with_lengths(layout: Layout, job: Job) -> Layout:
     )
 
 
-# What frameworks append to a path to take a part of its rows: `FILE@[0:100]` (slime), `FILE#500` (ms-swift).
+# Suffixes of a path that select some of its rows: `FILE@[0:100]` (slime), `FILE#500` (ms-swift).
 _PART = re.compile(r"(@\[[^\]]*\]|#\d+)$")
 
 
 class PromptKeys(Value, frozen=True, kw_only=True):
-    """Which settings name the data of a training's prompts."""
+    """The settings that name the training's prompt data."""
 
     files: str
-    field: str  # of a row, that holds the prompt, where no setting names it
+    field: str  # default name of the prompt field of a row
     field_key: str = ""
 
     def named(self, get: Callable[[str], Any]) -> Prompts | None:
-        """Return the data that the settings of a job name; None if they name none."""
+        """Return the prompt data that a job's settings name; None if they name none."""
         files = get(self.files)
         names = [str(each) for each in (files if isinstance(files, list | tuple) else [files]) if each]
         field = (get(self.field_key) if self.field_key else None) or self.field

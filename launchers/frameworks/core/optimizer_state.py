@@ -1,4 +1,4 @@
-"""Bytes of an optimizer's state per parameter, by the settings that name its types; how ZeRO spreads it."""
+"""Bytes of optimizer state per parameter, derived from dtype settings, and how ZeRO shards it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PACKED = {"8bit": 1.0, "fp8": 1.0, "4bit": 0.5}
 
 
 def width(dtype: str) -> int:
-    """Return the bytes of a value of a type, in torch's words or Megatron's; 2 for the halves."""
+    """Return the bytes of a dtype, named as in torch or Megatron; 2 for half precision."""
     return _WIDTHS.get(dtype.removeprefix("torch."), 2)
 
 
@@ -38,9 +38,9 @@ def megatron_state_bytes(
 ) -> int:
     """Return the bytes of master weights and moments per parameter (megatron/core/optimizer).
 
-    All are fp32 unless the precision-aware optimizer (`precise`) says otherwise; then Transformer Engine
-    keeps of an fp32 master only what a bf16 weight lacks. The CPU's optimizer (`on_host`) has whole fp32
-    copies whatever that says. Without half-precision weights there is no master.
+    All are fp32 unless the precision-aware optimizer (`precise`) sets other dtypes; of an fp32 master,
+    Transformer Engine then stores only the 16 bits that the bf16 weight lacks. The CPU optimizer (`on_host`)
+    always has full fp32 copies. Without half-precision weights there are no master weights.
     """
     typed = precise and not on_host
     masters = 0
@@ -63,10 +63,10 @@ def megatron_bytes(
     """Return the fields of Layout that are bytes of Megatron's weights, gradients and optimizer.
 
     `state`: further arguments of `megatron_state_bytes`. Megatron's Adam is fused and works in place.
-    Gradients that are no fp32 are copied into fp32 first, unless the precision-aware optimizer reads them as
-    they are (distrib_optimizer.py, _copy_model_grads_to_main_grads). It alone makes no fp32 weights on the
-    device for an optimizer `on_host`; a framework that builds OptimizerConfig itself may leave it out, which
-    Megatron's own command line refuses (distrib_optimizer.py, _build_model_and_main_param_groups).
+    Gradients in another dtype than fp32 are first copied to fp32, unless the precision-aware optimizer reads
+    them directly (distrib_optimizer.py, _copy_model_grads_to_main_grads). An optimizer `on_host` without it
+    also keeps fp32 weights on the device. Megatron's command line refuses that combination, but a framework
+    that builds OptimizerConfig itself can use it (distrib_optimizer.py, _build_model_and_main_param_groups).
     """
     return {
         "parameter_bytes": parameter_bytes,
@@ -82,10 +82,10 @@ def megatron_bytes(
 def torch_state_bytes(
     optimizer: str, *, parameter_bytes: int, arguments: Mapping[str, Any] | None = None
 ) -> int:
-    """Return the bytes of a torch optimizer's moments per parameter, by the name of its class.
+    """Return the bytes of a torch optimizer's moments per parameter, derived from its class name.
 
-    Moments take their parameter's type; classes that pack them say so in their name, others take the types as
-    arguments. SGD keeps a moment only with momentum.
+    Moments have their parameter's dtype, unless the class name says that they are packed (`8bit`) or the
+    arguments set their dtypes. SGD keeps a moment only with momentum.
     """
     given, name = arguments or {}, optimizer.lower()
     if "momentum_dtype" in given or "variance_dtype" in given:
@@ -111,16 +111,16 @@ def with_zero(
     accumulated: int = _HALF,
     secondary: int = 1,
 ) -> Layout:
-    """Return a layout as a stage of DeepSpeed's ZeRO spreads it over `ranks`, by default all; None: as it is.
+    """Return a layout sharded by a stage of DeepSpeed's ZeRO over `ranks` (0: all); None leaves it unchanged.
 
-    Below stage 3 every rank holds all weights, in 16 bits. The optimizer has an fp32 copy of what it updates:
-    all weights, from stage 1 on a rank's part. Its step turns their gradients into fp32, with stage 3 as many
-    at once as sub_group_size says. A backward pass copies gradients into a buffer of `bucket` elements;
-    `buckets` is 2 where communication overlaps. Gradients are summed in `accumulated` bytes. If those are
-    more than a weight's, stage 1 has a buffer for all of them; stage 3 always has one for a rank's part.
-    Stage 3 spreads a second copy of the weights over groups of `secondary` ranks (zero_hpz_partition_size), 1
-    for none (deepspeed/runtime/engine.py, bf16_optimizer.py, zero/stage_1_and_2.py, zero/stage3.py,
-    zero/partition_parameters.py).
+    Below stage 3 every rank holds all weights in 16 bits. The optimizer holds an fp32 copy of the weights
+    that it updates: all of them at stage 0, the rank's shard from stage 1 on. Its step converts gradients to
+    fp32, at stage 3 sub_group_size of them at a time. The backward pass copies gradients into a buffer of
+    `bucket` elements; `buckets` is 2 where communication overlaps. Gradients accumulate in `accumulated`
+    bytes each. If these are wider than the weights, stage 1 has a buffer for all gradients; stage 3 always
+    has one for the rank's shard. Stage 3 keeps a second copy of the weights, sharded over groups of
+    `secondary` ranks (zero_hpz_partition_size; 1: none). Source: deepspeed/runtime/engine.py,
+    bf16_optimizer.py, zero/stage_1_and_2.py, zero/stage3.py, zero/partition_parameters.py.
     """
     if stage is None:
         return layout

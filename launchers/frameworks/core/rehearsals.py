@@ -1,4 +1,4 @@
-"""What a framework's rehearsal does in addition to a trial, and which events it covers."""
+"""What a framework's rehearsal adds to a trial, and which late events it covers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _NEVER = ("", "no", "none", "null", "false")
 
 
 class Rehearsal(Value, frozen=True, kw_only=True):
-    """What a rehearsal does beside a trial; settings are named as in the framework's `trial.yaml`."""
+    """The settings of a rehearsal beyond those of a trial, named as in the framework's `trial.yaml`."""
 
-    saves: Mapping[str, Any] = {}  # makes it save after the step SAVED_AT
-    validates: Mapping[str, Any] = {}  # and validate
-    validating: tuple[str, ...] = ()  # settings of a job that validates: each a number above 0, or a word
-    left: tuple[str, ...] = ()  # to the job, unlike in a trial
-    left_validating: tuple[str, ...] = ()  # the same where it validates
-    unmet: Mapping[LateEvent, str] = {}  # why an event is not met, where it is not
-    remarks: Mapping[LateEvent, str] = {}  # how far one is met
+    saves: Mapping[str, Any] = {}  # make it save after the step SAVED_AT
+    validates: Mapping[str, Any] = {}  # make it validate there
+    validating: tuple[str, ...] = ()  # a job validates if each of these is a number above 0 or a text
+    left: tuple[str, ...] = ()  # settings of a trial that a rehearsal leaves to the job
+    left_validating: tuple[str, ...] = ()  # the same in a job that validates
+    unmet: Mapping[LateEvent, str] = {}  # events that it does not cover -> why
+    remarks: Mapping[LateEvent, str] = {}  # events that it covers in part -> how far
 
     def validates_job(self, get: Callable[[str], Any]) -> bool:
-        """Return whether a job validates at steps of its own; `get` returns its settings by name."""
+        """Return whether a job validates during training; `get` returns its settings by name."""
         return bool(self.validating) and all(_says(get(name)) for name in self.validating)
 
     def additions(self, *, validation: bool) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Rehearsal(Value, frozen=True, kw_only=True):
 def settings_of(
     job: Job, trial: Job, own: Mapping[str, Any], *, left: Collection[str], bare: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return the settings of a rehearsal: its trial's, what is left to the job, and `own` over both."""
+    """Return the settings of a rehearsal: the trial's without those left to the job, then `own`."""
     named = {bare(key) for key in own}
     kept = {k: v for k, v in trial.settings.items() if bare(k) not in named and bare(k) not in left}
     back = {k: v for k, v in job.settings.items() if bare(k) in left and bare(k) not in named}

@@ -1,4 +1,4 @@
-"""Settings that some releases of a framework have under another name, or no longer have."""
+"""Settings that a framework renamed or removed between releases."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from autotune.launchers.frameworks.core.versions import is_before
 
 
 class Renamed(NamedTuple):
-    """A setting, or a section, that releases before `since` call `old`; later ones have `new`.
+    """A setting or section named `old` in releases before `since`, and `new` from then on.
 
-    A job is read and written under the name that it uses, else the one that its release has: some releases
-    go on taking `old` for a while.
+    A job keeps the name that it uses, because some releases accept `old` for a while; a setting that it does
+    not use gets the name of its release.
     """
 
     old: str
-    new: str = ""  # empty: no setting took its place
-    # The first release with `new`, or without `old` where nothing took its place; empty: none on record has
-    # `old`.
+    new: str = ""  # empty: it was removed without a replacement
+    # The first release with `new`, or without `old` if it was removed; empty: no release on record has `old`.
     since: str = ""
-    until: str = ""  # the first release that no longer takes `old`, where that is a later one
-    hint: str = ""  # what a user of `old` should write or know, where that is not `new` alone
+    until: str = ""  # the first release that refuses `old`, if later than `since`
+    hint: str = ""  # what a user of `old` should write or know beyond `new`
 
 
 @cache
 def names_in(renamed: tuple[Renamed, ...], release: str) -> Mapping[str, str]:
-    """Return the names that a release has for newer ones."""
+    """Return today's names of renamed settings -> their names in a release."""
     return {
         row.new: row.old for row in renamed if row.new and row.since and Version(release) < Version(row.since)
     }
 
 
 def names_of(renamed: Collection[Renamed], given: Collection[str]) -> dict[str, str]:
-    """Return the older names of a job, by the newer ones: those that it uses, and those of their time.
+    """Return today's names -> the older names that a job uses, or that were in use at the same time.
 
-    Of a setting that it writes under both names the newer one counts.
+    If a job sets both names of a setting, the newer one counts.
     """
     named = [row for row in renamed if row.new and row.since and not _holds(given, row.new)]
     used = [Version(row.since) for row in named if _holds(given, row.old)]
@@ -46,9 +45,9 @@ def names_of(renamed: Collection[Renamed], given: Collection[str]) -> dict[str, 
 
 
 def release_before(renamed: Iterable[Renamed], given: Collection[str], releases: Iterable[str]) -> str:
-    """Return the newest of some releases that takes every older name of a job; empty where it has none.
+    """Return the newest of some releases that accepts all older names of a job; empty if it uses none.
 
-    Where none of them is so old, it is the oldest.
+    The oldest release if none accepts them all.
     """
     ends = [Version(row.until or row.since) for row in renamed if row.since and _holds(given, row.old)]
     known = sorted(releases, key=Version)
@@ -62,7 +61,7 @@ def _holds(given: Collection[str], name: str) -> bool:
 
 
 def translated(key: str, names: Mapping[str, str]) -> str:
-    """Return a key with its own name, or that of the section that holds it, as `names` has it."""
+    """Return a key, renamed by `names` itself or through its section."""
     head, below = key, ""
     while head and names:
         if head in names:
@@ -73,9 +72,9 @@ def translated(key: str, names: Mapping[str, str]) -> str:
 
 
 def replacement(renamed: Iterable[Renamed], key: str, release: str = "") -> str:
-    """Return what to write instead of a setting that is gone; empty where no row names it.
+    """Return what to write instead of a removed setting; empty if no row names it.
 
-    `release`: a release that may be older than the end of a setting, and then takes it.
+    `release`: the job's, in which the setting may still exist and needs no replacement.
     """
     for row in renamed:
         if row.since and is_before(release, row.since):

@@ -1,11 +1,11 @@
-"""Who works where, and who holds device memory in which phase of a job."""
+"""Placement of trainer and engines, and which components hold GPU memory in which phase."""
 
 from __future__ import annotations
 
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.profile import Placement
 
-Held = tuple[str, ...]  # the components on a card
+Held = tuple[str, ...]  # components that hold memory of a GPU
 
 TRAINER, REF, CRITIC, ROLLOUT = (
     each.value for each in (Component.TRAINER, Component.REF, Component.CRITIC, Component.ROLLOUT)
@@ -14,14 +14,14 @@ _UPDATE = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)
 
 
 def placement(*, shared: bool, ahead: bool) -> Placement:
-    """Return whether trainer and engines share their cards; if not, whether engines generate `ahead`."""
+    """Return whether trainer and engines share GPUs; if not, whether the engines generate `ahead`."""
     if shared:
         return Placement.COLOCATED
     return Placement.ASYNCHRONOUS if ahead else Placement.SEPARATE
 
 
 def models(*, reference: bool = False, critic: bool = False) -> Held:
-    """Return the trainer with the models that are on its cards."""
+    """Return the trainer and the models on its GPUs."""
     return (TRAINER, *((REF,) if reference else ()), *((CRITIC,) if critic else ()))
 
 
@@ -35,10 +35,9 @@ def resident(
     rollout_init: Held | None = None,
     further: tuple[Phase, ...] = (),
 ) -> dict[str, Held]:
-    """Return the components on a card by phase; of a phase that is left out nothing is known.
+    """Return the components that hold GPU memory, by phase; nothing is known of a phase that is left out.
 
-    `init` and `log_prob` are as an `update` where they are not given, `rollout_init` is as a `rollout`, and
-    `further` phases are as an update.
+    `init` and `log_prob` default to `update`, `rollout_init` to `rollout`; `further` phases equal `update`.
     """
     result = {
         **dict.fromkeys((*_UPDATE, *further), update),
@@ -54,9 +53,9 @@ def resident(
 def taking_turns(
     *, reference: bool, critic: bool, engine_sleeps: bool, trainer_sleeps: bool, trainer_first: bool
 ) -> dict[str, Held]:
-    """Return the same of a trainer and engines that take turns on the same cards.
+    """Return the same for a trainer and engines that take turns on shared GPUs.
 
-    `trainer_first`: it is built before the engines start; else they start first and sleep meanwhile.
+    `trainer_first`: the trainer is built before the engines start; otherwise they start first and sleep.
     """
     own = models(reference=reference, critic=critic)
     training = own if engine_sleeps else (*own, ROLLOUT)
@@ -65,6 +64,6 @@ def taking_turns(
         training,
         rollout=(ROLLOUT, *beside),
         rollout_init=(ROLLOUT, *(own if trainer_first else beside)),
-        weight_sync=training,  # the engine's weights are back for the sync, its pool only after it
+        weight_sync=training,  # the engine restores its weights for the sync, its KV pool only afterwards
         further=(Phase.COMM, Phase.DATA),
     )

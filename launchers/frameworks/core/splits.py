@@ -9,15 +9,15 @@ from autotune.policies.values.profile import Requires, Support
 
 
 def sizes(present: int, devices: int) -> tuple[int, ...]:
-    """Return the present parallel size and the powers of two that split the devices; 0 devices: one."""
+    """Return the present parallel size and the powers of two that divide `devices` (0 counts as 1)."""
     powers = (1 << power for power in range(max(1, devices).bit_length()))
     return tuple(sorted({present, *(size for size in powers if devices == 0 or devices % size == 0)}))
 
 
 def together(supported: Mapping[str, Support], context: str, *, devices: int, why: str) -> Iterator[Requires]:
-    """Yield for each size of the knob `context` the tensor sizes beside which it splits `devices` evenly.
+    """Yield, for each size of the knob `context`, the tensor-parallel sizes with which it divides `devices`.
 
-    The grid of either holds what fits beside the present size of the other: two of them may not fit at once.
+    Each grid holds the sizes that fit the present size of the other; two new sizes may not fit together.
     """
     if context not in supported or "tensor_parallel" not in supported:
         return
@@ -29,7 +29,7 @@ def together(supported: Mapping[str, Support], context: str, *, devices: int, wh
 
 
 def divisors(number: int) -> list[int]:
-    """Return the divisors of a number from the smallest on."""
+    """Return the divisors of a number in ascending order."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
@@ -42,5 +42,5 @@ def head_sizes(sizes: Iterable[int], shape: Model | None) -> tuple[int, ...]:
 
 
 def wider(present: int, devices: int) -> tuple[int, ...]:
-    """Return the sizes of groups that divide the devices, from the present one upwards."""
+    """Return the group sizes that divide the devices, from the present one upwards."""
     return tuple(size for size in divisors(devices) if size >= present)

@@ -1,4 +1,4 @@
-"""How a log is recognised as a framework's."""
+"""Detects which framework wrote a log."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 
 class Traces(NamedTuple):
-    """What the logs of one framework hold."""
+    """Texts that identify the logs of one framework."""
 
     traces: tuple[str, ...] = ()  # texts that only its logs contain
-    runs: tuple[str, ...] = ()  # other frameworks here that it is built of, whose traces its logs hold too
-    # A text of a log -> the settings of the job that prints it, such as the backend of a class of workers.
+    runs: tuple[str, ...] = ()  # frameworks that it is built on, whose traces its logs contain as well
+    # A text of a log -> settings of the job that prints it, such as the backend of a worker class.
     implies: Mapping[str, Mapping[str, Any]] = {}
 
     def implied(self, text: str) -> dict[str, Any]:
-        """Return the settings of the job that prints a text, beside those that it shows."""
+        """Return settings that follow from a log's texts, beyond those that it prints."""
         result: dict[str, Any] = {}
         for trace, settings in self.implies.items():
             result |= settings if trace in text else {}

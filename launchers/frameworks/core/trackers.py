@@ -1,4 +1,4 @@
-"""Where a framework's settings and lines say that an experiment tracker keeps its run."""
+"""Where an experiment tracker keeps a job's run, by the framework's settings and log lines."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _OFF = ("", "no", "none", "null", "false", "disabled")
 
 
 def one_wandb_run(job: Job, run: str) -> dict[str, str]:
-    """Return the variables by which W&B has one run of all attempts; its ids hold no other characters."""
+    """Return environment variables that make all attempts one W&B run; invalid id characters are replaced."""
     return {"WANDB_RUN_ID": _UNSAFE.sub("-", f"{job.name}-{run}"), "WANDB_RESUME": "allow"}
 
 
 class TrackerRow(NamedTuple):
-    """A tracker of a framework; `{name}` in a text is the value of a setting."""
+    """A tracker of a framework; `{name}` in a text stands for the value of a setting."""
 
     tracker: Tracker
-    named_in: str = ""  # setting that names the trackers of the job, as a list or a text
-    on: str = ""  # setting that turns this one on: true, or a text such as a path
-    place: Mapping[str, str] = {}  # an entry of which a setting says nothing is left out
-    lines: tuple[str, ...] = ()  # of the log, with `{folder}` where it says the place
+    named_in: str = ""  # setting that lists the job's trackers
+    on: str = ""  # setting that enables this one: true, or a text such as a path
+    place: Mapping[str, str] = {}  # entries whose settings are unset are left out
+    lines: tuple[str, ...] = ()  # log lines that print the place as `{folder}`
 
 
 def tracked(

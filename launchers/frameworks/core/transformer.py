@@ -1,4 +1,4 @@
-"""How Megatron spreads a job: its parallel sizes, and what TransformerConfig says of stages and experts."""
+"""Megatron's parallel layout of a job: stages, experts, recomputation, offloading."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def spread(
     chunks: int = 1,
     distributed: bool = True,
 ) -> dict[str, Any]:
-    """Return the fields of Layout that say how Megatron spreads a job (megatron/core/parallel_state.py).
+    """Return the fields of Layout for Megatron's parallel sizes (megatron/core/parallel_state.py).
 
-    Sizes are numbers of ranks; `chunks`: parts of a stage; `expert_tensor`: 0 for Megatron's default, that of
-    `tensor`. Without the distributed optimizer every rank has the state of all its weights.
+    Sizes are numbers of ranks; `chunks`: virtual stages per rank; `expert_tensor`: 0 for Megatron's default,
+    which is `tensor`. Without the distributed optimizer every rank holds the state of all its weights.
     """
     expert_tensor = expert_tensor or tensor
     return {
@@ -45,13 +45,13 @@ def spread(
         "pipeline_chunks": chunks,
         "expert_parallel": expert,
         "expert_tensor_parallel": expert_tensor,
-        # Experts take their ranks from data parallelism.
+        # Expert parallelism uses ranks of data parallelism.
         "expert_shards": max(1, ranks // (expert_tensor * expert * pipeline)) if distributed else 1,
     }
 
 
 def expert_sizes(experts: int, devices: int, *, expert_tensor: int) -> tuple[int, ...]:
-    """Return the sizes of expert parallelism that divide a model's experts and a stage's devices."""
+    """Return the expert-parallel sizes that divide a model's experts and a stage's devices."""
     return tuple(n for n in divisors(experts) if devices % (n * expert_tensor) == 0)
 
 
@@ -59,10 +59,10 @@ _DISPATCHERS = ("alltoall", "allgather", "flex")
 
 
 def with_transformer(layout: Layout, value_of: ValueOf, shape: Model | None = None) -> Layout:
-    """Return a layout with the stages, the experts and the type of the products that a job's settings say.
+    """Return a layout with a job's settings of pipeline stages, experts, recomputation and fp8.
 
-    `value_of` returns the value of a field of TransformerConfig, None where the job leaves it out; what is no
-    number or no switch counts as left out.
+    `value_of` returns the value of a field of TransformerConfig, None if the job leaves it out; a value of
+    the wrong type counts as left out.
     """
     own, more = _modules(value_of("recompute_modules")), modules(value_of, shape)
 
@@ -99,12 +99,13 @@ def with_transformer(layout: Layout, value_of: ValueOf, shape: Model | None = No
 
 
 def modules(value_of: ValueOf, shape: Model | None) -> tuple[str, ...]:
-    """Return what the mode `modules` of recomputation computes again: the job's modules and these.
+    """Return the modules that the mode `modules` recomputes: the job's own and those that pay for a model.
 
-    Of experts, whose rows would travel again, norms and activations, and the MLP of the dense layers beside
-    them; latent attention's projections from its narrow rows. In fp8 norms and activations are bound to a
-    recipe and a release of Transformer Engine (megatron/core/transformer/transformer_config.py). Empty
-    without a shape, and of models that have neither: their MLP takes most of what a whole layer takes.
+    In MoE models these are norms, expert activations and the MLP of dense layers, but not whole experts,
+    whose tokens would be dispatched again; with latent attention its up-projections. With fp8, norms and
+    activations are left out, because they need a certain recipe and release of Transformer Engine
+    (megatron/core/transformer/transformer_config.py). Empty if the shape is unknown, and for other models,
+    whose MLP costs almost as much as recomputing the whole layer.
     """
     if shape is None or not (shape.experts or shape.kv_lora_rank):
         return ()
@@ -131,13 +132,13 @@ def recompute(value_of: ValueOf, shape: Model | None) -> str:
 
 
 def recompute_modes(value_of: ValueOf, shape: Model | None, *, megatron: bool = True) -> dict[str, Grid]:
-    """Return the modes of recomputation that a job's model has with Megatron, as the grid of the knob."""
+    """Return the grid of the knob `recompute` for a job's model with Megatron."""
     modes = ("off", "selective", *(["modules"] if modules(value_of, shape) else []), "full")
     return {"recompute": Grid(values=modes)} if megatron else {}
 
 
 def recomputing(before: str | None, mode: str | None, more: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of TransformerConfig that take a job from one mode of recomputation to another."""
+    """Return the fields of TransformerConfig that change a job from one mode of recomputation to another."""
     full = mode == "full"
     named = {"recompute_modules": list(more)} if mode == "modules" else {}
     if before == "modules" and mode == "selective":
@@ -151,10 +152,10 @@ def recomputing(before: str | None, mode: str | None, more: tuple[str, ...]) -> 
 
 
 def offloaded(value_of: ValueOf, shape: Model | None, *, tensor: int = 1) -> tuple[str, ...]:
-    """Return the modules whose inputs wait in host memory where a job offloads activations.
+    """Return the modules whose inputs activation offload moves to host memory.
 
-    The job's own where it does so already, else attention, and of experts what is largest. Megatron's notes
-    name `expert_fc1` as broken beside tensor parallelism.
+    The job's own list if it has one, else attention and the largest expert inputs. Megatron's notes say that
+    `expert_fc1` is broken with tensor parallelism.
     """
     own = _modules(value_of("offload_modules"))
     if own:
@@ -169,14 +170,14 @@ def offloaded(value_of: ValueOf, shape: Model | None, *, tensor: int = 1) -> tup
 
 
 _KINDS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
-_LONGEST = 10_000  # letters of a pipeline's layout, more than any model has layers
+_LONGEST = 10_000  # letters of a pipeline layout; no model has so many layers
 
 
 def _stages(written: object, ranks: int) -> list[str]:
-    """Return each rank's layers by their letters, its chunks apart by `|`; empty where the layout is no one.
+    """Return each rank's layers as letters, with `|` between its chunks; empty for an invalid layout.
 
-    The text is that of Megatron's pipeline_parallel_layer_layout.py: `Ett|(tt|)*6t|mL`. A list of lists holds
-    names.
+    The text has the syntax of Megatron's pipeline_parallel_layer_layout.py: `Ett|(tt|)*6t|mL`. A list of
+    lists holds the names of layers instead.
     """
     if isinstance(written, str):
         chunks = _unrolled(re.sub(r"[\s,'\"]", "", written)).split("|")
@@ -190,7 +191,7 @@ def _stages(written: object, ranks: int) -> list[str]:
 
 
 def _unrolled(text: str) -> str:
-    """Return a layout with its repetitions written out; empty where it is too long for one."""
+    """Return a layout with its repetitions expanded; empty if it becomes too long."""
     for pattern in (r"\(([^()]+)\)\*(\d{1,4})", r"([^()*])\*(\d{1,4})"):
         if len(text) > _LONGEST:
             return ""
@@ -204,6 +205,6 @@ def _repeated(found: re.Match[str], *, longest: int) -> str:
 
 
 def _modules(written: object) -> tuple[str, ...]:
-    """Return the modules that a list, or the words of a flag, name."""
+    """Return the module names in a list or in the words of a flag."""
     words = written if isinstance(written, list) else [written]
     return tuple(name for word in words if isinstance(word, str) for name in re.findall(r"\w+", word))

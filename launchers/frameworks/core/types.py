@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# Whole numbers as some arguments of the engines take them: `human_readable_int` of SGLang and vLLM.
+# Whole numbers with a unit, as some engine arguments accept them: `human_readable_int` of SGLang and vLLM.
 _COUNT = re.compile(r"\d+(\.\d+)?[kKmMgGtT]i?")
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def misfit(kind: str | None, value: Any) -> str:
-    """Return what a value should have been, empty if it fits or only the framework can tell.
+    """Return what a value should have been; empty if it fits or only the framework can decide.
 
-    `kind` is int, float, bool or count, which may be such as 16k, with `?` where null is allowed; every other
-    one takes any value. A text that is a number stands for it, 0 and 1 for false and true, and a text with
-    `${` refers to another setting.
+    `kind` is int, float, bool or count (`16k` is one), with `?` if null is allowed; any other kind accepts
+    every value. A numeric text counts as its number, 0 and 1 as false and true; a text with `${` refers to
+    another setting.
     """
     if not kind or value is None or (isinstance(value, str) and "${" in value):
         return ""

@@ -1,4 +1,4 @@
-"""The releases of a framework whose facts are known, and which one is used for a job's release."""
+"""Chooses the known release of a framework whose facts stand for a job's release."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class Release(NamedTuple):
     """The known release that is used for a job's version."""
 
     version: str
-    origin: Origin  # of what says that it is the job's own
+    origin: Origin  # EXACT if it is the job's own release with its rules on record
 
     @property
     def exact(self) -> bool:
-        """Whether it is the job's own."""
+        """Whether it is the job's own release."""
         return not self.origin.is_assumed
 
 
 def choose(wanted: str | None, known: Iterable[str], older: Iterable[str] = ()) -> Release:
-    """Return the known release for a version: itself, else the next older one, else the oldest.
+    """Return the known release for a version: the same one, else the next older one, else the oldest.
 
-    The newest one where the version is not known or is none. A local version (`0.9.1+cu128`) is the release
-    that it was built from; a development version is not the release that it precedes. Of the `older` ones
-    names and defaults are on record, but not their rules: they are never exact.
+    The newest one if the version is unknown or invalid. A local version (`0.9.1+cu128`) counts as its public
+    release; a development version does not count as the release that it precedes. Releases in `older` have
+    only names and defaults on record, no rules: they are never exact.
     """
     ruled = set(map(Version, known))
     every = sorted(ruled.union(map(Version, older)))
@@ -41,9 +41,9 @@ def choose(wanted: str | None, known: Iterable[str], older: Iterable[str] = ()) 
 
 
 def within(versions: Mapping[str, str], since: Mapping[str, str], until: Mapping[str, str]) -> bool:
-    """Return whether releases are from `since` on and before `until`, each by the name of what is released.
+    """Return whether the versions, by package name, are at least `since` and below `until`.
 
-    One that is not known is taken to be newer than any.
+    An unknown version counts as newer than any.
     """
     return all(_at_least(versions.get(name, ""), first) for name, first in since.items()) and not any(
         _at_least(versions.get(name, ""), first) for name, first in until.items()
@@ -51,7 +51,7 @@ def within(versions: Mapping[str, str], since: Mapping[str, str], until: Mapping
 
 
 def major(version: str | None) -> int | None:
-    """Return the first number of a version; None where it is not known."""
+    """Return the major number of a version; None if it is unknown."""
     try:
         return Version(version or "").major
     except InvalidVersion:

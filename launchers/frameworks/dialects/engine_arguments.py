@@ -1,4 +1,4 @@
-"""Arguments that a framework hands on to SGLang or vLLM: which of a job's no release of the engine takes."""
+"""Checks the arguments that a framework passes on to SGLang or vLLM."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class EngineFacts(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     types: dict[str, str]  # int, float, bool, str or count, with `?` where null is allowed; else `any`
     defaults: dict[str, Any]
-    command_line: dict[str, str] = {}  # types of the names that only the command line has
-    internal: frozenset[str] = frozenset()  # arguments that the command line does not have
-    aliases: dict[str, str] = {}  # names of the command line -> the argument that they set
-    by_card: tuple[Tier, ...] = ()  # what SGLang chooses by the memory of its card, from small cards to large
+    command_line: dict[str, str] = {}  # types of arguments that only the command line has
+    internal: frozenset[str] = frozenset()  # arguments that the command line lacks
+    aliases: dict[str, str] = {}  # command-line name -> the argument that it sets
+    by_card: tuple[Tier, ...] = ()  # SGLang's defaults by GPU memory, in ascending order
 
     @property
     def flags(self) -> dict[str, str]:
@@ -48,7 +48,7 @@ class Argument(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """An engine, and the known release that stands for a job's own."""
+    """An engine, and the release on record that stands for the job's own."""
 
     name: str
     release: versions.Release
@@ -60,9 +60,10 @@ class Engine(NamedTuple):
 
 
 def engine_of(name: str, job: Job, pinned: Mapping[str, str], *, exact: bool) -> Engine | None:
-    """Return an engine in the version that is installed for the job, else the one that its framework pins.
+    """Return an engine in the installed version, otherwise in the one that the framework pins.
 
-    `exact`: whether the pin is that of the framework's own release. None for an engine without facts.
+    `exact`: whether the pin belongs to the job's own release of the framework. None for an engine without
+    facts.
     """
     if name not in _TITLES:
         return None
@@ -72,9 +73,9 @@ def engine_of(name: str, job: Job, pinned: Mapping[str, str], *, exact: bool) ->
 
 
 def arguments_below(node: str, settings: Mapping[str, Any], spelled: Mapping[str, str]) -> Iterator[Argument]:
-    """Yield the arguments that a job's flat settings give below a node; of nested ones the first part.
+    """Yield the engine arguments below a node of a job's flat settings, only the first part of nested ones.
 
-    `spelled`: how the job writes a setting, where that is not its plain name.
+    `spelled` maps a setting to the job's own spelling of it.
     """
     for key, value in settings.items():
         if key == node and isinstance(value, Mapping):
@@ -86,9 +87,9 @@ def arguments_below(node: str, settings: Mapping[str, Any], spelled: Mapping[str
 
 
 def problems(engine: Engine, given: Iterable[Argument]) -> Iterator[Problem]:
-    """Yield arguments that are misspelt or of a wrong type; none if the release is not the job's.
+    """Yield misspelt arguments and values of a wrong type; nothing unless the release is the job's own.
 
-    One that another known release takes is not misspelt: a pinned version may not be the installed one.
+    An argument of another known release is not misspelt: the installed version may differ from the pin.
     """
     if not engine.release.exact:
         return
@@ -99,14 +100,14 @@ def problems(engine: Engine, given: Iterable[Argument]) -> Iterator[Problem]:
             if (near := _near(argument, facts)) and not _known_elsewhere(engine, argument):
                 yield Problem(path=path, message=f"{engine} has no argument {argument.name}", hint=near)
         elif (wanted := misfit(facts.types.get(argument.name), argument.value)) and not (
-            engine.name == "vllm" and is_count(argument.value)  # its facts do not say of which it is taken
+            engine.name == "vllm" and is_count(argument.value)  # vLLM's facts do not say which accept a unit
         ):
             message = f"{argument.name} of {engine} must be {wanted}, not {argument.value!r}"
             yield Problem(path=path, message=message)
 
 
 def passed_on(engine: Engine, given: Iterable[Argument]) -> Iterator[str]:
-    """Yield a sentence for each unknown argument that may still be one of the job's own engine."""
+    """Yield a warning for each unknown argument that the job's own engine may still accept."""
     facts = _facts(engine)
     for argument in given:
         if _is_known(argument, facts):
@@ -141,7 +142,7 @@ def _plain(name: str) -> str:
 
 
 def _is_known(argument: Argument, facts: EngineFacts) -> bool:
-    """Return whether an argument is one of a release; a switch may also be written with `no_`."""
+    """Return whether a release has an argument; a switch also exists with the prefix `no_`."""
     kind = facts.types.get(argument.name.removeprefix("no_"), "")
     return argument.name in facts.types or kind.startswith("bool")
 
@@ -152,7 +153,7 @@ def _near(argument: Argument, facts: EngineFacts) -> str:
 
 
 def _known_elsewhere(engine: Engine, argument: Argument) -> str:
-    """Return another known release that takes an argument, the newest one; empty if none does."""
+    """Return the newest other release on record that accepts an argument; empty if none."""
     for version in sorted(releases(engine.name), key=Version, reverse=True):
         if _is_known(argument, arguments_of(engine.name, version)):
             return version

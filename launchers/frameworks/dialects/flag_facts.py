@@ -1,4 +1,4 @@
-"""The flags of a program as a file of facts lists them: what of a job's settings it would refuse."""
+"""Checks a job's settings against the argparse flags on record for a program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Flag(Value, frozen=True, kw_only=True):
     action: str = "store"
     type: str = "str"
     choices: tuple[str | int, ...] = ()
-    default: Any = None  # where it is a literal and on record
+    default: Any = None  # if it is a literal
 
 
 class FlagFacts(Value, frozen=True, kw_only=True):
@@ -42,9 +42,9 @@ def flag_facts(package: str, file: str) -> FlagFacts:
 
 
 def unknown(settings: Mapping[str, Any], facts: FlagFacts, *, exact: bool) -> Iterator[tuple[str, str]]:
-    """Yield the names that are no flag, each with the flag that it is like; empty if it is like none.
+    """Yield unknown names, each with the most similar flag (empty if none).
 
-    Those that `problems_of` an `exact` release yields are left out.
+    Leaves out those that `problems_of` already yields for an `exact` release.
     """
     for key in settings:
         near = meant(key, facts)
@@ -53,9 +53,9 @@ def unknown(settings: Mapping[str, Any], facts: FlagFacts, *, exact: bool) -> It
 
 
 def problems_of(key: str, value: Any, facts: FlagFacts, *, program: str, exact: bool) -> Iterator[Problem]:
-    """Yield that a setting is a misspelt flag, or that its value is of no use.
+    """Yield a problem if a flag is misspelt or its value invalid.
 
-    Only the facts of the job's own release (`exact`) show that a flag is misspelt.
+    Only the facts of the job's own release (`exact`) can show that a flag is misspelt.
     """
     name, path = bare(key), ("settings", key)
     flag = facts.flags.get(name)
@@ -67,7 +67,7 @@ def problems_of(key: str, value: Any, facts: FlagFacts, *, program: str, exact: 
 
 
 def value_of(flag: Flag | None, value: Any) -> Any:
-    """Return a setting as argparse reads it, None where it is absent or of no use."""
+    """Return a setting as argparse reads it; None if it is absent or invalid."""
     if flag is None or value is None:
         return value
     if flag.action.startswith("store_"):
@@ -81,7 +81,7 @@ def value_of(flag: Flag | None, value: Any) -> Any:
 
 
 def misfit(flag: Flag, value: Any) -> str:
-    """Return what is wrong with the value of a flag, to follow its name; empty if argparse would take it."""
+    """Return what is wrong with a flag's value, to follow its name; empty if argparse accepts it."""
     if flag.action.startswith("store_") or flag.action in _SWITCHES:
         return "" if isinstance(parsed_value(str(value).capitalize()), bool) else "is a switch, true or false"
     if flag.choices and value not in flag.choices:
@@ -93,5 +93,5 @@ def misfit(flag: Flag, value: Any) -> str:
 
 
 def meant(key: str, facts: FlagFacts) -> str:
-    """Return the flag that an unknown name is like; empty where there is none."""
+    """Return the flag most similar to an unknown name; empty if there is none."""
     return nearest(bare(key).replace("-", "_"), facts.flags, cutoff=MISSPELT)

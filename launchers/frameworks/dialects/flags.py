@@ -17,7 +17,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def flags_of(settings: Mapping[str, Any], *, negatable: frozenset[str]) -> dict[str, Any]:
-    """Return the settings by bare names; `no-x` of a negatable flag is `x` turned off."""
+    """Return the settings by bare names; `no-x` of a negatable flag becomes `x: false`."""
     given: dict[str, Any] = {}
     for key, value in settings.items():
         name = bare(key)
@@ -45,10 +45,10 @@ def spelled(
     negatable: frozenset[str],
     aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return changes of bare names under the names that the job uses, with its kind of dashes.
+    """Return changes under the names and dashes that the job uses.
 
-    A change goes to every alias (alias -> name) under which the job sets the flag. The removal of a flag
-    that the job does not give is nothing to say, unless it has a no- form.
+    A change is applied to every alias (alias -> name) with which the job sets the flag. The removal of a flag
+    that the job does not set is dropped, unless the flag has a no- form.
     """
     own: dict[str, list[str]] = {}
     for key in settings:
@@ -63,7 +63,7 @@ def spelled(
 
 
 def arguments(settings: Mapping[str, Any], *, negatable: frozenset[str]) -> tuple[str, ...]:
-    """Return the words of a command line that give the settings; what is off or null gives none."""
+    """Return settings as words of a command line; false and null yield no word."""
     result: list[str] = []
     for key, value in settings.items():
         result += _one(bare(key), value, negatable=negatable)
@@ -71,7 +71,7 @@ def arguments(settings: Mapping[str, Any], *, negatable: frozenset[str]) -> tupl
 
 
 def shown(settings: Mapping[str, Any], *, negatable: frozenset[str]) -> tuple[str, ...]:
-    """Return every setting as its user types it; a flag that has to go is said to."""
+    """Return every setting as its user types it; a flag to remove becomes a sentence that says so."""
     lines = []
     for key, value in settings.items():
         words = _one(bare(key), value, negatable=negatable)
@@ -93,15 +93,15 @@ def _one(name: str, value: Any, *, negatable: frozenset[str]) -> list[str]:
     return [f"--{name}", str(value)]
 
 
-# --------------------------------------------------------------------------- what a log shows
+# --------------------------------------------------------------------------- reading logs
 
 
 def printed_flags(
     text: str, *, known: frozenset[str], inverse: Mapping[str, str], negatable: frozenset[str]
 ) -> dict[str, Any]:
-    """Return the flags in Megatron's dump of its arguments, or else in a traced command line.
+    """Return the flags in Megatron's dump of its arguments, otherwise in a command line of a shell trace.
 
-    `inverse` gives the flags that turn an argument of another name off.
+    `inverse`: flags that turn off an argument of another name.
     """
     result: dict[str, Any] = {}
     traced: dict[str, Any] = {}
@@ -120,7 +120,7 @@ def printed_flags(
 
 
 def printed_namespace(text: str, *, known: frozenset[str]) -> dict[str, Any]:
-    """Return the flags in a printed namespace, in which dotted ones stand in namespaces of their own."""
+    """Return the flags in a printed argparse namespace; nested namespaces become dotted flags."""
     result: dict[str, Any] = {}
     for line in text.splitlines():
         begins = line.find("namespace(") if "=namespace(" in line else line.find("Namespace(")
@@ -145,7 +145,7 @@ def _fields(node: ast.expr, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def from_words(words: Iterable[str]) -> dict[str, Any]:
-    """Return the flags of a command line; what stands before the first is the program."""
+    """Return the flags of a command line; words before the first flag are the program."""
     result: dict[str, Any] = {}
     name = ""
     for word in words:
@@ -163,7 +163,7 @@ def from_words(words: Iterable[str]) -> dict[str, Any]:
 
 
 def parsed_value(text: str) -> Any:
-    """Return a printed value as the number, switch or absence that it is."""
+    """Return a printed value as a number, bool, None or text."""
     if text in ("None", "True", "False"):
         return {"None": None, "True": True, "False": False}[text]
     for kind in (int, float):

@@ -1,4 +1,4 @@
-"""Hydra's way of writing settings, and OmegaConf's: values to override words and back."""
+"""Settings as overrides of Hydra and OmegaConf, written and parsed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 
 _PREFIX = re.compile(r"^(\+\+|\+|~)")
-_PLAIN = re.compile(r"^[\w./\-@:%]+$")  # what Hydra's grammar takes without quotes
+_PLAIN = re.compile(r"^[\w./\-@:%]+$")  # needs no quotes in Hydra's grammar
 _NUMBER = re.compile(r"^[+-]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][+-]?\d+)?$")
 _LITERAL = re.compile(r"[A-Za-z_][\w./:@%+-]*|/[\w./@%+-]*|\$\{[\w.]+\}")
 _READ_ALIKE = frozenset({"true", "false", "null", "nan", "inf", "yes", "no", "on", "off"})
-_PAIR = re.compile(r"([{,]\w+):(?=\S)")  # YAML wants a space behind the colon, Hydra does not
+_PAIR = re.compile(r"([{,]\w+):(?=\S)")  # YAML needs a space after the colon, Hydra does not
 _WORD = re.compile(r"^(\+\+|\+|~)?[A-Za-z_][\w@/\-]*(\.[\w@/\-]+)*(=.*)?$", re.DOTALL)
 _BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
 _VARIABLES = ".env_vars."
@@ -34,9 +34,9 @@ def prefix(key: str) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as Hydra reads it after the `=`.
+    """Return a value as the right side of a Hydra override.
 
-    A text that is itself a number, a list or a mapping stands for that, as it does in a shell.
+    A text that spells a number, list or mapping is written unquoted, so that Hydra reads it as that.
     """
     match value:
         case None:
@@ -56,7 +56,7 @@ def value_text(value: Any) -> str:
 
 
 def literal_text(value: Any) -> str:
-    """Return a value as Hydra reads it after the `=`; a text stays one, whatever it could stand for."""
+    """Return a value as the right side of a Hydra override; a text always stays a text."""
     match value:
         case str():
             plain = _LITERAL.fullmatch(value) and value.lower() not in _READ_ALIKE
@@ -71,7 +71,7 @@ def literal_text(value: Any) -> str:
 
 
 def value_of(written: Any) -> Any:
-    """Return the value that Hydra makes of what follows the `=`, where it is a text."""
+    """Return the value that Hydra parses from the right side of an override; only texts change."""
     if not isinstance(written, str):
         return written
     text = written.strip()
@@ -90,9 +90,9 @@ def value_of(written: Any) -> Any:
 
 
 def override(key: str, value: Any) -> str:
-    """Return `key=value` as Hydra's command line takes it; a `~key` deletes.
+    """Return `key=value` for Hydra's command line; a `~key` deletes.
 
-    Variables of an environment stay texts: Ray refuses to start with a number among them.
+    Environment variables stay texts: Ray refuses numbers among them.
     """
     if prefix(key) == "~" and value is None:
         return key
@@ -102,9 +102,9 @@ def override(key: str, value: Any) -> str:
 
 
 def overrides_in(words: Iterable[str], *, top: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the overrides among the words of a command line, under their keys as written.
+    """Return the overrides among the words of a command line, with their keys as written.
 
-    `top`: keys without a section; every other word without a dot is a variable of the environment.
+    `top`: keys without a section; any other key without a dot is an environment variable.
     """
     result: dict[str, Any] = {}
     for word in words:
@@ -118,9 +118,9 @@ def overrides_in(words: Iterable[str], *, top: tuple[str, ...] = ()) -> dict[str
 
 
 def yaml_override(key: str, value: Any) -> str:
-    """Return `key=value` as OmegaConf's own command line takes it: what follows the `=` is YAML.
+    """Return `key=value` for OmegaConf's command line, which parses the right side as YAML.
 
-    Texts that stand for a number, a list or a mapping are treated as in `value_text`.
+    Texts that spell a number, list or mapping are treated as in `value_text`.
     """
     if isinstance(value, str) and (_PLAIN.match(value) or (value[:1] in "[{" and value[-1:] in "]}")):
         return f"{key}={value}"
@@ -128,7 +128,7 @@ def yaml_override(key: str, value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    # Between quotes Hydra takes a backslash as it is, except before a quote.
+    # Inside quotes Hydra keeps a backslash, except before a quote.
     escaped = _BEFORE_QUOTE.sub(lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
     return f"'{escaped}'"
 
@@ -143,7 +143,7 @@ def _plain(value: Any) -> Any:
 
 
 def printed_overrides(text: str, known: Container[str], *, top: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the overrides of known keys in the command lines that a log shows; `top` as in overrides_in."""
+    """Return the overrides of known keys in the command lines of a log; `top` as in overrides_in."""
     result: dict[str, Any] = {}
     for line in text.splitlines():
         if "=" not in line or not ("." in line or top):

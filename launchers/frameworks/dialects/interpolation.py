@@ -1,4 +1,4 @@
-"""OmegaConf's references, `${a.b}` and `${.c}`, and sums of them, `${mul:${a.b},2}`, in a job's settings."""
+"""Resolves OmegaConf's references, `${a.b}` and `${.c}`, and arithmetic on them, `${mul:${a.b},2}`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-_MOST = 256  # references and sums followed for one key
+_MOST = 256  # references and operations resolved for one key
 _INNERMOST = re.compile(r"\$\{(?:([\w.]+):)?([^${}]*)\}")
 _NUMBER = re.compile(r"[+-]?\d{1,18}(\.\d{1,18})?")
-# The resolvers that frameworks register under these names, NeMo-RL in nemo_rl/utils/config.py.
+# Resolvers that frameworks register; NeMo-RL in nemo_rl/utils/config.py.
 _RESOLVERS: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,
     "mul": operator.mul,
@@ -20,9 +20,9 @@ _RESOLVERS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def resolved(key: str, raw: Callable[[str], Any]) -> Any:
-    """Return what a key comes to, given what is written for each; its text if a part is not known.
+    """Return a key's value with references resolved; its text if a part is unknown.
 
-    A reference to nothing is None.
+    A reference to a missing key is None.
     """
     left = _MOST
 
@@ -44,7 +44,7 @@ def resolved(key: str, raw: Callable[[str], Any]) -> Any:
 
 
 def _absolute(name: str, key: str) -> str:
-    """Return the key that a name means in the value of another key: each leading dot is a section up."""
+    """Return the absolute key of a relative reference: each leading dot goes up one section."""
     up = len(name) - len(name.lstrip("."))
     return ".".join((*(key.split(".")[:-up] if up else ()), name[up:]))
 

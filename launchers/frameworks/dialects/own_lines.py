@@ -1,4 +1,4 @@
-"""Lines by which a program of autotune's own tells its progress: the built-in job, and TRL's entry."""
+"""Progress lines of autotune's own programs: the built-in job and the entry for TRL and ms-swift."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _STEP = re.compile(r"\s+(\d+)/(\d+)")
 
 
 def own_marks(text: bytes, *, program: str) -> bool:
-    """Return whether a text holds a line of the named program."""
+    """Return whether a text contains a line of the named program."""
     return f"{program}: ".encode() in text
 
 
 def own_marker(line: str, *, program: str) -> Marker | None:
-    """Return what a line of the named program says, None for every other line and for a torn one."""
+    """Return the progress in a line of the named program; None for other and truncated lines."""
     at = line.find(f"{program}: ")
     match = None if at < 0 else _LINE.match(line, at + len(program))
     if match is None:

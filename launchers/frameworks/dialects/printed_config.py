@@ -1,4 +1,4 @@
-"""The settings that the head of a Hydra program's log shows: command lines, dictionaries, YAML trees."""
+"""Reads settings from the head of a Hydra program's log: command lines, dictionaries, YAML trees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ACTOR = re.compile(r"^\(([A-Za-z]\w* pid=\d+[^()]*)\) ?")
 _BRANCH = re.compile(r"^(\s+\S|[A-Za-z_][\w]*:|-\s)")
 _COMMAND = re.compile(r"^\+*\s*\S*python\S*\s|^\+ ")
-# What a line of pprint's begins with; Ray's log of an actor ends a line where a write of pprint ended.
+# The start of a line written by pprint; in an actor's log, Ray ends a line after each of pprint's writes.
 _PIECE = re.compile(r"[ '\"{},:\])\d]|\[(?!\w)|(?:True|False|None)\b")
 _ERROR = "Error executing job with overrides: "
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
@@ -28,7 +28,7 @@ Tagged: TypeAlias = tuple[str, str]  # the process that printed a line, and the 
 
 
 class Program(NamedTuple):
-    """What a program's configuration and its command lines are told by."""
+    """What identifies a program's configuration and command lines in a log."""
 
     sections: tuple[str, ...]  # at the top of its configuration
     top: tuple[str, ...]  # keys without a section
@@ -36,7 +36,7 @@ class Program(NamedTuple):
 
 
 def printed(text: str, program: Program) -> dict[str, Any]:
-    """Return the settings shown, by their keys; overrides of a command line stand over the rest."""
+    """Return the printed settings by key; overrides of a command line take precedence."""
     result: dict[str, Any] = {}
     lines = [_untagged(_ANSI.sub("", line) if "\x1b" in line else line) for line in text.splitlines()]
     for tree in (*_dictionaries(lines, program), *_trees(lines, program)):
@@ -48,7 +48,7 @@ def printed(text: str, program: Program) -> dict[str, Any]:
 
 
 def _dictionaries(lines: list[Tagged], program: Program) -> Iterator[dict[str, Any]]:
-    """Yield the dictionaries that pprint wrote, even where their end is missing."""
+    """Yield the dictionaries written by pprint, also truncated ones."""
     begins = re.compile(rf"^\{{'(?:{'|'.join((*program.sections, *program.top))})'")
     for index, (tag, bare_line) in enumerate(lines):
         if not begins.match(bare_line):
@@ -66,7 +66,7 @@ def _dictionaries(lines: list[Tagged], program: Program) -> Iterator[dict[str, A
 
 
 def _literal(text: str) -> dict[str, Any] | None:
-    """Return the dictionary at the start of a text; what is torn at its end is left out."""
+    """Return the dictionary at the start of a text, without a truncated last entry."""
     stack: list[str] = []
     quote, escaped = "", False
     whole, torn = len(text), ""

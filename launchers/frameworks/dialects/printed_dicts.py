@@ -12,7 +12,7 @@ _NUMPY = re.compile(r"\bnp\.\w+\(([^()]*)\)")
 
 
 def numbers_in(text: str) -> dict[str, float] | None:
-    """Return the finite numbers of a printed dict by name; None if a crash tore the line."""
+    """Return the finite numbers of a printed dict by name; None if the line is truncated."""
     try:
         values = ast.literal_eval(_UNREADABLE.sub("None", _NUMPY.sub(r"\1", text)))
     except (ValueError, SyntaxError):
@@ -25,7 +25,7 @@ def numbers_in(text: str) -> dict[str, float] | None:
 
 
 def braced(text: str, start: int) -> str:
-    """Return the text from a brace to the one that closes it; raises ValueError if none is near."""
+    """Return the text from a brace to its closing brace; raises ValueError beyond `_LONGEST` characters."""
     depth = 0
     for at in range(start, min(len(text), start + _LONGEST)):
         depth += {"{": 1, "}": -1}.get(text[at], 0)

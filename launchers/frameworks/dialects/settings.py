@@ -1,4 +1,4 @@
-"""A job's settings by dotted keys, with what the framework fills in where the job says nothing."""
+"""A job's settings by dotted keys, with the framework's defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from autotune.policies.values.job import Job
 
 _REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^}]*))?\}$")
-_DEEPEST = 8  # references followed from one key
+_DEEPEST = 8  # references resolved from one key
 
 
 def with_settings(job: Job, changes: Mapping[str, Any]) -> Job:
@@ -20,14 +20,14 @@ def with_settings(job: Job, changes: Mapping[str, Any]) -> Job:
 
 
 def with_sizes(job: Job, sizes: Mapping[str, Any]) -> Job:
-    """Return a job with other values of plain settings, under the names that it writes them with."""
+    """Return a job with other values of plain settings, under the names that the job uses."""
     own = {key.lstrip("+-"): key for key in job.settings}
     dashes = "--" if any(key.startswith("--") for key in job.settings) else ""
     return with_settings(job, {own.get(name, dashes + name): value for name, value in sizes.items()})
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings that are written as sections under dotted keys."""
+    """Return nested settings with dotted keys."""
     result: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -38,7 +38,7 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Settings:
-    """The values of a job over the defaults of its framework; `${a.b}` is the value of another key."""
+    """A job's values over its framework's defaults; resolves `${a.b}` references."""
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self._values = values
@@ -49,11 +49,11 @@ class Settings:
         return key in self._values
 
     def raw(self, key: str) -> Any:
-        """Return what is written for a key, by the job or else by the framework."""
+        """Return the unresolved value of a key, from the job or the framework's defaults."""
         return self._values[key] if key in self._values else self._defaults.get(key)
 
     def get(self, key: str) -> Any:
-        """Return the value of a key, that of another one where a reference is written."""
+        """Return the value of a key, with a reference resolved."""
         value = self.raw(key)
         for _ in range(_DEEPEST):
             reference = _REFERENCE.match(value) if isinstance(value, str) else None
@@ -63,34 +63,34 @@ class Settings:
         return value
 
     def followed(self, key: str) -> str:
-        """Return the key whose value a key takes because the job does not set it; empty if none."""
+        """Return the key that an unset key refers to by default; empty if none."""
         default = None if self.has(key) else self.raw(key)
         reference = _REFERENCE.match(default) if isinstance(default, str) else None
         return "" if reference is None else reference[1]
 
     def flag(self, key: str) -> bool:
-        """Return a key's truth."""
+        """Return whether a key's value is true."""
         return self.get(key) is True
 
     def count(self, key: str) -> int:
-        """Return a key's whole number; 0 if it is none."""
+        """Return a key's value as an int; 0 if it is no whole number."""
         value = self.get(key)
         if isinstance(value, float) and value.is_integer():
             return int(value)
         return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
     def share(self, key: str) -> float:
-        """Return a key's number; 0 if it is none."""
+        """Return a key's value as a float; 0 if it is no number."""
         value = self.get(key)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
 
     def text(self, key: str) -> str:
-        """Return a key's text; empty if it is unset."""
+        """Return a key's value as text; empty if unset."""
         value = self.get(key)
         return "" if value is None else str(value)
 
     def inside(self, node: str) -> dict[str, Any]:
-        """Return what a free-form setting holds, whether it is written whole or key by key."""
+        """Return a free-form section as a dict, whether the job sets it as a whole or key by key."""
         whole = self.get(node)
         apart = {name.removeprefix(f"{node}."): name for name in self._values if name.startswith(f"{node}.")}
         present = dict(whole) if isinstance(whole, Mapping) else {}

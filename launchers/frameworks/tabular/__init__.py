@@ -1,1 +1,1 @@
-"""Frameworks whose knobs, lines and settings stand in data files."""
+"""Base classes of framework adapters that are mostly tables and data files."""

@@ -1,4 +1,4 @@
-"""A framework of rows and data files: what is left to its own adapter is what depends on the job."""
+"""Base adapter of a framework described by rows and data files; subclasses add what depends on the job."""
 
 from __future__ import annotations
 
@@ -50,35 +50,34 @@ _NAMES = re.compile(r"\w+")  # in dotted keys
 
 
 class TabularFramework(Framework, Generic[C]):
-    """Its folder holds `rows.py`, `facts/RELEASE.json` and, as `.yaml`, lines, trial and rehearsal."""
+    """A framework whose folder holds `rows.py`, `facts/RELEASE.json`, `lines.yaml` and `trial.yaml`."""
 
     table: ClassVar[Table[Any]]  # its knobs, what it refuses and what it warns of
-    settings_class: Callable[[Job], C]  # what a job's settings come to
-    layout: Callable[[Any], Layout]  # every size of an estimate
-    resident: Callable[[Any], dict[str, tuple[str, ...]]] = staticmethod(
-        lambda _: {}
-    )  # who holds a card, by phase
-    entry: ClassVar[tuple[str, ...]]  # the program, where the job names none
-    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}  # of an attempt; the job's own stands over it
+    settings_class: Callable[[Job], C]  # resolves a job's settings
+    layout: Callable[[Any], Layout]  # sizes for the estimate
+    # The components that hold GPU memory, by phase.
+    resident: Callable[[Any], dict[str, tuple[str, ...]]] = staticmethod(lambda _: {})
+    entry: ClassVar[tuple[str, ...]]  # the default program
+    env: ClassVar[Mapping[str, str]] = {"RAY_DEDUP_LOGS": "0"}  # of an attempt, under the job's own
     model_key: ClassVar[str]
     steps_key: ClassVar[str]
     prompt_keys: ClassVar[PromptKeys | None] = None
-    engine_nodes: ClassVar[tuple[str, ...]] = ()  # below which the names are arguments of the engine
-    no_file: ClassVar[str] = ""  # what to do instead, where the framework reads no file of settings
-    file_option: ClassVar[str] = ""  # before the job's file of settings on the command line
-    adds: ClassVar[str] = ""  # the prefix that an override needs to add a key; empty: none is added
-    unread_in: ClassVar[str] = ""  # the release in which its unread settings are not read, if any
-    program: ClassVar[Program | None] = None  # what its printed configuration is told by, if it prints one
+    engine_nodes: ClassVar[tuple[str, ...]] = ()  # sections whose keys are arguments of the engine
+    no_file: ClassVar[str] = ""  # a hint for users of `config:`, if the framework reads no config file
+    file_option: ClassVar[str] = ""  # the option that passes the job's config file
+    adds: ClassVar[str] = ""  # the prefix with which an override adds a key; empty: keys cannot be added
+    unread_in: ClassVar[str] = ""  # the release that ignores the table's `unread` settings
+    program: ClassVar[Program | None] = None  # identifies its printed configuration, if it prints one
     top: ClassVar[tuple[str, ...]] = ()  # keys of overrides without a section
-    forces_longest: ClassVar[Mapping[str, Any]] = {}  # settings with which answers are as long as allowed
-    own_settings: ClassVar[tuple[str, ...]] = ()  # of an attempt; left out where the job's code lacks them
-    elder: ClassVar[tuple[str, ...]] = ()  # releases before those on record that use memory in another way
-    is_whole: ClassVar[bool] = False  # whether its package reads all of its settings, but for the engines'
-    reads_declined: ClassVar[bool] = False  # whether the estimate needs knobs too that the job does not offer
+    forces_longest: ClassVar[Mapping[str, Any]] = {}  # settings that force responses to their maximum length
+    own_settings: ClassVar[tuple[str, ...]] = ()  # of an attempt; left out if the job's code lacks them
+    elder: ClassVar[tuple[str, ...]] = ()  # releases older than those on record that use memory differently
+    is_whole: ClassVar[bool] = False  # whether its own package reads all settings but the engines'
+    reads_declined: ClassVar[bool] = False  # whether the estimate reads knobs that the job does not offer
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The folders of its data files: its own, and last that which it shares with its dialects."""
+        """The packages with its data files: its own first, then the one that its dialects share."""
         return (package_of(self),)
 
     @cached_property
@@ -87,20 +86,20 @@ class TabularFramework(Framework, Generic[C]):
 
     @cached_property
     def presets(self) -> Mapping[str, Mapping[str, Any]]:
-        """Settings that the guide offers as a start, by name."""
+        """Starting settings from the framework's guide, by name."""
         return document(package_of(self), "presets.yaml", dict[str, dict[str, Any]])
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """What the framework's guide says, after what it shares with its dialects."""
+        """Remedies of public guides: those shared by its dialects, then its own."""
         return self.table.advice
 
     def config(self, job: Job) -> C:
-        """Return what a job's settings come to."""
+        """Return a job's resolved settings."""
         return self.settings_class(job)
 
     def refused(self, config: C) -> Iterator[Problem]:
-        """Yield what the framework refuses at its start."""
+        """Yield the settings that the framework refuses at its start."""
         for row in self.table.refused:
             if row.when(config):
                 message, hint = text(row.message, config), text(row.hint, config)
@@ -108,18 +107,18 @@ class TabularFramework(Framework, Generic[C]):
 
     @abstractmethod
     def sizes(self, config: C, shape: Model | None) -> Mapping[str, tuple[int, ...] | Grid]:
-        """Return the legal values that follow from the job, by knob, from more memory to less."""
+        """Return the legal values of knobs that depend on the job, ordered from more memory to less."""
 
     def phases(self, config: C) -> Mapping[str, tuple[Phase, ...]]:
-        """Return the phases in which a knob changes the memory in use, where they follow from the job."""
+        """Return the phases in which knobs change memory, for knobs where this depends on the job."""
         return {}
 
     def constraints(self, config: C) -> Iterator[Constraint]:
-        """Yield what binds the knobs beyond their rows; those of knobs that are not offered are left out."""
+        """Yield constraints beyond those of the rows; those of knobs that are not offered are ignored."""
         return iter(())
 
     def warnings(self, config: C) -> Iterator[str]:
-        """Yield what the user should know before the launch."""
+        """Yield warnings about the job's settings, shown before the launch."""
         version = config.release.version
         for unread in self.table.unread if version == self.unread_in else ():
             if config.has(unread.key) and unread.when(config):
@@ -129,12 +128,12 @@ class TabularFramework(Framework, Generic[C]):
                 yield text(warned.says, config)
 
     def warnings_on(self, config: C, cluster: Cluster) -> Iterator[str]:
-        """Yield what the user should know of the job on this cluster."""
+        """Yield warnings about the job on this cluster."""
         yield from ()
 
     @abstractmethod
     def run_settings(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
-        """Return the settings that an attempt needs beside the job's own, its checkpoints above all."""
+        """Return the settings that autotune adds to an attempt, mainly its checkpoint folder."""
 
     def offered(self, config: C) -> tuple[Row[C], ...]:
         """Return the rows of the knobs that a job offers."""
@@ -142,11 +141,11 @@ class TabularFramework(Framework, Generic[C]):
         return tuple(row for row in self.applicable(config) if row.knob not in refused)
 
     def applicable(self, config: C) -> tuple[Row[C], ...]:
-        """Return the rows of the knobs that mean something for a job, offered or not."""
+        """Return the rows of the knobs that apply to a job, offered or not."""
         return rows.applicable(self.table, config, self._versions(config))
 
     def declined(self, config: C) -> dict[str, str]:
-        """Return the knobs that a job does not offer, each with the first reason that holds."""
+        """Return the knobs that a job does not offer, each with the first reason that applies."""
         result = rows.declined(self.table, config, self._versions(config))
         result |= rows.lacking(self.applicable(config), config, self.name)
         for row in self.applicable(config) if self.is_whole and config.code is not None else ():
@@ -155,13 +154,13 @@ class TabularFramework(Framework, Generic[C]):
         return result
 
     def _absent(self, config: C, key: str) -> str:
-        """Return the part of a setting's name that the job's own code has nowhere; empty if it has all."""
+        """Return a part of a setting's name that does not occur in the job's own code; empty if none."""
         if config.code is None or key.startswith(tuple(each.partition("{")[0] for each in self.engine_nodes)):
             return ""
         return next(filter(config.code.lacks, self.names_in(config, key)), "")
 
     def added(self, config: C, needed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of an attempt without those that the job's own code does not have."""
+        """Return an attempt's settings without those that the job's own code lacks."""
         return {
             key: value
             for key, value in needed.items()
@@ -169,11 +168,11 @@ class TabularFramework(Framework, Generic[C]):
         }
 
     def names_in(self, config: C, key: str) -> tuple[str, ...]:
-        """Return the words of a setting, or of a row's settings, that stand in the code which reads them."""
+        """Return the words of a setting's name that occur in code that reads it."""
         return tuple(word for word in _NAMES.findall(config.own_part(key)) if not word.isupper())
 
     def code_query(self, job: Job) -> CodeQuery | None:
-        """Return the names of all settings that matter to the job: the knobs', an attempt's, its own."""
+        """Return the names of all settings in use: the knobs', an attempt's and the job's own."""
         config = self.config(job)
         keys = (key for row in self.table.rows for key in (*row.keys, *row.fills))
         every = (*keys, *self.own_settings, *map(self.bare, config.given))
@@ -181,13 +180,14 @@ class TabularFramework(Framework, Generic[C]):
         return CodeQuery(package=self.modules_of(job)[0], names=names)
 
     def _versions(self, config: C) -> dict[str, str]:
-        """Return the releases that a job runs, by the name of the framework and of its engines."""
+        """Return the job's releases of the framework and its engines, by name."""
         return {self.name: config.release.version, **config.facts.engines, **config.engine_versions}
 
     def check(self, job: Job) -> tuple[Problem, ...]:
-        """Return what is wrong with the job's settings, by the rules of the release that stands for its own.
+        """Return the problems of the job's settings by the rules of the release that stands for its own.
 
-        They are assumed where that is another one; what the job's own code does not have is left out then.
+        If that is not the job's own release, the problems are assumed, and settings that the job's own code
+        lacks are left out.
         """
         config = self.config(job)
         result = self.problems(job)
@@ -200,12 +200,12 @@ class TabularFramework(Framework, Generic[C]):
         )
 
     def release_by_settings(self, job: Job) -> str:
-        """Return the release on record that the names of a job's settings tell; empty if it is the newest."""
+        """Return the release on record that the names of the settings imply; empty if it is the newest."""
         result = self.config(job).release.version
         return "" if job.framework_version or not self.releases or result == self.releases[-1] else result
 
     def problems(self, job: Job) -> tuple[Problem, ...]:
-        """Return what is wrong with the job's settings, whatever is known of its release."""
+        """Return the problems of the job's settings, regardless of how its release is known."""
         if job.config is not None and self.no_file:
             message = f"{self.name} reads no file of settings"
             return (Problem(path=("config",), message=message, hint=self.no_file),)
@@ -226,14 +226,14 @@ class TabularFramework(Framework, Generic[C]):
         return config.facts.unknown(config.given)
 
     def is_certain(self, config: C, problem: Problem) -> bool:
-        """Return whether an unknown setting of a job is a mistake; else it is passed on, with a warning.
+        """Return whether an unknown setting is a mistake; otherwise it is passed on with a warning.
 
-        It is one where all settings of the job's own release are known, and one of them is like it.
+        It is a mistake if all settings of the job's own release are known and one of them is similar.
         """
         return config.knows_all and bool(problem.hint)
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
-        """Return the job's knobs with the defaults filled in, what limits them, and what is assumed."""
+        """Return the job's knobs with defaults, their limits, and the assumptions behind them."""
         result, config = self.profile_as(job, cluster), self.config(job)
         facts = tuple(facts_of(self.name, config, job, self.releases))
         versions = (*self.releases, *self.elder) if any(map(has_alternatives, facts)) else ()
@@ -242,9 +242,10 @@ class TabularFramework(Framework, Generic[C]):
         return msgspec.structs.replace(result, facts=facts, alternatives=alternatives(result, others))
 
     def _as_fitting(self, job: Job, others: list[Job]) -> Iterator[Job]:
-        """Yield the jobs, of other releases, whose settings that release takes as well as the job's does.
+        """Yield the jobs of other releases that accept the settings as well as the job's release does.
 
-        How many each lacks is asked first: to name what each resembles takes minutes where hundreds are set.
+        Compares the counts of missing settings first, because naming similar settings takes minutes for a job
+        with hundreds of them.
         """
         if not others:
             return
@@ -254,12 +255,12 @@ class TabularFramework(Framework, Generic[C]):
                 yield other
 
     def lacking(self, job: Job) -> tuple[str, ...]:
-        """Return the settings of the job that the release which stands for its own does not have."""
+        """Return the job's settings that the release standing for its own does not have."""
         config = self.config(job)
         return tuple(config.facts.lacking(config.given))
 
     def profile_as(self, job: Job, cluster: Cluster) -> Profile:
-        """Return the job's knobs and what limits them, as if its release were the one that stands for it."""
+        """Return the job's knobs and their limits, treating the chosen release as the job's own."""
         config = self.config(job)
         present = self.offered(config)
         knobs = {row.knob for row in present}
@@ -290,7 +291,7 @@ class TabularFramework(Framework, Generic[C]):
         ).without("allocator", no_expandable_segments(cluster.gpu_name))
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
-        """Render an attempt: the program, the job's own settings, what its knobs change, what a run needs."""
+        """Render an attempt: the program, the job's settings, changed knobs and the run's own settings."""
         config = self.config(job)
         changed = self.settings(job, knobs)
         whole = self.config(with_settings(job, changed))
@@ -305,7 +306,7 @@ class TabularFramework(Framework, Generic[C]):
         return Command(argv=(*entry, *file, *words), env={**self.env, **job.env}, cwd=job.workdir)
 
     def defaults(self, job: Job) -> Mapping[str, Any]:
-        """Return what settings have that the job does not write, in the release that stands for its own."""
+        """Return the defaults of settings that the job does not set, in the release standing for its own."""
         config = self.config(job)
         return {key: config.get(key) for key in config.facts.defaults if not config.has(key)}
 
@@ -319,26 +320,26 @@ class TabularFramework(Framework, Generic[C]):
         return None if self.prompt_keys is None else self.prompt_keys.named(self.config(job).get)
 
     def last_step(self, job: Job) -> int | None:
-        """Return the step that ends the training; without it the length of the data decides."""
+        """Return the last step of the training; None if it follows from the length of the data."""
         config = self.config(job)
         return config.count(self.steps_key) or None if config.has(self.steps_key) else None
 
     def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
-        """Return where trackers keep the run."""
+        """Return the job's experiment trackers and where they keep the run."""
         return trackers.tracked(self.table.trackers, self.config(job).get)
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
-        """Return the overrides that differ from the job as written, in its own spelling."""
+        """Return the settings that differ from the job as written, in its own spelling."""
         config = self.config(job)
         result = self.together(config, self.knob_settings(config, knobs))
         return {config.key(key): value for key, value in result.items() if config.differs(result, key)}
 
     def together(self, config: C, found: dict[str, Any]) -> dict[str, Any]:
-        """Return changed settings with those that follow them."""
+        """Return changed settings with those that have to change along."""
         return found
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
-        """Return the job with a few steps and the settings of `trial.yaml`: names and folders of its own."""
+        """Return the job with a few steps and the settings of `trial.yaml`, which give it its own folders."""
         config = self.config(job)
         own = rows.filled(document(package_of(self), "trial.yaml", dict[str, Any]), job, folder)
         own = self.added(config, own | self.of_steps(config, steps))
@@ -350,19 +351,19 @@ class TabularFramework(Framework, Generic[C]):
         return msgspec.structs.replace(job, settings={**given, **own}, resume=False)
 
     def longest_settings(self, config: C) -> Mapping[str, Any]:
-        """Return the settings with which every answer is as long as the job allows."""
+        """Return the settings that force every response to its maximum length."""
         return self.forces_longest
 
     def bare(self, key: str) -> str:
-        """Return a setting without what the framework's dialect puts before it."""
+        """Return a setting's name without the dialect's prefix."""
         return bare(key)
 
     def of_steps(self, config: C, steps: int) -> dict[str, Any]:
-        """Return the settings that end a training after a number of steps."""
+        """Return the settings that end the training after a number of steps."""
         return {self.steps_key: steps}
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return settings as the framework's command line takes them."""
+        """Return settings as words of the framework's command line."""
         known = self.declared(self.releases[-1]).types if self.adds else {}
         return tuple(
             override(key if not self.adds or prefix(key) or key in known else f"{self.adds}{key}", value)
@@ -370,11 +371,11 @@ class TabularFramework(Framework, Generic[C]):
         )
 
     def of_attempt(self, config: C, job: Job, *, run: str, attempt: int) -> dict[str, Any]:
-        """Return the settings of one attempt alone, beside those of `run_settings`."""
+        """Return settings that differ per attempt, beyond those of `run_settings`."""
         return {}
 
     def command_words(self, config: C, settings: dict[str, Any]) -> tuple[str, ...]:
-        """Return an attempt's settings as its command line takes them."""
+        """Return an attempt's settings as words of its command line."""
         return self.words(self.with_prefixes(config, settings))
 
     def declared(self, version: str) -> Facts:
@@ -382,7 +383,7 @@ class TabularFramework(Framework, Generic[C]):
         return facts(package_of(self), version)
 
     def with_prefixes(self, config: C, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return an attempt's settings under the keys that its command line takes."""
+        """Return an attempt's settings with the prefixes that its command line needs."""
         if not self.adds:
             return settings
         return {
@@ -395,7 +396,7 @@ class TabularFramework(Framework, Generic[C]):
         return self.table.rehearsal.validates_job(config.get)
 
     def meets(self, job: Job) -> tuple[Met, ...]:
-        """Return what a rehearsal meets, by what the job itself saves, validates and can be made to do."""
+        """Return the late events that a rehearsal of the job covers."""
         config = self.config(job)
         without = [] if self.can_force_longest(job) else [LateEvent.LENGTH]
         without += [] if config.saves else [LateEvent.SAVE]
@@ -404,7 +405,7 @@ class TabularFramework(Framework, Generic[C]):
         return self.table.rehearsal.met(without=without)
 
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
-        """Return a trial that saves below `folder` and validates in the same step, where the job does."""
+        """Return a trial that saves below `folder` and, if the job does, validates in the same step."""
         config = self.config(job)
         trial = self.trial(job, folder=folder, steps=STEPS[part] * self.span(config), longest=longest)
         if not config.saves:
@@ -417,33 +418,33 @@ class TabularFramework(Framework, Generic[C]):
         return msgspec.structs.replace(trial, settings=settings)
 
     def span(self, config: C) -> int:
-        """Return how many of the framework's steps are one of a rehearsal."""
+        """Return how many framework steps make up one step of a rehearsal."""
         return 1
 
     def of_rehearsal(self, job: Job, additions: Mapping[str, Any], folder: str) -> dict[str, Any]:
-        """Return the settings of a rehearsal beside its trial's; its checkpoints go below `folder`."""
+        """Return a rehearsal's settings beyond its trial's; it writes checkpoints below `folder`."""
         return rows.filled(additions, job, folder)
 
     def of_validation(self, config: C) -> tuple[str, ...]:
-        """Return the settings that nothing but the job's validation reads, beside those of the data files."""
+        """Return settings that only the job's validation reads, beyond those of the data files."""
         return ()
 
     def printed(self, text: str) -> dict[str, Any]:
-        """Return the overrides of the command line, and the configuration, where a log shows them."""
+        """Return the command line's overrides and the configuration that a log prints."""
         if self.program is not None:
             return printed(text, self.program)
         return printed_overrides(text, self.declared(self.releases[-1]).types)
 
     def marks(self, text: bytes) -> bool:
-        """Return whether any line of a text may say something about progress."""
+        """Return whether any line of a text may report progress."""
         return marks_of(self.tables[-1], text)
 
     def marker(self, line: str) -> Marker | None:
-        """Return what a line of the log says about progress."""
+        """Return the progress that a log line reports, if any."""
         return marker_of(self.tables[-1], line)
 
     def knob_settings(self, config: C, knobs: Knobs) -> dict[str, Any]:
-        """Return the settings of the rows in which a job does not use `knobs` already."""
+        """Return the settings that apply `knobs`, for knobs that the job does not already have so."""
         return rows.settings_for(self._read(config), config, knobs)
 
     def _read(self, config: C) -> tuple[Row[C], ...]:
@@ -466,13 +467,13 @@ class TabularFramework(Framework, Generic[C]):
                 yield from engine_arguments.passed_on(engine, arguments)
 
     def engines(self, config: C) -> tuple[str, ...]:
-        """Return the inference engines that the settings below `engine_nodes` may be for."""
+        """Return the inference engines that the settings below `engine_nodes` may configure."""
         return (config.engine,) if self.engine_nodes else ()
 
     def _handed_on(
         self, job: Job, config: C
     ) -> Iterator[tuple[engine_arguments.Engine, list[engine_arguments.Argument]]]:
-        """Yield the arguments of each inference engine that the settings hand on to it."""
+        """Yield each inference engine with the arguments that the settings pass to it."""
         given = {key: value_of(value) for key, value in config.given.items() if prefix(key) != "~"}
         plain = {bare(key): value for key, value in given.items()}
         spelled = {bare(key): key for key in given}

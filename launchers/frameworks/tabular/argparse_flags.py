@@ -1,4 +1,4 @@
-"""A framework of data files whose settings are the flags of a command line, read by argparse."""
+"""Base adapter of a framework whose settings are argparse flags, with facts for each release."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def flags(package: str, version: str) -> flag_facts.FlagFacts:
 
 @cache
 def declared(package: str, version: str, renamed: tuple[Renamed, ...] = ()) -> Facts:
-    """Return the settings of a known release under its names, with the defaults that are read.
+    """Return the flags of a known release, with the defaults that the adapter reads.
 
-    `defaults.yaml` names them; its values are for what the parser of a release does not say by a literal.
+    `defaults.yaml` lists these; its values replace defaults that a parser does not give as a literal.
     """
     known, names = flags(package, version).flags, names_in(renamed, version)
     off = {name: False for name, flag in known.items() if flag.action == "store_true"}
@@ -55,7 +55,7 @@ def declared(package: str, version: str, renamed: tuple[Renamed, ...] = ()) -> F
 
 
 class ArgparseSettings(FlagSettings):
-    """What a job's flags come to; a value that argparse refuses counts as absent."""
+    """A job's resolved flags; a value that argparse refuses counts as absent."""
 
     def __init__(self, job: Job, package: str, releases: tuple[str, ...], *, entry: str) -> None:
         self.flags = flags_of(job.settings, negatable=_NONE)
@@ -71,7 +71,7 @@ class ArgparseSettings(FlagSettings):
 
     @classmethod
     def release_of(cls, job: Job, given: Iterable[str], releases: tuple[str, ...]) -> Release:
-        """Return the release of the job's version, else the newest of those that know most of its flags."""
+        """Return the release of the job's version, otherwise the newest that knows most of its flags."""
         if job.framework_version:
             return choose(job.framework_version, releases, cls.older)
         package, names = cls.__module__.rpartition(".")[0], list(given)
@@ -82,15 +82,15 @@ class ArgparseSettings(FlagSettings):
         return Release(best, Origin.ASSUMED)
 
     def worded(self, text: str) -> str:
-        """Return a text with its flags named as in the job's release."""
+        """Return a text with flags named as in the job's release."""
         return _FLAG.sub(lambda match: f"--{self.named(match[1])}", text)
 
     def key(self, name: str) -> str:
-        """Return a flag as the job itself writes it, else with its kind of dashes."""
+        """Return a flag as the job spells it, otherwise with the job's kind of dashes."""
         return next(iter(spelled(self.job.settings, {self.named(name): True}, negatable=_NONE)))
 
     def as_written(self, name: str) -> str:
-        """Return a flag as the job itself writes it, else its plain name."""
+        """Return a flag as the job spells it, otherwise its bare name."""
         own = self.named(name)
         return self.key(name) if own in self.given else own
 
@@ -99,7 +99,7 @@ C = TypeVar("C", bound=ArgparseSettings)
 
 
 class ArgparseFramework(FlagFramework[C]):
-    """Its folder holds `defaults.yaml` too; the program refuses flags that it does not know."""
+    """A framework with `defaults.yaml` in its folder, whose program refuses unknown flags."""
 
     def bare(self, key: str) -> str:
         """Return today's name of a flag, without dashes."""
@@ -110,7 +110,7 @@ class ArgparseFramework(FlagFramework[C]):
         return declared(package_of(self), version, self.table.renamed)
 
     def mistakes_of(self, config: C, key: str, value: Any) -> Iterator[Problem]:
-        """Yield that a flag is misspelt, or that its value is of no use."""
+        """Yield a problem if a flag is misspelt or its value invalid."""
         exact = config.release.exact and not config.has_own(bare(key))
         return flag_facts.problems_of(key, value, config.known, program=self.name, exact=exact)
 
@@ -121,7 +121,7 @@ class ArgparseFramework(FlagFramework[C]):
         return flag in older or any(flag in flags(package, version).flags for version in self.releases)
 
     def meant(self, config: C, flag: str) -> str:
-        """Return the flag of the job's release that an unknown name is like; empty where there is none."""
+        """Return the flag of the job's release that is most similar to an unknown name; empty if none."""
         return flag_facts.meant(flag, config.known)
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
@@ -130,12 +130,12 @@ class ArgparseFramework(FlagFramework[C]):
         return msgspec.structs.replace(trial, settings=self._named(self.config(job), trial.settings))
 
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
-        """Return the job as a part of its rehearsal, with flags named as in the job's release."""
+        """Return a part of the job's rehearsal, with flags named as in the job's release."""
         trial = super().rehearsal(job, folder=folder, part=part, longest=longest)
         return msgspec.structs.replace(trial, settings=self._named(self.config(job), trial.settings))
 
     def printed(self, text: str) -> dict[str, Any]:
-        """Return the flags in the namespace that a run prints first, or in a traced command line."""
+        """Return the flags in the namespace printed at the start, or in a command line of a shell trace."""
         known = (frozenset(flags(package_of(self), version).flags) for version in reversed(self.releases))
         result = (
             printed_namespace(text, known=names)
@@ -145,13 +145,13 @@ class ArgparseFramework(FlagFramework[C]):
         return max(result, key=len)
 
     def refused(self, config: C) -> Iterator[Problem]:
-        """Yield what the framework refuses at its start, with flags named as in the job's release."""
+        """Yield the flags that the framework refuses at its start, named as in the job's release."""
         for each in super().refused(config):
             message, hint = config.worded(each.message), config.worded(each.hint)
             yield msgspec.structs.replace(each, message=message, hint=hint)
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
-        """Return the job's knobs and what limits them, with flags named as in the job's release."""
+        """Return the job's knobs and their limits, with flags named as in the job's release."""
         result, config = super().profile(job, cluster), self.config(job)
         return msgspec.structs.replace(
             result,

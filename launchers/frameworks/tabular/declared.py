@@ -1,4 +1,4 @@
-"""The settings that a release of a framework declares: which of a job's are unknown or of a wrong type."""
+"""The settings that a framework's release declares, and a job's settings resolved against them."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from autotune.policies.values.profile import Placement
 from autotune.policies.values.provenance import Origin, OwnCode
 from autotune.policies.values.value import Value
 
-FREE = "any"  # the type of a setting that takes any value, sections of any names among them
-SECTION = "section"  # the kind of a name below which there are others
+FREE = "any"  # the type of a setting that accepts any value, also a free-form section
+SECTION = "section"  # the kind of a name with settings below it
 
 
 class Facts(Value, frozen=True, dict=True, gc=True):
-    """Types and defaults by key; a default of None is left out."""
+    """A release's settings: types and defaults by key; defaults of None are left out."""
 
     types: dict[str, str]
     defaults: dict[str, Any]
-    source: str = ""  # where they were read, where it is no package of PyPI
-    engines: dict[str, str] = {}  # the version of an inference engine that the release asks for, by its name
-    sections: frozenset[str] = frozenset()  # that may be written whole, in one setting
+    source: str = ""  # where they were read, if not in a package on PyPI
+    engines: dict[str, str] = {}  # engine -> the version that the release pins
+    sections: frozenset[str] = frozenset()  # sections that one setting may set as a whole
 
     @cached_property
     def kinds(self) -> dict[str, str]:
-        """The types of all settings, and `section` for every name below which there are some."""
+        """The types of all settings, and `section` for every name with settings below it."""
         parts = (key.split(".") for key in self.types)
         sections = {".".join(each[:depth]) for each in parts for depth in range(1, len(each))}
         return dict.fromkeys(sections, SECTION) | self.types
@@ -52,7 +52,7 @@ class Facts(Value, frozen=True, dict=True, gc=True):
     def kind_of(self, key: str) -> str | None:
         """Return the type of a setting, such as `int?`, or `section`; None if the release has neither.
 
-        It is empty where the release does not say.
+        Empty if the release does not declare a type.
         """
         if key in self.kinds:
             return self.kinds[key]
@@ -65,7 +65,7 @@ class Facts(Value, frozen=True, dict=True, gc=True):
         return isinstance(key, str) and self.kind_of(key) is not None
 
     def lacking(self, given: Iterable[str]) -> Iterator[str]:
-        """Yield the settings, as a job spells them, that the release does not have."""
+        """Yield the job's settings, as it spells them, that the release does not have."""
         free = tuple(f"{key}." for key, kind in self.types.items() if kind == FREE)
         for spelled in given:
             key = bare(spelled)
@@ -73,7 +73,7 @@ class Facts(Value, frozen=True, dict=True, gc=True):
                 yield spelled
 
     def unknown(self, given: Iterable[str]) -> Iterator[Problem]:
-        """Yield the settings that the release does not have, with the nearest that it has."""
+        """Yield the settings that the release does not have, with the most similar one that it has."""
         for spelled in self.lacking(given):
             key = bare(spelled)
             near = similar(key, self.types)
@@ -83,7 +83,7 @@ class Facts(Value, frozen=True, dict=True, gc=True):
 
 @cache
 def facts(package: str, version: str) -> Facts:
-    """Return the settings of a known release of a framework."""
+    """Return the facts of a known release of a framework."""
     file = resources.files(package).joinpath("facts", f"{version}.json")
     return msgspec.json.decode(file.read_bytes(), type=Facts)
 
@@ -97,11 +97,11 @@ def releases(package: str) -> tuple[str, ...]:
 
 
 def similar(key: str, known: Iterable[str]) -> str:
-    """Return the known key that looks most like an unknown one, of those of its name if any; empty: none."""
+    """Return the known key most similar to an unknown one, preferring equal last names; empty if none."""
     return _similar(key, tuple(sorted(known)))
 
 
-@lru_cache(maxsize=1024)  # a job is checked several times, and against several releases
+@lru_cache(maxsize=1024)  # a job is checked several times and against several releases
 def _similar(key: str, known: tuple[str, ...]) -> str:
     name = key.rpartition(".")[2]
     same = [other for other in known if other.rpartition(".")[2] == name]
@@ -109,14 +109,14 @@ def _similar(key: str, known: tuple[str, ...]) -> str:
 
 
 class DeclaredSettings(Settings, ABC):
-    """A job's settings beside those that the release which stands for its own declares."""
+    """A job's settings over the defaults of the release that stands for its own."""
 
-    engine_versions: Mapping[str, str] = {}  # that the job names, by the name of the engine
+    engine_versions: Mapping[str, str] = {}  # engine -> the version that the job names
     renamed: ClassVar[tuple[Renamed, ...]] = ()
-    older: ClassVar[tuple[str, ...]] = ()  # releases of which only names and defaults are on record
-    code: OwnCode | None = None  # of the framework, as the job would run it
-    takes_images: bool = False  # or sound: the model is known to have encoders
-    spelled: frozenset[str] = frozenset()  # what the job and its file set, under their own names
+    older: ClassVar[tuple[str, ...]] = ()  # releases with only names and defaults on record
+    code: OwnCode | None = None  # the framework's code that the job would run
+    takes_images: bool = False  # or sound: the model has encoders
+    spelled: frozenset[str] = frozenset()  # settings of the job and its config file, as spelled there
 
     def __init__(
         self,
@@ -130,11 +130,11 @@ class DeclaredSettings(Settings, ABC):
         declared: Facts | None = None,
         given: Mapping[str, Any] | None = None,
     ) -> None:
-        """Read a job whose own program is `entry`, a part of a word of the command.
+        """Resolve a job whose own program is `entry`, a part of a word of the command.
 
-        `document`: what its file of settings holds, which then counts instead of the declared defaults;
-        `filled`: defaults that neither tells; `declared` and `given`: the facts of the release and the job's
-        own settings, where the framework reads them in a way of its own.
+        `document`: the content of its config file, which replaces the declared defaults; `filled`: further
+        defaults; `declared` and `given`: the release's facts and the job's settings, if the framework reads
+        them in its own way.
         """
         self.given = {**overrides_in(job.command), **flat(job.settings)} if given is None else dict(given)
         self.release = self.release_of(job, self.given, releases)
@@ -148,83 +148,83 @@ class DeclaredSettings(Settings, ABC):
         self.spelled = frozenset((*self._document, *map(bare, self.given)))
         written = self._document | {bare(key): value_of(value) for key, value in self.given.items()}
         super().__init__(written, ({} if document else self.facts.defaults) | dict(filled or {}))
-        # Of a file that is not here nothing is known.
+        # Nothing is known of a file on another machine.
         own = self._document if document else {} if job.config is not None else self.facts.types
         self.keys = frozenset(own)
 
     @classmethod
     def release_of(cls, job: Job, given: Iterable[str], releases: tuple[str, ...]) -> Release:
-        """Return the release that stands for the job's own: of its version, else by its settings' names."""
+        """Return the release that stands for the job's own, by its version or else its settings' names."""
         if job.framework_version:
             return choose(job.framework_version, releases, cls.older)
         before = release_before(cls.renamed, frozenset(map(bare, given)), (*cls.older, *releases))
         return choose(before, releases, cls.older)._replace(origin=Origin.ASSUMED)
 
     def named(self, key: str) -> str:
-        """Return the name of a setting that the job uses, else the one that its release has."""
+        """Return a setting's name as the job uses it, otherwise as its release has it."""
         return translated(key, self.older_names)
 
     @cached_property
     def older_names(self) -> Mapping[str, str]:
-        """The older names of settings that the job uses or that its release has, by today's."""
+        """Today's names of renamed settings -> those that the job uses or its release has."""
         own = names_of(self.renamed, self.spelled) if not self.release.exact else {}
         of_release = names_in(self.renamed, self.release.version)
         return {new: old for new, old in of_release.items() if new not in self.spelled} | own
 
     def own_part(self, key: str) -> str:
-        """Return a setting's name up to a section of any names, which an engine or a library reads."""
+        """Return a setting's name up to a free-form section, which an engine or a library reads."""
         named, types = self.named(key), self.facts.types
         dots = [n for n, letter in enumerate(named) if letter == "." and types.get(named[:n]) == FREE]
         return named[: dots[0]] if dots else named
 
     def lacks(self, key: str) -> bool:
-        """Return whether the job's own code has no setting of that name; its names were asked for."""
+        """Return whether the job's own code lacks a setting; only for names in `code_query`."""
         return self.code is not None and self.code.lacks(self.named(key).rpartition(".")[2])
 
     def has(self, key: str) -> bool:
-        """Return whether the job itself sets a key, under the name that its release has."""
+        """Return whether the job sets a key, under any of its names."""
         return super().has(self.named(key))
 
     def raw(self, key: str) -> Any:
-        """Return what is written for a key under the job's own name of it, or else its default."""
+        """Return a key's unresolved value under the name that the job uses, otherwise its default."""
         own = self.named(key)
         return super().raw(own if own in self._values or own in self._defaults else key)
 
     def guesses(self) -> Iterator[tuple[str, str]]:
-        """Yield what is guessed of how the job is launched, and what would make it known."""
+        """Yield assumptions about how the job is launched, and what would make them known."""
         return iter(())
 
     @property
     def knows_release(self) -> bool:
-        """Whether what is on record is of the release that the job runs."""
+        """Whether the facts on record belong to the job's own release."""
         return self.release.exact
 
     @property
     def knows_all(self) -> bool:
-        """Whether all settings are known that the program takes: from its file, or from the job's release."""
+        """Whether all settings of the program are known, from its config file or the job's release."""
         return self.release.exact or bool(self._document)
 
     def misfits(self, numbers: frozenset[str]) -> Iterator[Problem]:
-        """Yield the settings whose value is of a wrong type; `numbers`: those that are one, declared or not.
+        """Yield the settings whose value has a wrong type; `numbers`: settings that must be numbers anyway.
 
-        A release that is not the job's own is trusted only where a text can be no number.
+        If the release is not the job's own, only texts in place of numbers are reported.
         """
         own = {bare(spelled): ("settings", spelled) for spelled in self.given}
         for key, place in ({name: ("config", *name.split(".")) for name in self._document} | own).items():
             value, kind = self.get(key), self.facts.types.get(key, FREE)
             wanted = misfit("float" if kind == FREE and key in numbers else kind, value)
             if wanted and (self.release.exact or (isinstance(value, str) and not kind.startswith("bool"))):
-                # No release takes a text for a number, and nothing follows from such a job.
+                # No release accepts a text for a number, and the job could not be resolved.
                 origin = Origin.WRITTEN if isinstance(value, str) else Origin.EXACT
                 message = f"{key} must be {wanted}, not {value!r}"
                 yield Problem(path=place, message=message, origin=origin)
 
     def holds(self, key: str) -> bool:
-        """Return whether the job's file, or without one the framework's own, has a key or a section."""
+        """Return whether the job's config file, or the framework's default one, has a key or section."""
         return key in self.keys or any(each.startswith(f"{key}.") for each in self.keys)
 
     def absent(self, known: Container[str], *, adds: str) -> Iterator[Problem]:
-        """Yield the overrides that add a key without saying so by `adds`; `known` ones get it anyway."""
+        """Yield the overrides that add a key without the prefix `adds`; `known` keys get it automatically."""
         for key in self.given if self.keys else ():
             if prefix(key) or key in known or self.holds(key):
                 continue
@@ -233,19 +233,19 @@ class DeclaredSettings(Settings, ABC):
             yield Problem(path=("settings", key), message=f"unknown setting {key}", hint=hint)
 
     def key(self, name: str) -> str:
-        """Return a setting as the job's own command line takes it."""
+        """Return a setting as the job's command line needs it."""
         return self.named(name)
 
     def as_written(self, name: str) -> str:
-        """Return a setting as the job itself writes it, else its plain name."""
+        """Return a setting as the job spells it, otherwise its plain name."""
         return self.key(name) if self.has(name) else name
 
     def place(self, name: str) -> tuple[str, ...]:
-        """Return where in the job a complaint of a setting points to."""
+        """Return the path in job.yaml that a problem of a setting points to."""
         return ("settings", self.as_written(name))
 
     def differs(self, found: Mapping[str, Any], key: str) -> bool:
-        """Return whether the job with everything else found would not have this value by itself."""
+        """Return whether a setting has to be written, because the job would not have this value otherwise."""
         followed = self.followed(key)
         present = found.get(followed, self.get(key)) if followed else self.get(key)
         value = found[key]
@@ -254,16 +254,16 @@ class DeclaredSettings(Settings, ABC):
     @property
     @abstractmethod
     def longest(self) -> int | None:
-        """Tokens of the longest sequence, all turns together; None if nothing limits it."""
+        """Tokens of the longest sequence over all turns; None if unlimited."""
 
     @property
     @abstractmethod
     def resumes(self) -> bool:
-        """Whether the job writes checkpoints and would continue from them."""
+        """Whether the job writes checkpoints and can resume from them."""
 
     @property
     def saves(self) -> bool:
-        """Whether the job writes checkpoints, even such that it would not continue from."""
+        """Whether the job writes checkpoints, resumable or not."""
         return self.resumes
 
     @property

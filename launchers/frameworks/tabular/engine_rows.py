@@ -1,4 +1,4 @@
-"""Rows of the inference engines' own arguments, which a framework takes under a prefix."""
+"""Rows of inference engines' own arguments, which a framework accepts under a prefix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ C = TypeVar("C", contravariant=True)
 def processed_images(
     prefix: str, *, when: Condition[Any] = always, otherwise: Text[Any] = "", read_at: str
 ) -> Row[Any]:
-    """Return the row of vLLM's cache of processed images and sound, which models of text alone never fill."""
+    """Return the row of vLLM's multimodal cache, which text-only models never fill."""
     return Row(
         knob="multimodal_cache",
         key=f"{prefix}mm_processor_cache_gb",
@@ -40,7 +40,7 @@ def vllm_graphs(
     unless: Reasons[Any] | None = None,
     read_at: str,
 ) -> Row[Any]:
-    """Return the row of vLLM's CUDA graphs: `switch` turns them off, `sizes` lists the captured batches."""
+    """Return the row of vLLM's CUDA graphs: `switch` disables them, `sizes` lists captured batch sizes."""
 
     def mode(config: Any) -> str:
         if config.flag(switch):
@@ -80,7 +80,7 @@ def handed_on(
     write: Callable[[C, Knobs, Knobs], Mapping[str, Any]] | None = None,
     read_at: str = "",
 ) -> Row[C]:
-    """Return the row of an argument that a framework hands on; `grid`: where it takes other values."""
+    """Return the row of an engine argument that a framework passes on; `grid` replaces its legal values."""
     argument = engine[knob]
     return Row(
         knob=knob,

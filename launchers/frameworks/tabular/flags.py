@@ -1,4 +1,4 @@
-"""Frameworks of data files whose settings are the flags of a command line."""
+"""Base of frameworks whose settings are command-line flags."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class FlagSettings(DeclaredSettings):
     flags: Mapping[str, Any]  # as the job names them
 
     def lacks(self, key: str) -> bool:
-        """Return whether the parser of the job's own code declares no flag of that name."""
+        """Return whether the parser in the job's own code lacks a flag."""
         return self.code is not None and self.code.lacks(self.named(key))
 
     def has_own(self, flag: str) -> bool:
-        """Return whether the code that the job would run has a flag, whatever the lists of releases say."""
+        """Return whether the job's own code has a flag, regardless of the facts of releases."""
         return self.code is not None and flag in self.code.names
 
 
@@ -38,10 +38,10 @@ F = TypeVar("F", bound=FlagSettings)
 
 
 class FlagFramework(TabularFramework[F]):
-    """Its flags may be written with and without dashes; a null leaves one out."""
+    """A framework whose flags may be written with or without dashes; null omits a flag."""
 
     no_file = "write the flags under `settings:`"
-    dropped: ClassVar[tuple[str, ...]] = ()  # flags that no attempt gets
+    dropped: ClassVar[tuple[str, ...]] = ()  # flags removed from every attempt
     reads_declined = True
 
     @property
@@ -51,7 +51,7 @@ class FlagFramework(TabularFramework[F]):
 
     @abstractmethod
     def mistakes_of(self, config: F, key: str, value: Any) -> Iterator[Problem]:
-        """Yield what is wrong with one flag of the job, written as `key`."""
+        """Yield the problems of one flag of the job, which spells it `key`."""
 
     @abstractmethod
     def is_on_record(self, flag: str) -> bool:
@@ -59,10 +59,10 @@ class FlagFramework(TabularFramework[F]):
 
     @abstractmethod
     def meant(self, config: F, flag: str) -> str:
-        """Return the flag that an unknown name is like; empty where there is none."""
+        """Return the flag most similar to an unknown name; empty if there is none."""
 
     def foreign(self, job: Job) -> tuple[str, ...]:
-        """Return the flags of a fork: those that its code has, or that look like none on record."""
+        """Return the flags of a fork: those in its code, or similar to none on record."""
         config = self.config(job)
         return tuple(
             key
@@ -75,7 +75,7 @@ class FlagFramework(TabularFramework[F]):
         return arguments(settings, negatable=self.negatable)
 
     def warnings(self, config: F) -> Iterator[str]:
-        """Yield what the user should know before the launch, of flags that `command` hides too."""
+        """Yield warnings before the launch, also about flags that `command` hides."""
         yield from super().warnings(config)
         flags = (word.partition("=")[0] for word in config.job.command if word.startswith("--"))
         if hidden := [flag for flag in flags if self.is_on_record(bare(flag))]:
@@ -83,7 +83,7 @@ class FlagFramework(TabularFramework[F]):
             yield f"`command` has {which}, which autotune passes on and does not read: use `settings:`"
 
     def mistakes(self, config: F) -> Iterator[Problem]:
-        """Yield what is wrong with the job's flags, whatever the others say."""
+        """Yield the problems of single flags."""
         seen: dict[str, str] = {}
         for key, value in config.job.settings.items():
             if (flag := bare(key)) in seen:
@@ -93,7 +93,7 @@ class FlagFramework(TabularFramework[F]):
             yield from self.mistakes_of(config, key, value)
 
     def problems(self, job: Job) -> tuple[Problem, ...]:
-        """Return what is wrong with the job's flags."""
+        """Return the problems of the job's flags."""
         config = self.config(job)
         result = [*self.mistakes(config), *self.refused(config)]
         if job.config is not None:
@@ -106,11 +106,11 @@ class FlagFramework(TabularFramework[F]):
         return bare(key)
 
     def names_in(self, config: F, key: str) -> tuple[str, ...]:
-        """Return a flag as the parser of the job's release has it."""
+        """Return a flag as the parser of the job's release declares it."""
         return () if key.isupper() else (config.named(bare(key)),)
 
     def code_query(self, job: Job) -> CodeQuery | None:
-        """Return the flags that matter to the job, as its parser declares them."""
+        """Return the flags in use, to be looked up in the parser of the job's own code."""
         query = super().code_query(job)
         return None if query is None else msgspec.structs.replace(query, as_flags=True)
 
@@ -119,15 +119,15 @@ class FlagFramework(TabularFramework[F]):
         return shown(settings, negatable=self.negatable)
 
     def entry_of(self, config: F) -> tuple[str, ...]:
-        """Return the program where the job names none."""
+        """Return the default program."""
         return self.entry
 
     def variables(self, config: F, run: str) -> Mapping[str, str]:
-        """Return the environment of an attempt where the job does not say it."""
+        """Return the default environment variables of an attempt."""
         return {}
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
-        """Render an attempt as the program with all flags, in the order in which the job writes them."""
+        """Render an attempt: the program with all flags in the job's order."""
         config = self.config(with_settings(job, self.settings(job, knobs)))
         own = self.run_settings(config, job, run=run, resume=resume)
         own |= self.of_attempt(config, job, run=run, attempt=attempt)

@@ -1,4 +1,4 @@
-"""What is known of a job beside its settings, and what is assumed: its release, its program, its model."""
+"""What is known or assumed about a job beyond its settings: its release, its program, its model."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ RELEASE = "release"
 
 
 def facts_of(name: str, config: DeclaredSettings, job: Job, releases: tuple[str, ...]) -> Iterator[Fact]:
-    """Yield what a profile is made with beside the settings of a job."""
+    """Yield the facts and assumptions behind a job's profile."""
     yield _release(name, config, job, releases)
     for about, value, resolve in _guesses(name, config, job):
         yield Fact(name=about, value=value, origin=Origin.ASSUMED, resolve=resolve, is_open=True)
 
 
 def has_alternatives(fact: Fact) -> bool:
-    """Return whether a fact is a release of which the plausible others are on record."""
+    """Return whether a fact is an assumed release with plausible alternatives on record."""
     return fact.name == RELEASE and fact.is_assumed and not fact.is_open
 
 
 def alternatives(found: Profile, others: Iterable[Profile]) -> tuple[Alternative, ...]:
-    """Return in which ways the job would use memory with other releases, beside that of its profile."""
+    """Return the profiles of other releases under which the job would use memory differently."""
     different = (
         Alternative(fact=RELEASE, knobs=other.knobs, placement=other.placement, layout=other.layout)
         for other in others
@@ -40,15 +40,15 @@ def alternatives(found: Profile, others: Iterable[Profile]) -> tuple[Alternative
 
 
 def is_of_release(problem: Problem) -> bool:
-    """Return whether another release may see a problem otherwise: one of a setting, by a rule on record."""
+    """Return whether a problem depends on the release: one of a setting, by a rule on record."""
     inside = problem.path[:1] == ("settings",) or (problem.path[:1] == ("config",) and len(problem.path) > 1)
     return inside and problem.origin is Origin.EXACT
 
 
 def _release(name: str, config: DeclaredSettings, job: Job, releases: tuple[str, ...]) -> Fact:
-    """Return which release's settings, defaults and use of memory stand for those of the job.
+    """Return the fact which release's settings, defaults and memory use stand for the job's.
 
-    The plausible others are those on record, unless the job's own is known to precede or to differ from them.
+    Its alternatives are the releases on record, unless the job's own release is known to differ from them.
     """
     own, recorded = job.framework_version or "", config.release.version
     if config.knows_release:
@@ -75,7 +75,7 @@ def _release(name: str, config: DeclaredSettings, job: Job, releases: tuple[str,
 
 
 def _guesses(name: str, config: DeclaredSettings, job: Job) -> Iterator[tuple[str, str, str]]:
-    """Yield what else is assumed of a job, of which nobody can list the other plausible values.
+    """Yield further assumptions about a job, whose alternatives cannot be listed.
 
     Each is the name of a fact, its value, and what would make it known.
     """

@@ -1,4 +1,4 @@
-"""What the lines of a log say about progress, by the rows of a data file."""
+"""Parses progress from log lines, by the rows of a framework's `lines.yaml`."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ _GIB = 1 << 30
 
 
 class Metrics(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The metrics in the group `metrics` of a line, at the end of a step or of a phase."""
+    """How to read the group `metrics` of a line at the end of a step or phase."""
 
-    pattern: str = ""  # of one of them, with the groups `name` and `value`; empty: they are a printed dict
-    prefix: str = ""  # of names, which is left out
-    needs: tuple[str, ...] = ()  # one of these is there, or the line says something else
-    seconds: tuple[str, ...] = ()  # the first of these that is there
-    tokens: tuple[str, ...] = ()  # of the whole step: the product of these
+    pattern: str = ""  # of one metric, with the groups `name` and `value`; empty: a printed dict
+    prefix: str = ""  # removed from names
+    needs: tuple[str, ...] = ()  # the line counts only with one of these
+    seconds: tuple[str, ...] = ()  # the first that is present gives the step's seconds
+    tokens: tuple[str, ...] = ()  # their product gives the step's tokens
     rate: str = ""  # tokens per second of the whole step
-    # Of a part of the step that takes all of its tokens: tokens per second, and its seconds. Before `rate`.
+    # Tokens per second and seconds of a part of the step that processes all its tokens; preferred to `rate`.
     part: tuple[str, str] = ("", "")
-    saved: str = ""  # there where the step ended with a checkpoint
+    saved: str = ""  # present if the step ended with a checkpoint
 
 
 class Line(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line and what it says.
+    """A kind of line and what it reports.
 
-    Its pattern names the groups `step`, `of`, `seconds`, `tokens`, `loss` and `name`, and where a phase ends
-    `used_gib` and `total_gib`: the memory of the device.
+    The pattern has the groups `step`, `of`, `seconds`, `tokens`, `loss` and `name`, and at the end of a phase
+    `used_gib` and `total_gib`, the memory of the device.
     """
 
     says: Literal["starts", "ends", "step", "update", "tokens", "resumed", "saved", "saved_last", "done"]
     pattern: str
-    needle: str  # a text of every such line: the pattern is not tried on others
-    offset: int = 0  # added to the number of a step: 1 where they are counted from 0
-    phase: Phase | None = None  # that starts or ends
-    names: dict[str, Phase] = {}  # ... by what the group `name` holds
-    components: dict[str, Component] = {}  # whose memory it is, by the same group; else the trainer's
-    upper_bound: bool = False  # the phase used no more than the memory that is named
-    metrics: Metrics | None = None  # of a step, or at the end of a phase
+    needle: str  # a text in every such line, searched before the pattern
+    offset: int = 0  # added to the step number: 1 if the framework counts from 0
+    phase: Phase | None = None  # the phase that starts or ends
+    names: dict[str, Phase] = {}  # value of the group `name` -> that phase
+    components: dict[str, Component] = {}  # value of `name` -> whose memory it is (default: trainer)
+    upper_bound: bool = False  # the memory in the line is an upper bound of the phase's peak
+    metrics: Metrics | None = None
 
 
 class _Read(NamedTuple):
@@ -80,12 +80,12 @@ def _needles(package: str) -> tuple[bytes, ...]:
 
 
 def marks_of(package: str, text: bytes) -> bool:
-    """Return whether a text holds a needle of a framework's rows."""
+    """Return whether a text contains the needle of any row."""
     return any(needle in text for needle in _needles(package))
 
 
 def marker_of(package: str, text: str) -> Marker | None:
-    """Return what a line of a framework's log says: the first row that matches and says something answers."""
+    """Return the progress that a log line reports, by the first row that matches and yields any."""
     for line, pattern in _rows(package):
         match = pattern.search(text) if line.needle in text else None
         marker = None if match is None else _said(line, match.groupdict())
@@ -113,7 +113,7 @@ def _said(line: Line, groups: dict[str, str | None]) -> Marker | None:
             return Resumed(step=step)
         case "saved":
             return Saved(step=step or None)
-        case "saved_last":  # its line comes after that of the step
+        case "saved_last":  # this line follows that of the step
             return Saved(step=None, last=True)
         case "done":
             return TrainingDone(step=step)

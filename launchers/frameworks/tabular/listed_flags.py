@@ -1,4 +1,4 @@
-"""Frameworks of data files whose settings are command-line flags, of which lists give the names."""
+"""Base adapter of a framework whose flags are listed in a dialect, with types as far as known."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from autotune.policies.values.value import Value
 
 
 class FlagNames(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The flags that a framework takes, without dashes."""
+    """The flags that a framework accepts, without dashes."""
 
     names: frozenset[str] = frozenset()
-    flags: dict[str, Flag] = {}  # what is known of each of them
-    of_other_releases: frozenset[str] = frozenset()  # flags that another release takes: no misspelt ones
+    flags: dict[str, Flag] = {}  # their declarations, as far as known
+    of_other_releases: frozenset[str] = frozenset()  # flags of other releases, which are not misspelt
     negatable: frozenset[str] = frozenset()  # with a --no- form
-    strict: bool = True  # it refuses a flag that it does not know; else it ignores it without a word
-    aliases: dict[str, str] = {}  # second names of flags -> the flag: the last one that is given counts
+    strict: bool = True  # unknown flags are refused; otherwise they are silently ignored
+    aliases: dict[str, str] = {}  # second names of flags -> the flag; the last one given counts
 
     def knows(self, flag: str) -> bool:
-        """Return whether the framework takes a flag."""
+        """Return whether the framework accepts a flag."""
         return flag in self.names
 
 
 class ListedFlagSettings(FlagSettings):
     """A job's flags by their bare names, over the declared defaults.
 
-    A default tells the type of its flag: what is written for a switch or a number is read as one.
+    The type of its default is the type of a flag: values of switches and numbers are parsed as such.
     """
 
     def __init__(self, job: Job, facts: Facts, names: FlagNames) -> None:
@@ -61,11 +61,11 @@ class ListedFlagSettings(FlagSettings):
         Settings.__init__(self, values, facts.defaults)
 
     def has(self, key: str) -> bool:
-        """Return whether the job gives the flag, be it a switch turned off."""
+        """Return whether the job sets the flag, even to false."""
         return self._values.get(key) is not None
 
     def get(self, key: str) -> Any:
-        """Return the value of a flag: the job's, else the default."""
+        """Return the job's value of a flag, otherwise the default."""
         default = self._defaults.get(key)
         if isinstance(default, bool):
             return self.flag(key)
@@ -76,17 +76,17 @@ class ListedFlagSettings(FlagSettings):
         return self._values[key] if self.has(key) else default
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """Return whether a switch is on; `default` stands for the declared one."""
+        """Return whether a switch is on; `default` replaces the declared default."""
         if self.has(key):
             return is_on(self._values[key])
         return self._defaults.get(key) is True if default is None else default
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Return a whole number, the default where it is none; `default` stands for the declared one."""
+        """Return a flag as an int, the default if it is none; `default` replaces the declared default."""
         return int(self.share(key, default))
 
     def share(self, key: str, default: float | None = None) -> float:
-        """Return a number, the default where it is none; `default` stands for the declared one."""
+        """Return a flag as a float, the default if it is none; `default` replaces the declared default."""
         value = self._values.get(key)
         if isinstance(value, str):
             value = parsed_value(value)
@@ -95,7 +95,7 @@ class ListedFlagSettings(FlagSettings):
         return self._defaults.get(key, 0) if default is None else default
 
     def document(self, key: str) -> dict[str, Any]:
-        """Return a flag that holds JSON; empty if it is absent or no object."""
+        """Return the object in a JSON flag; empty if absent or no object."""
         value = self._values.get(key)
         if isinstance(value, str):
             try:
@@ -105,9 +105,9 @@ class ListedFlagSettings(FlagSettings):
         return value if isinstance(value, dict) else {}
 
     def with_entries(self, key: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a flag that holds JSON, as the job writes it, with changes, of which None removes an entry.
+        """Return a JSON flag, as the job spells it, with changed entries; None removes one.
 
-        Empty where it would hold nothing and the job does not give it.
+        Empty if no entry is left and the job does not set the flag.
         """
         present = self._values.get(key)
         merged = {**self.document(key), **changes}
@@ -117,7 +117,7 @@ class ListedFlagSettings(FlagSettings):
         return {key: json.dumps(kept) if isinstance(present, str) or present is None else kept}
 
     def place(self, name: str) -> tuple[str, ...]:
-        """Return where in the job a complaint of a flag points to: all settings where it is absent."""
+        """Return the path in job.yaml that a problem of a flag points to; `settings` if it is absent."""
         own = {bare(key): key for key in self.given}
         return ("settings", own[name]) if name in own else ("settings",)
 
@@ -126,14 +126,14 @@ F = TypeVar("F", bound=ListedFlagSettings)
 
 
 class ListedFlagFramework(FlagFramework[F]):
-    """Its dialect holds the flags, and says whether it refuses an unknown one."""
+    """A framework whose dialect lists the flags and whether unknown ones are refused."""
 
-    save_key: ClassVar[str]  # the flag of the folder of checkpoints, null in a job without any
+    save_key: ClassVar[str]  # the flag of the checkpoint folder; null in a job without checkpoints
 
     @property
     @abstractmethod
     def dialect(self) -> FlagNames:
-        """The flags that the framework takes."""
+        """The flags that the framework accepts."""
 
     @property
     def negatable(self) -> frozenset[str]:
@@ -141,11 +141,11 @@ class ListedFlagFramework(FlagFramework[F]):
         return self.dialect.negatable
 
     def trial_flags(self, config: F, *, folder: str, steps: int) -> dict[str, Any]:
-        """Return the flags of a trial beside those of `trial.yaml`."""
+        """Return the flags of a trial beyond those of `trial.yaml`."""
         return {self.steps_key: steps}
 
     def mistakes_of(self, config: F, key: str, value: Any) -> Iterator[Problem]:
-        """Yield that a flag is misspelt or gone."""
+        """Yield a problem if a flag is misspelt or was removed."""
         ignores, silently = ("refuse", "") if self.dialect.strict else ("ignore", " without a word")
         flag, path = bare(key), ("settings", key)
         if config.has_own(flag):
@@ -158,12 +158,12 @@ class ListedFlagFramework(FlagFramework[F]):
             yield Problem(path=path, message=message, hint=f"did you mean --{meant}?")
 
     def mistakes(self, config: F) -> Iterator[Problem]:
-        """Yield names of no flag, then values that a flag does not take."""
+        """Yield unknown flags, then invalid values."""
         yield from super().mistakes(config)
         yield from self._misfits(config)
 
     def is_on_record(self, flag: str) -> bool:
-        """Return whether the lists have a flag, as one of another release too."""
+        """Return whether the lists contain a flag, also as one of another release."""
         others = self.dialect.of_other_releases
         return self.dialect.knows(flag) or flag in others or bool(replacement(self.table.renamed, flag))
 
@@ -199,11 +199,11 @@ class ListedFlagFramework(FlagFramework[F]):
                 yield Problem(path=config.place(flag), message=f"--{flag} {wrong}, not {value!r}")
 
     def misfit(self, flag: str, value: Any) -> str:
-        """Return what is wrong with the value of a flag, to follow its name; empty where nothing is known."""
+        """Return what is wrong with a flag's value, to follow its name; empty if nothing is known of it."""
         return flag_facts.misfit(self.dialect.flags.get(flag, Flag()), value)
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
-        """Return the flags that differ from the job as written, as the job writes them."""
+        """Return the flags that differ from the job as written, in its own spelling."""
 
         def again(found: Mapping[str, Any]) -> tuple[tuple[Row[F], ...], F]:
             config = self.config(with_settings(job, self._spelled(job, found)))
@@ -221,11 +221,11 @@ class ListedFlagFramework(FlagFramework[F]):
         own |= dict.fromkeys(self.of_validation(config))
         changes = self._spelled(job, own)
         if not config.has(self.save_key):
-            changes[self.save_key] = None  # said, so that no checkpoint is added
+            changes[self.save_key] = None  # explicit, so that no checkpoint folder is added
         return msgspec.structs.replace(with_settings(job, changes), resume=False)
 
     def of_rehearsal(self, job: Job, additions: Mapping[str, Any], folder: str) -> dict[str, Any]:
-        """Return the flags of a rehearsal beside its trial's, as the job writes them."""
+        """Return the flags of a rehearsal beyond its trial's, in the job's spelling."""
         return self._spelled(job, {**additions, self.save_key: f"{folder}/checkpoints"})
 
     def _spelled(self, job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Knobs that stand in a framework's settings: the rows of its table, read, offered and written."""
+"""Reads, offers and writes knobs through the rows of a framework's table."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from autotune.policies.values.remedy import Effect
 C = TypeVar("C", bound=Settings)
 T = TypeVar("T")
 
-# What autotune does by itself, for every framework.
+# Knobs that autotune applies itself for every framework.
 _BY_AUTOTUNE = {
     "restart_every": "no setting is needed: where memory grows, autotune restarts the job at a checkpoint"
 }
 
 
 def applicable(table: Table[T], config: T, versions: Mapping[str, str]) -> tuple[Row[T], ...]:
-    """Return the rows that hold of a job, with the other models that it has.
+    """Return the rows that apply to a job and to its auxiliary models.
 
-    `versions`: the job's releases by the name of the framework and of its engines.
+    `versions`: the job's releases of the framework and its engines, by name.
     """
     return tuple(
         msgspec.structs.replace(row, also={key: when for key, when in row.also.items() if when(config)})
@@ -81,7 +81,7 @@ def declined(table: Table[T], config: T, versions: Mapping[str, str]) -> dict[st
 
 
 def lacking(held: Iterable[Row[Any]], config: DeclaredSettings, name: str) -> dict[str, str]:
-    """Return the knobs whose setting an older release does not have; none of one whose rules are on record."""
+    """Return the knobs whose setting an older release, without rules on record, does not have."""
     release = config.release.version
     return {
         row.knob: f"{name} {release} has no {row.key}"
@@ -100,7 +100,7 @@ def _is_true(reason: Condition[T] | Reason[T], config: T, versions: Mapping[str,
 
 
 def numbers(table: Table[Any]) -> frozenset[str]:
-    """Return the settings that are the number which their knob is."""
+    """Return the settings whose value is the number of a knob."""
     every = (row for row in table.rows if not (row.modes or row.states or row.read or row.write))
     counted = (row for row in every if KNOB_TABLE[row.knob].unit not in (Unit.SWITCH, Unit.MODE))
     return frozenset(name for row in counted for name in row.keys if name)
@@ -122,9 +122,9 @@ def supports(
     spell: Callable[[str], str] = str,
     has: Callable[[str], bool] = lambda _: False,
 ) -> dict[str, Support]:
-    """Return how the knobs may change; `grids` and `phases` are those that follow from the job itself.
+    """Return how the knobs may change; `grids` and `phases` are those that depend on the job.
 
-    `spell` returns how the job's own command line takes a setting, `has` whether the job sets it.
+    `spell` returns a setting as the job's command line needs it, `has` whether the job sets it.
     """
     result: dict[str, Support] = {}
     for row in present:
@@ -144,7 +144,7 @@ def supports(
 def bounds(
     present: Iterable[Row[T]], config: T, supported: Mapping[str, Support] = MappingProxyType({})
 ) -> Iterator[Constraint]:
-    """Yield what binds the knobs beyond their grids."""
+    """Yield the knobs' constraints beyond their grids."""
 
     def sized(every: Bounds[T]) -> Iterator[tuple[float, str]]:
         for why, size in every.items():
@@ -164,17 +164,17 @@ def bounds(
 
 
 def fixed(present: Iterable[Row[Any]]) -> tuple[FixedDuringRun, ...]:
-    """Return the constraints of the knobs that a checkpoint binds."""
+    """Return the constraints of knobs that must not change once there is a checkpoint."""
     return tuple(FixedDuringRun(knob=row.knob, why=row.fixed) for row in present if row.fixed)
 
 
 def reasons_to_stay(present: Iterable[Row[Any]]) -> dict[str, str]:
-    """Return the knobs that are read and never offered, each with the reason."""
+    """Return the knobs that are read but never offered, each with the reason."""
     return {row.knob: row.stays for row in present if row.stays}
 
 
 def settings_for(present: Iterable[Row[C]], config: C, knobs: Knobs) -> dict[str, Any]:
-    """Return the settings that make a job use `knobs`, of those knobs that it does not use already."""
+    """Return the settings that apply `knobs` to a job, for knobs that the job does not already have so."""
     present = tuple(present)
     before = read(present, config)
     wanted = {name: value for name, value in msgspec.structs.asdict(knobs).items() if value is not None}
@@ -184,10 +184,10 @@ def settings_for(present: Iterable[Row[C]], config: C, knobs: Knobs) -> dict[str
         value = wanted.get(row.knob)
         if value is None or row.stays or row.always is not None:
             continue
-        follows = config.followed(row.key) in result  # so that it would change with that setting
+        follows = config.followed(row.key) in result  # its value would change with that setting
         if getattr(before, row.knob) == value and not follows:
             continue
-        if row.modes and value not in row.modes:  # a mode that the framework does not have
+        if row.modes and value not in row.modes:  # the framework lacks this mode
             continue
         if row.write:
             result |= row.write(config, before, after)
@@ -204,10 +204,10 @@ def settings_for(present: Iterable[Row[C]], config: C, knobs: Knobs) -> dict[str
 def settings_in_turn(
     again: Callable[[Mapping[str, Any]], tuple[Iterable[Row[C]], C]], knobs: Knobs
 ) -> dict[str, Any]:
-    """Return the settings of `settings_for` where what a job leaves out follows other settings of its own.
+    """Return the settings of `settings_for` for a job whose unset settings follow other settings.
 
-    Each knob is written once, and what is left is read anew: `again` returns the rows and the settings of the
-    job with those that are found so far.
+    Writes one knob at a time and reads the others anew: `again` returns the rows and the job's resolved
+    settings after the changes so far.
     """
     wanted = {name: value for name, value in msgspec.structs.asdict(knobs).items() if value is not None}
     result: dict[str, Any] = {}
@@ -221,7 +221,7 @@ def settings_in_turn(
 
 
 def filled(settings: Mapping[str, Any], job: Job, folder: str) -> dict[str, Any]:
-    """Return settings of a data file with the names of the job and of its folder filled in."""
+    """Return settings of a data file with the job's name and folder filled in."""
     return {
         key: value.format(folder=folder, name=job.name) if isinstance(value, str) else value
         for key, value in settings.items()
@@ -229,7 +229,7 @@ def filled(settings: Mapping[str, Any], job: Job, folder: str) -> dict[str, Any]
 
 
 def _shared(row: Row[Any], config: Settings) -> Setting:
-    """Return a knob of several models: a switch or mode is what each of them saves at least."""
+    """Return a knob of several models: of a switch or mode, the value that saves the least."""
     if row.always is not None:
         return row.always
     values = [_knob(row, config.get(key)) for key in row.keys]

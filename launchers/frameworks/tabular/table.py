@@ -1,7 +1,7 @@
-"""A framework's knowledge of its settings as typed rows, which a type checker reads.
+"""A framework's settings as typed rows, which a type checker verifies.
 
-Each framework has one module `rows.py` with a `Table`: its knobs, what it refuses and what it warns of. A
-condition is a function of the job's settings, a text may be one too: `lambda c: f"{c.world} GPUs"`.
+Each framework has a module `rows.py` with a `Table`: its knobs, refusals and warnings. A condition is a
+function of the job's resolved settings; a text may be one as well: `lambda c: f"{c.world} GPUs"`.
 """
 
 from __future__ import annotations
@@ -23,30 +23,28 @@ from autotune.policies.values.value import Value
 C = TypeVar("C", contravariant=True)
 Condition: TypeAlias = Callable[[C], object]  # true of some jobs
 Text: TypeAlias = str | Callable[[C], str]
-# Why -> the number of the job that binds a knob, `{value}` in a plain text; 0 and None bind nothing.
+# Reason -> the job's number that bounds a knob (`{value}` in a plain text); 0 and None bound nothing.
 Bounds: TypeAlias = Mapping[Text[C], Callable[[C], float | None]]
 Versions: TypeAlias = Mapping[str, str]  # a release by the name of a framework or of its engine
 
-NO_SETTING = (
-    "there is no setting for it"  # why a knob is not offered that has no row and no reason of its own
-)
+NO_SETTING = "there is no setting for it"  # the reason for knobs without a row and a reason of their own
 SAVES_FIRST = "a checkpoint is written before the training goes on"  # why no save is to be made synchronous
 SWITCH = Grid(values=(False, True))
-OFF = Grid(values=(False,))  # of a switch that nobody is to turn on
-ON = Grid(values=(True,))  # ... or off
-PASS = Grid(minimum=64, multiple=64)  # of a pass: a multiple of every size of sequence parallelism in use
+OFF = Grid(values=(False,))  # a switch that is never turned on
+ON = Grid(values=(True,))  # a switch that is never turned off
+PASS = Grid(minimum=64, multiple=64)  # tokens of a micro-batch; a multiple of common sequence-parallel sizes
 
 
 def always(_: Any) -> bool:
-    """Return true: what holds of every job."""
+    """Return true: the condition of every job."""
     return True
 
 
 class Reason(NamedTuple, Generic[C]):
-    """In which jobs, and of which releases, a knob is not offered.
+    """The jobs and releases for which a knob is not offered.
 
-    `since`, `until`: the first release, of the framework or of an engine, of which the reason is true, and
-    the first of which it no longer is. A test fails if no supported release lies between them.
+    `since`, `until`: the first release, of the framework or of an engine, to which the reason applies, and
+    the first to which it no longer does. A test fails if no supported release lies between them.
     """
 
     when: Condition[C] = always
@@ -54,12 +52,12 @@ class Reason(NamedTuple, Generic[C]):
     until: Versions = {}
 
 
-# Why a knob is not offered -> in which jobs; the first that holds counts.
+# Reason why a knob is not offered -> in which jobs; the first that applies counts.
 Reasons: TypeAlias = Mapping[Text[C], Condition[C] | Reason[C]]
 
 
 class Needs(Value, frozen=True, kw_only=True):
-    """A value of a knob that is only taken beside some values of another one."""
+    """A knob value that requires certain values of another knob."""
 
     value: int | float | bool | str
     other: KnobName
@@ -70,56 +68,50 @@ class Needs(Value, frozen=True, kw_only=True):
 class Row(Value, Generic[C], frozen=True, kw_only=True, gc=True):
     """A knob and the setting behind it.
 
-    Of several rows of a knob that hold of a job the first is read and all are written. Where none holds, the
-    knob is not offered: `otherwise` says why. Where one holds, `unless` says in which jobs it is still not
-    offered.
+    If several rows of a knob apply to a job, the first is read and all are written. If none applies, the knob
+    is not offered, for the reason `otherwise`. A row that applies is still not offered in the jobs of
+    `unless`.
     """
 
     knob: KnobName
-    key: str = (
-        ""  # of the setting; empty: there is none, the knob is `always` the same, or it is `read` and `stays`
-    )
-    when: Condition[C] = always  # in which jobs the setting means something
-    otherwise: Text[C] = ""  # why the knob is not offered where no row of it holds
+    key: str = ""  # the setting; empty for a knob that is `always` the same, or that is `read` and `stays`
+    when: Condition[C] = always  # the jobs to which the setting applies
+    otherwise: Text[C] = ""  # why the knob is not offered if none of its rows applies
     unless: Reasons[C] = {}
-    always: Setting = None  # what the knob is in every job
-    also: Mapping[str, Condition[C]] = {}  # the same setting of another model -> in which jobs there is one
-    read: Callable[[C], Setting] | None = None  # where the setting alone does not tell the knob
-    # Where other settings go with this one: they follow from the job's settings, the knobs that these
-    # resolve to, and the knobs that are wanted.
+    always: Setting = None  # the knob's value in every job
+    also: Mapping[str, Condition[C]] = {}  # the setting of an auxiliary model -> the jobs with that model
+    read: Callable[[C], Setting] | None = None  # for a knob that depends on more than the setting
+    # For a knob that needs several settings: returns them for the job's resolved settings, its present knobs
+    # and the wanted ones.
     write: Callable[[C, Knobs, Knobs], Mapping[str, Any]] | None = None
     writes: Mapping[Setting, Mapping[str, Any]] = {}  # a value of the knob -> every setting that makes it so
-    fills: Mapping[
-        str, Callable[[C], str]
-    ] = {}  # a setting that goes with a knob that is on -> where the job has none
-    default: Any = None  # what counts where neither the job nor the release has the setting
-    grid: Grid = Grid()  # legal values, where the adapter's `sizes` does not derive them from the job
+    fills: Mapping[str, Callable[[C], str]] = {}  # settings that an enabled knob needs, if the job lacks them
+    default: Any = None  # the value if neither the job nor the release has the setting
+    grid: Grid = Grid()  # legal values, unless the adapter's `sizes` derives them from the job
     modes: Mapping[str, Any] = {}  # a mode of the knob -> the setting's value, from more memory to less
-    states: tuple[Any, ...] = ()  # the setting's value where the knob is off and where it is on, if no switch
-    unit: int = 0  # bytes of one of the setting, where it does not count the knob's own unit
-    numeric: str = ""  # why a change of it rounds otherwise; empty: results are exact
-    phases: tuple[Phase, ...] = ()  # in which it moves device memory; empty: those of the knob
+    states: tuple[Any, ...] = ()  # the setting's values for off and on, if it is no bool
+    unit: int = 0  # bytes per unit of the setting, if it differs from the knob's unit
+    numeric: str = ""  # why a change alters rounding; empty: results are bitwise equal
+    phases: tuple[Phase, ...] = ()  # in which it changes device memory; empty: those of the knob
     at_least: Bounds[C] = {}
     at_most: Bounds[C] = {}
     divides: Bounds[C] = {}
-    divides_with_tensor: Bounds[C] = {}  # it divides the size together with `tensor_parallel`
+    divides_with_tensor: Bounds[C] = {}  # its product with `tensor_parallel` divides the size
     needs: tuple[Needs, ...] = ()
-    fixed: str = ""  # why it stays as it is once a checkpoint is there; empty: it may change
-    stays: str = ""  # why it always stays as it is: it is read, for estimates, and never offered
-    since: Versions = {}  # the first release that has the setting, and the first that no longer has it
-    until: Versions = {}
-    read_at: str = (
-        ""  # the line of the newest release on record that reads the setting: `path/in/package.py:12`
-    )
+    fixed: str = ""  # why it must not change once there is a checkpoint; empty: it may
+    stays: str = ""  # why it is never offered, only read for the estimate
+    since: Versions = {}  # the first release that has the setting
+    until: Versions = {}  # the first release that no longer has it
+    read_at: str = ""  # the line of the newest release on record that reads it: `path/in/package.py:12`
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The setting and those of the other models."""
+        """The setting and those of auxiliary models."""
         return (self.key, *self.also)
 
 
 class Refusal(NamedTuple, Generic[C]):
-    """A setting, in which jobs the framework refuses it, what is wrong and what to write instead."""
+    """A setting that the framework refuses in some jobs: when, why, and what to write instead."""
 
     key: str
     when: Condition[C]
@@ -128,14 +120,14 @@ class Refusal(NamedTuple, Generic[C]):
 
 
 class Warned(NamedTuple, Generic[C]):
-    """What the user of some jobs should know before the launch, one sentence."""
+    """A warning before the launch of some jobs, in one sentence."""
 
     when: Condition[C]
     says: Text[C]
 
 
 class Unread(NamedTuple, Generic[C]):
-    """A setting that the framework accepts and, in some jobs, does not read; why, and what to write."""
+    """A setting that the framework accepts but ignores in some jobs; why, and what to write instead."""
 
     key: str
     why: str
@@ -143,11 +135,11 @@ class Unread(NamedTuple, Generic[C]):
 
 
 class Table(NamedTuple, Generic[C]):
-    """What holds of a framework's settings."""
+    """Everything that autotune knows about a framework's settings."""
 
     rows: tuple[Row[C], ...]
-    absent: Mapping[KnobName, str] = {}  # knobs that no job offers, where more is known than NO_SETTING
-    unless: Mapping[KnobName, Reasons[C]] = {}  # reasons of a dialect's own for knobs whose rows it shares
+    absent: Mapping[KnobName, str] = {}  # knobs that no job offers, if the reason is not NO_SETTING
+    unless: Mapping[KnobName, Reasons[C]] = {}  # a dialect's own reasons for knobs with shared rows
     refused: tuple[Refusal[C], ...] = ()
     warned: tuple[Warned[C], ...] = ()
     unread: tuple[Unread[C], ...] = ()
@@ -157,7 +149,7 @@ class Table(NamedTuple, Generic[C]):
     advice: tuple[Advice, ...] = ()  # of public guides, beyond or against the knobs
 
     def over(self, shared: Table[C]) -> Table[C]:
-        """Return the table with what it shares with its dialects behind its own."""
+        """Return the table with the rows that dialects share appended."""
         further = (
             msgspec.structs.replace(row, unless={**self.unless.get(row.knob, {}), **row.unless})
             for row in shared.rows
@@ -176,5 +168,5 @@ class Table(NamedTuple, Generic[C]):
 
 
 def text(words: Text[C], config: C) -> str:
-    """Return a text, with the job's own numbers where it has some."""
+    """Return a text, with the job's own values filled in if it is a function."""
     return words if isinstance(words, str) else words(config)

@@ -1,4 +1,4 @@
-"""Rows of how trainers of several frameworks are spread, whose settings differ by name alone."""
+"""Rows for the sharding of trainers, which frameworks share but for the settings' names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHARDS = "a checkpoint has a file for each rank's shards"
 
 
 def shard_group(key: str, **more: Any) -> Row[Any]:
-    """Return the row of the ranks that share a copy of FSDP's state, of the job's `world`."""
+    """Return the row of FSDP's shard group size: ranks, out of the job's `world`, that share one copy."""
     unless = {**more.pop("unless", {}), _ALL_RANKS: lambda c: c.shard_group == c.world}
     return Row(
         knob="shard_group", key=key, read=lambda c: c.shard_group, fixed=_SHARDS, unless=unless, **more
@@ -20,7 +20,7 @@ def shard_group(key: str, **more: Any) -> Row[Any]:
 
 
 def resharding(key: str, **more: Any) -> Row[Any]:
-    """Return the row of a switch that frees gathered weights after forward; nobody is to keep them."""
+    """Return the row of the switch that frees gathered weights after forward; it is never turned off."""
     return Row(knob="reshard_after_forward", key=key, grid=ON, **more)
 
 
@@ -29,7 +29,7 @@ def experts(
 ) -> Row[Any]:
     """Return the row of Megatron's expert parallelism.
 
-    `stage`: GPUs of a stage of the pipeline; `split`: ranks that share an expert, 0 for Megatron's default.
+    `stage`: GPUs of a pipeline stage; `split`: expert tensor-parallel size, 0 for Megatron's default.
     """
     return Row(
         knob="expert_parallel",
