@@ -1,1 +1,1 @@
-"""Trainers of transformers, shared by TRL and ms-swift."""
+"""What TRL and ms-swift share: trainers of the transformers library."""

@@ -1,4 +1,4 @@
-"""What the adapters of trainers of transformers share: their entry, their batch, their trials."""
+"""Base adapter of TRL and ms-swift: their entry script, batch sizes and trials."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from autotune.policies.values.rehearsing import SAVED_AT
 ENTRY = "{attempt}/entry.py"
 _FILES = ("entry.py", "at_import.py", "in_place.py")
 _BEST = "load_best_model_at_end"
-_BLANK = "..."  # a value that is not known
+_BLANK = "..."  # an unknown value
 _NOWHERE = Cluster(address="", nodes=0, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
 
 C = TypeVar("C", bound=TrainerSettings)
@@ -63,7 +63,7 @@ _OF_OLDER_TRANSFORMERS = """
 
 
 class HuggingFaceTrainer(TabularFramework[C]):
-    """Attempts run the framework's program inside `entry.py`, which continues and tells progress."""
+    """A framework whose program runs inside `entry.py`, which resumes it and reports progress."""
 
     reasons: ClassVar[Mapping[str, str]] = {
         "output_dir": "checkpoints of this run alone, from which its relaunches continue",
@@ -80,12 +80,12 @@ class HuggingFaceTrainer(TabularFramework[C]):
     }
     title: ClassVar[str]  # of the framework, in messages
     reported_as: ClassVar[str]  # the program that the lines of the entry name
-    saving: ClassVar[Mapping[str, Any]]  # the values that save memory
+    saving: ClassVar[Mapping[str, Any]]  # setting -> the value that saves memory
     sizes_batch: ClassVar[frozenset[str]] = frozenset(
         {WHOLE}
     )  # once one is refused, the batch is not looked at
-    section: ClassVar[str]  # of a file of settings: variables of the environment
-    factor: ClassVar[str]  # what keeps the batch when a pass gets smaller
+    section: ClassVar[str]  # the section of a config file with environment variables
+    factor: ClassVar[str]  # the setting that keeps the batch size with a smaller micro-batch
     makes_pieces = False  # whether `in_place.py` can cure the trainer without a restart
     saves_by_time = False
     announces_end = True
@@ -96,7 +96,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
     env: ClassVar[dict[str, str]] = {}
 
     def refused(self, config: C) -> Iterator[Problem]:
-        """Yield what the rows refuse, or else a batch that no trainer of GRPO takes."""
+        """Yield the refusals of the rows, otherwise those of batch sizes that no GRPO trainer accepts."""
         result = tuple(super().refused(config))
         yield from result
         if not {problem.path[-1] for problem in result} & self.sizes_batch:
@@ -115,13 +115,13 @@ class HuggingFaceTrainer(TabularFramework[C]):
 
     @abstractmethod
     def launch(self, config: C, own: Mapping[str, Any], entry: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the launcher of an attempt, the words of its `entry`, the program and its settings.
+        """Return an attempt's command: launcher, the words of `entry`, the program and its settings.
 
-        `own`: the settings that the attempt needs beside those of the job.
+        `own`: the settings that autotune adds to the job's.
         """
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
-        """Render an attempt: the program inside the entry, whose files lie beside it."""
+        """Render an attempt: the program inside the entry script, which is copied beside it."""
         config = self.config(with_settings(job, self.settings(job, knobs)))
         own = self.added(config, self.run_settings(config, job, run=run, resume=resume))
         entry = (ENTRY, run, self.mode(job, resume=resume))
@@ -134,7 +134,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
         )
 
     def added(self, config: C, needed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of an attempt that its program takes; of no known release, those of all."""
+        """Return the settings of an attempt that its program accepts; all if its release is unknown."""
         releases = (
             (config.release.version,) if config.job.framework_version else (*config.older, *self.releases)
         )
@@ -146,11 +146,11 @@ class HuggingFaceTrainer(TabularFramework[C]):
         }
 
     def knows_processes(self, config: C) -> bool:
-        """Return whether the job itself says how many processes train."""
+        """Return whether the job sets the number of training processes."""
         return True
 
     def unknown(self, config: C) -> Iterator[Problem]:
-        """Yield every setting that the known release does not take."""
+        """Yield every setting that the known release does not accept."""
         known = config.keys.union(ENVIRONMENT, (self.section,))
         for place, values in (("settings", config.job.settings), ("config", config.job.document)):
             for name in (name for name in values if name not in known):
@@ -159,11 +159,11 @@ class HuggingFaceTrainer(TabularFramework[C]):
                 yield Problem(path=(place, name), message=message, hint=hint)
 
     def is_certain(self, config: C, problem: Problem) -> bool:
-        """Return whether an unknown setting is a mistake, which no older transformers takes either."""
+        """Return whether an unknown setting is a mistake, because no older transformers accepts it either."""
         return super().is_certain(config, problem) and problem.path[-1] not in _OF_OLDER_TRANSFORMERS.split()
 
     def problems(self, job: Job) -> tuple[Problem, ...]:
-        """Return what is wrong with the job's command and settings."""
+        """Return the problems of the job's command and settings."""
         config = self.config(job)
         return (*self._of_budget(job), *self._of_names(config), *self.refused(config))
 
@@ -180,11 +180,11 @@ class HuggingFaceTrainer(TabularFramework[C]):
                     yield Problem(path=(place, name), message=f"`{name}` is {wanted}, not {value!r}")
 
     def checkpoint_folder(self, job: Job) -> str:
-        """Return output_dir, or the folder below which every run has its own."""
+        """Return output_dir, or the folder in which every run gets its own subfolder."""
         return absolute(job, str(self.config(job).get("output_dir") or "checkpoints"))
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
-        """Return the job's knobs with the defaults filled in, and what limits them on a cluster's cards."""
+        """Return the job's knobs with defaults, and their limits on a cluster's GPUs."""
         measured = msgspec.structs.replace(
             job.cluster,
             gpus_per_node=cluster.gpus_per_node or job.cluster.gpus_per_node,
@@ -198,18 +198,18 @@ class HuggingFaceTrainer(TabularFramework[C]):
         return msgspec.structs.replace(result, cures_in_place=not why, not_in_place=why)
 
     def sizes(self, config: C, shape: Model | None) -> dict[str, tuple[int, ...]]:
-        """Return the sizes of a pass and of an engine."""
+        """Return the legal sizes of a micro-batch and of an engine."""
         engines = head_sizes(divisors(config.processes), shape)
         return {"microbatch_size": config.micro_sizes(), "rollout_tensor_parallel": engines}
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
-        """Return the job with a few steps, which is of its own configuration and never cures itself."""
+        """Return the job with a few steps, without cures in the process."""
         recovery = msgspec.structs.replace(job.recovery, in_place=False)
         short = super().trial(job, folder=folder, steps=steps, longest=longest)
         return msgspec.structs.replace(short, recovery=recovery)
 
     def _in_place(self, job: Job, knobs: Knobs) -> dict[str, str]:
-        """Return the variable by which the entry makes passes smaller itself, where the job permits it."""
+        """Return the variable that lets the entry shrink micro-batches itself, if the job permits it."""
         profile = self.profile(job, _NOWHERE)
         smaller = msgspec.structs.replace(knobs, microbatch_size=1)
         permitted = profile.cures_in_place and not denial(job.recovery, profile, knobs, smaller)
@@ -227,24 +227,24 @@ class HuggingFaceTrainer(TabularFramework[C]):
         return {config.named(name): value for name, value in changed.items()}
 
     def run_settings(self, config: C, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
-        """Return where checkpoints lie, and how often they come where the job does not say."""
+        """Return the checkpoint folder, and the checkpoint interval if the job sets none."""
         own: dict[str, Any] = {"output_dir": _output(config, job, run=run)}
-        # Which checkpoint is the best depends on which there are.
+        # The choice of the best checkpoint depends on which ones exist.
         if not {"save_steps", "save_strategy"} & config.written.keys() and not config.on(_BEST):
             every = job.recovery.save_every or SAVE_STEPS
-            own["save_steps"] = -(-every // config.span) * config.span  # a generation is never cut in two
+            own["save_steps"] = -(-every // config.span) * config.span  # never within a generation
             if not job.resume and "save_total_limit" not in config.written:
-                own["save_total_limit"] = 2  # the folder is the run's alone
+                own["save_total_limit"] = 2  # the folder belongs to this run alone
         return own
 
     def tracked(self, job: Job, *, run: str) -> tuple[Tracked, ...]:
-        """Return where trackers keep the run; transformers writes events below its checkpoints."""
+        """Return the job's trackers; transformers writes TensorBoard events below its checkpoints."""
         config = self.config(job)
         given = {"output": _output(config, job, run=run)}
         return trackers.tracked(self.table.trackers, config.get, given=given)
 
     def environment(self, config: C, job: Job, run: str) -> dict[str, str]:
-        """Return an attempt's variables: the job's, those among its settings, and one run of a tracker."""
+        """Return an attempt's environment: the job's, variables in its settings, and the tracker's run id."""
         variables = {name: config.written[name] for name in ENVIRONMENT if name in config.written}
         reported = any(name in str(config.get("report_to")) for name in ("wandb", "all"))
         return {
@@ -254,12 +254,12 @@ class HuggingFaceTrainer(TabularFramework[C]):
         }
 
     def mode(self, job: Job, *, resume: bool) -> str:
-        """Return which checkpoints the entry may continue."""
+        """Return which checkpoints the entry may resume from."""
         return "start" if not resume else "any" if job.resume else "own"
 
     @property
     def files(self) -> tuple[File, ...]:
-        """The files that an attempt needs beside it."""
+        """The files to copy into an attempt's folder."""
         folder = resources.files("autotune.launchers.frameworks.hugging_face")
         place = "launchers/frameworks/hugging_face"
         return tuple(
@@ -271,7 +271,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
         return f"--{name} {said(value)}"
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return settings as a user types them; one whose value is not known is turned to its saving side."""
+        """Return settings as a user types them; an unknown value becomes the one that saves memory."""
         lines = []
         for name, written in settings.items():
             value = self.saving.get(name, written) if written in (True, _BLANK) else written
@@ -283,7 +283,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
         return tuple(lines)
 
     def printed(self, text: str) -> dict[str, Any]:
-        """Return the settings that a command line, a configuration or the arguments' own text shows."""
+        """Return the settings in a printed command line, configuration or arguments object."""
         types = facts(package_of(self), self.releases[-1]).types
         result: dict[str, Any] = {}
         for name in shown_settings(package_of(self)):
@@ -293,30 +293,30 @@ class HuggingFaceTrainer(TabularFramework[C]):
         return result
 
     def marks(self, text: bytes) -> bool:
-        """Return whether a text holds a line of the entry."""
+        """Return whether a text contains a line of the entry."""
         return own_marks(text, program=self.reported_as)
 
     def marker(self, line: str) -> Marker | None:
-        """Return what a line of the entry says."""
+        """Return the progress in a line of the entry."""
         return own_marker(line, program=self.reported_as)
 
     def last_step(self, job: Job) -> int | None:
-        """Return `max_steps` where it is set; every line of a step says how many there are."""
+        """Return `max_steps` if set; otherwise the lines of steps give the total."""
         steps = self.config(job).count(self.steps_key)
         return steps if steps > 0 else None
 
     def span(self, config: C) -> int:
-        """Return the optimizer steps of one generation of answers."""
+        """Return the optimizer steps per generation of responses."""
         return config.span
 
     def of_rehearsal(self, job: Job, additions: Mapping[str, Any], folder: str) -> dict[str, Any]:
-        """Return the settings of a rehearsal beside its trial's; it saves after whole generations."""
+        """Return a rehearsal's settings beyond its trial's; it saves only after whole generations."""
         at = SAVED_AT * self.config(job).span
         own = {**super().of_rehearsal(job, additions, folder), "save_steps": at}
         return own | ({"eval_steps": at} if "eval_strategy" in additions else {})
 
     def warnings(self, config: C) -> Iterator[str]:
-        """Yield what the user should know before the launch."""
+        """Yield warnings before the launch."""
         if config.job.server:
             server = shlex.join(config.job.server)
             yield f"The training uses a server, which has to run before a launch: {server}"

@@ -1,4 +1,4 @@
-"""A function that is called with a module as soon as that is loaded."""
+"""Calls a function with a module as soon as it is loaded."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class AtImport:
-    """A finder that calls a function with a module as soon as that is loaded.
+    """A finder that calls a function with a module as soon as it is loaded.
 
-    So nothing is imported before the script: what it sets in its head for torch and its kin holds, and what
-    wants to be imported first is.
+    Nothing is imported before the script, so that environment variables which it sets for torch still apply,
+    and libraries that must be imported first are.
     """
 
     def __init__(self, name: str, call: Callable[[Any], None]) -> None:
@@ -21,8 +21,8 @@ class AtImport:
         self.asking = threading.local()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec that the other finders have, with a loader that calls the function."""
-        # Finders of other tools (coverage, tracing) ask the rest of the list as well, this one included.
+        """Return the other finders' spec, with a loader that calls the function."""
+        # Finders of other tools (coverage, tracing) also query the rest of the list, including this one.
         if name != self.name or getattr(self.asking, "others", False):
             return None
         self.asking.others = True

@@ -1,16 +1,16 @@
-"""Smaller passes for an optimizer step that ran out of device memory: in the process, without a restart.
+"""Repeats an optimizer step that ran out of device memory with smaller micro-batches, without a restart.
 
-Nothing of a step outlives its passes but the gradients, so a step that failed in one is abandoned: gradients
-and graph are dropped, and all of its passes so far are made anew in equal pieces. A piece is what a pass is
-after a relaunch with a smaller per_device_train_batch_size: while it runs, gradient_accumulation_steps and
-steps_per_generation are as many times larger, by which losses are divided, so that the gradients are the same
-up to the order of summation. Samples are not generated again. Scoring passes are made in the same pieces.
-Later steps keep the pieces.
+Only gradients outlive a micro-batch, so a failed step can be repeated: its gradients and graph are dropped,
+and all of its micro-batches so far are run again in equal chunks. A chunk equals a micro-batch after a
+relaunch with a smaller per_device_train_batch_size: meanwhile gradient_accumulation_steps and
+steps_per_generation, by which losses are divided, are multiplied by the number of chunks, so that gradients
+are the same up to the order of summation. Samples are not generated again. Scoring uses the same chunks, and
+later steps keep them.
 
-Not cured, so that the attempt fails with the original error: a failure outside of passes (generation, the
-optimizer, a checkpoint), of host memory that no budget limits, of a pass of one sample, of inputs that are no
-rows of samples (images), and every failure where several processes train, since the others would wait in a
-collective.
+Not cured, so that the attempt fails with the original error: failures outside micro-batches (generation, the
+optimizer, a checkpoint), of host memory that no budget limits, of a micro-batch of one sample, of inputs that
+are not one row per sample (images), and every failure with several training processes, because the others
+would wait in a collective.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from pathlib import Path
 from typing import Any
 
 SWITCH = "AUTOTUNE_IN_PLACE"
-_ROWLESS = ("pixel_values", "image_grid_thw", "num_images")  # inputs that are not one row a sample
+_ROWLESS = ("pixel_values", "image_grid_thw", "num_images")  # inputs that are not one row per sample
 
 
 class InPlace:
-    """The pieces of a trainer's passes, and what is needed to make a step's passes anew."""
+    """The number of chunks per micro-batch, and what is needed to repeat a step's micro-batches."""
 
     def __init__(self, trainer: Any, watched: Any) -> None:
         self.trainer = trainer
         self.watched = watched
         self.pieces = 1
-        self._passes: list[Any] = []  # the inputs of the present step's passes so far
-        self._metrics: dict[str, int] = {}  # how many values a metric had before the step's first pass
+        self._passes: list[Any] = []  # inputs of the current step's micro-batches so far
+        self._metrics: dict[str, int] = {}  # number of values per metric before the step
 
     def begin(self) -> None:
         """Begin an optimizer step."""
         self._passes, self._metrics = [], {}
 
     def step(self, train: Callable[..., Any], model: Any, inputs: Any, *rest: Any) -> Any:
-        """Return the loss of a pass by `train`, the trainer's own training_step, in pieces where need be."""
-        model.train()  # by which the trainer tells a training's inputs from an evaluation's
+        """Return the loss of a micro-batch by `train`, the trainer's training_step, in chunks if needed."""
+        model.train()  # the trainer prepares inputs of training and evaluation differently
         if callable(getattr(self.trainer.optimizer, "train", None)):
             self.trainer.optimizer.train()
         batch = self.trainer._prepare_inputs(inputs)  # generates; a failure of that is not cured
@@ -67,7 +67,7 @@ class InPlace:
             self.watched.phase, passes = phase, self._passes
 
     def scores(self, score: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that scores samples in pieces; with gradients it is part of a pass."""
+        """Return a function that scores samples in chunks; with gradients it runs inside a micro-batch."""
 
         def scored(*args: Any, batch_size: int | None = None, **kwargs: Any) -> Any:
             if batch_size is None or sys.modules["torch"].is_grad_enabled():
@@ -105,7 +105,7 @@ class InPlace:
 
     @contextmanager
     def _divided(self) -> Iterator[None]:
-        """Let losses be divided as in a job whose passes are the pieces."""
+        """Divide losses as in a job whose micro-batches are the chunks."""
         trainer, args = self.trainer, self.trainer.args
         accumulation, spread = trainer.current_gradient_accumulation_steps, args.steps_per_generation
         trainer.current_gradient_accumulation_steps = accumulation * self.pieces
@@ -116,13 +116,13 @@ class InPlace:
             trainer.current_gradient_accumulation_steps, args.steps_per_generation = accumulation, spread
 
     def _cut(self, error: Exception, rows: int) -> bool:
-        """Return whether smaller pieces are left for a failure; then they are in force, and told."""
+        """Return whether a failure can be answered with smaller chunks; if so, apply and report them."""
         record = self.watched.record(error)
         after = next((n for n in range(rows // self.pieces // 2, 0, -1) if rows % n == 0), 0)
         path = os.environ.get("AUTOTUNE_RECORDS")
         if record is None or not after or not path:
             return False
-        # Without the message: in a log its words are those of a failure that ends the job.
+        # Without the message, which in a log would look like the failure that ended the job.
         cure = {
             **record,
             "message": "",
@@ -136,7 +136,7 @@ class InPlace:
         return True
 
     def _clear(self, failure: BaseException, model: Any) -> None:
-        """Free what an abandoned step left: the frames of its passes, gradients, cached memory, metrics."""
+        """Free the leftovers of an abandoned step: stack frames, gradients, cached memory, metrics."""
         self.watched.lift()
         link: BaseException | None = failure
         while link is not None:
@@ -152,13 +152,13 @@ class InPlace:
         gc.collect()
         if sys.modules["torch"].cuda.is_available():
             sys.modules["torch"].cuda.empty_cache()
-        with suppress(OSError, AttributeError):  # not every C library gives memory back on request
+        with suppress(OSError, AttributeError):  # not every C library has malloc_trim
             ctypes.CDLL(None).malloc_trim(0)
         self.watched.limit()
 
 
 def may_cure(trainer: Any) -> bool:
-    """Return whether passes of a trainer may be made in pieces: it is TRL's, and trains in one process."""
+    """Return whether a trainer's micro-batches may be split: it is TRL's and trains in one process."""
     accelerator = trainer.accelerator
     return (
         os.environ.get(SWITCH) == "1"
@@ -171,7 +171,7 @@ def may_cure(trainer: Any) -> bool:
 
 
 def _rows(batch: Any) -> int:
-    """Return the samples of a pass; 0 where it cannot be split by rows."""
+    """Return the samples of a micro-batch; 0 if it cannot be split by rows."""
     if not isinstance(batch, dict) or any(batch.get(name) is not None for name in _ROWLESS):
         return 0
     sizes = {len(value) for value in batch.values() if _has_rows(value)}
@@ -183,7 +183,7 @@ def _has_rows(value: Any) -> bool:
 
 
 def _split(batch: Any, pieces: int) -> Iterator[Any]:
-    """Yield equal pieces of a pass; one piece is the pass as it is."""
+    """Yield equal chunks of a micro-batch; a single chunk is the whole."""
     if pieces == 1:
         yield batch
         return

@@ -1,4 +1,4 @@
-"""How a job of a trainer of transformers is spread: the sizes that follow from its settings alike."""
+"""The layout of a TRL or ms-swift job, as far as both derive it alike from the settings."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _FP32 = 4
 def trained_bytes(config: TrainerSettings, stored: int, *, mixed: bool, adapters: bool) -> int:
     """Return the bytes of a trained weight that is loaded in `stored` bytes.
 
-    With `mixed` precision accelerate holds those of FSDP in fp32 (fsdp_utils.py, fsdp2_prepare_model);
-    adapters leave the model's own as they are.
+    With `mixed` precision accelerate keeps FSDP's trained weights in fp32 (fsdp_utils.py,
+    fsdp2_prepare_model); with adapters the base model stays as stored.
     """
     return _FP32 if config.is_fsdp and mixed and not adapters else stored
 
 
 def layout(config: TrainerSettings, *, stored: int, trained: int, **own: Any) -> Layout:
-    """Return every size; `stored`: bytes of a weight as it is loaded, `trained`: of one that is trained.
+    """Return the layout; `stored`: bytes of a loaded weight, `trained`: of a trained one.
 
-    `own`: what the framework does in its own way.
+    `own`: fields in which the framework differs.
     """
     ranks, sharded = config.processes, config.is_sharded
     batch = config.micro * ranks

@@ -1,4 +1,4 @@
-"""The settings of a trainer of transformers, its file's and the job's, and the batch that they come to."""
+"""The resolved settings of a TRL or ms-swift job and the batch sizes that follow from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MICRO, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_step
 SPREAD, WHOLE = "steps_per_generation", "generation_batch_size"
 ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 PRELOAD = "LD_PRELOAD"
-ENVIRONMENT = (*ALLOCATORS, PRELOAD)  # settings that go to the environment
+ENVIRONMENT = (*ALLOCATORS, PRELOAD)  # settings that are environment variables
 EXPANDABLE = "expandable_segments:True"
 ALLOCATOR_MODES = {"default": "default", "expandable": "expandable"}
 HOST_ALLOCATOR: Row[Any] = Row(
@@ -35,12 +35,12 @@ HOST_ALLOCATOR: Row[Any] = Row(
 
 
 class TrainerSettings(DeclaredSettings):
-    """The effective values of a job's settings: the job's own over those of its file over the defaults.
+    """A job's settings over those of its config file over the defaults.
 
-    The variables of ENVIRONMENT are settings too, whose value is the mode of the knob behind them.
+    The environment variables in ENVIRONMENT are settings too; their value is the mode of their knob.
     """
 
-    router_by_default: ClassVar[bool] = False  # whether a loss has the router's term where no setting says so
+    router_by_default: ClassVar[bool] = False  # whether the loss includes the router's term by default
 
     def __init__(self, job: Job, package: str, releases: tuple[str, ...]) -> None:
         self.job, self.code = job, job.own_code
@@ -56,7 +56,7 @@ class TrainerSettings(DeclaredSettings):
         Settings.__init__(self, self.written, self.facts.defaults)
 
     def get(self, key: str) -> Any:
-        """Return a setting's value, the default where the job is silent or says null."""
+        """Return a setting's value, the default if the job leaves it out or sets null."""
         if key in ALLOCATORS:
             return (
                 "expandable" if any(EXPANDABLE in self.variable(each) for each in ALLOCATORS) else "default"
@@ -71,7 +71,7 @@ class TrainerSettings(DeclaredSettings):
         return self.facts.defaults.get(self.named(key)) if value is None else value
 
     def has(self, key: str) -> bool:
-        """Return whether the job itself, or its file, sets a key under any of its names."""
+        """Return whether the job or its config file sets a key under any of its names."""
         return key in self.written
 
     def on(self, name: str) -> bool:
@@ -79,15 +79,15 @@ class TrainerSettings(DeclaredSettings):
         return str(self.get(name)).lower() in ("true", "1")
 
     def kind(self, name: str) -> str:
-        """Return the type of a setting, such as `int?`; empty where any value may be right."""
+        """Return the type of a setting, such as `int?`; empty if any value may be valid."""
         return self.facts.types.get(self.named(name), "")
 
     def variable(self, name: str) -> str:
-        """Return a variable of the environment, as the settings or `env:` give it."""
+        """Return an environment variable from the settings or `env:`."""
         return str(self.written.get(name) or self.job.env.get(name, ""))
 
     def with_mode(self, name: str, mode: str) -> str | None:
-        """Return a variable that says what a mode does, beside its other parts; None where it is empty."""
+        """Return a variable changed to a mode, keeping its other parts; None if it becomes empty."""
         if name in ALLOCATORS:
             parts = [part for part in self.variable(name).split(",") if part]
             kept = [part for part in parts if not part.strip().startswith(EXPANDABLE.partition(":")[0])]
@@ -103,11 +103,11 @@ class TrainerSettings(DeclaredSettings):
 
     @property
     def leaves_layout_open(self) -> bool:
-        """Whether nothing in the job says how its processes share the model."""
+        """Whether the job does not determine how its processes shard the model."""
         return False
 
     def guesses(self) -> Iterator[tuple[str, str]]:
-        """Yield what the job leaves to its script or to its launcher."""
+        """Yield assumptions about what the job leaves to its script or launcher."""
         if self.has_script:
             yield "the script of the job changes no setting", ""
         if self.leaves_layout_open:
@@ -127,7 +127,7 @@ class TrainerSettings(DeclaredSettings):
 
     @property
     def heads(self) -> int:
-        """Attention heads of the model; 0 where its shape is not known."""
+        """Attention heads of the model; 0 if its shape is unknown."""
         return self.job.shape.heads if self.job.shape else 0
 
     @property
@@ -138,7 +138,7 @@ class TrainerSettings(DeclaredSettings):
     @property
     @abstractmethod
     def is_sharded(self) -> bool:
-        """Whether a process holds a part of the weights only."""
+        """Whether a process holds only a shard of the weights."""
 
     @property
     @abstractmethod
@@ -149,14 +149,14 @@ class TrainerSettings(DeclaredSettings):
     def colocated(self) -> bool:
         """Whether vLLM generates in the trainer's processes.
 
-        `vllm_device` of old releases gives it a card of its own (TRL 0.16, grpo_config.py).
+        `vllm_device` of old releases gives it a GPU of its own (TRL 0.16, grpo_config.py).
         """
         has_own_card = self.written.get("vllm_device") is not None
         return self.on("use_vllm") and self.get("vllm_mode") == "colocate" and not has_own_card
 
     @property
     def balances_experts(self) -> bool:
-        """Whether the loss has a term of the router's; unset, it has where the default counts."""
+        """Whether the loss includes the router's auxiliary term, also by default."""
         shape, factor = self.job.shape, self.get("router_aux_loss_coef")
         return (
             shape is not None
@@ -166,13 +166,13 @@ class TrainerSettings(DeclaredSettings):
 
     @property
     def placement(self) -> Placement:
-        """Whether vLLM shares the trainer's cards; without it the trainer generates itself."""
+        """Whether vLLM shares the trainer's GPUs; without vLLM the trainer generates itself."""
         shared = not self.on("use_vllm") or self.colocated
         return residency.placement(shared=shared, ahead=self.on("async_generate"))
 
     @property
     def resumes(self) -> bool:
-        """Whether the job writes checkpoints that training can continue."""
+        """Whether the job writes checkpoints from which training can resume."""
         return self.saves and not self.on("save_only_model")
 
     @property
@@ -189,38 +189,38 @@ class TrainerSettings(DeclaredSettings):
 
     @property
     def spreads_generations(self) -> bool:
-        """Whether a generation may have several passes; in old releases each pass has its own."""
+        """Whether a generation may span several micro-batches; in old releases each has its own."""
         return bool(self.kind(SPREAD))
 
     @property
     def micro(self) -> int:
-        """Samples of one pass of one process."""
+        """Samples per micro-batch of one process."""
         return max(1, self.count(MICRO))
 
     @property
     def accumulation(self) -> int:
-        """Passes of an optimizer step."""
+        """Micro-batches per optimizer step."""
         return max(1, self.count(ACCUMULATION))
 
     @property
     def passes(self) -> int:
-        """Passes over which the samples of one generation are spread."""
+        """Micro-batches per generation."""
         whole = self.count(WHOLE)
         spread = whole // (self.micro * self.processes) if whole else self.count(SPREAD)
         return max(1, spread or self.accumulation)
 
     @property
     def span(self) -> int:
-        """Optimizer steps of one generation of answers, which no checkpoint should cut in two."""
+        """Optimizer steps per generation; a checkpoint should not fall inside one."""
         return max(1, self.passes * self.count("num_iterations") // self.accumulation)
 
     def micro_sizes(self) -> tuple[int, ...]:
-        """Return the sizes of a pass that leave both the optimizer's batch and the generation as they are."""
+        """Return the micro-batch sizes that keep the optimizer's batch and the generation unchanged."""
         common = math.gcd(self.micro * self.accumulation, self.micro * self.passes)
         return tuple(size for size in range(common, 0, -1) if common % size == 0)
 
     def with_micro(self, size: int) -> dict[str, Any]:
-        """Return the settings of passes of another size with the same batch; none where it is not legal."""
+        """Return the settings of another micro-batch size with the same batch; none if it is not legal."""
         if size not in self.micro_sizes():
             return {}
         changed = {MICRO: size, ACCUMULATION: self.micro * self.accumulation // size}
@@ -231,14 +231,14 @@ class TrainerSettings(DeclaredSettings):
 
 @cache
 def shown_settings(package: str) -> frozenset[str]:
-    """Return the settings whose values a log may show: those of a framework's knobs and of `SHOWN`."""
+    """Return the settings that a log may print: those of a framework's knobs and of `SHOWN`."""
     own = import_module(f"{package}.rows")  # which builds on the settings' own module
     table: Table[Any] = own.TABLE
     return frozenset((*(row.key for row in table.rows), *own.SHOWN.split())).difference(("", *ENVIRONMENT))
 
 
 def arguments(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words of a command line that argparse reads; null gives none."""
+    """Yield settings as words of a command line for argparse; null yields none."""
     for name, value in settings.items():
         if isinstance(value, list):
             yield from (f"--{name}", *map(said, value))

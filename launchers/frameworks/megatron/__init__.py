@@ -1,1 +1,1 @@
-"""What slime and Relax share: a Megatron trainer with SGLang engines."""
+"""What slime, Relax and miles share: a Megatron trainer with SGLang engines."""

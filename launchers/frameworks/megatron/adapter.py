@@ -1,4 +1,4 @@
-"""What the adapters of slime, Relax and miles have in common: a Megatron trainer, SGLang engines, flags."""
+"""Base adapter of slime, Relax and miles: a Megatron trainer with SGLang engines, set by flags."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WEIGHTS_ONLY = {"finetune": True, "no-load-optim": True, "no-load-rng": True, "
 
 
 class MegatronRl(ListedFlagFramework[Config]):
-    """One framework of the three, told by its dialect; no flag makes answers go on beyond their end."""
+    """One of the three frameworks, described by its dialect; none can ignore the end of a response."""
 
     saves_by_time = False
     async_entry: ClassVar[tuple[str, ...]] = ()  # with --fully-async, where that is another program
@@ -69,36 +69,36 @@ class MegatronRl(ListedFlagFramework[Config]):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The folders of its data files: its own, and that of the family."""
+        """The packages with its data files: its own and the shared one."""
         return (package_of(self), __package__)
 
     @property
     def dialect(self) -> Dialect:
-        """In what the framework differs from the others."""
+        """How the framework differs from the others."""
         return dialect_of(package_of(self))
 
     def config(self, job: Job) -> Config:
-        """Return what a job's flags come to."""
+        """Return a job's resolved flags."""
         return Config(job, package_of(self))
 
     def declared(self, version: str) -> Facts:
-        """Return the flags of the one version that is known."""
+        """Return the flags of the one known version."""
         return facts_of(package_of(self))
 
     def _absent(self, config: Config, key: str) -> str:
-        """Return a flag that the job's own code lacks; Megatron-LM declares the others elsewhere."""
+        """Return a flag that the job's own code lacks; those of Megatron-LM are declared elsewhere."""
         return super()._absent(config, key) if key in self.dialect.of_framework else ""
 
     def checkpoint_folder(self, job: Job) -> str | None:
-        """Return --save, or the folder that every run has its own in."""
+        """Return --save, or the folder in which every run gets its own subfolder."""
         return self.config(job).root
 
     def shape(self, job: Job) -> Model | None:
-        """Return the shape that Megatron's flags describe, where no config tells it."""
+        """Return the shape in Megatron's flags, unless a model config gives it."""
         return job.shape or model_of(self.config(job))
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
-        """Return the parallel sizes that leave whole copies of the model, of its experts too."""
+        """Return the parallel sizes that divide the GPUs into whole copies of the model and its experts."""
         fixed = config.count("expert-tensor-parallel-size")
         tensor = splits.sizes(config.tensor, config.tensor_devices)
         others = config.expert * config.pipeline
@@ -117,11 +117,11 @@ class MegatronRl(ListedFlagFramework[Config]):
         }
 
     def gpus(self, job: Job) -> int:
-        """Return how many GPUs the job's settings ask for: those of all roles that work at the same time."""
+        """Return how many GPUs the job's settings request, over all roles that work at the same time."""
         return self.config(job).wanted
 
     def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
-        """Return the job on other GPUs; None where roles have their own or a batch does not divide."""
+        """Return the job on other GPUs; None if roles have their own GPUs or a batch does not divide."""
         config = self.config(job)
         if not config.colocated or config.has("resource"):
             return None
@@ -132,7 +132,7 @@ class MegatronRl(ListedFlagFramework[Config]):
         return None if config.count("global-batch-size") % config.data_parallel else resized
 
     def training(self, job: Job) -> Training:
-        """Return the sizes of a rollout, and what decides which samples it has."""
+        """Return the settings of a rollout's size and of the selection of its samples."""
         config = self.config(job)
         samples = config.sequences
         update = min(config.count("global-batch-size") or samples, samples)
@@ -154,7 +154,7 @@ class MegatronRl(ListedFlagFramework[Config]):
     # ------------------------------------------------------------------------ mistakes
 
     def misfit(self, flag: str, value: Any) -> str:
-        """Return what is wrong with the value of a flag, of the engines' too."""
+        """Return what is wrong with a flag's value, including the engines' flags."""
         kind = self.dialect.engine_types.get(self.dialect.argument(flag) or "")
         if kind is None:
             return super().misfit(flag, value)
@@ -162,7 +162,7 @@ class MegatronRl(ListedFlagFramework[Config]):
         return f"is {wanted}" if wanted else ""
 
     def refused(self, config: Config) -> Iterator[Problem]:
-        """Yield the flags that are not the user's to set, and what its rows refuse."""
+        """Yield the flags that a user must not set, and the refusals of the rows."""
         for key, flag in ((key, bare(key)) for key in config.given):
             if flag in self.dialect.names:
                 continue
@@ -186,23 +186,23 @@ class MegatronRl(ListedFlagFramework[Config]):
     # ------------------------------------------------------------------------ attempts
 
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
-        """Return the smallest change of the job's flags, as the job writes them."""
+        """Return the smallest change of the job's flags, in its own spelling."""
         idle = {True: _COUNTED, False: _PACKED, None: ()}[knobs.dynamic_batching]
         return super().settings(job, msgspec.structs.replace(knobs, **dict.fromkeys(idle)))
 
     def entry_of(self, config: Config) -> tuple[str, ...]:
-        """Return the program where the job names none."""
+        """Return the default program."""
         return self.async_entry if self.async_entry and config.flag("fully-async") else self.entry
 
     def variables(self, config: Config, run: str) -> dict[str, str]:
-        """Return the names under which a tracker has one run, however often it is relaunched."""
+        """Return variables that keep one tracker run across relaunches."""
         return one_wandb_run(config.job, run) if config.flag("use-wandb") else {}
 
     def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
-        """Return the flags by which an attempt continues its own run's checkpoint and no other.
+        """Return the flags with which an attempt resumes only from its own run's checkpoint.
 
-        The frameworks continue whatever lies in --load, and shipped scripts give it the folder of --save. A
-        run that may not do so gets a folder of its own below it; `resume: true` in the job uses the folder.
+        The frameworks resume from anything in --load, which shipped scripts set to the folder of --save. A
+        run gets a subfolder of its own there, unless the job has `resume: true`.
         """
         first = _WEIGHTS_ONLY if config.start else {"load": None}
         if not config.saves:
@@ -220,7 +220,7 @@ class MegatronRl(ListedFlagFramework[Config]):
         return result | ({"ref-load": config.start} if config.start and not config.reference else {})
 
     def of_attempt(self, config: Config, job: Job, *, run: str, attempt: int) -> dict[str, Any]:
-        """Return where a first attempt begins, and the name under which each continues the same record."""
+        """Return a first attempt's start, and the name that keeps all attempts in one TensorBoard run."""
         # Before the first attempt saved anything a job that continues may begin elsewhere; afterwards not.
         begins = config.saves and config.continues and attempt == 1 and config.start
         own: dict[str, Any] = {"load": begins} if begins else {}
@@ -230,18 +230,18 @@ class MegatronRl(ListedFlagFramework[Config]):
         return own
 
     def of_validation(self, config: Config) -> tuple[str, ...]:
-        """Return the flags of an engine of evaluations."""
+        """Return the flags of an evaluation engine."""
         return tuple(flag for flag in config.flags if flag.startswith(self.dialect.prefixes))
 
     def trial_flags(self, config: Config, *, folder: str, steps: int) -> dict[str, Any]:
-        """Return the steps of a trial, its start and folders of its own."""
+        """Return a trial's number of steps, its start and its own folders."""
         own: dict[str, Any] = {self.steps_key: steps}
         if config.has("load") and not config.start:
             own["load"] = None
         return own | {name: f"{folder}/{name}" for name in _FOLDERS if config.has(name)}
 
     def printed(self, text: str) -> dict[str, Any]:
-        """Return the flags in Megatron's dump of arguments, or in a command line that `set -x` shows."""
+        """Return the flags in Megatron's dump of arguments or in a command line traced by `set -x`."""
         own = self.dialect
         return printed_flags(
             text,

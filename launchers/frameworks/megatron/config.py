@@ -1,4 +1,4 @@
-"""A job as its flags describe it: devices, placement, models, lengths and checkpoints."""
+"""A job resolved from its flags: devices, placement, models, lengths and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.policies.values.profile import Placement
 _SPLITS = ("tensor-model", "pipeline-model", "context", "expert-model")
 _CARDS = ("actor-num-nodes", "actor-num-gpus-per-node")
 
-# Flags of fields of TransformerConfig that have another name; those of switches have their own.
+# Fields of TransformerConfig whose flag has another name.
 _COUNTS = {
     "mtp_num_layers": ("mtp-num-layers",),
     "num_layers_in_first_pipeline_stage": ("decoder-first-pipeline-num-layers",),
@@ -37,7 +37,7 @@ _WRITTEN = (
 
 
 class Config(ListedFlagSettings):
-    """What a job's flags come to; 0 is a size that it does not say."""
+    """A job's resolved flags; a size of 0 is unset."""
 
     engine = "sglang"
     saves = resumes = True
@@ -47,7 +47,7 @@ class Config(ListedFlagSettings):
     def __init__(self, job: Job, package: str) -> None:
         self.dialect = dialect_of(package)
         super().__init__(job, facts_of(package), self.dialect)
-        # Of the SGLang that is installed for the job, else of the one that the framework is built on.
+        # From the installed SGLang, otherwise from the release that the framework is built on.
         version = choose(job.engine_versions.get("sglang") or self.dialect.engine_version, releases("sglang"))
         by_card = arguments_of("sglang", version.version).by_card
         self.engine_defaults = tier(by_card, job.cluster.gpu_memory_bytes or 0)
@@ -62,7 +62,7 @@ class Config(ListedFlagSettings):
         self.tensor, self.pipeline, self.context, self.expert = (
             max(1, self.count(f"{kind}-parallel-size")) for kind in _SPLITS
         )
-        roles = self.document("resource")  # of Relax, which speaks before the single counts
+        roles = self.document("resource")  # Relax's, which takes precedence over the single counts
         sizes = {name: size for name, size in roles.items() if isinstance(size, list | tuple)}
         cards = {name: size[1] for name, size in sizes.items() if len(size) == 2 and isinstance(size[1], int)}
         nodes, each = map(self.count, _CARDS)
@@ -75,9 +75,9 @@ class Config(ListedFlagSettings):
         wanted = tuple(cards.values()) or (self.trainer_gpus, self.engine_gpus)
         self.wanted = max(wanted) if self.colocated else sum(wanted)
         self.offered = self.job.cluster.nodes * (self.job.cluster.gpus_per_node or 0)
-        self.ranks_per_sequence = self.tensor * self.pipeline * self.context  # cards of one copy of the model
+        self.ranks_per_sequence = self.tensor * self.pipeline * self.context  # GPUs of one copy of the model
         self.data_parallel = max(1, self.trainer_gpus // self.ranks_per_sequence)
-        # Cards of a stage, and those that a kind of parallelism may split.
+        # GPUs of a pipeline stage, and those that a kind of parallelism may split.
         self.stage = self.trainer_gpus // self.pipeline
         self.tensor_devices = self.trainer_gpus // (self.pipeline * self.context)
         self.context_devices = self.trainer_gpus // (self.tensor * self.pipeline)
@@ -89,7 +89,7 @@ class Config(ListedFlagSettings):
         self.experts = shape.experts if shape else self.count("num-experts")
         self.layers = shape.layers if shape else self.count("num-layers")
         self.critic = self.text("advantage-estimator") == "ppo"
-        self.reference = self.flag("use-kl-loss") or self.share("kl-coef") != 0  # a frozen copy is scored
+        self.reference = self.flag("use-kl-loss") or self.share("kl-coef") != 0  # a frozen copy
         self.dynamic = self.flag("use-dynamic-batch-size")  # micro-batches are packed to a number of tokens
         self.budget = self.count("max-tokens-per-gpu")
         self.sync_buffer = self.count("update-weight-buffer-size")
@@ -98,7 +98,7 @@ class Config(ListedFlagSettings):
         )
         self.prompt = prompt or max(0, whole - self.response)
         self.longest = whole or (prompt + self.response if prompt and self.response else None)
-        # Tokens per card below which a budget frees nothing, and what they hold.
+        # Tokens per GPU below which a smaller budget frees nothing, and what they contain.
         self.longest_per_gpu = ceil((self.longest or self.response or 1) / self.context)
         self.longest_in_words = (
             f"longest sequence {self.longest}" if self.longest else f"longest answer {self.response}"
@@ -108,7 +108,7 @@ class Config(ListedFlagSettings):
         prompts = self.count("rollout-batch-size") or update // samples
         self.sequences = prompts * samples  # of a rollout
         self.samples_of_rank = update // self.data_parallel  # of an update
-        # Requests of one rollout that fall to one engine.
+        # Requests of one rollout per engine.
         asked, engines = (
             max(prompts, self.count("over-sampling-batch-size")),
             self.engine_gpus // self.engine_size,
@@ -120,11 +120,11 @@ class Config(ListedFlagSettings):
     def _find_checkpoints(self) -> None:
         save, load = self.text("save"), self.text("load")
         self.saves = self.resumes = "save" not in self.flags or bool(self.flags["save"])
-        # The folder below which files of the job's runs go.
+        # The parent folder of the runs' files.
         self.root = absolute(self.job, save or "checkpoints").rstrip("/")
-        # Whether the job says to go on with the folder that it names.
+        # Whether the job asks to resume from the folder that it names.
         self.continues = self.job.resume and (self.has("save") or self.has("load"))
-        # The checkpoint that the job begins with, where it is not its own.
+        # The checkpoint of initial weights, if it is not the job's own.
         self.start = load if load.rstrip("/") != save.rstrip("/") else ""
         self.starts_over = self.saves and bool(self.start) and not self.job.resume
 
@@ -134,7 +134,7 @@ class Config(ListedFlagSettings):
         return self.text("optimizer") == "adam" and not self.flag("use-stateless-adam")
 
     def field(self, name: str) -> object:
-        """Return the value of a field of TransformerConfig, from its flag."""
+        """Return a field of TransformerConfig, from its flag."""
         if name == "fp8":
             return self.text("fp8-format")
         if name == "fp8_param":
@@ -146,10 +146,10 @@ class Config(ListedFlagSettings):
         return self.flag(name.replace("_", "-"))
 
     def runs(self, program: str) -> bool:
-        """Return whether a word of the job's command names a program."""
+        """Return whether the job's command runs a program of that name."""
         return any(program in word for word in self.job.command)
 
     def sleeps(self, side: str) -> bool:
-        """Return whether the memory of `train` or `rollout` is given up while the other side works."""
+        """Return whether `train` or `rollout` releases its memory while the other side works."""
         asleep = self.flag(f"offload-{side}", self.colocated or self.flag("offload"))
         return asleep or (side == "train" and (self.critic or self.flag("release-train")))

@@ -1,4 +1,4 @@
-"""In what slime, Relax and miles, which share a trainer and an engine, differ."""
+"""The differences between slime, Relax and miles, which share a trainer and an engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.launchers.frameworks.tabular.listed_flags import FlagNames
 ENGINE = "sglang-"
 NEWEST_TRAINER = "d98e8a64"  # the newest Megatron-LM on record
 _OF_CLIENT = ("sglang-server-concurrency", "sglang-config", "sglang-router-")
-# Arguments of SGLang that the frameworks set themselves, so that there is no flag for them.
+# Arguments of SGLang without a flag, because the frameworks set them.
 SET_BY_ITSELF = """
     base-gpu-id config dist-init-addr enable-memory-saver enable-return-routed-experts gpu-id-step
     model-path nccl-port nnodes node-rank port random-seed skip-server-warmup tp-size trust-remote-code
@@ -26,18 +26,17 @@ _OPEN = ("router-", "opd-", "teacher-")  # flags of other parsers, with these pr
 
 
 class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """In what one of them differs from the others.
+    """How one of them differs from the others.
 
-    Its flags are those of the commits `own` and `trainer`, which benchmarks.facts.megatron reads in their
-    repositories.
+    benchmarks.facts.megatron reads its flags at the commits `own` and `trainer` of the repositories.
     """
 
     name: str
-    own: str  # commits whose flags are known: of the framework, in its facts/
-    trainer: str  # ... and of the Megatron-LM that it is built on, in megatron/facts
+    own: str  # the framework's commit whose flags are known, in its facts/
+    trainer: str  # the same of the Megatron-LM that it is built on, in megatron/facts
     of_framework: frozenset[str] = frozenset()  # flags that only its own parser declares
     engine_version: str
-    engine_types: dict[str, str] = {}  # of the arguments of SGLang behind --sglang-, by their names
+    engine_types: dict[str, str] = {}  # types of SGLang's arguments behind --sglang-
     prefixes: tuple[str, ...] = ()  # of arguments of SGLang besides --sglang-
     strict: bool = False
     graph_limit: str  # flag of the largest captured batch
@@ -46,7 +45,7 @@ class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     trainer_first: bool  # the trainer is built before the engines start
 
     def knows(self, flag: str) -> bool:
-        """Return whether the framework takes a flag."""
+        """Return whether the framework accepts a flag."""
         if (name := self.argument(flag)) is not None:
             return flag.startswith(_OF_CLIENT) or name in self.engine_types
         if flag.startswith(_OPEN) or (flag.startswith("no-") and flag[3:] in self.negatable):
@@ -96,7 +95,7 @@ def _flag(prefix: str, argument: str) -> str:
 
 @cache
 def facts_of(package: str) -> Facts:
-    """Return the flags of a framework and the defaults that count here."""
+    """Return the flags of a framework and the defaults that the adapter uses."""
     own = dialect_of(package)
     engine = {prefix + name for prefix in (ENGINE, *own.prefixes) for name in own.engine_types}
     defaults = document(__package__, "defaults.yaml", dict[str, Any])

@@ -1,4 +1,4 @@
-"""Knobs of more than one flag of slime, Relax and miles: how each is read and written."""
+"""Reads and writes the knobs of slime, Relax and miles that involve several flags."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _GRAPHS, _BACKEND = "sglang-cuda-graph-config", "sglang-cuda-graph-backend-decod
 
 
 def chunk(config: Config) -> int:
-    """Return the tokens of a prefill: the flag, or what SGLang chooses by the card."""
+    """Return the tokens of a prefill batch: the flag, or SGLang's default for the GPU."""
     written = config.count("sglang-chunked-prefill-size", config.engine_defaults.chunk)
     return written if written > 0 else config.count("sglang-max-prefill-tokens")
 
 
 def fraction(config: Config) -> float:
-    """Return the engine's static share: the flag, or what SGLang chooses by the card."""
+    """Return the engine's static memory fraction: the flag, or SGLang's default for the GPU."""
     return config.share("sglang-mem-fraction-static") or auto_fraction(
         config.job.cluster.gpu_memory_bytes or 0,
         tensor_parallel=config.engine_size,
@@ -36,15 +36,15 @@ def fraction(config: Config) -> float:
 
 
 def requests(config: Config) -> int:
-    """Return the requests that an engine works on at once."""
+    """Return the concurrent requests of an engine."""
     client, engine = map(config.count, ("sglang-server-concurrency", "sglang-max-running-requests"))
-    return max(1, min(config.most_requests, client, engine or client))  # SGLang itself sets no limit
+    return max(1, min(config.most_requests, client, engine or client))  # SGLang has no limit by default
 
 
 def graphs(config: Config) -> str | None:
-    """Return the mode of CUDA graphs; None if a document of SGLang sets them."""
+    """Return the mode of CUDA graphs; None if an SGLang config file sets them."""
     if config.has(_GRAPHS):
-        return None  # the document overrides every flag of graphs
+        return None  # the config file overrides all flags of graphs
     backend = config.text(_BACKEND)
     if backend == "disabled" or (config.flag("sglang-disable-cuda-graph") and not backend):
         return "off"
@@ -56,12 +56,12 @@ def graphs(config: Config) -> str | None:
 
 
 def _largest_graph(config: Config) -> int:
-    """Return the largest batch that the job's flags let the engine capture; 0 if they do not say."""
+    """Return the largest batch size that the flags let the engine capture; 0 if they set none."""
     return max(_captured(config), default=config.count(config.dialect.graph_limit))
 
 
 def _captured(config: Config) -> list[int]:
-    """Return the batch sizes to capture, where the job lists them: SGLang does not read a limit then."""
+    """Return the batch sizes to capture if the job lists them; SGLang then ignores a limit."""
     sizes = config.get(_listed(config))
     words = sizes if isinstance(sizes, list) else [] if sizes is None else [sizes]
     return [int(word) for word in words if str(word).isdecimal()]
@@ -76,7 +76,7 @@ def _captured_by_itself(config: Config) -> int:
 
 
 def _default_graph(config: Config) -> int:
-    """Return the largest batch that SGLang captures by itself; 0 if the card is unknown."""
+    """Return the largest batch size that SGLang captures by default; 0 if the GPU is unknown."""
     return _captured_by_itself(config) if config.job.cluster.gpu_memory_bytes else 0
 
 
@@ -86,19 +86,19 @@ def recompute(config: Config) -> str:
     if not granularity:
         return "selective" if config.flag("recompute-activations") else "off"
     if granularity == "full" and config.text("recompute-method") == "block":
-        # In `block` the number counts the recomputed layers of a stage: below all of them something is left.
+        # With `block`, the number of recomputed layers per stage; fewer than all leave some to recompute.
         layers = config.layers // config.pipeline
         return "full" if not layers or config.count("recompute-num-layers") >= layers else "selective"
     return transformer.recompute(config.field, config.job.shape)
 
 
 def host_allocator(config: Config) -> str:
-    """Return the library that serves the trainer's host memory."""
+    """Return the trainer's host memory allocator."""
     return host_allocators.preloaded(str(config.document(_ENVIRONMENT).get("LD_PRELOAD", "")))
 
 
 def allocator(config: Config) -> str:
-    """Return the trainer's allocator."""
+    """Return the trainer's device memory allocator settings."""
     environment = config.document(_ENVIRONMENT)
     said = any("expandable_segments:True" in str(environment.get(name, "")) for name in _ALLOCATORS)
     own = config.dialect.expandable.items()
@@ -111,13 +111,13 @@ Found = dict[str, Any]
 
 
 def write_requests(config: Config, _: Knobs, after: Knobs) -> Found:
-    """Return the flags of the engine's limit and, where it is above that, the client's."""
+    """Return the flags of the engine's request limit, and of the client's if that is larger."""
     value, client = after.concurrency or 0, "sglang-server-concurrency"
     return {"sglang-max-running-requests": value, **({client: value} if value > config.count(client) else {})}
 
 
 def write_graphs(config: Config, _: Knobs, after: Knobs) -> Found:
-    """Return the flags of a mode of CUDA graphs, under the names that the job uses."""
+    """Return the flags of a mode of CUDA graphs, in the job's spelling."""
     off, listed, limit = "sglang-disable-cuda-graph", _listed(config), config.dialect.graph_limit
     chosen = {_BACKEND: None if config.text(_BACKEND) == "disabled" else config.get(_BACKEND)}
     if after.cuda_graphs == "off":
@@ -137,13 +137,13 @@ def write_graphs(config: Config, _: Knobs, after: Knobs) -> Found:
 
 
 def write_tokens(config: Config, _: Knobs, after: Knobs) -> Found:
-    """Return the flags of a budget of tokens."""
+    """Return the flags of a token budget."""
     switch = {} if config.dynamic else {"use-dynamic-batch-size": True}
     return {"max-tokens-per-gpu": after.tokens_per_microbatch, **switch}
 
 
 def write_packing(config: Config, _: Knobs, after: Knobs) -> Found:
-    """Return the flags of passes packed to a budget, or counted in sequences."""
+    """Return the flags of micro-batches packed to a token budget, or counted in sequences."""
     tokens = config.budget or config.count("micro-batch-size") * config.longest_per_gpu
     packs = bool(after.dynamic_batching)
     return {"use-dynamic-batch-size": packs, "max-tokens-per-gpu": tokens if packs else None}
@@ -160,7 +160,7 @@ def write_recompute(config: Config, before: Knobs, after: Knobs) -> Found:
 
 
 def write_activations(config: Config, _: Knobs, after: Knobs) -> Found:
-    """Return the flags that keep activations in host memory, and the variable that they ask for."""
+    """Return the flags that offload activations, and the environment variable that they require."""
     if not after.activation_offload:
         return {"fine-grained-activation-offloading": False}
     modules = transformer.offloaded(config.field, config.job.shape, tensor=after.tensor_parallel or 1)
@@ -169,10 +169,11 @@ def write_activations(config: Config, _: Knobs, after: Knobs) -> Found:
 
 
 def write_tensor(config: Config, _: Knobs, after: Knobs) -> Found:
-    """Return the flags of a size of tensor parallelism."""
-    # Megatron turns sequence parallelism off by itself without tensor parallelism.
+    """Return the flags of a tensor-parallel size."""
+    # Megatron disables sequence parallelism itself without tensor parallelism.
     sequence = {"sequence-parallel": True} if (after.tensor_parallel or 0) > 1 else {}
-    # It splits saved activations itself, and Megatron refuses both as it refuses to split them over one rank.
+    # Sequence parallelism already splits saved activations; Megatron refuses both, and splitting over one
+    # rank.
     saved = "distribute-saved-activations"
     return {
         "tensor-model-parallel-size": after.tensor_parallel,
@@ -182,13 +183,13 @@ def write_tensor(config: Config, _: Knobs, after: Knobs) -> Found:
 
 
 def write_preload(config: Config, _: Knobs, after: Knobs) -> Found:
-    """Return the trainer's environment with another allocator of host memory."""
+    """Return the trainer's environment with another host memory allocator."""
     own = {"LD_PRELOAD": host_allocators.SONAMES.get(str(after.host_allocator))}
     return config.with_entries(_ENVIRONMENT, own)
 
 
 def write_allocator(config: Config, _: Knobs, after: Knobs) -> Found:
-    """Return the trainer's environment with another allocator."""
+    """Return the trainer's environment with other device allocator settings."""
     own = config.dialect.expandable
     changes = own if after.allocator == "expandable" else dict.fromkeys((*_ALLOCATORS, *own))
     return config.with_entries(_ENVIRONMENT, changes)

@@ -1,4 +1,4 @@
-"""How a job is spread, and who holds device memory in which phase."""
+"""The layout of a job, and which components hold GPU memory in which phase."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from autotune.launchers.frameworks.core.optimizer_state import megatron_bytes
 from autotune.launchers.frameworks.megatron.config import Config
 from autotune.policies.values.architecture.model import Layout
 
-# Bytes of a weight, by words in an engine's quantization or in its checkpoint's name; four bits carry scales
-# and leave embeddings and head as they are (Qwen3-30B-A3B-INT4: 17 GB, Kimi-K2-Thinking: 594 GB).
+# Bytes per weight, by words in the engine's quantization or the checkpoint's name. With four bits there are
+# also scales, and embeddings and head are not quantized (Qwen3-30B-A3B-INT4: 17 GB, Kimi-K2-Thinking: 594
+# GB).
 _ENGINE_BYTES = (
     (("int4", "w4a", "awq", "gptq", "mxfp4", "nvfp4", "fp4"), 0.6),
     (("fp8", "w8a8", "int8", "mxfp"), 1.0),
@@ -16,7 +17,7 @@ _ENGINE_BYTES = (
 
 
 def resident(config: Config) -> dict[str, residency.Held]:
-    """Return who holds device memory in which phase of a colocated job; empty where they are apart."""
+    """Return the components that hold GPU memory, by phase of a colocated job; empty if disaggregated."""
     if not config.colocated:
         return {}
     return residency.taking_turns(
@@ -29,7 +30,7 @@ def resident(config: Config) -> dict[str, residency.Held]:
 
 
 def layout(config: Config) -> Layout:
-    """Return every size that an estimate of the job's memory needs."""
+    """Return the layout for the job's memory estimate."""
     trainer = transformer.spread(
         ranks=config.trainer_gpus,
         tensor=config.tensor,
@@ -47,18 +48,18 @@ def layout(config: Config) -> Layout:
         moments=(config.text("exp-avg-dtype"), config.text("exp-avg-sq-dtype")),
     )
     if config.flag("use-stateless-adam"):
-        trainer["optimizer_bytes"] = 4  # the master weights: moments live for one step (stateless_adam.py)
+        trainer["optimizer_bytes"] = 4  # master weights only: moments live for one step (stateless_adam.py)
     result = Layout(
         **trainer,
         engine_ranks=config.engine_gpus,
         engine_bytes=_engine_bytes(config),
         kv_bytes=1 if config.text("sglang-kv-cache-dtype").startswith("fp8") else 2,
         reference=config.reference,
-        # Its weights lie in host memory and take the place of the actor's for their own pass.
+        # Its weights are in host memory and replace the actor's on the GPU while it computes log-probs.
         reference_offload=config.reference,
         critic=config.critic,
         critic_offload=config.critic and config.sleeps("train"),
-        entropy=True,  # a metric of every update, with or without its coefficient
+        entropy=True,  # computed as a metric in every update, even with coefficient 0
         engine_sleeps=config.sleeps("rollout"),
         engine_weights_on_host=config.flag("sglang-enable-weights-cpu-backup"),
         trainer_sleeps=config.sleeps("train"),
@@ -79,14 +80,14 @@ def layout(config: Config) -> Layout:
 
 
 def _pipeline_chunks(config: Config) -> int:
-    """Return into how many chunks a stage's layers are cut; Megatron takes their number or their size."""
+    """Return the virtual stages per rank; Megatron accepts their number or their size in layers."""
     layers = config.count("num-layers-per-virtual-pipeline-stage")
     of_size = config.count("num-layers") // (config.pipeline * layers) if layers else 1
     return max(1, config.count("num-virtual-stages-per-pipeline-rank") or of_size)
 
 
 def _engine_bytes(config: Config) -> float:
-    """Return the bytes of a weight in the engines, which load the checkpoint and may quantize it."""
+    """Return the bytes per weight in the engines, which load the checkpoint and may quantize it."""
     checkpoint = config.text("hf-checkpoint").rstrip("/").rpartition("/")[2]
     words = f"{config.text('sglang-quantization')} {checkpoint}".lower()
     return next((size for names, size in _ENGINE_BYTES if any(name in words for name in names)), 2.0)

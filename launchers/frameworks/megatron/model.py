@@ -1,4 +1,4 @@
-"""The shape of the model that Megatron's own flags describe."""
+"""The model shape given by Megatron's flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DENSE = re.compile(r"\[\s*0\s*\]\s*\*\s*(\d+)")  # in --moe-layer-freq "([0]*3+
 
 
 def model_of(flags: ListedFlagSettings) -> Model | None:
-    """Return the shape, with Megatron's defaults; None where the flags do not describe a model."""
+    """Return the shape, with Megatron's defaults; None if the flags do not describe a model."""
     layers, hidden, heads = (
         flags.count(name) for name in ("num-layers", "hidden-size", "num-attention-heads")
     )
