@@ -33,10 +33,10 @@ from autotune.policies.values.provenance import CodeQuery
 
 _SECTIONS = ("actor_rollout_ref", "data", "trainer", "algorithm", "critic", "reward")
 _SEEDS = ("data.seed", f"{ACTOR}.data_loader_seed", f"{ROLLOUT}.seed")
-_KEPT = 2  # checkpoints: with one, verl deletes the old one before the new one is complete
+_KEPT = 2  # checkpoints; with one, verl deletes the old one before the new one is complete
 _RUNTIME = "ray_kwargs.ray_init.runtime_env"
 _DAY_S = "86400"
-FILES = "logger: file"  # in what is read of the job's own code
+FILES = "logger: file"  # a name in the code query
 _BACKENDS = r"supported_backend\s*=\s*\[[^\]]*[\"']file[\"']"  # verl/utils/tracking.py
 _OTHER_CONFIG = ("--config-name", "--config-path", "--config-dir", "-cn", "-cp", "-cd")
 _CONFIGS = ("trainer/config/_generated_{}.yaml", "trainer/config/{}.yaml")
@@ -44,7 +44,7 @@ _ENDS_AT_LAST = ("is_last_step", "0.3")  # a variable of the loop, and the first
 
 
 class Verl(TabularFramework[Config]):
-    """verl's own trainer, or a recipe that takes its settings; settings are Hydra overrides."""
+    """verl's trainer, or a recipe with the same settings; settings are Hydra overrides."""
 
     name = "verl"
     settings_class = Config
@@ -98,11 +98,11 @@ class Verl(TabularFramework[Config]):
         return msgspec.structs.replace(first, types=first.types | second.types)
 
     def unknown(self, config: Config) -> Iterator[Problem]:
-        """Yield the settings that the release does not have; those of a recipe are its own."""
+        """Yield the settings that the release does not have; a recipe may have more."""
         return checks.unknown(config) if config.is_own else iter(())
 
     def is_certain(self, config: Config, problem: Problem) -> bool:
-        """Return whether an unknown setting is a mistake: its release lacks it, or no release ever had it."""
+        """Return whether an unknown setting is a mistake: its release lacks it, or no release had it."""
         return super().is_certain(config, problem) or checks.is_misspelt(config, problem)
 
     def settings_of(self, job: Job, component: Component, text: str) -> Mapping[str, str] | None:
@@ -110,7 +110,7 @@ class Verl(TabularFramework[Config]):
         return parts.settings_of(component, megatron=Config(job).megatron, text=text)
 
     def code_query(self, job: Job) -> CodeQuery | None:
-        """Return what to read of the job's own verl: its names, its loggers and its configuration."""
+        """Return what to look up in the installed verl: names, loggers and configuration."""
         query = super().code_query(job)
         if query is None:
             return None
@@ -124,21 +124,21 @@ class Verl(TabularFramework[Config]):
         )
 
     def refused(self, config: Config) -> Iterator[Problem]:
-        """Yield what would make the job fail at its start or at its first longest sequence."""
+        """Yield settings that make the job fail at its start or at its first sequence of maximum length."""
         yield from super().refused(config)
         yield from checks.refused(config)
 
     def engines(self, config: Config) -> tuple[str, ...]:
-        """Return the engines: a reward model may have another one than the policy."""
+        """Return the engines; a reward model may use another one than the policy."""
         return ("vllm", "sglang")
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
-        """Return the values that the job's GPUs, heads, batches and limits allow."""
+        """Return the knob values that the job's GPUs, heads, batches and limits allow."""
         stage, groups = config.stage, splits.divisors(config.stage)
         tensor = config.ranks(MEGATRON, "tensor_model")
         heads = [] if shape is None else [shape.heads, shape.kv_heads]
         tensors = [n for n in groups if stage % (n * config.parallel) == 0 and not any(h % n for h in heads)]
-        # Dynamic batching can begin where the limit that it would use holds the longest sequence.
+        # Dynamic batching needs a token limit of at least the longest sequence.
         limit = config.count(f"{ACTOR}.ppo_max_token_len_per_gpu") * config.parallel
         fixed = config.dynamic or limit < config.longest
         return {
@@ -157,7 +157,7 @@ class Verl(TabularFramework[Config]):
         }
 
     def phases(self, config: Config) -> dict[str, tuple[Phase, ...]]:
-        """Return where knobs free memory: a critic's budget follows the smaller of training and scoring."""
+        """Return the phases in which knobs free memory, where they depend on the job."""
         scoring = () if config.reference else (Phase.LOG_PROB,)  # a reference takes the actor's turn there
         elsewhere = tuple(phase for phase in Phase if phase is not Phase.LOG_PROB)
         return {
@@ -168,12 +168,12 @@ class Verl(TabularFramework[Config]):
         }
 
     def gpus(self, job: Job) -> int:
-        """Return how many GPUs the job's settings ask for: of the trainer and of engines beside it."""
+        """Return how many GPUs the job's settings request, for the trainer and disaggregated engines."""
         config = self.config(job)
         return config.world + (0 if config.colocated else config.rollout_world)
 
     def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
-        """Return the job on other GPUs; None where engines have their own or a batch does not divide."""
+        """Return the job on other GPUs; None if engines have their own GPUs or a batch does not divide."""
         if not self.config(job).colocated:
             return None
         resized = with_sizes(job, {"trainer.nnodes": nodes, "trainer.n_gpus_per_node": per_node})
@@ -181,7 +181,7 @@ class Verl(TabularFramework[Config]):
         return resized if config.mini_batch and config.sequences % config.world == 0 else None
 
     def training(self, job: Job) -> Training:
-        """Return the sizes of a step, and what decides which samples it has."""
+        """Return the settings of a step's size and of the selection of its samples."""
         config = Config(job)
         update, sequences = config.update, config.sequences
         epochs = max(1, config.count(f"{ACTOR}.ppo_epochs"))
@@ -199,37 +199,37 @@ class Verl(TabularFramework[Config]):
         )
 
     def last_step(self, job: Job) -> int | None:
-        """Return the step that ends the training; before 0.3 the one before `total_training_steps`."""
+        """Return the last step of the training; before 0.3 `total_training_steps - 1`."""
         last, config = super().last_step(job), Config(job)
         return last - 1 if last and _ends_early(config) else last
 
     def of_steps(self, config: Config, steps: int) -> dict[str, Any]:
-        """Return the settings that end a training after a number of steps."""
+        """Return the settings that end the training after a number of steps."""
         return super().of_steps(config, steps + 1 if _ends_early(config) else steps)
 
     def together(self, config: Config, found: dict[str, Any]) -> dict[str, Any]:
-        """Return changed settings in the order in which verl's users read them."""
+        """Return changed settings in the order of verl's own configuration."""
         return dict(sorted(found.items()))
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt as `python -m verl.trainer.main_ppo` with Hydra overrides."""
         command = super().command(job, knobs, run=run, attempt=attempt, resume=resume)
-        # The workers preload what the override says, and verl's own process nothing.
+        # Only the workers preload libraries, not verl's own process.
         if LD_PRELOAD not in (bare(word).partition("=")[0] for word in command.argv):
             return command
         env = {name: value for name, value in command.env.items() if name != "LD_PRELOAD"}
         return msgspec.structs.replace(command, env=env)
 
     def words(self, settings: Mapping[str, Any], version: str | None = None) -> tuple[str, ...]:
-        """Return settings as Hydra overrides, as a release takes them, the newest where none is named."""
+        """Return settings as Hydra overrides for the job's release, otherwise for the newest."""
         return tuple(override(keys.taken(key, version), value) for key, value in settings.items())
 
     def command_words(self, config: Config, settings: dict[str, Any]) -> tuple[str, ...]:
-        """Return an attempt's settings as Hydra takes them."""
+        """Return an attempt's settings as Hydra overrides."""
         return self.words(settings, config.release.version)
 
     def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
-        """Return what makes an attempt resumable, and its loggers go on where they stopped."""
+        """Return the settings that make an attempt resumable and let its loggers continue their run."""
         resumes = resume and config.text("trainer.resume_mode") != "disable"
         loggers = _loggers(config)
         wanted = ("console", "file") if _writes_files(config) else ("console",)
@@ -240,16 +240,16 @@ class Verl(TabularFramework[Config]):
         }
         if not config.has("trainer.save_freq"):
             own["trainer.save_freq"] = job.recovery.save_every or SAVE_STEPS
-        if config.saves and not job.resume:  # else the folder holds checkpoints of the user's
+        if config.saves and not job.resume:  # otherwise the folder has the user's checkpoints
             models = ("actor", "critic") if config.critic else ("actor",)
             kept = (f"trainer.max_{model}_ckpt_to_keep" for model in models)
             own |= {key: _KEPT for key in kept if not config.has(key)}
         if self._absent(config, _RUNTIME):
-            return own  # its Ray takes nothing from the settings
+            return own  # it does not pass Ray settings on
         if job.python is not None and config.get(f"{_RUNTIME}.py_executable") is None:
-            # verl's own null would make Ray take the cluster's interpreter.
+            # With verl's default null, Ray would use the cluster's interpreter.
             own[f"{_RUNTIME}.py_executable"] = "{python}"
-        # verl says every minute that it waits for rollouts, even for dead ones: a hang has to be silent.
+        # verl logs every minute that it waits for rollouts, even dead ones, which would hide a hang.
         variables = {"VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS": _DAY_S}
         if "wandb" in loggers:
             variables |= one_wandb_run(job, run)
@@ -258,7 +258,7 @@ class Verl(TabularFramework[Config]):
         return own | _variables(config, job, variables)
 
     def of_attempt(self, config: Config, job: Job, *, run: str, attempt: int) -> dict[str, Any]:
-        """Return where an attempt writes its metrics, and its snapshots of memory if it makes any."""
+        """Return where an attempt writes its metrics and memory snapshots."""
         folder, own = _checkpoints(config, job, run=run), dict[str, Any]()
         if _writes_files(config) and not self._absent(config, _RUNTIME):
             variables = {"VERL_FILE_LOGGER_ROOT": f"{folder}/metrics/attempt-{attempt:04d}"}
@@ -269,25 +269,26 @@ class Verl(TabularFramework[Config]):
         return own
 
     def checkpoint_folder(self, job: Job) -> str:
-        """Return trainer.default_local_dir, or the folder that every run has its own in."""
+        """Return trainer.default_local_dir, or the folder in which every run gets its own subfolder."""
         return absolute(job, _named_folder(Config(job)) or "checkpoints")
 
     def can_force_longest(self, job: Job) -> bool:
-        """Return whether answers can be made as long as allowed: verl passes `ignore_eos` to vLLM alone."""
+        """Return whether responses can be forced to full length: verl passes `ignore_eos` only to vLLM."""
         return Config(job).engine == "vllm"
 
 
 def _parked(config: Config, *used: Phase) -> tuple[Phase, ...]:
-    """Return the phases in which offloaded state is off the card: verl loads it back whole for an update.
+    """Return the phases in which offloaded state is off the GPU; verl loads all of it for an update.
 
-    `used`: others that load it. Another model's state stays away meanwhile: with a critic every phase gains.
+    `used`: further phases that load it. With a critic every phase gains, because the state of the model that
+    is not updated stays offloaded.
     """
     busy = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, *used)
     return () if config.critic else tuple(phase for phase in Phase if phase not in busy)
 
 
 def _variables(config: Config, job: Job, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return variables of verl's own process: a Ray worker inherits nothing from whoever starts it."""
+    """Return variables for verl's own process; its Ray workers do not inherit them."""
     own = {f"{_RUNTIME}.env_vars.{name}": value for name, value in variables.items() if name not in job.env}
     return {key: value for key, value in own.items() if not config.has(key)}
 
@@ -298,12 +299,12 @@ def _loggers(config: Config) -> list[str]:
 
 
 def _writes_files(config: Config) -> bool:
-    """Return whether the job's own verl has a logger of files, as 0.6 and later have."""
+    """Return whether the job's verl has the file logger, as releases from 0.6 do."""
     return config.release.exact or (config.code is not None and FILES in config.code.names)
 
 
 def _ends_early(config: Config) -> bool:
-    """Return whether the loop counts a step before it compares it with the last one."""
+    """Return whether the training loop increments the step before comparing it with the last one."""
     name, release = _ENDS_AT_LAST
     return is_before(config.version, release) and not (config.code and name in config.code.names)
 

@@ -1,4 +1,4 @@
-"""What verl's guide to memory failures says, checked against the code of verl 0.9.1."""
+"""Remedies in verl's guide to memory failures, checked against the code of verl 0.9.1."""
 
 from autotune.launchers.base import Advice, Status
 

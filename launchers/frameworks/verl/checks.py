@@ -1,4 +1,4 @@
-"""What verl refuses of a job's settings, at its start or at the first longest sequence."""
+"""Settings that verl refuses, at its start or at the first sequence of maximum length."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from autotune.launchers.likeness import is_slip
 
 _COUNTED = "verl needs it while micro-batches are counted in sequences"
 
-Refusal = tuple[str, str, str]  # a setting, what is wrong with it, and what to write instead
+Refusal = tuple[str, str, str]  # setting, problem, hint
 
 
 def unknown(config: Config) -> Iterator[Problem]:
-    """Yield the settings that the release which stands for the job's verl does not know."""
+    """Yield the settings that the release standing for the job's verl does not know."""
     other = "dp" if config.megatron else "megatron"
     for problem in config.known.unknown(config.given) if config.model_engine in ENGINES else ():
         spelled = str(problem.path[-1])
@@ -41,10 +41,10 @@ def unknown(config: Config) -> Iterator[Problem]:
 
 
 def is_misspelt(config: Config, problem: Problem) -> bool:
-    """Return whether a setting of a job of unknown release is one of verl's with a typing slip.
+    """Return whether a setting of a job with unknown release is a misspelt setting of verl.
 
-    Hydra refuses such a key, unless it is added with `+` or `++`. A setting that merely resembles one
-    of verl's may be a fork's or an older release's own, as may one that stands beside it.
+    Hydra refuses such a key unless it is added with `+` or `++`. A setting that only resembles one of verl's,
+    or is used beside it, may belong to a fork or an older release.
     """
     spelled = str(problem.path[-1])
     key = bare(spelled)
@@ -55,21 +55,21 @@ def is_misspelt(config: Config, problem: Problem) -> bool:
 
 
 def refused(config: Config) -> Iterator[Problem]:
-    """Yield sizes that do not fit each other."""
+    """Yield sizes that do not fit together."""
     for check in (_batches, _lengths, _splits):
         for key, message, hint in check(config):
             yield Problem(path=("settings", config.as_written(key)), message=message, hint=hint)
 
 
 def rollout_sizes(config: Config) -> tuple[int, ...]:
-    """Return the legal sizes of the engines' tensor parallelism."""
+    """Return the legal tensor-parallel sizes of the engines."""
     others = config.engine_ranks // max(1, config.count(f"{ROLLOUT}.tensor_model_parallel_size"))
     sizes = [n for n in splits.divisors(config.rollout_world) if config.rollout_world % (n * others) == 0]
     return splits.head_sizes(sizes, config.shape)
 
 
 def sequence_sizes(config: Config) -> tuple[int, ...]:
-    """Return the legal sizes of Ulysses: it splits heads and shares key-value heads evenly."""
+    """Return the legal sizes of Ulysses, which divide heads and divide or multiply key-value heads."""
     return splits.head_sizes(splits.divisors(config.world), config.shape)
 
 
@@ -91,7 +91,7 @@ def _batches(config: Config) -> Iterator[Refusal]:
 
 
 def _whole(config: Config, key: str) -> str:
-    """Return what to do where a job counts sequences of all GPUs, as older versions did; else nothing."""
+    """Return a hint for a job that counts sequences over all GPUs, as older releases did."""
     older = key.removesuffix("_per_gpu")
     if not config.has(older):
         return ""
@@ -100,7 +100,7 @@ def _whole(config: Config, key: str) -> str:
 
 def _lengths(config: Config) -> Iterator[Refusal]:
     if config.model_engine not in ENGINES:
-        return  # the setting that splits a sequence is not known
+        return  # the setting that splits a sequence is unknown
     lengths = f"the longest sequence, max_prompt_length + max_response_length = {config.longest}"
     passes = (f"{ACTOR}.ppo_max_token_len_per_gpu", *scored(config, "log_prob_max_token_len_per_gpu"))
     for key in passes if config.dynamic else ():

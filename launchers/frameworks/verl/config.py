@@ -1,4 +1,4 @@
-"""A verl job's settings with the defaults of its version of verl filled in."""
+"""A verl job's settings, resolved with the defaults of its release."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ CRITIC_UPDATE = "critic.ppo_max_token_len_per_gpu"
 TOP = ("model_engine",)  # keys without a section
 _APART = re.compile(r"\bone_step_off_policy\.|\bfully_async_policy\.|/(?:one_step_off|fully_async)_policy/")
 _PER_GPU, _BY_ALL = "_micro_batch_size_per_gpu", "_micro_batch_size"
-# What the code of verl 0.2 to 0.6 does where its configuration has no setting for it yet (fsdp_workers.py,
-# dp_actor.py, main_ppo.py): until 0.3 a reference is always loaded.
+# Hard-coded behavior of verl 0.2 to 0.6 where it has no setting yet (fsdp_workers.py, dp_actor.py,
+# main_ppo.py): before 0.3 a reference is always loaded.
 _OF_OLDER = {
     "actor_rollout_ref.actor.fsdp_config.model_dtype": "fp32",
     "actor_rollout_ref.actor.fsdp_config.reshard_after_forward": True,
@@ -42,11 +42,11 @@ _OF_OLDER = {
     "algorithm.use_kl_in_reward": True,
     "trainer.use_legacy_worker_impl": "auto",
 }
-_OF_ENGINES = {"rollout.nnodes": 1, "rollout.n_gpus_per_node": 8}  # with the defaults of those programs
+_OF_ENGINES = {"rollout.nnodes": 1, "rollout.n_gpus_per_node": 8}  # defaults of disaggregated programs
 
 
 class Config(DeclaredSettings):
-    """What a job's settings come to; `get` takes the keys without Hydra's prefixes."""
+    """A job's resolved settings; `get` expects keys without Hydra's prefixes."""
 
     renamed = RENAMED
     older = OLDER
@@ -72,34 +72,34 @@ class Config(DeclaredSettings):
             self.release = self.release._replace(origin=Origin.ASSUMED)
         self.takes_plain = self.known.configured if own or self.release.exact else {}  # without Hydra's `++`
         self.version = job.framework_version or ""
-        # Programs with longer names, as recipes have, take settings of their own.
+        # Programs with longer names, such as recipes, have settings of their own.
         self.is_own = not job.command or any(word.endswith("main_ppo") for word in job.command)
         self.shape, self.env = job.shape, job.env
-        # verl's one-step-off-policy and fully asynchronous programs, and those built on them, have engines on
-        # GPUs of their own, counted in a section that verl's own program does not have.
-        self.names_release = job.framework_version is not None  # the job, or what is installed for it
+        # verl's one-step-off-policy and fully asynchronous programs, and those built on them, give engines
+        # their own GPUs, set in a section that verl's main program does not have.
+        self.names_release = job.framework_version is not None  # stated by the job, or installed
         self.disaggregated = any(map(self.has, _OF_ENGINES)) or any(map(_APART.search, job.command))
 
     @classmethod
     def release_of(cls, job: Job, given: Iterable[str], releases: tuple[str, ...]) -> Release:
-        """Return the release of the job's version, else the newest; a note names what older ones have."""
+        """Return the release of the job's version, otherwise the newest."""
         return choose(job.framework_version, releases, cls.older)
 
     def _unsaid(self, release: str) -> dict[str, Any]:
-        """Return what an older release does where no setting says it."""
+        """Return an older release's hard-coded behavior where it has no setting yet."""
         optimizer = {f"{ACTOR}.optim.optimizer": "adam" if self.megatron else "AdamW"}
         every = _OF_OLDER | optimizer if release in OLDER else {}
         return {key: value for key, value in every.items() if key not in self.known.defaults}
 
     def raw(self, key: str) -> Any:
-        """Return what is written for a key, or its default; sequences of all GPUs as those of each."""
+        """Return a key's unresolved value or default; counts over all GPUs become counts per GPU."""
         value = super().raw(key)
         if value is None and self.counts_all(key):
             return max(1, super().raw(key.replace(_PER_GPU, _BY_ALL)) // self.data_parallel)
         return value
 
     def counts_all(self, key: str) -> bool:
-        """Return whether the job gives a micro-batch by its sequences on all GPUs, which 0.7 refuses."""
+        """Return whether the job counts a micro-batch over all GPUs, which 0.7 refuses."""
         whole = super().raw(key.replace(_PER_GPU, _BY_ALL)) if key.endswith(_PER_GPU) else None
         return isinstance(whole, int) and not self.release.exact
 
@@ -110,18 +110,18 @@ class Config(DeclaredSettings):
 
     @property
     def swaps_optimizer(self) -> bool:
-        """Whether MindSpeed's Adam is in host memory but for the slice that it updates, on the device.
+        """Whether MindSpeed's Adam keeps all but the slice being updated in host memory.
 
         mindspeed/core/optimizer/swap_optimizer, of Ascend NPUs: Adam with the distributed optimizer.
         """
         return self.megatron and self.inside(TRANSFORMER).get("swap_optimizer") is True
 
     def field(self, name: str) -> object:
-        """Return the value of a field of Megatron's TransformerConfig; None where the job leaves it out."""
+        """Return a field of Megatron's TransformerConfig; None if the job leaves it out."""
         return self.inside(TRANSFORMER).get(name) if self.megatron else None
 
     def key(self, name: str) -> str:
-        """Return an override's spelling of a key: the job's own, else with `++` where Hydra needs it."""
+        """Return a key as an override: in the job's spelling, otherwise with `++` if Hydra needs it."""
         name = self.named(name)
         for spelled in self.given:
             if bare(spelled) == name and prefix(spelled) != "~":
@@ -140,12 +140,12 @@ class Config(DeclaredSettings):
 
     @property
     def resumes(self) -> bool:
-        """Whether the job writes checkpoints and would continue from them."""
+        """Whether the job writes checkpoints and can resume from them."""
         mode = "trainer.resume_mode"
         return self.saves and self.text(mode) != "disable" and not self.lacks(mode)
 
     def ranks(self, node: str, *kinds: str) -> int:
-        """Return over how many ranks kinds of parallelism of a node spread together."""
+        """Return the product of some parallel sizes of a node."""
         return math.prod(max(1, self.count(f"{node}.{kind}_parallel_size")) for kind in kinds)
 
     @property
@@ -160,17 +160,17 @@ class Config(DeclaredSettings):
 
     @property
     def heads(self) -> int:
-        """Attention heads of the model; 0 if its shape is not known."""
+        """Attention heads of the model; 0 if its shape is unknown."""
         return 0 if self.shape is None else self.shape.heads
 
     @property
     def most_requests(self) -> int:
-        """Requests that the engine takes at once; 0 if it chooses itself."""
+        """Concurrent requests of the engine; 0 if it chooses itself."""
         return self.count(f"{ROLLOUT}.max_num_seqs")
 
     @property
     def parallel(self) -> int:
-        """Ranks over which one sequence is split: Ulysses, or Megatron's context parallelism."""
+        """Ranks that share one sequence: Ulysses, or Megatron's context parallelism."""
         if self.megatron:
             return self.ranks(MEGATRON, "context")
         old = self.count(f"{ACTOR}.ulysses_sequence_parallel_size")
@@ -178,7 +178,7 @@ class Config(DeclaredSettings):
 
     @property
     def split_key(self) -> str:
-        """The setting of that number."""
+        """The setting of `parallel`."""
         return (
             f"{MEGATRON}.context_parallel_size"
             if self.megatron
@@ -187,56 +187,56 @@ class Config(DeclaredSettings):
 
     @property
     def splits_experts(self) -> int:
-        """Ranks that share an expert, where the job says so; 0: as many as share all else."""
+        """The expert tensor-parallel size; 0 for Megatron's default."""
         return self.count(f"{MEGATRON}.expert_tensor_parallel_size")
 
     @property
     def shard_group(self) -> int:
-        """Ranks over which FSDP spreads one copy of the state; all of them where the job names no size."""
+        """Ranks that share one copy of FSDP's state; all of them by default."""
         size = self.count(f"{FSDP}.fsdp_size")
         return size if 0 < size < self.world else self.world
 
     @property
     def critic_node(self) -> str:
-        """The part of the configuration that holds for the critic what the actor's trainer has in its own."""
+        """The critic's section that corresponds to the actor's trainer section."""
         return "critic.megatron" if self.megatron else "critic.fsdp"
 
     @property
     def older_workers(self) -> bool:
-        """Whether the critic is that of the older workers, which 0.7 takes unless it is told otherwise."""
+        """Whether the critic uses the legacy workers, the default of verl 0.7."""
         return self.text("trainer.use_legacy_worker_impl") in ("auto", "enable")
 
     @property
     def critic_split_key(self) -> str:
-        """The setting of the ranks over which one of the critic's sequences is split."""
+        """The setting of the ranks that share one of the critic's sequences."""
         node = "critic" if self.older_workers and not self.megatron else self.critic_node
         return f"{node}.{self.split_key.rpartition('.')[2]}"
 
     @property
     def critic_tokens_key(self) -> str:
-        """The setting of the tokens of a micro-batch of the critic: values and update share one limit."""
+        """The setting of the critic's tokens per micro-batch; values and update share one limit."""
         return CRITIC_UPDATE if self.older_workers else "critic.ppo_infer_max_token_len_per_gpu"
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence: verl cuts prompts and the answers of all turns to these lengths."""
+        """Tokens of the longest sequence; verl truncates prompts and the responses of all turns to it."""
         return self.count(f"{ROLLOUT}.prompt_length") + self.count(f"{ROLLOUT}.response_length")
 
     @property
     def lora_rank(self) -> int:
-        """Rank of the adapters; 0 if all parameters are trained."""
+        """LoRA rank; 0 if all parameters are trained."""
         return self.count(f"{MODEL}.lora.rank") or self.count(f"{MODEL}.lora_rank")
 
     @property
     def adapters(self) -> bool:
-        """Whether only adapters are trained: then the reference is the actor without them."""
+        """Whether only adapters are trained; then the reference is the actor without them."""
         return self.lora_rank > 0 or self.get(f"{MODEL}.lora_adapter_path") is not None
 
     @property
     def summons_whole(self) -> bool:
-        """Whether a weight sync reads the adapters while FSDP1 has gathered the whole model on every card.
+        """Whether a weight sync gathers the whole model on every GPU with FSDP1 to read the adapters.
 
-        So it does (fsdp_utils.py, collect_lora_params) unless they are merged or summoned layer by layer.
+        It does unless adapters are merged or summoned layer by layer (fsdp_utils.py, collect_lora_params).
         """
         apart = self.flag(f"{MODEL}.lora.merge") or self.flag(f"{ROLLOUT}.layered_summon")
         fsdp1 = not self.megatron and self.text(f"{ACTOR}.strategy") == "fsdp"
@@ -250,7 +250,7 @@ class Config(DeclaredSettings):
 
     @property
     def reference(self) -> bool:
-        """Whether a reference model of its own is loaded."""
+        """Whether a separate reference model is loaded."""
         scored = self.flag(f"{ACTOR}.use_kl_loss") or self.flag("algorithm.use_kl_in_reward")
         return scored and not self.adapters
 
@@ -262,24 +262,24 @@ class Config(DeclaredSettings):
 
     @property
     def dynamic(self) -> bool:
-        """Whether micro-batches are filled up to a number of tokens."""
+        """Whether micro-batches are packed up to a number of tokens."""
         return self.flag(f"{ACTOR}.use_dynamic_bsz")
 
     @property
     def colocated(self) -> bool:
-        """Whether trainer and engine share their GPUs."""
+        """Whether trainer and engines share GPUs."""
         if self.disaggregated:
             return False
         return not self.flag("trainer.use_v1") or self.text("trainer.v1.trainer_mode") != "separate_async"
 
     @property
     def placement(self) -> Placement:
-        """Whether trainer and engine take turns on their GPUs."""
+        """Whether trainer and engines take turns on their GPUs."""
         return residency.placement(shared=self.colocated, ahead=True)
 
     @property
     def sleeps(self) -> bool:
-        """Whether the engine gives its memory back while training runs."""
+        """Whether the engine releases its memory during training."""
         awake = not self.flag(f"{ROLLOUT}.free_cache_engine") and not self.always_sleeps
         if self.engine == "vllm":
             awake = awake or not self.flag(f"{ROLLOUT}.enable_sleep_mode")
@@ -287,18 +287,18 @@ class Config(DeclaredSettings):
 
     @property
     def always_sleeps(self) -> bool:
-        """Whether the engine sleeps whatever `free_cache_engine` says, as before 0.5.0 (fsdp_vllm.py)."""
+        """Whether the engine sleeps regardless of `free_cache_engine`, as before 0.5.0 (fsdp_vllm.py)."""
         return self.engine == "vllm" and is_before(self.version, "0.5.0")
 
     @property
     def entropy(self) -> bool:
-        """Whether the update itself computes the entropy, as it always does before 0.4.0 (dp_actor.py)."""
+        """Whether the update computes the entropy, as it always does before 0.4.0 (dp_actor.py)."""
         asked = bool(self.share(f"{ACTOR}.entropy_coeff")) or self.flag(f"{ACTOR}.calculate_entropy")
         return asked or is_before(self.version, "0.4.0")
 
     @property
     def wakes_whole(self) -> bool:
-        """Whether an engine has its pool while its weights are updated, as vLLM in 0.3 (fsdp_vllm.py)."""
+        """Whether the engine wakes up its KV pool before the weight sync, as vLLM in 0.3 (fsdp_vllm.py)."""
         of_release = is_before(self.version, "0.4.0") and not is_before(self.version, "0.3.0")
         return of_release and self.engine == "vllm" and not self.megatron
 
@@ -309,7 +309,7 @@ class Config(DeclaredSettings):
 
     @property
     def rollout_world(self) -> int:
-        """GPUs of all engines together."""
+        """GPUs of all engines."""
         if self.colocated:
             return self.world
         if self.disaggregated:
@@ -318,7 +318,7 @@ class Config(DeclaredSettings):
 
     @property
     def data_parallel(self) -> int:
-        """Ranks that each take their own part of a mini-batch."""
+        """Data-parallel ranks."""
         split = self.parallel
         if self.megatron:
             split *= self.ranks(MEGATRON, "tensor_model", "pipeline_model")
@@ -332,7 +332,7 @@ class Config(DeclaredSettings):
 
     @property
     def update(self) -> int:
-        """Samples of one update of the weights, over all ranks."""
+        """Samples per weight update, over all ranks."""
         return min(self._update_written, self.sequences)
 
     @property
@@ -341,7 +341,7 @@ class Config(DeclaredSettings):
 
     @property
     def sequences(self) -> int:
-        """Samples of one step; the fully asynchronous trainer waits for whole mini-batches instead."""
+        """Samples per step; the fully asynchronous trainer waits for whole mini-batches instead."""
         batch = self.count("data.train_batch_size")
         if self.disaggregated and not batch:
             return self._update_written * max(1, self.count("async_training.require_batches"))
@@ -349,15 +349,15 @@ class Config(DeclaredSettings):
 
 
 def _implied(job: Job, values: Mapping[str, Any]) -> str:
-    """Return the model engine of a job that does not name one: older ways of choosing Megatron still do."""
+    """Return the model engine implied by older settings that chose Megatron."""
     alias = any("ppo_megatron_trainer" in word for word in job.command)
     return "megatron" if alias or values.get(f"{ACTOR}.strategy") == "megatron" else "dp"
 
 
 def written(job: Job) -> dict[str, Any]:
-    """Return the job's own overrides: those in its command, and over them its settings, nested ones flat."""
+    """Return the job's overrides by dotted key: its settings over those in its command."""
     result = overrides_in(job.command)
-    spelled: dict[str, list[str]] = {}  # by the key without Hydra's prefix
+    spelled: dict[str, list[str]] = {}  # key without Hydra's prefix -> the job's spellings
     for name in result:
         spelled.setdefault(bare(name), []).append(name)
     for key, value in dict(_flat(job.settings, job.framework_version)).items():

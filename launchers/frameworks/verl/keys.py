@@ -1,4 +1,4 @@
-"""Which settings a release of verl knows, with their defaults and types, and those that only `++` reaches."""
+"""The settings of a verl release with defaults and types, and those that overrides can only add with `++`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from autotune.launchers.frameworks.tabular.declared import FREE, Facts, releases
 from autotune.policies.values.provenance import OwnCode
 
 _FACTS = "facts"
-# Nodes below which a name is not checked against the release's settings; the package says neither.
-# Their content belongs to others: an inference engine, a model's config, Megatron, Ray, Hydra itself.
+# Sections whose keys are not checked, because they belong to others: an inference engine, a model's config,
+# Megatron, Ray, Hydra itself.
 _OPEN = """
     actor_rollout_ref.actor.checkpoint.mbridge_config actor_rollout_ref.actor.megatron.override_ddp_config
     actor_rollout_ref.actor.megatron.override_mcore_model_config
@@ -31,23 +31,23 @@ _OPEN = """
     distillation.teacher_models hydra ray_kwargs.ray_init reward.custom_reward_function.reward_kwargs
     reward.reward_model.rollout.engine_kwargs trainer.v1.sampler.sampler_kwargs
 """
-# verl builds no object of these, so that what a recipe of one's own adds there does no harm.
+# verl builds no dataclass of these, so that a recipe may add keys.
 _PLAIN = """
     algorithm.filter_groups custom_reward_function data ray_kwargs reward reward_model sandbox_fusion skip
     trainer
 """
-ENGINES = ("dp", "megatron")  # the model engines whose settings are known
-OLDER = ("0.2.0.post2", "0.3.0.post1", "0.4.1", "0.5.0", "0.6.1")  # of which names and defaults are on record
+ENGINES = ("dp", "megatron")  # the model engines with settings on record
+OLDER = ("0.2.0.post2", "0.3.0.post1", "0.4.1", "0.5.0", "0.6.1")  # only names and defaults are on record
 RELEASES = tuple(release for release in releases(__package__) if release not in OLDER)
 
 
 class Keys(Facts, frozen=True):
     """The settings of one release for one model engine."""
 
-    configured: dict[str, Any] = {}  # those that Hydra takes without `++`, with their defaults
+    configured: dict[str, Any] = {}  # settings that Hydra accepts without `++`, with their defaults
 
     def is_plain(self, key: str) -> bool:
-        """Return whether a key lies in a node that verl reads without building an object of it."""
+        """Return whether a key is in a section that verl reads without building a dataclass."""
         root = key.split(".")[0]
         known = {name.split(".")[0] for name in self.configured}
         return root not in known or any(key.startswith(f"{node}.") for node in _PLAIN.split())
@@ -55,9 +55,9 @@ class Keys(Facts, frozen=True):
 
 @cache
 def keys_of(version: str | None, engine: str) -> Keys:
-    """Return the settings that stand for a job's version of verl, None if that is not known.
+    """Return the settings of a release of verl; None if it is unknown.
 
-    The form of the file is told in benchmarks/facts/verl.py, which writes it.
+    benchmarks/facts/verl.py writes the file and describes its format.
     """
     release = choose(version, RELEASES, OLDER).version
     file = msgspec.json.decode(resources.files(__package__).joinpath(_FACTS, f"{release}.json").read_bytes())
@@ -65,7 +65,7 @@ def keys_of(version: str | None, engine: str) -> Keys:
     defaults = added["both"] | added[engine] | configured
     apart = [key.split(".") for key in configured]
     kinds = {key: types.get(key) or _kind(configured.get(key)) for key in defaults}
-    # verl 0.2 has `resume_from_path: false`, which stands for no path.
+    # verl 0.2 has `resume_from_path: false`, which means no path.
     kinds |= {key: FREE for key, kind in kinds.items() if kind.startswith("bool") and key.endswith("_path")}
     return Keys(
         types=kinds | dict.fromkeys(_OPEN.split(), FREE),
@@ -77,7 +77,7 @@ def keys_of(version: str | None, engine: str) -> Keys:
 
 
 def of_code(nearest: Keys, code: OwnCode) -> Keys:
-    """Return the settings of the job's own verl: its configuration over the nearest known release."""
+    """Return the settings of the installed verl: its configuration over the nearest known release."""
     apart = [key.split(".") for key in code.defaults]
     return msgspec.structs.replace(
         nearest,
@@ -89,19 +89,19 @@ def of_code(nearest: Keys, code: OwnCode) -> Keys:
 
 
 def is_node(key: str, version: str | None) -> bool:
-    """Return whether a key names a whole part of either model engine's configuration."""
+    """Return whether a key names a section of either model engine's configuration."""
     return any(key in keys_of(version, engine).sections for engine in ENGINES)
 
 
 def taken(key: str, version: str | None = None) -> str:
-    """Return a key as Hydra takes it: plain where a configuration has it, else with `++`; `~` stays."""
+    """Return a key as an override: plain if a configuration has it, otherwise with `++`; `~` stays."""
     name = key.lstrip("+")
     known = any(name in keys_of(version, engine).configured for engine in ENGINES)
     return name if key.startswith("~") or (known and not key.startswith("+")) else f"++{name}"
 
 
 def _kind(default: Any) -> str:
-    """Return the type of an undeclared setting: `1` may stand for a share, texts for anything."""
+    """Return the type implied by an undeclared setting's default: `1` may be a float, a text anything."""
     if isinstance(default, bool):
         return "bool?"
     return "float?" if isinstance(default, int | float) else ""

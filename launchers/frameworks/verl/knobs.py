@@ -1,4 +1,4 @@
-"""Knobs of verl that are more than the value of one setting: how each is read and written."""
+"""Reads and writes the knobs of verl that involve several settings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from autotune.policies.values.knobs import Knobs
 _CRITIC_TRANSFORMER = "critic.megatron.override_transformer_config"
 SNAPSHOT_TOOL = "torch_memory"
 LD_PRELOAD = "ray_kwargs.ray_init.runtime_env.env_vars.LD_PRELOAD"
-# Requests at once where max_num_seqs is null, by vLLM (get_batch_defaults of engine/arg_utils.py): more on a
-# card of 70 GiB and above that is no A100. On a card without a name the fewer count, as half is less on any.
+# Concurrent requests if max_num_seqs is null (vLLM, engine/arg_utils.py, get_batch_defaults): more on GPUs of
+# at least 70 GiB other than A100. For an unnamed GPU the smaller number counts.
 _REQUESTS, _REQUESTS_OF_LARGE, _LARGE_BYTES = 256, 1024, 70 << 30
 _CPU_ADAM = f"{ACTOR}.optim.override_optimizer_config"
 _TRAINING = f"{ACTOR}.ppo_max_token_len_per_gpu"
@@ -28,7 +28,7 @@ Found = dict[str, Any]
 
 
 def requests(config: Config) -> int | None:
-    """Return the requests of one step that reach an engine; None if other requests come beside them."""
+    """Return the requests of one step per engine; None if there are other requests."""
     validates = config.flag("trainer.val_before_train") or config.count("trainer.test_freq") > 0
     if validates or config.text("trainer.v1.trainer_mode") != "sync" or not config.sequences:
         return None
@@ -37,17 +37,17 @@ def requests(config: Config) -> int | None:
 
 
 def critic_tokens(config: Config) -> int:
-    """Return the tokens of a micro-batch of the critic: its trainer reads one limit for values and update."""
+    """Return the critic's tokens per micro-batch; its trainer has one limit for values and update."""
     return config.count(config.critic_tokens_key) * max(1, config.count(config.critic_split_key))
 
 
 def scored(config: Config, name: str) -> list[str]:
-    """Return a setting of the scoring passes: the actor's and, where one is loaded, the reference's."""
+    """Return a setting of log-prob computation: the actor's and, if one is loaded, the reference's."""
     return [f"{node}.{name}" for node in (ROLLOUT, *([REF] if config.reference else []))]
 
 
 def concurrency(config: Config) -> int:
-    """Return the requests that an engine works on at once; validation sends all its prompts together."""
+    """Return the concurrent requests of an engine; validation sends all its prompts at once."""
     card = config.cluster
     is_large = (card.gpu_memory_bytes or 0) >= _LARGE_BYTES and card.gpu and "a100" not in card.gpu.lower()
     most = config.most_requests or (_REQUESTS_OF_LARGE if is_large else _REQUESTS)
@@ -56,17 +56,17 @@ def concurrency(config: Config) -> int:
 
 
 def sends_single_tensors(config: Config) -> bool:
-    """Return whether a sync has no buckets: in the release with their older name only SGLang's has."""
+    """Return whether a weight sync has no buckets; in the release with their older name only SGLang's has."""
     return config.engine == "vllm" and config.named(_BUCKET) != _BUCKET
 
 
 def sync_buffer(config: Config) -> int:
-    """Return the bytes of a bucket of a weight sync; 0 where there is none."""
+    """Return the bytes of a weight-sync bucket; 0 if there is none."""
     return 0 if sends_single_tensors(config) else config.count(_BUCKET) << 20
 
 
 def host_allocator(config: Config) -> str:
-    """Return the library that serves the workers' host memory."""
+    """Return the workers' host memory allocator."""
     return host_allocators.preloaded(config.text(LD_PRELOAD))
 
 
@@ -93,7 +93,7 @@ def write_cuda_graphs(config: Config, before: Knobs, after: Knobs) -> Found:
 
 
 def recompute(config: Config) -> str:
-    """Return the mode of recomputation with Megatron: the weaker of the actor's and the critic's."""
+    """Return the mode of recomputation with Megatron, the weaker of actor and critic."""
     modes = [transformer.recompute(config.inside(node).get, config.shape) for node in _transformers(config)]
     return min(modes, key=KNOB_TABLE["recompute"].modes.index)
 
@@ -106,7 +106,7 @@ def write_recompute(config: Config, before: Knobs, after: Knobs) -> Found:
 
 
 def write_activations(config: Config, before: Knobs, after: Knobs) -> Found:
-    """Return the settings that keep activations in host memory with Megatron."""
+    """Return the settings of activation offload with Megatron."""
     fields: Found = {"fine_grained_activation_offloading": bool(after.activation_offload)}
     variable: Found = {}
     if after.activation_offload:
@@ -123,7 +123,7 @@ def _transformers(config: Config) -> tuple[str, ...]:
 
 
 def write_engine_sleep(config: Config, before: Knobs, after: Knobs) -> Found:
-    """Return whether the engine sleeps; vLLM has a second switch, which is on unless a job turns it off."""
+    """Return the settings of engine sleep; vLLM has a second switch, which is on by default."""
     result: Found = {f"{ROLLOUT}.free_cache_engine": after.engine_sleep}
     mode = f"{ROLLOUT}.enable_sleep_mode"
     if after.engine_sleep and config.engine == "vllm" and not config.flag(mode):
@@ -132,7 +132,7 @@ def write_engine_sleep(config: Config, before: Knobs, after: Knobs) -> Found:
 
 
 def write_host_allocator(config: Config, before: Knobs, after: Knobs) -> Found:
-    """Return the workers' preloaded libraries with another allocator."""
+    """Return the workers' LD_PRELOAD with another allocator."""
     own = SONAMES.get(str(after.host_allocator), "")
     others = (
         each for each in config.text(LD_PRELOAD).split(":") if host_allocators.preloaded(each) == "default"
@@ -141,7 +141,7 @@ def write_host_allocator(config: Config, before: Knobs, after: Knobs) -> Found:
 
 
 def write_cpu_adam(config: Config, before: Knobs, after: Knobs) -> Found:
-    """Return the group that Megatron takes only together."""
+    """Return the settings of Megatron's CPU optimizer, which are valid only together."""
     fraction = after.optimizer_offload_fraction or 0.0
     return {
         f"{_CPU_ADAM}.optimizer_cpu_offload": fraction > 0,
@@ -152,19 +152,19 @@ def write_cpu_adam(config: Config, before: Knobs, after: Knobs) -> Found:
 
 
 def snapshot(config: Config) -> bool:
-    """Return whether the allocator records snapshots of memory."""
+    """Return whether memory snapshots are recorded."""
     return config.text("global_profiler.tool") == SNAPSHOT_TOOL and config.flag(f"{ACTOR}.profiler.enable")
 
 
 def write_snapshot(config: Config, before: Knobs, after: Knobs) -> Found:
-    """Return the settings of the allocator's snapshots."""
+    """Return the settings of memory snapshots."""
     wanted = bool(after.memory_snapshot)
     switches = (f"{ACTOR}.profiler.enable", f"{ACTOR}.profiler.all_ranks")
     return {"global_profiler.tool": SNAPSHOT_TOOL if wanted else None, **dict.fromkeys(switches, wanted)}
 
 
 def write_passes(config: Config, before: Knobs, after: Knobs) -> Found:
-    """Return the sizes of passes of actor, reference and critic, each under the key that verl reads."""
+    """Return the micro-batch sizes of actor, reference and critic, under the keys that verl reads."""
     split = after.sequence_parallel or after.context_parallel or 1
     result: Found = {f"{ACTOR}.use_dynamic_bsz": after.dynamic_batching}
     if split != config.parallel:
@@ -186,12 +186,12 @@ def write_passes(config: Config, before: Knobs, after: Knobs) -> Found:
 
 
 def _of_all(config: Config, key: str, size: Any, ranks: int) -> tuple[str, Any]:
-    """Return the size of a pass under the name that the job has for it: on one GPU, or on all together."""
+    """Return a micro-batch size under the name that the job uses: per GPU, or over all GPUs."""
     return (key.removesuffix("_per_gpu"), size * ranks) if config.counts_all(key) else (key, size)
 
 
 def _tokens(config: Config, before: Knobs, after: Knobs, split: int) -> Found:
-    """Return the limits per GPU: verl multiplies them by the ranks that share a sequence."""
+    """Return the token limits per GPU; verl multiplies them by the ranks that share a sequence."""
     tokens = after.tokens_per_microbatch or config.count(_TRAINING) * split
     scoring = after.logprob_tokens or tokens
     limits = {_TRAINING: tokens, f"{ROLLOUT}.{_SCORING}": scoring}
@@ -203,7 +203,7 @@ def _tokens(config: Config, before: Knobs, after: Knobs, split: int) -> Found:
 
 
 def _critic_tokens(config: Config, before: Knobs, after: Knobs, split: int) -> Found:
-    """Return the critic's budget, cut as much as the actor's or the scoring budget is."""
+    """Return the critic's token budget, reduced by the same factor as the actor's or the log-prob budget."""
     sizes = ("tokens_per_microbatch", "logprob_tokens", "microbatch_size")
     pairs = [(getattr(before, knob), getattr(after, knob)) for knob in sizes]
     share = min((new / old for old, new in pairs if old and new), default=1.0)

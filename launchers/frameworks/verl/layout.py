@@ -1,4 +1,4 @@
-"""How a verl job is spread, and what holds device memory in which phase."""
+"""The layout of a verl job, and which components hold GPU memory in which phase."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _STATE_TYPES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
 def resident(config: Config) -> dict[str, residency.Held]:
-    """Return the components that hold device memory in each phase.
+    """Return the components that hold GPU memory, by phase.
 
-    In the synchronous trainer the engine sleeps from the end of generation to the weight sync: weights and
-    pool are given back, captured graphs stay. It does not exist yet while the trainer is built.
+    In the synchronous trainer the engine sleeps from the end of generation to the weight sync: it releases
+    weights and KV pool but not captured graphs. It does not exist yet while the trainer is built.
     """
-    # FSDP's reference is in host memory outside its own pass.
+    # FSDP's reference is offloaded except while it computes log-probs.
     trainers = residency.models(reference=config.reference and config.megatron, critic=config.critic)
     scored = residency.models(reference=config.reference, critic=config.critic)
     awake = (residency.ROLLOUT,) if config.colocated and not config.sleeps else ()
@@ -45,7 +45,7 @@ def resident(config: Config) -> dict[str, residency.Held]:
 
 
 def layout(config: Config) -> Layout:
-    """Return how the job is spread over its GPUs and in which precisions."""
+    """Return the layout for the job's memory estimate."""
     squares = config.flag(f"{ACTOR}.calculate_sum_pi_squared")
     result = Layout(
         **(_megatron(config) if config.megatron else _fsdp(config, squares=squares)),
@@ -64,7 +64,7 @@ def layout(config: Config) -> Layout:
         lora_rank=config.lora_rank,
         entropy=config.entropy,
         engine_sleeps=config.sleeps,
-        # engine_workers.py, update_weights: on after every sync through CUDA IPC, the first one included.
+        # engine_workers.py, update_weights: resident after every sync through CUDA IPC, including the first.
         expandable_segments=config.colocated,
         wakes_whole=config.wakes_whole,
         engine_weights_on_host=config.engine == "sglang" or config.adapters,  # else vLLM's sleep drops them
@@ -83,7 +83,7 @@ def layout(config: Config) -> Layout:
         mini_batch=config.update,
         pinned="buffers" if config.megatron else "tensors",
         routing="parts" if any(config.text(f"{ACTOR}.{place}.mode") == "R3" for place in _REPLAY) else "",
-        # Models of tied weights get no meta tensors (fsdp/transformer_impl.py, _build_module).
+        # Models with tied weights are not built on the meta device (fsdp/transformer_impl.py, _build_module).
         loads="ranks" if config.shape is not None and config.shape.tied and not config.megatron else "",
         saves_optimizer="optimizer" in str(config.get(f"{ACTOR}.checkpoint.save_contents") or "optimizer"),
         prompt_tokens=config.count(f"{ROLLOUT}.prompt_length"),
@@ -116,7 +116,7 @@ def _megatron(config: Config) -> dict[str, Any]:
             moments=(named["exp_avg_dtype"], named["exp_avg_sq_dtype"]),
         ),
         "compute_bytes": stored,
-        # The public models that have such layers have one.
+        # Public models with such layers have one.
         "predicting_layers": int(config.flag(f"{MODEL}.mtp.enable")),
         "predicting_loss": config.flag(f"{MODEL}.mtp.enable_train"),
         "optimizer_stays_offloaded": config.swaps_optimizer
@@ -156,9 +156,9 @@ def _fsdp(config: Config, *, squares: bool) -> dict[str, Any]:
 
 
 def _loss(config: Config) -> Literal["kernel", "rows"]:
-    """Return the loss of FSDP: flash-attention's kernel, or PyTorch's log_softmax where it is not installed.
+    """Return FSDP's loss: flash-attention's kernel, or PyTorch's log_softmax without flash-attention.
 
-    A job that pads its passes and chooses another attention is taken to have no flash-attention.
+    A job that pads micro-batches and chooses another attention is assumed to have no flash-attention.
     """
     attention = config.text(f"{MODEL}.override_config.attn_implementation")
     without = attention in ("sdpa", "eager") and not config.flag(f"{MODEL}.use_remove_padding")
@@ -166,7 +166,7 @@ def _loss(config: Config) -> Literal["kernel", "rows"]:
 
 
 def _gradient_bytes(config: Config, stored: int) -> int:
-    """Return the bytes of a gradient in Megatron's buffer (megatron/transformer_impl.py)."""
+    """Return the bytes per gradient in Megatron's buffer (megatron/transformer_impl.py)."""
     in_fp32 = config.inside(f"{MEGATRON}.override_ddp_config").get("grad_reduce_in_fp32")
     if in_fp32 is None:
         chosen = config.flag(f"{_OPTIMIZER}.use_precision_aware_optimizer")
@@ -186,9 +186,9 @@ def _precise(config: Config) -> bool:
 
 
 def _temporaries(config: Config, width: int) -> tuple[bool, int]:
-    """Return whether AdamW takes one tensor after the other, and its temporaries in bytes per parameter.
+    """Return whether AdamW updates one tensor at a time, and its temporaries in bytes per parameter.
 
-    They have the type of the parameters: one where it takes all at once, none if one kernel does it all.
+    These have the parameters' dtype: one if all tensors are updated at once, none with the fused kernel.
     """
     options = f"{ACTOR}.optim.override_optimizer_config"
     if config.flag(f"{options}.fused"):
