@@ -33,7 +33,7 @@ def attach(run: directory.RunFolder, *, options: Options) -> ExitCode:
 
     console = console_of(options)
     tail, claims = Tail(run.path / "events.jsonl"), Watch(run.path)
-    news, _ = tail.update()
+    news = tail.update()
     past = news[:-1] if news and isinstance(news[-1], Finished) else news
     console.replay(past)
     news = news[len(past) :]
@@ -58,7 +58,7 @@ def attach(run: directory.RunFolder, *, options: Options) -> ExitCode:
             if running:
                 console.watch_trials(running, now=time.time())
             time.sleep(_POLL_S)
-            news, _ = tail.update()
+            news = tail.update()
             if not (is_driven or news):
                 hint = f"`{run.call('resume')}` continues it"
                 raise Failure(f"run {run.id} is not over and has no driver", hint=hint)

@@ -9,7 +9,6 @@ import textwrap
 import time
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -30,17 +29,14 @@ from autotune.orchestrator.terminal import widgets
 from autotune.orchestrator.terminal.standard_streams import was_left
 from autotune.orchestrator.terminal.widgets import rendered
 from autotune.orchestrator.units import counted, show_duration, show_gib
-from autotune.policies.forecast.time_left import TimeLeft
-from autotune.policies.values.events import Accepted, CuredInPlace, Event, Foreseen, Started, Tried
+from autotune.policies.forecast.time_left import TimeLeft, step_seconds
+from autotune.policies.values.events import Accepted, CuredInPlace, Foreseen, Started, Tried
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import MemoryGrowth
 from autotune.policies.values.run.state import RunState, with_driver
 from autotune.policies.values.run.view import AttemptView, RunView
 from autotune.policies.values.value import Value
-
-if TYPE_CHECKING:
-    from autotune.orchestrator.terminal.live_view import LiveView
 
 _CODES = """\b
 Exit codes:
@@ -110,8 +106,6 @@ class RunReader:
         self._tail = Tail(run.path / "events.jsonl")
         self._stamp: summary.Stamp | None = None
         self._over: RunStatus | None = None  # as of `_stamp`
-        self._live: LiveView | None = None  # only of a run that is driven
-        self._unseen: list[Event] = []  # by the live view
 
     def look(self, *, now: float, memory: bool = False) -> RunStatus:
         """Return the status of the run; with `memory` that of its attempts is read too.
@@ -127,7 +121,7 @@ class RunReader:
         status = self._over or self._read(now=now)
         if self._over is None and self._tail.view.state.is_terminal:
             self._over = status
-            self._tail, self._unseen = Tail(self._tail.path), []  # the status is all that is needed of it
+            self._tail = Tail(self._tail.path)  # the status is all that is needed of it
             if stamp is not None and self._keeps:
                 summary.keep(self.run.path, status, stamp=stamp)
         if memory:
@@ -140,14 +134,10 @@ class RunReader:
         holder = self._watch.owner()
         driven = holder is not None
         try:
-            events, again = self._tail.update()
+            self._tail.update()
         except Failure as failure:
             damaged = DISPLAYS[RunState.UNREADABLE].word
             return RunStatus(run=self.run.id, status=damaged, running=driven, problem=failure.message)
-        if again:
-            self._live = None
-            self._unseen.clear()
-        self._unseen += events
         view = self._tail.view
         if view.accepted is None:
             return _not_accepted(self.run, driven=driven)
@@ -156,14 +146,11 @@ class RunReader:
             return status
         if holder is not None and not holder.can_be_signalled:
             status = replace(status, driver=_elsewhere(holder, beat_at=self._watch.beat_at))
-        if self._live is None:
-            from autotune.orchestrator.terminal.live_view import LiveView
+        from autotune.orchestrator.terminal.live_view import time_left_of
 
-            self._live = LiveView()
-        for event in self._unseen:
-            self._live.take(event)
-        self._unseen.clear()
-        return replace(status, left=self._live.time_left(now=now), step_s=self._live.step_seconds())
+        running = view.unended
+        step_s = step_seconds(view.attempts[running[0]]) if len(running) == 1 else ()
+        return replace(status, left=time_left_of(view, now=now), step_s=step_s)
 
 
 def awaiting(run: directory.RunFolder, status: RunStatus) -> RunStatus:

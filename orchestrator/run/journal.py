@@ -68,8 +68,8 @@ class Tail:
         self._stamp: tuple[int, int, int] | None = None  # inode, bytes, modification time
         self._offset = self._line = self._driver = 0  # of what has been read
 
-    def update(self) -> tuple[History, bool]:
-        """Return the events since the last call, and whether they are all: the file is another one now.
+    def update(self) -> History:
+        """Return the events since the last call, all of them where the file is another one now.
 
         A torn last line waits for the next call. Raises Failure as `read` does; the next call starts anew.
         """
@@ -82,7 +82,7 @@ class Tail:
             self.view = RunView()
         for event in events:
             self.view.take(event)
-        return events, again
+        return events
 
     def _new(self) -> tuple[History, bool]:
         try:

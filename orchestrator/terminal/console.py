@@ -111,7 +111,7 @@ class Console:
     def print_event(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
         """Print what an event means."""
         self._attempt = event.attempt or self._run.last_number
-        self._view.take(event)
+        self._run.take(event)
         match event:
             case Accepted():
                 self._accepted(event)

@@ -15,11 +15,9 @@ from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, bar, memory_bar, two_ends
 from autotune.orchestrator.units import show_duration, show_gib, show_rate
-from autotune.policies.forecast import time_left
-from autotune.policies.forecast.time_left import Course, TimeLeft
-from autotune.policies.values.events import Accepted, Event, GoalReached
+from autotune.policies.forecast.time_left import TimeLeft, step_seconds, time_left
+from autotune.policies.values.events import GoalReached
 from autotune.policies.values.failure import Phase
-from autotune.policies.values.job import Job
 from autotune.policies.values.observation import GpuMemory, Sample
 from autotune.policies.values.run.view import RunView
 
@@ -30,15 +28,6 @@ class LiveView:
     def __init__(self) -> None:
         self.run = RunView()  # what of a run any view shows
         self._titles: dict[int, str] = {}  # of attempts
-        self._course: Course | None = None
-
-    def take(self, event: Event) -> None:
-        """Update the view with the next event of the history."""
-        self.run.take(event)
-        try:
-            self._course = self._follow(event)
-        except Exception:  # the event itself is still to be printed
-            self._course = None
 
     def name(self, number: int, title: str) -> None:
         """Set the title of an attempt."""
@@ -52,30 +41,13 @@ class LiveView:
         attempt = self.run.attempts.get(number)
         return now - (seconds_of(attempt.started.at) if attempt is not None else 0.0)
 
-    def _follow(self, event: Event) -> Course | None:
-        if isinstance(event, Accepted):
-            return time_left.begin(event, last_step=_last_step)
-        return self._course and time_left.follow(self._course, event, last_step=_last_step)
-
     def left(self, *, now: float) -> str:
         """Return `9m to 11m left` or, of a search, `at most 2h 05m left`; empty while too little is known."""
-        result = self.time_left(now=now)
+        try:
+            result = time_left_of(self.run, now=now)
+        except Exception:  # what it stands behind is still to be printed
+            return ""
         return messages.time_left(result) if result is not None else ""
-
-    def time_left(self, *, now: float) -> TimeLeft | None:
-        """Return how long the run still takes at `now`, in Unix seconds, if that is known."""
-        if self._course is None:
-            return None
-        if self._course.search and (self.run.tried or self._trials):
-            from autotune.policies.search.schedule import time_left as of_search
-
-            return of_search(self._course, self.run.tried, now=now)
-        return time_left.time_left(self._course, now=now)
-
-    def step_seconds(self) -> tuple[float, ...]:
-        """Return the latest step times of the attempt that runs, without its first; empty of several."""
-        legs = self._course.legs if self._course is not None else ()
-        return legs[0].step_s if len(legs) == 1 else ()
 
     def lines(self, running: Mapping[int, Progress], *, now: float, width: int) -> list[Line]:
         """Return at most six lines on the attempts that run, by number."""
@@ -88,7 +60,7 @@ class LiveView:
                 seconds=self._seconds(number, now=now),
                 goal=attempt.goal if attempt is not None else None,
                 width=width,
-                step_s=self._step_s(number),
+                step_s=step_seconds(attempt) if attempt is not None else (),
                 left=self.left(now=now),
                 budget=self._budget(),
             )
@@ -108,27 +80,19 @@ class LiveView:
             return heartbeat(progress, seconds=self._seconds(number, now=now), left=left)
         return many_running(running, budget=self._budget(), left=left)
 
-    @property
-    def _trials(self) -> bool:
-        return self._course is not None and any(leg.trial is not None for leg in self._course.legs)
-
     def _title(self, number: int) -> str:
-        legs = self._course.legs if self._course is not None else ()
-        trial = next((leg.trial for leg in legs if leg.attempt == number), None)
+        attempt = self.run.attempts.get(number)
+        trial = attempt.started.trial if attempt is not None else None
         name = f"#{number}" if trial is None else f"#{number} trial {trial}"
         return f"{name}  {self.title(number)}"
 
-    def _step_s(self, number: int) -> tuple[float, ...]:
-        legs = self._course.legs if self._course is not None else ()
-        return next((leg.step_s for leg in legs if leg.attempt == number), ())
-
     def _budget(self) -> str:
         """Return `7 of 40 trials` of a search, once one is over."""
-        if self._course is None or not self.run.tried:
+        if self.run.accepted is None or not self.run.tried:
             return ""
         from autotune.policies.search.schedule import count
 
-        return f"{count(self.run.tried)} of {self._course.job.search.trials} trials"
+        return f"{count(self.run.tried)} of {self.run.accepted.job.search.trials} trials"
 
     def _best(self) -> str:
         if not self.run.tried:
@@ -139,10 +103,18 @@ class LiveView:
         return "" if best is None else f"best {show_rate(best.rate, best.unit)} (trial {best.trial})"
 
 
-def _last_step(job: Job) -> int | None:
-    """Return the step that completes the training, where the job's settings name it."""
-    adapter = frameworks.FRAMEWORKS.get(job.framework)
-    return adapter.last_step(job) if adapter is not None else None
+def time_left_of(view: RunView, *, now: float) -> TimeLeft | None:
+    """Return how long a run still takes at `now`, in Unix seconds, if that is known."""
+    accepted = view.accepted
+    if accepted is None:
+        return None
+    if view.tried or view.trials:
+        from autotune.policies.search.schedule import time_left as of_search
+
+        return of_search(view, now=now)
+    adapter = frameworks.FRAMEWORKS.get(accepted.job.framework)
+    last_step = adapter.last_step(accepted.job) if adapter is not None else None
+    return time_left(view, last_step=last_step, now=now)
 
 
 Line: TypeAlias = Text

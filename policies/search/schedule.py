@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from autotune.policies.forecast.time_left import Course, TimeLeft, sum_of
+from autotune.policies.forecast.time_left import TimeLeft, seconds_of_more, unix_seconds
 from autotune.policies.recovery.decide import backoff_s
 from autotune.policies.search import schedule, trials
 from autotune.policies.values.events import GaveUp, Purpose, Result, Stable, Tried
 from autotune.policies.values.job import Cluster, Search
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement, Profile
+from autotune.policies.values.run.view import RunView
 from autotune.policies.values.value import Value
 
 _LEAST_PATIENCE, _PATIENCE_SHARE = 8, 0.3  # trials without gain before a search ends
@@ -157,18 +158,20 @@ def trials_on_a_node(profile: Profile, cluster: Cluster, *, parallel: int) -> in
 _ENOUGH = 3  # trials that show how long one takes
 
 
-def time_left(course: Course, results: Sequence[Tried], *, now: float) -> TimeLeft | None:
+def time_left(view: RunView, *, now: float) -> TimeLeft | None:
     """Return the maximum time left of a search at `now` (Unix seconds), once its trials have started.
 
     It may end at any time because nothing that is worth a run is left, so there is no lower bound. Until
     some trials have shown how long one takes, what is left of search.duration is all that is known. None:
     no trial has started, or the search is over.
     """
-    search = course.job.search
-    running = [leg for leg in course.legs if leg.trial is not None]
-    passed_s = course.driven_s + (max(0.0, now - course.at) if course.legs else 0.0)
-    limit_s = search.duration_s - passed_s
-    if course.over or not (running or results) or limit_s <= 0:
+    assert view.accepted is not None and view.last is not None
+    job, results = view.accepted.job, view.tried
+    search = job.search
+    running = [each for each in view.trials if each.ended is None]
+    since_s = max(0.0, now - unix_seconds(view.last.at)) if view.unended else 0.0
+    limit_s = search.duration_s - view.driven_s - since_s
+    if view.finished or not (running or results) or limit_s <= 0:
         return None
     ran = [r for r in results if r.result not in (Result.GATED, Result.LOST) and r.seconds]
     took = [r.seconds for r in ran if r.purpose is Purpose.PROBE]
@@ -176,12 +179,12 @@ def time_left(course: Course, results: Sequence[Tried], *, now: float) -> TimeLe
         return TimeLeft(least_s=0.0, most_s=limit_s)
     judged = {r.trial for r in results}
     proofs = sum(r.purpose is Purpose.CONFIRM for r in ran)
-    proving = proofs > 0 or any(leg.trial in judged for leg in running)
-    begun_s = sum(min(max(0.0, now - leg.begun_at), max(took)) for leg in running)
-    longer = max(1.0, course.job.goal.steps / max(1, search.probe_steps))
+    proving = proofs > 0 or any(each.started.trial in judged for each in running)
+    begun_s = sum(min(max(0.0, now - unix_seconds(each.started.at)), max(took)) for each in running)
+    longer = max(1.0, job.goal.steps / max(1, search.probe_steps))
     proof_s = max(1, schedule.most_proofs(search) - proofs) * longer * max(took) if search.confirm else 0.0
     if proving:
         return TimeLeft(least_s=0.0, most_s=min(limit_s, max(max(took), proof_s - begun_s)))
     waiting = max(0, search.trials - schedule.count(results) - len(running))
-    trials_s = (sum_of(waiting + len(running), took).most_s - begun_s) / max(1, search.parallel)
+    trials_s = (seconds_of_more(waiting + len(running), took)[1] - begun_s) / max(1, search.parallel)
     return TimeLeft(least_s=0.0, most_s=min(limit_s, max(max(took), trials_s) + proof_s))

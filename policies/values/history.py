@@ -499,7 +499,7 @@ class _Elapsed:
         """Count the time before the next row."""
         passed = event.after_s
         if passed is None and event.at and self._before:
-            passed = max(0.0, _seconds_between(self._before, event.at))
+            passed = max(0.0, seconds_between(self._before, event.at))
             if self._under_way and isinstance(event, Ended) and event.unwatched:
                 passed = 0.0
         if passed is not None:
@@ -570,7 +570,8 @@ def _seen(
     assert_never(event)
 
 
-def _seconds_between(first: str, last: str) -> float:
+def seconds_between(first: str, last: str) -> float:
+    """Return the seconds from one row's time to another's; 0 where they cannot be compared."""
     try:
         return (datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds()
     except (ValueError, TypeError):  # rows without a time, or one with and one without a zone

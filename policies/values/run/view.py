@@ -29,6 +29,7 @@ from autotune.policies.values.events import (
     Tried,
     Verdict,
 )
+from autotune.policies.values.history import seconds_between
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Completed
 from autotune.policies.values.run.state import RunState, StateMachine, with_driver
@@ -43,7 +44,9 @@ class AttemptView:
     before: Knobs  # with which the attempt before it ended; of a trial: the job's own
     knobs: Knobs  # with which it continues after its cures in place
     decided: Decided | None = None  # that led to it
+    started_s: float = 0.0  # seconds in which drivers were at work on the run before it started
     steps: list[Progressed] = field(default_factory=list)
+    stepped_s: list[float] = field(default_factory=list)  # the same before the end of each step
     failures: list[FailureSeen] = field(default_factory=list)
     forecasts: dict[str, Foreseen] = field(default_factory=dict)  # the latest of each memory
     cures: list[CuredInPlace] = field(default_factory=list)
@@ -98,6 +101,7 @@ class RunView:
         self.goals: list[GoalReached] = []
         self.last: Event | None = None
         self.count = 0  # events
+        self.driven_s = 0.0  # in which drivers were at work; of rows that do not say it, by their times
         self.step: Progressed | None = None  # the latest of any attempt
         self._machine = StateMachine()
         self._decided: Decided | None = None  # since the last attempt started or ended
@@ -161,6 +165,7 @@ class RunView:
     def take(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
         """Extend the view by the next event of the history."""
         self._machine.take(event)
+        self.driven_s += _passed_s(self.last, event)
         place, self.last = self.count, event
         self.count += 1
         attempt = self.attempts.get(event.attempt)
@@ -169,6 +174,7 @@ class RunView:
                 self.step = event
                 if attempt is not None:
                     attempt.steps.append(event)
+                    attempt.stepped_s.append(self.driven_s)
             case Accepted():
                 self.first = self.accepted = event
                 self.knobs = event.profile.knobs
@@ -221,6 +227,7 @@ class RunView:
             before=own if event.trial is not None else self.knobs,
             knobs=event.knobs,
             decided=self._decided,
+            started_s=self.driven_s,
         )
         self._decided = None
         if event.trial is None:
@@ -233,3 +240,9 @@ class RunView:
         attempt.knobs = event.apply(attempt.knobs)
         if attempt.started.trial is None:
             self.knobs = attempt.knobs
+
+
+def _passed_s(before: Event | None, event: Event) -> float:
+    if event.after_s is not None:
+        return event.after_s
+    return max(0.0, seconds_between(before.at, event.at)) if before is not None else 0.0

@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.orchestrator.driver.monitor import Progress
+from autotune.orchestrator.terminal import live_view
 from autotune.orchestrator.terminal.console import Console
 from autotune.orchestrator.terminal.live_view import heartbeat, live_lines
-from autotune.policies.forecast import time_left
 from autotune.policies.values.events import (
     Ended,
     Finished,
@@ -207,7 +207,7 @@ def test_events_are_printed_without_an_estimate_of_the_time_left(monkeypatch: py
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(time_left, "follow", broken)
+    monkeypatch.setattr(live_view, "time_left", broken)
     stream = io.StringIO()
     console = Console(stream, runs_dir=Path("runs"))
     console.print_event(replace(accepted(), at=AT))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.forecast.time_left import Course, TimeLeft, begin, follow, sum_of, time_left
+from autotune.policies.forecast.time_left import TimeLeft, seconds_of_more, time_left
 from autotune.policies.values.events import (
     Decided,
     Ended,
@@ -25,8 +25,9 @@ from autotune.policies.values.events import (
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.job import Goal, Then
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.observation import Crashed
+from autotune.policies.values.observation import Completed, Crashed
 from autotune.policies.values.rehearsing import Part
+from autotune.policies.values.run.view import RunView
 from tests.policies.stories import accepted, profile
 
 EPOCH = 1_800_000_000.0
@@ -36,16 +37,23 @@ SLOW, FAST = Knobs(tokens_per_microbatch=8), Knobs(tokens_per_microbatch=16)
 class Told:
     """A run as its journal tells it, seconds after its beginning."""
 
-    def __init__(self, *, last: int | None = 100, resumable: bool = True, goal: Goal | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        last: int | None = 100,
+        resumable: bool = True,
+        goal: Goal | None = None,
+        mode: str = "launch",
+    ) -> None:
         self.now, self.last = 0.0, last
         of = replace(profile(), resumable=resumable)
-        first = replace(accepted(of, goal=goal or Goal(steps=20)), at=stamp(0.0))
-        self.course: Course = begin(first, last_step=lambda _: last)
+        first = replace(accepted(of, goal=goal or Goal(steps=20)), at=stamp(0.0), mode=mode)
+        self.view = RunView([first])
 
     def then(self, event: Event, *, after: float, driven: float | None = None) -> Told:
         self.now += after
         row = replace(event, at=stamp(self.now), after_s=after if driven is None else driven)
-        self.course = follow(self.course, row, last_step=lambda _: self.last)
+        self.view.take(row)
         return self
 
     def steps(self, *numbers: int, each: float = 10.0, attempt: int = 1, saved: int | None = None) -> Told:
@@ -57,7 +65,7 @@ class Told:
         return self.then(Started(attempt=attempt, knobs=knobs, resume=resume), after=0.0)
 
     def left(self, *, later: float = 0.0) -> TimeLeft | None:
-        return time_left(self.course, now=EPOCH + self.now + later)
+        return time_left(self.view, last_step=self.last, now=EPOCH + self.now + later)
 
 
 def stamp(seconds: float) -> str:
@@ -99,8 +107,7 @@ def test_a_job_that_stops_at_its_goal_ends_there_or_with_its_training() -> None:
 
 
 def test_the_first_run_of_a_search_ends_with_its_steps() -> None:
-    told = Told(last=None, goal=Goal(steps=10)).starts(1)
-    told.course = replace(told.course, search=True)
+    told = Told(last=None, goal=Goal(steps=10), mode="search").starts(1)
     found = told.steps(1, 2, 3, 4).left()
     assert middle(found) == 60.0 and found is not None and found.until == "trials"
     told.then(Started(attempt=2, knobs=FAST, trial=0), after=0.0)
@@ -113,14 +120,12 @@ def test_a_relaunch_is_counted_with_what_it_repeats() -> None:
     told.then(Ended(attempt=1, outcome=Crashed(exit_code=1), saved=20), after=20.0)
     told.then(Decided(attempt=1, not_before_s=30.0), after=0.0)
     between = told.left()
-    rest = sum_of(79, [10.0] * 29)
+    least, most = seconds_of_more(79, [10.0] * 29, of=30)
     assert between is not None
-    assert between.least_s == pytest.approx(30 + 60 * 0.75 + rest.least_s * 0.9)
-    assert between.most_s == pytest.approx(30 + 60 * 1.25 + rest.most_s * 1.35)
+    assert between.least_s == pytest.approx(30 + 60 * 0.75 + least * 0.9)
+    assert between.most_s == pytest.approx(30 + 60 * 1.25 + most * 1.35)
     starting = told.then(Started(attempt=2, knobs=FAST, resume=True), after=30.0).left(later=20.0)
-    assert starting == TimeLeft(
-        least_s=pytest.approx(25 + rest.least_s), most_s=pytest.approx(55 + rest.most_s)
-    )
+    assert starting == TimeLeft(least_s=pytest.approx(25 + least), most_s=pytest.approx(55 + most))
     assert told.left(later=80.0) is None  # no start took so long
     told.then(Progressed(attempt=2, step=21, resumed_from=20), after=60.0)
     assert middle(told.left()) == 790.0
@@ -129,10 +134,8 @@ def test_a_relaunch_is_counted_with_what_it_repeats() -> None:
 def test_other_knobs_make_the_range_wide_until_they_are_measured() -> None:
     told = Told().starts(1).steps(*range(1, 12)).then(Ended(attempt=1, outcome=Crashed()), after=0.0)
     told.starts(2, SLOW).steps(1, attempt=2, each=30.0)
-    rest = sum_of(99, [10.0] * 10)
-    assert told.left() == TimeLeft(
-        least_s=pytest.approx(rest.least_s * 0.9), most_s=pytest.approx(rest.most_s * 1.35)
-    )
+    least, most = seconds_of_more(99, [10.0] * 10, of=11)
+    assert told.left() == TimeLeft(least_s=pytest.approx(least * 0.9), most_s=pytest.approx(most * 1.35))
     assert middle(told.steps(2, 3, 4, attempt=2, each=12.0).left()) == 96 * 12.0
 
 
@@ -145,11 +148,10 @@ def test_steps_towards_the_goal_count_anew_after_a_relaunch() -> None:
 def test_a_rehearsal_is_no_part_of_the_training() -> None:
     told = Told().then(Started(attempt=1, knobs=FAST, rehearsal=Part.WORST), after=0.0)
     told.steps(1, 2, 3, 4, 5, saved=2)
-    assert told.left() is None and told.course.step_s == ()
-    told.then(Ended(attempt=1, outcome=TrainingCompleted(), saved=5), after=1.0)
+    assert told.left() is None
+    told.then(Ended(attempt=1, outcome=Completed(), saved=5), after=1.0)
     assert told.left() is None
     told.starts(2).steps(1, 2, 3, 4, attempt=2)
-    assert told.course.saved == 0
     assert middle(told.left()) == 960.0
 
 
@@ -181,10 +183,10 @@ def test_a_relaunch_that_is_expected_is_counted() -> None:
     )
     assert middle(told.left()) == 800.0
     told.then(ahead, after=0.0)
-    usual, repeated = sum_of(80, [10.0] * 19, shown=20), sum_of(10, [10.0] * 19, shown=20)
+    usual, repeated = (seconds_of_more(count, [10.0] * 19, of=20) for count in (80, 10))
     assert told.left() == TimeLeft(
-        least_s=pytest.approx(usual.least_s + 7.5),
-        most_s=pytest.approx(usual.most_s + 12.5 + repeated.most_s),
+        least_s=pytest.approx(usual[0] + 7.5),
+        most_s=pytest.approx(usual[1] + 12.5 + repeated[1]),
     )
     told.then(replace(ahead, holds=False, step=None), after=0.0)
     assert middle(told.left()) == 800.0
@@ -221,13 +223,14 @@ def test_most_runs_end_within_the_range(kind: Callable[[random.Random], Iterator
         course = kind(dice)
         took: Sequence[float] = [next(course) for _ in range(200)]
         for seen in (30, 60, 100, 180):
-            found, rest = sum_of(200 - seen, took[max(0, seen - 100) : seen]), sum(took[seen:])
-            within.append(found.least_s <= rest <= found.most_s)
-            widths.append((found.most_s - found.least_s) / rest)
+            least, most = seconds_of_more(200 - seen, took[max(0, seen - 100) : seen], of=seen)
+            rest = sum(took[seen:])
+            within.append(least <= rest <= most)
+            widths.append((most - least) / rest)
     assert sum(within) / len(within) >= 0.75
     assert sorted(widths)[len(widths) // 2] < 0.35
 
 
-def test_steps_that_become_shorter_end_no_earlier_than_half_the_shortest() -> None:
-    found = sum_of(1000, [float(seconds) for seconds in range(60, 20, -1)])
-    assert 1000 * 21.0 / 2 == found.least_s < found.most_s
+def test_the_range_begins_no_earlier_than_with_half_the_shortest_step() -> None:
+    least, most = seconds_of_more(1000, [1.0, 1.0, 100.0])
+    assert 1000 * 1.0 / 2 == least < most
