@@ -40,7 +40,7 @@ _ROUNDS = 3  # an unlimited budget follows the layout: where that changes, the b
 class Areal(TabularFramework[Config]):
     """Asynchronous RL with FSDP2, Megatron or Archon trainers and SGLang or vLLM engines.
 
-    Every line of a step says how many there are, so that no setting has to tell the last one.
+    Its step lines print the total, so that the last step needs no setting.
     """
 
     name = "areal"
@@ -73,7 +73,7 @@ class Areal(TabularFramework[Config]):
     model_key = "actor.path"
 
     def problems(self, job: Job) -> tuple[Problem, ...]:
-        """Return what is wrong with the job's settings and its YAML."""
+        """Return the problems of the job's settings and its YAML."""
         if another := checks.another_program(job.framework_version):
             return (another,)
         config = Config(job)
@@ -81,16 +81,16 @@ class Areal(TabularFramework[Config]):
         return (*unknown, *self.refused(config))
 
     def refused(self, config: Config) -> Iterator[Problem]:
-        """Yield what AReaL refuses at its start or once its models are loaded."""
+        """Yield the settings that AReaL refuses at its start or once its models are loaded."""
         yield from checks.problems(config)
         yield from super().refused(config)
 
     def unknown(self, config: Config) -> Iterator[Problem]:
-        """Yield the settings that the release which stands for the job's AReaL does not know."""
+        """Yield the settings that the release standing for the job's AReaL does not know."""
         return checks.unknown(config)
 
     def is_certain(self, config: Config, problem: Problem) -> bool:
-        """Return whether an unknown setting is a mistake: no name, or the exact release has a like one."""
+        """Return whether an unknown setting is a mistake: an invalid name, or like one of the exact release."""
         return problem.origin is Origin.WRITTEN or (config.release.exact and bool(problem.hint))
 
     def declined(self, config: Config) -> dict[str, str]:
@@ -103,7 +103,7 @@ class Areal(TabularFramework[Config]):
         return refused
 
     def warnings_on(self, config: Config, cluster: Cluster) -> Iterator[str]:
-        """Yield what the user should know of the job's nodes."""
+        """Yield warnings about the job's nodes."""
         per_node = config.count("cluster.n_gpus_per_node")
         if 0 < cluster.gpus_per_node < per_node:
             yield (
@@ -116,18 +116,18 @@ class Areal(TabularFramework[Config]):
         return Config(job).recover_root or None
 
     def last_step(self, job: Job) -> int | None:
-        """Return the job's limit; the lines of its steps count those of all epochs."""
+        """Return the job's step limit; step lines count over all epochs."""
         return self.config(job).number("total_train_steps")
 
     def gpus(self, job: Job) -> int | None:
-        """Return how many GPUs trainer and engines are spread over; None if their backends do not say."""
+        """Return the GPUs of trainer and engines; None if their backends do not determine them."""
         config = self.config(job)
         if config.rollout is None or config.actor is None:
             return None
         return config.actor.ranks + (0 if config.colocated else config.rollout.ranks)
 
     def training(self, job: Job) -> Training:
-        """Return the sizes of a step, and what decides which samples it has."""
+        """Return the settings of a step's size and of the selection of its samples."""
         config = Config(job)
         sequences, count = config.samples, config.updates("actor")
         shuffle = config.get("train_dataset.shuffle") if config.says("train_dataset.shuffle") else None
@@ -146,7 +146,7 @@ class Areal(TabularFramework[Config]):
         )
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
-        """Return the splits that heads and devices allow."""
+        """Return the parallel sizes that heads and devices allow."""
         context = split_sizes(config, "actor", "context")
         megatron = config.trainer == "megatron"
         return {
@@ -158,7 +158,7 @@ class Areal(TabularFramework[Config]):
         }
 
     def constraints(self, config: Config) -> Iterator[Constraint]:
-        """Yield that the optimizer state follows offloaded weights, where both can be offloaded."""
+        """Yield the constraint that optimizer state is offloaded together with weights, if both can be."""
         if "optimizer_offload" in {row.knob for row in self.offered(config)}:
             for knob, other, value in (
                 ("param_offload", "optimizer_offload", True),
@@ -186,7 +186,7 @@ class Areal(TabularFramework[Config]):
         return result | _pinned(Config(job), Config(changed(job, result)), result)
 
     def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
-        """Return the settings without which a job would not start, not continue or mix its logs."""
+        """Return the settings that a job needs to start, to resume and to keep its logs separate."""
         own: dict[str, Any] = {}
         launcher = _old_launcher(job)
         if not launcher and not config.has("scheduler.type"):
@@ -198,7 +198,7 @@ class Areal(TabularFramework[Config]):
         if launcher and not config.text("allocation_mode") and engines is not None and trainer is not None:
             own["allocation_mode"] = allocation_mode(engines, trainer, shared=config.colocated)
         own |= _recovery(config, job, run=run) if config.resumes else {}
-        # AReaL names its W&B run after experiment and trial and continues it; another run is another line.
+        # AReaL derives its W&B run id from experiment and trial names, and continues that run.
         suffix = "stats_logger.wandb.id_suffix"
         named = config.says(suffix) and config.text(suffix) != "timestamp"
         if config.text("stats_logger.wandb.mode") != "disabled" and not named:
@@ -206,10 +206,9 @@ class Areal(TabularFramework[Config]):
         return own
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
-        """Render the training script with `--config` and every override behind it.
+        """Render the training script with `--config`, followed by all overrides.
 
-        All roles write to the script's own output, so that AReaL's log files, to which attempts append,
-        would only repeat it.
+        All roles write to the script's output; AReaL's log files, to which attempts append, only repeat it.
         """
         own = self.settings(job, knobs)
         config = Config(changed(job, own))
@@ -228,21 +227,21 @@ class Areal(TabularFramework[Config]):
         )
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return overrides that hold whether or not the job's YAML names the key."""
+        """Return overrides that are valid whether or not the job's YAML has the key."""
         return tuple(f"++{name}={literal_text(value)}" for name, value in settings.items())
 
     def printed(self, text: str) -> dict[str, Any]:
-        """Return the overrides of the command line, where a log shows one."""
+        """Return the overrides of a command line in a log."""
         commands = "\n".join(line for line in text.splitlines() if _COMMAND.search(line))
         top = tuple(key for key in known().kinds if "." not in key)
         return printed_overrides(commands, known(), top=top)
 
     def can_force_longest(self, job: Job) -> bool:
-        """Return whether `gconfig.ignore_eos` makes every answer as long as the job's own limit."""
+        """Return whether `gconfig.ignore_eos` forces every response to the job's length limit."""
         return Config(job).lengths_known
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
-        """Return the job with a few steps, names and folders of its own, and nothing reported or saved."""
+        """Return the job with a few steps and its own names and folders, without trackers and checkpoints."""
         config = Config(job)
         off = document(__package__, "trial.yaml", dict[str, Any])
         own = {**off, "total_train_steps": steps, **_places(config, folder)}
@@ -251,18 +250,18 @@ class Areal(TabularFramework[Config]):
         return msgspec.structs.replace(job, settings={**overrides(job), **_without_idle_nulls(config, own)})
 
     def validates(self, config: Config) -> bool:
-        """Return whether the job sets when it validates."""
+        """Return whether the job sets a validation interval."""
         return any(config.has(f"evaluator.freq_{unit}") for unit in ("epochs", "steps", "secs"))
 
     def rehearsal(self, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
-        """Return a trial that saves for recovery and validates in the same step, where the job does."""
+        """Return a trial that saves for recovery and, if the job does, validates in the same step."""
         rehearsed = super().rehearsal(job, folder=folder, part=part, longest=longest)
         own = _without_idle_nulls(Config(job), rehearsed.settings)
         return msgspec.structs.replace(rehearsed, settings=own, resume=False)
 
 
 def _without_idle_nulls(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without the nulls of a trial that say nothing else than the job does."""
+    """Return a trial's settings without nulls that the job has as well."""
     return {
         name: value
         for name, value in settings.items()
@@ -277,9 +276,9 @@ def _differs(config: Config, name: str, value: Any) -> bool:
 
 
 def _pinned(before: Config, after: Config, written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings that would change along because they refer to a written one, with their present values.
+    """Return settings that refer to a changed one, with their present values, so that they stay.
 
-    The same setting of another role follows on purpose; anything else is the user's.
+    Only the same setting of another role is meant to follow.
     """
     keys = {name.rpartition(".")[2] for name in written}
     return {
@@ -293,16 +292,16 @@ def _pinned(before: Config, after: Config, written: Mapping[str, Any]) -> dict[s
 
 
 def _old_launcher(job: Job) -> str:
-    """Return `local`, `ray` or `slurm` where the job starts through a launcher of one process per rank."""
+    """Return `local`, `ray` or `slurm` if the job uses a launcher with one process per rank."""
     word = next((w for w in job.command if w.startswith(_OLD_LAUNCHER)), "")
     return word.removeprefix(_OLD_LAUNCHER)
 
 
 def _recovery(config: Config, job: Job, *, run: str) -> dict[str, Any]:
-    """Return the settings that a job lacks to be continued from its own checkpoints, and from none else.
+    """Return the settings with which a job resumes from its own checkpoints and no others.
 
-    AReaL continues whatever lies under recover.fileroot, so a run has a folder of its own there unless the
-    job says that it may continue from what is already there. Its own retries restart blindly: they are off.
+    AReaL resumes from anything under recover.fileroot, so a run gets its own subfolder there unless the job
+    has `resume: true`. AReaL's retries, which restart with unchanged settings, are turned off.
     """
     own: dict[str, Any] = {} if config.recovers else {"recover.mode": "on"}
     if not config.says_when_to_save:
@@ -318,7 +317,7 @@ def _recovery(config: Config, job: Job, *, run: str) -> dict[str, Any]:
 
 
 def _loggers(config: Config, *, run: str) -> dict[str, str]:
-    """Return the environment in which SwanLab continues its run, as AReaL names none to it."""
+    """Return environment variables with which SwanLab continues its run, because AReaL passes no run id."""
     if config.text("stats_logger.swanlab.mode") in ("", "disabled"):
         return {}
     name = re.sub(r"[^a-z0-9]", "", f"autotune{run}".lower())
@@ -326,7 +325,7 @@ def _loggers(config: Config, *, run: str) -> dict[str, str]:
 
 
 def _places(config: Config, folder: str) -> dict[str, str]:
-    """Return names and folders that no other run uses, wherever the job spells them out."""
+    """Return settings that replace spelled-out names and folders with ones of this run alone."""
     tag = re.sub(r"[^A-Za-z0-9]", "", folder)[-32:] or "trial"
     own = {"trial_name": f"autotune{tag}", "fileroot": folder}
     spelled = {

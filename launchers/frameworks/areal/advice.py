@@ -1,4 +1,4 @@
-"""What AReaL's guide to out-of-memory errors says, checked against the code of 1.0.4."""
+"""Remedies in AReaL's guide to out-of-memory errors, checked against the code of 1.0.4."""
 
 from autotune.launchers.base import Advice, Status
 

@@ -1,4 +1,4 @@
-"""AReaL's words for how an engine is spread: `fsdp:d4t2`, `sglang:d2t2`, and the older allocation modes."""
+"""Parses AReaL's parallel layouts, `fsdp:d4t2` or `sglang:d2t2`, and the older allocation modes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LETTERS = {"sglang": "dtp", "vllm": "dtp", "fsdp": "dtc", "megatron": "dtpce", 
 
 
 class BackendError(ValueError):
-    """A backend that AReaL would refuse; the message says why."""
+    """AReaL would refuse the backend; the message says why."""
 
 
 class Backend(Value, frozen=True, kw_only=True):
-    """One engine and the ranks along each of its dimensions."""
+    """An engine and the ranks along each of its dimensions."""
 
     engine: str
-    name: str = ""  # in square brackets, of an allocation mode
+    name: str = ""  # in the square brackets of an allocation mode
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
@@ -37,11 +37,11 @@ class Backend(Value, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> int:
-        """The devices of the engine."""
+        """The number of devices of the engine."""
         return self.data * self.tensor * self.pipeline * self.context
 
     def resized(self, *, tensor: int | None = None, context: int | None = None) -> Backend:
-        """Return the same number of devices split otherwise; raises BackendError if that fails."""
+        """Return another split of the same number of devices; raises BackendError if there is none."""
         t = self.tensor if tensor is None else tensor
         c = self.context if context is None else context
         data, rest = divmod(self.ranks, t * c * self.pipeline)
@@ -52,7 +52,7 @@ class Backend(Value, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, data=data, tensor=t, context=c)
 
     def __str__(self) -> str:
-        """Return the backend in AReaL's words."""
+        """Return the backend in AReaL's syntax."""
         dims = f"d{self.data}"
         for letter, size in (("t", self.tensor), ("p", self.pipeline), ("c", self.context)):
             dims += f"{letter}{size}" if size > 1 else ""
@@ -84,8 +84,8 @@ def parse(text: str) -> Backend:
 def from_allocation_mode(mode: str) -> tuple[Backend, Backend, bool]:
     """Return the rollout's and the actor's backend of an allocation mode, and whether they share devices.
 
-    `+` stands between engines with devices of their own, `|` between engines on the same ones. A trainer may
-    lack its engine, as in `sglang:d4+d4`; an engine of 0.3 has a dot for the colon (areal/api/alloc_mode.py).
+    `+` separates engines with their own devices, `|` engines on shared ones. The trainer's engine may be left
+    out, as in `sglang:d4+d4`; 0.3 writes a dot instead of the colon (areal/api/alloc_mode.py).
     """
     components: list[list[Backend]] = []
     for component in re.sub(r"\s+", "", mode).split("+"):
@@ -104,7 +104,7 @@ def from_allocation_mode(mode: str) -> tuple[Backend, Backend, bool]:
 
 
 def _with_engine(part: str) -> str:
-    """Return a part of an allocation mode as a backend: AReaL chooses Megatron for what FSDP cannot split."""
+    """Return a part of an allocation mode as a backend; layouts that FSDP lacks are Megatron's."""
     unnamed = _UNNAMED.fullmatch(part)
     if unnamed is not None:
         sizes = {letter: int(number) for letter, number in _DIM.findall(unnamed["dims"])}

@@ -1,4 +1,4 @@
-"""What is wrong with an AReaL job before anything starts: AReaL itself says most of it minutes later."""
+"""Checks an AReaL job before anything starts; AReaL itself reports most problems minutes later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from autotune.policies.values.provenance import Origin
 
 SHARED_SILENTLY = "AReaL's local scheduler then puts two workers on one card without a word"
 _HYDRA = ("defaults", "hydra")
-_CHOICES = {  # the parser takes any text, AReaL fails once the models are loaded
+_CHOICES = {  # the parser accepts any text, AReaL fails once the models are loaded
     "actor.weight_update_mode": ("xccl", "disk"),
     "scheduler.type": ("ray", "local", "slurm"),
     "recover.mode": ("on", "off", "auto", "disabled"),
@@ -40,7 +40,7 @@ _NAME = re.compile(r"\w+(\.\w+)*")
 
 
 def another_program(version: str | None) -> Problem | None:
-    """Return what is wrong with a job whose AReaL is of a later major version than those that are known.
+    """Return the problem of a job whose AReaL has a later major version than those on record.
 
     AReaL 2.0.0 is tagged in its repository and not on PyPI.
     """
@@ -52,7 +52,7 @@ def another_program(version: str | None) -> Problem | None:
 
 
 def problems(config: Config) -> Iterator[Problem]:
-    """Yield every mistake in an AReaL job's settings."""
+    """Yield every problem of an AReaL job's settings."""
     if not config.job.command:
         message = "AReaL has no entry point of its own; `command` names the training script"
         hint = "such as `command: [python, examples/math/gsm8k_rl.py]`"
@@ -72,9 +72,9 @@ def problems(config: Config) -> Iterator[Problem]:
 
 
 def unknown(config: Config) -> Iterator[Problem]:
-    """Yield the settings that the release which stands for the job's AReaL does not know.
+    """Yield the settings that the release standing for the job's AReaL does not know.
 
-    One that the script's own configuration may have has no hint.
+    A setting that may belong to the script's own configuration gets no hint.
     """
     names = [*config.given, *_document_names(config.job.document, "", config.facts)]
     for name in dict.fromkeys(names):
@@ -90,7 +90,7 @@ def unknown(config: Config) -> Iterator[Problem]:
 
 
 def _document_names(tree: dict[str, Any], prefix: str, facts: Facts) -> Iterator[str]:
-    """Yield the dotted names of a YAML file, of an unknown or free section only its own."""
+    """Yield the dotted names in a YAML file; unknown and free-form sections are not entered."""
     for key, value in tree.items():
         name = f"{prefix}{key}"
         yield name
@@ -99,9 +99,9 @@ def _document_names(tree: dict[str, Any], prefix: str, facts: Facts) -> Iterator
 
 
 def _is_own(config: Config, root: str) -> bool:
-    """Return whether a name at the top is one that the job's own script adds to AReaL's configuration.
+    """Return whether a top-level name was added to AReaL's configuration by the job's own script.
 
-    A name like one of AReaL's is a misspelt one only where the file lacks that one.
+    A name similar to one of AReaL's counts as misspelt only if the file lacks that one.
     """
     known = [name for name in config.facts.kinds if "." not in name]
     if root in known or replacement(RENAMED, root):
@@ -111,7 +111,7 @@ def _is_own(config: Config, root: str) -> bool:
 
 
 def _suggestion(name: str, facts: Facts) -> str:
-    """Return what an unknown setting probably stands for, or the empty string."""
+    """Return the setting that an unknown name probably means; empty if none."""
     section, _, last = name.rpartition(".")
     instead = replacement(RENAMED, last)
     if instead and instead != f"write {name}":
@@ -143,7 +143,7 @@ def _values(config: Config) -> Iterator[Problem]:
 
 
 def _missing(config: Config) -> Iterator[Problem]:
-    """Yield the settings that AReaL has no default for and the job does not give."""
+    """Yield required settings that the job does not set."""
     roles = [role for role in ("actor", "ref", "critic") if role == "actor" or config.has(role)]
     required = [*_NAMES, "train_dataset.path", "train_dataset.type"]
     required += [f"{section}.{name}" for section in (*roles, *_FILES) for name in _NAMES]
@@ -176,7 +176,7 @@ def _backend(config: Config, role: str, engines: tuple[str, ...]) -> Iterator[Pr
 
 
 def _rules(config: Config) -> Iterator[Problem]:
-    """Yield the settings that AReaL refuses beside one another."""
+    """Yield settings that AReaL refuses together."""
     yield from _devices(config)
     if config.colocated and not config.flag("enable_offload"):
         yield Problem(path=("config",), message="engines on the same devices need enable_offload=true")
@@ -189,7 +189,7 @@ def _rules(config: Config) -> Iterator[Problem]:
 
 
 def _devices(config: Config) -> Iterator[Problem]:
-    """Yield a problem where the engines need more devices than there are: AReaL then shares them silently."""
+    """Yield a problem if the engines need more devices than there are; AReaL would silently share them."""
     nodes, per_node = config.number("cluster.n_nodes"), config.number("cluster.n_gpus_per_node")
     if config.rollout is None or config.actor is None or not config.says("cluster.n_nodes"):
         return

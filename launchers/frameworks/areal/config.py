@@ -1,4 +1,4 @@
-"""A job of AReaL: its YAML with the overrides on top and the defaults underneath, and its engines."""
+"""An AReaL job's resolved settings (overrides over its YAML over defaults) and its engines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from autotune.policies.values.job import SAVE_S, Job
 from autotune.policies.values.profile import Placement
 
 RELEASES = releases(__package__)
-_RECOVERING = ("on", "auto")  # the values of recover.mode that write checkpoints and go on from them
+_RECOVERING = ("on", "auto")  # values of recover.mode that write checkpoints and resume from them
 _FREQUENCIES = ("freq_epochs", "freq_steps", "freq_secs")
-# Texts that OmegaConf's typed nodes take for numbers and truths.
+# Texts that OmegaConf's typed nodes accept as numbers and bools.
 _WHOLE = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _TRUTHS = {"true": True, "false": False}
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
-_DEPTH = 20  # of references of sections to sections
-_SILENT = "???"  # OmegaConf's value of a setting that is still to be given
+_DEPTH = 20  # nested references between sections
+_SILENT = "???"  # OmegaConf's value of a required setting
 
 
 def known() -> Facts:
@@ -35,7 +35,7 @@ def known() -> Facts:
 
 
 def overrides(job: Job) -> dict[str, Any]:
-    """Return the job's overrides by plain dotted name; a leading `+` or `++` is Hydra's, not the name's."""
+    """Return the job's overrides by dotted name, without Hydra's leading `+` or `++`."""
     return {str(name).lstrip("+"): value for name, value in job.settings.items()}
 
 
@@ -45,7 +45,7 @@ def changed(job: Job, settings: Mapping[str, Any]) -> Job:
 
 
 class Config(DeclaredSettings):
-    """The effective values of a job's settings, by dotted name, and the engines that they describe."""
+    """A job's resolved settings, by dotted name, and its engines."""
 
     queue = 16  # tasks that AReaL queues per concurrent rollout, rollout_controller.py
 
@@ -61,7 +61,7 @@ class Config(DeclaredSettings):
     # ----------------------------------------------------------------------- values
 
     def get(self, key: str) -> Any:
-        """Return a setting's value, AReaL's default where the job is silent, None if that is null."""
+        """Return a setting's value or AReaL's default; None if that is null."""
         place = self._place(key)
         written = self._written.get(place, _SILENT)
         if written == _SILENT:
@@ -70,34 +70,34 @@ class Config(DeclaredSettings):
         return _typed(value, self.facts.kind_of(key) or "") if isinstance(value, str) else value
 
     def number(self, key: str) -> int | None:
-        """Return a whole number, or None if the setting holds none."""
+        """Return a setting as an int; None if it is no whole number."""
         value = self.get(key)
         if isinstance(value, str):
             value = int(value) if _WHOLE.fullmatch(value) else None
         return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     def has(self, key: str) -> bool:
-        """Return whether the job itself gives the setting or section another value than null."""
+        """Return whether the job sets the setting or section to anything but null."""
         place = self._place(key)
         value = self._written.get(place)
         return value not in (None, _SILENT) or any(each.startswith(f"{place}.") for each in self._written)
 
     def says(self, key: str) -> bool:
-        """Return whether the job itself names the setting, be it with null."""
+        """Return whether the job sets the setting, even to null."""
         return self._place(key) in self._written or self.has(key)
 
     def reference(self, key: str) -> str | None:
-        """Return the name that a section or setting points to with `${…}`, None if it has a value."""
+        """Return the name that a section or setting refers to with `${…}`; None if it has a value."""
         value = self._written.get(key)
         whole = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         return whole[1] if whole else None
 
     def names(self) -> Iterator[str]:
-        """Yield the dotted name of every setting that the job's YAML and overrides contain."""
+        """Yield the dotted name of every setting in the job's YAML and overrides."""
         yield from self._written
 
     def _place(self, key: str, depth: int = 0) -> str:
-        """Return the name at which a value is written, references of the sections above it followed."""
+        """Return the name where a value is defined, after resolving references of its parent sections."""
         parts = key.split(".")
         for length in range(1, len(parts) + 1):
             target = self.reference(".".join(parts[:length]))
@@ -106,7 +106,7 @@ class Config(DeclaredSettings):
         return key
 
     def _followed(self, key: str, value: Any) -> Any:
-        """Return what is written for a key with the references inside it replaced."""
+        """Return a key's value with the references in it resolved."""
         if isinstance(value, list):
             return [self._followed(key, each) for each in value]
         if isinstance(value, dict):
@@ -116,13 +116,13 @@ class Config(DeclaredSettings):
         return value
 
     def raw(self, key: str) -> Any:
-        """Return what is written for a setting, the default where the job is silent."""
+        """Return a setting's unresolved value or default."""
         place = self._place(key)
         value = self._written.get(place, _SILENT)
         return self.facts.defaults.get(place) if value == _SILENT else value
 
     def place(self, name: str) -> tuple[str, ...]:
-        """Return where the job writes a setting."""
+        """Return the path in job.yaml of a setting."""
         written = next((key for key in self.job.settings if str(key).lstrip("+") == name), None)
         return ("config", *name.split(".")) if written is None else ("settings", written)
 
@@ -146,7 +146,7 @@ class Config(DeclaredSettings):
         return rollout, actor, shared
 
     def backend(self, role: str) -> Backend | None:
-        """Return what `ROLE.backend` says, None if it says nothing readable."""
+        """Return the backend in `ROLE.backend`; None if it cannot be parsed."""
         try:
             return parse(self.text(f"{role}.backend"))
         except BackendError:
@@ -154,27 +154,27 @@ class Config(DeclaredSettings):
 
     @property
     def rollout(self) -> Backend | None:
-        """How the inference engines are spread."""
+        """The layout of the inference engines."""
         return self._backends[0]
 
     @property
     def actor(self) -> Backend | None:
-        """How the actor's trainer is spread."""
+        """The layout of the actor's trainer."""
         return self._backends[1]
 
     @property
     def critic(self) -> Backend | None:
-        """How the critic's trainer is spread; None without a critic."""
+        """The layout of the critic's trainer; None without a critic."""
         return self.backend("critic") if self.has("critic") else None
 
     @property
     def colocated(self) -> bool:
-        """Whether engines and trainer share their devices."""
+        """Whether engines and trainer share devices."""
         return self._backends[2]
 
     @property
     def placement(self) -> Placement:
-        """Whether trainer and engines share their cards, and whether they work at the same time."""
+        """Whether trainer and engines share GPUs, and whether they work at the same time."""
         ahead = self.count("rollout.max_head_offpolicyness") > 0
         return residency.placement(shared=self.colocated, ahead=ahead)
 
@@ -189,18 +189,18 @@ class Config(DeclaredSettings):
         return self.actor.engine if self.actor is not None else "fsdp"
 
     def field(self, name: str) -> object:
-        """Return the value of a field of Megatron's TransformerConfig; None where the job leaves it out."""
+        """Return a field of Megatron's TransformerConfig; None if the job leaves it out."""
         return self.get(f"actor.megatron.{name}") if self.trainer == "megatron" else None
 
     @property
     def reshards(self) -> bool:
-        """Whether a layer's gathered weights are freed after its forward; by default not in a pipeline."""
+        """Whether a layer's gathered weights are freed after its forward; by default not with a pipeline."""
         policy = self.text("actor.archon.reshard_after_forward_policy") if self.trainer == "archon" else ""
         return policy != "never" and (policy != "default" or self.actor is None or self.actor.pipeline == 1)
 
     @property
     def trainer_devices(self) -> int:
-        """Devices of the actor's trainer; 0 where its backend is not readable."""
+        """Devices of the actor's trainer; 0 if its backend cannot be parsed."""
         return self.actor.ranks if self.actor is not None else 0
 
     @property
@@ -210,7 +210,7 @@ class Config(DeclaredSettings):
 
     @property
     def engine_devices(self) -> int:
-        """Devices of the inference engines; 0 where their backend is not readable."""
+        """Devices of the inference engines; 0 if their backend cannot be parsed."""
         return self.rollout.ranks if self.rollout is not None else 0
 
     def engine_of(self, role: str) -> str:
@@ -222,7 +222,7 @@ class Config(DeclaredSettings):
 
     @property
     def streams_adam(self) -> bool:
-        """Whether the optimizer is the one whose step can be streamed layer by layer."""
+        """Whether the optimizer step can be streamed layer by layer."""
         return self.text("actor.optimizer.type") == "adam"
 
     @property
@@ -232,12 +232,12 @@ class Config(DeclaredSettings):
 
     @property
     def scores_reference(self) -> bool:
-        """Whether a frozen model is scored: AReaL builds it only with a KL coefficient above 0."""
+        """Whether there is a reference model; AReaL builds one only with a KL coefficient above 0."""
         return self.has("ref") and self.share("actor.kl_ctl") > 0
 
     @property
     def reference_budget_is_apart(self) -> bool:
-        """Whether only the reference model scores, so that its budget is the scoring budget."""
+        """Whether only the reference computes log-probs, so that its token budget is the log-prob budget."""
         if self.flag("actor.use_decoupled_loss"):
             actor_scores = self.text("actor.prox_logp_method") == "recompute"
         else:
@@ -246,12 +246,12 @@ class Config(DeclaredSettings):
 
     @property
     def samples(self) -> int:
-        """The sequences of one step."""
+        """Sequences per step."""
         return (self.number("train_dataset.batch_size") or 1) * (self.number("gconfig.n_samples") or 1)
 
     @property
     def most_requests(self) -> int:
-        """The requests in flight for each engine; 0: not known. A rollout is one per answer of a prompt."""
+        """Requests in flight per engine, one per response of a prompt; 0 if unknown."""
         limits = map(self.number, ("rollout.max_concurrent_rollouts", "rollout.consumer_batch_size"))
         rollouts = next(filter(None, limits), 0)
         if not rollouts or self.rollout is None:
@@ -260,11 +260,11 @@ class Config(DeclaredSettings):
         return -(-rollouts * (self.number("gconfig.n_samples") or 1) // engines)
 
     def updates(self, role: str) -> int:
-        """Return how many updates of its weights a role makes in one step."""
+        """Return how many weight updates a role makes per step."""
         return self.number(f"{role}.ppo_n_minibatches") or 1
 
     def budget(self, role: str) -> int:
-        """Return the most tokens of one pass; unlimited, it holds the mini-batch of a data-parallel rank."""
+        """Return the maximum tokens per micro-batch; if unlimited, those of a rank's mini-batch."""
         written = self.number(f"{role}.mb_spec.max_tokens_per_mb")
         if written is not None:
             return written
@@ -274,7 +274,7 @@ class Config(DeclaredSettings):
 
     @property
     def actor_budget(self) -> int:
-        """The most tokens of one pass of the actor."""
+        """The maximum tokens per micro-batch of the actor."""
         return self.budget("actor")
 
     @property
@@ -284,7 +284,7 @@ class Config(DeclaredSettings):
 
     @property
     def lengths_known(self) -> bool:
-        """Whether the job's own lengths say how long a sequence can be."""
+        """Whether the job's length settings bound a sequence."""
         return self._longest[1]
 
     @property
@@ -295,7 +295,7 @@ class Config(DeclaredSettings):
 
     @cached_property
     def _longest(self) -> tuple[int, bool]:
-        """Where prompts have no limit, or a workflow takes several turns, only the engine's limits remain."""
+        """The length bound; without a prompt limit, or with several turns, only the engine's limits apply."""
         limit = self.number("gconfig.max_tokens") or self.facts.defaults["gconfig.max_tokens"]
         with_vllm = self.text("rollout.backend").startswith("vllm")
         context = self.number("vllm.max_model_len" if with_vllm else "sglang.context_length")
@@ -315,48 +315,48 @@ class Config(DeclaredSettings):
 
     @property
     def resumes(self) -> bool:
-        """Whether an attempt can continue where the last one ended."""
+        """Whether an attempt can resume from the last one's checkpoint."""
         return not self.refuses_to_recover and not self.is_v2
 
     @property
     def refuses_to_recover(self) -> bool:
-        """Whether the user says in the job's own settings that nothing is to be recovered."""
+        """Whether the job's settings disable recovery."""
         return self.given.get("recover.mode") in ("disabled", "off")
 
     @property
     def recover_mode(self) -> str:
-        """What recover.mode says."""
+        """The value of recover.mode."""
         return self.text("recover.mode")
 
     @property
     def recovers(self) -> bool:
-        """Whether the job itself asks AReaL to write checkpoints and to continue from them."""
+        """Whether the job asks AReaL to write recovery checkpoints and to resume from them."""
         return self.recover_mode in _RECOVERING
 
     @property
     def says_when_to_save(self) -> bool:
-        """Whether the job says how often a checkpoint is written."""
+        """Whether the job sets a checkpoint interval."""
         return any(self.has(f"recover.{name}") for name in _FREQUENCIES)
 
     @property
     def interval(self) -> dict[str, int]:
-        """How often a checkpoint is written where the job does not say it."""
+        """The default checkpoint interval."""
         every = self.job.recovery.save_every
         return {"recover.freq_steps": every} if every else {"recover.freq_secs": SAVE_S}
 
     @property
     def interval_text(self) -> str:
-        """The same as the override that says it."""
+        """The default checkpoint interval as an override."""
         return " ".join(f"{name}={value}" for name, value in self.interval.items())
 
     @property
     def recover_root(self) -> str:
-        """The folder below which AReaL keeps what it recovers from."""
+        """The parent folder of AReaL's recovery checkpoints."""
         return self.text("recover.fileroot") or self.text("cluster.fileroot")
 
 
 def _typed(text: str, kind: str) -> Any:
-    """Return what AReaL's typed configuration makes of a text: a number or a truth where it wants one."""
+    """Return a text as AReaL's typed configuration parses it: a number or bool if the field has that type."""
     match kind.rstrip("?"):
         case "int" if _WHOLE.fullmatch(text):
             return int(text)
@@ -368,5 +368,5 @@ def _typed(text: str, kind: str) -> Any:
 
 
 def _overlap(first: str, second: str) -> bool:
-    """Return whether one of two names is the other or stands above it."""
+    """Return whether two names are equal or one is a section that contains the other."""
     return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")

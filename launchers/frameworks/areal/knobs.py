@@ -1,4 +1,4 @@
-"""Knobs of AReaL that are more than the value of one setting: how each is read and written."""
+"""Reads and writes the knobs of AReaL that involve several settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BUDGET = "mb_spec.max_tokens_per_mb"
 _SPEC = "scheduling_spec"
 _ALLOCATOR, _PRELOAD = "PYTORCH_CUDA_ALLOC_CONF", "LD_PRELOAD"
 _EXPANDABLE = "expandable_segments:True"
-# areal/api/cli_args.py SchedulingSpec: what a worker gets where the job describes none
+# areal/api/cli_args.py, SchedulingSpec: the default of a worker
 _WORKER: dict[str, Any] = {"cpu": 8, "gpu": 0, "mem": 32, "port_count": 2, "task_type": "worker"}
 _WORKER |= {"cmd": "python -m areal.infra.rpc.rpc_server"}
 
@@ -25,7 +25,7 @@ _WORKER |= {"cmd": "python -m areal.infra.rpc.rpc_server"}
 
 
 def requests(config: Config) -> Setting:
-    """Return the requests that an engine works on at once: its own limit, or what is in flight for it."""
+    """Return the concurrent requests of an engine: its own limit, or the requests in flight for it."""
     limit = config.number("vllm.max_num_seqs" if config.engine == "vllm" else "sglang.max_running_requests")
     return min(filter(None, (limit, config.most_requests)), default=None)
 
@@ -57,7 +57,7 @@ def write_rollout_backend(config: Config, before: Knobs, knobs: Knobs) -> dict[s
 
 
 def write_actor_backend(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
-    """Return the backends with a trainer that is split otherwise."""
+    """Return the backends with another parallel layout of the trainer."""
     if config.actor is None:
         return {}
     context = knobs.sequence_parallel if config.trainer == "fsdp" else knobs.context_parallel
@@ -66,7 +66,7 @@ def write_actor_backend(config: Config, before: Knobs, knobs: Knobs) -> dict[str
 
 
 def _spread(config: Config, *, rollout: Backend | None, actor: Backend | None) -> dict[str, Any]:
-    """Return the backends as settings; the older allocation mode follows where a job still has one."""
+    """Return the backends as settings, and the older allocation mode if the job has one."""
     written = {}
     if rollout is not None and rollout != config.rollout:
         written["rollout.backend"] = str(rollout)
@@ -78,7 +78,7 @@ def _spread(config: Config, *, rollout: Backend | None, actor: Backend | None) -
 
 
 def allocation_mode(rollout: Backend, actor: Backend, *, shared: bool) -> str:
-    """Return the older way of writing two backends, which AReaL's launchers of one process per rank read."""
+    """Return two backends as an allocation mode, which AReaL's older launchers read."""
     if not shared:
         return f"{rollout}+{actor}"
     return str(rollout).replace(":", "[rollout]:", 1) + "|" + str(actor).replace(":", "[actor]:", 1)
@@ -88,7 +88,7 @@ def allocation_mode(rollout: Backend, actor: Backend, *, shared: bool) -> str:
 
 
 def write_tokens(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
-    """Return the budget of the actor; roles that share its phases follow where theirs is larger."""
+    """Return the actor's token budget, and that of roles in the same phases if theirs is larger."""
     tokens = knobs.tokens_per_microbatch or 0
     followers = ["critic"] if config.critic is not None else []
     followers += ["ref"] if config.scores_reference and not config.reference_budget_is_apart else []
@@ -127,19 +127,19 @@ def write_recompute(config: Config, before: Knobs, knobs: Knobs) -> dict[str, An
 
 
 def params(config: Config) -> Setting:
-    """Return whether weights lie on the host outside their use."""
+    """Return whether weights are offloaded while not in use."""
     return config.flag(f"actor.{config.trainer}.offload_params")
 
 
 def optimizer(config: Config) -> Setting:
-    """Return whether the optimizer's state lies on the host."""
+    """Return whether the optimizer state is offloaded."""
     return config.flag("actor.fsdp.per_layer_optim_step") or params(config)
 
 
 def write_offload(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
-    """Return where weights and optimizer state are kept; weights on the host take the state with them.
+    """Return the settings of offloaded weights and optimizer state; offloaded weights include the state.
 
-    The streamed step is what keeps only the state there, and what makes the step bearable in both cases.
+    The streamed optimizer step offloads the state alone, and makes either case fast enough.
     """
     written: dict[str, Any] = {}
     for role in config.trained:
@@ -163,15 +163,15 @@ def allocator(config: Config) -> str:
 
 
 def host_allocator(config: Config) -> str:
-    """Return the library that serves the trainer's host memory."""
+    """Return the trainer's host memory allocator."""
     return host_allocators.preloaded(_variable(config, _PRELOAD))
 
 
 def write_environment(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
-    """Return how the trainers are scheduled with these allocators.
+    """Return the trainers' scheduling specs with these allocators.
 
-    A list is replaced whole, as Hydra cannot reach into one. The engine keeps its own environment: its graphs
-    and its all-reduce share memory by handles of fixed segments.
+    The list is replaced as a whole, because Hydra cannot change an element. The engine's environment stays,
+    because its graphs and all-reduce share memory by handles of fixed segments.
     """
     wanted: dict[str, str] = {}
     if knobs.allocator != allocator(config):
@@ -198,7 +198,7 @@ def _specs(config: Config, role: str) -> list[dict[str, Any]]:
 
 
 def _variable(config: Config, name: str) -> str:
-    """Return an environment variable of the actor's workers, which without Ray inherit the job's."""
+    """Return an environment variable of the actor's workers; without Ray they inherit the job's."""
     for spec in _specs(config, "actor"):
         variables = spec.get("env_vars") or {}
         if name in variables:
@@ -207,7 +207,7 @@ def _variable(config: Config, name: str) -> str:
 
 
 def size(role: str, dimension: str) -> Callable[[Config], Setting]:
-    """Return what reads how many parts a dimension of a role's backend has."""
+    """Return a reader of one dimension of a role's backend."""
 
     def read(config: Config) -> Setting:
         backend = config.rollout if role == "rollout" else config.actor
@@ -218,5 +218,5 @@ def size(role: str, dimension: str) -> Callable[[Config], Setting]:
 
 
 def write_memory_profiler(config: Config, before: Knobs, knobs: Knobs) -> dict[str, Any]:
-    """Return the profiler of the first two steps, or none."""
+    """Return the settings of a memory profiler over the first two steps, or of none."""
     return {"memory_profiler": {"profile_steps": [0, 1]} if knobs.memory_profile else None}

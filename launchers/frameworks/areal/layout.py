@@ -1,4 +1,4 @@
-"""How an AReaL job is spread over its devices and what they hold in each phase."""
+"""The layout of an AReaL job, and which components hold GPU memory in which phase."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from autotune.launchers.frameworks.core.splits import divisors, head_sizes
 from autotune.policies.values.architecture.model import Layout
 
 _HALVED = "adam_bf16"
-# What FSDP's optimizer of that name is built with (fsdp_engine.py, fsdp_utils/optimizer.py).
+# Arguments of FSDP's optimizer of that name (fsdp_engine.py, fsdp_utils/optimizer.py).
 _ANY_PRECISION = {"momentum_dtype": "bfloat16", "variance_dtype": "bfloat16", "use_kahan_summation": True}
 
 
 def split_sizes(config: Config, role: str, dimension: str) -> tuple[int, ...]:
     """Return the legal sizes of the dimension `tensor` or `context` of a role's backend.
 
-    Tensor parallelism stays inside a node; the heads of a tensor part are split once more by the sequence.
+    Tensor parallelism stays inside a node; context parallelism divides the heads of a tensor-parallel rank.
     """
     backend, shape = config.rollout if role == "rollout" else config.actor, config.job.shape
     if backend is None or shape is None or backend.experts_text:
@@ -38,7 +38,7 @@ def split_sizes(config: Config, role: str, dimension: str) -> tuple[int, ...]:
 
 
 def resident(config: Config) -> dict[str, residency.Held]:
-    """Return who holds device memory in a phase; AReaL moves models to the host only once all are built."""
+    """Return the components that hold GPU memory, by phase; AReaL offloads models only after building all."""
     critic = config.critic is not None
     scoring = residency.models(critic=critic, reference=config.scores_reference)
     training = residency.models(critic=critic) if config.flag("ref.offload") else scoring
@@ -54,7 +54,7 @@ def resident(config: Config) -> dict[str, residency.Held]:
 
 
 def layout(config: Config) -> Layout:
-    """Return every size that an estimate of the job's memory needs."""
+    """Return the layout for the job's memory estimate."""
     actor = config.actor or Backend(engine="fsdp")
     megatron, compute = actor.engine == "megatron", width(config.text("actor.dtype"))
     engine_dtype = config.text(f"{config.engine}.dtype")
@@ -87,9 +87,9 @@ def layout(config: Config) -> Layout:
 
 
 def _selective(config: Config) -> dict[str, Any]:
-    """Return the fields of Layout that say what Archon's selective recomputation keeps.
+    """Return the fields of Layout for Archon's selective recomputation.
 
-    Of every so many layers all, or of each layer attention and every second product
+    It keeps every n-th layer, or in each layer attention and every second matrix product
     (experimental/models/archon/activation_checkpoint.py).
     """
     if config.trainer != "archon":

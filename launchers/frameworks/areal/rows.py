@@ -1,4 +1,4 @@
-"""AReaL 1.0.4: its knobs, what it refuses of its settings and what its users should know.
+"""AReaL 1.0.4: its knobs, refusals and warnings.
 
 What is refused for more than values of settings is in checks.py; what depends on the cluster is in adapter.py.
 """

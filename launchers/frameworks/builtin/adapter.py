@@ -52,7 +52,7 @@ class Builtin(Framework):
     loss = "loss"
 
     def check(self, job: Job) -> tuple[Problem, ...]:
-        """Return what is wrong with the job's settings."""
+        """Return the problems of the job's settings."""
         try:
             parse_settings(self._document(job, run="check"))
         except SettingsError as error:
@@ -68,7 +68,7 @@ class Builtin(Framework):
         return written if isinstance(written, str) else None
 
     def checkpoint_folder(self, job: Job) -> str | None:
-        """Return `checkpoint_dir`, or the folder that every run has its own in."""
+        """Return `checkpoint_dir`, or the folder in which every run gets its own subfolder."""
         return absolute(job, str(job.settings.get("checkpoint_dir", "checkpoints")))
 
     def shape(self, job: Job) -> Model | None:
@@ -117,7 +117,7 @@ class Builtin(Framework):
         ).without("allocator", no_expandable_segments(cluster.gpu_name))
 
     def training(self, job: Job) -> Training:
-        """Return the sizes of a step, and what decides which samples it has."""
+        """Return the settings of a step's size and of the selection of its samples."""
         settings = parse_settings(self._document(job, run="training"))
         step = settings.prompts * settings.samples
         return Training(

@@ -119,7 +119,7 @@ class AnyCommand(Framework):
         }
 
     def marks(self, text: bytes) -> bool:
-        """Return whether any line of a text may say something about progress."""
+        """Return whether any line of a text may report progress."""
         return lines.marks(text)
 
     def marker(self, line: str) -> Marker | None:

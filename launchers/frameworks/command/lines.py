@@ -39,7 +39,7 @@ _NEEDLES = (b"step", b"iter", b"train_runtime")
 
 
 def marks(text: bytes) -> bool:
-    """Return whether any line of a text may say something about progress."""
+    """Return whether any line of a text may report progress."""
     lower = text.lower()
     return any(needle in lower for needle in _NEEDLES)
 

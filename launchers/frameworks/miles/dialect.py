@@ -1,4 +1,4 @@
-"""In what miles differs from the others of its trainer and engine."""
+"""How miles differs from the other frameworks with its trainer and engine."""
 
 from autotune.launchers.frameworks.megatron.dialect import Dialect
 

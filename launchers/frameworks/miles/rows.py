@@ -1,4 +1,4 @@
-"""miles: the knobs that only it has, or has under names of its own, and what it refuses."""
+"""miles: the knobs and refusals that it does not share."""
 
 from __future__ import annotations
 

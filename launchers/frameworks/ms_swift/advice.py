@@ -1,4 +1,4 @@
-"""What ms-swift's guide and issues say of out-of-memory errors, checked against its code in 4.6.0."""
+"""Remedies in ms-swift's guide and issues on out-of-memory errors, checked against its code in 4.6.0."""
 
 from autotune.launchers.base import Advice, Status
 

@@ -12,7 +12,7 @@ from autotune.launchers.frameworks.hugging_face.settings import SPREAD, TrainerS
 from autotune.policies.values.job import Job
 
 RELEASES = ("4.5.3", "4.6.0")
-OLDER = ("3.2.2", "3.5.3", "3.8.3", "3.12.6")  # of which names and defaults are on record
+OLDER = ("3.2.2", "3.5.3", "3.8.3", "3.12.6")  # only names and defaults are on record
 RENAMED = (
     Renamed("train_type", "tuner_type", since="4.0.0"),
     Renamed("tensor_parallel_size", "vllm_tensor_parallel_size", since="3.5.0"),
@@ -124,7 +124,7 @@ class Config(TrainerSettings):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a process holds a part of the weights only."""
+        """Whether a process holds only a shard of the weights."""
         return self.deepspeed.startswith("zero3") or self.is_fsdp
 
     @property

@@ -1,4 +1,4 @@
-"""How an ms-swift job is spread, and every size that an estimate of its memory needs."""
+"""The layout of an ms-swift job for its memory estimate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MASTER_AND_MOMENTS = 12  # bytes per parameter that DeepSpeed keeps in fp32 bes
 
 
 def layout(config: Config) -> Layout:
-    """Return every size."""
+    """Return the layout for the job's memory estimate."""
     stored = width(str(config.get("torch_dtype") or "bfloat16"))
     masters = bool(config.deepspeed) and stored == 2
     trained = trained_bytes(config, stored, mixed=stored == 2, adapters=not config.trains_all)

@@ -1,6 +1,6 @@
-"""ms-swift 4.6.0: the knobs of `swift rlhf --rlhf_type grpo`, what it refuses and what its users should know.
+"""ms-swift 4.6.0: the knobs of `swift rlhf --rlhf_type grpo`, refusals and warnings.
 
-Variables of the environment hold the mode of their knob.
+The value of an environment variable is the mode of its knob.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""NeMo-RL, as `autotune` drives it."""
+"""NeMo-RL."""

@@ -63,24 +63,24 @@ class NemoRL(TabularFramework[Config]):
         return own
 
     def gpus(self, job: Job) -> int:
-        """Return how many GPUs the job's settings ask for: those of its cluster section."""
+        """Return how many GPUs the job's cluster section requests."""
         config = self.config(job)
         return config.per_node * max(1, config.count("cluster.num_nodes"))
 
     def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
-        """Return the job on other GPUs; None where engines have their own or a batch does not divide."""
+        """Return the job on other GPUs; None if engines have their own GPUs or a batch does not divide."""
         if not self.config(job).colocated:
             return None
         resized = with_sizes(job, {"cluster.num_nodes": nodes, "cluster.gpus_per_node": per_node})
         return resized if self.config(resized).mini_batch else None
 
     def checkpoint_folder(self, job: Job) -> str:
-        """Return the folder below which every run has its own."""
+        """Return the folder in which every run gets its own subfolder."""
         config = Config(job)
         return absolute(job, config.text(_FOLDER) if config.has(_FOLDER) or job.resume else "checkpoints")
 
     def together(self, config: Config, found: dict[str, Any]) -> dict[str, Any]:
-        """Return changed settings with those that follow them."""
+        """Return changed settings with those that have to change along."""
         if key.TRAIN_SIZE in found:  # scoring passes follow, as there is no knob for them
             most = config.count(key.SCORE_SIZE) * found[key.TRAIN_SIZE] // config.count(key.TRAIN_SIZE)
             found[key.SCORE_SIZE] = max(size for size in divisors(config.scored) if size <= max(1, most))

@@ -1,4 +1,4 @@
-"""What NeMo-RL's documentation says of out-of-memory errors, checked against its code in 0.7.0."""
+"""Remedies in NeMo-RL's documentation of out-of-memory errors, checked against its code in 0.7.0."""
 
 from autotune.launchers.base import Advice, Status
 

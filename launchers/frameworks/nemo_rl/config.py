@@ -47,7 +47,7 @@ class Config(DeclaredSettings):
         return own if known else f"++{own}"
 
     def field(self, name: str) -> object:
-        """Return the value of a field of Megatron's TransformerConfig; None where the job leaves it out."""
+        """Return a field of Megatron's TransformerConfig; None if the job leaves it out."""
         section = MEGATRON
         if name.startswith("fp8"):
             section = f"{MEGATRON}.fp8_cfg"
@@ -61,7 +61,7 @@ class Config(DeclaredSettings):
 
     @property
     def splits_experts(self) -> int:
-        """Ranks that share an expert, where the job says so; 0: as many as share all else."""
+        """The expert tensor-parallel size; 0 for Megatron's default."""
         return self.count(f"{MEGATRON}.expert_tensor_parallel_size")
 
     @property
@@ -82,7 +82,7 @@ class Config(DeclaredSettings):
 
     @property
     def colocated(self) -> bool:
-        """Whether trainer and engines share their GPUs."""
+        """Whether trainer and engines share GPUs."""
         return self.flag(f"{GENERATION}.colocated.enabled")
 
     @property
@@ -106,7 +106,7 @@ class Config(DeclaredSettings):
 
     @property
     def engine_world(self) -> int:
-        """GPUs of all engines together."""
+        """GPUs of all engines."""
         resources = f"{GENERATION}.colocated.resources"
         if self.colocated:
             return self._gpus
@@ -187,14 +187,14 @@ class Config(DeclaredSettings):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence, all turns together, padded as a pass takes it."""
+        """Tokens of the longest sequence over all turns, padded as a pass takes it."""
         longest = self.count("policy.max_total_sequence_length")
         multiple = max(1, self.count("policy.make_sequence_length_divisible_by"))
         return -(-longest // multiple) * multiple
 
     @property
     def lora_rank(self) -> int:
-        """Rank of the adapters; 0: all weights are trained."""
+        """LoRA rank; 0 if all weights are trained."""
         section = f"{MEGATRON}.peft" if self.megatron else f"{DTENSOR}.lora_cfg"
         return self.count(f"{section}.dim") if self.flag(f"{section}.enabled") else 0
 

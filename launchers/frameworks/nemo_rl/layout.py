@@ -1,4 +1,4 @@
-"""How a NeMo-RL job is spread, and what holds device memory in which phase."""
+"""The layout of a NeMo-RL job, and which components hold GPU memory in which phase."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotune.policies.values.architecture.model import Layout
 
 
 def resident(config: Config) -> dict[str, residency.Held]:
-    """Return who holds device memory in a phase.
+    """Return the components that hold GPU memory, by phase.
 
     Colocated, engines sleep while the trainer works, which is in host memory while they generate. The
     reference's weights take the place of the policy's for its pass (use_reference_model of the workers).
@@ -22,7 +22,7 @@ def resident(config: Config) -> dict[str, residency.Held]:
 
 
 def layout(config: Config) -> Layout:
-    """Return every size that an estimate of the job's memory needs."""
+    """Return the layout for the job's memory estimate."""
     megatron = config.megatron
     optimizer = f"{MEGATRON}.optimizer"
     on_host = megatron and config.flag(f"{optimizer}.optimizer_cpu_offload")

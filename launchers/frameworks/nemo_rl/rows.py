@@ -1,4 +1,4 @@
-"""NeMo-RL 0.7.0: its knobs, what it refuses at its start and what its users should know.
+"""NeMo-RL 0.7.0: its knobs, refusals and warnings.
 
 Losses are sums over the tokens or sequences of the whole global batch (algorithms/loss/loss_functions.py), so that
 the sizes of passes are exact.

@@ -63,7 +63,7 @@ class OpenRlhf(ArgparseFramework[Config]):
         return super().knob_settings(config, msgspec.structs.replace(knobs, **dict.fromkeys(idle)))
 
     def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
-        """Return where checkpoints lie, how often they come, and whether the attempt goes on from one."""
+        """Return the checkpoint folder and interval, and whether the attempt resumes from a checkpoint."""
         own: dict[str, Any] = {}
         if config.resumes:
             continued = config.continues_its_folder
@@ -78,12 +78,12 @@ class OpenRlhf(ArgparseFramework[Config]):
         return own
 
     def gpus(self, job: Job) -> int:
-        """Return how many GPUs the job's settings ask for: of the trainer and of engines beside it."""
+        """Return how many GPUs the job's settings request, for the trainer and disaggregated engines."""
         config = self.config(job)
         return config.actors + (0 if config.colocated else config.engine_gpus)
 
     def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
-        """Return the job on other GPUs; None where engines have their own or a batch does not divide."""
+        """Return the job on other GPUs; None if engines have their own GPUs or a batch does not divide."""
         config = self.config(job)
         engines, left = divmod(nodes * per_node, config.engine_size)
         if not config.colocated or left:
@@ -97,7 +97,7 @@ class OpenRlhf(ArgparseFramework[Config]):
         return None if config.update % config.data_parallel else resized
 
     def checkpoint_folder(self, job: Job) -> str:
-        """Return --ckpt.path, or the folder below which every run has its own."""
+        """Return --ckpt.path, or the folder in which every run gets its own subfolder."""
         return self.config(job).root
 
     def of_steps(self, config: Config, steps: int) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
 
 RELEASES = ("0.9.10", "0.11.0", "0.11.2")
-OLDER = ("0.5.9.post1", "0.7.5", "0.8.11")  # of which names and defaults are on record
+OLDER = ("0.5.9.post1", "0.7.5", "0.8.11")  # only names and defaults are on record
 
 
 class Config(ArgparseSettings):
-    """What a job's flags come to."""
+    """A job's resolved flags."""
 
     engine = "vllm"
     renamed = RENAMED
@@ -39,7 +39,7 @@ class Config(ArgparseSettings):
 
     @property
     def engine_gpus(self) -> int:
-        """GPUs of all engines together."""
+        """GPUs of all engines."""
         return self.count("vllm.num_engines") * self.engine_size
 
     @property

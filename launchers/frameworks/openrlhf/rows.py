@@ -1,4 +1,4 @@
-"""OpenRLHF 0.11.2: its knobs, what it asserts of its flags and what its users should know.
+"""OpenRLHF 0.11.2: its knobs, refusals and warnings.
 
 The loss is normalised over all passes, so that their sizes are exact.
 """

@@ -1,4 +1,4 @@
-"""In what Relax differs from the others of its trainer and engine."""
+"""How Relax differs from the other frameworks with its trainer and engine."""
 
 from autotune.launchers.frameworks.megatron.dialect import Dialect
 

@@ -1,1 +1,1 @@
-"""SkyRL, as `autotune` drives it."""
+"""SkyRL."""

@@ -86,7 +86,7 @@ class SkyRL(TabularFramework[Config]):
         }
 
     def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
-        """Return where checkpoints lie, how often they come, and whether the attempt continues from one."""
+        """Return the checkpoint folder and interval, and whether the attempt resumes from a checkpoint."""
         place, interval = "trainer.ckpt_path", "trainer.ckpt_interval"
         own: dict[str, Any] = {"trainer.resume_mode": "latest" if resume and config.resumes else "none"}
         if config.has(place) or not job.resume:  # else SkyRL's own, in the home folder of its user
@@ -96,12 +96,12 @@ class SkyRL(TabularFramework[Config]):
         return own
 
     def gpus(self, job: Job) -> int:
-        """Return how many GPUs the job's settings ask for: of the trainer and of engines beside it."""
+        """Return how many GPUs the job's settings request, for the trainer and disaggregated engines."""
         config = self.config(job)
         return config.world + (0 if config.colocated else config.engine_world)
 
     def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
-        """Return the job on other GPUs; None where engines have their own or a batch does not divide."""
+        """Return the job on other GPUs; None if engines have their own GPUs or a batch does not divide."""
         config = self.config(job)
         engine = config.engine_world // max(1, config.count(f"{ENGINE}.num_engines"))
         if not config.colocated or not engine or nodes * per_node % engine:
@@ -114,11 +114,11 @@ class SkyRL(TabularFramework[Config]):
         return resized if self.config(resized).mini_batch else None
 
     def checkpoint_folder(self, job: Job) -> str:
-        """Return trainer.ckpt_path, or the folder below which every run has its own."""
+        """Return trainer.ckpt_path, or the folder in which every run gets its own subfolder."""
         return absolute(job, Config(job).text("trainer.ckpt_path") or "checkpoints")
 
     def together(self, config: Config, found: dict[str, Any]) -> dict[str, Any]:
-        """Return changed settings with those that follow them."""
+        """Return changed settings with those that have to change along."""
         if TRAIN_SIZE in found:  # scoring passes follow, as there is no knob for them
             share = found[TRAIN_SIZE] / config.count(TRAIN_SIZE)
             found[SCORE_SIZE] = max(1, int(config.count(SCORE_SIZE) * share))

@@ -1,4 +1,4 @@
-"""What SkyRL's documentation says of out-of-memory errors, checked against its code in 0.4.0."""
+"""Remedies in SkyRL's documentation of out-of-memory errors, checked against its code in 0.4.0."""
 
 from autotune.launchers.base import Advice, Status
 

@@ -19,7 +19,7 @@ PLACEMENT = "trainer.placement"
 TOKENS = "trainer.max_tokens_per_microbatch"
 TRAIN_SIZE, SCORE_SIZE = "trainer.micro_train_batch_size_per_gpu", "trainer.micro_forward_batch_size_per_gpu"
 RELEASES = ("0.4.0",)
-OLDER = ("0.2.0",)  # of which names and defaults are on record; it takes those of skyrl_train too
+OLDER = ("0.2.0",)  # only names and defaults are on record; it takes those of skyrl_train too
 # What skyrl_train has under `generator.` (skyrl/train/config/legacy.py of 0.2.0).
 _KEPT = """
     backend enable_chunked_prefill enable_prefix_caching enable_ray_prometheus_stats enforce_eager
@@ -45,7 +45,7 @@ _FILLED = {
 
 
 class Config(DeclaredSettings):
-    """What a job's overrides come to."""
+    """A job's resolved overrides."""
 
     engine = "vllm"
     renamed = RENAMED
@@ -62,12 +62,12 @@ class Config(DeclaredSettings):
 
     @property
     def packs_by_tokens(self) -> bool:
-        """Whether micro-batches are filled up to a number of tokens."""
+        """Whether micro-batches are packed up to a number of tokens."""
         return self.count(TOKENS) > 0
 
     @property
     def colocated(self) -> bool:
-        """Whether trainer and engines share their GPUs."""
+        """Whether trainer and engines share GPUs."""
         return self.flag(f"{PLACEMENT}.colocate_all")
 
     @property
@@ -89,18 +89,18 @@ class Config(DeclaredSettings):
 
     @property
     def splits_experts(self) -> int:
-        """Ranks that share an expert, where the job says so; 0: as many as share all else."""
+        """The expert tensor-parallel size; 0 for Megatron's default."""
         return self.count(f"{POLICY}.megatron_config.expert_tensor_parallel_size")
 
     @property
     def shard_group(self) -> int:
-        """Ranks over which FSDP spreads one copy of the state; all of them where the job names no size."""
+        """Ranks that share one copy of FSDP's state; all of them by default."""
         size = self.count(f"{POLICY}.fsdp_config.fsdp_size")
         return size if 0 < size < self.world else self.world
 
     @property
     def engine_world(self) -> int:
-        """GPUs of all engines together."""
+        """GPUs of all engines."""
         tensor = max(1, self.count(f"{ENGINE}.tensor_parallel_size"))
         return self.count(f"{ENGINE}.num_engines") * self.engine_others * tensor
 
@@ -152,7 +152,7 @@ class Config(DeclaredSettings):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence, all turns together."""
+        """Tokens of the longest sequence over all turns."""
         turns = self.count("generator.max_turns") > 1 and self.count("generator.max_input_length")
         prompt = turns or self.count("trainer.max_prompt_length")
         return prompt + self.answer
@@ -174,7 +174,7 @@ class Config(DeclaredSettings):
 
     @property
     def lora_rank(self) -> int:
-        """Rank of the adapters; 0: all weights are trained."""
+        """LoRA rank; 0 if all weights are trained."""
         return self.count(f"{POLICY}.model.lora.rank")
 
     @property

@@ -1,4 +1,4 @@
-"""How a SkyRL job is spread, and what holds device memory in which phase."""
+"""The layout of a SkyRL job, and which components hold GPU memory in which phase."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotune.policies.values.architecture.model import Layout
 
 
 def resident(config: Config) -> dict[str, residency.Held]:
-    """Return who holds device memory in a phase.
+    """Return the components that hold GPU memory, by phase.
 
     Colocated, the engines sleep while the trainer works and the trainer is on the host while they generate,
     but for FSDP's optimizer without `offload_after_step`; reference and critic come to the card for their own
@@ -32,7 +32,7 @@ def resident(config: Config) -> dict[str, residency.Held]:
 
 
 def layout(config: Config) -> Layout:
-    """Return every size that an estimate of the job's memory needs."""
+    """Return the layout for the job's memory estimate."""
     megatron = config.megatron
     on_host = config.flag(f"{CPU_ADAM}.optimizer_cpu_offload")
     sequences = config.count("trainer.train_batch_size") * config.samples

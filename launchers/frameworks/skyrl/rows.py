@@ -1,4 +1,4 @@
-"""SkyRL 0.4.0: its knobs, what it refuses at its start and what its users should know."""
+"""SkyRL 0.4.0: its knobs, refusals and warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""slime 0.3.1: the knobs that only it has, or has under names of its own, and what it refuses."""
+"""slime 0.3.1: the knobs and refusals that it does not share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TRL's guide and issues say of out-of-memory errors, checked against its code in 1.16.0."""
+"""Remedies in TRL's guide and issues on out-of-memory errors, checked against its code in 1.16.0."""
 
 from autotune.launchers.base import Advice, Status
 

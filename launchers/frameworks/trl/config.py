@@ -25,7 +25,7 @@ OLDER = (
     "0.24.0",
     "0.29.1",
     "1.0.0",
-)  # of which names and defaults are on record
+)  # only names and defaults are on record
 RENAMED = (
     Renamed("torch_dtype", "dtype", since="0.24.0", until="0.27.0"),
     Renamed("wandb_log_unique_prompts", "log_unique_prompts", since="0.26.0", until="0.28.0"),
@@ -135,7 +135,7 @@ class Config(TrainerSettings):
 
     @property
     def leaves_layout_open(self) -> bool:
-        """Whether nothing in the job says how its processes share the model."""
+        """Whether the job does not determine how its processes shard the model."""
         return not self.sharding and not self.job.launcher.source and self.processes > 1
 
     @property
@@ -145,7 +145,7 @@ class Config(TrainerSettings):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a process holds a part of the weights only."""
+        """Whether a process holds only a shard of the weights."""
         return self.is_fsdp or self.sharding == "zero3"
 
     @property

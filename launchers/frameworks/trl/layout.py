@@ -1,4 +1,4 @@
-"""How a TRL job is spread, and every size that an estimate of its memory needs."""
+"""The layout of a TRL job for its memory estimate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tile(config: Config) -> int:
 
 
 def layout(config: Config) -> Layout:
-    """Return every size."""
+    """Return the layout for the job's memory estimate."""
     width = 2 if "16" in str(config.get("dtype")) else 4
     half = width == 2 or not config.on("use_cpu")
     trained = trained_bytes(config, width, mixed=not config.on("use_cpu"), adapters=config.on("use_peft"))

@@ -1,6 +1,6 @@
-"""TRL 1.16.0 under accelerate 1.15.0: the knobs of a job, what is refused and what its users should know.
+"""TRL 1.16.0 under accelerate 1.15.0: its knobs, refusals and warnings.
 
-Variables of the environment hold the mode of their knob.
+The value of an environment variable is the mode of its knob.
 """
 
 from __future__ import annotations
