@@ -90,7 +90,7 @@ class Areal(TabularFramework[Config]):
         return checks.unknown(config)
 
     def is_certain(self, config: Config, problem: Problem) -> bool:
-        """Return whether an unknown setting is a mistake: an invalid name, or like one of the exact release."""
+        """Return whether an unknown setting is a mistake: invalid, or similar to one of the exact release."""
         return problem.origin is Origin.WRITTEN or (config.release.exact and bool(problem.hint))
 
     def declined(self, config: Config) -> dict[str, str]:

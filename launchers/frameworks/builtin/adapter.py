@@ -40,7 +40,7 @@ _PASSES = ("tokens_per_microbatch", "microbatch_size", "logprob_tokens")
 class Builtin(Framework):
     """GRPO with FSDP2 trainer ranks and SGLang engines, see `launchers/builtin`.
 
-    Its log shows no settings, and every record of a step says how many there are.
+    Its log prints no settings; every step record contains the total.
     """
 
     name = "builtin"
@@ -63,7 +63,7 @@ class Builtin(Framework):
         return ()
 
     def model_path(self, job: Job) -> str | None:
-        """Return the model's folder where the settings name one; else a small model is generated."""
+        """Return the model's folder if the settings name one; otherwise a small model is generated."""
         written = job.settings.get("model")
         return written if isinstance(written, str) else None
 
@@ -72,7 +72,7 @@ class Builtin(Framework):
         return absolute(job, str(job.settings.get("checkpoint_dir", "checkpoints")))
 
     def shape(self, job: Job) -> Model | None:
-        """Return the shape of the model that the job generates; None where only a folder tells."""
+        """Return the shape of the generated model; None for a model in a folder."""
         if job.shape is not None or self.model_path(job) is not None or job.model is not None:
             return job.shape
         shape = parse_settings(self._document(job, run="shape")).model_shape
@@ -89,7 +89,7 @@ class Builtin(Framework):
         )
 
     def profile(self, job: Job, cluster: Cluster) -> Profile:
-        """Return the job's knobs with the defaults filled in, and what limits them."""
+        """Return the job's knobs with defaults, and their limits."""
         settings = parse_settings(self._document(job, run="profile"))
         own = {row.knob: getattr(settings, row.key) for row in TABLE.rows}
         limit = settings.tokens_per_microbatch
@@ -135,7 +135,7 @@ class Builtin(Framework):
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt as `python -P -m autotune.launchers.builtin --config settings.yaml`."""
         document = self._document(job, run=run) | self.settings(job, knobs)
-        # A checkpoint in the run's own folder is the run's own; in one that the user named it may be foreign.
+        # A checkpoint in the run's own folder belongs to it; one in a folder that the user named may not.
         document.setdefault("in_place", self._in_place(job, knobs))
         document["resume"] = "auto" if resume or "checkpoint_dir" not in job.settings else "never"
         return Command(
@@ -181,19 +181,19 @@ class Builtin(Framework):
             changed.update(more)
 
     def can_force_longest(self, job: Job) -> bool:
-        """Return True: prompts have one length, and `ignore_eos` makes every answer as long as allowed."""
+        """Return True: prompts have one length, and `ignore_eos` forces responses to full length."""
         return True
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a checkpoint folder of its own and a few steps."""
         own: dict[str, Any] = {"steps": steps, "checkpoint_dir": f"{folder}/checkpoints", "save_every": 0}
-        own["in_place"] = []  # a trial is of its own configuration
+        own["in_place"] = []  # a trial measures exactly its own configuration
         if longest and job.settings.get("ignore_eos") is False:
             own["ignore_eos"] = True
         return msgspec.structs.replace(job, settings={**job.settings, **own})
 
     def meets(self, job: Job) -> tuple[Met, ...]:
-        """Return all but a validation, which the job has none of."""
+        """Return all late events except validation, which the job does not have."""
         saves = self._document(job, run="meets")["save_every"] > 0
         without = [LateEvent.VALIDATION] + ([] if saves else [LateEvent.SAVE])
         return TABLE.rehearsal.met(without=without)
@@ -210,14 +210,14 @@ class Builtin(Framework):
         return own_marks(text, program=self.name)
 
     def marker(self, line: str) -> Marker | None:
-        """Return what one of the job's own lines says."""
+        """Return the progress in one of the job's own lines."""
         return own_marker(line, program=self.name)
 
     def _in_place(self, job: Job, knobs: Knobs) -> list[str]:
-        """Return the knobs that the job may turn itself after a pass that ran out of memory.
+        """Return the knobs that the job may change itself after a micro-batch ran out of memory.
 
-        By default all that the job permits: the update stays the same up to summation order, and a pass that
-        fails again fails as it would have without.
+        By default all that the job permits: the update stays the same up to summation order, and a second
+        failure is handled as if there had been no change.
         """
         if job.recovery.in_place is False:
             return []
@@ -240,7 +240,7 @@ class Builtin(Framework):
 
 
 def _layout(settings: Settings, *, gpus: bool, shared: bool) -> Layout:
-    """Return how the job is spread: in fp32, but for passes and engines on cards."""
+    """Return the layout: fp32, but half precision for micro-batches and engines on GPUs."""
     parked = settings.param_offload and settings.kl_coef > 0
     half = half_precision(settings, on_gpu=gpus)
     return Layout(
@@ -252,10 +252,10 @@ def _layout(settings: Settings, *, gpus: bool, shared: bool) -> Layout:
         engine_bytes=2 if gpus else 4,
         kv_bytes=2 if gpus else 4,
         reference=settings.kl_coef > 0,
-        reference_bytes=4,  # its shards are fp32 too
+        reference_bytes=4,  # fp32 shards as well
         reference_offload=parked,
         engine_sleeps=shared,
-        engine_weights_on_host=not shared,  # its weights come from the trainer when it wakes
+        engine_weights_on_host=not shared,  # if shared, the trainer sends them when the engine wakes
         optimizer_stays_offloaded=True,
         optimizer_passes_through=gpus,
         embedding_apart=False,
@@ -276,7 +276,7 @@ def _layout(settings: Settings, *, gpus: bool, shared: bool) -> Layout:
 
 
 def _mini_batch(settings: Settings) -> int:
-    """Return the samples of one update, 0 where it is the whole step."""
+    """Return the samples per update; 0 for the whole step."""
     return 0 if settings.updates_per_rollout == 1 else mini_batch(settings)
 
 

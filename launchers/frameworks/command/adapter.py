@@ -38,7 +38,7 @@ _TYPES = {field.name: field.type for field in msgspec.structs.fields(Knobs)}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)")
 
 
-_SPECIAL: Mapping[str, str] = {  # what `settings:` may say beside knobs
+_SPECIAL: Mapping[str, str] = {  # keys of `settings:` besides knobs
     "resume": "the words that make the command continue its last checkpoint, true when it does so by itself",
     "longest_sequence": "tokens of the longest sequence",
     "steps": "training steps, for `{steps}`",
@@ -50,7 +50,7 @@ _SPECIAL: Mapping[str, str] = {  # what `settings:` may say beside knobs
 
 
 class AnyCommand(Framework):
-    """A script with `{knob}` placeholders in its command or environment; nothing is known of its data."""
+    """A script with `{knob}` placeholders in its command or environment; its data are unknown."""
 
     name = "command"
     passes_settings = False
@@ -60,7 +60,7 @@ class AnyCommand(Framework):
     loss = "loss"
 
     def check(self, job: Job) -> tuple[Problem, ...]:
-        """Return what is wrong with the command, its placeholders and their values."""
+        """Return the problems of the command, its placeholders and their values."""
         return tuple(_problems(job))
 
     def model_path(self, job: Job) -> str | None:
@@ -123,23 +123,23 @@ class AnyCommand(Framework):
         return lines.marks(text)
 
     def marker(self, line: str) -> Marker | None:
-        """Return what a line says about progress, where it says so beyond doubt."""
+        """Return the progress that a line reports unambiguously."""
         return lines.marker(line)
 
     def last_step(self, job: Job) -> int | None:
-        """Return `settings.steps` where the command takes it."""
+        """Return `settings.steps` if the command has that placeholder."""
         written = job.settings.get("steps")
         named = any(placeholder.name == "steps" for placeholder in _all(job))
         return written if named and isinstance(written, int) else None
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
-        """Return the job with `{steps}` and `{folder}` of its own; a command without them runs as it is."""
+        """Return the job with its own `{steps}` and `{folder}`; a command without them runs unchanged."""
         own = {"steps": steps, "folder": f"{folder}/checkpoints"}
         kept = {name: value for name, value in job.settings.items() if name != "resume"}
         return msgspec.structs.replace(job, settings={**kept, **own})
 
     def meets(self, job: Job) -> tuple[Met, ...]:
-        """Return what a rehearsal meets of a command that takes its number of steps and its folder."""
+        """Return the late events that a rehearsal covers, if the command has `{steps}` and `{folder}`."""
         if not {"steps", "folder"} <= {placeholder.name for placeholder in _all(job)}:
             return ()
         late = [LateEvent.LENGTH, LateEvent.SAVE, LateEvent.VALIDATION]
@@ -157,7 +157,7 @@ def _all(job: Job) -> tuple[Placeholder, ...]:
 
 
 def _own(job: Job) -> dict[KnobName, Any]:
-    """Return the values of the knobs that the command names, as far as they can be read."""
+    """Return the values of the knobs in the command, as far as they can be parsed."""
     named = dict.fromkeys(placeholder.name for placeholder in _all(job))
     knobs = [knob for name in named for knob in KNOBS if knob == name]
     values = {knob: _value(knob, job.settings.get(knob)) for knob in knobs}
@@ -165,7 +165,7 @@ def _own(job: Job) -> dict[KnobName, Any]:
 
 
 def _value(name: KnobName, written: Any) -> Setting:
-    """Return a knob's value in its own type, None where the text does not fit it."""
+    """Return a knob's value in its own type; None if the text cannot be parsed."""
     if name in BYTE_KNOBS and isinstance(written, str):
         size = _SIZE.fullmatch(written.strip())
         written = round(float(size[1]) * UNITS[size[2]]) if size else written
@@ -196,7 +196,7 @@ def _layout(job: Job) -> Layout:
         return Layout()
 
 
-# --------------------------------------------------------------------------- what may change
+# --------------------------------------------------------------------------- knobs
 
 
 def _grid(job: Job, row: Row[Case], value: Any, cluster: Cluster) -> Grid:
@@ -227,7 +227,7 @@ def _warnings(job: Job) -> Iterator[str]:
         yield "The command finds its checkpoints by itself; a first attempt continues what lies there."
 
 
-# --------------------------------------------------------------------------- mistakes
+# --------------------------------------------------------------------------- checks
 
 
 def _problems(job: Job) -> Iterator[Problem]:

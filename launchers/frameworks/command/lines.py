@@ -1,4 +1,4 @@
-"""Progress in the log of any training script: only lines that say it beyond doubt."""
+"""Progress in the log of any training script, from unambiguous lines only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STEP = re.compile(
     + r"(?![\d.%])",
     re.IGNORECASE,
 )
-# Steps of something else than training, or not yet made.
+# Steps of something other than training, or of the future.
 _OTHER = re.compile(
     r"\b(eval|valid|test|infer|warm|load|download|prepro|token|compil|captur|init|denois|decod|prefill|generat|"
     r"rollout|sampl|sub|micro|mini|optim|before|after|every|until|starting|start|from|resum|sav|checkpoint|max)",
@@ -45,7 +45,7 @@ def marks(text: bytes) -> bool:
 
 
 def marker(line: str) -> Marker | None:
-    """Return what a line says about progress, None where it may mean something else."""
+    """Return the progress that a line reports; None if it may mean something else."""
     lower = line.lower()
     if "step" not in lower and "iter" not in lower and "train_runtime" not in lower:
         return None
@@ -71,7 +71,7 @@ def marker(line: str) -> Marker | None:
 
 
 def _record(line: str) -> Marker | None:
-    """Return what a logged dictionary says, such as those of the Hugging Face Trainer."""
+    """Return the progress in a logged dictionary, such as the Hugging Face Trainer's."""
     match = _DICT.search(line)
     if match is None:
         return None

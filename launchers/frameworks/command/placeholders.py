@@ -1,4 +1,4 @@
-"""Placeholders in the words of a command: which knobs they name, and what they become."""
+"""Parses and fills the placeholders in the words of a command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from autotune.policies.values.knobs import KNOBS, Setting
 from autotune.policies.values.value import Value
 
-# `{attempt}` and `{python}` are filled in where the command starts.
+# `{attempt}` and `{python}` are filled in on the node.
 LATER = ("attempt", "python")
 OWN = ("run", "steps", "folder")
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -19,11 +19,11 @@ _ESCAPED = re.compile(r"\{\{(\w+)\}\}")
 
 
 class Placeholder(Value, frozen=True, kw_only=True):
-    """One placeholder as it is written."""
+    """A placeholder as written."""
 
     name: str
     unit: str = ""
-    conditional: bool = False  # stands for its text only while the knob is on
+    conditional: bool = False  # its text is used only while the knob is enabled
 
     @property
     def is_knob(self) -> bool:
@@ -38,7 +38,7 @@ def placeholders(text: str) -> Iterator[Placeholder]:
 
 
 def filled(text: str, values: Mapping[str, Setting]) -> str:
-    """Return a word with its placeholders filled in; those of the place where it starts stay."""
+    """Return a word with placeholders filled in, except those that are filled on the node."""
 
     def value_of(match: re.Match[str]) -> str:
         name = match["name"]
@@ -55,23 +55,23 @@ def filled(text: str, values: Mapping[str, Setting]) -> str:
 
 
 def argv_of(words: tuple[str, ...], values: Mapping[str, Setting]) -> tuple[str, ...]:
-    """Return the words of a command, without those that a switched-off knob leaves empty."""
+    """Return the words of a command, without those that a disabled knob leaves empty."""
     return tuple(now for word in words if (now := filled(word, values)) or not is_conditional(word))
 
 
 def environment(variables: Mapping[str, str], values: Mapping[str, Setting]) -> dict[str, str]:
-    """Return environment variables, without those that a switched-off knob leaves empty."""
+    """Return environment variables, without those that a disabled knob leaves empty."""
     pairs = ((name, text, filled(text, values)) for name, text in variables.items())
     return {name: now for name, text, now in pairs if now or not is_conditional(text)}
 
 
 def is_conditional(text: str) -> bool:
-    """Return whether part of a text is there only while a knob is on."""
+    """Return whether a text has a part that depends on an enabled knob."""
     return any(placeholder.conditional for placeholder in placeholders(text))
 
 
 def shown(value: Setting) -> str:
-    """Return a value as a program's argument."""
+    """Return a value as a command-line argument."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""The knobs of a command of which more is known than the value that it starts with."""
+"""The knobs of a command for which more than the starting value is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.policies.values.rehearsing import LateEvent
 
 
 class Case(NamedTuple):
-    """Sizes of a job, 0 where they are not known."""
+    """Sizes of a job; 0 if unknown."""
 
     longest: int
     heads: int
@@ -24,7 +24,7 @@ _LONGEST = "settings.longest_sequence is {value}"
 _HEADS = "the model has {value} heads"  # its knob is a number of ranks, which grows
 _CHECKPOINT = "nothing is known of the script's checkpoints; most depend on it"
 
-# Values of words and switches stand from more memory to less.
+# Values of modes and switches are ordered from more memory to less.
 # fmt: off
 ROWS: tuple[Row[Case], ...] = (
     Row(knob="memory_fraction", grid=Grid(minimum=0.05, maximum=0.95, multiple=0.01)),
@@ -62,5 +62,5 @@ _KNOWN = {row.knob: row for row in ROWS}
 
 
 def row_of(knob: KnobName) -> Row[Case]:
-    """Return what is known of a knob beyond its value; its setting has the same name."""
+    """Return the row of a knob; its setting has the same name."""
     return msgspec.structs.replace(_KNOWN.get(knob) or Row[Case](knob=knob), key=knob)

@@ -1,4 +1,4 @@
-"""What miles's documentation says of memory, checked against its code of August 2026."""
+"""Remedies in miles's documentation, checked against its code of August 2026."""
 
 from autotune.launchers.base import Advice, Status
 

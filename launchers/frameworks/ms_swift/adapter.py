@@ -35,7 +35,7 @@ _TORCHRUN = ("{python}", "-m", "torch.distributed.run")
 
 
 class MsSwift(HuggingFaceTrainer[Config]):
-    """Attempts run the module behind `swift rlhf` as it would, with its file's settings as flags."""
+    """ms-swift: runs the module of `swift rlhf` with its config file's settings as flags."""
 
     name = "ms-swift"
     settings_class = Config
@@ -54,7 +54,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
     prompt_keys = PromptKeys(files="dataset", field="messages")
 
     def gpus(self, job: Job) -> int:
-        """Return how many processes the job starts, each on a GPU."""
+        """Return the number of processes, each on a GPU."""
         return self.config(job).processes
 
     def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
@@ -64,7 +64,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
         return msgspec.structs.replace(job, env={**job.env, PROCESSES: str(per_node)})
 
     def refused(self, config: Config) -> Iterator[Problem]:
-        """Yield what ms-swift refuses: of the command, of variables, of settings."""
+        """Yield what ms-swift refuses of command, environment variables and settings."""
         command = config.job.command
         if command and (len(command) != 2 or PurePath(command[0]).name != "swift" or command[1] != "rlhf"):
             hint = "leave it out, and write the flags under `settings:`"
@@ -74,7 +74,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
         yield from super().refused(config)
 
     def launch(self, config: Config, own: Mapping[str, Any], entry: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the module inside the entry, under torchrun where the job asks for processes."""
+        """Return the module inside the entry, under torchrun if the job sets a number of processes."""
         given = [name for name in LAUNCH_VARIABLES if name in config.env]
         torchrun = [word for name in given for word in (f"--{name.lower()}", config.env[name])]
         launcher = (*_TORCHRUN, *torchrun) if {PROCESSES, "NNODES"} & config.env.keys() else ("{python}",)
@@ -83,7 +83,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
         return (*launcher, *entry, _MODULE, *arguments(words))
 
     def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
-        """Return where checkpoints lie, in no folder that ms-swift names by itself."""
+        """Return the checkpoint settings, without the subfolder that ms-swift adds by default."""
         return {**super().run_settings(config, job, run=run, resume=resume), "add_version": False}
 
     def environment(self, config: Config, job: Job, run: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""An ms-swift job as one configuration: its file, the settings over it, the defaults of GRPO underneath."""
+"""An ms-swift job's resolved settings: over its file over the defaults of GRPO."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ RENAMED = (
     Renamed("use_lmdeploy", since="3.5.0", hint="it was removed: use_vllm"),
 )
 PROCESSES, ENGINE_KWARGS = "NPROC_PER_NODE", "vllm_engine_kwargs"
-# What `swift` hands to torchrun (cli/main.py), in its order.
+# Settings that `swift` passes to torchrun (cli/main.py), in its order.
 LAUNCH_VARIABLES = (PROCESSES, "MASTER_PORT", "NNODES", "NODE_RANK", "MASTER_ADDR")
-# The values with which liger's loss is the job's own up to rounding (arguments/rlhf_args.py, _check_grpo);
-# None: neither the job nor ms-swift gives the setting.
+# Values with which liger's loss equals the job's own up to rounding (arguments/rlhf_args.py, _check_grpo);
+# None: neither the job nor ms-swift sets it.
 _OF_LIGER: Mapping[str, tuple[Any, ...]] = {
     "loss_type": ("grpo", "dr_grpo"),
     "importance_sampling_level": ("token", "sequence"),
@@ -42,12 +42,12 @@ _OF_LIGER: Mapping[str, tuple[Any, ...]] = {
     "teacher_model_server": (None,),
     "advantage_reweight": (None,),
 }
-# Losses that liger divides by the tokens of a pass, and ms-swift by those of a step.
+# Losses that liger normalizes by the tokens of a micro-batch, and ms-swift by those of a step.
 _BY_PASS = ("dapo", "cispo", "fipo")
 
 
 class Config(TrainerSettings):
-    """The effective values of a job's settings."""
+    """A job's resolved settings."""
 
     renamed = RENAMED
     older = OLDER
@@ -59,7 +59,7 @@ class Config(TrainerSettings):
         self.env = {**{name: str(value) for name, value in own.items()}, **job.env}
 
     def get(self, key: str) -> Any:
-        """Return a setting's value as `swift rlhf` fills it in."""
+        """Return a setting's value with the defaults of `swift rlhf`."""
         value = super().get(key)
         if key == "vllm_mode" and not self.job.server and (not self.kind(key) or key in self.facts.defaults):
             return self._mode_by_server if self.on("use_vllm") else None  # until 3.9
@@ -71,7 +71,7 @@ class Config(TrainerSettings):
 
     @property
     def engine_kwargs(self) -> dict[str, Any] | None:
-        """Further arguments of vLLM, which ms-swift takes as JSON; None where they are no such text."""
+        """Further arguments of vLLM, given as JSON; None if they are no valid JSON."""
         value = self.get(ENGINE_KWARGS) or {}
         with suppress(ValueError):
             value = json.loads(value) if isinstance(value, str) else value
@@ -79,13 +79,13 @@ class Config(TrainerSettings):
 
     @property
     def _mode_by_server(self) -> str:
-        """Where vLLM generates in releases that have no say in it but by the address of a server."""
+        """The mode of vLLM in releases that only know the address of a server."""
         has_server = self.get("vllm_server_host") or self.get("vllm_server_base_url")
         return "server" if has_server else "colocate"
 
     @property
     def colocated(self) -> bool:
-        """Whether vLLM generates in the trainer's processes; before 3.6 it may have cards of its own."""
+        """Whether vLLM generates in the trainer's processes; before 3.6 it may have its own GPUs."""
         engines = self.count("num_infer_workers")
         return self.on("use_vllm") and self.get("vllm_mode") == "colocate" and engines in (0, self.processes)
 
@@ -102,18 +102,18 @@ class Config(TrainerSettings):
 
     @property
     def longest(self) -> int | None:
-        """Tokens of the longest prompt and answer together; None where no prompt is cut."""
+        """Tokens of the longest prompt plus response; None if prompts are not truncated."""
         prompt = self.count("max_length")
         return prompt + self.count("max_completion_length") if prompt and not self.takes_turns else None
 
     @property
     def takes_turns(self) -> bool:
-        """Whether an answer has several turns, of which each may become a sample."""
+        """Whether a response has several turns, each of which may become a sample."""
         return bool(self.get("multi_turn_scheduler")) or self.on("use_gym_env") or bool(self.get("gym_env"))
 
     @property
     def deepspeed(self) -> str:
-        """The name of a DeepSpeed configuration that ms-swift ships, or that a file is like, or a path.
+        """The name of a shipped DeepSpeed configuration, or of one that a file equals, or a path.
 
         Empty without DeepSpeed.
         """
@@ -134,36 +134,36 @@ class Config(TrainerSettings):
 
     @property
     def zero(self) -> int | None:
-        """The stage of a shipped DeepSpeed configuration, None without or for a file of the user's."""
+        """The stage of a shipped DeepSpeed configuration; None without DeepSpeed or for the user's file."""
         stages = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
         return stages.get(self.deepspeed.removesuffix("_offload"))
 
     @property
     def trains_all(self) -> bool:
-        """Whether all weights are trained, and no adapter."""
+        """Whether all weights are trained, without adapters."""
         return str(self.get("tuner_type")) == "full"
 
     @property
     def liger_divides_by_pass(self) -> bool:
-        """Whether liger computes a loss that ms-swift itself divides by the tokens of a whole step."""
+        """Whether liger normalizes a loss per micro-batch that ms-swift itself normalizes per step."""
         return self.on("use_liger_kernel") and self.get("loss_type") in _BY_PASS
 
     @property
     def adds_a_mean(self) -> bool:
-        """Whether the loss has a supervised or a teacher's term, which is a mean over a pass."""
+        """Whether the loss has a supervised or distillation term, which is a mean over a micro-batch."""
         return bool(self.get("sdar_loss_coef")) or bool(self.get("chord_sft_dataset"))
 
     @property
     def takes_liger(self) -> bool:
-        """Whether liger's loss is the job's own up to rounding."""
+        """Whether liger's loss equals the job's own up to rounding."""
         return not self.adds_a_mean and all(self.get(name) in values for name, values in _OF_LIGER.items())
 
     @property
     def samples_of_a_pass(self) -> int:
-        """Samples of one pass of all processes."""
+        """Samples per micro-batch over all processes."""
         return self.micro * self.processes
 
     @property
     def passes_written(self) -> int:
-        """Passes of a generation as the job writes them, 0 where it does not."""
+        """Micro-batches per generation as set by the job; 0 if unset."""
         return self.count(SPREAD) if self.written.get(SPREAD) is not None else 0

@@ -26,7 +26,7 @@ def layout(config: Config) -> Layout:
         trained=trained,
         compute_bytes=stored,
         optimizer_bytes=_MASTER_AND_MOMENTS if masters else moments,
-        reference=bool(config.get("beta")) and config.trains_all,  # an adapter's is the model without it
+        reference=bool(config.get("beta")) and config.trains_all,  # with adapters, the model without them
         lora_rank=0 if config.trains_all else config.count("lora_rank"),
         entropy=config.on("log_entropy") or config.get("top_entropy_quantile") != 1.0,
         engine_sleeps=config.count("sleep_level") > 0 and config.colocated,
@@ -35,13 +35,13 @@ def layout(config: Config) -> Layout:
         parameters_stay_offloaded=config.deepspeed == "zero3_offload",
         padded=not config.on("padding_free"),
         logits_share=answers / longest if longest else 1.0,
-        scaled_logits=False,  # the temperature divides them in their place
+        scaled_logits=False,  # the temperature divides them in place
         prompt_tokens=config.count("max_length"),
     )
     return with_zero(result, config.zero, optimizer=str(config.get("optim")), bucket=_bucket(config))
 
 
 def _bucket(config: Config) -> int:
-    """Return the gradients that a buffer holds: zero3.json leaves their number to transformers."""
+    """Return the gradients per reduce bucket; zero3.json leaves their number to transformers."""
     shape = config.job.shape
     return shape.hidden**2 if config.zero == _ZERO_3 and shape is not None else _BUCKET

@@ -49,7 +49,7 @@ def _graphs(c: Config) -> str:
 
 
 def _engine_settings(c: Config, before: Knobs, after: Knobs) -> dict[str, Any]:
-    """Return the settings of graphs and prefills, of which one text holds some."""
+    """Return the settings of graphs and prefill, some of which share one JSON text."""
     changes: dict[str, Any] = {_BATCHED: after.max_batched_tokens}
     if after.cuda_graphs != before.cuda_graphs and "limited" in (before.cuda_graphs, after.cuda_graphs):
         sizes = list(LIMITED_BATCHES) if after.cuda_graphs == "limited" else None

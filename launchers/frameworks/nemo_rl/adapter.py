@@ -25,7 +25,7 @@ from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.profile import Grid
 
 _FOLDER, _EVERY = "checkpointing.checkpoint_dir", "checkpointing.save_period"
-_PRINTED = re.compile(r"\b(policy|cluster)=\{")  # in what NeMo-RL prints as its final configuration
+_PRINTED = re.compile(r"\b(policy|cluster)=\{")  # in NeMo-RL's printed final configuration
 
 
 class NemoRL(TabularFramework[Config]):
@@ -54,7 +54,7 @@ class NemoRL(TabularFramework[Config]):
     own_settings = (_FOLDER, _EVERY)
 
     def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
-        """Return where checkpoints lie and how often they come: what lies there is always continued from."""
+        """Return the checkpoint folder and interval; NeMo-RL always resumes from what is there."""
         named = config.has(_FOLDER) and "${" not in config.text(_FOLDER)
         folder = folder_of(job, config.text(_FOLDER), run=run, named=named)
         own: dict[str, Any] = {_FOLDER: folder} if named or not job.resume else {}
@@ -81,7 +81,7 @@ class NemoRL(TabularFramework[Config]):
 
     def together(self, config: Config, found: dict[str, Any]) -> dict[str, Any]:
         """Return changed settings with those that have to change along."""
-        if key.TRAIN_SIZE in found:  # scoring passes follow, as there is no knob for them
+        if key.TRAIN_SIZE in found:  # log-prob micro-batches follow, because no knob sets them
             most = config.count(key.SCORE_SIZE) * found[key.TRAIN_SIZE] // config.count(key.TRAIN_SIZE)
             found[key.SCORE_SIZE] = max(size for size in divisors(config.scored) if size <= max(1, most))
         fraction = found.get(f"{key.MEGATRON}.optimizer.optimizer_offload_fraction")
@@ -90,7 +90,7 @@ class NemoRL(TabularFramework[Config]):
         return found
 
     def printed(self, text: str) -> dict[str, Any]:
-        """Return the settings where a log shows the final configuration, and its overrides."""
+        """Return the settings in the final configuration and the overrides that a log prints."""
         result: dict[str, Any] = {}
         for start in islice(_PRINTED.finditer(text), 2):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
@@ -102,7 +102,7 @@ class NemoRL(TabularFramework[Config]):
         return super().last_step(job) if Config(job).flag("grpo.async_grpo.enabled") else None
 
     def _tensor_sizes(self, config: Config, shape: Model | None) -> tuple[int, ...]:
-        """Return multiples of the present tensor parallelism, beside which batches still divide evenly."""
+        """Return multiples of the present tensor-parallel size with which batches divide evenly."""
         present = config.ranks("tensor")
         others = config.ranks("pipeline") * config.ranks("context")
         free = [n for n in divisors(config.world) if n % present == 0 and config.world % (n * others) == 0]

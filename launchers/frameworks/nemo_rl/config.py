@@ -1,4 +1,4 @@
-"""A NeMo-RL job's settings: its YAML, or the one that NeMo-RL takes by itself, under the job's overrides."""
+"""A NeMo-RL job's resolved settings: overrides over its YAML or over NeMo-RL's default one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PACKING, DYNAMIC = "policy.sequence_packing", "policy.dynamic_batching"
 TRAIN_SIZE, SCORE_SIZE = "policy.train_micro_batch_size", "policy.logprob_batch_size"
 ALLOCATOR = "env_vars.PYTORCH_CUDA_ALLOC_CONF"
 RELEASES = ("0.7.0",)
-# Settings that the files of NeMo-RL leave out, so that Hydra takes them with a prefix.
+# Settings that NeMo-RL's files leave out, so that Hydra needs a prefix to add them.
 _OPTIONAL = (f"{GENERATION}.vllm_kwargs.", f"{MEGATRON}.recompute_")
-# NeMo-RL's own programs of GRPO; one's own, such as run_grpo_chess.py, may have other defaults.
+# NeMo-RL's GRPO programs; a user's program, such as run_grpo_chess.py, may have other defaults.
 PROGRAM = re.compile(r"(?:^|/)run_(?:vlm_)?grpo(?:_math|_rm|_nemo_gym)?\.py$")
 
 
@@ -29,7 +29,7 @@ _DATA = ("train", "validation", "default")  # sections of data, each with its en
 
 
 class Config(DeclaredSettings):
-    """What a job's file and overrides come to; a file counts alone, without a file the default one does."""
+    """A job's overrides over its config file; without a file, over NeMo-RL's default one."""
 
     def __init__(self, job: Job) -> None:
         filled = {f"{backend}.{ALLOCATOR}": "" for backend in (DTENSOR, MEGATRON)}
@@ -37,11 +37,11 @@ class Config(DeclaredSettings):
         self.is_own = not job.command or any(map(PROGRAM.search, job.command))
 
     def get(self, key: str) -> Any:
-        """Return the value of a key, references and NeMo-RL's resolvers followed."""
+        """Return the value of a key, with references and NeMo-RL's resolvers resolved."""
         return resolved(key, self.raw)
 
     def key(self, name: str) -> str:
-        """Return a setting as the command line takes it: Hydra adds none without a prefix."""
+        """Return a setting as an override, with the prefix that Hydra needs to add a key."""
         own = super().key(name)
         known = not own.startswith(_OPTIONAL) or self.holds(own) or self.has(name)
         return own if known else f"++{own}"
@@ -76,7 +76,7 @@ class Config(DeclaredSettings):
 
     @property
     def balances_experts(self) -> bool:
-        """Whether the experts of each pass are balanced by a loss of their own."""
+        """Whether there is a load-balancing loss for experts."""
         balancing = self.text(f"{MEGATRON}.moe_router_load_balancing_type")
         return self.megatron and balancing not in ("", "none")
 
@@ -92,11 +92,11 @@ class Config(DeclaredSettings):
 
     @property
     def packed(self) -> str:
-        """The section whose numbers of tokens fill passes; empty: they count sequences."""
+        """The section with token budgets of micro-batches; empty if micro-batches count sequences."""
         return next((section for section in (PACKING, DYNAMIC) if self.flag(f"{section}.enabled")), "")
 
     def cuts(self, limit: str) -> bool:
-        """Return whether a limit of a pass in tokens cannot hold the longest sequence."""
+        """Return whether a token budget is smaller than the longest sequence."""
         return bool(self.packed) and 0 < self.count(f"{self.packed}.{limit}") < self.longest
 
     @property
@@ -116,8 +116,8 @@ class Config(DeclaredSettings):
     def world(self) -> int:
         """GPUs of the policy's trainer.
 
-        NeMo Gym's nodes are beside `cluster.num_nodes`. Before 0.7.0 there are recipes that count them in: so
-        does one of another release of which only the rest can be split.
+        NeMo Gym's nodes come on top of `cluster.num_nodes`. Some recipes before 0.7.0 include them; a job of
+        another release is taken to do so if only the remaining nodes can be split.
         """
         own = self._gpus - (0 if self.colocated else self.engine_world)
         rest, ranks = own - self.per_node * self.gym_nodes, self.ranks_per_sequence
@@ -126,12 +126,12 @@ class Config(DeclaredSettings):
 
     @property
     def gym_nodes(self) -> int:
-        """Nodes of the models that NeMo Gym starts itself."""
+        """Nodes of the models that NeMo Gym starts."""
         return self.count("env.nemo_gym.num_gpu_nodes") if self.flag("env.should_use_nemo_gym") else 0
 
     @property
     def _gpus(self) -> int:
-        """GPUs of trainer and engines: a reward model and teachers have their own (algorithms/grpo.py)."""
+        """GPUs of trainer and engines; a reward model and teachers have their own (algorithms/grpo.py)."""
         nodes, reward = max(1, self.count("cluster.num_nodes")), "env.reward_model.resources"
         has_reward = any(self.text(f"data.{part}.env_name") == "reward_model" for part in _DATA)
         if nodes == 1:
@@ -141,7 +141,7 @@ class Config(DeclaredSettings):
 
     @property
     def _teacher_nodes(self) -> int:
-        """Nodes of teachers that are distilled from: each model once, on those of its first name."""
+        """Nodes of the teachers for distillation, counting each model once."""
         section = "on_policy_distillation"
         apart = f"{section}.non_colocated_teachers"
         if not (self.flag(f"{section}.enabled") and self.flag(f"{apart}.enabled")):
@@ -155,7 +155,7 @@ class Config(DeclaredSettings):
         )
 
     def ranks(self, kind: str) -> int:
-        """Return the size of one kind of the trainer's parallelism: tensor, context, pipeline or expert."""
+        """Return the trainer's tensor-, context-, pipeline- or expert-parallel size."""
         if not self.megatron:
             return max(1, self.count(f"{DTENSOR}.{kind}_parallel_size"))
         model = "" if kind == "context" else "_model"
@@ -168,7 +168,7 @@ class Config(DeclaredSettings):
 
     @property
     def mini_batch(self) -> int:
-        """A rank's sequences of an update, which a micro-batch divides; 0 if they do not divide evenly."""
+        """Sequences per rank and update, which a micro-batch divides; 0 if they do not divide evenly."""
         sequences, ranks = (
             self.count("policy.train_global_batch_size"),
             max(1, self.world // self.ranks_per_sequence),
@@ -177,17 +177,17 @@ class Config(DeclaredSettings):
 
     @property
     def scored(self) -> int:
-        """A rank's sequences of a step, which a scoring pass divides."""
+        """Sequences per rank and step, which a log-prob micro-batch divides."""
         return max(1, self.sequences // max(1, self.world // self.ranks_per_sequence))
 
     @property
     def sequences(self) -> int:
-        """Answers of one step."""
+        """Responses per step."""
         return self.count("grpo.num_prompts_per_step") * max(1, self.count("grpo.num_generations_per_prompt"))
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence over all turns, padded as a pass takes it."""
+        """Tokens of the longest sequence over all turns, padded as in a micro-batch."""
         longest = self.count("policy.max_total_sequence_length")
         multiple = max(1, self.count("policy.make_sequence_length_divisible_by"))
         return -(-longest // multiple) * multiple
@@ -200,5 +200,5 @@ class Config(DeclaredSettings):
 
     @property
     def resumes(self) -> bool:
-        """Whether checkpoints are written; NeMo-RL continues from the last one of its folder by itself."""
+        """Whether checkpoints are written; NeMo-RL resumes from the last one in its folder."""
         return self.flag("checkpointing.enabled") and self.count("checkpointing.save_period") > 0

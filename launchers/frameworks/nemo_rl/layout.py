@@ -13,8 +13,9 @@ from autotune.policies.values.architecture.model import Layout
 def resident(config: Config) -> dict[str, residency.Held]:
     """Return the components that hold GPU memory, by phase.
 
-    Colocated, engines sleep while the trainer works, which is in host memory while they generate. The
-    reference's weights take the place of the policy's for its pass (use_reference_model of the workers).
+    Colocated, the engines sleep while the trainer works, and the trainer is offloaded while they generate.
+    The reference's weights replace the policy's while it computes log-probs (use_reference_model of the
+    workers).
     """
     trainer, rollout = residency.models(), (residency.ROLLOUT,)
     synced = trainer + rollout if config.colocated else trainer
@@ -29,7 +30,7 @@ def layout(config: Config) -> Layout:
     precise = config.flag(f"{optimizer}.use_precision_aware_optimizer")
     engine = "sglang_cfg.dtype" if config.engine == "sglang" else "vllm_cfg.precision"
     precision = config.text(f"{GENERATION}.{engine}")
-    # By default prompt and answer share policy.max_total_sequence_length as they like.
+    # By default prompt and response share policy.max_total_sequence_length freely.
     prompt = max(config.longest - config.count(f"{GENERATION}.max_new_tokens"), config.longest // 8)
     name = config.text("policy.optimizer.name").rpartition(".")[2] or "AdamW"
     trainer: dict[str, Any] = {  # the workers load fp32 and shard it

@@ -1,7 +1,7 @@
 """NeMo-RL 0.7.0: its knobs, refusals and warnings.
 
 Losses are sums over the tokens or sequences of the whole global batch (algorithms/loss/loss_functions.py), so that
-the sizes of passes are exact.
+micro-batch sizes are exact.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ TRACKERS = (
     TrackerRow(Tracker.MLFLOW, on="logger.mlflow_enabled", place={"uri": "{logger.mlflow.tracking_uri}", "experiment": "{logger.mlflow.experiment_name}", "name": "{logger.mlflow.run_name}"}),
     TrackerRow(Tracker.TENSORBOARD, on="logger.tensorboard_enabled", lines=("Initialized TensorboardLogger at {folder}",)),
 )
-# NeMo-RL saves at its last step too, so the second start goes on from step 3.
+# NeMo-RL also saves at its last step, so the second start resumes from step 3.
 REHEARSAL = Rehearsal(
     saves={"checkpointing.enabled": True, "checkpointing.save_period": 2},
     validates={"grpo.val_period": 2},

@@ -23,7 +23,7 @@ _IDLE = {True: ("microbatch_size",), False: ("tokens_per_microbatch", "logprob_t
 
 
 class OpenRlhf(ArgparseFramework[Config]):
-    """The dotted flags of `openrlhf.cli.train_ppo_ray`, which refuses what it does not know."""
+    """OpenRLHF's `openrlhf.cli.train_ppo_ray` with dotted flags; it refuses unknown ones."""
 
     name = "openrlhf"
     reasons: ClassVar[Mapping[str, str]] = {
@@ -58,7 +58,7 @@ class OpenRlhf(ArgparseFramework[Config]):
         }
 
     def knob_settings(self, config: Config, knobs: Knobs) -> dict[str, Any]:
-        """Return the flags that make a job use `knobs`, but for those that its packing ignores."""
+        """Return the flags that apply `knobs`, without those that the job's packing ignores."""
         idle = () if knobs.dynamic_batching is None else _IDLE[bool(knobs.dynamic_batching)]
         return super().knob_settings(config, msgspec.structs.replace(knobs, **dict.fromkeys(idle)))
 
@@ -101,6 +101,6 @@ class OpenRlhf(ArgparseFramework[Config]):
         return self.config(job).root
 
     def of_steps(self, config: Config, steps: int) -> dict[str, Any]:
-        """Return the prompts of `steps` rollouts, and spare ones where some are filtered out."""
+        """Return the number of prompts of `steps` rollouts, with spare ones if some are filtered out."""
         spare = 8 if config.flag("algo.dynamic_filtering_enable") else 1
         return {"data.max_samples": steps * config.count("rollout.batch_size") * spare}

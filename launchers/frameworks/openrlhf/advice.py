@@ -1,4 +1,4 @@
-"""What OpenRLHF's README and older guides say of memory, checked against its code in 0.11.2."""
+"""Remedies in OpenRLHF's README and older guides, checked against its code in 0.11.2."""
 
 from autotune.launchers.base import Advice, Status
 

@@ -24,7 +24,7 @@ class Config(ArgparseSettings):
 
     @property
     def heads(self) -> int:
-        """Attention heads of the model; 0 where its shape is not known."""
+        """Attention heads of the model; 0 if its shape is unknown."""
         return self.job.shape.heads if self.job.shape else 0
 
     @property
@@ -122,17 +122,17 @@ class Config(ArgparseSettings):
 
     @property
     def resumes(self) -> bool:
-        """Whether checkpoints are wanted: a null `ckpt.path` in the job says no."""
+        """Whether checkpoints are written; a null `ckpt.path` disables them."""
         if self.lacks("ckpt.path") or self.lacks("ckpt.load_enable"):
             return False
         return self.given.get(self.named("ckpt.path"), "") is not None and not self.flag("ckpt.disable_ds")
 
     @property
     def root(self) -> str:
-        """The folder below which checkpoints lie."""
+        """The parent folder of checkpoints."""
         return absolute(self.job, self.text("ckpt.path") or "checkpoints").rstrip("/")
 
     @property
     def continues_its_folder(self) -> bool:
-        """Whether an attempt may go on from what another run left in --ckpt.path."""
+        """Whether an attempt may resume from another run's checkpoint in --ckpt.path."""
         return self.job.resume and self.has("ckpt.path")

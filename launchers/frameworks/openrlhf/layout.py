@@ -22,7 +22,7 @@ def resident(config: Config) -> dict[str, residency.Held]:
 
 
 def layout(config: Config) -> Layout:
-    """Return how the job is spread and what it holds; ZeRO-3 shards as FSDP does."""
+    """Return the layout for the job's memory estimate; ZeRO-3 shards like FSDP."""
     response = min(config.longest, config.count("rollout.max_new_tokens") or config.longest)
     result = Layout(
         ranks=config.actors,

@@ -1,6 +1,6 @@
 """OpenRLHF 0.11.2: its knobs, refusals and warnings.
 
-The loss is normalised over all passes, so that their sizes are exact.
+The loss is normalized over all micro-batches, so that their sizes are exact.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def _whole(c: Config) -> str:
 
 
 def _write_engine_size(config: Config, before: Knobs, after: Knobs) -> dict[str, Any]:
-    """Return engines of another size on the same cards."""
+    """Return the flags of engines of another size on the same GPUs."""
     size = after.rollout_tensor_parallel or 1
     return {"vllm.tensor_parallel_size": size, "vllm.num_engines": max(1, config.engine_gpus // size)}
 
 
 def _write_microbatch_size(config: Config, before: Knobs, after: Knobs) -> dict[str, Any]:
-    """Return the sizes of passes: scoring packs as many or fewer, so it follows downwards only."""
+    """Return micro-batch sizes; the log-prob size is reduced along but never raised."""
     size = after.microbatch_size or 1
     return {"train.micro_batch_size": size, _SCORED: min(size, config.count(_SCORED))}
 

@@ -14,5 +14,5 @@ class Relax(MegatronRl):
     modules = ("relax",)
     table = TABLE
     entry = ("{python}", "-m", "relax.entrypoints.train")
-    # Its health check starts everything again with the arguments that failed, up to three times.
+    # Its health check would restart everything with the failed arguments, up to three times.
     dropped = ("use-health-check", "max-global-restart")

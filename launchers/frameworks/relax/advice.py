@@ -1,4 +1,4 @@
-"""What Relax's guide to memory failures says, checked against its code."""
+"""Remedies in Relax's guide to memory failures, checked against its code."""
 
 from autotune.launchers.base import Advice, Status
 

@@ -56,7 +56,7 @@ class SkyRL(TabularFramework[Config]):
     layout = staticmethod(layout)
     resident = staticmethod(resident)
     entry = ("{python}", "-m", "skyrl.train.entrypoints.main_base")
-    # Without it what workers and engines print, errors too, goes to a file of their node (ray_logging.py).
+    # Without it, output and errors of workers and engines go to a file on their node (ray_logging.py).
     env: ClassVar[Mapping[str, str]] = {"SKYRL_DUMP_INFRA_LOG_TO_STDOUT": "1", "RAY_DEDUP_LOGS": "0"}
     engine_nodes = tuple(f"{ENGINE}.{kind}_init_kwargs" for kind in ("engine", "prefill", "decode"))
     model_key = f"{POLICY}.model.path"
@@ -68,14 +68,14 @@ class SkyRL(TabularFramework[Config]):
     no_file = "write its settings under `settings:`, such as trainer.strategy: fsdp"
 
     def modules_of(self, job: Job) -> tuple[str, ...]:
-        """Return SkyRL's package: the one that it had before `skyrl` where the job starts that."""
+        """Return SkyRL's package, or its older one if the job starts that."""
         is_older = any(word.startswith(f"{_OLDER_MODULE}.") for word in job.command)
         return (_OLDER_MODULE,) if is_older else self.modules
 
     def added(self, config: Config, needed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an attempt's settings without what the job's own code or its older release refuses.
+        """Return an attempt's settings without those that the job's code or older release refuses.
 
-        A trial that cannot say when it ends is ended by the driver.
+        The driver ends a trial for which no last step can be set.
         """
         added, types = super().added(config, needed), config.facts.types
         is_older = config.release.version in config.older
@@ -119,7 +119,7 @@ class SkyRL(TabularFramework[Config]):
 
     def together(self, config: Config, found: dict[str, Any]) -> dict[str, Any]:
         """Return changed settings with those that have to change along."""
-        if TRAIN_SIZE in found:  # scoring passes follow, as there is no knob for them
+        if TRAIN_SIZE in found:  # log-prob micro-batches follow, because no knob sets them
             share = found[TRAIN_SIZE] / config.count(TRAIN_SIZE)
             found[SCORE_SIZE] = max(1, int(config.count(SCORE_SIZE) * share))
         tensor = found.get(f"{ENGINE}.tensor_parallel_size")
@@ -136,7 +136,7 @@ class SkyRL(TabularFramework[Config]):
         return tuple(yaml_override(key, value) for key, value in settings.items())
 
     def can_force_longest(self, job: Job) -> bool:
-        """Return whether vLLM can be told to continue after the end of an answer: where there is one turn."""
+        """Return whether vLLM can ignore the end of a response, which single-turn jobs allow."""
         return Config(job).count("generator.max_turns") <= 1
 
     def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:

@@ -20,7 +20,7 @@ TOKENS = "trainer.max_tokens_per_microbatch"
 TRAIN_SIZE, SCORE_SIZE = "trainer.micro_train_batch_size_per_gpu", "trainer.micro_forward_batch_size_per_gpu"
 RELEASES = ("0.4.0",)
 OLDER = ("0.2.0",)  # only names and defaults are on record; it takes those of skyrl_train too
-# What skyrl_train has under `generator.` (skyrl/train/config/legacy.py of 0.2.0).
+# Settings that skyrl_train has under `generator.` (skyrl/train/config/legacy.py of 0.2.0).
 _KEPT = """
     backend enable_chunked_prefill enable_prefix_caching enable_ray_prometheus_stats enforce_eager
     engine_init_kwargs external_proxy_url external_server_urls fully_sharded_loras gpu_memory_utilization
@@ -35,7 +35,7 @@ RENAMED = (
     *(Renamed(f"generator.{name}", f"{ENGINE}.{name}", since="0.3.0") for name in _KEPT.split()),
     *(Renamed(f"generator.inference_engine_{n}", f"{ENGINE}.{n}", since="0.3.0") for n in _SIZES.split()),
 )
-# What MegatronConfig puts into its sections where a job leaves it out.
+# Defaults of MegatronConfig's free-form sections.
 _FILLED = {
     f"{CPU_ADAM}.optimizer_offload_fraction": 0.0,
     f"{CPU_ADAM}.optimizer_cpu_offload": False,
@@ -106,7 +106,7 @@ class Config(DeclaredSettings):
 
     @property
     def engine_others(self) -> int:
-        """GPUs of an engine beside those of its tensor parallelism: of pipeline and data parallelism."""
+        """The product of an engine's pipeline- and data-parallel sizes."""
         kinds = ("pipeline", "data")
         return math.prod(max(1, self.count(f"{ENGINE}.{kind}_parallel_size")) for kind in kinds)
 
@@ -123,14 +123,14 @@ class Config(DeclaredSettings):
 
     @property
     def samples(self) -> int:
-        """Answers to one prompt."""
+        """Responses per prompt."""
         return max(1, self.count("generator.n_samples_per_prompt"))
 
     @property
     def mini_batch(self) -> int:
-        """What a micro-batch divides: a rank's sequences of a mini-batch; 0 if they do not divide evenly.
+        """Sequences per rank and mini-batch, which a micro-batch divides; 0 if they do not divide evenly.
 
-        With a critic it is the largest number that divides both models' sequences: they share the setting.
+        With a critic the greatest common divisor of both models' sequences, because they share the setting.
         """
         own = self._of_rank("policy", max(1, self.world // self.ranks_per_sequence))
         if not self.critic:
@@ -142,7 +142,7 @@ class Config(DeclaredSettings):
 
     @property
     def divided_in_words(self) -> str:
-        """What a micro-batch divides, in words."""
+        """A description of what a micro-batch divides."""
         who = "the policy's and the critic's mini-batch" if self.critic else "a mini-batch"
         return f"a rank's sequences of {who}"
 
@@ -159,12 +159,12 @@ class Config(DeclaredSettings):
 
     @property
     def answer(self) -> int:
-        """Tokens of the longest answer of one turn."""
+        """Tokens of the longest response of one turn."""
         return self.count("generator.sampling_params.max_generate_length")
 
     @property
     def reference(self) -> bool:
-        """Whether a reference model is scored."""
+        """Whether there is a reference model."""
         return any(self.flag(f"trainer.algorithm.use_kl_{where}") for where in ("loss", "in_reward"))
 
     @property
@@ -179,7 +179,7 @@ class Config(DeclaredSettings):
 
     @property
     def resumes(self) -> bool:
-        """Whether a relaunch continues from the job's own checkpoints; null or none is said of the start."""
+        """Whether a relaunch resumes from the job's own checkpoints; null or none mean the first start."""
         mode = "trainer.resume_mode"
         return (
             self.text(mode) != "from_path"

@@ -13,9 +13,9 @@ from autotune.policies.values.architecture.model import Layout
 def resident(config: Config) -> dict[str, residency.Held]:
     """Return the components that hold GPU memory, by phase.
 
-    Colocated, the engines sleep while the trainer works and the trainer is on the host while they generate,
-    but for FSDP's optimizer without `offload_after_step`; reference and critic come to the card for their own
-    passes.
+    Colocated, the engines sleep while the trainer works, and the trainer is offloaded while they generate,
+    except FSDP's optimizer without `offload_after_step`. Reference and critic are on the GPU only while they
+    run.
     """
     trainer, rollout = residency.models(), (residency.ROLLOUT,)
     away = (

@@ -1,4 +1,4 @@
-"""What slime's documentation and older guides say of memory, checked against its code in 0.3.1."""
+"""Remedies in slime's documentation and older guides, checked against its code in 0.3.1."""
 
 from autotune.launchers.base import Advice, Status
 

@@ -1,1 +1,1 @@
-"""Tools that `explain` recognises and `launch` does not drive."""
+"""Tools that `explain` recognizes and `launch` does not drive."""

@@ -1,4 +1,4 @@
-"""How tools that `launch` does not drive spell the knobs, and how their logs are recognised.
+"""How tools that `launch` does not drive spell the knobs, and how their logs are recognized.
 
 Read in Megatron-LM (arguments.py), DeepSpeed 0.18 (config JSON), transformers 5 (TrainingArguments), prime-rl
 559b447, vime 0696c9bd, ROLL 8eb27cc, RLinf a3816b5, ms-swift 3602360, and in the axolotl, LLaMA-Factory, AgileRL and Unsloth of
@@ -16,40 +16,40 @@ from autotune.policies.values.value import Value
 
 
 class Spelling(Value, frozen=True):
-    """One knob in a tool's own words; `{value}` stands for the new value where it is known.
+    """A knob in a tool's own syntax; `{value}` stands for the new value if it is known.
 
-    Words of a switch turn it to its saving side; `undo` turns it back.
+    The words of a switch set the value that saves memory; `undo` sets the other one.
     """
 
     knob: KnobName
     words: str
-    printed: str = ""  # the name under which logs show its value
-    saving: Setting = None  # what the printed value true means, where it is the most saving mode
+    printed: str = ""  # the name under which logs print its value
+    saving: Setting = None  # the mode that a printed `true` means, if it saves the most
     undo: str = ""
 
 
 class Tool(Value, frozen=True):
-    """A tool, the traces of which its logs hold one, and how it spells the knobs."""
+    """A tool, the texts that identify its logs, and its spelling of the knobs."""
 
     name: str
     traces: tuple[str, ...] = ()
     engine: bool = False
-    only: bool = False  # what it does not spell is no setting of it: it has no language model
-    runs: tuple[str, ...] = ()  # driven frameworks that it is built of, whose traces its logs hold too
+    only: bool = False  # it has no other knobs, because it runs no language model
+    runs: tuple[str, ...] = ()  # driven frameworks that it is built on, whose traces its logs contain as well
     spellings: tuple[Spelling, ...] = ()
 
 
 class Ceiling(Value, frozen=True):
-    """Where a place to run sets the memory that ran out."""
+    """Where a platform (Slurm, Kubernetes, ...) sets the memory limit that was exceeded."""
 
     place: str
     causes: tuple[Cause, ...]
     words: str
-    traces: tuple[str, ...] = ()  # of the place in a log; empty: wherever no other place is recognised
+    traces: tuple[str, ...] = ()  # texts that identify the platform; empty: the default
 
 
 def _arguments(engine: Mapping[KnobName, Argument], but: str = "") -> Iterator[Spelling]:
-    """Yield the spellings of an engine's own arguments, except a knob that it spells otherwise today."""
+    """Yield the spellings of an engine's own arguments, except a knob that it now spells differently."""
     for knob, argument in engine.items():
         if knob in (but, "max_model_len"):  # which logs print where nobody set it
             continue
@@ -61,7 +61,7 @@ def _arguments(engine: Mapping[KnobName, Argument], but: str = "") -> Iterator[S
 # fmt: off
 TOOLS = (
     Tool("sglang", traces=("sglang", "--mem-fraction-static", "sgl_", "#running-req"), engine=True, spellings=(
-        # Every release on record takes it; the newer word for it is of 0.5.16 and later.
+        # Every release on record accepts it; its newer name exists from 0.5.16 on.
         Spelling("cuda_graphs", "--disable-cuda-graph", "disable_cuda_graph", saving="off"),
         Spelling("cuda_graphs", "--disable-cuda-graph", "disable_decode_cuda_graph", saving="off"),
         *_arguments(SGLANG, but="cuda_graphs"),
@@ -81,7 +81,7 @@ TOOLS = (
         Spelling("concurrency", "--parallel {value}", "n_parallel"),
         Spelling("max_batched_tokens", "--ubatch-size {value}", "n_ubatch"),
     )),
-    # The trainers of slime and of what is made of it, in a log that shows none of their own modules.
+    # The trainers of slime and its derivatives, in a log without their own modules.
     Tool("slime or miles", traces=("TrainRayActor",), spellings=(
         Spelling("tokens_per_microbatch", "--max-tokens-per-gpu {value}", "max_tokens_per_gpu"),
         Spelling("logprob_chunk", "--log-probs-chunk-size {value}", "log_probs_chunk_size"),
@@ -116,10 +116,10 @@ TOOLS = (
         Spelling("recompute", "apply_activation_checkpointing(model)"),
     )),
 )
-# RL frameworks that `explain` recognises and `launch` does not drive. The first one whose trace a log holds answers
-# alone: what it is built of has no words that its users can type, so a tool that wraps another stands before it.
+# RL frameworks that `explain` recognizes and `launch` does not drive. Only the first one with a trace in the log
+# answers, because its users cannot set the libraries below it directly; so a wrapper precedes what it wraps.
 OTHER_FRAMEWORKS = (
-    # What makes images and videos, or trains what does.
+    # Generators of images and videos, and their trainers.
     Tool("diffusers' training scripts", traces=("train_dreambooth", "train_text_to_image", "train_controlnet"), only=True, runs=("trl",), spellings=(
         Spelling("microbatch_size", "--train_batch_size {value}, --gradient_accumulation_steps up by the same factor"),
         Spelling("recompute", "--gradient_checkpointing", "gradient_checkpointing", saving="full"),
@@ -212,19 +212,19 @@ OTHER_FRAMEWORKS = (
         Spelling("memory_fraction", "gpu_memory_utilization={value}   (of FastLanguageModel.from_pretrained)", "gpu_memory_utilization"),
     )),
 )
-# What belongs to the process and not to a tool.
+# Settings of the process rather than of a tool.
 PROCESS = Tool("environment", spellings=(
     Spelling("allocator", "PYTORCH_ALLOC_CONF=expandable_segments:True   (before torch 2.9: PYTORCH_CUDA_ALLOC_CONF)"),
     Spelling("host_allocator", "LD_PRELOAD=libjemalloc.so.2"),
     Spelling("dataloader_workers", "DataLoader(num_workers={value})"),
 ))
-# PyTorch's allocator of other devices, by the name in their out-of-memory messages.
+# PyTorch's allocator on other devices, by the device's name in out-of-memory messages.
 ALLOCATORS: Mapping[str, str] = {
     "HIP": "PYTORCH_HIP_ALLOC_CONF=expandable_segments:True   (ROCm builds of PyTorch before March 2026 ignore it)",
     "NPU": "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True",
     "XPU": "PYTORCH_ALLOC_CONF=expandable_segments:True   (before torch 2.10 it has no effect on XPU)",
 }
-# What lists the processes on a card, by the same name.
+# The command that lists the processes on a device, by the same name.
 PROCESS_LISTS: Mapping[str, str] = {
     "": "nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory --format=csv",
     "HIP": "rocm-smi --showpids",

@@ -1,4 +1,4 @@
-"""How tools that are not frameworks here spell the knobs: what a log shows of them, and what to type."""
+"""Reads settings of tools without an adapter from logs, and prints knobs in their syntax."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autotune.policies.explain.hints import POOL_IN_BYTES
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Grid, Profile, Support
 
-_TRIES = 50  # places of a name in a log
+_TRIES = 50  # occurrences of a name in a log
 _VALUE = re.compile(r"(?:['\"]?\s{0,4}[=:]\s{0,4}|\s{1,4}\.{3,200}\s{0,4}|\s)['\"]?([\w.+-]{1,32})")
 _ON = frozenset(("true", "1", "on", "yes"))
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,6})?\Z")
@@ -40,15 +40,16 @@ _RUNTIMES = {
     "NPU": re.compile(r"\bE[LI]000\d: |\bHCCL\b|torch_npu|aclError"),
     "HIP": re.compile(r"\bHIP failure|/rccl/"),
 }
-# What trainers that can do without an engine call a training with one.
+# Words of trainers with optional engines that show that one is in use.
 _GENERATES = re.compile(r"\b(?i:grpo|rlhf|rloo|rollout)|\bonline_dpo|use_vllm")
 _GRIDS: dict[str, Grid] = {"memory_fraction": Grid(minimum=0.05, maximum=0.98, multiple=0.01)}
 
 
 def seen(text: str, *, driven: bool = False) -> tuple[Tool, ...]:
-    """Return the tools whose traces a text holds.
+    """Return the tools whose traces a text contains.
 
-    A framework that is not driven answers alone, unless the job is `driven` and that one is a library of it.
+    A framework without an adapter excludes all others, unless the job is `driven` and only uses it as a
+    library.
     """
     traces = traces_in(text)
     if not driven:
@@ -59,13 +60,13 @@ def seen(text: str, *, driven: bool = False) -> tuple[Tool, ...]:
 
 
 def runs_inside(framework: str, text: str) -> bool:
-    """Return whether a text shows a framework that is built of this one."""
+    """Return whether a text contains traces of a framework that is built on this one."""
     traces = traces_in(text)
     return any(framework in tool.runs and not traces.isdisjoint(tool.traces) for tool in OTHER_FRAMEWORKS)
 
 
 def traces_in(text: str) -> frozenset[str]:
-    """Return the traces of tools, undriven frameworks and places to run that a text holds."""
+    """Return the traces of tools, frameworks and platforms in a text."""
     return frozenset(_traces().counted(text))
 
 
@@ -80,7 +81,7 @@ def _traces() -> Naming:
 
 
 def present(tools: tuple[Tool, ...], text: str) -> Profile:
-    """Return what a text prints of the tools' settings as a profile of those knobs only."""
+    """Return the tools' settings that a text prints, as a profile of those knobs only."""
     result: dict[str, Setting] = {}
     for tool in tools:
         for spelling in tool.spellings:
@@ -101,10 +102,10 @@ def present(tools: tuple[Tool, ...], text: str) -> Profile:
 
 
 def excluded(text: str) -> frozenset[str]:
-    """Return the knobs that a text shows to be of no use.
+    """Return the knobs that cannot help according to a text.
 
-    Only an engine that sleeps keeps a copy of its weights. Pools that an engine pauses and resumes are mapped
-    by allocators of their own, which expandable segments would replace. A pool in bytes takes no share.
+    Only a sleeping engine keeps a copy of its weights. Pools that an engine pauses and resumes have their own
+    allocator, which expandable segments would replace. A pool sized in bytes has no memory fraction.
     """
     useless = {
         "allocator": _PAUSABLE.search(text) is not None,
@@ -115,14 +116,14 @@ def excluded(text: str) -> frozenset[str]:
 
 
 def device_of(text: str) -> str:
-    """Return PyTorch's name of the device whose memory ran out, as in HIP; empty where it is CUDA's."""
+    """Return PyTorch's name of the device that ran out of memory, such as HIP; empty for CUDA."""
     if (device := _DEVICE.search(text)) is not None:
         return device[1]
     return next((name for name, runtime in _RUNTIMES.items() if runtime.search(text)), "")
 
 
 def allocator_of(device: str) -> str:
-    """Return how the allocator is set on a device; empty where the CUDA names do."""
+    """Return the allocator's environment variable on a device; empty if it is CUDA's."""
     return ALLOCATORS.get(device, "")
 
 
@@ -132,7 +133,7 @@ def process_list_of(device: str) -> str:
 
 
 def offered(tools: tuple[Tool, ...], knobs: frozenset[str], engine_knobs: frozenset[str]) -> frozenset[str]:
-    """Return the knobs that the tools spell, and those of an area in which none of them was seen."""
+    """Return the knobs that the detected tools have, and those of areas without a detected tool."""
     own: set[str] = {spelling.knob for tool in (*tools, PROCESS) for spelling in tool.spellings}
     if any(tool.only for tool in tools):
         return frozenset(own)
@@ -151,7 +152,7 @@ def is_engine(tool: Tool, engine_knobs: frozenset[str]) -> bool:
 
 
 def engine_in(tools: tuple[Tool, ...], text: str, engine_knobs: frozenset[str]) -> bool:
-    """Return whether a text shows that an engine runs beside the trainer, or a tool that always has one."""
+    """Return whether a text shows an engine besides the trainer, or a tool that always has one."""
     traces = traces_in(text)
     if any(tool.engine and not traces.isdisjoint(tool.traces) for tool in TOOLS):
         return True
@@ -163,7 +164,7 @@ def engine_in(tools: tuple[Tool, ...], text: str, engine_knobs: frozenset[str]) 
 def words(
     tools: tuple[Tool, ...], changes: dict[str, Setting], *, exact: bool
 ) -> tuple[tuple[str, str], ...]:
-    """Return (tool, what to type) for a change, in the words of every tool that knows it."""
+    """Return (tool, what to type) for a change, in the syntax of every tool that has the knob."""
     lines: dict[str, str] = {}
     for tool in (*tools, PROCESS):
         for knob, value in changes.items():
@@ -177,7 +178,7 @@ def words(
     return tuple(lines.items())
 
 
-_ADD_ON = 3  # knobs; a tool that spells no more than these does not describe a trainer
+_ADD_ON = 3  # knobs; a tool with no more than these does not describe a trainer
 
 
 def _printed(spelling: Spelling, text: str) -> Setting:
@@ -199,7 +200,7 @@ def _setting(spelling: Spelling, value: str) -> Setting:
 
 
 def _values(name: str, text: str) -> Iterator[str]:
-    """Yield what a text prints behind a setting's name, written with either of its hyphens."""
+    """Yield the values that a text prints after a setting's name, with hyphens or underscores."""
     for written in (name, name.replace("_", "-")):
         at = text.find(written)
         for _ in range(_TRIES):

@@ -32,7 +32,7 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.provenance import CodeQuery, Origin
 
 _MODULE = "trl.scripts.grpo"
-_OWN_PARSER = "a parser of its own"  # in what is read of a script
+_OWN_PARSER = "a parser of its own"  # a name in the code query
 _OF_TRAINERS, _OF_OTHERS = (
     "HfArgumentParser|H4ArgumentParser|TrlParser",
     "argparse|click|fire|hydra|typer|tyro",
@@ -43,7 +43,7 @@ _INTERPRETERS = re.compile(r"python(3(\.\d+)?)?")
 
 
 class Trl(HuggingFaceTrainer[Config]):
-    """Attempts run TRL's own script or the user's under the launcher of the job."""
+    """TRL's script, or the user's, under the job's launcher."""
 
     name = "trl"
     settings_class = Config
@@ -68,28 +68,28 @@ class Trl(HuggingFaceTrainer[Config]):
     own_settings = ("output_dir", "save_steps", "save_total_limit")
 
     def unknown(self, config: Config) -> Iterator[Problem]:
-        """Yield every setting that `trl grpo` does not take; a script may have arguments of its own."""
+        """Yield every setting that `trl grpo` does not accept; a script may have its own arguments."""
         if not config.has_script:
             yield from super().unknown(config)
 
     def code_query(self, job: Job) -> CodeQuery | None:
-        """Return what to read of the job's script: whether its own parser takes what a launch adds."""
+        """Return what to look up in the job's script: whether its parser accepts the added flags."""
         if not self.config(job).has_script:
             return super().code_query(job)
         script, names = _parts(job)[1], frozenset(self.own_settings)
         return CodeQuery(package="trl", program=script, names=names, as_flags=True, patterns=_PARSERS)
 
     def _absent(self, config: Config, key: str) -> str:
-        """Return a flag that the parser of the job's script lacks; transformers' has all of them."""
+        """Return a flag that the script's own parser lacks; transformers' parser has all of them."""
         parses = config.has_script and config.code is not None and _OWN_PARSER in config.code.names
         return super()._absent(config, key) if parses else ""
 
     def knows_processes(self, config: Config) -> bool:
-        """Return whether the job itself says how many processes train."""
+        """Return whether the job sets the number of training processes."""
         return "num_processes" in config.written
 
     def gpus(self, job: Job) -> int | None:
-        """Return how many processes the job's settings start, each on a GPU; None: one on each there is."""
+        """Return the number of processes, each on a GPU; None for one on every GPU."""
         return self.config(job).stated_processes or None
 
     def on_gpus(self, job: Job, *, nodes: int, per_node: int) -> Job | None:
@@ -97,23 +97,23 @@ class Trl(HuggingFaceTrainer[Config]):
         return with_sizes(job, {"num_processes": nodes * per_node})
 
     def refused(self, config: Config) -> Iterator[Problem]:
-        """Yield what TRL and accelerate refuse."""
+        """Yield the settings that TRL and accelerate refuse."""
         yield from _of_command(config)
         yield from super().refused(config)
 
     def launch(self, config: Config, own: Mapping[str, Any], entry: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the script inside the entry, under the launcher of the job; its file goes behind it."""
+        """Return the script inside the entry under the job's launcher, followed by its config file."""
         launcher, script, rest = _parts(config.job)
         settings = {**config.given, **own}
         flags = {**config.written, **own}
-        if script != _MODULE:  # accelerate does not know the files that TRL ships by name
+        if script != _MODULE:  # accelerate does not know TRL's configurations by name
             flags = {} if not _takes_flags(launcher) else {**flags, "accelerate_config": None}
         launch = (*launcher, *_typed(flags, launch=True))
         file = () if config.job.config is None else ("--config", config.job.config)
         return (*launch, *entry, script, *rest, *file, *_typed(settings, launch=False))
 
     def mode(self, job: Job, *, resume: bool) -> str:
-        """Return which checkpoints the entry may continue; a null takes away the one of the job's file."""
+        """Return which checkpoints the entry may resume from; null drops the one in the job's file."""
         mode = super().mode(job, resume=resume)
         if job.settings.get(_RESUMED, "") is None:
             return f"fresh-{mode}" if resume else "fresh"
@@ -124,11 +124,11 @@ class Trl(HuggingFaceTrainer[Config]):
         return super().flag(name, value) if is_of_launcher(name) else f"{name}={value}"
 
     def can_force_longest(self, job: Job) -> bool:
-        """Return True: both generators can be told to go on to `max_completion_length`."""
+        """Return True: both generators can be forced to `max_completion_length`."""
         return True
 
     def longest_settings(self, config: Config) -> dict[str, Any]:
-        """Return what the generator is told beyond the job's own."""
+        """Return the generation arguments that force full length, with the job's own."""
         least = {"min_new_tokens": config.count("max_completion_length")}
         given = config.get("generation_kwargs")
         more = {"ignore_eos": True} if config.on("use_vllm") else least
@@ -136,7 +136,7 @@ class Trl(HuggingFaceTrainer[Config]):
 
 
 def _typed(settings: Mapping[str, Any], *, launch: bool) -> Iterator[str]:
-    """Yield the words of accelerate's command line, or of the training's behind it."""
+    """Yield the words of accelerate's command line, or of the training's after it."""
     for name, value in settings.items():
         if name in (*ENVIRONMENT, "env") or is_of_launcher(name) != launch:
             continue
@@ -147,7 +147,7 @@ def _typed(settings: Mapping[str, Any], *, launch: bool) -> Iterator[str]:
 
 
 def _parts(job: Job) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
-    """Return the launcher of a job, its script, and the words behind it."""
+    """Return the launcher of a job, its script, and the words after it."""
     words = job.command
     at = next((n for n, word in enumerate(words) if word.endswith(".py")), None)
     if at is None:
@@ -159,7 +159,7 @@ def _parts(job: Job) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
 
 
 def _takes_flags(launcher: tuple[str, ...]) -> bool:
-    """Return whether a launcher takes the flags of `accelerate launch`."""
+    """Return whether a launcher accepts the flags of `accelerate launch`."""
     return any(
         PurePath(word).name in ("accelerate", "accelerate-launch") or word.startswith("accelerate.")
         for word in launcher

@@ -1,4 +1,4 @@
-"""A TRL job as one configuration: its YAML file, the settings over it, TRL's defaults underneath."""
+"""A TRL job's resolved settings: over its YAML file over TRL's defaults."""
 
 from __future__ import annotations
 
@@ -38,31 +38,30 @@ RENAMED = (
 _FUSED_HEAD = (1, 15)  # the first release whose trainer has a fused head of its own
 _DAPO = (0, 24)  # the first whose default loss is dapo (pull request 3938); before it was bnpo
 _PACKAGED_RANKS = 8  # of the configurations that TRL ships, but for single_gpu
-_LAUNCH = "launch"  # begins the type of what goes to `accelerate launch`, such as `launch int`
-_LAUNCH_SWITCH = f"{_LAUNCH} switch"  # takes no value
+_LAUNCH = "launch"  # prefix of the types of `accelerate launch` settings, such as `launch int`
+_LAUNCH_SWITCH = f"{_LAUNCH} switch"  # a flag without a value
 
 
 @cache
 def types() -> dict[str, str]:
-    """Return the names that TRL takes, and their types."""
+    """Return the settings that TRL accepts, and their types."""
     return facts(__package__, RELEASES[-1]).types
 
 
 def is_of_launcher(name: str) -> bool:
-    """Return whether a setting goes to `accelerate launch`; what both know is the training's."""
+    """Return whether a setting belongs to `accelerate launch`; names that both know are the training's."""
     return types().get(name, "").startswith(_LAUNCH)
 
 
 def is_switch(name: str) -> bool:
-    """Return whether a setting is a flag of `accelerate launch` that takes no value."""
+    """Return whether a setting is a flag of `accelerate launch` without a value."""
     return types().get(name) == _LAUNCH_SWITCH
 
 
 def setting_of(word: str) -> str:
-    """Return the setting that a flag of the training means, empty for a flag of somebody else's.
+    """Return the setting that a flag of the training sets; empty for an unknown flag.
 
-    argparse takes a hyphen for an underscore, `no_` before a switch, and the beginning of a name that is read
-    here where no other begins so.
+    argparse accepts hyphens for underscores, `no_` before a switch, and unique prefixes of names.
     """
     flag = word[2:].partition("=")[0].replace("-", "_")
     if not word.startswith("--") or not flag:
@@ -76,7 +75,7 @@ def setting_of(word: str) -> str:
 
 
 class Config(TrainerSettings):
-    """The effective values of a job's settings."""
+    """A job's resolved settings."""
 
     renamed = RENAMED
     older = OLDER
@@ -86,7 +85,7 @@ class Config(TrainerSettings):
         super().__init__(job, __package__, RELEASES)
 
     def get(self, key: str) -> Any:
-        """Return a setting's value; where the job is silent, what the launcher's file says."""
+        """Return a setting's value, otherwise the one in the launcher's file."""
         own = self.job.launcher
         if own.source and self.written.get(key) is None:
             match key:
@@ -99,21 +98,21 @@ class Config(TrainerSettings):
         return super().get(key)
 
     def kind(self, name: str) -> str:
-        """Return the type of a setting, of one of the launcher's too; empty where any value may be right."""
+        """Return the type of a setting, also of the launcher's; empty if any value may be valid."""
         kind = super().kind(name)
         return "bool" if kind == _LAUNCH_SWITCH else kind.removeprefix(_LAUNCH).strip()
 
     @property
     def longest(self) -> int | None:
-        """Tokens of the longest prompt and answer together; None where TRL limits no prompt."""
+        """Tokens of the longest prompt plus response; None if TRL limits no prompt."""
         prompt = self.count("max_prompt_length")
         return prompt + self.count("max_completion_length") if prompt else None
 
     @property
     def version(self) -> tuple[int, int]:
-        """Major and minor number of the release that the job runs; zeros where it is not known.
+        """Major and minor number of the job's release; zeros if unknown.
 
-        What a log shows of a job has no folder, and nothing starts it: there the newest known release counts.
+        A job read from a log has no folder and is not started: the newest known release counts for it.
         """
         assumed = "" if self.job.workdir.startswith("/") else RELEASES[-1]
         match = re.match(r"(\d+)\.(\d+)", self.job.framework_version or assumed)
@@ -121,13 +120,13 @@ class Config(TrainerSettings):
 
     @property
     def has_head(self) -> bool:
-        """Whether the trainer has the fused head, which writes no logits but of a tile."""
+        """Whether the trainer has the fused head, which materializes only a tile of the logits."""
         is_new = not self.job.framework_version and self.release.version not in self.older
         return is_new or self.version >= _FUSED_HEAD
 
     @property
     def sharding(self) -> str:
-        """The sharding of settings, launcher or TRL's file: zero0 to zero3, fsdp1, fsdp2, another name."""
+        """The sharding by settings, launcher or TRL's file: zero0 to zero3, fsdp1, fsdp2, another name."""
         stage = self.get("zero_stage")
         if stage is not None:
             return f"zero{stage}"
@@ -155,34 +154,34 @@ class Config(TrainerSettings):
 
     @property
     def processes(self) -> int:
-        """The trainer's processes: as written, as the shipped configuration says, else one per card."""
+        """The trainer's processes: as set, as in the shipped configuration, otherwise one per GPU."""
         return max(1, self.stated_processes or self.job.cluster.gpus_per_node or 0)
 
     @property
     def stated_processes(self) -> int:
-        """The trainer's processes as written, or as the shipped configuration says; 0: one per card."""
+        """The trainer's processes as set or as in the shipped configuration; 0 for one per GPU."""
         own = self.job.launcher
         is_packaged = not own.source and self.sharding[:4] in ("zero", "fsdp", "mult")
         return self.count("num_processes") or own.processes or (_PACKAGED_RANKS if is_packaged else 0)
 
     @property
     def has_newer_switch(self) -> bool:
-        """Whether the job switches recomputation by the name that transformers 5.23 gave it."""
+        """Whether the job sets recomputation by its name in transformers 5.23."""
         return self.written.get("activation_checkpointing") is not None
 
     @property
     def has_newer_variable(self) -> bool:
-        """Whether the job names the variable that torch reads first from 2.9 on."""
+        """Whether the job sets the environment variable that torch prefers from 2.9 on."""
         return bool(self.variable(ALLOCATORS[1]))
 
     @property
     def hides_its_batch(self) -> bool:
-        """Whether a script may have another batch than its settings say."""
+        """Whether a script may use another batch size than the settings give."""
         return self.has_script and any(self.written.get(name) is None for name in (MICRO, ACCUMULATION))
 
     @property
     def leaves_an_unknown_loss(self) -> bool:
-        """Whether the default loss of the release counts, and is not known to be dapo."""
+        """Whether the job uses the release's default loss, which is not known to be dapo."""
         return self.written.get("loss_type") is None and self.version < _DAPO
 
     @property

@@ -9,11 +9,11 @@ from autotune.launchers.frameworks.trl.config import Config
 from autotune.policies.values.architecture.model import Layout
 
 _FP32 = 4
-_TILE = 4096, 32768  # tokens and words of the vocabulary at once, trl/kernels/chunked_logprob.py
+_TILE = 4096, 32768  # tokens and vocabulary entries per tile, trl/kernels/chunked_logprob.py
 
 
 def tile(config: Config) -> int:
-    """Return the tokens whose whole logits would take as much as a tile of the fused head."""
+    """Return the tokens whose full logits are as large as a tile of the fused head."""
     tokens, words = _TILE
     shape = config.job.shape
     return tokens * words // max(words, shape.vocab if shape is not None else 0)
@@ -35,12 +35,12 @@ def layout(config: Config) -> Layout:
         optimizer_bytes=torch_state_bytes(str(config.get("optim")), parameter_bytes=trained),
         reference=bool(config.get("beta")) and not config.on("use_peft"),
         lora_rank=config.count("lora_r") if config.on("use_peft") else 0,
-        entropy=not config.has_head,  # it comes out of the same tiles
+        entropy=not config.has_head,  # the fused head computes it in the same tiles
         engine_sleeps=config.on("vllm_enable_sleep_mode"),
         optimizer_stays_offloaded=config.job.launcher.optimizer_on_host,
         # torch's CPUOffload and CPUOffloadPolicy
         parameters_stay_offloaded=config.is_fsdp or config.job.launcher.parameters_on_host,
-        engine_weights_on_host=False,  # they are sent anew when it wakes
+        engine_weights_on_host=False,  # they are synced again when it wakes
         padded=True,
         chunked_head=config.has_head,
     )
