@@ -16,7 +16,7 @@ from autotune.launchers.runners.node.child import initial_environment, outside_r
 from autotune.launchers.runners.node.host import card_indices
 from autotune.policies.values.command import Command
 
-_LOOK_S = 600.0  # between looks at whether the actor has expired
+_LOOK_S = 600.0  # seconds between checks whether the actor has expired
 
 
 class NodeActor(Node):
@@ -52,16 +52,16 @@ class NodeActor(Node):
         threading.Thread(target=self._expire, args=(look_s,), name="autotune-expiry", daemon=True).start()
 
     def _expire(self, look_s: float) -> None:
-        """Leave the cluster once no driver reads the attempt and none of its processes runs here."""
+        """Exit once no driver polls the attempt and none of its processes runs on this node."""
         while not self.expired():
             time.sleep(look_s)
         self.release()
         if self._reservation:
             remove_reservation(self._reservation)
-        os._exit(0)  # only a call from outside could end the actor as Ray does it
+        os._exit(0)  # ray.actor.exit_actor works only inside an actor call
 
     def claim_offered(self, places: tuple[int, ...], pids: tuple[int, ...] = ()) -> None:
-        """Take note that Ray gave processes of the attempt these of the GPUs that it has on this node."""
+        """Record the GPUs of this node that Ray gave to processes of the attempt."""
         self.claim([self._offered[place] for place in places if place < len(self._offered)], pids=pids)
 
     def node_id(self) -> str:
@@ -71,7 +71,7 @@ class NodeActor(Node):
         return str(ray.get_runtime_context().get_node_id())
 
     def supervise(self, command: Command, *, python: str | None, job_config: str | None) -> Start:
-        """Start the framework as a program of its own that finds this Ray cluster."""
+        """Start the framework as a separate program that connects to this Ray cluster."""
         import ray
 
         self._reservation = reservation_of(self.attempt)
@@ -90,17 +90,17 @@ def reservation_of(attempt: str) -> str:
 
 
 def remove_reservation(name: str) -> None:
-    """Give back the GPUs that were held for an attempt, if there were any."""
+    """Release the GPUs reserved for an attempt, if any."""
     from ray.util.placement_group import get_placement_group, remove_placement_group
 
-    with contextlib.suppress(ValueError):  # it had reserved nothing
+    with contextlib.suppress(ValueError):  # nothing was reserved
         remove_placement_group(get_placement_group(name))
 
 
 def workers_variables(variables: Mapping[str, str], *, python: str) -> dict[str, str]:
-    """Return which of a program's variables its workers share.
+    """Return the program's environment variables that its workers get as well.
 
-    What names the attempt's private folder is the program's alone: its workers may be elsewhere.
+    Variables that name the attempt's private folder are left out: workers may run on other nodes.
     """
     return {
         name: value.replace("{python}", python)

@@ -1,4 +1,4 @@
-"""The named actors of an attempt in a Ray cluster: created, found again, dismissed."""
+"""Creates, finds and removes the named actors of an attempt in a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.launchers.runners.node.agent import Start
 
 
 class Posts:
-    """Where an attempt's actors stand: the supervisor `autotune:<run>:<n>`, samplers `...:<node>`."""
+    """The actors of an attempt: the supervisor `autotune:<run>:<n>` and samplers `...:<node>`."""
 
     def __init__(self, *, run: str, attempt: int, detached: bool, waits: Waits = WAITS) -> None:
         self.run = run
@@ -37,7 +37,7 @@ class Posts:
         start: Start | None = None,
         extra: dict[str, Any] | None = None,
     ) -> Any:
-        """Return a new actor on `node`; a sampler that stands there already is taken instead."""
+        """Return a new actor on `node`, or the sampler that is already there."""
         import ray
 
         options: dict[str, Any] = {
@@ -62,7 +62,7 @@ class Posts:
         return frozenset(n for n in _names() if n == self.name or n.startswith(f"{self.name}:"))
 
     def find(self, node: str = "") -> Any | None:
-        """Return the sampler on a node, or the supervisor, if Ray has it; it may be slow to answer."""
+        """Return the sampler on a node, or the supervisor, if Ray has it; it may not answer yet."""
         import ray
 
         try:
@@ -73,16 +73,16 @@ class Posts:
     def dismiss(self, *, at_once: bool = False) -> int:
         """Release and remove the attempt's actors and its reservation; return how many actors there were.
 
-        `at_once`: without the wait for their release; what they started ends with them.
+        `at_once` does not wait for their release; processes that they started end with them.
         """
         import ray
 
         actors = []
         for name in self.names():
-            with contextlib.suppress(ValueError):  # ended meanwhile
+            with contextlib.suppress(ValueError):  # it has ended in the meantime
                 actors.append(ray.get_actor(name, namespace=NAMESPACE))
         released = [actor.release.remote() for actor in actors if not at_once]
-        if released:  # one that is dead, or does not answer, ends with what it started
+        if released:  # one that is dead or does not answer ends with its processes
             ray.wait(released, num_returns=len(released), timeout=self._waits.answer)
         for actor in actors:
             ray.kill(actor, no_restart=True)
@@ -90,7 +90,7 @@ class Posts:
         return len(actors)
 
     def reserve(self, *, nodes: int, gpus_per_node: int) -> dict[str, dict[str, Any]]:
-        """Hold the GPUs of a command that asks Ray for none; return the options of its actors by node id."""
+        """Reserve GPUs for a command that requests none from Ray; return its actors' options by node id."""
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -135,7 +135,7 @@ def living_nodes() -> list[dict[str, Any]]:
     """Return the cluster's nodes that are alive, the head node first."""
     import ray
 
-    if not ray.is_initialized():  # asked by a thread: Ray would start a cluster of its own
+    if not ray.is_initialized():  # in a thread, Ray would start a new cluster
         raise RuntimeError("not connected to a Ray cluster")
     nodes = [node for node in ray.nodes() if node["Alive"]]
     return sorted(nodes, key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]))

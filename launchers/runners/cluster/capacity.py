@@ -1,16 +1,15 @@
-"""The nodes that a job needs and a cluster does not have yet: requested, counted, kept.
+"""Requests, counts and keeps the nodes that a job needs and a cluster does not have yet.
 
-A request is a placement group of the nodes' GPUs, one bundle a node, on different nodes. Ray's autoscaler
-serves it like the demand of any program, whatever provider starts the nodes: all of it or nothing, beside
-what other programs request. It belongs to this process's Ray job, so that Ray removes it when this process
-ends, however that happens. `ray.autoscaler.sdk.request_resources` would be one value for the whole cluster,
-which replaces the request of any other program and outlives the one that made it.
+A request is a placement group with one bundle per node, on different nodes. Ray's autoscaler serves it like
+any program's demand, all or nothing, with every node provider. It belongs to this process's Ray job, so that
+Ray removes it when this process ends for any reason. `ray.autoscaler.sdk.request_resources` has one value per
+cluster: it would replace other programs' requests and outlive this process.
 
     idle --request--> pending --placed--> kept --request--> pending ...
 
-Once it is placed, the group is removed, because frameworks create placement groups of their own on the same
-GPUs. From then on one actor without any resource on each node keeps the autoscaler from ending it as idle:
-before the framework uses its GPUs, and between two attempts.
+The placed group is removed, because frameworks create their own placement groups on the same GPUs. From then
+on an actor without resources on each node keeps the autoscaler from terminating the node as idle, before the
+framework uses its GPUs and between attempts.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ _NAME = "autotune: nodes"
 
 
 def large_enough(nodes: list[dict[str, Any]], *, gpus: int) -> list[dict[str, Any]]:
-    """Return the nodes that have what a job needs of each, whoever uses it now."""
+    """Return the nodes with the resources that a job needs per node, in use or not."""
     share = _share(gpus).items()
     return [node for node in nodes if all(node["Resources"].get(name, 0.0) >= least for name, least in share)]
 
 
 def _share(gpus: int) -> dict[str, float]:
-    """Return the resources that are requested of one node."""
+    """Return the resources to request per node."""
     return {"GPU": float(gpus)} if gpus else {"CPU": 1.0}
 
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Raise Unreachable for what Ray raises when its head does not answer."""
+    """Turn Ray's errors for a head that does not answer into Unreachable."""
     import ray
 
     try:
@@ -57,7 +56,7 @@ class _Keeper:
     """Makes the autoscaler count its node as used."""
 
     def ready(self) -> None:
-        """Return once the actor is there."""
+        """Return once the actor runs."""
 
 
 class NodeRequest:
@@ -69,7 +68,7 @@ class NodeRequest:
         self._keepers: dict[str, Any] = {}  # by node id
 
     def look(self, *, gpus: int) -> Capacity:
-        """Request nodes with `gpus` GPUs each, if that is not pending yet, and return how many are there.
+        """Request nodes with `gpus` GPUs each, unless that is pending, and return how many there are.
 
         Raises Unreachable when the cluster does not answer.
         """
@@ -105,7 +104,7 @@ class NodeRequest:
         )
 
     def _keep(self, nodes: set[str]) -> None:
-        """Keep these nodes and no others."""
+        """Keep exactly these nodes."""
         import ray
 
         alive = {str(node["NodeID"]) for node in living_nodes()}
@@ -117,6 +116,6 @@ class NodeRequest:
             for node in sorted(nodes - set(self._keepers))
         }
         asked = [actor.ready.remote() for actor in fresh.values()]
-        if asked:  # one that does not start in time may still do so
+        if asked:  # an actor that did not start in time may still start
             ray.wait(asked, num_returns=len(asked), timeout=self._waits.answer)
         self._keepers.update(fresh)

@@ -1,4 +1,4 @@
-"""Connects this process to a Ray cluster, or starts one of our own that dies with us."""
+"""Connects this process to a Ray cluster, or starts a local one that ends with this process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NICENESS = "RAY_worker_niceness"
 NORMAL_NICENESS = {"env_vars": {_NICENESS: "0"}}
 _LONGEST_FOLDER = 36  # Ray's socket paths below it must stay under 107 bytes
 _VERSION_LINES = 5  # of Ray's message about two versions
-_LOCAL = "AUTOTUNE_CLUSTER"  # carried by every process of our own local Ray
+_LOCAL = "AUTOTUNE_CLUSTER"  # set in every process of a local Ray of ours
 _NO_TABLES_HINT = "start the cluster with its dashboard, or install a Ray that the README names"
 _HEALTH = "/grpc.health.v1.Health/Check"  # served by Ray's process on every node, and by the head's GCS
 _REAPER = Path(__file__).with_name("local_ray_reaper.py")
@@ -50,16 +50,16 @@ class Connection(Value, frozen=True, kw_only=True):
 
     address: str  # of its GCS
     ours: bool  # started here
-    note: str  # what the user should know; empty when they asked for just this
-    lifeline: int = -1  # while it is open, our own Ray lives
+    note: str  # a line for the user; empty if they requested this cluster
+    lifeline: int = -1  # our local Ray lives while this file descriptor is open
     reaper: int = -1
 
 
 class Head:
     """Whether the cluster's head still answers.
 
-    Asked before every use of Ray: with the head gone its calls block, and after 60 s it ends this process.
-    Any thread may ask; only the main thread leaves the cluster, as it alone connects.
+    Checked before every use of Ray: without the head, Ray's calls block, and after 60 s it ends this process.
+    Any thread may check; only the main thread connects and disconnects.
     """
 
     def __init__(self, address: str, *, waits: Waits = WAITS) -> None:
@@ -70,7 +70,7 @@ class Head:
         self.gone = ""  # why this process has left the cluster
 
     def answers(self) -> bool:
-        """Return whether the head takes connections; leave the cluster when it has not for too long."""
+        """Return whether the head accepts connections; disconnect if it has not for too long."""
         if self.gone:
             return False
         try:
@@ -92,17 +92,17 @@ class Head:
 
 
 def in_main_thread() -> bool:
-    """Return whether this is the thread that may connect to a cluster and leave it."""
+    """Return whether this is the main thread, which may connect and disconnect."""
     return threading.current_thread() is threading.main_thread()
 
 
 def connect(
     address: str | None, *, gpus: int | None = None, starting: Callable[[], None] = lambda: None
 ) -> Connection:
-    """Connect to `auto`, `local`, host:port, or (None) an existing cluster if there is one, else our own.
+    """Connect to `auto`, `local`, host:port, or (None) to an existing cluster if any, otherwise a local one.
 
-    To be called from the main thread: the kernel ends our own Ray together with the thread that started it.
-    `starting` is called before our own Ray is started, and may raise.
+    Call from the main thread: the kernel ends the local Ray together with the thread that started it.
+    `starting` is called before a local Ray is started, and may raise.
     """
     import ray
 
@@ -128,7 +128,7 @@ def connect(
 
 
 def disconnect(connection: Connection) -> None:
-    """Leave the cluster; our own ends."""
+    """Disconnect; a local cluster of ours ends."""
     import ray
 
     with _own_signals():
@@ -141,7 +141,7 @@ def disconnect(connection: Connection) -> None:
 def existing(*, any_running: bool) -> str | None:
     """Return the address that Ray itself would find: RAY_ADDRESS, that of `ray start`, or any running one.
 
-    Our own local clusters are left out: they end with another run.
+    Local clusters of autotune are left out: they end with another run.
     """
     named = os.environ.get("RAY_ADDRESS")
     if named and named != "auto":
@@ -207,7 +207,7 @@ def _join(address: str) -> Connection:
 
 
 def serves_ray(address: str, *, timeout_s: float) -> bool:
-    """Return whether a server of Ray's answers at host:port; true where that cannot be asked."""
+    """Return whether a Ray server answers at host:port; true if that cannot be checked."""
     if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
         return True
     try:
@@ -223,7 +223,7 @@ def serves_ray(address: str, *, timeout_s: float) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    """Return an error of Ray as one sentence; that of another version lists both on lines of their own."""
+    """Return a Ray error as one sentence; a version mismatch lists both versions on separate lines."""
     first, *more = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join([first, *more[:_VERSION_LINES]]) if "ersion mismatch" in first else first
 
@@ -231,9 +231,9 @@ def _one_line(error: Exception) -> str:
 def _start_local(gpus: int | None, *, note: str) -> Connection:
     """Start a Ray that ends with this process.
 
-    All its workers, supervisors and samplers among them, run at this process's niceness. Ray's default is 15
-    more, for machines where Ray is a guest; here the machine is the job's, and beside any other load the job
-    and its supervisor would starve. RAY_worker_niceness in the environment says otherwise.
+    All its workers, including supervisors and samplers, run at this process's niceness. Ray's default adds
+    15, which suits shared machines; here the machine belongs to the job, and under other load the job and its
+    supervisor would starve. RAY_worker_niceness in the environment overrides this.
     """
     folder = tempfile.mkdtemp(prefix="at-")
     if len(folder) > _LONGEST_FOLDER:
@@ -281,7 +281,7 @@ def _start_local(gpus: int | None, *, note: str) -> Connection:
 
 
 def _kept_logs(folder: Path) -> str:
-    """Return a copy of the logs of a Ray of our own that did not start; empty where there are none."""
+    """Return a copy of the logs of a local Ray that failed to start; empty if there are none."""
     logs = folder / "ray" / "session_latest" / "logs"
     if not logs.is_dir():
         return ""
@@ -301,10 +301,10 @@ def _protect() -> None:
 def object_store_bytes(*, available_bytes: int, shm_bytes: int) -> int:
     """Return the size of our own Ray's object store, given the host's available memory and free /dev/shm.
 
-    Ray's own default: 30 % of what is available, at most 95 % of /dev/shm and 200 GB. It is a limit and
-    reserves nothing. Rollouts that exceed it go to disk and come back in every step; on a small host, where
-    30 % is little, they go there before the trainer and the engines run out of memory. Never less than
-    256 MiB: where /dev/shm is smaller, as Docker's default of 64 MiB, Ray keeps the objects in a file.
+    Ray's own default: 30 % of available memory, at most 95 % of /dev/shm and 200 GB. It is a limit and
+    reserves nothing. Rollouts that exceed it are spilled to disk and restored in every step; on a small host
+    this happens before the trainer and the engines run out of memory. At least 256 MiB: with a smaller
+    /dev/shm, such as Docker's default of 64 MiB, Ray keeps objects in a file.
     """
     wanted = min(_STORE_SHARE * available_bytes, _SHM_SHARE * shm_bytes, _MOST_STORE_BYTES)
     return max(_LEAST_STORE_BYTES, int(wanted))
@@ -316,7 +316,7 @@ def _free(folder: Path) -> int:
 
 
 def visible_gpus() -> int:
-    """Return the GPUs of this machine that a Ray of our own would have."""
+    """Return the GPUs of this machine that a local Ray would use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = len(read_cards())
     return count if visible is None else min(count, len([entry for entry in visible.split(",") if entry]))

@@ -1,4 +1,4 @@
-"""Examines all nodes of a cluster at once; a node that does not answer delays no other."""
+"""Examines all nodes of a cluster in parallel; an unresponsive node does not delay the others."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from autotune.policies.values.value import Value
 
 
 class Answer(Value, frozen=True, kw_only=True):
-    """What is known of a node of the cluster."""
+    """The answer of one node of the cluster."""
 
-    node: str  # its address; with its id where several share one
-    gpus: int  # that Ray offers of it
+    node: str  # its address, with its id if several nodes share one
+    gpus: int  # GPUs that Ray offers there
     facts: NodeFacts | None = None
     silence: str = ""  # why there are no facts
 
 
 def examine_nodes(wanted: Examination, *, timeout_s: float) -> tuple[Answer, ...]:
-    """Return what every node that is alive is and has, the head first, after `timeout_s` at most.
+    """Return the facts of every live node, the head first, within `timeout_s`.
 
-    To be called while this process is connected to the cluster; raises Unreachable if that is lost.
+    Needs a connection to the cluster; raises Unreachable if it is lost.
     """
     import ray
 

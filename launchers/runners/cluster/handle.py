@@ -23,7 +23,7 @@ from autotune.policies.values.observation import Sample
 
 
 class RayHandle:
-    """An attempt supervised by actors; everything it remembers is its own place in their logs and samples."""
+    """An attempt supervised by actors; its only state is its position in their logs and samples."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class RayHandle:
     ) -> None:
         """Read the nodes of `readers`, by id; the supervisor is on `head`.
 
-        `reach` connects again to a cluster whose head was away; `give_up` takes a handle that could not be
-        released.
+        `reach` reconnects to a cluster whose head was away; `give_up` is called with a handle that could not
+        be released.
         """
         self._posts, self._readers, self._head = posts, readers, head
         self._link, self._reach, self._give_up = link, reach, give_up
@@ -47,11 +47,11 @@ class RayHandle:
         self._surveyor = Surveyor(posts, link, waits=waits)
         self._survey: Survey | None = None
         self._linked_at = self._tried_at = time.monotonic()
-        self._trouble = ""  # why the cluster cannot be used
+        self._trouble = ""  # why the cluster is unusable
         self._harvest = Harvest()
         self._silences = Silences(waits)
         self._notes: list[str] = []
-        self._residues_asked: dict[str, Any] = {}  # by nodes that have not answered yet
+        self._residues_asked: dict[str, Any] = {}  # node -> its pending answer
         self._died: tuple[float, str] | None = None  # the supervisor: when, why
         self._killed_for_memory: tuple[str, ...] = ()
         self._lost = ""
@@ -89,7 +89,7 @@ class RayHandle:
         )
 
     def acknowledge(self, recorded: Mapping[str, int]) -> None:
-        """Take note that the attempt's output is recorded up to an offset."""
+        """Confirm that the attempt's output is recorded up to an offset."""
         self._readers[self._head].acknowledge(recorded)
 
     def _news(self) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class RayHandle:
         return news
 
     def _linked(self) -> bool:
-        """Return whether the head answers; connect again once it does after it was left."""
+        """Return whether the head answers; reconnect if this process had disconnected."""
         if self._link.gone and self._reach is not None and in_main_thread():
             self._rejoin(self._reach)
         answers = self._link.answers()
@@ -118,7 +118,7 @@ class RayHandle:
             self._lost = "the Ray cluster came back without the attempt's supervisor"
 
     def relink(self, link: Head) -> None:
-        """Go on through another connection: find the attempt's actors again by their names."""
+        """Continue on a new connection: look up the attempt's actors by name."""
         self._link = link
         self._surveyor.close()
         self._surveyor = Surveyor(self._posts, link, waits=self._waits)
@@ -126,7 +126,7 @@ class RayHandle:
             reader.rejoin(self._posts.find("" if node == self._head else node))
 
     def _round(self) -> dict[str, Report]:
-        """Ask every node that has nothing else to answer, and return what has come."""
+        """Poll every node without a pending question, and return the answers."""
         survey = self._surveyor.latest
         if survey is not None and survey is not self._survey:
             self._reconcile(survey)
@@ -143,7 +143,7 @@ class RayHandle:
                 self._lose(node, answer)
             else:
                 self._readers[node].answered(answer)
-        # A node that falls silent as the framework fails may be why: it is not waited for.
+        # A node that stops answering when the framework fails may be the cause: do not wait for it.
         longest = self._waits.others if self._harvest.begun else self._waits.notice / 2
         self._surveyor.suspects = frozenset(
             node for node, reader in self._readers.items() if reader.silent_s >= longest
@@ -168,7 +168,7 @@ class RayHandle:
         self._surveyor.hurry()
 
     def _reconcile(self, survey: Survey) -> None:
-        """Put an actor on every living node that has none, and forget the nodes that have left."""
+        """Create an actor on every live node that has none, and drop nodes that have left."""
         self._survey = survey
         for identity in [node for node in self._readers if node not in survey.nodes]:
             self._leave(identity, had_cards=identity in survey.claims)
@@ -198,7 +198,7 @@ class RayHandle:
             del self._readers[identity]
 
     def _claim(self, identity: str, survey: Survey) -> None:
-        """Tell a node which cards are the attempt's: in a container NVML does not name its processes."""
+        """Report the attempt's GPUs to a node: in a container NVML does not list processes."""
         reader, claim = self._readers[identity], survey.claims.get(identity)
         if claim is not None and claim.places and claim != reader.claim and reader.actor is not None:
             reader.actor.claim_offered.remote(*claim)
@@ -215,7 +215,7 @@ class RayHandle:
         return tuple(chunks), tuple(samples)
 
     def _judge(self, reports: dict[str, Report], *, linked: bool) -> None:
-        """Decide whether the attempt is lost: its supervisor dead, or silent for longer than we wait."""
+        """Decide whether the attempt is lost: its supervisor is dead, or has not answered for too long."""
         now, head = time.monotonic(), self._readers[self._head]
         if self._lost:
             return
@@ -225,7 +225,7 @@ class RayHandle:
             self._lost = f"{HEAD} has not answered for {now - self._linked_at:.0f} s: {self._trouble}"
         elif self._died is not None:
             since, reason = self._died
-            # Another actor has read its last words, or cannot.
+            # Another actor has read its last output, or cannot.
             if self._head in reports or now - since > self._waits.last_words:
                 self._lost = reason
         elif linked and head.silent_s > self._waits.supervisor:
@@ -249,7 +249,7 @@ class RayHandle:
         alive = sum(report.alive for report in reports.values()) + len(silent)
         ended = self._harvest.publish(head.exit, heard=heard, alive=alive)
         if ended is None:
-            self._surveyor.hurry()  # a job that failed early may not be known yet
+            self._surveyor.hurry()  # a job that failed early may be missing from the last reading
         elif ended.code != 0 and (gone := sorted(self._readers[node].name for node in silent & self._deaf)):
             self._lost = f"node {', '.join(gone)} does not answer, nor does Ray's own process there"
             return None  # the framework failed because of it
@@ -262,12 +262,12 @@ class RayHandle:
     # ------------------------------------------------------------------ ending
 
     def stop(self, *, grace_s: float) -> float:
-        """End the attempt on every node: its process group, its Ray job, then what carries its marker."""
+        """Stop the attempt on every node: its process group, Ray job, then all processes with its marker."""
         import ray
 
         begun = time.monotonic()
         if not self._link.answers():
-            raise Unreachable(f"{HEAD} does not answer")  # the next start, or `sweep`, ends what is left
+            raise Unreachable(f"{HEAD} does not answer")  # the next start, or `sweep`, kills what is left
         try:
             self._end_everywhere(grace_s)
         except (ray.exceptions.RayError, RuntimeError, ConnectionError) as error:
@@ -279,7 +279,7 @@ class RayHandle:
         answering = set(self._ask("begun", nodes=asked, timeout_s=self._waits.replace))
         patience_s = grace_s + self._waits.end
         if self._head in answering:
-            self._stopping = {self._head}  # until it answers: a second request to end may cut this short
+            self._stopping = {self._head}  # until it answers; a second stop request may shorten this
             self._stopping -= set(
                 self._ask("stop_child", nodes={self._head}, timeout_s=patience_s, grace_s=grace_s)
             )
@@ -287,13 +287,13 @@ class RayHandle:
         jobs = survey.jobs if survey is not None else self._survey.jobs if self._survey is not None else ()
         if survey is not None:
             remove_leftovers(jobs)  # before their processes: Ray restarts detached actors
-        polite = self._head not in answering  # nobody has asked the framework itself to end
+        polite = self._head not in answering  # the framework has not received SIGTERM yet
         self._end(answering, survey, grace_s=grace_s if polite else min(grace_s, STRAGGLER_GRACE_S))
         if survey is not None and remove_leftovers(jobs):
             self._end(answering, survey, grace_s=0.0)
 
     def _end(self, answering: set[str], survey: Survey | None, *, grace_s: float) -> None:
-        """End what carries the marker on every node: by its actor where that answers, else by a task."""
+        """Kill the processes with the marker on every node, through its actor or else a task."""
         import ray
 
         task = ray.remote(num_cpus=0, max_retries=0)(end_attempt)
@@ -314,7 +314,7 @@ class RayHandle:
     def _ask(
         self, method: str, *, timeout_s: float, nodes: set[str] | None = None, **arguments: object
     ) -> dict[str, Any]:
-        """Return the answers of the actors that give one in time."""
+        """Return the answers that arrive in time."""
         asked = {
             node: getattr(reader.actor, method).remote(**arguments)
             for node, reader in self._readers.items()
@@ -324,7 +324,7 @@ class RayHandle:
         return {node: answer for node, answer in answers.items() if not isinstance(answer, Exception)}
 
     def drain(self, *, timeout_s: float) -> Drain:
-        """Wait until no memory of the attempt is held on any node; tells which of its nodes do not answer."""
+        """Wait until no node holds memory of the attempt; the result names nodes that do not answer."""
         import ray
 
         begun = time.monotonic()
@@ -350,10 +350,10 @@ class RayHandle:
 
     def _end_rest(self) -> None:
         self._ask("end", timeout_s=self._waits.end, grace_s=0.0)
-        self._residues_asked.clear()  # what a silent node answers to them is from before
+        self._residues_asked.clear()  # answers to earlier questions are outdated
 
     def _residues(self) -> tuple[Residue, ...]:
-        """Return what the nodes hold; those in `_residues_asked` have not answered yet."""
+        """Return what the nodes still hold; nodes left in `_residues_asked` have not answered."""
         asked = {
             node: self._residues_asked.get(node) or reader.actor.residue.remote(reader.start.baseline)
             for node, reader in self._readers.items()
@@ -380,7 +380,7 @@ class RayHandle:
         self._surveyor.close()
 
     def release(self) -> None:
-        """Give up the attempt's actors; what still runs of it ends."""
+        """Release the attempt's actors; processes that still run end."""
         import ray
 
         self.leave()

@@ -1,4 +1,4 @@
-"""What the framework's own Ray jobs leave in the cluster's tables."""
+"""Ray jobs of an attempt's framework: their environment, their GPUs and their leftovers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def job_environment(
     python: str | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the variables that make `ray.init()` of the framework mark its job and all workers.
+    """Return the variables with which the framework's `ray.init()` marks its job and all workers.
 
-    Ray reads them as it does under `ray job submit` and merges them with the program's own runtime_env; with
-    the override a program may set the same variables itself. Ray starts workers with the interpreter of its
-    own node process, which lacks the framework where that has an interpreter of its own: `python` is theirs.
-    `variables` are the job's own: a worker inherits the environment of its node, not of the program.
+    Ray reads them as under `ray job submit` and merges them with the program's runtime_env; the override lets
+    a program set the same variables. `python` is the workers' interpreter: by default Ray uses the node
+    process's, which may lack the framework. `variables` are the job's: workers inherit the node's
+    environment, not the program's.
     """
     config: dict[str, Any] = json.loads(inherited) if inherited else {}
     runtime = dict(config.get("runtime_env") or {})
@@ -41,7 +41,7 @@ def job_environment(
 
 
 def inherited_job_config() -> str | None:
-    """Return the job configuration that this process itself was started with, under `ray job submit`."""
+    """Return the job configuration of this process, if it runs under `ray job submit`."""
     return os.environ.get(_INJECTED)
 
 
@@ -62,14 +62,14 @@ def _marked_jobs() -> set[tuple[str, str]]:
 
 
 class Claim(NamedTuple):
-    """What Ray gave to the actors of a job on one node."""
+    """The GPUs that Ray gave to a job's actors on one node."""
 
     places: tuple[int, ...]  # GPUs, counted from 0 whatever CUDA_VISIBLE_DEVICES names there
     pids: tuple[int, ...]  # of the processes that they were given to
 
 
 def claims_of(jobs: tuple[str, ...]) -> dict[str, Claim]:
-    """Return the GPUs that Ray gave to the jobs' actors, dead ones included, by the id of their node."""
+    """Return the GPUs that Ray gave to the jobs' actors, including dead ones, by node id."""
     result: dict[str, tuple[set[int], set[int]]] = {}
     for row in (row for job in jobs for row in actor_rows(job) if row.places):
         places, pids = result.setdefault(row.node, (set(), set()))

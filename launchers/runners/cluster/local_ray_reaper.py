@@ -1,4 +1,4 @@
-"""Outlives the driver of our own local Ray to leave nothing of it behind.
+"""Cleans up a local Ray after its driver has ended.
 
 Run by path with `python -I`, standard library only: `local_ray_reaper.py LIFELINE TOKEN FOLDER`. When the
 pipe LIFELINE ends, however the driver died, every process whose environment carries TOKEN is killed and
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-_POLITE_S = 2.0  # Ray's daemons notice by themselves that their driver is gone
+_POLITE_S = 2.0  # seconds for Ray's daemons to notice that their driver is gone
 _LONGEST_S = 20.0
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 
 class ClusterMetrics:
-    """Gauges that Ray exports on the metrics port of this node, for as long as this process is connected."""
+    """Gauges that Ray exports on this node's metrics port while this process is connected."""
 
     def __init__(self, *, common: dict[str, str]) -> None:
-        """Export with the tags `common` beside those of each figure."""
+        """Create gauges with the tags `common` in addition to each figure's own."""
         self._common = common
         self._gauges: dict[str, Any] = {}
 
     def export(self, name: str, value: float, *, description: str, **tags: str) -> None:
-        """Set a gauge; does nothing where this process is connected to no cluster."""
+        """Set a gauge; does nothing without a connection to a cluster."""
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized():
             return

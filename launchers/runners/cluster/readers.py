@@ -1,4 +1,4 @@
-"""The nodes of an attempt as their reader sees them: asked all at once, waited for together."""
+"""Polls the nodes of an attempt in parallel and keeps the read position of each."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from autotune.launchers.runners.cluster.waits import Waits
 from autotune.launchers.runners.node.agent import Report, Start
 from autotune.policies.values.observation import Sample
 
-# Of a task, of an actor and of arguments that a worker could not unpickle.
+# Raised for tasks, actors and arguments that a worker could not unpickle.
 _NOT_IMPORTED = (
     "No module named 'autotune",
     "failed to import on the worker",
     "System error: No module named",
 )
-_DOUBLED = 16  # times at most: what a pause comes to stays a number however often an actor dies
+_DOUBLED = 16  # the most doublings of a delay
 
 
 class Places:
-    """How far the files of a cluster are read, by machine: nodes that see the same files share the place."""
+    """Read offsets of log files, by machine; nodes that see the same files share them."""
 
     def __init__(self, read: Mapping[str, int]) -> None:
         self._offsets: dict[str, dict[str, int]] = {}
@@ -37,19 +37,19 @@ class Places:
 
 
 class NodeReader:
-    """The reader's place on one node, and whether the node answers."""
+    """The read position on one node, and whether the node answers."""
 
     def __init__(self, *, name: str, actor: Any, places: Places) -> None:
         self.name = name
         self.actor = actor  # None once it has died, until another takes its place
         self.start: Start | None = None  # until a new actor has told it
         self.answered_at = time.monotonic()
-        self.late = False  # did not answer in the last round: the others are not kept waiting for it
+        self.late = False  # it did not answer in the last round: others are not delayed by it
         self.used = False  # whether the attempt ever had a process or a card here
         self.claim: Claim | None = None  # GPUs of the attempt's jobs that the actor knows
         self.died_at = float("-inf")  # the actor before, on the monotonic clock
         self.deaths = 0
-        self._asked: Any = None  # at most one question at a time
+        self._asked: Any = None  # the pending call, at most one
         self.places = places
         self._recorded = 0  # bytes of the framework's output that need not be kept, if it runs here
         self._taken = 0
@@ -57,11 +57,11 @@ class NodeReader:
 
     @property
     def silent_s(self) -> float:
-        """How long it has not answered."""
+        """Seconds without an answer."""
         return time.monotonic() - self.answered_at
 
     def ask(self, *, jobs: tuple[str, ...], read: bool) -> Any:
-        """Return the reference of the question under way, a new one if there is none."""
+        """Return the pending call's reference, starting a call if there is none."""
         if self._asked is None and self.actor is not None:
             if self.start is None:
                 self._asked = self.actor.begun.remote()
@@ -73,18 +73,18 @@ class NodeReader:
         return self._asked
 
     def acknowledge(self, recorded: Mapping[str, int]) -> None:
-        """Take note that the framework's output, if it runs here, is recorded up to an offset."""
+        """Confirm that the framework's output, if it runs here, is recorded up to an offset."""
         if self.start is not None:
             file = file_of(self.start.machine, self.start.output)
             self._recorded = recorded.get(file, self._recorded)
 
     def replace(self, actor: Any) -> None:
-        """Read on from another actor."""
+        """Continue with another actor."""
         self.actor, self.claim, self._asked, self._taken = actor, None, None, 0
         self.late = True
 
     def due(self, waits: Waits) -> bool:
-        """Return whether the actor that died may be replaced: at once, then more rarely each time."""
+        """Return whether a dead actor may be replaced: immediately, then with growing delays."""
         if self.deaths <= 1:
             return True
         first_s, most_s = waits.retry
@@ -92,20 +92,20 @@ class NodeReader:
         return time.monotonic() - self.died_at >= pause_s
 
     def rejoin(self, actor: Any) -> None:
-        """Go on with the same actor, found again by another connection; None: it has died meanwhile."""
+        """Continue with the same actor on a new connection; None: it has died in the meantime."""
         self._asked, self.late = None, True
         if actor is None:
             self.lose()
         self.actor = actor
 
     def lose(self) -> None:
-        """Take note that the actor has died."""
+        """Record that the actor has died."""
         self.actor = self._asked = None
         self.died_at = time.monotonic()
         self.deaths += 1
 
     def answered(self, answer: Start | Report | Exception) -> None:
-        """Take note of the answer to the question under way; an exception is none."""
+        """Record the answer to the pending call; an exception counts as no answer."""
         self._asked = None
         if isinstance(answer, Exception):
             self.late = True
@@ -121,7 +121,7 @@ class NodeReader:
             self.places.of(self.start.machine).update((piece.path, piece.end) for piece in answer.pieces)
 
     def news(self, report: Report, *, supervisor: bool) -> tuple[list[Chunk], tuple[Sample, ...], list[str]]:
-        """Return what a report brings: logs, samples, and what could not be read for the first time."""
+        """Return a report's new logs and samples, and read failures not reported before."""
         suffix = "" if supervisor else f"@{self.name}"
         machine = self.start.machine if self.start is not None else ""
         chunks = [
@@ -140,7 +140,7 @@ class NodeReader:
 
 
 def one_per_machine(readers: Mapping[str, NodeReader], *, first: str) -> set[str]:
-    """Return whose logs are read: of the nodes that see the same files one, `first` if it is among them."""
+    """Return the nodes to read logs from: one of those that share files, preferably `first`."""
     machines: dict[str, str] = {}
     for node in (first, *readers):
         start = readers[node].start
@@ -150,7 +150,7 @@ def one_per_machine(readers: Mapping[str, NodeReader], *, first: str) -> set[str
 
 
 def file_of(machine: str, path: str) -> str:
-    """Return the name of a file of a machine, as drivers keep it."""
+    """Return a name for a machine's file that stays valid across drivers."""
     return f"{machine}:{path}"
 
 
@@ -162,10 +162,10 @@ def wait_once(
     timeout_s: float,
     waits: Waits,
 ) -> dict[str, Any]:
-    """Return each answer or the exception raised instead, with one timeout for all.
+    """Return each answer or exception, with one timeout for all.
 
-    Once `first` has answered, the others have `waits.others` seconds. Those in `late` are not waited for
-    unless there is nobody else; what they answered meanwhile is returned too.
+    Once `first` has answered, the others have `waits.others` seconds. Nodes in `late` are waited for only if
+    there is no other; answers that they gave in the meantime are returned.
     """
     import ray
 
@@ -194,7 +194,7 @@ def wait_once(
 
 
 def has_died(answer: object) -> bool:
-    """Return whether an answer shows that the actor is dead, not only unreachable."""
+    """Return whether an answer shows that the actor is dead rather than unreachable."""
     import ray
 
     errors = ray.exceptions
@@ -204,9 +204,9 @@ def has_died(answer: object) -> bool:
 
 
 def import_failure(error: BaseException) -> str:
-    """Return why a worker could not import what it was asked to run; empty for any other failure.
+    """Return why a worker could not import autotune; empty for any other failure.
 
-    So it is where the environment of the cluster's Ray lacks autotune, or has another version of it.
+    This happens if the environment of the cluster's Ray lacks autotune or has another version.
     """
     text = str(getattr(error, "cause", None) or error)
     if not any(words in text for words in _NOT_IMPORTED):
@@ -215,16 +215,16 @@ def import_failure(error: BaseException) -> str:
 
 
 def install_hint() -> str:
-    """Return what to do where workers cannot import autotune."""
+    """Return a hint for workers that cannot import autotune."""
     autotune = f"{DISTRIBUTION} {version_of(DISTRIBUTION)}".strip()
     return f"install {autotune} into the environment of the cluster's Ray, on every node"
 
 
 def answers_of(asked: list[tuple[str, Any]], *, timeout_s: float) -> list[Any]:
-    """Return the answers by the name of the actor that was asked.
+    """Return the answers by the actor's name.
 
-    Raises Unreachable, which names those that did not answer in time or cannot import autotune, or what one
-    of them raised.
+    Raises Unreachable, naming actors that did not answer in time or cannot import autotune, or an exception
+    that one of them raised.
     """
     import ray
 

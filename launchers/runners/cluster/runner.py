@@ -51,12 +51,12 @@ class RayRunner:
         self._link = Head(connection.address, waits=waits)
         self._waits = waits
         self._handles: WeakSet[RayHandle] = WeakSet()
-        self._given_up: list[RayHandle] = []  # whose actors could not be reached at their end
+        self._given_up: list[RayHandle] = []  # handles whose actors could not be reached when stopped
         self._nodes = nodes
         self._gpus_per_node = gpus_per_node
         self._request = NodeRequest(nodes=nodes, waits=waits)
         self._opened_at = time.monotonic()
-        self.note = connection.note  # a line for the console; empty when the user asked for just this cluster
+        self.note = connection.note  # a line for the console; empty if the user named this cluster
 
     @classmethod
     def open(
@@ -67,9 +67,9 @@ class RayRunner:
         gpus_per_node: int | None = None,
         starting: Callable[[], None] = lambda: None,
     ) -> RayRunner:
-        """Connect to `address`; `nodes` and `gpus_per_node` are what a job needs.
+        """Connect to `address` for a job that needs `nodes` and `gpus_per_node`.
 
-        `starting` is called before a Ray of our own is started, and may raise.
+        `starting` is called before a local Ray is started, and may raise.
         """
         return cls(connect(address, starting=starting), nodes=nodes, gpus_per_node=gpus_per_node)
 
@@ -79,7 +79,7 @@ class RayRunner:
         return self._connection.address
 
     def capacity(self, *, gpus: int | None, joining: bool) -> Capacity | None:
-        """Return how far the nodes are there that may still come, and request those that are not."""
+        """Return the capacity of the cluster, and request missing nodes if more can join."""
         if self._connection.ours:
             return None
         self._reach()
@@ -96,14 +96,14 @@ class RayRunner:
         return self._request.look(gpus=each)
 
     def withdraw(self) -> None:
-        """Request no nodes any more."""
+        """Stop requesting nodes."""
         import ray
 
         if ray.is_initialized() and not self._link.gone:
             self._request.withdraw()
 
     def cluster(self) -> Cluster:
-        """Return what the nodes report; with cards anywhere, only the nodes that have some count."""
+        """Return the cluster as its nodes report it; see `summarize`."""
         import ray
 
         self._reach()
@@ -160,7 +160,7 @@ class RayRunner:
         except (ray.exceptions.RayError, RuntimeError) as error:
             posts.dismiss()
             raise Unreachable(f"the Ray cluster did not take the attempt: {error}") from error
-        except (KeyboardInterrupt, SystemError):  # the user asks a second time to end: nothing is waited for
+        except (KeyboardInterrupt, SystemError):  # a second interrupt: do not wait
             posts.dismiss(at_once=True)
             raise
         return self._handle(posts, readers, head=head)
@@ -171,7 +171,7 @@ class RayRunner:
             readers=readers,
             head=head,
             link=self._link,
-            reach=None if self._connection.ours else self._reach,  # our own Ray does not come back
+            reach=None if self._connection.ours else self._reach,  # a local Ray does not come back
             give_up=self._given_up.append,
             waits=self._waits,
         )
@@ -183,7 +183,7 @@ class RayRunner:
         return answers_of(named, timeout_s=self._waits.start)
 
     def _settle(self) -> None:
-        """End what runs of the attempts that could not be reached when they should have ended."""
+        """Kill the attempts that could not be reached when they should have been stopped."""
         given_up = self._given_up[:]
         self._given_up.clear()
         for handle in given_up:
@@ -199,9 +199,9 @@ class RayRunner:
         return min((count for count in counts if count), default=0)
 
     def attach(self, *, run: str, attempt: int, read: Mapping[str, int] = {}) -> RayHandle | None:
-        """Return the attempt if its supervisor lives, its files to be read from the offsets `read`.
+        """Return the attempt if its supervisor lives; its files are read from the offsets `read`.
 
-        Raises Unreachable when the supervisor lives and does not answer: its training may well continue.
+        Raises Unreachable if the supervisor lives but does not answer, as training may be continuing.
         """
         import ray
 
@@ -233,7 +233,7 @@ class RayRunner:
         return self._handle(posts, readers, head=head)
 
     def sweep(self, *, run: str) -> tuple[str, ...]:
-        """End what is left of a run's attempts without a living supervisor, on all nodes."""
+        """Kill what is left of a run's attempts without a live supervisor, on all nodes."""
         import ray
 
         self._reach()
@@ -256,7 +256,7 @@ class RayRunner:
         return (*ended, *(what for answer in self._answers(nodes, asked) for what in answer))
 
     def end_all(self, *, run: str) -> tuple[str, ...]:
-        """End every process of a run on all nodes; return those that even SIGKILL left."""
+        """Kill every process of a run on all nodes; return those that survive SIGKILL."""
         import ray
 
         self._reach()
@@ -266,13 +266,13 @@ class RayRunner:
         return tuple(dict.fromkeys(what for left in self._answers(nodes, asked) for what in left))
 
     def close(self) -> None:
-        """Leave the cluster; our own ends."""
+        """Disconnect; a local cluster ends."""
         for handle in self._handles:
             handle.leave()
         disconnect(self._connection)  # a request for nodes ends with it
 
     def _reach(self) -> Head:
-        """Return the link to the cluster, connected once more when it was left because its head was gone."""
+        """Return the connection, reconnecting if this process had disconnected from a missing head."""
         answers = self._link.answers()
         if not answers and not in_main_thread():
             raise Unreachable("the Ray cluster's head does not answer")
@@ -291,10 +291,10 @@ class RayRunner:
 
 
 def summarize(address: str, machines: list[Machine], offered: list[int]) -> Cluster:
-    """Return the cluster that machines make, which offer so many GPUs each.
+    """Return the cluster formed by machines, with the GPUs that Ray offers on each.
 
-    With GPUs anywhere, only the machines that have some count: a head without them may be small. Where NVML
-    does not answer, as with GPUs of AMD, the number that Ray offers counts; their memory is not known.
+    If any machine has GPUs, those without are ignored: the head may be small. Where NVML does not answer, as
+    with AMD GPUs, the number that Ray offers counts, and the memory is unknown.
     """
     counts = [
         min(len(machine.cards), gpus) if machine.has_nvml else gpus

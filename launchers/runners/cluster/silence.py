@@ -1,4 +1,4 @@
-"""What the user reads when parts of a cluster fall silent and answer again."""
+"""Messages to the user when nodes stop answering and answer again."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ HEAD = "the Ray cluster's head"
 
 
 class State(StrEnum):
-    """Why a node does not answer, as far as can be seen from outside."""
+    """Probable cause of an unresponsive node."""
 
     BUSY = "busy"  # Ray's process there answers, the attempt's actor does not
-    FROZEN = "frozen"  # neither does; Ray itself gives such a node up after about a minute
-    UNKNOWN = "unknown"  # nor do Ray's tables
+    FROZEN = "frozen"  # neither answers; Ray declares such a node dead after about a minute
+    UNKNOWN = "unknown"  # Ray's tables do not answer either
 
 
 class Silence(Value, frozen=True, kw_only=True):
-    """A node, or the head, that has not answered for a while."""
+    """A node, or the head, that has stopped answering."""
 
     name: str
     state: State
@@ -32,7 +32,7 @@ class Silence(Value, frozen=True, kw_only=True):
 
 
 def silences_of(readers: Mapping[str, NodeReader], *, head: str, deaf: frozenset[str]) -> tuple[Silence, ...]:
-    """Return how long each node has been silent; on those of `deaf` Ray's own process is too."""
+    """Return how long each node has not answered; in `deaf` are nodes whose Ray process does not either."""
     return tuple(
         Silence(
             name=f"node {reader.name}",
@@ -45,16 +45,16 @@ def silences_of(readers: Mapping[str, NodeReader], *, head: str, deaf: frozenset
 
 
 class Silences:
-    """What of it the user knows already."""
+    """Tracks which silences were already reported to the user."""
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
         self._reported: dict[str, tuple[State, float]] = {}  # name -> state, longest silence
 
     def lines(self, silences: tuple[Silence, ...], *, blind: bool = False) -> tuple[str, ...]:
-        """Return a line for each change since the last call; all other parts answer.
+        """Return a line for each change since the last call; nodes that are not listed answer.
 
-        `blind`: nobody else could be asked.
+        `blind`: no other node could be polled.
         """
         lines = []
         now = {silence.name: silence for silence in silences if silence.seconds >= self._waits.notice}

@@ -1,4 +1,4 @@
-"""What Ray's tables say of a cluster, read by a thread: their head may take a minute to answer, or never."""
+"""Reads Ray's tables of a cluster in a thread, because the head may take a minute to answer, or never."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from autotune.launchers.runners.cluster.jobs import Claim, claims_of, jobs_of
 from autotune.launchers.runners.cluster.waits import WAITS, Waits
 
 _LOW_ON_MEMORY = "running low on memory"  # src/ray/common/memory_monitor, in every release that is supported
-_WORDS = 40  # lines of an error that are looked at: the sentence and the ten largest processes
-_KNOCKS = 4  # per reading: each may take its whole time
+_WORDS = 40  # lines of an error to search: the sentence and the ten largest processes
+_KNOCKS = 4  # health checks per reading, each of which may time out
 
 
 class Survey(NamedTuple):
@@ -24,7 +24,7 @@ class Survey(NamedTuple):
     actors: frozenset[str]  # names of the attempt's, the dead left out
     jobs: tuple[str, ...]  # of the attempt
     claims: dict[str, Claim]  # node -> GPUs that Ray gave to these jobs
-    deaf: frozenset[str]  # silent nodes where Ray's own process does not answer either
+    deaf: frozenset[str]  # unresponsive nodes whose Ray process does not answer either
 
 
 class Surveyor:
@@ -58,7 +58,7 @@ class Surveyor:
             self._news.notify_all()
 
     def fresh(self, *, within_s: float) -> Survey | None:
-        """Return a reading that starts now; None when the tables do not answer in time."""
+        """Return a reading that starts now; None if the tables do not answer in time."""
         asked_at = time.monotonic()
         self.hurry()
         with self._news:
@@ -68,9 +68,9 @@ class Surveyor:
         return self._latest if answered else None
 
     def close(self) -> None:
-        """Read no more; a reading that is under way is waited for, as far as the tables answer.
+        """Stop reading, after waiting for the current reading if the tables answer.
 
-        Older Ray aborts the process when it leaves the cluster during one.
+        Older Ray aborts a process that disconnects during a reading.
         """
         with self._news:
             self._closed = True
@@ -84,7 +84,7 @@ class Surveyor:
             try:
                 if ray.is_initialized() and not self._link.gone:
                     self._read()
-            except Exception as error:  # whatever Ray raises with its head away: the tables did not answer
+            except Exception as error:  # any error that Ray raises without its head
                 self.trouble = first_line(error)
             latest = self._latest
             with self._news:
@@ -114,13 +114,13 @@ def first_line(error: Exception) -> str:
 
 
 def memory_kill(error: Exception) -> tuple[str, ...]:
-    """Return Ray's words for an actor that its memory monitor killed; empty for any other death."""
+    """Return Ray's message for an actor killed by its memory monitor; empty for any other death."""
     lines = str(error).strip().splitlines()[:_WORDS]
     first = next((place for place, line in enumerate(lines) if _LOW_ON_MEMORY in line), None)
     return () if first is None else tuple(line.rstrip() for line in lines[first:] if line.strip())
 
 
 def _healthy(node: dict[str, Any], waits: Waits) -> bool:
-    """Return whether Ray's process on a node answers; true where that cannot be asked."""
+    """Return whether Ray's process on a node answers; true if that cannot be checked."""
     address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     return serves_ray(address, timeout_s=waits.knock)
