@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+import msgspec
 
 from autotune.orchestrator.cli.shared.options import (
     Options,
@@ -36,6 +37,7 @@ from autotune.orchestrator.explain.reader import (
 from autotune.orchestrator.explain.text_output import render_explanation
 from autotune.orchestrator.terminal.widgets import echo
 from autotune.policies.values.architecture.model import Model
+from autotune.policies.values.history import Run, fold
 
 _CODES = """\b
 Exit codes:
@@ -72,7 +74,9 @@ def explain_logs(
     explained, the others are counted; as JSON they are listed. Raises Failure for a log that cannot be
     read, where it was named itself, and for an unknown framework.
     """
-    logs = logs_of(_log_of(name, options) for name in names)
+    named = [_named(name, options) for name in names]
+    logs = logs_of(name for name, _ in named)
+    runs = {log: run for log, run in named if run is not None}
     check(logs)
     wanted = known_framework(framework) if framework is not None else None
     shape = _shape(model) if model is not None else None
@@ -88,7 +92,7 @@ def explain_logs(
                 echo(text, color=options.color)
             continue
         for reading in _readings(name, named=name in names):
-            explanation = explain(reading, framework=wanted, model=shape)
+            explanation = explain(reading, framework=wanted, model=shape, run=runs.get(name))
             is_answer = is_answer or explanation.is_answer
             at = explanation.main_line.line if explanation.diagnosis.evidence else explanation.lines
             reads.append(read_of(explanation, reading.before(at).split("\n")[-_NEAR:]))
@@ -131,14 +135,19 @@ def _explained_snapshot(name: str) -> tuple[str, bytes, bool]:
     return snapshot_text(name, snapshot), snapshot_document(name, snapshot), bool(snapshot.devices)
 
 
-def _log_of(name: str, options: Options) -> str:
-    """Return the log of a run's last failure where a name is that of a run and of no file."""
-    if name == STDIN or Path(name).exists():
-        return name
+def _named(name: str, options: Options) -> tuple[str, Run | None]:
+    """Return the log that a word means; of a run of autotune that of its last failure, with its history."""
+    if name == STDIN or Path(name).is_file():
+        return name, None
     from autotune.orchestrator.run import directory  # no log needs it
 
     run = directory.named(options.runs_dir, name)
-    return name if run is None else str(run.last_failure()[0])
+    if run is None:
+        return name, None
+    log, failed = run.last_failure()
+    whole = fold(run.history())
+    before = tuple(each for each in whole.attempts if each.number < failed.number)
+    return str(log), msgspec.structs.replace(whole, attempts=(*before, failed), finished=None)
 
 
 def _write(line: bytes) -> None:

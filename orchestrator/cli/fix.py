@@ -86,8 +86,8 @@ class FixDocument(Value, frozen=True, kw_only=True):
     without_autotune: str = ""
 
 
-def render_fix(answer: FixDocument) -> str:
-    """Return the answer of `autotune fix` for people."""
+def render_fix(answer: FixDocument, *, named: str = "") -> str:
+    """Return the answer of `autotune fix` for people; `named` is the word for the log or its run."""
     where = answer.log if answer.line is None else f"{answer.log}:{answer.line}"
     facts = [f"step {answer.step}" if answer.step else ""]
     facts += [f"rank {answer.rank}"] if answer.rank is not None else []
@@ -96,7 +96,7 @@ def render_fix(answer: FixDocument) -> str:
     if not answer.remedy:
         is_memory = Cause(answer.cause).is_oom
         why = "nothing is left to change" if is_memory else "no memory ran out, so nothing is changed"
-        return "\n".join([*lines, why, f"hint: autotune explain {shlex.quote(answer.log)}"])
+        return "\n".join([*lines, why, f"hint: autotune explain {shlex.quote(named or answer.log)}"])
     changes = (messages.arrow(knob, *values) for knob, values in answer.changes.items())
     slows = f"; slows {answer.slows}" if answer.slows and not answer.slows.startswith("nothing") else ""
     lines += [f"change: {', '.join(changes)} ({answer.effect}{slows})"]
@@ -151,6 +151,7 @@ def fix(
 
     Raises Failure for a log or a file that cannot be read.
     """
+    named = log
     again = shlex.join(["autotune", "fix", log, *source, *(["--gpus", gpus] if gpus else []), "-w"])
     log, source, knobs = _of_run(log, source, options)
     check((log,))
@@ -168,7 +169,7 @@ def fix(
     if options.json:
         click.echo(msgspec.json.encode(answer))
     else:
-        echo(render_fix(answer), color=options.color)
+        echo(render_fix(answer, named=named), color=options.color)
     return ExitCode.OK if answer.remedy else ExitCode.NO
 
 

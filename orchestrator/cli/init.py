@@ -190,14 +190,15 @@ def write(
         )
         click.echo(msgspec.json.encode(result))
     else:
+        call = f"autotune plan {shlex.quote(str(output))}"
         say(draft, output=output, checked=checked, warnings=warnings, options=options)
         if job is not None:
-            _predict(job, output, options)
+            call = _predict(job, output, options, needs_edit=errors is not None)
         click.echo(text if to_stdout else str(output), nl=not to_stdout)
     if errors is not None:
         if not options.json:
             click.echo(f"\n{errors.message}\n", err=True)
-            click.echo("The file is written, but these errors must be fixed before a launch.", err=True)
+            click.echo(f"The file is written. Correct these errors in it, then: {call}", err=True)
         return ExitCode.NO
     return ExitCode.OK
 
@@ -267,15 +268,18 @@ def say(
         click.echo(f"  warning: {warning}", err=True)
 
 
-def _predict(job: object, output: Path, options: Options) -> None:
+def _predict(job: object, output: Path, options: Options, *, needs_edit: bool) -> str:
+    """Print what is predicted for a job, and return the command that tells more."""
     from autotune.orchestrator.cli.plan import outcome_of
-    from autotune.orchestrator.terminal.plan_table import GPUS_HINT, summary
+    from autotune.orchestrator.terminal.plan_table import gpus_option, summary
     from autotune.policies.values.job import Job
 
     assert isinstance(job, Job)
-    lines = summary(outcome_of(job, remedies=False))
+    plan = outcome_of(job, remedies=False)
     if not options.quiet:
-        click.echo("\n" + "\n".join(lines), err=True)
+        click.echo("\n" + "\n".join(summary(plan)), err=True)
     file = "job.yaml" if str(output) == "-" else shlex.quote(str(output))
-    cards = " --gpus 8xH100" if GPUS_HINT in lines else ""
-    click.echo(f"\nnext: autotune plan {file}{cards}   or   autotune launch {file}", err=True)
+    call = f"autotune plan {file} {gpus_option(plan)}".rstrip()
+    if not needs_edit:
+        click.echo(f"\nnext: {call}   or   autotune launch {file}", err=True)
+    return call

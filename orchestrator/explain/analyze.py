@@ -25,6 +25,7 @@ from autotune.policies.explain.tensor_sizes import Named, named
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis, Evidence, Finding, Holder, Line
 from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.history import Run
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.observation import StepDone
 from autotune.policies.values.value import Value
@@ -57,6 +58,7 @@ class Explanation(Value, frozen=True, kw_only=True):
     hints: tuple[Hint, ...] = ()
     residue: Residue | None = None  # what the job's own sleeping engine keeps on the card
     lines: int = 0
+    run: str = ""  # the id of the run of autotune whose failure this is; empty: none is known
 
     @property
     def main_line(self) -> Line:
@@ -74,11 +76,16 @@ class Explanation(Value, frozen=True, kw_only=True):
         return self.diagnosis.cause is not Cause.UNKNOWN
 
 
-def explain(reading: Reading, *, framework: str | None, model: Model | None) -> Explanation:
-    """Return the explanation of a log; its cause is UNKNOWN where no rule matches."""
-    diagnosis = diagnose(reading.evidence)
+def explain(
+    reading: Reading, *, framework: str | None, model: Model | None, run: Run | None = None
+) -> Explanation:
+    """Return the explanation of a log; its cause is UNKNOWN where no rule matches.
+
+    `run` ends with the attempt that wrote the log: then the remedies are those that the launch tries.
+    """
+    diagnosis = (run.attempts[-1].diagnosis if run is not None else None) or diagnose(reading.evidence)
     before = reading.before(diagnosis.evidence[0].line if diagnosis.evidence else reading.evidence.lines)
-    context = context_of(reading, diagnosis, framework=framework, model=model)
+    context = context_of(reading, diagnosis, framework=framework, model=model, run=run)
     if diagnosis.step is None and diagnosis.cause.is_memory:
         diagnosis = msgspec.structs.replace(diagnosis, step=last_step(context.framework, before))
     requested = diagnosis.facts.requested_bytes
@@ -87,8 +94,11 @@ def explain(reading: Reading, *, framework: str | None, model: Model | None) -> 
         request = named(requested, context.model, tokens=context.tokens)
     holders = _holders(diagnosis)
     residue = residue_of(reading.ends, diagnosis, holders)
+    grew = run is not None and run.attempts[-1].growth is not None
     remedies = tuple(
-        _named(each, holders) for each in remedied(context, diagnosis) if residue is None or each.cure.changes
+        _named(each, holders)
+        for each in (() if grew else remedied(context, diagnosis))
+        if residue is None or each.cure.changes
     )
     around = "\n".join(reading.around(diagnosis.evidence[0].line)) if diagnosis.evidence else ""
     return Explanation(
@@ -105,10 +115,24 @@ def explain(reading: Reading, *, framework: str | None, model: Model | None) -> 
         request=request,
         late=_late(reading, diagnosis, context),
         ceilings=_ceilings(reading, diagnosis),
-        hints=hints(diagnosis, around, residue=residue),
+        hints=(*hints(diagnosis, around, residue=residue), *_users(run)),
         residue=residue,
         lines=reading.evidence.lines,
+        run="" if run is None else run.accepted.run,
     )
+
+
+def _users(run: Run | None) -> tuple[Hint, ...]:
+    """Return the restart of a run whose memory grew; else what its user may change where nothing is left."""
+    if run is None:
+        return ()
+    if (growth := run.attempts[-1].growth) is not None:
+        return (Hint(text=f"restart from the last checkpoint, as the launch did: {growth.text}"),)
+    from autotune.policies.recovery.next_remedy import gave_up, next_remedy  # numpy, which no log needs
+
+    if next_remedy(run) is not None:
+        return ()
+    return tuple(Hint(text=text) for text in gave_up(run).would_help)
 
 
 def _named(remedied: Remedied, holders: tuple[Holder, ...]) -> Remedied:

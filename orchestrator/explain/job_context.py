@@ -24,6 +24,7 @@ from autotune.policies.remedies.catalogue import spoken
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import ENGINE_PHASES, Cause, Component, Phase
+from autotune.policies.values.history import Run
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knob_table import ENGINE_KNOBS, KNOB_TABLE, Part
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting
@@ -72,12 +73,23 @@ class Remedied(Value, frozen=True, kw_only=True):
 
 
 def context_of(
-    reading: Reading, diagnosis: Diagnosis, *, framework: str | None, model: Model | None
+    reading: Reading, diagnosis: Diagnosis, *, framework: str | None, model: Model | None, run: Run | None
 ) -> Context:
-    """Return what the log shows of its job."""
-    context = _context(reading, diagnosis, framework=framework, model=model)
+    """Return what the log shows of its job, or what the run of autotune that wrote it knows."""
+    context = _context(reading, diagnosis, framework=framework, model=model) if run is None else _of_run(run)
     failure = "\n".join(line.text for line in diagnosis.evidence)
     return msgspec.structs.replace(context, device=spellings.device_of(failure))
+
+
+def _of_run(run: Run) -> Context:
+    accepted = run.accepted
+    profile = msgspec.structs.replace(accepted.profile, knobs=run.attempts[-1].knobs)
+    return Context(
+        framework=FRAMEWORKS[accepted.job.framework],
+        job=accepted.job,
+        known=Known(profile=profile, complete=True, job=accepted.job, cluster=accepted.cluster, run=run),
+        model=accepted.job.shape,
+    )
 
 
 def _context(

@@ -52,7 +52,10 @@ def render_explanation(explanation: Explanation, *, verbose: bool = False) -> st
     lines += _help(explanation, most=len(explanation.remedies) if verbose else MOST_REMEDIES)
     lines += _advice(explanation)
     lines += ["", f"why these? autotune explain --rule {explanation.diagnosis.cause}"]
-    if explanation.diagnosis.cause.is_oom and Path(explanation.file).is_file():
+    if explanation.diagnosis.cause.is_oom and explanation.run:
+        call = f"fix {explanation.run}" if explanation.remedies else f"report {explanation.run} --open"
+        lines.append(f"next: autotune {call}")
+    elif explanation.diagnosis.cause.is_oom and Path(explanation.file).is_file():
         call = shlex.join(["autotune", "fix", explanation.file])
         lines.append(f"next: {call} SCRIPT (or job.yaml, or -- COMMAND)")
     return "\n".join(lines)
@@ -118,7 +121,9 @@ def _note(explanation: Explanation) -> list[str]:
         lines.append(
             "note: host memory ran out, not GPU memory; offloading more to the host would make it worse"
         )
-    if explanation.diagnosis.evidence and explanation.main_line.rule == "host-memory-error":
+    if explanation.diagnosis.own_limit:
+        lines.append(f"note: {explanation.diagnosis.own_limit}")
+    elif explanation.diagnosis.evidence and explanation.main_line.rule == "host-memory-error":
         lines.append("note: a limit of the process (`ulimit -v`, its container) fails in the same words")
     if explanation.diagnosis.cause is Cause.POOL_TOO_SMALL and explanation.diagnosis.phase.value != "rollout":
         lines.append("note: a smaller share of the GPU for the engine would make it worse")

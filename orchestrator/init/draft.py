@@ -193,6 +193,7 @@ def _of_script(
     except ValueError as error:
         raise Failure(f"cannot read `{path}`: {error}", code=ExitCode.USAGE) from None
     notes = followed.notes
+    result = result or followed.own_program(path, arguments, started, cwd=cwd)
     if not result:
         raise followed.failure(path, started, cwd=cwd)
     chosen = chosen_of(result, training, path, arguments)

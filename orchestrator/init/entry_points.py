@@ -51,6 +51,7 @@ _WRAPPERS = frozenset(
 )
 # Frameworks whose settings may follow the last word of a command, so also of one that a container runs.
 _ADDED_BEHIND = frozenset({"verl", "skyrl", "nemo-rl", "slime", "miles", "relax", "openrlhf"})
+_PYTHONS_OWN = frozenset({"pip", "venv", "ensurepip", "http.server", "compileall", "zipfile"})
 _BLANK = re.compile(r"\s")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SUBMIT_SWITCHES = frozenset({"--no-wait", "-v", "--verbose", "--verify"})
@@ -321,6 +322,15 @@ def _trains(argv: Sequence[str]) -> bool:
     return name.startswith(("python", "uv")) and bool(
         re.search(r"train|grpo|ppo|_rl\b|rlhf|rloo|dapo", words) and (scripts or "-m" in argv)
     )
+
+
+def is_own_program(argv: Sequence[str]) -> bool:
+    """Return whether a command starts a script or module of Python that is not one of Python's own tools."""
+    name = PurePosixPath(argv[0]).name if argv else ""
+    if not name.startswith(("python", "uv", "torchrun", "accelerate", "deepspeed")) or is_container(argv):
+        return False
+    module = argv[argv.index("-m") + 1 :][:1] if "-m" in argv else ()
+    return any(word.endswith(".py") for word in argv[1:]) or (bool(module) and module[0] not in _PYTHONS_OWN)
 
 
 def _commands_of(text: str) -> list[list[str]]:

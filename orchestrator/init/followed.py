@@ -19,7 +19,7 @@ from autotune.orchestrator.init.bash.builtins import ENDS_HERE
 from autotune.orchestrator.init.bash.reader import Reading, read_script
 from autotune.orchestrator.init.bash.state import Invocation, Note, Use, as_written, is_unknown
 from autotune.orchestrator.init.documents import Kind, kind_of
-from autotune.orchestrator.init.entry_points import Program, is_shell_text, unwrapped
+from autotune.orchestrator.init.entry_points import Program, is_own_program, is_shell_text, unwrapped
 from autotune.orchestrator.init.hardware import Hardware
 from autotune.orchestrator.init.settings import settings_of
 from autotune.policies.values.value import Value
@@ -131,6 +131,24 @@ class Followed:
         self._note(invocation, "the container is that of the Ray cluster: start autotune in it")
         return msgspec.structs.replace(invocation, argv=own)
 
+    def own_program(
+        self, path: Path, arguments: Sequence[str], started: Sequence[Invocation], *, cwd: str
+    ) -> list[Training]:
+        """Return what to run of a script that starts no training of a known framework.
+
+        That is the program of Python that it starts, or the whole script where there are several; nothing
+        where the script could not be read to its end.
+        """
+        if self.missing or any(note.message.startswith(ENDS_HERE) for note in self.notes):
+            return []
+        programs = [each for each in started if is_own_program(program_of(each).argv)]
+        if len(programs) > 1:
+            argv = ("bash", str(path), *arguments)
+            programs = [Invocation(argv=argv, env={}, cwd=cwd, file=str(path), line=1)]
+        return [
+            Training(invocation=each, program=unwrapped(each.argv), framework="command:") for each in programs
+        ]
+
     def failure(self, path: Path, started: Sequence[Invocation], *, cwd: str) -> Failure:
         """Return the error of a script without a training: what it starts, and what was not followed."""
         programs = ", ".join(dict.fromkeys(i.argv[0] for i in started if i.argv[0] != "pkill")) or "none"
@@ -142,7 +160,8 @@ class Followed:
         for name, arguments in self.missing[:1]:
             lines.insert(0, f"not followed, because it is not here: {name}")
             ways.append(f"where that file is: autotune init {shlex.join((name, *arguments))}")
-        ways.append("give the command itself: autotune init -- python train.py ...")
+        if not ways:
+            ways.append("give the command that trains: autotune init -- COMMAND")
         below = "".join(f"\n  {line}" for line in lines)
         return Failure(
             f"no training found in `{path}`; programs that it would start: {programs}{below}",

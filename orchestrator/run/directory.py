@@ -22,8 +22,8 @@ from autotune.orchestrator.run import journal
 from autotune.orchestrator.run.lock import owner
 from autotune.orchestrator.run.storage import sync_folder
 from autotune.policies.values.command import Command
-from autotune.policies.values.events import Accepted, History, Policy
-from autotune.policies.values.history import Attempt, fold
+from autotune.policies.values.events import Accepted, Diagnosed, History, Policy
+from autotune.policies.values.history import Attempt, fold, plain
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
@@ -171,7 +171,16 @@ class RunFolder:
 
     def last_failure(self) -> tuple[Path, Attempt]:
         """Return the log of the last attempt that failed, and that attempt; raises Failure where none did."""
-        failed = [each for each in fold(self.history()).attempts if each.diagnosis is not None]
+        history = self.history()
+        # What only grew is no failure of the settings, and its attempt is folded without one.
+        diagnosed = {each.attempt: plain(each) for each in history if isinstance(each, Diagnosed)}
+        attempts = (
+            msgspec.structs.replace(each, diagnosis=each.diagnosis or diagnosed.get(each.number))
+            if each.growth is not None
+            else each
+            for each in fold(history).attempts
+        )
+        failed = [each for each in attempts if each.diagnosis is not None]
         if not failed:
             raise Failure(f"run {self.id} has no failed attempt", code=ExitCode.NO)
         return self.attempt(failed[-1].number).path / "run.log", failed[-1]

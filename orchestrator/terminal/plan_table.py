@@ -41,7 +41,6 @@ _LATE = {
     LateEvent.WAKE_UP: "the engine's wake-up",
 }
 _NO_REHEARSAL = "the command has no {folder} and {steps}, so it could not run separately from the training"
-GPUS_HINT = "hint: add --gpus 8xH100 for the memory of a GPU"
 _GIB, _MIB = float(1 << 30), float(1 << 20)
 _SMALL_BYTES = 4 * _GIB  # devices below are shown in MiB
 _SHORT_COMMAND = 8  # arguments
@@ -122,8 +121,7 @@ def summary(plan: Plan) -> tuple[str, ...]:
     """Return what is predicted in a few lines: each phase's peak against the card, and the first change."""
     lines = [f"{plan.name} · {plan.framework} · {_where(plan)}"]
     if not plan.phases:
-        hint = (GPUS_HINT,) if plan.note == GPU_UNKNOWN else ()
-        return (*lines, f"no memory estimate: {plan.note}", *hint)
+        return (*lines, f"no memory estimate: {plan.note}", *_gpus_hint(plan))
     capacity = next((phase.capacity_bytes for phase in plan.phases if phase.capacity_bytes), None)
     of = f", of {capacity / _GIB:,.1f}" if capacity else ""
     peaks = ", ".join(
@@ -133,7 +131,21 @@ def summary(plan: Plan) -> tuple[str, ...]:
     )
     wrapped = _wrapped(f"predicted peak per GPU in GiB{of}: {peaks}", PIPED_WIDTH)
     lines += [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped]
-    return (*lines, *(verdict_lines(plan, PIPED_WIDTH) if capacity else ["the GPU is not known", GPUS_HINT]))
+    judged = verdict_lines(plan, PIPED_WIDTH) if capacity else ["the GPU is not known", *_gpus_hint(plan)]
+    return (*lines, *judged)
+
+
+def gpus_option(plan: Plan) -> str:
+    """Return the option that names an example of the job's GPUs; empty where their memory is known."""
+    if any(phase.capacity_bytes for phase in plan.phases) or (not plan.phases and plan.note != GPU_UNKNOWN):
+        return ""
+    nodes = f"{plan.cluster.nodes}x" if plan.cluster.nodes > 1 else ""
+    return f"--gpus {nodes}{plan.cluster.gpus_per_node or 8}xH100"
+
+
+def _gpus_hint(plan: Plan) -> list[str]:
+    option = gpus_option(plan)
+    return [f"hint: add {option} for the memory of a GPU"] if option else []
 
 
 def _where(plan: Plan) -> str:
@@ -146,8 +158,7 @@ def _where(plan: Plan) -> str:
 
 def _estimate(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
     if not plan.phases:
-        hint = [GPUS_HINT] if plan.note == GPU_UNKNOWN else []
-        return [*hint, *(["Remedies are tried in a fixed order."] if plan.ladder else [])]
+        return [*_gpus_hint(plan), *(["Remedies are tried in a fixed order."] if plan.ladder else [])]
     small = all((phase.capacity_bytes or phase.total_bytes) < _SMALL_BYTES for phase in plan.phases)
     unit, scale = ("MiB", _MIB) if small else ("GiB", _GIB)
     runs = counted(plan.calibrated_by, "earlier run")

@@ -62,6 +62,7 @@ class Known(Value, frozen=True, kw_only=True):
     engine: bool | None = None  # whether an inference engine is seen; None: the log shows no tool at all
     counts_tokens: bool = False  # an RL framework is seen, which fills micro-batches by tokens
     scores_by_tokens: bool = False  # a tool is seen that has a setting for the tokens of a scoring pass
+    run: Run | None = None  # of autotune, whose last attempt failed so
 
 
 def prescribe(diagnosis: Diagnosis, known: Known) -> tuple[Cure, ...]:
@@ -87,7 +88,7 @@ def _exact(known: Known, diagnosis: Diagnosis) -> dict[str, Cure]:
     if known.profile is None:
         return {}
     result: dict[str, Cure] = {}
-    run = _failed_once(known.profile, known, diagnosis)
+    run = known.run or _failed_once(known.profile, known, diagnosis)
     for remedy in remedies_after(run, complete=known.complete):
         result.setdefault(remedy.name, _cure(remedy, known.profile.knobs))
     return result

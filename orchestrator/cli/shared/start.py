@@ -49,7 +49,7 @@ from autotune.orchestrator.run.lock import UNKNOWN, owner
 from autotune.orchestrator.run.script import script
 from autotune.orchestrator.run_states import display_of
 from autotune.policies.values.command import Addition, Command
-from autotune.policies.values.events import Finished, GaveUp, NeedsHuman
+from autotune.policies.values.events import Finished, GaveUp, NeedsHuman, Policy
 from autotune.policies.values.job import Job
 from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.value import Value
@@ -132,7 +132,7 @@ def begin(call: LaunchOptions) -> ExitCode:
         raise click.UsageError(f"this command runs as a Ray job already; remove {option}")
     rehearsal.planned(frameworks.find(prepared.job.framework), prepared.job, prepared.request)
     if call.dry_run:
-        show(prepared, as_json=options.json)
+        show(prepared, call)
     elif call.submit:
         submit(prepared, url=call.submit, options=options, continued=call.continued)
     elif call.detach:
@@ -146,10 +146,10 @@ def begin(call: LaunchOptions) -> ExitCode:
     return ExitCode.OK
 
 
-def show(prepared: RequestedJob, *, as_json: bool) -> None:
+def show(prepared: RequestedJob, call: LaunchOptions) -> None:
     """Print the first command without any effect."""
     command, changes = first_command_and_changes(prepared.job, prepared.request)
-    if as_json:
+    if call.options.json:
         click.echo(msgspec.json.encode(secrets.shown_command(command, prepared.job)))
     else:
         lines = list(change_lines(printable(changes, prepared.job)))
@@ -158,7 +158,18 @@ def show(prepared: RequestedJob, *, as_json: bool) -> None:
         job = prepared.job
         for warning in (*placeholders.warnings(job), *job.notes, *passed_over(job)):
             click.echo(f"warning: {warning}", err=True)
-        click.echo("Nothing was launched.", err=True)
+        click.echo(f"Nothing was launched. Run it: {_without_dry_run(call)}", err=True)
+
+
+def _without_dry_run(call: LaunchOptions) -> str:
+    """Return the command that starts what a dry run printed."""
+    request = call.request
+    options = [word for each in request.overrides for word in ("--set", each)]
+    options += ["--policy", request.policy] if request.policy is not Policy.ESTIMATE else []
+    options += ["--relaunches", str(request.relaunches)] if request.relaunches is not None else []
+    options += ["--rehearse"] if request.rehearse and request.mode is directory.Mode.LAUNCH else []
+    source = [*options, "--", *call.command] if call.command else [str(call.job_file), *options]
+    return shlex.join(["autotune", request.mode, *source])
 
 
 def launch(prepared: RequestedJob, *, options: Options) -> ExitCode:

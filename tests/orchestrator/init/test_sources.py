@@ -257,3 +257,30 @@ def test_the_variables_of_slurm_have_the_size_that_the_header_asks_for(folder: P
     settings = job(folder)["settings"]
     assert isinstance(settings, dict)
     assert (settings["trainer.nnodes"], settings["trainer.n_gpus_per_node"]) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("script", "command"),
+    [
+        ("export LIMIT=9\npython3 leak.py --n 3\n", ["python3", "leak.py", "--n", "3"]),
+        ("pip install x\npython -m pip list\nuv run leak.py\n", ["uv", "run", "leak.py"]),
+        ("for s in 1 2; do python3 leak.py --seed $s; done\n", ["bash", "run.sh"]),
+        ("python3 prepare.py\npython3 -m mine.main\n", ["bash", "run.sh"]),
+    ],
+)
+def test_a_script_of_no_known_framework_is_run_by_its_one_program_or_whole(
+    script: str, command: list[str], folder: Path
+) -> None:
+    (folder / "run.sh").write_text(script)
+    result = init("run.sh")
+    assert result.exit_code == 0, result.stderr
+    made = job(folder)
+    assert (made["framework"], made["command"]) == ("command", command)
+
+
+@pytest.mark.parametrize("script", ["python -m pip install x\n", "mkdir a\ndocker run x\n"])
+def test_a_script_without_a_program_of_python_is_no_job(script: str, folder: Path) -> None:
+    (folder / "run.sh").write_text(script)
+    result = init("run.sh")
+    assert result.exit_code == 1 and "no training found in `run.sh`" in result.stderr
+    assert "hint: give the command that trains: autotune init -- COMMAND" in result.stderr
