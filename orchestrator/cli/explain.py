@@ -21,7 +21,6 @@ from autotune.orchestrator.cli.shared.options import (
 )
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.explain.analyze import Explanation, explain
-from autotune.orchestrator.explain.github import render_github
 from autotune.orchestrator.explain.incident import Read, is_log_name, logs_of, ordered, read_of, summary
 from autotune.orchestrator.explain.json_output import document
 from autotune.orchestrator.explain.reader import (
@@ -210,8 +209,10 @@ def command(
     elif not logs:
         raise click.UsageError("no log given; name one, or `-` for standard input")
     else:
-        render = (
-            render_github if form == "github" else partial(render_explanation, verbose=options.verbose > 0)
-        )
+        render: Callable[[Explanation], str] = partial(render_explanation, verbose=options.verbose > 0)
+        if form == "github":
+            from autotune.orchestrator.explain.github import render_github  # a terminal needs none
+
+            render = render_github
         code = explain_logs(logs, model=model, framework=framework, options=options, render=render)
         context.exit(code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import msgspec
@@ -281,8 +281,8 @@ _SAVED = re.compile(
 
 def last_step(framework: Framework | None, text: str) -> int | None:
     """Return the number of the last step that a text reports, in words of its framework or of any trainer."""
-    if steps := steps_of(framework, text.split("\n")):
-        return steps[-1].step
+    if step := next(_steps(framework, reversed(text.split("\n"))), None):
+        return step.step
     numbers = [int(next(filter(None, match.groups()))) for match in _STEP.finditer(text)]
     return numbers[-1] if numbers else None
 
@@ -294,10 +294,12 @@ def last_checkpoint(text: str) -> str:
 
 def steps_of(framework: Framework | None, lines: Iterable[str]) -> tuple[StepDone, ...]:
     """Return the last steps that the lines of a log report."""
-    if framework is None:
-        return ()
-    markers = (framework.marker(line) for line in lines)
-    return tuple(marker for marker in markers if isinstance(marker, StepDone))[-_KEPT:]
+    return tuple(_steps(framework, lines))[-_KEPT:]
+
+
+def _steps(framework: Framework | None, lines: Iterable[str]) -> Iterator[StepDone]:
+    markers = (framework.marker(line) for line in lines if framework is not None)
+    return (marker for marker in markers if isinstance(marker, StepDone))
 
 
 def what_changed(steps: tuple[StepDone, ...]) -> str:

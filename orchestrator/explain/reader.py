@@ -12,14 +12,12 @@ import lzma
 import os
 import sys
 import tarfile
-import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from queue import Full, Queue
-from typing import BinaryIO, TypeVar, cast
+from typing import BinaryIO, cast
 
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.explain.wrapped_rows import LARGEST, whole_lines
@@ -31,20 +29,16 @@ STDIN = "-"
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 2 << 20  # frameworks print their settings within
 _TAIL_BYTES = 256 << 10
-_AHEAD = 2  # blocks that may wait to be looked at
 MAGIC_BYTES = 6
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _LOOKED_AT = 4096  # bytes that tell what a file is
 _NULS, _CONTROLS = 0.2, 0.05  # shares from which on bytes are wide characters, or no text
 _CONTROL = bytes(code for code in range(32) if code not in b"\t\n\r\b\f\x1b\x00")
-_POLL_S = 0.2  # how soon a thread ends that nothing is taken from any more
 _PROTOCOLS = (2, 3, 4, 5)
 _PICKLE = b"\x80"  # no text begins with it
 _AROUND = 60  # lines that belong to a failure, above it and below
-_T = TypeVar("_T")
 _KEPT_BYTES = 32 << 20  # of freed memory
-# M_TRIM_THRESHOLD, M_MMAP_THRESHOLD; and M_ARENA_MAX: the thread that reads ahead uses the same memory.
-_MALLOC_OPTIONS = {-1: _KEPT_BYTES, -3: _KEPT_BYTES, -8: 1}
+_MALLOC_OPTIONS = (-1, -3)  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
 class Reading(Value, frozen=True, kw_only=True):
@@ -199,15 +193,15 @@ def _reuse_freed_blocks() -> None:
     """Keep what is freed for the next blocks: glibc would give it back, and fetch each page of it anew."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-        for option, value in _MALLOC_OPTIONS.items():
-            mallopt(option, value)
+        for option in _MALLOC_OPTIONS:
+            mallopt(option, _KEPT_BYTES)
 
 
 def read_from(file: BinaryIO, *, name: str) -> Reading:
     """Return a log from an open file, read in one pass."""
     _reuse_freed_blocks()
     tap = _Tap(file)
-    evidence = scan(tap.chunks(), ahead=_ahead)
+    evidence = scan(tap.chunks())
     return Reading(
         name=name,
         evidence=evidence,
@@ -216,37 +210,6 @@ def read_from(file: BinaryIO, *, name: str) -> Reading:
         size_bytes=tap.size,
         is_text=tap.is_text,
     )
-
-
-def _ahead(items: Iterator[_T]) -> Iterator[_T]:
-    """Yield items that a thread of its own takes from an iterator: reading and searching need no GIL."""
-    queue: Queue[tuple[_T] | BaseException | None] = Queue(_AHEAD)
-    over = threading.Event()
-
-    def put(one: tuple[_T] | BaseException | None) -> None:
-        while not over.is_set():
-            with contextlib.suppress(Full):
-                queue.put(one, timeout=_POLL_S)
-                break
-
-    def take() -> None:
-        try:
-            for item in items:
-                put((item,))
-                if over.is_set():
-                    return
-            put(None)
-        except BaseException as error:  # raised again where the items are used
-            put(error)
-
-    threading.Thread(target=take, name="read-ahead", daemon=True).start()
-    try:
-        while (one := queue.get()) is not None:
-            if isinstance(one, BaseException):
-                raise one
-            yield one[0]
-    finally:
-        over.set()
 
 
 def _problem(path: Path) -> str:

@@ -12,7 +12,7 @@ from autotune.policies.diagnosis import familiar_lines, survived_failures
 from autotune.policies.diagnosis.familiar_lines import WIDEST, Familiar, Row, row_of, shape_of
 from autotune.policies.diagnosis.findings import Place, completed, found
 from autotune.policies.diagnosis.job_records import mark_of
-from autotune.policies.diagnosis.literal_search import Ends, Matcher, Search, minimal
+from autotune.policies.diagnosis.literal_search import Matcher, Search, minimal
 from autotune.policies.diagnosis.log_blocks import Cursor, blocks, last_lines
 from autotune.policies.diagnosis.log_context import OPEN, Waiting, below, follows, until, with_parts
 from autotune.policies.diagnosis.log_prefixes import LONGEST, parsed, segments
@@ -356,18 +356,14 @@ def scan(
     outcome: Outcome | None = None,
     host_peak_share: float | None = None,
     match: Matcher | None = None,
-    ahead: Callable[[Iterator[tuple[bytes, Ends]]], Iterator[tuple[bytes, Ends]]] = iter,
 ) -> Evidence:
-    """Return the evidence in a log, given as bytes in any chunking.
-
-    `ahead` may run what reads and searches the blocks while the lines of earlier ones are looked at.
-    """
+    """Return the evidence in a log, given as bytes in any chunking."""
     scanner = Scanner(match=match)
     match = _needles.matcher() if match is None else match
     tail, number = b"", 1
-    for block, (needles, _) in ahead((block, match(block)) for block in blocks(chunks)):
+    for block in blocks(chunks):
         before = partial(_above, tail, block)
-        scanner.read(block, number=number, source=source, before=before, needles=needles)
+        scanner.read(block, number=number, source=source, before=before, needles=match(block)[0])
         number = scanner.lines + 1
         tail = block[-_BACK_BYTES:] if len(block) >= _BACK_BYTES else (tail + block)[-_BACK_BYTES:]
     return scanner.evidence(outcome=outcome, host_peak_share=host_peak_share)
