@@ -1,1 +1,1 @@
-"""The loop that decides, acts and records, and the attempt that it watches."""
+"""The driver: the loop that observes attempts, asks the policies and records what happens."""

@@ -1,4 +1,4 @@
-"""One attempt that runs: polled until it is over, then stopped, its memory awaited, its end recorded."""
+"""A running attempt: polls it until it ends, stops it, waits for its memory and records its end."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.observation import Cancelled
 
 POLL_S = 0.4
-WATCH_S = 1.5  # while an attempt runs: each look costs the driver and its supervisor some milliseconds
+WATCH_S = 1.5  # seconds between polls, each of which costs driver and supervisor some milliseconds
 STOP_GRACE_S = 10.0
 DRAIN_S = 60.0
 INTERRUPTED_DRAIN_S = 10.0  # who stops a driver with SIGTERM kills it after about 30 s: Slurm, Kubernetes
-KILL_S = 10.0  # after the second request to end; what has not answered by then is named as left
-LAST_WORDS_S = 8.0  # the handle gathers last words for 5 s
+KILL_S = 10.0  # after the second stop request; processes that survive are named
+LAST_WORDS_S = 8.0  # the handle collects last output for 5 s
 
 
 def intended(context: RunContext, job: Job, begin: Started) -> Callable[[], Handle]:
-    """Record that an attempt of a job starts and return what starts it; `begin` lacks the command.
+    """Record the start of an attempt and return the function that starts it; `begin` lacks the command.
 
-    That raises Unreachable when the place cannot take it.
+    That function raises Unreachable if the cluster cannot run the attempt.
     """
     number = begin.attempt
     command = command_of(
@@ -65,7 +65,7 @@ def intended(context: RunContext, job: Job, begin: Started) -> Callable[[], Hand
 
 
 def explain(context: RunContext, evidence: Evidence, *, number: int) -> Diagnosed:
-    """Record why an attempt failed, secrets masked, and return the row."""
+    """Record the diagnosis of an attempt, with secrets masked, and return the row."""
     diagnosis = while_loading(context.journal.history(), diagnose(evidence), attempt=number)
     fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
     fields["evidence"] = tuple(shown(line) for line in diagnosis.evidence)
@@ -77,7 +77,7 @@ def explain(context: RunContext, evidence: Evidence, *, number: int) -> Diagnose
 
 
 def abandon(handle: Handle, *, grace_s: float = STOP_GRACE_S) -> float | None:
-    """End an attempt without recording anything; returns the seconds it took."""
+    """Stop an attempt without recording anything; return the seconds it took."""
     try:
         stop_s = handle.stop(grace_s=grace_s)
         handle.drain(timeout_s=DRAIN_S)
@@ -88,10 +88,10 @@ def abandon(handle: Handle, *, grace_s: float = STOP_GRACE_S) -> float | None:
 
 
 def end_survivors(context: RunContext) -> None:
-    """End the attempts that are over by the journal and still have a supervisor.
+    """Stop attempts that ended according to the journal but still have a supervisor.
 
-    They could not be reached, or the last one's driver ended before it released it. Raises Unreachable where
-    one cannot be reached now either: nothing may start beside it.
+    They could not be reached, or the driver ended before it released them. Raises Unreachable if one still
+    cannot be reached, because nothing may start beside it.
     """
     attempts = context.journal.view.attempts.values()
     ended = {attempt.number: attempt.ended for attempt in attempts if attempt.ended is not None}
@@ -108,7 +108,7 @@ def end_survivors(context: RunContext) -> None:
 
 
 def doubtful(history: History) -> tuple[int, ...]:
-    """Return the attempts of which processes may be left, as far as the record tells."""
+    """Return the attempts that may have left processes, according to the journal."""
     gone = {
         e.attempt
         for e in history
@@ -118,9 +118,9 @@ def doubtful(history: History) -> tuple[int, ...]:
 
 
 def end_doubtful(context: RunContext) -> None:
-    """End what drivers before could not end of a run that is over, without recording anything.
+    """Stop what earlier drivers could not stop of a finished run, without recording anything.
 
-    Raises Unreachable where it cannot be reached now either.
+    Raises Unreachable if it still cannot be reached.
     """
     for number in doubtful(context.journal.history()):
         handle = context.runner.attach(run=context.folder.id, attempt=number)
@@ -132,9 +132,9 @@ def end_doubtful(context: RunContext) -> None:
 
 
 def kill(context: RunContext, running: Mapping[int, Handle | None], *, by: str) -> tuple[int, ...]:
-    """Kill attempts at once and record what ended; returns the numbers of those that may continue.
+    """Kill attempts immediately and record those that ended; return the numbers of those that may continue.
 
-    An attempt without a handle was about to start: what there is of it is looked for.
+    An attempt without a handle was about to start; its processes are searched for.
     """
 
     def end(number: int, handle: Handle | None) -> float:
@@ -151,7 +151,7 @@ def kill(context: RunContext, running: Mapping[int, Handle | None], *, by: str) 
         if number not in attempts or attempts[number].stop is None:
             context.record(StopRequested(attempt=number, by="user", reason=by))
     asked = {number: beside(partial(end, number, handle)) for number, handle in running.items()}
-    with suppress(ForcedExit), context.interrupts.cutting():  # a third request ends even this
+    with suppress(ForcedExit), context.interrupts.cutting():  # a third request interrupts even this
         wait(asked.values(), timeout=KILL_S)
     left = []
     for number, killed in asked.items():
@@ -171,7 +171,7 @@ def kill(context: RunContext, running: Mapping[int, Handle | None], *, by: str) 
 
 
 class RunningAttempt:
-    """An attempt from its start, or from our attaching to it, to its end."""
+    """An attempt from its start, or from attaching to it, to its end."""
 
     def __init__(
         self,
@@ -187,13 +187,13 @@ class RunningAttempt:
         self.folder = context.folder.attempt(number)
         self.latest = Observed()
         self._poll_s = 0.0
-        self._looked_at = float("-inf")  # by the monotonic clock
-        self._begun_at, self._record = begun_at, record  # by the monotonic clock
+        self._looked_at = float("-inf")  # monotonic clock
+        self._begun_at, self._record = begun_at, record  # monotonic clock
         self._clock, self._interrupts = context.clock, context.interrupts
         self._observer = context.observer
 
     def poll(self) -> bool:
-        """Process new output and samples; returns whether the attempt hangs."""
+        """Process new output and samples; return whether the attempt hangs."""
         asked_at = self._clock.monotonic()
         if not self._caught_up(asked_at):
             return False
@@ -212,7 +212,7 @@ class RunningAttempt:
         return any(isinstance(event, StopRequested) for event in events)
 
     def _caught_up(self, now: float) -> bool:
-        """Process a part of what earlier drivers have recorded; returns whether that was all."""
+        """Process a part of what earlier drivers recorded; return whether it was the last part."""
         if not self.watch.files.caught_up:
             for event in self.watch.catch_up(now=now):
                 self._record(event)
@@ -221,7 +221,7 @@ class RunningAttempt:
 
     @property
     def due_in_s(self) -> float:
-        """How long to wait before the next poll: as long as the last one took while there is more to read."""
+        """Seconds until the next poll; while there is more to read, as long as the last poll took."""
         latest, poll_s = self.latest, min(POLL_S, self._poll_s)
         pause_s = poll_s if latest.behind else POLL_S if latest.ending else WATCH_S
         return self._looked_at + pause_s - self._clock.monotonic()
@@ -232,13 +232,13 @@ class RunningAttempt:
 
     @property
     def over(self) -> bool:
-        """Whether it ended by itself or can no longer be observed."""
+        """Whether it ended itself or can no longer be observed."""
         return self.latest.exit is not None or bool(self.latest.lost)
 
     def end(self, *, stopped_by: str) -> tuple[Ended, Evidence]:
         """Stop the attempt, wait until its memory is released and record how it ended.
 
-        Raises Unreachable, and records nothing, where the user's request to end cannot reach it.
+        Raises Unreachable, recording nothing, if the user's stop request cannot reach it.
         """
         ending = self.ending(stopped_by=stopped_by, must_reach=stopped_by == "user")
         while True:
@@ -252,7 +252,7 @@ class RunningAttempt:
     def ending(
         self, *, stopped_by: str, invoke: Invoke = here, must_reach: bool = False
     ) -> Generator[None, None, tuple[Ended, Evidence]]:
-        """Do what `end` does as a generator, which yields between polls so that other trials can run."""
+        """Like `end`, as a generator that yields between polls so that other trials can proceed."""
         if stopped_by:
             self.watch.expect_end()
         try:
@@ -262,7 +262,7 @@ class RunningAttempt:
                 raise
             stop_s = None
         if self.latest.lost:
-            self.poll()  # what the stop could not reach
+            self.poll()  # processes that the stop could not reach
         elif stopped_by:
             yield from self._last_words()
         for event in self.watch.finish(now=self._clock.monotonic()):
@@ -308,7 +308,7 @@ class RunningAttempt:
             return
 
     def _stop(self) -> float:
-        """End every process of the attempt; the user's second Ctrl-C cuts the grace short."""
+        """Stop every process of the attempt; a second Ctrl-C shortens the grace period."""
         try:
             with self._interrupts.cutting():
                 return self.handle.stop(grace_s=0.0 if self._interrupts.impatient else STOP_GRACE_S)
@@ -316,17 +316,14 @@ class RunningAttempt:
             return self.handle.stop(grace_s=0.0)
 
     def _drain(self) -> Drain | None:
-        """Await the attempt's memory; None if that was cut short.
-
-        A request to end that comes meanwhile cuts it short: nothing else runs any more.
-        """
+        """Wait for the attempt's memory; None if a stop request interrupted the wait."""
         try:
             with self._interrupts.cutting(at_once=True):
                 if not self._interrupts.impatient:
                     drain = self.handle.drain(
                         timeout_s=INTERRUPTED_DRAIN_S if self._interrupts.by else DRAIN_S
                     )
-                    if drain.unknown:  # no reason to end the run: the next start waits for the nodes it needs
+                    if drain.unknown:  # not fatal: the next start waits for the nodes it needs
                         self._say(f"whether all memory came back is unknown: {drain.unknown}")
                     return drain
         except ForcedExit:
@@ -335,7 +332,7 @@ class RunningAttempt:
         return None
 
     def _last_words(self) -> Generator[None, None, None]:
-        """Poll until the stopped attempt's exit and the end of its logs have arrived."""
+        """Poll until the stopped attempt's exit and its last output have arrived."""
         while not self.watch.files.caught_up and not self._interrupts.impatient:
             self.poll()
             yield
@@ -348,7 +345,7 @@ class RunningAttempt:
 
 
 def _held(drain: Drain | None) -> str:
-    """Return who holds memory that did not come back; empty where nobody does, or nothing is known of it."""
+    """Return who holds memory that was not released; empty if nobody does or it is unknown."""
     if drain is None or drain.clear or drain.unknown:
         return "" if drain is None else drain.held
     return drain.held or "unknown"

@@ -12,24 +12,24 @@ from autotune.orchestrator.run.waiting import Waiting
 from autotune.orchestrator.units import show_duration
 
 _LOOK_S = 1.0
-_SILENT_S = 3.0  # nodes that are free are granted at once: there is nothing to read about
+_SILENT_S = 3.0  # seconds before the wait is announced; free nodes are granted sooner
 _REMIND_S = 60.0
 
 
 class NodesMissing(Failure):
-    """The nodes that the job needs did not come in time."""
+    """The nodes that the job needs did not join in time."""
 
 
 def await_nodes(context: RunContext) -> bool:
-    """Wait until the nodes of a run's job are there; false where the user ended the wait.
+    """Wait until the nodes of a run's job are there; false if the user interrupted.
 
-    Raises NodesMissing after `cluster.wait_for_nodes`, Unreachable when the cluster does not answer.
+    Raises NodesMissing after `cluster.wait_for_nodes`, Unreachable if the cluster does not answer.
     """
     keeps = False
     try:
         return _await(context)
     except NodesMissing:
-        keeps = True  # `waiting.json` says what was missing
+        keeps = True  # `waiting.json` names what was missing
         raise
     finally:
         if not keeps:
@@ -37,9 +37,9 @@ def await_nodes(context: RunContext) -> bool:
 
 
 def await_to_measure(context: RunContext, *, changed: bool) -> bool:
-    """Wait for the nodes that are measured next: of a new run, or where its job or cluster `changed`.
+    """Wait for the nodes to be measured: for a new run, or if its job or cluster `changed`.
 
-    Returns false where the user ended the wait; raises as `await_nodes`.
+    Returns false if the user interrupted; raises like `await_nodes`.
     """
     view = context.journal.view
     measures = view.last is None or (changed and not view.unended)

@@ -1,4 +1,4 @@
-"""What driving a run takes: journal, framework, runner, clock, and who observes and interrupts it."""
+"""Everything that the driver of a run needs: journal, framework, runner, clock, observer, interrupts."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Observer:
         """Receive the progress of the running trials of a search, by the numbers of their attempts."""
 
     def say(self, text: str) -> None:
-        """Receive a message about what is done besides the events."""
+        """Receive a progress message that is not an event."""
 
     def warn(self, text: str) -> None:
-        """Receive a message that even a user who asked for errors only should see."""
+        """Receive a warning, shown even with errors only."""
 
     def write_view(self, name: str, write: Callable[[], None]) -> None:
-        """Write a file that shows what the journal holds; an observer may keep its errors from the run."""
+        """Write a view of the journal; an observer may handle its errors."""
         write()
 
 
 class RunContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that driving a run takes."""
+    """Everything that the driver of a run needs."""
 
     journal: Journal
     framework: Framework
@@ -50,33 +50,33 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     folder: RunFolder
     job: Job
-    rehearses: Job | None = None  # what a rehearsal runs a part of, where that is not `job`
+    rehearses: Job | None = None  # the job to rehearse, if it is not `job`
     interrupts: Interrupts
     observer: Observer = Observer()
 
     def persist(self, do: Callable[[], T], *, path: Path) -> T:
-        """Do something with the run's files that the run cannot go on without; see `Persistence`."""
+        """Call something that the run cannot continue without; see `Persistence`."""
         with self.interrupts.shielded():
             return self.journal.persist(do, path=path)
 
     def watched_s(self, attempt: int, *, until_now: bool = False) -> float:
-        """Return for how long drivers have watched an attempt, until the last row or until now."""
+        """Return the seconds for which drivers have watched an attempt, until the last row or now."""
         rows = self.journal.history()[self.journal.view.attempts[attempt].place + 1 :]
         unrecorded_s = self.journal.unrecorded_s(self.clock.monotonic()) if until_now else 0.0
         return round(sum(row.after_s or 0.0 for row in rows) + unrecorded_s, 3)
 
     def record(self, event: Event) -> None:
-        """Append an event to the journal, as of now."""
+        """Append an event to the journal with the current time."""
         with self.interrupts.shielded():
             at, worked_s = timestamp(self.clock.now()), self.journal.worked_s(self.clock.monotonic())
             self.journal.append(msgspec.structs.replace(event, at=at, after_s=round(worked_s, 3)))
 
 
 class EndingContext(RunContext, frozen=True, kw_only=True):
-    """What ending a run takes: that it is over is recorded once no process of it is left on any node."""
+    """What is needed to end a run; its end is recorded once no process is left on any node."""
 
     def record(self, event: Event) -> None:
-        """Append an event; raises Failure or Unreachable where a process may be left."""
+        """Append an event; raises Failure or Unreachable if a process may still run."""
         if isinstance(event, Finished):
             require_gone(self.folder, self.runner.end_all(run=self.folder.id))
             event = msgspec.structs.replace(event, gone=True)
@@ -84,7 +84,7 @@ class EndingContext(RunContext, frozen=True, kw_only=True):
 
 
 def require_gone(run: RunFolder, left: tuple[str, ...]) -> None:
-    """Raise Failure where processes of a run were not ended."""
+    """Raise Failure if processes of a run are still running."""
     if left:
         raise Failure(
             f"run {run.id} is not stopped; its processes could not be ended: {', '.join(left)}",

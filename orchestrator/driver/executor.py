@@ -1,4 +1,4 @@
-"""Calls that block for seconds: in this thread, or in worker threads while other trials take their turns."""
+"""Runs blocking calls in this thread, or in worker threads while other trials proceed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ T = TypeVar("T")
 
 
 class Invoke(Protocol):
-    """A way to run a call that blocks."""
+    """A way to run a blocking call."""
 
     def __call__(self, call: Callable[[], T], /) -> Generator[None, None, T]:
         """Run the call. Generator: yields until it finishes, then returns its result."""
 
 
 def here(call: Callable[[], T]) -> Generator[None, None, T]:
-    """Run the call in this thread; everything else waits."""
+    """Run the call in this thread."""
     yield from ()
     return call()
 
 
 def beside(call: Callable[[], T]) -> Future[T]:
-    """Run the call in a thread of its own, which the end of the process does not wait for."""
+    """Run the call in a daemon thread."""
     future: Future[T] = Future()
 
     def work() -> None:
@@ -62,6 +62,6 @@ class ThreadedInvoke:
         return future.result()
 
     def finish(self, *, timeout_s: float | None = None) -> None:
-        """Wait for the running calls, at most so long; those that have not started never do."""
+        """Wait at most `timeout_s` for running calls; calls that have not started are dropped."""
         self._closed = True
         wait(tuple(self._running), timeout=timeout_s)

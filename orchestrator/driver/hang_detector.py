@@ -1,4 +1,4 @@
-"""When an attempt counts as hung: it fell silent, or it talks or works without ever completing a step."""
+"""Detects hung attempts: without output, or with output or work but no completed step."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Literal
 
 _SILENCE_S = 15 * 60.0
 _SILENCE_STEPS = 5
-_SILENCE_START_S = 45 * 60.0  # loading and compiling a large model says nothing for long
-# A job that retries a failed rollout for ever writes all the time: only its missing steps tell. So does one
-# whose rank waits in a collective, where the card shows full use; but so does a long validation.
-_IDLE_STALL_S = 60 * 60.0  # in which it only talks
+_SILENCE_START_S = 45 * 60.0  # loading and compiling a large model prints nothing for long
+# A job that retries a failed rollout forever prints all the time; only its steps are missing. The same holds
+# for a job whose rank waits in a collective, which shows full GPU utilization, but also for a long
+# validation.
+_IDLE_STALL_S = 60 * 60.0  # with output but without work
 _IDLE_STALL_START_S = 2 * 60 * 60.0
 _STALL_STEPS = 10
-_STALL_SILENCES = 4  # where the job states its own silence
+_STALL_SILENCES = 4  # times the silence that the job sets
 _STALL_START_SILENCES = 12
-_BUSY_STALL_S = 8 * 60 * 60.0  # whatever it does
+_BUSY_STALL_S = 8 * 60 * 60.0  # even with work
 _RECENT_STEPS = 50
 
 
 class HangDetector:
-    """The times at which an attempt last gave a sign of life and last completed a step."""
+    """The times of an attempt's last output, last work and last completed step."""
 
     def __init__(
         self, *, silence_s: float | None, stall_s: float | Literal["off"] | None = None, now: float
@@ -37,7 +38,7 @@ class HangDetector:
         self.silent_s = 0.0
 
     def pause(self, now: float) -> None:
-        """Do not count the time since the last look: nothing of the attempt could be read."""
+        """Exclude the time since the last poll, in which nothing of the attempt could be read."""
         unread_s = now - self._asked_at
         self._asked_at = now
         self._heard_at, self._worked_at = self._heard_at + unread_s, self._worked_at + unread_s
@@ -52,9 +53,9 @@ class HangDetector:
         self._worked_at = max(self._worked_at, at)
 
     def stepped(self, now: float, *, seconds: float | None, late: bool = False) -> float | None:
-        """Record a completed step; returns its seconds, None where nothing shows them.
+        """Record a completed step; return its seconds, None if unknown.
 
-        `late`: its line may have been written long before, while no driver was there to read it.
+        `late`: its line may be old, written while no driver was there to read it.
         """
         if seconds is None and self._printed_at is not None and not late and now > self._printed_at:
             seconds = now - self._printed_at
@@ -66,7 +67,7 @@ class HangDetector:
         return seconds
 
     def hung(self, now: float) -> str:
-        """Return why the attempt counts as hung, or the empty string."""
+        """Return why the attempt counts as hung; empty if it does not."""
         if self._worked_at <= self._asked_at:
             self._idle_s += now - max(self._asked_at, self._stepped_at)
         self._asked_at = now
@@ -78,7 +79,7 @@ class HangDetector:
         return ""
 
     def _stalled(self, seconds: float) -> bool:
-        """Return whether it has completed no step for too long."""
+        """Return whether no step was completed for too long."""
         if self._stall_s is not None:
             return self._stall_s != "off" and seconds >= self._stall_s
         idle_s = self._allowed_idle_s()

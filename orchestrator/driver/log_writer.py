@@ -1,7 +1,8 @@
-"""The merged log of an attempt: every line of every source, numbered as written, and how far it is recorded.
+"""Writes the merged log of an attempt, with numbered lines of all sources, and the read position.
 
 `cursor.json`, from which the next driver continues, is written after the lines that it counts. A driver that
-dies in between leaves lines beyond it: the next one gets them once more and knows them by their number.
+dies in between leaves lines beyond it; the next driver receives them again and recognizes them by their
+number.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from autotune.orchestrator.run.storage import Pause, Persist, at_once, is_absent
 from autotune.policies.values.observation import Sample
 from autotune.policies.values.value import Value
 
-_LONGEST_LINE = 64 * 1024  # bytes; a longer line is cut here, wherever its chunks end
-_TOGETHER = 8 * 1024  # bytes of lines that are looked at together
-_TOGETHER_LINES = 64  # of the record
-_SLICE = 4 << 20  # bytes of the record that are looked at before the driver looks up
-_ACKNOWLEDGED_BYTES = 64 << 20  # of the job's own output: below it nothing is gained by waiting for the disk
+_LONGEST_LINE = 64 * 1024  # bytes; a longer line is split here, wherever its chunks end
+_TOGETHER = 8 * 1024  # bytes of lines that are processed together
+_TOGETHER_LINES = 64  # recorded lines that are processed together
+_SLICE = 4 << 20  # bytes of the record that are processed per poll
+_ACKNOWLEDGED_BYTES = 64 << 20  # of the job's output, before the driver waits for the disk
 
 
 class LogLine(msgspec.Struct, frozen=True):
@@ -40,25 +41,25 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class LogLines(msgspec.Struct, frozen=True):
-    """Lines of run.log that follow one another, of one source."""
+    """Consecutive lines of run.log from one source."""
 
     number: int  # of the first
     source: str
     data: bytes  # without the last newline
 
     def __iter__(self) -> Iterator[LogLine]:
-        """Yield what the lines show: a progress bar rewrites its line, and a message may follow it."""
+        """Yield the lines as a terminal shows them: progress bars rewrite their line."""
         for number, line in enumerate(self.data.split(b"\n"), self.number):
             for part in [part for part in line.split(b"\r") if part] or [b""]:
                 yield LogLine(number, self.source, part.decode("utf-8", "replace"))
 
 
 class LogWriter:
-    """Writes the log and the memory of an attempt and returns the lines as they become whole.
+    """Writes the log and the memory samples of an attempt and returns completed lines.
 
-    After an attach `catch_up` returns first what is recorded, with the numbers that it has. Then every file
-    is delivered from the cursor that was kept; what is recorded beyond it is neither written nor returned.
-    What cannot be written is told by `say`, not raised; `persist` waits for what has to be read.
+    After an attach, `catch_up` first returns recorded lines with their numbers. Then every file is delivered
+    from the saved cursor; lines recorded beyond it are neither written nor returned again. Write errors are
+    reported by `say`, not raised; `persist` retries what has to be read.
     """
 
     def __init__(
@@ -82,13 +83,13 @@ class LogWriter:
         self._again = _Again(cursor)
         rows = steadily(lambda: log_parts.rows(log, strict=True), persist=persist, path=log)
         self._record = self._recorded(rows)
-        self._remarks: list[bytes] = []  # made while catching up
+        self._remarks: list[bytes] = []  # own lines, written while catching up
         self._saved: dict[str, int] = {}
         self.caught_up = False
         self.acknowledged: dict[str, int] = {}  # the job's own output: file -> bytes that the disk has
 
     def catch_up(self, most_bytes: int = _SLICE) -> list[LogLines]:
-        """Return lines that are recorded already, about so many bytes at a time."""
+        """Return the next recorded lines, about `_SLICE` bytes at a time."""
         lines, size = list[LogLines](), 0
         for part in self._record:
             lines.append(part)
@@ -100,7 +101,7 @@ class LogWriter:
         return lines + [line for data in new for line in self._line(OWN_SOURCE, data)]
 
     def write(self, chunks: tuple[Chunk, ...], samples: tuple[Sample, ...]) -> list[LogLines]:
-        """Append what is new; returns the lines that are whole now."""
+        """Append new data; return the lines completed by it."""
         while not self.caught_up:
             self.catch_up()
         lines = [part for chunk in chunks for part in self._add(chunk)]
@@ -110,7 +111,7 @@ class LogWriter:
         return lines
 
     def remark(self, text: str) -> list[LogLines]:
-        """Write a line of our own; one that is recorded already comes with the others, not again."""
+        """Write a line of autotune's own, unless it is already recorded."""
         if not self.caught_up:
             self._remarks.append(text.encode())
             return []
@@ -119,7 +120,7 @@ class LogWriter:
         return lines
 
     def finish(self) -> list[LogLines]:
-        """Write lines that never ended and close; returns them."""
+        """Write and return incomplete lines, and close."""
         partial = sorted(self._partial.values())
         lines = [line for source, data in partial if data for line in self._line(source, data)]
         self._partial = {}
@@ -128,7 +129,7 @@ class LogWriter:
         return lines
 
     def _recorded(self, rows: Iterator[Row]) -> Iterator[LogLines]:
-        """Yield what is recorded and count it, lines of one source that follow one another together."""
+        """Yield and count recorded lines, grouping consecutive ones of a source."""
         number, first, source = 0, 1, ""
         together: list[bytes] = []
         for row in rows:
@@ -154,7 +155,7 @@ class LogWriter:
         key, source = chunk.file or chunk.source, chunk.source
         before = self._partial.pop(key, _Partial(source, b"")).data
         lines: list[LogLines] = []
-        if chunk.file and chunk.end - len(chunk.data) != self._ends.get(chunk.file, 0):  # not what follows
+        if chunk.file and chunk.end - len(chunk.data) != self._ends.get(chunk.file, 0):  # a gap
             lines += self._line(source, before) if before else []
             before = b""
             self._again.forget(source)
@@ -173,14 +174,14 @@ class LogWriter:
         return lines + [line for piece in (*pieces, *cut) for line in self._line(source, piece)]
 
     def _line(self, source: str, data: bytes) -> list[LogLines]:
-        """Write lines of a source and return them; none if they are recorded."""
+        """Write lines of a source and return them; none if they are already recorded."""
         if self._again.takes(source, data):
             return []
         self._lines[source] += data.count(b"\n") + 1
         return [LogLines(self._log.add(source, data), source, data)]
 
     def _keep_place(self) -> None:
-        """Keep how far the files are recorded, for the driver that attaches next."""
+        """Save the read position for the next driver that attaches."""
         if not (self._cursor_file.due and self._log.whole):
             return
         offsets = {file: end - self._length_of_partial(file) for file, end in self._ends.items()}
@@ -210,25 +211,25 @@ class LogWriter:
 
 
 class _Partial(NamedTuple):
-    """A line that has not ended yet."""
+    """An incomplete line."""
 
     source: str
     data: bytes
 
 
 class _Again:
-    """What is recorded beyond the cursor: lines that are delivered once more."""
+    """Lines that are recorded beyond the cursor and will be delivered again."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._counted = cursor.lines
         self.lines: Counter[str] = Counter()  # source -> recorded lines
-        self._left: dict[str, int] = {}  # source -> how many come again
-        self._first: dict[str, int] = {}  # source -> checksum of the first of them, if it is there
-        self._own: set[bytes] = set()  # all lines of autotune's own code: they come from several places
+        self._left: dict[str, int] = {}  # source -> lines that will be delivered again
+        self._first: dict[str, int] = {}  # source -> checksum of the first of them, if available
+        self._own: set[bytes] = set()  # all lines of autotune's own, which have several origins
         self._own_left: Counter[bytes] = Counter()
 
     def count(self, source: str, count: int, data: bytes | None) -> None:
-        """Take note of a recorded line, or of lines that are missing."""
+        """Count a recorded line, or lines that are missing."""
         self.lines[source] += count
         beyond = min(count, self.lines[source] - self._counted.get(source, 0))
         if source == OWN_SOURCE and data is not None:
@@ -240,26 +241,26 @@ class _Again:
             self._left[source] = self._left.get(source, 0) + beyond
 
     def has_own(self, data: bytes) -> bool:
-        """Return whether autotune's own code has written a line."""
+        """Return whether a line of autotune's own is recorded."""
         return data in self._own
 
     def left(self, source: str) -> int:
-        """Return how many lines of a source come again."""
+        """Return how many lines of a source will be delivered again."""
         return self._own_left.total() if source == OWN_SOURCE else self._left.get(source, 0)
 
     def expects(self, source: str) -> bool:
-        """Return whether lines have to be looked at one by one."""
+        """Return whether lines have to be checked one by one."""
         return source == OWN_SOURCE or source in self._left
 
     def takes(self, source: str, data: bytes) -> bool:
-        """Return whether a line is recorded."""
+        """Return whether a line is already recorded."""
         if source == OWN_SOURCE and self._own_left[data]:
             self._own_left[data] -= 1
             return True
         if source not in self._left:
             return False
         if self._first.pop(source, None) not in (None, zlib.crc32(data)):
-            self.forget(source)  # its beginning is gone: what comes was never here
+            self.forget(source)  # its beginning is lost: what arrives was never recorded
             return False
         self._left[source] -= 1
         if not self._left[source]:
@@ -267,19 +268,19 @@ class _Again:
         return True
 
     def forget(self, source: str) -> None:
-        """Expect nothing of a source: other lines came than those that follow the cursor."""
+        """Expect no repeated lines of a source, because different ones arrived."""
         self._left.pop(source, None)
         self._first.pop(source, None)
 
 
 def reread(log: Path) -> Iterator[LogLine]:
-    """Return the lines of a run.log that was written before; raises OSError."""
+    """Return the lines of an existing run.log; raises OSError."""
     for line in log_parts.read(log, strict=True):
         yield from LogLines(line.number, line.source, line.data)
 
 
 def _pieces(lines: bytes) -> Iterator[bytes]:
-    """Yield whole lines a few at a time; a line that is too long comes by itself, in pieces."""
+    """Yield complete lines in small groups; a line that is too long is yielded alone, in pieces."""
     at = 0
     while at <= len(lines):
         end = lines.rfind(b"\n", at, at + _TOGETHER) if len(lines) - at > _TOGETHER else len(lines)
@@ -297,19 +298,19 @@ def _cut(line: bytes) -> list[bytes]:
 
 CURSOR = "cursor.json"
 _CURSOR_EVERY_S = 1.0
-_CURSOR_SHARE = 0.01  # of the time, at most, that is spent on writing it
+_CURSOR_SHARE = 0.01  # of the time, at most, spent on writing the cursor
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class Cursor(Value, frozen=True, kw_only=True):
-    """A moment at which everything before was recorded."""
+    """The read position of every file; everything before it is recorded."""
 
-    offsets: dict[str, _Count] = {}  # file -> where its first line begins that is not recorded
-    lines: dict[str, _Count] = {}  # source -> its recorded lines
+    offsets: dict[str, _Count] = {}  # file -> offset of its first unrecorded line
+    lines: dict[str, _Count] = {}  # source -> number of recorded lines
 
 
 def read_cursor(folder: Path) -> Cursor:
-    """Return how far an attempt is recorded; not at all where its file is damaged. Raises OSError."""
+    """Return the read position of an attempt, the beginning if its file is damaged; raises OSError."""
     if is_absent(folder / CURSOR):
         return Cursor()
     try:
@@ -319,7 +320,7 @@ def read_cursor(folder: Path) -> Cursor:
 
 
 class CursorFile:
-    """Writes the cursor of an attempt, as often as is worth it."""
+    """Writes the cursor of an attempt, at a bounded share of the time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -331,7 +332,7 @@ class CursorFile:
         return time.monotonic() >= self._due_at
 
     def write(self, cursor: Cursor, *, durable: bool) -> None:
-        """Put a cursor in the place of the one before; `durable` waits for the disk. Raises OSError."""
+        """Replace the saved cursor; `durable` waits for the disk. Raises OSError."""
         begun = time.monotonic()
         partial = self._folder / f".{CURSOR}.partial"
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)

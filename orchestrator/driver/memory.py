@@ -1,4 +1,4 @@
-"""Measured memory in the driver: peaks by phase, the last readings of each host, series of a forecast."""
+"""Measured memory in the driver: peaks by phase, recent readings of each host, series for forecasts."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from autotune.policies.values.observation import HOST, Peak, Sample, StepDone
 from autotune.policies.values.run.view import AttemptView
 
 _LENGTHS = re.compile(r"(?i)response_?len(?:gth)?s?[_/](?:max|mean)\b")
-_MOST_OF = 0.5  # of a host's growth, from which on a process is named
+_MOST_OF = 0.5  # share of a host's growth from which a process is named
 _DEATH_S = 5.0
-_READINGS = 150  # of each node: a minute, so that what is read after a death leaves the readings before it
-_FORGOTTEN_S = 1200.0  # longer than a runner waits for a node that does not answer
+_READINGS = 150  # per node, a minute: readings after a death do not displace those before it
+_FORGOTTEN_S = 1200.0  # longer than a runner waits for an unresponsive node
 
 
 def raise_to(peaks: dict[str, Peak], phase: Phase | str, peak: Peak) -> None:
-    """Keep a peak where it is the fullest of its phase so far."""
+    """Keep a peak if it is the highest of its phase so far."""
     before = peaks.get(str(phase))
     if before is None or messages.fullness(peak) > messages.fullness(before):
         peaks[str(phase)] = peak
 
 
 class HostMemory:
-    """How full the host memory of each node was in the last seconds of an attempt.
+    """The use of each node's host memory in the last seconds of an attempt.
 
-    A node is looked at by its own last reading too: it may have died long before the driver hears of it, and
-    its clock need not be that of the node whose clock says when the attempt ended.
+    A node's own last reading counts too: the node may have died long before the driver notices, and its clock
+    may differ from that of the node that dates the attempt's end.
     """
 
     def __init__(self) -> None:
@@ -46,14 +46,14 @@ class HostMemory:
         self._ends: dict[str, float] = {}  # node -> its last reading when the end was noticed
 
     def take(self, sample: Sample, now: float) -> None:
-        """Take note of a reading that arrived at a time of the driver's clock."""
+        """Add a reading that arrived at a time of the driver's clock."""
         if sample.host_total_bytes:
             node = self._nodes.setdefault(sample.node, _Readings())
             node.shares.append((sample.at, sample.host_used_bytes / sample.host_total_bytes))
             node.arrived_at = now
 
     def ended(self) -> None:
-        """Take note that the end of the attempt was noticed: later readings are not of its last seconds."""
+        """Record that the end of the attempt was noticed; later readings do not count."""
         self._ends = self._ends or self._last()
 
     def share(self, ended: Exit | None) -> float | None:
@@ -82,17 +82,17 @@ class HostMemory:
 
 @dataclass
 class _Readings:
-    """What one node has shown: when by its clock, and the share of its memory in use."""
+    """The readings of one node: time by its clock and share of memory in use."""
 
     shares: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_READINGS))
     arrived_at: float = 0.0  # the last, by the driver's clock
 
 
 class Forecaster:
-    """The series of one attempt, and what was said of them last."""
+    """The memory series of one attempt and its latest forecast."""
 
     def __init__(self, *, known: AttemptView | None, longest_response: float | None) -> None:
-        """Go on from what is `known` of the attempt; `longest_response` is what the job allows, in tokens."""
+        """Continue from the `known` events; `longest_response` is the job's limit in tokens."""
         self._longest = longest_response
         self._measured: deque[Measured] = deque(maxlen=WINDOW + WARM_UP)
         self._forecasts = dict(known.forecasts) if known is not None else {}
@@ -104,7 +104,7 @@ class Forecaster:
         self._held: deque[dict[str, int]] = deque(maxlen=WINDOW)  # the same of the steps before
 
     def take(self, sample: Sample, phase: Phase) -> None:
-        """Take in a reading of one node during a phase."""
+        """Add a reading of one node during a phase."""
         if not sample.host_total_bytes:
             return
         used, total = sample.host_used_bytes, sample.host_total_bytes
@@ -123,7 +123,7 @@ class Forecaster:
     def stepped(
         self, done: StepDone, peaks: dict[str, Peak], *, attempt: int, of: int | None, new: bool
     ) -> list[Event]:
-        """Take in a step with the peaks since the one before; returns what is to be said, if it is `new`.
+        """Add a step with the peaks since the previous one; return the forecast to report if it is `new`.
 
         `of` is the last step of the training.
         """
@@ -152,15 +152,15 @@ class Forecaster:
 
     @property
     def host_growth(self) -> int | None:
-        """The bytes that host memory gains with each step; None: it does not grow, or that is not known."""
+        """Growth of host memory in bytes per step; None if it does not grow or is unknown."""
         return host_growth(tuple(self._measured))
 
 
 def growing(held: Sequence[Mapping[str, int]], *, per_step_bytes: int) -> str:
-    """Return the name of the processes that gain most of what a host gains in a step; empty: none does.
+    """Return the name of the processes that account for most of a host's growth per step; empty if none.
 
-    `held` has the bytes of the processes by name, step by step. What no process holds is the object store's,
-    a cache's or another user's.
+    `held` has the bytes of processes by name, per step. Memory that no process holds belongs to the object
+    store, a cache or another user.
     """
     rows = [each for each in held if each]
     third = len(rows) // 3
