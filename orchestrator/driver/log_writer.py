@@ -89,7 +89,7 @@ class LogWriter:
         self.acknowledged: dict[str, int] = {}  # the job's own output: file -> bytes that the disk has
 
     def catch_up(self, most_bytes: int = _SLICE) -> list[LogLines]:
-        """Return the next recorded lines, about `_SLICE` bytes at a time."""
+        """Return the next recorded lines, about `most_bytes` of them."""
         lines, size = list[LogLines](), 0
         for part in self._record:
             lines.append(part)

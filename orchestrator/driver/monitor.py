@@ -1,4 +1,4 @@
-"""Follows one attempt: what it writes, how far it is, what it holds, whether it failed or fell silent."""
+"""Follows one attempt: its output, progress and memory, and whether it failed or hangs."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ from autotune.policies.values.run.view import AttemptView
 from autotune.policies.values.value import Value
 
 _SIGKILL, _SIGTERM = 9, 15
-# Ray's words for a worker whose connection ended without an exit of its own (gcs, WorkerExitType).
+# Ray's message for a worker whose connection ended without an exit (gcs, WorkerExitType).
 _WORKER_GONE = "Worker exit type: SYSTEM_ERROR"
 # Those of `accelerate launch` and of torchrun, which itself kills workers once one of them has failed.
 _WORKER_KILLED = ("died with <Signals.SIGKILL: 9>", "Signal 9 (SIGKILL) received")
 _REPORTED = 64  # steps by which a worker's own log may lag behind the driver's
-_ANY_SCRIPT = "command"  # only its exit says that it is done
+_ANY_SCRIPT = "command"  # only its exit code shows that it is done
 
 
 class Progress(Value, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class Progress(Value, frozen=True, kw_only=True):
 
 
 class AttemptMonitor:
-    """One attempt as it is observed; what is already in `known` is not reported again."""
+    """Turns an attempt's output and samples into events; those in `known` are not reported again."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class AttemptMonitor:
         say: Callable[[str], None] = lambda _: None,
         persist: Persist = at_once,
     ) -> None:
-        """Follow an attempt that should continue the checkpoint of step `saved`, if there is one.
+        """Follow an attempt that should resume from the checkpoint of step `saved`, if there is one.
 
-        `counts_from_zero`: an earlier attempt of the same script printed a step 0.
-        `longest_response` is what the job allows, in tokens. `say` is told when its log can no longer be
-        written; `persist` waits for what is on record of it.
+        `counts_from_zero`: an earlier attempt of the same script printed a step 0. `longest_response` is the
+        job's limit in tokens. `say` reports that the log cannot be written; `persist` retries reading its
+        record.
         """
         self._framework = framework
         self._job = job
@@ -106,7 +106,7 @@ class AttemptMonitor:
         steps = known.steps if known is not None else []
         self._recorded_steps = Counter(done.step for done in steps)
         self._took_s = {done.step: done.seconds for done in steps}
-        self._late = bool(self._took_s)  # what is read may be of a time in which no driver was there
+        self._late = bool(self._took_s)  # the output read may date from a time without a driver
         stop = known.stop if known is not None else None
         self._failure_known = known is not None and bool(known.failures)
         self._goal_known = known is not None and known.goal is not None
@@ -115,20 +115,20 @@ class AttemptMonitor:
         self._stepped_at_line = self._outlived = 0  # the log's lines at the last step and at the one before
         limits = job.recovery
         self._liveness = HangDetector(silence_s=limits.silence_s, stall_s=limits.stall_s, now=now)
-        self._unread = False  # nothing has been read since its supervisor fell silent
+        self._unread = False  # nothing was read since the supervisor stopped answering
         self._to_continue = saved
         self.saved: int | None = None  # the step of the attempt's own last checkpoint
         self._window: deque[dict[str, Peak]] = deque(maxlen=job.goal.steps)
         self._consecutive = 0
         self._peaks: dict[str, Peak] = {}  # since the last step
         self._card_peaks: dict[str, Peak] = {}
-        self._cards_known = False  # which of them are the attempt's
+        self._cards_known = False  # whether the attempt's GPUs are known
         self._all_peaks: dict[str, Peak] = {}
         self._resumed_from: int | None = None  # for the next step to report
         self._resumed_at: int | None = None  # the last that was reported
         self._losses: deque[float] = deque(maxlen=10_000)  # of the updates since the last step
         self._step_s: float | None = None  # of the last step
-        self._reported: dict[int, StepDone] = {}  # the latest steps as their lines had them
+        self._reported: dict[int, StepDone] = {}  # the latest steps as printed
         self._forecaster = Forecaster(known=known, longest_response=longest_response)
         self._cures = {(cure.knob, cure.after) for cure in (known.cures if known is not None else ())}
         self._done = False
@@ -145,21 +145,21 @@ class AttemptMonitor:
 
     @property
     def peaks_since_step(self) -> dict[str, Peak]:
-        """The peaks of phases that it passed after its last completed step."""
+        """The peaks of phases since the last completed step."""
         return dict(self._peaks or self._card_peaks)
 
     def catch_up(self, *, now: float) -> tuple[Event, ...]:
-        """Process a part of what is recorded; returns the events that follow and are not on record."""
+        """Process a part of the record; return events that follow from it and are not in the journal."""
         recorded = self.files.catch_up()
         self._late = self._late or bool(recorded)
         return tuple(self._read(recorded, now))
 
     def feed(self, observed: Observed, *, now: float) -> tuple[Event, ...]:
-        """Process new output and samples; returns the events that follow."""
+        """Process new output and samples; return the resulting events."""
         lines = self.files.write(observed.chunks, observed.samples)
         self._suspicions.sampled(observed.samples, now)
         events = self._read(lines, now)
-        if observed.lost:  # what arrives with the news is of a time after the attempt
+        if observed.lost:  # data arriving with it date from after the attempt
             self._hosts.ended()
         if observed.killed_for_memory:
             self.expect_end()
@@ -174,7 +174,7 @@ class AttemptMonitor:
         self._liveness.worked(self._suspicions.worked(now))
         self._unread = bool(observed.silent_s or (self._unread and not observed.samples))
         self._late = self._late and (observed.behind or self._unread)
-        if self._unread:  # the runner does not reach the job: whether it is silent or idle is not known
+        if self._unread:  # the runner does not reach the job, so a hang cannot be detected
             self._liveness.pause(now)
             return tuple(events)
         if observed.exit is None and not self._failure_known:
@@ -193,7 +193,7 @@ class AttemptMonitor:
         self._stop_known = self._failure_known = True
 
     def finish(self, *, now: float) -> tuple[Event, ...]:
-        """Process lines without an end and close the files."""
+        """Process incomplete lines and close the files."""
         return tuple(self._read(self.files.finish(), now))
 
     def outcome(self, ended: Exit | None, *, lost: str, stopped_by: str) -> Outcome:
@@ -208,7 +208,7 @@ class AttemptMonitor:
             and ended.code == 0
             and self._complete
         ):
-            return Completed()  # a script whose last step is not known may exit so because it is told to
+            return Completed()  # a script with an unknown last step may end whenever it wants
         if stopped_by:
             return Cancelled(by=stopped_by)
         causes = [f.cause for f in self._findings() if f.cause is not None and f.fatal != "never"]
@@ -235,7 +235,7 @@ class AttemptMonitor:
         return Crashed(exit_code=ended.code, signal=ended.signal)
 
     def evidence(self, outcome: Outcome, ended: Exit | None) -> Evidence:
-        """Return what is kept to say why it died."""
+        """Return the evidence for a diagnosis."""
         scanned: Evidence = self._scanner.evidence()
         return msgspec.structs.replace(
             scanned,
@@ -249,13 +249,13 @@ class AttemptMonitor:
 
     @property
     def _complete(self) -> bool:
-        """Whether exit code 0 means that the training is done: some programs swallow their failures."""
+        """Whether exit code 0 means that the training is complete; some programs hide their failures."""
         if self._done and self._framework.done_is_final:
             return True
         of, step = self.progress.of or self._last_step, self.progress.step
         if of is not None and step is not None:
             from_zero = self._counts_from_zero and self._job.framework == _ANY_SCRIPT
-            return step >= of - from_zero  # AReaL says goodbye in the same words after a failure
+            return step >= of - from_zero  # AReaL prints the same end line after a failure
         if self._done:
             return True
         if of is not None:
@@ -278,7 +278,7 @@ class AttemptMonitor:
         return events
 
     def _skimmed(self, lines: LogLines, events: list[Event], now: float) -> bool:
-        """Take the markers of lines that hold nothing else; false where each line has to be read."""
+        """Process lines that contain only markers; false if each line has to be read."""
         if lines.source == OWN_SOURCE or b"\r" in lines.data or not self._suspicions.quiet:
             return False
         rows = lines.data.decode("utf-8", "replace").split("\n")
@@ -302,7 +302,7 @@ class AttemptMonitor:
                     events.append(self._failure(finding, "a record by autotune's own code"))
 
     def _cured(self, text: str) -> list[Event]:
-        """Return the cure that a record by autotune's own code tells, unless it is known."""
+        """Return the cure in a record by autotune's own code, unless it is known."""
         cure = cure_of(text)
         if cure is None or (cure.knob, cure.after) in self._cures:
             return []
@@ -332,7 +332,7 @@ class AttemptMonitor:
             events += self._mark(marker, now)
 
     def _is_repeated(self, done: StepDone) -> bool:
-        """Return whether a step was read before: Ray forwards to the driver what a worker's own log holds."""
+        """Return whether a step was read before; Ray forwards lines of workers' logs to the driver."""
         if self._reported.get(done.step) == done:
             return True
         self._reported[done.step] = done
@@ -359,7 +359,7 @@ class AttemptMonitor:
                     raise_to(self._all_peaks, phase, peak)
             case UpdateDone(loss=loss):
                 self._losses.append(loss)
-            case Resumed(step=step) if step != self._resumed_at:  # else the same line in another log
+            case Resumed(step=step) if step != self._resumed_at:  # otherwise the same line in another log
                 self._resumed_from = self._resumed_at = step
             case Saved(step=step, last=last):
                 self.saved = step if step is not None else (self.progress.step or 0) + (not last)
@@ -367,7 +367,7 @@ class AttemptMonitor:
                 self._done = True
             case StepDone():
                 self._suspicions.passed(marker, now)
-                if not self._failure_known:  # a step of a peer that is still to be stopped refutes no failure
+                if not self._failure_known:  # a step of a running peer does not refute a known failure
                     self._scanner.progress(marker.step)
                     self._outlived, self._stepped_at_line = self._stepped_at_line, self._scanner.lines
                     self._scanner.outlive(self._outlived)
@@ -427,7 +427,7 @@ class AttemptMonitor:
         return restart + events
 
     def _counted(self, events: list[Event], tokens: float) -> list[Event]:
-        """Return the events with the throughput of the last step; one told at an earlier look keeps none."""
+        """Return the events with the last step's throughput; steps reported by an earlier poll get none."""
         if not self._step_s:
             return events
         rate = round(tokens / self._step_s, 3)
@@ -440,7 +440,7 @@ class AttemptMonitor:
         ]
 
     def _restarted(self, done: StepDone, now: float) -> list[Event]:
-        """Return the failure of an attempt that should have gone on and started again."""
+        """Return the failure of an attempt that should have resumed but started over."""
         saved = self._to_continue
         if saved is None or done.step > min(saved, 1) or self._failure_known:
             return []
@@ -472,7 +472,7 @@ class AttemptMonitor:
         self._forecaster.take(sample, phase)
         ours = [card for card in sample.gpus if card.of_attempt]
         if ours and not self._cards_known:
-            self._cards_known, self._card_peaks = True, {}  # the others' may be in them
+            self._cards_known, self._card_peaks = True, {}  # they may include other GPUs
         if phase is not Phase.NONE:
             for card in ours if self._cards_known else sample.gpus:
                 peak = Peak(used_bytes=card.used_bytes, capacity_bytes=card.total_bytes, upper_bound=True)

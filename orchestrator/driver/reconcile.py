@@ -1,4 +1,4 @@
-"""Runs a job: asks `decide` what follows from the history, does it, and records what happens."""
+"""The driver's loop: asks `decide` for the next action, executes it and records what happens."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def accept(
 ) -> None:
     """Record that a run starts, with a rehearsal if there is one.
 
-    `recall` gives what earlier jobs of its kind taught.
+    `recall` returns the calibration of earlier similar jobs.
     """
     accepted = Accepted(
         at=timestamp(now),
@@ -94,15 +94,15 @@ def accept(
 
 
 def run(context: RunContext, *, conclude: bool = True) -> Verdict:
-    """Drive a run from wherever its journal stands to its verdict.
+    """Drive a run from the state in its journal to its verdict.
 
-    Without `conclude` a success is not recorded as the end of the run: something follows it.
+    Without `conclude` a success is not recorded as the end of the run, because something follows.
     """
     return _Reconciler(context, conclude=conclude).drive()
 
 
 def resumed(attempt: int) -> Decided:
-    """Return the row that records that the user continues a run."""
+    """Return the row that records that the user resumes a run."""
     return Decided(attempt=attempt, reason=RESUMED)
 
 
@@ -156,18 +156,18 @@ class _Reconciler:
 
     @property
     def local(self) -> bool:
-        """Whether attempts end with this driver: those of a cluster continue under their supervisors."""
+        """Whether attempts end with this driver; on a cluster they continue under their supervisors."""
         return self.accepted.cluster.address == "local"
 
     @property
     def accepted(self) -> Accepted:
-        """The row that the history starts with, its job as the user changed it since."""
+        """The first row of the history, with the job as the user has changed it since."""
         assert self.view.accepted is not None
         return self.view.accepted
 
     @property
     def view(self) -> RunView:
-        """The run as its journal shows it."""
+        """The view of the run's journal."""
         return self.journal.view
 
     @property
@@ -180,7 +180,7 @@ class _Reconciler:
         """The last attempt; raises KeyError if none has started."""
         return self.view.attempts[self.number]
 
-    # ------------------------------------------------------------------ what a dead driver left behind
+    # ------------------------------------------------------------------ taking over from a dead driver
 
     def recover(self) -> None:
         if isinstance(self.view.verdict, (Interrupted, Infrastructure)):
@@ -207,7 +207,8 @@ class _Reconciler:
             )
             self.record(end)
             if isinstance(end.outcome, Lost) and end.step is not None:
-                # Nothing of the cluster failed: the user goes on at once. An end before a step is a loss.
+                # The cluster did not fail, so the user continues at once. An end before the first step is a
+                # loss.
                 self.record(resumed(self.number))
             self.go_on()
             return
@@ -218,7 +219,7 @@ class _Reconciler:
             self.go_on()
 
     def go_on(self) -> None:
-        """Continue a run whose driver died while it did what the user asked: to stop, which is over now."""
+        """Continue a run whose driver died while it handled a stop request, which no longer counts."""
         ended = self.attempt.ended
         asked = ended is not None and ended.outcome == Cancelled(by="user")
         if asked and self.view.last == ended and not self.interrupts.by:
@@ -266,14 +267,14 @@ class _Reconciler:
         self.follow(handle, begun_at=begun_at)
 
     def wait(self, seconds: float) -> bool:
-        """Wait before a relaunch or a look at the attempt; false when the user interrupted it."""
+        """Wait before a relaunch or a poll; false if the user interrupted."""
         until = self.clock.monotonic() + seconds
         while (left_s := until - self.clock.monotonic()) > 0 and not self.interrupts.by:
             self.clock.sleep(min(POLL_S, left_s))
         return not self.interrupts.by
 
     def await_nodes(self) -> bool:
-        """Wait for the nodes of the next attempt; false when the user interrupted it."""
+        """Wait for the nodes of the next attempt; false if the user interrupted."""
         try:
             return await_nodes(self.context)
         except NodesMissing as missing:
@@ -308,7 +309,7 @@ class _Reconciler:
         )
 
     def saved_before(self) -> int | None:
-        """Return the step of the checkpoint that the attempt should continue, if one was requested."""
+        """Return the step of the checkpoint to resume from, if the attempt should."""
         started = self.attempt.started
         if not started.resume:
             return None
@@ -342,7 +343,7 @@ class _Reconciler:
         return self.finish(verdict)
 
     def leave(self, verdict: Verdict, *, why: str = "") -> Verdict:
-        """Return the verdict of a run whose attempt could not be ended, without recording it."""
+        """Return the verdict of a run whose attempt could not be stopped, without recording it."""
         if not self.local:
             hint = f"`{self.folder.call('stop')}` ends it"
             self.observer.warn(f"attempt #{self.number} may still run{why}; {hint}")
@@ -359,17 +360,17 @@ class _Reconciler:
     # ------------------------------------------------------------------ the end of an attempt
 
     def end(self, *, stopped_by: str) -> None:
-        """End the attempt that is under way."""
+        """Stop the running attempt."""
         assert self.under_way is not None
         attempt = self.under_way
         ended, self.evidence = attempt.end(stopped_by=stopped_by)
         self.observer.watch(attempt.watch.progress, now=self.clock.now())
         self.under_way = None
         if isinstance(ended.outcome, (Crashed, Hung)) or ended.outcome == Cancelled(by="failure"):
-            self.explain()  # at once: a resume runs again what ended without a diagnosis
+            self.explain()  # now, because a resume repeats an attempt without a diagnosis
 
     def explain(self) -> None:
-        """Record why the last attempt failed."""
+        """Record the diagnosis of the last attempt."""
         attempt, ended = self.attempt, self.attempt.ended
         if ended is None:
             raise RuntimeError("asked to wait although nothing runs")
@@ -382,7 +383,7 @@ class _Reconciler:
         explain(self.context, evidence, number=self.number)
 
     def kill(self) -> Verdict:
-        """Kill what runs at once: the user asked a second time, wherever the loop was."""
+        """Kill running attempts immediately, after a second stop request at any point of the loop."""
         verdict = Interrupted(by=self.interrupts.by)
         attempt, self.under_way = self.under_way, None
         if not self.number or self.attempt.ended is not None:
@@ -394,14 +395,14 @@ class _Reconciler:
         return self.leave(verdict) if left else self.finish(verdict)
 
     def abandon(self, reason: str) -> None:
-        """Stop what runs because this driver cannot continue with it; the run can be resumed."""
+        """Stop running attempts because this driver cannot continue; the run can be resumed."""
         attempt, self.under_way = self.under_way, None
         if attempt is None:
             return
         stop_s = attempt.abandon()
         if self.attempt.ended is None:
             lost = Lost(reason=reason)
-            with suppress(Failure):  # the first is the one to tell
+            with suppress(Failure):  # the first failure is the one to report
                 self.record(
                     Ended(
                         attempt=attempt.number,

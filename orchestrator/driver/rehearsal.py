@@ -1,4 +1,4 @@
-"""The rehearsal before a training: which job its attempts run, and where what they write goes."""
+"""The rehearsal before a training: the job of its attempts, and the folder of their checkpoints."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from autotune.policies.values.rehearsing import STEPS, LateEvent, Part, Rehearsa
 
 
 def planned(framework: Framework, job: Job, request: RunRequest) -> Rehearsal | None:
-    """Return the rehearsal that a run starts with; None: it has none.
+    """Return the rehearsal that a run starts with; None if there is none.
 
-    Raises Failure where the user asked for one that the job does not allow. A search, which starts with one
+    Raises Failure if the user requested one that the job does not allow. A search, which starts with one
     unless the user forbids it, then does without.
     """
     if not request.rehearse:
@@ -48,7 +48,7 @@ def planned(framework: Framework, job: Job, request: RunRequest) -> Rehearsal | 
 
 
 def job_of(context: RunContext, started: Started) -> Job:
-    """Return the job that an attempt runs: the user's, or as a part of its rehearsal."""
+    """Return the job that an attempt runs: the user's, or a part of its rehearsal."""
     part = started.rehearsal
     if part is None:
         return context.job
@@ -61,17 +61,17 @@ def job_of(context: RunContext, started: Started) -> Job:
 
 
 def short(framework: Framework, job: Job, *, folder: str, part: Part, longest: bool) -> Job:
-    """Return the job as a part of its rehearsal runs it, with a goal that none of its steps reaches."""
+    """Return the job as a part of its rehearsal, with a goal that none of its steps reaches."""
     result = framework.rehearsal(job, folder=folder, part=part, longest=longest)
-    # Some frameworks count several steps for each of a rehearsal's.
+    # Some frameworks count several steps per step of a rehearsal.
     steps = 1 + max(framework.last_step(result) or 0, *STEPS.values())
     return msgspec.structs.replace(result, goal=Goal(steps=steps, headroom=job.goal.headroom))
 
 
 def clear(context: RunContext) -> None:
-    """Remove the checkpoints that the rehearsals of a run wrote since its training last started, if any.
+    """Remove the checkpoints of rehearsals since the training last started, if any.
 
-    Says where they stay if they cannot be removed: the driver may not see the file system of the job.
+    Reports where they are if they cannot be removed, as the driver may not see the job's file system.
     """
     view = context.journal.view
     trained = max((attempt.number for attempt in view.training), default=0)
@@ -80,7 +80,7 @@ def clear(context: RunContext) -> None:
         return
     folder = _folder(context)
     try:
-        shutil.rmtree(folder)  # it follows no links
+        shutil.rmtree(folder)  # does not follow links
     except FileNotFoundError:
         if any(attempt.saved is not None for attempt in since):
             context.observer.say(

@@ -1,4 +1,4 @@
-"""Work beside a run, such as notifying: the run neither waits for it nor fails because of it."""
+"""Background work of a run, such as notifications, that never delays or fails the run."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from autotune.policies.explain.secrets import one_line
 from autotune.policies.values.events import Event
 from autotune.policies.values.job import Job
 
-LIMIT_S = 30.0  # that the end of a driver waits for all of them together
-HURRIED_S = 3.0  # the same after SIGTERM: Slurm and Kubernetes kill 30 s after they asked
+LIMIT_S = 30.0  # for all background work at the end of a driver
+HURRIED_S = 3.0  # the same after SIGTERM: Slurm and Kubernetes kill 30 s later
 _POLL_S = 0.05
 _LONGEST = 300  # characters of an error
 
 
 class SideTask:
-    """One kind of work beside a run, done in threads of its own; the driver's thread calls what is here."""
+    """One kind of background work in its own threads; the driver's thread calls these methods."""
 
-    label = ""  # that its warnings begin with
+    label = ""  # prefix of its warnings
 
     def __init__(
         self, run: directory.RunFolder, *, say: Callable[[str], None], warn: Callable[[str], None]
     ) -> None:
-        """Work beside `run`; `warn` is called once per fault."""
+        """Create background work of `run`; `warn` is called once per fault."""
         self.run, self.say, self.warn = run, say, warn
         self.journal: Journal | None = None
         self._warned: set[str] = set()
 
     def begin(self, job: Job) -> None:
-        """Begin to work for a job, first what a driver that died has left."""
+        """Begin to work for a job, first on what a dead driver left undone."""
 
     def take(self, event: Event) -> None:
-        """Begin the work that follows from a row of the journal, and report what is done."""
+        """Begin the work that a row of the journal requires, and report finished work."""
 
     def failed(self, reason: str) -> None:
-        """Begin the work that follows from the end of a driver whose run is not over."""
+        """Begin the work that is required when the driver ends before the run."""
 
     @property
     def pending(self) -> bool:
-        """Whether work is under way."""
+        """Whether work is pending."""
         return False
 
     def settle(self) -> None:
-        """Report what became of all work, at the end of the driver; what is still pending is given up."""
+        """Report the results of all work at the end of the driver; pending work is dropped."""
 
-    # ------------------------------------------------------------------ what may fail
+    # ------------------------------------------------------------------ faults
 
     def guarded(self, call: Callable[[], None]) -> None:
-        """Do what no run may fail of."""
+        """Run something whose errors must not fail the run."""
         try:
             call()
         except Failure as failure:
@@ -79,14 +79,14 @@ class SideTask:
 
 
 class SideTasks:
-    """All work beside one run while a driver is at work."""
+    """All background work of a run while its driver runs."""
 
     def __init__(self, *tasks: SideTask) -> None:
         self._tasks = tasks
 
     @contextmanager
     def at_work(self, journal: Journal) -> Iterator[None]:
-        """Work from the first row to the last; an end by an error is one that a person waits for."""
+        """Work from the first row to the last; also after an error, about which a person is notified."""
         for task in self._tasks:
             task.journal = journal
         try:
@@ -101,7 +101,7 @@ class SideTasks:
 
     @contextmanager
     def outlasting(self, interrupts: Interrupts) -> Iterator[None]:
-        """Wait at the end for what is under way, once the journal is closed and its lock free."""
+        """Wait for pending work at the end, once the journal is closed and unlocked."""
         try:
             yield
         finally:
@@ -113,7 +113,7 @@ class SideTasks:
             task.guarded(partial(task.begin, job))
 
     def after(self, tell: Callable[[Event], None]) -> Callable[[Event], None]:
-        """Return what is called with each row: `tell`, then every task."""
+        """Return a function that is called with each row: `tell`, then every task."""
 
         def take(event: Event) -> None:
             tell(event)
@@ -127,7 +127,7 @@ class SideTasks:
             task.guarded(partial(task.failed, reason))
 
     def _wait(self, interrupts: Interrupts) -> None:
-        """Let what is under way end, within one limit for all, and report it."""
+        """Wait for pending work, within one limit for all, and report it."""
         begun = time.monotonic()
         while any(task.pending for task in self._tasks):
             limit_s = HURRIED_S if interrupts.by else LIMIT_S

@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGHUP as facts that the loop looks at; a second Ctrl-C cuts any wait short.
+"""Records Ctrl-C, SIGTERM and SIGHUP for the loop to check; a second Ctrl-C interrupts any wait.
 
-The handler raises KeyboardInterrupt, which `cutting` turns into ForcedExit: Ray's compiled waits look for
-signals once a second and pass on no other exception, they wait to their end. Where the head of a cluster does
-not answer, other calls of compiled code look for none: a thread then ends the process, see `insisted`.
+The handler raises KeyboardInterrupt, which `cutting` turns into ForcedExit: Ray's compiled waits check for
+signals once a second and let no other exception through. If the head of a cluster does not answer, some
+compiled calls never check; then a thread ends the process, see `insisted`.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-HEARD_S = 1.0  # the main thread hears a second request by then, or is in a call that hears none
-KILLED_S = 40.0  # and its end follows by then, on a busy machine too: what it leaves goes on without it
-HURRIED_S = 8.0  # who stops a driver with SIGTERM kills it after about 30 s: Slurm, Kubernetes
+HEARD_S = 1.0  # the main thread reacts to a second request by then, or is blocked
+KILLED_S = 40.0  # it has ended by then, even on a busy machine; otherwise the process ends without it
+HURRIED_S = 8.0  # Slurm and Kubernetes kill about 30 s after SIGTERM
 _LOOK_S = 0.25
 _TO_END = (signal.SIGINT, signal.SIGTERM)
 
 
 class ForcedExit(BaseException):
-    """The user asked a second time: what runs is killed at once."""
+    """A second stop request: running attempts are killed immediately."""
 
 
 class Arrivals:
-    """The requests to end, as the interpreter writes them into a pipe whatever the main thread does."""
+    """Stop signals, which the interpreter writes to a pipe even while the main thread is blocked."""
 
     def __init__(self, source: int = -1) -> None:
         self._source, self._counted = source, 0
         self._numbers: list[int] = []
 
     def read(self) -> list[int]:
-        """Return the signals that have asked for the end, in order."""
+        """Return the stop signals received, in order."""
         if self._source >= 0:
             with suppress(BlockingIOError):
                 self._numbers += [n for n in os.read(self._source, 4096) if n in _TO_END]
         return self._numbers
 
     def fresh(self) -> int:
-        """Return how many there are that this has not counted yet."""
+        """Return how many arrived since the last call."""
         before, self._counted = self._counted, len(self.read())
         return self._counted - before
 
 
 class Interrupts:
-    """Whether the user or the machine asked the driver to end."""
+    """Whether the driver was asked to stop, by the user or the machine."""
 
     def __init__(self, request: Path | None = None, *, arrivals: Arrivals | None = None) -> None:
         self._by = ""
@@ -63,18 +63,18 @@ class Interrupts:
 
     @property
     def by(self) -> str:
-        """SIGINT, SIGTERM or nothing; a request file stands for SIGTERM from another host."""
+        """SIGINT, SIGTERM or nothing; a request file counts as SIGTERM from another host."""
         if not self._by and self._request is not None and _is_there(self._request):
             self._by = signal.SIGTERM.name
         return self._by
 
     def patience_s(self) -> float:
-        """Return how long storage that fails may still be waited for."""
+        """Return the seconds for which failing storage may still be retried."""
         return 0.0 if self.impatient else HURRIED_S if self.by else math.inf
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """Record a signal; the first decides the exit code."""
-        first = not self._by and self._arrivals.fresh() <= 1  # two that meet compiled code are noted once
+        first = not self._by and self._arrivals.fresh() <= 1  # two signals during compiled code count once
         if not self._by:
             self._by = signal.Signals(number).name
         if not first:
@@ -86,26 +86,26 @@ class Interrupts:
 
     @contextmanager
     def cutting(self, *, at_once: bool = False) -> Iterator[None]:
-        """Let a second signal, `at_once` the first, raise ForcedExit inside, wherever it waits.
+        """Let a second signal (with `at_once` the first) raise ForcedExit inside any wait.
 
         In the main thread only.
         """
         with self._set(cutting=True, at_once=at_once):
             try:
                 yield
-            except (KeyboardInterrupt, SystemError):  # the latter where compiled code did not expect it
+            except (KeyboardInterrupt, SystemError):  # the latter from compiled code
                 if not self._raised:
                     raise
                 raise ForcedExit from None
 
     @contextmanager
     def connecting(self) -> Iterator[None]:
-        """Let a process that is asked to end inside end with the signal's exit code and nothing else at exit.
+        """On a stop request inside, end the process with the signal's exit code without exit handlers.
 
-        What Ray does at exit with a connection that is half made can crash.
+        Ray's exit handlers can crash with a half-established connection.
         """
         asked, before = bool(self._by), self._killed_s
-        self._killed_s = 0.0  # nothing is under way that could be killed
+        self._killed_s = 0.0  # nothing is running that could be killed
         try:
             yield
         except BaseException:
@@ -117,11 +117,11 @@ class Interrupts:
 
     @contextmanager
     def insisted(self, *, slow: Callable[[float], None], leave: Callable[[], None]) -> Iterator[None]:
-        """Let a second request end the process while the block runs, even if the main thread hears none.
+        """Let a second request end the process while the block runs, even if the main thread is blocked.
 
-        That is so in a call of compiled code to a cluster whose head does not answer. `slow` is called where
-        the end takes longer than a second, with the seconds that are left to the main thread, and `leave`
-        before the process ends without it.
+        It is blocked in compiled calls to a cluster whose head does not answer. If the end takes longer than
+        a second, `slow` is called with the seconds left to the main thread; `leave` is called before the
+        process ends without it.
         """
         over = threading.Event()
         thread = threading.Thread(
@@ -156,7 +156,7 @@ class Interrupts:
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """Let what is inside be finished: a second signal raises ForcedExit after it."""
+        """Let the block finish: a second signal raises ForcedExit after it."""
         with self._set(cutting=False):
             yield
         if self._cutting and self._unheard and _in_main_thread():
@@ -177,7 +177,7 @@ class Interrupts:
 
 
 def _is_there(request: Path) -> bool:
-    """Return whether a file is there; one that cannot be looked at now is looked at again soon."""
+    """Return whether a file exists; false if it cannot be checked now."""
     try:
         request.stat()
     except OSError:
@@ -193,7 +193,7 @@ _hangups: list[int] = []  # before anybody listened
 
 
 def outlive_terminal() -> None:
-    """Let this process outlive its terminal from now on; whoever listens later is told that it is gone."""
+    """Let this process outlive its terminal; a later listener learns that the terminal is gone."""
     if _in_main_thread() and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, lambda number, _: _hangups.append(number))
 
@@ -204,8 +204,8 @@ def listening(
 ) -> Iterator[Interrupts]:
     """Return the interrupts of this process, and of the file `request`, while the block runs.
 
-    A driver listens before others can see it: whoever finds it can rely on being heard. `hung_up` is called
-    when the terminal goes away, unless the user started the driver with `nohup`.
+    A driver listens before other processes can find it. `hung_up` is called when the terminal goes away,
+    unless the driver was started with `nohup`.
     """
     arrivals, theirs = os.pipe()
     os.set_blocking(arrivals, False)
@@ -230,7 +230,7 @@ def listening(
 
 @contextmanager
 def hangups_ignored() -> Iterator[None]:
-    """Let the processes that are started inside, such as a local Ray's, outlive the terminal."""
+    """Let processes started inside, such as a local Ray's, outlive the terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield

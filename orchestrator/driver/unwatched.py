@@ -1,4 +1,4 @@
-"""What is known of an attempt that no living driver watched to its end."""
+"""Reconstructs the end of an attempt that no driver watched, from its files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autotune.policies.values.run.view import AttemptView
 
 
 def host_share_at_end(samples: Iterable[Sample]) -> float | None:
-    """Return the largest share of a node's host memory in the last seconds that are recorded of it."""
+    """Return the largest share of a node's host memory in the last recorded seconds."""
     memory = HostMemory()
     for sample in samples:
         memory.take(sample, sample.at)
@@ -30,7 +30,7 @@ def host_share_at_end(samples: Iterable[Sample]) -> float | None:
 
 
 def unwatched_end(context: RunContext, attempt: AttemptView, *, reason: str) -> Ended:
-    """Return the end of an attempt that no living driver watched to it; raises OSError."""
+    """Return the end of an attempt that no driver watched; raises OSError."""
     folder = context.folder.attempt(attempt.number)
     share = host_share_at_end(samples_of(folder.path, strict=True))
     return Ended(
@@ -43,9 +43,9 @@ def unwatched_end(context: RunContext, attempt: AttemptView, *, reason: str) -> 
 
 
 def observed_s(context: RunContext, attempt: AttemptView) -> float | None:
-    """Return the seconds up to the last sign of an attempt, a row or a sample; None where there is none.
+    """Return the seconds up to the last row or sample of an attempt; None if there is none.
 
-    The times of samples are by a node's clock, which may be set: no more than the driver's clock allows.
+    Samples are dated by a node's clock, which may be wrong, so the driver's clock limits the result.
     """
     nodes = so_far(context.folder.attempt(attempt.number).path)
     sampled_s = max((span.until - span.at for span in nodes), default=0.0)
@@ -59,14 +59,14 @@ def _outcome(attempt: AttemptView, *, reason: str, host_share: float | None) -> 
         return Hung(silent_s=0.0, reason=stop.reason) if stop.by == "hang" else Cancelled(by=stop.by)
     if attempt.failures:
         return Crashed()
-    # A container whose memory ran out is killed with all its processes, driver and supervisor among them.
+    # A container that exceeds its memory limit is killed with all its processes, including the driver.
     if host_share is not None and host_share >= HOST_LIMIT:
         return Crashed(signal=signal.SIGKILL)
     return Lost(reason=reason)
 
 
 def evidence_on_record(folder: AttemptFolder, attempt: AttemptView, outcome: Outcome) -> Evidence:
-    """Return the evidence of an attempt that another driver watched, from its files and its events."""
+    """Return the evidence of an attempt that another driver watched, from its files and events."""
     scanner = Scanner()
     for line in reread(folder.log):
         scanner.line(line.text, number=line.number, source=line.source)

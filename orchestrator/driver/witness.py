@@ -1,9 +1,9 @@
-"""Which lines of a job's own output are believed: those that a witness bears out.
+"""Decides which failure lines in a job's output are confirmed by a second observation.
 
-The output of a job is untrusted: models print tracebacks, judges print verdicts, prompts are about errors.
-A line that looks like a failure is a suspicion until the process that printed it has ended, or nothing marks
-a step or a phase for a while in which the process, or the whole attempt, does no work. Records by autotune's
-own code come through a source of their own and need no witness.
+The output of a job is untrusted: models print tracebacks, judges print verdicts, prompts are about errors. A
+line that looks like a failure is a suspicion until the process that printed it has ended, or until there is
+no step or phase for a while in which the process, or the whole attempt, does no work. Records by autotune's
+own code have a separate source and need no confirmation.
 """
 
 from __future__ import annotations
@@ -30,52 +30,52 @@ from autotune.policies.values.observation import PhaseEnded, PhaseStarted, Sampl
 
 SILENCE_S = 15.0  # an out-of-memory line can be a warning while the run goes on
 _SILENCE_DURATIONS = 2
-_UNWINDING_S = 5.0  # of work after the line that is still part of the failure: a traceback, a dump
-# A process on a card that waits while others work: an engine does so in every step. It must have worked until
-# the line, and be idle for long where no step was seen yet.
+_UNWINDING_S = 5.0  # work after the line that still belongs to the failure: a traceback, a dump
+# Processes with a GPU may be idle while others work, as engines are in every step. Such a process must have
+# worked until the line, and be idle for long before the first step.
 _JUST_WORKED_S = 30.0
 _SILENCE_UNKNOWN_S = 600.0
-# A rank that ran out of memory may live on, idle, while its peers wait for it in a collective and show busy
-# cards. NVML names no process in a container, so that nothing ties it to a card. torch.distributed gives a
-# collective of NCCL as long by default (default_pg_nccl_timeout); frameworks raise that to hours.
+# A rank that ran out of memory may stay alive and idle while its peers wait in a collective with busy GPUs.
+# In a container NVML lists no processes, so the rank cannot be tied to a GPU. This is the default timeout of
+# an NCCL collective in torch.distributed (default_pg_nccl_timeout); frameworks raise it to hours.
 FAILED_RANK_S = 600.0
 _FAILED_RANK_STEPS = 3
 _ON_CARDS = (Component.TRAINER, Component.REF, Component.CRITIC, Component.ROLLOUT)
-_LAST_WORDS_S = 10.0  # a process that goes on printing for longer did not fail at that line
-_MOST = 256  # printers that are told apart
-_ORIGINS = 2000  # findings whose printer is remembered
+_LAST_WORDS_S = 10.0  # a process that keeps printing for longer did not fail at that line
+_MOST = 256  # printers to track
+_ORIGINS = 2000  # findings whose printer is kept
 _RECENT = 50
 _WORKER = re.compile(r"worker-(\d+)\.\w+(?:@(.+))?")
 _OWN = frozenset(rule.name for rule in OWN)
-# What follows from other failures too does not make a line before it a quotation.
+# A consequence of other failures does not make an earlier line a quotation.
 _FOLLOWS = (Cause.INFRASTRUCTURE, Cause.HANG)
 
 
 class _Printer(NamedTuple):
-    """What printed a line: a process where its id is known, else whatever writes under that name."""
+    """The printer of a line: a process if its id is known, otherwise a log source."""
 
     name: str
     pid: int | None = None
-    address: str = ""  # of its node; empty: not known
-    tag: str = ""  # of a rank, a role or a container, under which some of its lines stand
+    address: str = ""  # of its node; empty: unknown
+    tag: str = ""  # the rank, role or container that prefixes some of its lines
 
 
 @dataclass(kw_only=True)
 class _Suspicion:
-    """The lines of one printer that look like a failure, since the last marker."""
+    """Failure lines of one printer since the last marker."""
 
     finding: Finding  # the first of the latest burst
     at: float  # of the first line
     burst_at: float
-    always: bool  # one of the burst is fatal wherever it is true
-    worked_until: bool  # the process was at work when it printed the first
-    traceback: bool  # one of the burst ends a whole traceback of a memory failure
+    always: bool  # one of the burst is always fatal
+    worked_until: bool  # the process was working when it printed the first
+    traceback: bool  # one of the burst ends a complete traceback of a memory failure
     by: _Printer  # of the first, with its tag
     phase_passed: bool = False  # another process began or ended a phase since
 
 
 class _Durations:
-    """How long phases and steps take."""
+    """Durations of phases and steps."""
 
     def __init__(self) -> None:
         self._phases: dict[Phase, deque[float]] = {}
@@ -93,29 +93,29 @@ class _Durations:
         self._open = (marker.phase, now) if isinstance(marker, PhaseStarted) else None
 
     def _add(self, phase: Phase, seconds: float) -> None:
-        if seconds > 0:  # a log that is read anew arrives all at one time
+        if seconds > 0:  # a log that is reread arrives all at once
             self._phases.setdefault(phase, deque(maxlen=_RECENT)).append(seconds)
 
     def _stepped(self, step: int, now: float) -> None:
-        """Take the time between a step and the next by our own clock: a text can show a step too."""
+        """Measure the time between steps by our own clock, because any text may look like a step."""
         if self._step is not None and step == self._step[0] + 1 and now > self._step[1]:
             self._steps.append(now - self._step[1])
         self._step = step, now
 
     @property
     def step_s(self) -> float | None:
-        """The usual seconds of a step."""
+        """The usual duration of a step in seconds."""
         return median(self._steps) if self._steps else None
 
     @property
     def usual_s(self) -> float | None:
-        """The usual seconds of the phase under way, of a step where the phase has none."""
+        """The usual duration in seconds of the current phase, otherwise of a step."""
         known = self._phases.get(self._open[0]) if self._open is not None else None
         return median(known) if known else self.step_s
 
 
 class Suspicions:
-    """The lines of an attempt's own output that look like failures, and what bears them out."""
+    """Failure lines in an attempt's output, and the observations that confirm or refute them."""
 
     def __init__(self) -> None:
         self._processes = ProcessTable()
@@ -126,22 +126,22 @@ class Suspicions:
         self._stepped = float("-inf")
 
     def sampled(self, samples: tuple[Sample, ...], now: float) -> None:
-        """Take note of samples, before the lines that arrived with them; after an attach they are old."""
+        """Add samples, before the lines that arrived with them; after an attach they are old."""
         latest = {sample.node: sample.at for sample in samples}
         for sample in samples:
             self._processes.take(sample, now - max(0.0, latest[sample.node] - sample.at))
 
     def worked(self, now: float) -> float:
-        """Return when any process of the attempt last worked; `now` while that is not known of a node."""
+        """Return when any process of the attempt last worked; `now` while samples of a node are missing."""
         return self._processes.attempt_worked(now)
 
     @property
     def quiet(self) -> bool:
-        """Whether no line is under suspicion, so that it does not matter who prints."""
+        """Whether there are no suspicions, so that printers need not be tracked."""
         return not self._open and not self._origins
 
     def printed(self, line: LogLine, now: float) -> None:
-        """Take note of any line: who keeps printing did not fail at an earlier one."""
+        """Record a line: a printer that keeps printing did not fail at an earlier line."""
         if self.quiet:
             return
         printer = self._printer(line)
@@ -151,7 +151,7 @@ class Suspicions:
             self._printed[each] = now
 
     def suspect(self, finding: Finding, line: LogLine, now: float, *, traceback: bool = False) -> None:
-        """Take note of a line that looks like a failure, of memory below a whole `traceback`."""
+        """Record a failure line; `traceback`: it ends a complete traceback of a memory failure."""
         printer = self._printer(line)
         if finding.cause is not None:
             while len(self._origins) >= _ORIGINS:
@@ -180,9 +180,9 @@ class Suspicions:
             before.traceback |= traceback
 
     def passed(self, marker: PhaseStarted | PhaseEnded | StepDone, now: float) -> None:
-        """Drop what a marker refutes: a step everything, a phase what a living process printed.
+        """Drop suspicions that a marker refutes: a step all, a phase those of live processes.
 
-        The phases of peers may go on for a while after a rank has failed with a traceback.
+        Peers may continue with phases for a while after a rank has failed with a traceback.
         """
         self._durations.passed(marker, now)
         step = isinstance(marker, StepDone)
@@ -199,7 +199,7 @@ class Suspicions:
         self._open = kept
 
     def confirmed(self, now: float) -> tuple[Finding, str] | None:
-        """Return the first line that has a witness, and the witness in words."""
+        """Return the first confirmed line, and a description of what confirms it."""
         for printer, suspicion in self._open.items():
             witness = self._witness(printer, suspicion, now)
             if witness:
@@ -207,10 +207,10 @@ class Suspicions:
         return None
 
     def without_quotations(self, findings: tuple[Finding, ...], *, outlived: int) -> tuple[Finding, ...]:
-        """Return the findings of an attempt that is over, quotations marked as what never ends a job.
+        """Return the findings of a finished attempt, with quotations marked as never fatal.
 
-        Two steps follow the line `outlived`. A line whose printer continued for long is a quotation where
-        another failure is among the last words of its own printer.
+        Two steps follow the line `outlived`. A line whose printer continued for long is a quotation if its
+        printer's last output contains another failure.
         """
         records = {f.line.text for f in findings if f.source == OWN_SOURCE}
         findings = tuple(
@@ -242,7 +242,7 @@ class Suspicions:
         return ""
 
     def _failed_rank(self, printer: _Printer, suspicion: _Suspicion, now: float) -> str:
-        """Return that a trainer or an engine rests since the traceback of its memory failure, if it does."""
+        """Return a description if a trainer or engine has been idle since its memory failure's traceback."""
         by = suspicion.by
         told_apart = by.pid is not None or by.tag
         if not suspicion.traceback or (told_apart and self._prints_on(by, suspicion.burst_at)):
@@ -265,9 +265,9 @@ class Suspicions:
         return f"{silence} {printer.pid}, {rests}"
 
     def _stopped_with(self, suspicion: _Suspicion, now: float) -> int | None:
-        """Return the process that worked until a traceback and never since, where the log names none.
+        """Return the process that worked until a traceback and not since, if the log names none.
 
-        Before a first step, and where frames show neither trainer nor engine, nothing is concluded.
+        None before the first step, and if stack frames show neither trainer nor engine.
         """
         component, at = suspicion.finding.component, suspicion.burst_at
         if component not in _ON_CARDS or self._durations.step_s is None:
@@ -277,7 +277,7 @@ class Suspicions:
         return next((pid for pid, process in stopped if component_of(process.name) in own), None)
 
     def _printer(self, line: LogLine) -> _Printer:
-        """Return who printed a line: its file says so, and a prefix where it names one of our processes."""
+        """Return the printer of a line, from its file or from a prefix that names one of our processes."""
         printer = _Printer(name=line.source)
         if (worker := _WORKER.fullmatch(line.source)) is not None:
             printer = _Printer(line.source.partition(".")[0], int(worker[1]), worker[2] or "")
@@ -307,12 +307,12 @@ class Suspicions:
 
 
 def _tagged(printer: _Printer, line: LogLine) -> _Printer:
-    """Return a printer without a process id with the tag that a line has."""
+    """Return a printer without a process id, with the line's tag."""
     return printer if printer.pid is not None else printer._replace(tag=parsed(line.text).tag)
 
 
 def _idle_since(at: float, worked: float) -> float:
-    """Return since when there was no work after a line, apart from what its failure itself takes."""
+    """Return since when there was no work after a line, apart from the failure's own handling."""
     return worked if worked > at + _UNWINDING_S else at
 
 
@@ -325,7 +325,7 @@ def _never(finding: Finding) -> Finding:
 
 
 def _forged(finding: Finding, *, records: set[str]) -> bool:
-    """Return whether a line imitates a record, or differs from all that there are."""
+    """Return whether a line imitates a record without being one."""
     line = finding.line
     if finding.source == OWN_SOURCE:
         return False
@@ -336,34 +336,34 @@ def _strong(finding: Finding) -> bool:
     return finding.cause is not None and finding.fatal != NEVER and not BY_NAME[finding.line.rule].weak
 
 
-_BUSY_CORES = 0.2  # idle Ray workers together stay below on a small node
-_BUSY_CORES_EACH = 0.01  # and each of many below this
+_BUSY_CORES = 0.2  # all idle Ray workers of a small node stay below this
+_BUSY_CORES_EACH = 0.01  # each idle Ray worker stays below this
 _BUSY_GPU_SHARE = 0.05
 _REMEMBERED_S = 60.0  # a log may be read this long after its process has ended
-_STALE_S = 10.0  # samples come twice a second; without them nothing shows whether a process works
-_GIVEN_UP_S = 900.0  # as long as a runner waits for a node that does not answer
-# A Ray worker that waits for work, or runs a task: Ray ends the one at will, and runs the other's task again.
-# One that ends before a sample shows its name may have been such a worker.
+_STALE_S = 10.0  # samples arrive twice a second; without them work cannot be detected
+_GIVEN_UP_S = 900.0  # as long as a runner waits for an unresponsive node
+# Ray workers that are idle or run a task: Ray may end the former and repeats the latter's task. A process
+# that ends before a sample shows its name may have been one.
 _SETTLED_S = 5.0
 _REPLACEABLE = re.compile(r"ray::(?:IDLE|[a-z_])")
 
 
 class Process(NamedTuple):
-    """A living process, as the samples show it; times are on the driver's clock."""
+    """A live process as seen in the samples; times are on the driver's clock."""
 
     name: str
-    since: float  # of the first sample that has it
-    on_card: bool  # it or a descendant is known to run on a card
+    since: float  # time of the first sample with it
+    on_card: bool  # it or a descendant uses a GPU
     worked: float | None  # when it or a descendant last used a CPU
 
     @property
     def idle_since(self) -> float:
-        """When it last used a CPU, as far as the samples go back."""
+        """When it last used a CPU, within the samples kept."""
         return self.since if self.worked is None else self.worked
 
 
 class ProcessTable:
-    """What the samples of an attempt say about its processes, on the driver's clock."""
+    """The processes of an attempt according to its samples; times are on the driver's clock."""
 
     def __init__(self) -> None:
         self._alive: dict[str, dict[int, Process]] = {}  # by node and pid
@@ -372,7 +372,7 @@ class ProcessTable:
         self._sampled: dict[str, float] = {}  # node -> its latest sample
 
     def take(self, sample: Sample, now: float) -> None:
-        """Take note of a sample that was taken at a time of the driver's clock."""
+        """Add a sample taken at a time of the driver's clock."""
         node = sample.node
         self._sampled[node] = now
         before = self._alive.get(node, {})
@@ -396,11 +396,11 @@ class ProcessTable:
             self._attempt_worked = now
 
     def known(self, pid: int, address: str) -> bool:
-        """Return whether it is, or was a moment ago, a process of the attempt."""
+        """Return whether it is, or was until recently, a process of the attempt."""
         return any(self._living(pid, address)) or self.ended(pid, address) is not None
 
     def ended(self, pid: int, address: str) -> float | None:
-        """Return when a process was found to have ended; None while it lives, and where it was never seen.
+        """Return when a process was first seen to have ended; None while it lives or if it was never seen.
 
         Without an address the process must be gone from every node.
         """
@@ -410,16 +410,16 @@ class ProcessTable:
         return max(ends, default=None)
 
     def worked(self, pid: int, address: str) -> float | None:
-        """Return when a living process that runs on a card last worked, if ever.
+        """Return when a live process with a GPU last worked, if ever.
 
-        Others may wait for most of a step while a job trains: those that score, for example.
+        Processes without a GPU may be idle for most of a step, such as those that compute rewards.
         """
         living = self._living(pid, address)
         times = (process.worked for process in living if process.on_card and process.worked is not None)
         return max(times, default=None)
 
     def living(self, pid: int, address: str, now: float) -> tuple[Process, ...]:
-        """Return the living processes of an id, none where samples of a node with one are late.
+        """Return the live processes with an id; none while samples of a node with one are late.
 
         Without an address several nodes may have one.
         """
@@ -428,7 +428,7 @@ class ProcessTable:
         return () if late else tuple(self._living(pid, address))
 
     def stopped(self, first: float, last: float, now: float) -> Iterator[tuple[int, Process]]:
-        """Yield the living processes that last worked between two times, of nodes whose samples arrive."""
+        """Yield the live processes that last worked between two times, on nodes whose samples arrive."""
         for node, alive in self._alive.items():
             if now - self._sampled[node] <= _STALE_S:
                 yield from (
@@ -436,13 +436,13 @@ class ProcessTable:
                 )
 
     def attempt_worked(self, now: float) -> float:
-        """Return when any process of the attempt last worked; `now` while that is not known of a node."""
+        """Return when any process of the attempt last worked; `now` while samples of a node are missing."""
         return now if self.unseen(now) else self._attempt_worked
 
     def unseen(self, now: float) -> bool:
         """Return whether samples of a node with processes of the attempt, or of every node, are late.
 
-        A node that has sent none for as long as a runner waits for it is no longer waited for.
+        A node without samples for as long as a runner waits for it is ignored.
         """
         held = [node for node in self._sampled if self._alive[node]] or self._newest()
         return any(_STALE_S < now - self._sampled[node] < _GIVEN_UP_S for node in held)
