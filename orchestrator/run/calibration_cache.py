@@ -1,4 +1,4 @@
-"""What jobs taught about the memory estimate, kept in the user's cache for the next job of the same kind."""
+"""Calibration of the memory estimate, kept in the user's cache for later jobs of the same kind."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from autotune.policies.values.priors import Kind, Learned, merged, widened
 
 
 def folder() -> Path:
-    """Return where it is kept."""
+    """Return the folder of the cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "autotune" / "learned"
 
 
 def recall(kind: Kind) -> Learned | None:
-    """Return what earlier jobs of this kind taught; of another version with less trust."""
+    """Return the calibration of earlier jobs of this kind; less certain if of another version."""
     known = _read(_file(kind))
     return None if known is None else widened(known, version=kind.version)
 
 
 def keep(learned: Learned) -> bool:
-    """Add what a run taught; false where the cache cannot be written, which costs only accuracy."""
+    """Add a run's calibration; return false if the cache cannot be written, which only costs accuracy."""
     if not learned.factors:
         return True
     file = _file(learned.kind)
@@ -42,7 +42,7 @@ def keep(learned: Learned) -> bool:
 
 
 def _file(kind: Kind) -> Path:
-    """Return the file of a kind of jobs; versions share one."""
+    """Return the file of a kind of job, shared by all versions."""
     words = "/".join((kind.model, kind.gpu, kind.framework, kind.placement))
     return folder() / f"{hashlib.sha256(words.encode()).hexdigest()[:16]}.json"
 

@@ -1,4 +1,4 @@
-"""The folders of runs: where everything about a run is written, readable only by its owner."""
+"""The folders of runs, which hold everything about a run and are readable only by its owner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TRIES = 16
 
 
 def write_private(path: Path, data: bytes, *, executable: bool = False) -> None:
-    """Write a whole file that only its owner can read, atomically; raises Failure."""
+    """Write a file that only its owner can read, atomically; raises Failure."""
     partial = partial_of(path, os.getpid())
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700 if executable else 0o600)
@@ -58,7 +58,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def partial_of(path: Path, pid: int) -> Path:
-    """Return the file that a process fills before it becomes `path`."""
+    """Return the temporary file of this process that is renamed to `path`."""
     return path.with_name(f".{path.name}.{pid}")
 
 
@@ -75,7 +75,7 @@ class AttemptFolder:
 
     def write_command(self, command: Command, job: Job) -> None:
         """Write `command.sh`, which runs the attempt by hand."""
-        from autotune.orchestrator.run.script import script  # slow to import; only a driver needs it
+        from autotune.orchestrator.run.script import script  # slow to import, needed only by a driver
 
         write_private(self.path / "command.sh", script(command, job).encode(), executable=True)
 
@@ -93,18 +93,18 @@ class Mode(StrEnum):
 
 
 class RunRequest(Value, frozen=True, kw_only=True):
-    """What the command line chose for a whole run; `asked.json` keeps it for a resumed run."""
+    """The command-line options of a run; `asked.json` keeps them for `resume`."""
 
     mode: Mode = Mode.LAUNCH
     policy: Policy = Policy.ESTIMATE
-    job_file: str = ""  # absolute; by its name alone where a Ray job brought it
-    job_digest: str = ""  # of its text when it was last read
-    identity: str = ""  # of the job that it then stated; empty: the run began before there was one
+    job_file: str = ""  # absolute path; only the name if a Ray job brought it
+    job_digest: str = ""  # of its text when last read
+    identity: str = ""  # of the job at that time; empty: the run is older than identities
     edited_file: str = ""  # absolute; where the job was last edited, if elsewhere
     edited_digest: str = ""
     edited_identity: str = ""
-    rehearse: bool = False  # before the training
-    overrides: tuple[str, ...] = ()  # --set, and the other options that change the job
+    rehearse: bool = False
+    overrides: tuple[str, ...] = ()  # --set and other options that change the job
     relaunches: int | None = None
     trials: int | None = None
     duration: str | None = None
@@ -118,11 +118,11 @@ class RunFolder:
         self.id = path.name
 
     def call(self, verb: str, *options: str) -> str:
-        """Return a command about this run, as it is printed on the terminal of this process."""
+        """Return a command about this run, for the terminal of this process."""
         return calls.call(verb, self.path, *options)
 
     def call_anywhere(self, verb: str, *options: str) -> str:
-        """Return a command about this run, as it is written where people read it later."""
+        """Return a command about this run that works in any shell."""
         return calls.call_anywhere(verb, self.path, *options)
 
     @property
@@ -132,14 +132,14 @@ class RunFolder:
 
     @property
     def request(self) -> RunRequest:
-        """What the command line chose; raises Failure where that cannot be read."""
+        """The command-line options; raises Failure if they cannot be read."""
         try:
             return self.read_request()
         except OSError as error:
             raise Failure(f"cannot read `{self.path / 'asked.json'}`: {reason_of(error)}") from None
 
     def read_request(self) -> RunRequest:
-        """Return what the command line chose; raises OSError, and Failure where it is damaged."""
+        """Return the command-line options; raises OSError, and Failure if the file is damaged."""
         path = self.path / "asked.json"
         try:
             return msgspec.json.decode(path.read_bytes(), type=RunRequest)
@@ -151,9 +151,9 @@ class RunFolder:
             ) from None
 
     def forget_request(self) -> None:
-        """Remove a request to end that was meant for an earlier driver; raises Failure where it cannot be.
+        """Remove a stop request for an earlier driver; raises Failure if it cannot be removed.
 
-        One that was made before the first driver began is meant for that one.
+        A request from before the first driver began is for that driver.
         """
         with writing(self.path / REQUEST):
             begun = (self.path / "events.jsonl").exists()
@@ -161,18 +161,18 @@ class RunFolder:
                 (self.path / REQUEST).unlink(missing_ok=True)
 
     def change(self, job_text: str, request: RunRequest) -> None:
-        """Keep a job that the user changed, and where it came from."""
+        """Store a job that the user changed, and its origin."""
         write_private(self.path / "asked.json", msgspec.json.encode(request) + b"\n")
         write_private(self.path / "job.yaml", job_text.encode())
 
     def history(self) -> History:
-        """Return the events on record, without locking."""
+        """Return the recorded events, without locking."""
         return journal.read(self.path / "events.jsonl")
 
     def last_failure(self) -> tuple[Path, Attempt]:
-        """Return the log of the last attempt that failed, and that attempt; raises Failure where none did."""
+        """Return the log of the last failed attempt, and that attempt; raises Failure if none failed."""
         history = self.history()
-        # What only grew is no failure of the settings, and its attempt is folded without one.
+        # Growth is no failure of the settings, and its attempt is folded without a failure.
         diagnosed = {each.attempt: plain(each) for each in history if isinstance(each, Diagnosed)}
         attempts = (
             msgspec.structs.replace(each, diagnosis=each.diagnosis or diagnosed.get(each.number))
@@ -191,10 +191,10 @@ class RunFolder:
 
 
 def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> RunFolder:
-    """Return a new run's folder with its job.yaml; the id is new in `root`.
+    """Return a new run's folder with its job.yaml; the id is unique in `root`.
 
-    Other places know a run by its id alone: the checkpoints below the job's `workdir`, the cluster's actors.
-    Raises Failure where `root` cannot be written, or others may write to it.
+    Checkpoints below the job's `workdir` and the cluster's actors are named by the id alone. Raises Failure
+    if `root` cannot be written, or if others may write to it.
     """
     try:
         _make(root, private=False)
@@ -217,7 +217,7 @@ def create(root: Path, *, job_text: str, request: RunRequest | None = None) -> R
 
 
 def discard_unaccepted(run: RunFolder) -> None:
-    """Remove the folder of a new run whose job was refused before anything of it was on record."""
+    """Remove the folder of a new run whose job was refused before anything was recorded."""
     if not run.history():
         with suppress(OSError):
             delete(run, ignore_errors=True)
@@ -226,12 +226,12 @@ def discard_unaccepted(run: RunFolder) -> None:
 def delete(run: RunFolder, *, ignore_errors: bool = False) -> None:
     """Remove the folder of a run; raises OSError, of its files only without `ignore_errors`."""
     hidden = run.path.with_name(f".{run.id}")
-    run.path.rename(hidden)  # at once: nothing is written into, or read from, what is being removed
+    run.path.rename(hidden)  # first, so that nobody reads or writes a folder that is being removed
     shutil.rmtree(hidden, ignore_errors=ignore_errors)
 
 
 def runs(root: Path) -> tuple[RunFolder, ...]:
-    """Return every run that this user can enter, the oldest first; raises Failure if `root` is unreadable."""
+    """Return every run that this user can read, oldest first; raises Failure if `root` is unreadable."""
     try:
         folders = list(root.iterdir())
     except FileNotFoundError:
@@ -240,7 +240,7 @@ def runs(root: Path) -> tuple[RunFolder, ...]:
         raise Failure(f"cannot read `{root}`: {reason_of(error)}", code=ExitCode.USAGE) from None
     begun: dict[Path, int] = {}
     for path in folders:
-        with suppress(OSError):  # no run, one that has just been removed, or another user's
+        with suppress(OSError):  # no run, removed in the meantime, or another user's
             state = (path / "job.yaml").stat()
             if stat.S_ISREG(state.st_mode):
                 begun[path] = state.st_mtime_ns
@@ -250,7 +250,7 @@ def runs(root: Path) -> tuple[RunFolder, ...]:
 def find(root: Path, prefix: str | None) -> RunFolder:
     """Return the run whose id starts with `prefix`, or the latest; a prefix may be the path of its folder.
 
-    Raises Failure where there is no such run, or more than one.
+    Raises Failure if there is no such run, or more than one.
     """
     if prefix is not None and os.sep in prefix:
         root, prefix = Path(prefix).parent, Path(prefix).name
@@ -284,7 +284,7 @@ def find(root: Path, prefix: str | None) -> RunFolder:
 
 
 def named(root: Path, name: str) -> RunFolder | None:
-    """Return the run that a word means, by its folder or the start of its id; None where it means a file."""
+    """Return the run with a folder or an id prefix; None if the word is a file."""
     path = Path(name)
     if path.exists():
         return find(root, str(path.absolute())) if (path / "events.jsonl").is_file() else None
@@ -292,7 +292,7 @@ def named(root: Path, name: str) -> RunFolder | None:
 
 
 def refuse_unsafe(folder: Path, *, files: Iterable[str] = (), by: int = stat.S_IWGRP | stat.S_IWOTH) -> None:
-    """Raise Failure where others, by the permission bits `by`, could have put there what a resume runs."""
+    """Raise Failure if others could have written files that a resume runs (permission bits `by`)."""
     for path in (folder, *(folder / name for name in files)):
         try:
             state = path.lstat()
@@ -319,13 +319,13 @@ def refuse_unsafe(folder: Path, *, files: Iterable[str] = (), by: int = stat.S_I
 
 
 def owner_note(run: RunFolder) -> str:
-    """Return a warning where a run belongs to another user, as it may in a container; raises OSError."""
+    """Return a warning if a run belongs to another user, as in containers; raises OSError."""
     uid = run.path.stat().st_uid
     return "" if uid == os.geteuid() else f"warning: run {run.id} belongs to another user (uid {uid})"
 
 
 def checked(run: RunFolder) -> RunFolder:
-    """Return a run that nobody else can have written; raises Failure, also for a record that cannot be."""
+    """Return a run after checking that nobody else can have written it; raises Failure otherwise."""
     refuse_unsafe(run.path.parent, by=stat.S_IWOTH)  # a team may share the folder of its runs
     refuse_unsafe(run.path, files=("job.yaml", "asked.json", "events.jsonl", "attempts", "drivers", REQUEST))
     history = run.history()
@@ -350,7 +350,7 @@ def checked(run: RunFolder) -> RunFolder:
 
 def _make(path: Path, *, private: bool = True) -> None:
     if private:
-        path.parent.mkdir(mode=0o700, exist_ok=True)  # `parents` would ignore the mode
+        path.parent.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would ignore the mode
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)

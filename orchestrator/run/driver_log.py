@@ -1,4 +1,4 @@
-"""`driver.log` of a run: what the driver has to say when its terminal may not be there to hear it."""
+"""`driver.log` of a run: the driver's messages, kept in case its terminal is gone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DriverLog:
                 os.close(file)
 
     def take_over(self, *streams: int) -> None:
-        """Let what is written to these descriptors go to the file from now on, or nowhere."""
+        """Redirect these file descriptors to the file, otherwise to /dev/null."""
         try:
             file = self._open()
         except OSError:
@@ -36,7 +36,7 @@ class DriverLog:
         os.close(file)
 
     def is_stream(self, stream: int) -> bool:
-        """Return whether a descriptor writes to the file already, as that of a detached driver does."""
+        """Return whether a descriptor already writes to the file, as a detached driver's does."""
         try:
             return os.path.samestat(os.fstat(stream), self.path.stat())
         except OSError:

@@ -48,7 +48,7 @@ def stable_knobs(view: RunView) -> Knobs | None:
 
 
 def proven(history: History) -> tuple[str, Knobs] | None:
-    """Return the file of the configuration that a run has proven, and its knobs."""
+    """Return the file of a run's proven configuration, and its knobs."""
     stable = stable_knobs(RunView(history))
     if stable is not None:
         return STABLE, stable
@@ -57,7 +57,7 @@ def proven(history: History) -> tuple[str, Knobs] | None:
 
 
 def changes(history: History, knobs: Knobs) -> list[tuple[str, str, str]]:
-    """Return what differs from the job as written: the knob, the change, the framework's own setting."""
+    """Return the differences from the job as written: knob, change, framework setting."""
     accepted = accepted_of(history)
     offered = accepted.profile.supported
     before = accepted.profile.knobs
@@ -94,7 +94,7 @@ def write(
 
 
 def _origin(run: str, history: History, knobs: Knobs) -> str:
-    """Return of which run a configuration is, and how far it went there."""
+    """Return a comment with the run that a configuration comes from, and how far it got."""
     attempts = [a for a in RunView(history).training if a.proven and a.knobs == knobs]
     if not attempts or attempts[-1].step is None:
         return f"Written by autotune run {run}."
@@ -106,7 +106,7 @@ def _origin(run: str, history: History, knobs: Knobs) -> str:
 
 
 def _marked(text: str, job: Job) -> str:
-    """Return a job file with the mark of the values that look unfilled and that the job says are meant."""
+    """Return a job file that marks placeholder-like values as intended, as the original job does."""
     document, lines = Document(text, "", literal=LITERAL), text.split("\n")
     for path, _ in placeholders.unfilled(msgspec.structs.replace(job, literals=())):
         at = document.entry(path).value.line
@@ -133,13 +133,13 @@ def stable_text(job_text: str, history: History, framework: Framework, job: Job,
         edits.append(Edit(("workdir",), job.workdir, "where the job was launched"))
     masked_job = secrets.masked(job)
     if base is None or secrets.masked(base) != _as_written(masked_job, base):
-        # The run's copy is no longer the job that runs.
+        # The run's copy of the job is outdated.
         job_text = _marked(dumped(secrets.job_values(masked_job)), job)
     return edited(job_text, edits, literal=LITERAL)
 
 
 def with_units(settings: dict[str, Any], framework: Framework, job: Job) -> dict[str, Any]:
-    """Return settings of a job, sizes in bytes as such as `24MiB` where the framework reads both alike."""
+    """Return settings of a job, with sizes in bytes written as `24MiB` if the framework accepts both."""
     plain = msgspec.structs.replace(job, settings={**job.settings, **settings})
     if framework.check(plain):
         return settings
@@ -168,7 +168,7 @@ def _as_written(job: Job, base: Job) -> Job:
 
 
 def _reasons(history: History) -> dict[str, str]:
-    """Return why each knob has its last value: the failure that it was changed after, where there was one."""
+    """Return, by knob, the failure after which it was last changed, if any."""
     out: dict[str, str] = {}
     failures: dict[int, str] = {}
     for event in history:
@@ -192,7 +192,7 @@ def write_certificate(run: directory.RunFolder, history: History, framework: Fra
 
 
 def compose_certificate(history: History, framework: Framework, knobs: Knobs) -> Certificate:
-    """Return the certificate of knobs; the job on record has its secrets masked."""
+    """Return the certificate of knobs; secrets of the recorded job are masked."""
     job = accepted_of(history).job
     return certificate_of(
         history,

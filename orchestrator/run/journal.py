@@ -1,8 +1,8 @@
-"""The append-only record of a run: one event per line, one writer, safe against a crash at any byte.
+"""The append-only journal of a run: one event per line, one writer, safe against a crash at any byte.
 
-Each line ends with the number of the driver that wrote it (`run/lock`). A driver that finds a journal begins
-with a row of its own; what a driver with a smaller number writes after it is ignored. Nothing is ever cut: a
-line that was not written whole stays, ended by the row of the next driver, and is left out.
+Each line ends with the number of the driver that wrote it (`run/lock`). A driver that opens an existing
+journal begins with a row of its own; later rows of drivers with smaller numbers are ignored. Nothing is
+truncated: an incomplete line stays, terminated by the next driver's row, and is skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DECODER: msgspec.json.Decoder[Row] = msgspec.json.Decoder(Row)
 
 
 def decode(line: bytes) -> Row:
-    """Return what one line records; raises msgspec.DecodeError, ValidationError where it is no event."""
+    """Return the event in a line; raises msgspec.DecodeError, or ValidationError if it is none."""
     row = _DECODER.decode(line)
     try:
         seconds_of(row.at)
@@ -40,14 +40,14 @@ def decode(line: bytes) -> Row:
 
 
 def encode(event: Row) -> bytes:
-    """Return an event as one line without its end."""
+    """Return an event as a line without newline."""
     return msgspec.json.encode(event)
 
 
 def read(path: Path) -> History:
-    """Return the events on record without locking; a torn last line is left out.
+    """Return the recorded events without locking; an incomplete last line is left out.
 
-    Raises Failure where the file cannot be read, or a line before the last is damaged.
+    Raises Failure if the file cannot be read, or if a line before the last is damaged.
     """
     try:
         with open_to_read(path) as file:
@@ -60,7 +60,7 @@ def read(path: Path) -> History:
 
 
 class Tail:
-    """Reads a journal that another process may be writing, each row once, and keeps the view of its run."""
+    """Follows a journal that another process may be writing, and keeps the view of its run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,9 +69,10 @@ class Tail:
         self._offset = self._line = self._driver = 0  # of what has been read
 
     def update(self) -> History:
-        """Return the events since the last call, all of them where the file is another one now.
+        """Return the events since the last call; all of them if the file was replaced.
 
-        A torn last line waits for the next call. Raises Failure as `read` does; the next call starts anew.
+        An incomplete last line is read by a later call. Raises Failure like `read`; the next call starts
+        over.
         """
         try:
             events, again = self._new()
@@ -121,11 +122,11 @@ class Journal:
         persist: Persistence | None = None,
         interrupted: Callable[[], str] = str,
     ) -> None:
-        """Claim the run and open its journal; `persist` is how long storage that fails is waited for.
+        """Claim the run and open its journal; `persist` retries while storage fails.
 
-        `interrupted` returns the signal that ends the wait for a driver that has fallen silent.
+        `interrupted` returns the signal that ends the wait for an unresponsive driver.
 
-        Raises Driven while another driver has the run, Failure where its files cannot be used.
+        Raises Driven while another driver has the run, Failure if its files cannot be used.
         """
         self.folder = folder
         self.path = folder / "events.jsonl"
@@ -144,7 +145,7 @@ class Journal:
         self._lock.forget_older()
 
     def _begin(self) -> None:
-        """Open the file; one with rows gets ours, and the history is what counts as of that row."""
+        """Open the file; in a journal with rows, append our own row, which fixes the history before it."""
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         sync_folder(self.folder)
         data = self.path.read_bytes()
@@ -157,7 +158,7 @@ class Journal:
         self.view = RunView(self._events)
 
     def history(self) -> History:
-        """Return every event on record."""
+        """Return every recorded event."""
         if len(self._history) < len(self._events):
             self._history = tuple(self._events)
         return self._history
@@ -167,13 +168,13 @@ class Journal:
         return self._events[count:]
 
     def notified(self) -> tuple[Notified, ...]:
-        """Return of what a person was notified."""
+        """Return the notifications that were sent."""
         return self._notified
 
     def worked_s(self, now: float) -> float:
-        """Return the seconds between the last call and `now`, by a clock that nobody sets; at first 0.
+        """Return the seconds since the last call by the monotonic clock; at first 0.
 
-        What the driver before worked after its last row is not counted: only its own clock could tell.
+        Time that the previous driver worked after its last row is not counted, as only its clock knew it.
         """
         worked = self.unrecorded_s(now)
         self._marked = now
@@ -279,7 +280,7 @@ class Journal:
 
 
 class _Recorded(NamedTuple):
-    """What counts of a journal."""
+    """The valid rows of a journal."""
 
     history: History
     notified: tuple[Notified, ...]
@@ -289,7 +290,7 @@ class _Recorded(NamedTuple):
 
 
 def _recorded(data: bytes, path: Path, *, driver: int = 0, before: int = 0) -> _Recorded:
-    """Return what counts; only a line that a driver did not finish may be damaged.
+    """Return the valid rows; only a driver's unfinished line may be damaged.
 
     `before` lines precede `data` in the file, the last of them by `driver`.
     """
@@ -331,6 +332,6 @@ def _recorded(data: bytes, path: Path, *, driver: int = 0, before: int = 0) -> _
 
 
 def _driver_of(line: bytes) -> int:
-    """Return the number of the driver that wrote a line; 0: none, as in journals of older releases."""
+    """Return the number of the driver that wrote a line; 0 if it has none, as in older releases."""
     number = _DRIVER.search(line)
     return int(number[1]) if number is not None else 0

@@ -37,13 +37,13 @@ BEAT_S = 10.0
 STALE_S = (
     90.0  # NFS clients show a change up to 60 s late (acdirmax); after three more beats a driver is dead
 )
-_CONFIRMED_S = 30.0  # a driver that has not renewed its claim for so long does so before it writes
+_CONFIRMED_S = 30.0  # a driver renews a claim older than this before it writes
 _LOOK_S = 1.0
 _TRIES = 3
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _RECORD_BYTES = 8192
-_NUMBER = re.compile(r"[1-9][0-9]{0,16}")  # what a row of the journal can carry, also after the next claim
+_NUMBER = re.compile(r"[1-9][0-9]{0,16}")  # fits a row of the journal, also after the next claim
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EMLINK)
 
 
@@ -53,14 +53,14 @@ class Owner(Value, frozen=True, kw_only=True):
     host: Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x20\x7f-\x9f]{1,255}\Z")]  # it is printed
     pid: Annotated[int, msgspec.Meta(ge=1)]  # a record without one is damaged; UNKNOWN has 0
     boot_id: str
-    pids: int | None = None  # the namespace of its pid; containers of one host have their own
-    started: int = 0  # clock ticks from the machine's boot to the process's start; 0: not known
-    folder: str = ""  # of the run, as its own host names it: a copy of the run has no driver
-    over: bool = False  # it has given the run up
+    pids: int | None = None  # its pid namespace; containers have their own
+    started: int = 0  # clock ticks from boot to the process's start; 0: unknown
+    folder: str = ""  # the run's path on its host: a copy of the run has no driver
+    over: bool = False  # it has released the run
 
     @property
     def is_here(self) -> bool:
-        """Whether the owner runs on this machine as it was booted last, in whichever container."""
+        """Whether the owner runs on this machine since its last boot, in any container."""
         return self.host == socket.gethostname() and self.boot_id == boot_id()
 
     @property
@@ -70,7 +70,7 @@ class Owner(Value, frozen=True, kw_only=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether it could be read who it is."""
+        """Whether the owner could be read."""
         return self.pid > 0
 
 
@@ -90,7 +90,7 @@ class Claim(NamedTuple):
 
     number: int  # 0: none yet
     owner: Owner | None  # None: nobody drives the run
-    changed: bool  # the claim was renewed while it was watched: its owner lives
+    changed: bool  # the claim was renewed while watched: its owner lives
 
 
 def boot_id() -> str:
@@ -122,17 +122,17 @@ class Watch:
         self._stamp: tuple[int, int, int] | None = None  # number, inode and time of the newest claim
         self._since = 0.0
         self._changes = 0
-        self.beat_at = 0.0  # Unix seconds of the newest claim, by the file server's clock: to be shown only
+        self.beat_at = 0.0  # Unix seconds of the newest claim by the file server's clock, for display only
 
     def owner(self) -> Owner | None:
-        """Return who drives the run as far as it can be told by now; UNKNOWN where it cannot be read."""
+        """Return who drives the run, as far as known; UNKNOWN if it cannot be read."""
         try:
             return self.look().owner
         except OSError:
             return UNKNOWN
 
     def look(self) -> Claim:
-        """Return the newest claim; its owner is None once it is over, dead, or silent for STALE_S here.
+        """Return the newest claim; its owner is None if it has ended, is dead or did not renew for STALE_S.
 
         Raises OSError.
         """
@@ -175,8 +175,8 @@ class Lock:
     ) -> None:
         """Claim the run; raises Driven while another driver has it.
 
-        A driver of another host is watched: for STALE_S where it is silent, which `say` is told. The signal
-        that `interrupted` returns ends this wait: it raises Failure.
+        A driver on another host is watched, for STALE_S if it does not renew its claim, which `say` reports.
+        A signal from `interrupted` ends this wait and raises Failure.
         """
         self._folder = folder
         self._me = Owner(
@@ -202,7 +202,7 @@ class Lock:
         return self._folder / FOLDER / str(self.number)
 
     def raise_above(self, number: int) -> None:
-        """Claim a number above one that the journal holds; raises Driven where another driver has it."""
+        """Claim a number above those in the journal; raises Driven if another driver has it."""
         while self.number <= number:
             with writing(self._folder / FOLDER):
                 if not self._claim(number + 1):
@@ -210,14 +210,14 @@ class Lock:
             self.number = number + 1
 
     def check(self) -> None:
-        """Raise TakenOver where another driver has claimed the run, OSError where that cannot be told."""
+        """Raise TakenOver if another driver has claimed the run, OSError if that is unknown."""
         if _boot_s() - self._confirmed_at > _CONFIRMED_S:
             self._confirm()
         if self._taken_by:
             raise self.taken_over(self._taken_by)
 
     def taken_over(self, number: int) -> TakenOver:
-        """Return the failure that another driver has the run, by the number of its claim."""
+        """Return the failure for a run that another driver has claimed with a number."""
         return TakenOver(
             f"run {self._folder.name} was taken over by another host, which this driver had not "
             f"reported to for {STALE_S:.0f} s (driver {number}; this one is driver {self.number})",
@@ -225,17 +225,17 @@ class Lock:
         )
 
     def forget_older(self) -> None:
-        """Remove the claims before this one; the newest always stays, so that no number comes again."""
+        """Remove older claims; the newest always stays, so that numbers are never reused."""
         with contextlib.suppress(OSError):
             for number in _numbers(self._folder):
                 if number < self.number:
                     (self._folder / FOLDER / str(number)).unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Give the run up."""
+        """Release the run."""
         self._released.set()
         self._beats.join()
-        with contextlib.suppress(OSError):  # on this host the end of the process ends the claim too
+        with contextlib.suppress(OSError):  # on this host, the claim also ends with the process
             fresh = self._fresh(msgspec.structs.replace(self._me, over=True))
             fresh.replace(self.path)
             sync_folder(self.path.parent)
@@ -246,7 +246,7 @@ class Lock:
             claim = watch.look()
             if claim.owner is None:
                 if self._claim(claim.number + 1):
-                    return claim.number + 1  # else somebody was faster, whose claim may show a minute late
+                    return claim.number + 1  # otherwise another driver was faster
             elif claim.owner.can_be_signalled or claim.changed:
                 raise self._driven(claim.owner)
             elif not announced:
@@ -263,14 +263,14 @@ class Lock:
             time.sleep(_LOOK_S)
 
     def _claim(self, number: int) -> bool:
-        """Claim a number; returns whether it was free."""
+        """Claim a number; return whether it was free."""
         target = self._folder / FOLDER / str(number)
         fresh = self._fresh(self._me)
         try:
             try:
                 os.link(fresh, target)
             except FileExistsError:
-                return fresh.stat().st_nlink == 2  # an NFS server has done it, and its answer was lost
+                return fresh.stat().st_nlink == 2  # an NFS server did it, but its answer was lost
             except OSError as error:
                 if error.errno not in _NO_HARD_LINKS:
                     raise
@@ -285,7 +285,7 @@ class Lock:
                 fresh.unlink()
 
     def _fresh(self, me: Owner) -> Path:
-        """Return a new file with a record, on the disk before anybody can see it as a claim."""
+        """Return a new file with a record, flushed to disk before it becomes visible as a claim."""
         path = self._folder / FOLDER / f".{os.getpid()}.{secrets.token_hex(8)}"  # hosts share pids
         create_durably(path, msgspec.json.encode(me))
         return path
@@ -296,7 +296,7 @@ class Lock:
         return Driven(words, hint=f"`{view}` and `{logs}` follow it")
 
     def _confirm(self) -> None:
-        """Renew the claim, which a file server has to answer itself, and look for a newer one."""
+        """Renew the claim, with a call that a file server must answer itself, and look for a newer one."""
         begun = _boot_s()
         newest = max(_numbers(self._folder), default=0)
         if newest > self.number:
@@ -316,7 +316,7 @@ def _numbers(folder: Path) -> list[int]:
     try:
         return [int(each.name) for each in (folder / FOLDER).iterdir() if _NUMBER.fullmatch(each.name)]
     except FileNotFoundError:
-        folder.stat()  # raises where the run itself is not there, such as a file system that is not mounted
+        folder.stat()  # raises if the run is missing, such as on an unmounted file system
         return []
 
 
@@ -327,9 +327,9 @@ def _newest(folder: Path) -> tuple[int, Owner, os.stat_result] | None:
         if not number:
             return None
         try:
-            with open_to_read(folder / FOLDER / str(number)) as file:  # which asks an NFS server
+            with open_to_read(folder / FOLDER / str(number)) as file:  # opening makes NFS revalidate
                 return number, _decoded(file.read(_RECORD_BYTES)), os.fstat(file.fileno())
-        except FileNotFoundError:  # a newer one has just come and taken its place
+        except FileNotFoundError:  # just replaced by a newer one
             if not left:
                 raise
     raise AssertionError("the last try returns or raises")
@@ -345,7 +345,7 @@ def _decoded(data: bytes) -> Owner:
     try:
         return msgspec.json.decode(data, type=Owner)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return UNKNOWN  # not written whole: its host went down, or is about to show it
+        return UNKNOWN  # incomplete: its host crashed, or its data are not visible yet
 
 
 def _is_copied(holder: Owner, folder: Path) -> bool:
@@ -370,7 +370,7 @@ def _lives(holder: Owner) -> bool:
 
 
 def _started(pid: int) -> int:
-    """Return when a process started, in clock ticks since the boot; 0: not known, -1: it has ended."""
+    """Return when a process started, in clock ticks since boot; 0: unknown, -1: it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return -1 if fields[0] in (b"Z", b"X") else int(fields[19])
@@ -379,7 +379,7 @@ def _started(pid: int) -> int:
 
 
 def _boot_s() -> float:
-    """Return seconds that go on while the machine sleeps."""
+    """Return seconds of a clock that continues while the machine is suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 

@@ -1,9 +1,9 @@
-"""The log of an attempt, as it is recorded and read again: `run.log`, and compressed parts before it.
+"""The log of an attempt on disk: `run.log` and older, compressed parts.
 
 `run.log` holds the newest lines. When it is full it becomes `run.log.0001.gz`, `run.log.0002.gz` and so on.
-Over the run's limit the oldest parts but the first go, of older attempts before newer ones: the beginning
-holds the settings, the end the failure. A line in their place says what is missing, so that numbers of lines
-stay what they were: `zcat -f run.log.* run.log` reads all that is left.
+Over the run's limit the oldest parts are dropped, of older attempts first, but never an attempt's first and
+newest part, with the settings and the failure. A line in place of dropped parts counts the missing lines, so
+that line numbers stay valid: `zcat -f run.log.* run.log` reads everything that is left.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import msgspec
 from autotune.launchers.base import OWN_SOURCE
 from autotune.orchestrator.run.storage import Pause, append, is_absent
 
-LIMIT_BYTES = 1 << 30  # of all logs of a run, on the disk
-_LARGEST_PART_BYTES = 16 << 20  # compressed in about 0.1 s; nothing is polled meanwhile
-_PARTS = 64  # that the limit is worth at least
+LIMIT_BYTES = 1 << 30  # of all logs of a run, on disk
+_LARGEST_PART_BYTES = 16 << 20  # compressed in about 0.1 s, during which nothing is polled
+_PARTS = 64  # minimum number of parts within the limit
 _SOURCE = re.compile(rb"\[@([^\]\n]{0,200})\] ")
 _PREFIXED = re.compile(rb"^(?=\[@)", re.MULTILINE)
 _GAP = re.compile(rb"\[@%s\] \d+ lines are not recorded here \([^)\n]*\): (\{.*\})" % OWN_SOURCE.encode())
@@ -38,13 +38,13 @@ _PART = re.compile(r"run\.log\.(\d+)(\.gap|\.gz|)")
 class Line(NamedTuple):
     """A recorded line."""
 
-    number: int  # from 1, lines that are missing counted
+    number: int  # from 1, including missing lines
     source: str
     data: bytes
 
 
 class Row(NamedTuple):
-    """A line of a part, or the counts by source of lines that are missing."""
+    """A line of a part, or the number of missing lines by source."""
 
     source: str
     data: bytes
@@ -54,8 +54,8 @@ class Row(NamedTuple):
 class LogParts:
     """The log of one attempt, open for writing; lines that cannot be written are counted.
 
-    Who adds to a log that holds lines already says first, with `follow`, how many there are. A last line that
-    was not written whole is to be cut before, by `mend`.
+    To append to an existing log, call `mend` first to cut an incomplete last line, and `follow` with its
+    number of lines.
     """
 
     def __init__(self, path: Path, *, pause: Pause, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -65,38 +65,38 @@ class LogParts:
         self._descriptor: int | None = None
         self._pending: list[bytes] = []
         self._sources: Counter[str] = Counter()  # of the pending lines
-        self._missed: Counter[str] = Counter()  # lines that could not be written since the last one that was
+        self._missed: Counter[str] = Counter()  # lines that failed to be written since the last success
         self._number = 0
 
     def follow(self, lines: int) -> None:
-        """Begin to number what is added after so many lines."""
+        """Set the number of lines that precede added ones."""
         self._number = lines
 
     @property
     def whole(self) -> bool:
-        """Whether everything that was added is written, or counted in a line that is."""
+        """Whether every added line is written, or counted in a written line."""
         return not (self._pending or self._missed)
 
     def sync(self) -> None:
-        """Wait until the disk has what was written; raises OSError."""
+        """Flush written lines to the disk; raises OSError."""
         if self._descriptor is not None:
             os.fsync(self._descriptor)
 
     def add(self, source: str, data: bytes) -> int:
-        """Append lines without their last newline and return the number of the first; `flush` writes."""
+        """Append lines, without the last newline, and return the number of the first; `flush` writes them."""
         first, newlines = self._number + 1, data.count(b"\n")
         self._number = first + newlines
         if source:
             prefix = f"[@{source}] ".encode()
             data = prefix + (data.replace(b"\n", b"\n" + prefix) if newlines else data)
-        elif b"[@" in data:  # a line that would be read back as another source's
+        elif b"[@" in data:  # would be read back as a line of another source
             data = _PREFIXED.sub(b"[@] ", data)
         self._pending.append(data + b"\n")
         self._sources[source] += newlines + 1
         return first
 
     def flush(self) -> None:
-        """Write what was added."""
+        """Write added lines."""
         if not self._pending and not self._missed and self._descriptor is not None:
             return
         if self._pause.tries(self._write):
@@ -107,7 +107,7 @@ class LogParts:
         self._sources.clear()
 
     def close(self) -> None:
-        """Write what was added and close."""
+        """Write added lines and close."""
         self.flush()
         self._close()
 
@@ -126,7 +126,7 @@ class LogParts:
         try:
             append(self._descriptor, b"".join(gap + self._pending))
         except OSError:
-            self._close()  # after an outage a descriptor may stay dead for ever
+            self._close()  # after an outage a descriptor may stay unusable
             raise
         with suppress(OSError):  # what was added is written
             size = os.fstat(self._descriptor).st_size
@@ -134,7 +134,7 @@ class LogParts:
                 self._full_at = self._part_bytes if self._rotated() else size + self._part_bytes
 
     def _rotated(self) -> bool:
-        """Begin a new run.log; false where that cannot be done now."""
+        """Begin a new run.log; return false if that fails for now."""
         number = max((number for number, _ in parts_of(self._path)), default=0) + 1
         plain = self._path.with_name(f"{self._path.name}.{number:04d}")
         partial, packed = (plain.with_name(f"{plain.name}.{kind}") for kind in ("partial", "gz"))
@@ -152,7 +152,7 @@ class LogParts:
 
 
 def keep_within(log: Path, *, limit_bytes: int) -> None:
-    """Drop parts of a run's logs until they take at most `limit_bytes`; the first and newest of each stay."""
+    """Drop parts of a run's logs until they take at most `limit_bytes`; keep the first and newest of each."""
     logs = sorted(log.parent.parent.glob(f"*/{log.name}"))
     if log not in logs:
         logs.append(log)
@@ -169,12 +169,12 @@ def keep_within(log: Path, *, limit_bytes: int) -> None:
             try:
                 _drop(each, number, file, limit_bytes)
             except OSError:
-                continue  # what cannot be dropped stays
+                continue  # it cannot be dropped
             total -= size
 
 
 def read(log: Path, *, strict: bool = False) -> Iterator[Line]:
-    """Return the lines that are recorded of an attempt, from the oldest; `strict` as for `rows`."""
+    """Return the recorded lines of an attempt, oldest first; `strict` as for `rows`."""
     number = 0
     for row in rows(log, strict=strict):
         if row.missing is not None:
@@ -185,14 +185,14 @@ def read(log: Path, *, strict: bool = False) -> Iterator[Line]:
 
 
 def rows(log: Path, *, strict: bool = False) -> Iterator[Row]:
-    """Yield what is recorded of an attempt, the parts first; `strict`: raise OSError."""
+    """Yield the recorded rows of an attempt, oldest first; `strict`: raise OSError."""
     for file in [*(file for _, file in parts_of(log)), log]:
         if not (strict and is_absent(file)):
             yield from rows_of(file, strict=strict)
 
 
 def rows_of(file: Path, *, strict: bool = False) -> Iterator[Row]:
-    """Yield the rows of one part, as far as it can be read."""
+    """Yield the readable rows of one part."""
     try:
         with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
             for line in lines:
@@ -205,7 +205,7 @@ def rows_of(file: Path, *, strict: bool = False) -> Iterator[Row]:
 
 
 def row_of(data: bytes) -> Row:
-    """Return what a recorded line says."""
+    """Parse a recorded line."""
     gap = _GAP.fullmatch(data)
     prefix = _SOURCE.match(data)
     if gap is not None and (missing := _counts(gap[1])) is not None:
@@ -223,7 +223,7 @@ def _counts(text: bytes) -> dict[str, int] | None:
 
 
 def parts_of(log: Path) -> list[tuple[int, Path]]:
-    """Return the parts before run.log in order; where a crash left two of one number, the whole one.
+    """Return the parts before run.log in order; if a crash left two of a number, the complete one.
 
     Raises OSError.
     """
@@ -244,7 +244,7 @@ def parts_of(log: Path) -> list[tuple[int, Path]]:
 
 
 def mend(log: Path) -> None:
-    """Cut a last line that was not written whole; raises OSError."""
+    """Cut an incomplete last line; raises OSError."""
     if is_absent(log):
         return
     with log.open("r+b") as file:
@@ -263,7 +263,7 @@ def mend(log: Path) -> None:
 
 
 def _drop(log: Path, number: int, file: Path, limit_bytes: int) -> None:
-    """Put a line that says what is missing in the place of a part and of those dropped before it."""
+    """Replace a part, and those dropped before it, by a line that counts what is missing."""
     missing: Counter[str] = Counter()
     before = log.with_name(f"{log.name}.{number - 1:04d}.gap")
     for part in (before, file):
@@ -295,42 +295,42 @@ def _compress(source: Path, target: Path) -> None:
         with gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as packed:
             shutil.copyfileobj(plain, packed, 1 << 20)
         raw.flush()
-        os.fsync(descriptor)  # once they are acknowledged its lines may be gone everywhere else
+        os.fsync(descriptor)  # once acknowledged, its lines may be deleted everywhere else
 
 
-_TRIES = 3  # a part is renamed while it is compressed; one that cannot be opened then is passed over
-_REPLACED_S = 0.05  # between two tries
+_TRIES = 3  # to open a part, which is renamed while it is compressed; then it is skipped
+_REPLACED_S = 0.05  # seconds between tries
 
 
 class LogReader:
-    """One reading of a log, from its oldest line; every call of `new` continues where the last one ended."""
+    """Reads a log from its oldest line; every call of `new` continues where the last one ended."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._number = 0
-        self._part = 0  # the newest that is read
+        self._part = 0  # the newest part read
         self._file: IO[bytes] | None = None
 
     def new(self) -> Iterator[Line]:
-        """Yield what was recorded since the last call, as far as it is whole."""
+        """Yield complete lines recorded since the last call."""
         while True:
             if self._file is None and not (yield from self._opened()):
                 return
             yield from self._read()
             if not self._rotated():
                 return
-            yield from self._read()  # what was written before it was renamed
+            yield from self._read()  # lines written before it was renamed
             self.close()
             self._part += 1
 
     def close(self) -> None:
-        """Read no more of the part that is being written."""
+        """Close the part that is being written."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _opened(self) -> Generator[Line, None, bool]:
-        """Yield the lines of whole parts and open `run.log`; returns whether it is there."""
+        """Yield the lines of complete parts and open `run.log`; return whether it exists."""
         while True:
             yield from self._parts()
             try:
@@ -340,7 +340,7 @@ class LogReader:
             if all(number <= self._part for number, _ in parts_of(self._log)):
                 self._file = file
                 return True
-            file.close()  # of a later part than the next
+            file.close()  # a later part than the next
 
     def _parts(self) -> Iterator[Line]:
         tries = 0
@@ -371,11 +371,11 @@ class LogReader:
             *whole, torn = (torn + data).split(b"\n")
             for line in whole:
                 yield from self._line(row_of(line))
-        # Read again once it is whole: a driver that dies in it leaves it to the next, which cuts it off.
+        # Read again once it is complete; if the driver dies, the next one cuts it.
         self._file.seek(-len(torn), os.SEEK_CUR)
 
     def _rotated(self) -> bool:
-        """Return whether what is being read is no longer the part that is written."""
+        """Return whether the open file is no longer the part that is being written."""
         assert self._file is not None
         try:
             there = self._log.stat()

@@ -1,8 +1,8 @@
-"""The memory of an attempt on the disk: a summary of every minute, and the last minutes in full.
+"""The memory samples of an attempt on disk: a summary per minute, and the last minutes in full.
 
-`memory.jsonl` has a line for each minute and node, about 1.5 MB a day for a node of 8 cards; when it is full,
-pairs of lines become one. `samples.jsonl` and `samples.1.jsonl` hold at least the last 10 minutes, or 16 MiB,
-as they were read.
+`memory.jsonl` has a line per minute and node, about 1.5 MB a day for a node with 8 GPUs; when it is full,
+pairs of lines are merged. `samples.jsonl` and `samples.1.jsonl` hold at least the last 10 minutes, or 16 MiB,
+of samples.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from autotune.policies.values.value import Value
 V = TypeVar("V", bound=Value)
 SUMMARY, RECENT, BEFORE = "memory.jsonl", "samples.jsonl", "samples.1.jsonl"
 _MINUTE_S = 60.0
-_RECENT_SAMPLES = 1200  # of a node: 10 minutes, at two a second
+_RECENT_SAMPLES = 1200  # per node: 10 minutes at two per second
 _RECENT_BYTES = 16 << 20
-_SAMPLES_OF_A_MINUTE = 600  # at most, whatever their times
-_HELD = 2880  # minutes that wait for storage that fails: two days of a node
-_SUMMARY_BYTES = 32 << 20  # three weeks of a node of 8 cards
+_SAMPLES_OF_A_MINUTE = 600  # at most, regardless of their times
+_HELD = 2880  # minutes kept while storage fails: two days of a node
+_SUMMARY_BYTES = 32 << 20  # three weeks of a node with 8 GPUs
 
 
 class Span(Value, frozen=True, kw_only=True):
-    """Least, mean and greatest number of bytes in use."""
+    """Minimum, mean and maximum of bytes in use."""
 
     least: int
     mean: int
@@ -38,7 +38,7 @@ class Span(Value, frozen=True, kw_only=True):
 
 
 class CardSpan(Value, frozen=True, kw_only=True):
-    """A card over some time."""
+    """A GPU over a time span."""
 
     index: int
     total_bytes: int
@@ -48,7 +48,7 @@ class CardSpan(Value, frozen=True, kw_only=True):
 
 
 class MemorySpan(Value, frozen=True, kw_only=True):
-    """A node over some time, as `memory.jsonl` has it."""
+    """A node over a time span, as stored in `memory.jsonl`."""
 
     at: float  # Unix seconds of the first sample
     until: float  # of the last
@@ -62,7 +62,7 @@ class MemorySpan(Value, frozen=True, kw_only=True):
 
 
 def summary_of(samples: list[Sample]) -> MemorySpan:
-    """Return samples of one node as one value; raises ValueError for none."""
+    """Summarize samples of one node; raises ValueError for none."""
     if not samples:
         raise ValueError("no samples")
     cards: dict[int, list[GpuMemory]] = {}
@@ -92,7 +92,7 @@ def summary_of(samples: list[Sample]) -> MemorySpan:
 
 
 def joined(one: MemorySpan, other: MemorySpan) -> MemorySpan:
-    """Return two spans of one node as one."""
+    """Merge two spans of one node."""
     whole = one.samples + other.samples
 
     def mean(a: float, b: float) -> float:
@@ -124,17 +124,17 @@ def joined(one: MemorySpan, other: MemorySpan) -> MemorySpan:
 
 
 def minutes_of(folder: Path, *, strict: bool = False) -> tuple[MemorySpan, ...]:
-    """Return the minutes that are recorded of an attempt, in the file's order; `strict`: raise OSError."""
+    """Return the recorded minutes of an attempt, in the file's order; `strict`: raise OSError."""
     return tuple(_read(folder / SUMMARY, MemorySpan, strict=strict))
 
 
 def samples_of(folder: Path, *, strict: bool = False) -> tuple[Sample, ...]:
-    """Return the samples of its last minutes, the oldest first; `strict`: raise OSError."""
+    """Return the samples of the last minutes, oldest first; `strict`: raise OSError."""
     return tuple(s for name in (BEFORE, RECENT) for s in _read(folder / name, Sample, strict=strict))
 
 
 def so_far(folder: Path) -> tuple[MemorySpan, ...]:
-    """Return what is recorded of an attempt as one value for each node."""
+    """Summarize the record of an attempt, one span per node."""
     nodes: dict[str, MemorySpan] = {}
     summed: dict[str, float] = {}  # node -> the time of its last sample in the last minute
     for span in minutes_of(folder):
@@ -149,9 +149,9 @@ def so_far(folder: Path) -> tuple[MemorySpan, ...]:
 
 
 class MemoryRecord:
-    """Writes what samples show, in the order of their arrival: the clock of a node may step either way.
+    """Writes samples in the order of arrival, because a node's clock may jump.
 
-    Of the first that come of a node after an attach, those that are on record are left out.
+    After an attach, a node's first samples are skipped if they are already recorded.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class MemoryRecord:
         recorded = _by_node(persist(lambda: samples_of(folder, strict=True), path=folder))
         summed = {span.node: span.until for span in spans}
         self._known = {node: {sample.at for sample in read} for node, read in recorded.items()}
-        # Of each node the samples of its present minute.
+        # The samples of each node's current minute.
         self._minutes = {node: _after(read, summed.get(node)) for node, read in recorded.items()}
         self._unwritten: deque[MemorySpan] = deque(maxlen=_HELD)
         self._recent: Counter[str] = Counter()  # node -> its samples in samples.jsonl
@@ -187,13 +187,13 @@ class MemoryRecord:
         self._sum(over)
 
     def _behind_known(self, node: str, samples: list[Sample]) -> list[Sample]:
-        """Return what follows the samples on record: a sampler begins with the oldest that it has."""
+        """Return the samples after the recorded ones; a sampler begins with the oldest that it has."""
         known = self._known.pop(node, set())
         last = max((n for n, sample in enumerate(samples) if sample.at in known), default=-1)
         return samples[last + 1 :]
 
     def close(self) -> None:
-        """Write what the present minutes show so far."""
+        """Write the current minutes so far."""
         self._sum(list(self._minutes.values()))
         self._minutes = {}
 
@@ -243,13 +243,13 @@ def _by_node(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
 
 
 def _after(samples: list[Sample], at: float | None) -> list[Sample]:
-    """Return the samples of a node after the last one of a time; all where there is none."""
+    """Return the samples of a node after the last one with a timestamp; all if none has it."""
     last = max((n for n, sample in enumerate(samples) if sample.at == at), default=-1)
     return samples[last + 1 :]
 
 
 def _append(path: Path, values: Iterable[Value]) -> int:
-    """Append values as lines and return the file's size."""
+    """Append values as lines and return the file's size in bytes."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         append(descriptor, b"".join(msgspec.json.encode(value) + b"\n" for value in values))
@@ -259,7 +259,7 @@ def _append(path: Path, values: Iterable[Value]) -> int:
 
 
 def _read(path: Path, kind: type[V], *, strict: bool = False) -> Iterator[V]:
-    """Yield the lines of a file that are whole and of this kind, as far as it can be read."""
+    """Yield the readable, complete lines of a file that are of this type."""
     decoder = msgspec.json.Decoder(kind)
     if strict and is_absent(path):
         return

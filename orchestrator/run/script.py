@@ -1,4 +1,4 @@
-"""The command of an attempt, also as a shell script that runs without autotune and holds no secrets."""
+"""The command of an attempt, also as a shell script without secrets that runs without autotune."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _FROM_ENVIRONMENT = re.compile(r"(\$\{[A-Za-z_][A-Za-z0-9_]*:\?\})")
 def command_of(
     framework: Framework, job: Job, knobs: Knobs, *, history: History, run: str, attempt: int, resume: bool
 ) -> Command:
-    """Render an attempt; how often it saves follows from the step times in `history`."""
+    """Render an attempt's command; its checkpoint interval follows from the step times in `history`."""
     rendered = job if framework.saves_by_time else with_saves(job, history, knobs)
     return framework.command(rendered, knobs, run=run, attempt=attempt, resume=resume)
 
 
 def script(command: Command, job: Job, *, comments: Iterable[str] = (), by_path: bool = False) -> str:
-    """Return a shell script that runs the command without autotune, its files inside.
+    """Return a shell script that runs the command without autotune and contains its files.
 
-    With `by_path` the files that autotune brings are copied from where it is installed.
+    With `by_path`, autotune's own files are copied from its installation instead.
     """
     masked = shown_command(command, job)
     notes = (f"# {line}".rstrip() for text in comments for line in text.splitlines())
@@ -51,7 +51,7 @@ def script(command: Command, job: Job, *, comments: Iterable[str] = (), by_path:
 
 
 def _file(file: File, *, filled_in: bool) -> list[str]:
-    """Return the lines that write a file; with `filled_in` the shell fills its `${NAME:?}` in."""
+    """Return the lines that write a file; with `filled_in` the shell expands its `${NAME:?}`."""
     target = f'"$attempt"/{shlex.quote(file.name)}'
     lines = [f'mkdir -p "$(dirname {target})"'] if "/" in file.name else []
     end = _delimiter(file.text)
@@ -65,7 +65,7 @@ def _file(file: File, *, filled_in: bool) -> list[str]:
 
 
 def _quote(word: str) -> str:
-    """Quote a word for the shell, but let `{attempt}` and `${NAME:?}` be filled in."""
+    """Quote a word for the shell, except `{attempt}` and `${NAME:?}`, which are expanded."""
     parts = re.split(r"(\{attempt\}|\$\{[A-Za-z_][A-Za-z0-9_]*:\?\})", word)
     out = ""
     for part in parts:

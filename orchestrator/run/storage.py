@@ -1,8 +1,8 @@
-"""Storage that fails: what has to be written waits for it, what need not pauses, and training continues.
+"""Handles failing storage: essential writes are retried, others pause, and training continues.
 
-The folder of a run may lie on NFS, Lustre, BeeGFS, GPFS or a mounted bucket. Whatever such a file system
-answers (EIO, ESTALE, ESHUTDOWN, ETIMEDOUT, EACCES, ENOENT until it is mounted again, a full disk), the
-call is repeated: an error of the driver's own files says nothing about the job.
+The folder of a run may be on NFS, Lustre, BeeGFS, GPFS or a mounted bucket. Calls are repeated after every
+error of such a file system (EIO, ESTALE, ESHUTDOWN, ETIMEDOUT, EACCES, ENOENT until it is mounted again, a
+full disk), because an error with the driver's files says nothing about the job.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from autotune.orchestrator.calls import call
 from autotune.orchestrator.errors import Failure, reason_of
 
 T = TypeVar("T")
-RETRY_S = 15.0  # between two tries of what need not be written
+RETRY_S = 15.0  # between two tries of a non-essential write
 REMIND_S = 600.0
-_TOGETHER = 1000  # items that are read at one try
-_FIRST_S, _LAST_S = 0.25, 2.0  # between two tries of what has to be
+_TOGETHER = 1000  # items read per try
+_FIRST_S, _LAST_S = 0.25, 2.0  # between two tries of an essential write
 
 
 class Unrecordable(Failure):
-    """What has to be written cannot be, and the wait is over; what runs is left to its supervisor."""
+    """An essential write failed until the time limit; the running attempt is left to its supervisor."""
 
 
 class Persist(Protocol):
-    """A way to do what the run cannot go on without, such as a `Persistence`."""
+    """A way to run a call that the run cannot continue without, such as a `Persistence`."""
 
     def __call__(self, do: Callable[[], T], *, path: Path) -> T:
-        """Return what the call returns, whenever its OSErrors are over."""
+        """Return the call's result once it raises no OSError."""
 
 
 def at_once(do: Callable[[], T], *, path: Path) -> T:
@@ -45,7 +45,7 @@ def at_once(do: Callable[[], T], *, path: Path) -> T:
 
 
 def steadily(items: Callable[[], Iterator[T]], *, persist: Persist, path: Path) -> Iterator[T]:
-    """Yield each item once; where reading fails, begin anew and skip those that were yielded."""
+    """Yield each item once; if reading fails, start over and skip items already yielded."""
     done, source = 0, None
 
     def following() -> list[T]:
@@ -63,7 +63,7 @@ def steadily(items: Callable[[], Iterator[T]], *, persist: Persist, path: Path) 
 
 
 def is_absent(path: Path) -> bool:
-    """Return whether a file is not there although its folder is; raises OSError where that cannot be told."""
+    """Return whether a file is missing from an existing folder; raises OSError if that is unknown."""
     try:
         path.lstat()
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def is_absent(path: Path) -> bool:
 
 
 def open_to_read(path: Path) -> BinaryIO:
-    """Open a file of a run that may be another user's; raises OSError, also for a pipe, which could wait."""
+    """Open a file of a run that may be another user's; raises OSError, also for a pipe, which could block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -96,21 +96,21 @@ def append(descriptor: int, data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the disk has the names in a folder; raises OSError."""
+    """Flush the names in a folder to disk; raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # it has no such call for folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # cannot sync folders
             raise
     finally:
         os.close(descriptor)
 
 
 def create_durably(path: Path, data: bytes) -> None:
-    """Create a file that only its owner can read, its content on the disk; raises FileExistsError, OSError.
+    """Create a file that only its owner can read, flushed to disk; raises FileExistsError, OSError.
 
-    Its name is on the disk after `sync_folder`.
+    Its name is on disk after `sync_folder`.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -121,7 +121,7 @@ def create_durably(path: Path, data: bytes) -> None:
 
 
 class Pause:
-    """Writes that are not essential: one that fails is told and tried again later; nothing is raised."""
+    """Non-essential writes: a failure is reported and the write retried later; nothing is raised."""
 
     def __init__(self, path: Path, *, say: Callable[[str], None]) -> None:
         self._path, self._say = path, say
@@ -130,9 +130,9 @@ class Pause:
         self._lost = 0  # samples
 
     def tries(self, write: Callable[[], None], *, samples: int = 0) -> bool:
-        """Write unless a failed write was a moment ago; returns whether it was done.
+        """Write, unless a write failed recently; return whether it was done.
 
-        `samples`: how many are lost where it is not.
+        `samples`: how many are lost if it was not.
         """
         now = time.monotonic()
         if self._again_at is not None and now < self._again_at:
@@ -158,7 +158,7 @@ class Pause:
 
 
 class Persistence:
-    """Does what the run cannot go on without, again and again while its storage fails."""
+    """Repeats calls that the run cannot continue without, while its storage fails."""
 
     def __init__(
         self,
@@ -169,16 +169,16 @@ class Persistence:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Wait `patience_s` seconds at most: none before a run has begun anything that could be lost."""
+        """Wait at most `patience_s` seconds; not at all before a run has anything to lose."""
         self._run = run
         self.patience_s = patience_s
-        self.hurry_s: Callable[[], float] = lambda: math.inf  # what is left of a wait by the user's wish
+        self.hurry_s: Callable[[], float] = lambda: math.inf  # seconds that a stop request leaves
         self._say, self._monotonic, self._sleep = say, monotonic, sleep
 
     def __call__(self, do: Callable[[], T], *, path: Path) -> T:
-        """Return what the call returns; repeat it while it raises OSError, saying so every 10 minutes.
+        """Return the call's result; repeat it while it raises OSError, with a message every 10 minutes.
 
-        Raises Unrecordable once the patience is over, `hurry_s` included.
+        Raises Unrecordable after the time limit, including `hurry_s`.
         """
         begun = reported_at = self._monotonic()
         until = begun + self.patience_s

@@ -1,7 +1,7 @@
-"""What is kept of a finished run beside its journal, so that listing runs does not read every journal again.
+"""A cached summary of a finished run, so that listing runs does not read every journal.
 
-The journal alone is the truth: a summary counts only while the journal has the size, the modification time
-and the last bytes that the summary was made from, and only for the version of autotune that made it.
+A summary is valid only while the journal has the size, modification time and last bytes that the summary was
+made from, and only for the version of autotune that made it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from autotune.orchestrator.run.storage import open_to_read
 from autotune.policies.values.value import Value
 
 NAME = ".summary.json"
-_TAIL_BYTES = 4096  # of the journal that are compared
-_LONGEST = 8 << 20  # bytes of a summary; a larger file is none
+_TAIL_BYTES = 4096  # bytes of the journal to compare
+_LONGEST = 8 << 20  # bytes of a summary; larger files are ignored
 
 _T = TypeVar("_T", bound=Value)
 
 
 class Stamp(Value, frozen=True, kw_only=True):
-    """What identifies the content of a journal without reading it whole."""
+    """Identifies the content of a journal without reading all of it."""
 
     version: str
     bytes: int
@@ -42,7 +42,7 @@ class _Kept(Value, frozen=True, kw_only=True):
 
 
 def stamp_of(folder: Path) -> Stamp | None:
-    """Return the stamp of a run's journal; None where there is none to read."""
+    """Return the stamp of a run's journal; None if there is none to read."""
     try:
         with open_to_read(folder / "events.jsonl") as file:
             status = os.fstat(file.fileno())
@@ -59,7 +59,7 @@ def _version() -> str:
 
 
 def read(folder: Path, kind: type[_T], *, stamp: Stamp) -> _T | None:
-    """Return what is kept of a run whose journal has this stamp; None for anything else."""
+    """Return the summary for a journal with this stamp; None if there is none."""
     try:
         descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -71,7 +71,7 @@ def read(folder: Path, kind: type[_T], *, stamp: Stamp) -> _T | None:
 
 
 def keep(folder: Path, summary: Any, *, stamp: Stamp) -> None:
-    """Keep the summary of a finished run, where its folder is ours and can be written."""
+    """Store the summary of a finished run, if its folder is ours and writable."""
     data = msgspec.json.encode(_Kept(stamp=stamp, summary=msgspec.Raw(msgspec.json.encode(summary))))
     partial = partial_of(folder / NAME, os.getpid())
     with suppress(OSError):

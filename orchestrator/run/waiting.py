@@ -20,7 +20,7 @@ class Waiting(Value, frozen=True, kw_only=True):
     """The nodes that a run waits for."""
 
     since: str  # UTC, ISO 8601
-    nodes: int  # that are there
+    nodes: int  # nodes available
     wanted: int
     gpus: int  # that each of them has
     note: str = ""  # what the cluster's autoscaler does or fails to do
@@ -28,7 +28,7 @@ class Waiting(Value, frozen=True, kw_only=True):
 
 
 def sentence(waiting: Waiting, *, now: float | None) -> str:
-    """Return in words what a run waits for; without `now` what it waited for in vain."""
+    """Describe what a run waits for; without `now`, what it waited for in vain."""
     what, note = nodes_of(waiting.wanted, waiting.gpus), f"; {waiting.note}" if waiting.note else ""
     limit = show_duration(waiting.limit_s)
     if now is None:
@@ -45,12 +45,12 @@ def write(folder: Path, waiting: Waiting) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Take note that the run waits no more."""
+    """Record that the run no longer waits."""
     (folder / _NAME).unlink(missing_ok=True)
 
 
 def read(folder: Path) -> Waiting | None:
-    """Return what a run waits for; None where it waits for nothing, or that cannot be read."""
+    """Return what a run waits for; None if it waits for nothing or the file cannot be read."""
     try:
         with open_to_read(folder / _NAME) as file:
             return msgspec.json.decode(file.read(), type=Waiting)
