@@ -327,7 +327,7 @@ def watched(series: Series, says: Method) -> Outcome:
 
 
 def _forecast(rows: Sequence[Measured], phase: str, of: int) -> bool:
-    return bool(foresee(rows, said={}, of=of))
+    return bool(foresee(rows, last={}, of=of))
 
 
 def _without_lengths(rows: Sequence[Measured], phase: str, of: int) -> bool:

@@ -143,7 +143,7 @@ def watched(job: Job) -> Outcome:
     """Return after which step a failure of any phase was forecast first."""
     rows = rows_of(job)
     for count in range(1, len(rows) + 1):
-        if foresee(rows[:count], said={}, of=job.of):
+        if foresee(rows[:count], last={}, of=job.of):
             return Outcome(job.kind, job.fails, count)
     return Outcome(job.kind, job.fails, None)
 

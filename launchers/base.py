@@ -72,7 +72,7 @@ class Advice(Value, frozen=True):
 class Tracked(Value, frozen=True, kw_only=True):
     """An experiment tracker that a framework writes to, and where it keeps the run of a job.
 
-    `orchestrator/annotate/places.py` defines the keys of `place`.
+    `orchestrator/annotate/tracker_runs.py` defines the keys of `place`.
     """
 
     tracker: Tracker

@@ -29,7 +29,7 @@ from autotune.orchestrator.errors import JobErrors
 from autotune.orchestrator.search.presets import presets
 from autotune.policies.estimate.constants import has_speed
 from autotune.policies.remedies.legality import objections
-from autotune.policies.search.feasibility import Foresight, foreseen, judged
+from autotune.policies.search.feasibility import Foresight, assess, foreseen
 from autotune.policies.search.next_trial import SearchSpace
 from autotune.policies.search.space import space
 from autotune.policies.values.events import Accepted
@@ -103,7 +103,7 @@ def _fastest(wish: Wish, text: str) -> Start | None:
     reasons = dict.fromkeys(changes, _CHOSEN) | dict.fromkeys(added, "")
     reasons |= dict.fromkeys(added[:1], f"{_CHOSEN}, as what follows")
     edits = [Edit(("settings", key), value, reasons[key]) for key, value in changes.items()]
-    estimate = judged(sight, (chosen,)).estimate
+    estimate = assess(sight, (chosen,)).estimate
     return Start(
         text=edited(text, edits, literal=LITERAL).rstrip() + "\n",
         step_s=float(estimate.step_s[0]) if has_speed(cluster.gpu_name) else None,
@@ -114,12 +114,12 @@ def _fastest(wish: Wish, text: str) -> Start | None:
 
 def _with_defaults(sight: Foresight, profile: Profile, knobs: Knobs) -> Knobs:
     """Return a configuration with every knob back at the framework's default that gains next to nothing."""
-    fastest = float(judged(sight, (knobs,)).estimate.step_s[0])
+    fastest = float(assess(sight, (knobs,)).estimate.step_s[0])
     for name in changed(profile.knobs, knobs):
         plain = msgspec.structs.replace(knobs, **{name: getattr(profile.knobs, name)})
         if objections(profile, profile.knobs, plain, started=False):
             continue
-        one = judged(sight, (plain,))
+        one = assess(sight, (plain,))
         if one.allowed[0] and float(one.estimate.step_s[0]) <= _NEXT_TO_NOTHING * fastest:
             knobs = plain
     return knobs

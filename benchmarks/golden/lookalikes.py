@@ -29,7 +29,7 @@ from autotune.orchestrator.driver.attempt import POLL_S
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.run import directory, journal
-from autotune.orchestrator.search import controller
+from autotune.orchestrator.search import whole_search
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import Decided, Diagnosed, Ended, Finished, History, Started, Tried
 from autotune.policies.values.job import Cluster
@@ -135,7 +135,7 @@ def _played(folder: Path, name: str, scenario: str, model: str = "") -> History:
         )
         with mock.patch.object(attempt, "WATCH_S", POLL_S):  # a piece of the output is what one look finds
             if mode == "search":
-                controller.search(context, exported=lambda: None)
+                whole_search.search(context, exported=lambda: None)
             else:
                 reconcile.run(context)
         return book.history()

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from autotune.launchers import frameworks
+from autotune.orchestrator.annotate.annotation import Annotation, annotation, ended, markdown
 from autotune.orchestrator.annotate.child import Child, absent, environment, here, lacks, pythons
-from autotune.orchestrator.annotate.document import Annotation, annotation, ended, markdown
-from autotune.orchestrator.annotate.places import places
+from autotune.orchestrator.annotate.tracker_runs import places
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.driver.side_task import SideTask

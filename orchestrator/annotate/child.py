@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from autotune.orchestrator.annotate import writer
+from autotune.orchestrator.annotate import tracker_writer
 from autotune.orchestrator.errors import reason_of
 from autotune.policies.values.job import Job, Tracker
 
@@ -51,7 +51,7 @@ class Child:
             return {"error": "the run is over"}
         try:
             child = subprocess.Popen(
-                [python, str(Path(writer.__file__).absolute())],
+                [python, str(Path(tracker_writer.__file__).absolute())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -15,7 +15,7 @@ from autotune.launchers.packages import DISTRIBUTION, absence, how_to_install, m
 from autotune.launchers.runners.cluster.connection import connect, disconnect, existing
 from autotune.launchers.runners.cluster.examine import Answer, examine_nodes
 from autotune.launchers.runners.cluster.internals import growth
-from autotune.launchers.runners.cluster.waits import WAITS
+from autotune.launchers.runners.cluster.timeouts import WAITS
 from autotune.launchers.runners.node.examination import IMPORT_S, Examination, examine, folder_facts
 from autotune.orchestrator.annotate.child import Child, absent
 from autotune.orchestrator.cluster_fit import wait_s, with_gpu_memory

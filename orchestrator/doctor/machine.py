@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.launchers.runners.node.drain import CARD_TOLERANCE_BYTES
 from autotune.launchers.runners.node.examination import SHM, CardFacts, FolderFacts, NodeFacts
+from autotune.launchers.runners.node.memory_release import CARD_TOLERANCE_BYTES
 from autotune.orchestrator.doctor.check import Check, failed, skipped, warned
 from autotune.orchestrator.units import GIB, show_gib
 

@@ -18,7 +18,7 @@ from autotune.orchestrator.driver.signals import ForcedExit
 from autotune.orchestrator.run.script import command_of
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.resume import while_loading
-from autotune.policies.explain.secrets import shown
+from autotune.policies.explain.secrets import without_secrets
 from autotune.policies.values.diagnosis import Diagnosis, Evidence
 from autotune.policies.values.events import (
     Diagnosed,
@@ -68,7 +68,7 @@ def explain(context: RunContext, evidence: Evidence, *, number: int) -> Diagnose
     """Record the diagnosis of an attempt, with secrets masked, and return the row."""
     diagnosis = while_loading(context.journal.history(), diagnose(evidence), attempt=number)
     fields = {name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__}
-    fields["evidence"] = tuple(shown(line) for line in diagnosis.evidence)
+    fields["evidence"] = tuple(without_secrets(line) for line in diagnosis.evidence)
     row = Diagnosed(**fields, attempt=number)
     context.record(row)
     folder = context.folder.attempt(number)

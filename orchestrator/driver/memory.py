@@ -142,7 +142,7 @@ class Forecaster:
         if not new:
             return []
         result = foresee(
-            tuple(self._measured), attempt=attempt, said=self._forecasts, of=of, longest=self._longest
+            tuple(self._measured), attempt=attempt, last=self._forecasts, of=of, longest=self._longest
         )
         if HOST in result and result[HOST].holds:
             name = growing(self._held, per_step_bytes=result[HOST].per_step_bytes)

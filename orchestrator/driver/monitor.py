@@ -19,7 +19,7 @@ from autotune.policies.diagnosis.job_records import cure_of
 from autotune.policies.diagnosis.log_context import ends_traceback
 from autotune.policies.diagnosis.rules.own import restarted, stalled
 from autotune.policies.diagnosis.scan import Scanner
-from autotune.policies.explain.secrets import shown
+from autotune.policies.explain.secrets import without_secrets
 from autotune.policies.values.diagnosis import Evidence, Finding
 from autotune.policies.values.events import (
     CuredInPlace,
@@ -342,7 +342,7 @@ class AttemptMonitor:
 
     def _failure(self, finding: Finding, witness: str) -> FailureSeen:
         self._failure_known = True
-        finding = msgspec.structs.replace(finding, line=shown(finding.line))
+        finding = msgspec.structs.replace(finding, line=without_secrets(finding.line))
         return FailureSeen(attempt=self._attempt, finding=finding, witness=witness)
 
     def _mark(self, marker: Marker, now: float) -> list[Event]:

@@ -100,7 +100,7 @@ def _context(
     result = FRAMEWORKS[name] if name else None
     fields = printed_fields(reading.head)
     shape = model or printed_model(fields)
-    tools = spellings.seen(text, driven=result is not None)
+    tools = spellings.tools_in(text, driven=result is not None)
     if result is None:
         return Context(tools=tools, model=shape or _public(fields), known=_of_tools(tools, text))
     implied = TRACES[result.name].implied(text)

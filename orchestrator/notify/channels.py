@@ -22,7 +22,7 @@ from typing import IO
 
 import msgspec
 
-from autotune.orchestrator.notify.document import Notification
+from autotune.orchestrator.notify.notification import Notification
 from autotune.policies.values.job import Notify, Occasion
 
 Channel = Callable[[Notification], None]  # raises Undelivered

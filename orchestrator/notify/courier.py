@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from autotune.orchestrator.clock import Clock, timestamp
 from autotune.orchestrator.driver.side_task import SideTask
 from autotune.orchestrator.notify.channels import Channel, Undelivered, channels, faults
-from autotune.orchestrator.notify.document import Due, Notification, due, notification
+from autotune.orchestrator.notify.notification import Due, Notification, due, notification
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.journal import Journal
 from autotune.policies.values.events import Event, Finished, GoalReached, Notified

@@ -15,7 +15,7 @@ from autotune.orchestrator.driver.executor import Invoke
 from autotune.orchestrator.driver.monitor import AttemptMonitor, Progress
 from autotune.orchestrator.errors import Failure, reason_of
 from autotune.orchestrator.run.journal import Journal
-from autotune.policies.search import trials
+from autotune.policies.search import schedule, trials
 from autotune.policies.search.trial_history import TrialHistory, extended, trial_history
 from autotune.policies.values.diagnosis import Diagnosis, Evidence
 from autotune.policies.values.events import (
@@ -219,7 +219,11 @@ class Trial:
             if attempt.over:
                 return ""
             probing = self.purpose is not Purpose.CONFIRM and self._own_lengths
-            if probing and len(self._steps) < self._wanted and trials.too_slow(self._steps, best=self._best):
+            if (
+                probing
+                and len(self._steps) < self._wanted
+                and schedule.too_slow(self._steps, best=self._best)
+            ):
                 reason = "it cannot become the fastest"
                 self._bench.context.record(StopRequested(attempt=attempt.number, by="slow", reason=reason))
                 return "slow"

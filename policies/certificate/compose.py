@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from autotune.policies.certificate.contents import Certificate, Change, Stability, Training
-from autotune.policies.certificate.overlap import judged, losses_of
+from autotune.policies.certificate.overlap import losses_of, replay_of
 from autotune.policies.values.events import (
     Edited,
     Ended,
@@ -34,7 +34,7 @@ def certificate_of(
     accepted = accepted_of(history)
     attempts = _since_edited(history)
     losses = losses_of(attempts)
-    replayed, replay = judged(attempts, losses, stable=knobs)
+    replayed, replay = replay_of(attempts, losses, stable=knobs)
     before = accepted.job.settings
     return Certificate(
         run=accepted.run,

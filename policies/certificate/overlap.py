@@ -59,25 +59,25 @@ def spread(overlap: Overlap) -> float:
     return max(overlap.losses.values()) - min(overlap.losses.values()) if overlap.losses else 0.0
 
 
-def judged(history: History, losses: Losses, *, stable: Knobs) -> tuple[Replayed, str]:
+def replay_of(history: History, losses: Losses, *, stable: Knobs) -> tuple[Replayed, str]:
     """Return whether overlapping steps show the same training, and in words what was compared.
 
     They do where an attempt with the stable knobs repeated steps of one with other knobs.
     """
     with_stable = {str(e.attempt) for e in history if isinstance(e, Started) and e.knobs == stable}
-    told = [o for o in losses.overlapping if 0 < len(with_stable & o.losses.keys()) < len(o.losses)]
+    repeated = [o for o in losses.overlapping if 0 < len(with_stable & o.losses.keys()) < len(o.losses)]
     if not any(isinstance(e, Progressed) and e.loss is not None for e in history):
         return Replayed.NOT_RUN, "the log shows no losses of steps"
-    if not told:
+    if not repeated:
         return Replayed.NOT_RUN, "no step was trained both with the stable settings and with others"
     if losses.band is None:
         few = f"{losses.pairs} pairs of neighbouring steps do not tell how much a loss varies"
         return Replayed.NOT_RUN, f"{few}; {_FEWEST_PAIRS} would"
-    beyond = outside(told, band=losses.band)
+    beyond = outside(repeated, band=losses.band)
     if beyond:
         return Replayed.DIFFERS, apart(beyond[0], band=losses.band)
-    first, last = told[0].step, told[-1].step
-    numbers = f"step {first}" if first == last else f"{len(told)} steps ({first} to {last})"
+    first, last = repeated[0].step, repeated[-1].step
+    numbers = f"step {first}" if first == last else f"{len(repeated)} steps ({first} to {last})"
     what = f"the losses of {numbers} with both settings lie within a band of {losses.band:.6g}"
     return Replayed.AGREED, what
 

@@ -222,19 +222,19 @@ def one_line(text: str, *, longest: int) -> str:
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
-def shown(line: Line) -> Line:
+def without_secrets(line: Line) -> Line:
     """Return a line of a log as it may be stored and printed."""
     return msgspec.structs.replace(line, text=masked(line.text))
 
 
-def _moved(found: Iterable[Secret], by: int) -> tuple[Secret, ...]:
-    return tuple(each._replace(start=each.start + by, end=each.end + by) for each in found)
+def _moved(secrets: Iterable[Secret], by: int) -> tuple[Secret, ...]:
+    return tuple(each._replace(start=each.start + by, end=each.end + by) for each in secrets)
 
 
-def _disjoint(found: Iterable[Secret]) -> tuple[Secret, ...]:
+def _disjoint(secrets: Iterable[Secret]) -> tuple[Secret, ...]:
     """Return what does not overlap, the surest first, then the longest."""
     out: list[Secret] = []
-    for each in sorted(found, key=lambda s: (-s.grade, s.start, -s.end, s.variable in _GENERIC)):
+    for each in sorted(secrets, key=lambda s: (-s.grade, s.start, -s.end, s.variable in _GENERIC)):
         if all(each.end <= other.start or other.end <= each.start for other in out):
             out.append(each)
     return tuple(sorted(out))

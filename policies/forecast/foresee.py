@@ -40,7 +40,7 @@ class Adjusted:
         result = trend(self.steps, self.rest, resembling=False)
         if result is None:
             return None
-        recent = self.lengths[-max(FEWEST, result.seen) :]
+        recent = self.lengths[-max(FEWEST, result.count) :]
         middle = float(np.median(recent))
         own = self.slope * spread_of(recent - middle)
         return replace(
@@ -99,25 +99,25 @@ class Crossing:
     at_end: float  # the usual value there
 
 
-def crossing(found: Trend, limit: float, *, last: int | None) -> Crossing | None:
+def crossing(growth: Trend, limit: float, *, last: int | None) -> Crossing | None:
     """Return when a trend passes a limit before the step `last`; None if that is less likely than not.
 
     Each future step passes the limit with the chance that its spread gives it, as if no step said anything of
     another; the mean rate until then is taken at nine places of its error and of the lasting changes that
     add up by then.
     """
-    now = int(found.now)
-    until = now + max(1, int(AHEAD * found.seen))
+    now = int(growth.now)
+    until = now + max(1, int(AHEAD * growth.count))
     if last is not None:
         until = min(until, last)
     if until <= now:
         return None
     ahead = np.arange(1.0, until - now + 1)
     held = np.zeros(len(ahead))
-    errors = np.sqrt(found.error**2 + found.walk**2 / ahead)
+    errors = np.sqrt(growth.error**2 + growth.walk**2 / ahead)
     for sigmas, weight in zip(_SIGMAS.tolist(), _WEIGHTS.tolist(), strict=True):
-        grown = found.grown(ahead, np.maximum(0.0, found.rate + sigmas * errors))
-        passes = 0.5 * _erfc((limit - found.level - grown) / (found.spread * math.sqrt(2)))
+        grown = growth.grown(ahead, np.maximum(0.0, growth.rate + sigmas * errors))
+        passes = 0.5 * _erfc((limit - growth.level - grown) / (growth.spread * math.sqrt(2)))
         held += weight * np.exp(np.cumsum(np.log1p(-np.minimum(passes, 1 - 1e-12))))
     chances = 1 - held
 
@@ -133,7 +133,7 @@ def crossing(found: Trend, limit: float, *, last: int | None) -> Crossing | None
         earliest=when(_EARLIEST),
         latest=when(_LATEST),
         until=until,
-        at_end=float(found.level + found.grown(ahead[-1:], found.rate)[0]),
+        at_end=float(growth.level + growth.grown(ahead[-1:], growth.rate)[0]),
     )
 
 
@@ -162,37 +162,37 @@ class Measured(Value, frozen=True, kw_only=True):
 def foresee(
     measured: Sequence[Measured],
     *,
-    said: Mapping[str, Foreseen],
+    last: Mapping[str, Foreseen],
     attempt: int = 0,
     of: int | None = None,
     longest: float | None = None,
 ) -> dict[str, Foreseen]:
     """Return the forecasts that are new or changed, by phase or `host`.
 
-    `said` is what was said last of each, `of` the last step of the training and `longest` the tokens of the
+    `last` is the last forecast of each, `of` the last step of the training and `longest` the tokens of the
     longest response that the job allows.
     """
     if len(measured) < FEWEST + WARM_UP:
         return {}
     names = dict.fromkeys(name for one in measured[-FEWEST:] for name in one.peaks)
-    last, result = measured[-1], {}
+    newest, result = measured[-1], {}
     for name in (*names, HOST):
         # A phase that this step did not have, such as a validation, said nothing new.
-        if not _peak(last, name):
+        if not _peak(newest, name):
             continue
         rows = _rows(measured, name)
         if len(rows) < FEWEST:
             continue
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            seen = _expected(rows, name, of=of, longest=longest)
-        before = said.get(name)
-        if before is not None and before.holds and (seen is None or seen.chance < _DROPPED):
+            present = _expected(rows, name, of=of, longest=longest)
+        before = last.get(name)
+        if before is not None and before.holds and (present is None or present.chance < _DROPPED):
             if _reaches(rows, before):
-                result[name] = _taken_back(before, last)
-        elif seen is not None and _news(seen, before):
-            result[name] = msgspec.structs.replace(seen, attempt=attempt)
-    gone = [name for name, before in said.items() if before.holds and _vanished(measured, name)]
-    return result | {name: _taken_back(said[name], last) for name in gone}
+                result[name] = _taken_back(before, newest)
+        elif present is not None and _news(present, before):
+            result[name] = msgspec.structs.replace(present, attempt=attempt)
+    gone = [name for name, before in last.items() if before.holds and _vanished(measured, name)]
+    return result | {name: _taken_back(last[name], newest) for name in gone}
 
 
 def host_growth(measured: Sequence[Measured]) -> int | None:
@@ -231,15 +231,15 @@ def _vanished(measured: Sequence[Measured], name: str) -> bool:
     return missing >= max(FEWEST, 2 * longest)
 
 
-def _news(seen: Foreseen, before: Foreseen | None) -> bool:
+def _news(present: Foreseen, before: Foreseen | None) -> bool:
     if before is None or not before.holds:
-        return seen.chance >= SURE
-    assert seen.step is not None and before.step is not None
-    if before.chance >= SURE > seen.chance or before.chance < SURE <= seen.chance - _SURER:
+        return present.chance >= SURE
+    assert present.step is not None and before.step is not None
+    if before.chance >= SURE > present.chance or before.chance < SURE <= present.chance - _SURER:
         return True
-    if max(before.step, seen.step) <= seen.seen_at + _DUE:
+    if max(before.step, present.step) <= present.seen_at + _DUE:
         return False
-    return abs(seen.step - before.step) > max(3.0, _MOVED * max(0, before.step - seen.seen_at))
+    return abs(present.step - before.step) > max(3.0, _MOVED * max(0, before.step - present.seen_at))
 
 
 def _peak(one: Measured, name: str) -> Peak | None:

@@ -116,13 +116,13 @@ def _resembling(run: Floats, values: Floats) -> tuple[Floats, Floats, Floats, Fl
         first = np.full_like(_LEFT, series[0])
         return np.concatenate([first, (series[1:] - kept * series[:-1]) / new], axis=1)
 
-    level, line, seen = alone(np.ones_like(run)), alone(run), alone(values)
+    level, line, own = alone(np.ones_like(run)), alone(run), alone(values)
     ones, both, lines = (level**2).sum(axis=1), (level * line).sum(axis=1), (line**2).sum(axis=1)
-    on_level, on_line = (level * seen).sum(axis=1), (line * seen).sum(axis=1)
+    on_level, on_line = (level * own).sum(axis=1), (line * own).sum(axis=1)
     power, free = ones * lines - both**2, len(run) - 2
     slopes = (ones * on_line - both * on_level) / power
     levels = (lines * on_level - both * on_line) / power
-    rest = seen - levels[:, None] * level - slopes[:, None] * line
+    rest = own - levels[:, None] * level - slopes[:, None] * line
     noise = np.maximum((rest**2).sum(axis=1) / free, np.finfo(float).tiny)
     plain = math.log(len(run) * float(run @ run))
     spread = 2 * np.log(new).sum(axis=1) + np.log(power) - plain
@@ -169,7 +169,7 @@ class Trend:
 
     since: float  # the step of its last break
     now: float  # the last step
-    seen: int  # values since the break
+    count: int  # values since the break
     level: float  # usual value at `now`
     rate: float  # growth of a step at `now`
     error: float  # standard error of it
@@ -223,7 +223,7 @@ def trend(steps: Floats, values: Floats, *, resembling: bool = True) -> Trend | 
     return Trend(
         since=float(steps[0]),
         now=float(steps[-1]),
-        seen=count,
+        count=count,
         level=float(np.median((values - rate * (steps - steps[-1]))[-max(FEWEST, half) :])),
         rate=rate,
         error=error,

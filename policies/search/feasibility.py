@@ -92,7 +92,7 @@ class Foresight(Forecast):
 
     def excess(self, knobs: Knobs) -> dict[str, float]:
         """Return by how much a candidate is foreseen to overflow, in units of the limits; empty: it fits."""
-        one = judged(self, (knobs,))
+        one = assess(self, (knobs,))
         expected = _expected(self, one.estimate, one.prediction)
         out = {phase: value for phase, value in expected.items() if value > 0}
         if one.risk[0] > RISK:
@@ -129,7 +129,7 @@ class Foresight(Forecast):
     def proposals(self, centers: Sequence[Knobs], *, gain: float) -> tuple[Knobs, ...]:
         """Return the candidates that are foreseen to fit and are worth a run, the fastest first.
 
-        From the centers, the fastest so far first, every single move is judged; the best by several weights
+        From the centers, the fastest so far first, every single move is assessed; the best by several weights
         of fit against speed are moved again. Less than `gain` above the fastest so far is not worth a run.
         """
         reference = self.view.estimates(centers[:1])
@@ -137,7 +137,7 @@ class Foresight(Forecast):
         risky: list[NDArray[np.bool_]] = []
 
         def score(knobs: list[Knobs]) -> tuple[Floats, Floats]:
-            one = judged(self, knobs)
+            one = assess(self, knobs)
             risky.append(~one.allowed)
             return _hoped(self, knobs, one.estimate, reference, center), one.over
 
@@ -149,7 +149,7 @@ class Foresight(Forecast):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Assessment:
     """What is foreseen of many candidates."""
 
     estimate: Estimates
@@ -207,7 +207,7 @@ def _telling_speeds(results: Sequence[Tried]) -> list[Tried]:
     return [*fastest, *latest]
 
 
-def judged(sight: Foresight, knobs: Sequence[Knobs]) -> Judged:
+def assess(sight: Foresight, knobs: Sequence[Knobs]) -> Assessment:
     """Return what is foreseen of candidates."""
     estimate = sight.view.estimates(knobs)
     prediction = predicted(sight.view.calibration, estimate)
@@ -217,7 +217,7 @@ def judged(sight: Foresight, knobs: Sequence[Knobs]) -> Judged:
     over = np.maximum(0.0, np.maximum(gpu, tight)).sum(axis=0)
     over = with_host_and_pool(over, estimate, prediction, margin=_MARGIN, host_share=sight.host_share)
     allowed = (gpu <= 0).all(axis=0) & (risk <= RISK) & sight.needs_less(estimate)
-    return Judged(estimate=estimate, prediction=prediction, risk=risk, over=over, allowed=allowed)
+    return Assessment(estimate=estimate, prediction=prediction, risk=risk, over=over, allowed=allowed)
 
 
 def _expected(sight: Foresight, estimate: Estimates, prediction: Prediction) -> dict[str, float]:

@@ -163,10 +163,10 @@ class _Known:
 def _waiting(known: _Known) -> Iterator[Knobs]:
     """Yield the start configurations without a result, then those that were lost with the cluster."""
     results = known.history.results
-    judged = {r.knobs for r in results if r.result is not Result.LOST}
+    with_result = {r.knobs for r in results if r.result is not Result.LOST}
     lost = [r.knobs for r in results if r.result is Result.LOST and r.purpose is not Purpose.CONFIRM]
     for knobs in dict.fromkeys([*known.space.starts, *lost]):
-        if knobs not in judged and knobs not in known.running:
+        if knobs not in with_result and knobs not in known.running:
             yield knobs
 
 

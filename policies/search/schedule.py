@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from autotune.policies.forecast.time_left import TimeLeft, seconds_of_more, unix_seconds
 from autotune.policies.recovery.decide import backoff_s
-from autotune.policies.search import schedule, trials
-from autotune.policies.values.events import GaveUp, Purpose, Result, Stable, Tried
+from autotune.policies.search import trials
+from autotune.policies.values.events import GaveUp, Progressed, Purpose, Result, Stable, Tried
 from autotune.policies.values.job import Cluster, Search
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement, Profile
@@ -16,6 +16,9 @@ from autotune.policies.values.run.view import RunView
 from autotune.policies.values.value import Value
 
 _LEAST_PATIENCE, _PATIENCE_SHARE = 8, 0.3  # trials without gain before a search ends
+_FEWEST_STEPS = 3  # of a trial, the first of which warms up, that can show that it is slow
+_SLOW_SHARE = 0.8  # of the best: below, and certainly so, a trial is not worth its remaining steps
+_SIGMAS = 3.0
 _PAIRS = 2  # runs of the stable start and of the winner under the same conditions
 _PROOF_SHARE = 0.5  # of search.duration, at most, that is kept for the proof
 
@@ -65,16 +68,24 @@ def _proof_s(results: Sequence[Tried], search: Search, *, goal_steps: int) -> fl
     )
 
 
+def too_slow(steps: Sequence[Progressed], *, best: Tried | None) -> bool:
+    """Return whether the first steps already say that a trial cannot come near the best."""
+    speed = trials.speed(steps)
+    if best is None or speed is None or len(steps) < _FEWEST_STEPS or speed.unit is not best.unit:
+        return False
+    return speed.per_second * (1.0 + _SIGMAS * speed.noise) < _SLOW_SHARE * best.rate
+
+
 def next_proof(results: Sequence[Tried], search: Search, *, start: Knobs) -> Knobs | None:
     """Return what runs next for goal.steps: the fastest that did not, then the start and the winner in turn.
 
     None: enough is proven.
     """
     proofs = [r for r in results if r.purpose is Purpose.CONFIRM and r.result is not Result.LOST]
-    judged = {r.knobs for r in proofs}
-    proven = judged - {r.knobs for r in proofs if not trials.keeps_limits(r)} - {start}
+    compared = {r.knobs for r in proofs}
+    proven = compared - {r.knobs for r in proofs if not trials.keeps_limits(r)} - {start}
     held = trials.fastest(results, confirmed=True)
-    waiting = trials.fastest(results, besides=judged)
+    waiting = trials.fastest(results, besides=compared)
     if waiting is not None and len(proven) < search.confirm and (held is None or waiting.rate > held.rate):
         return waiting.knobs
     if not search.confirm or held is None or held.knobs == start:
@@ -177,14 +188,14 @@ def time_left(view: RunView, *, now: float) -> TimeLeft | None:
     took = [r.seconds for r in ran if r.purpose is Purpose.PROBE]
     if len(took) < _ENOUGH:
         return TimeLeft(least_s=0.0, most_s=limit_s)
-    judged = {r.trial for r in results}
+    with_result = {r.trial for r in results}
     proofs = sum(r.purpose is Purpose.CONFIRM for r in ran)
-    proving = proofs > 0 or any(each.started.trial in judged for each in running)
+    proving = proofs > 0 or any(each.started.trial in with_result for each in running)
     begun_s = sum(min(max(0.0, now - unix_seconds(each.started.at)), max(took)) for each in running)
     longer = max(1.0, job.goal.steps / max(1, search.probe_steps))
-    proof_s = max(1, schedule.most_proofs(search) - proofs) * longer * max(took) if search.confirm else 0.0
+    proof_s = max(1, most_proofs(search) - proofs) * longer * max(took) if search.confirm else 0.0
     if proving:
         return TimeLeft(least_s=0.0, most_s=min(limit_s, max(max(took), proof_s - begun_s)))
-    waiting = max(0, search.trials - schedule.count(results) - len(running))
+    waiting = max(0, search.trials - count(results) - len(running))
     trials_s = (seconds_of_more(waiting + len(running), took)[1] - begun_s) / max(1, search.parallel)
     return TimeLeft(least_s=0.0, most_s=min(limit_s, max(max(took), trials_s) + proof_s))

@@ -29,8 +29,6 @@ from autotune.policies.values.value import Value
 
 _WARM_UP_STEPS = 1  # compiles kernels, fills caches
 _BLIND_EXCESS = 0.05  # of the limit: an out-of-memory message without figures
-_SLOW_SHARE = 0.8  # of the best: below, and certainly so, a trial is not worth its remaining steps
-_SIGMAS = 3.0
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _NUMBERS = re.compile(r"\d+")  # of processes, times and lines: what differs between equal messages
 BETTER = "is surely faster and keeps every limit"
@@ -50,16 +48,16 @@ def speed(steps: Sequence[Progressed]) -> Speed | None:
     return Speed(per_second=middle, unit=unit, noise=spread / middle / len(rates) ** 0.5)
 
 
-def timed(result: Tried, found: Speed | None) -> Tried:
+def timed(result: Tried, measured: Speed | None) -> Tried:
     """Return a result with this speed."""
-    if found is None:
+    if measured is None:
         return msgspec.structs.replace(result, tokens_per_second=None, steps_per_second=None, noise=None)
-    tokens = found.unit is Unit.TOKENS
+    tokens = measured.unit is Unit.TOKENS
     return msgspec.structs.replace(
         result,
-        tokens_per_second=found.per_second if tokens else None,
-        steps_per_second=None if tokens else found.per_second,
-        noise=found.noise,
+        tokens_per_second=measured.per_second if tokens else None,
+        steps_per_second=None if tokens else measured.per_second,
+        noise=measured.noise,
     )
 
 
@@ -107,14 +105,6 @@ def excess_of_failure(diagnosis: Diagnosis) -> dict[str, float]:
     share = missing / capacity if missing is not None and capacity else _BLIND_EXCESS
     phase = diagnosis.phase if diagnosis.phase is not Phase.NONE else Phase.INIT
     return {str(phase): max(_BLIND_EXCESS, share)}
-
-
-def too_slow(steps: Sequence[Progressed], *, best: Tried | None) -> bool:
-    """Return whether the first steps already say that a trial cannot come near the best."""
-    result = speed(steps)
-    if best is None or result is None or len(steps) <= _WARM_UP_STEPS + 1 or result.unit is not best.unit:
-        return False
-    return result.per_second * (1.0 + _SIGMAS * result.noise) < _SLOW_SHARE * best.rate
 
 
 def tried(history: History) -> tuple[Tried, ...]:
@@ -251,11 +241,11 @@ def suspects(results: Sequence[Tried], *, start: Knobs) -> tuple[Suspects, ...]:
     """
     refused = [(r, changed(start, r.knobs)) for r in results if r.result is Result.REFUSED]
     ran = [r.knobs for r in results if r.result in (Result.FITS, Result.SLOW)] if refused else []
-    seen = {name: {getattr(k, name) for k in ran} for _, change in refused for name in change}
+    ran_with = {name: {getattr(k, name) for k in ran} for _, change in refused for name in change}
     alike: dict[str, Suspects] = {}  # by reason
     result: list[Suspects] = []
     for r, change in refused:
-        new = {name: value for name, (_, value) in change.items() if value not in seen[name]}
+        new = {name: value for name, (_, value) in change.items() if value not in ran_with[name]}
         if not new:
             continue
         own = Suspects(trial=r.trial, settings=new)
@@ -269,9 +259,9 @@ def suspects(results: Sequence[Tried], *, start: Knobs) -> tuple[Suspects, ...]:
     return (*alike.values(), *result)
 
 
-def suspected(found: Iterable[Suspects], proposed: Knobs) -> str:
+def suspected(suspects_of_trials: Iterable[Suspects], proposed: Knobs) -> str:
     """Return the trial that did not run, and whose every suspect `proposed` has, in words; empty if none."""
-    for suspect in found:
+    for suspect in suspects_of_trials:
         if all(getattr(proposed, name) == value for name, value in suspect.settings.items()):
             settings = ", ".join(f"{name} = {value}" for name, value in suspect.settings.items())
             return f"trial {suspect.trial} did not run with {settings}"

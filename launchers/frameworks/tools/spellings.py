@@ -45,7 +45,7 @@ _GENERATES = re.compile(r"\b(?i:grpo|rlhf|rloo|rollout)|\bonline_dpo|use_vllm")
 _GRIDS: dict[str, Grid] = {"memory_fraction": Grid(minimum=0.05, maximum=0.98, multiple=0.01)}
 
 
-def seen(text: str, *, driven: bool = False) -> tuple[Tool, ...]:
+def tools_in(text: str, *, driven: bool = False) -> tuple[Tool, ...]:
     """Return the tools whose traces a text contains.
 
     A framework without an adapter excludes all others, unless the job is `driven` and only uses it as a

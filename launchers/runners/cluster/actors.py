@@ -8,7 +8,7 @@ from typing import Any
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.cluster.actor import NodeActor, remove_reservation, reservation_of
 from autotune.launchers.runners.cluster.connection import NAMESPACE, NORMAL_NICENESS
-from autotune.launchers.runners.cluster.waits import WAITS, Waits
+from autotune.launchers.runners.cluster.timeouts import WAITS, Waits
 from autotune.launchers.runners.node.agent import Start
 
 

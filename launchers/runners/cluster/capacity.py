@@ -22,7 +22,7 @@ from autotune.launchers.base import Capacity, Unreachable
 from autotune.launchers.runners.cluster import internals
 from autotune.launchers.runners.cluster.actors import living_nodes, on_node
 from autotune.launchers.runners.cluster.survey import first_line
-from autotune.launchers.runners.cluster.waits import WAITS, Waits
+from autotune.launchers.runners.cluster.timeouts import WAITS, Waits
 
 _NAME = "autotune: nodes"
 

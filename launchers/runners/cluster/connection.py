@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.cluster import internals
-from autotune.launchers.runners.cluster.waits import WAITS, Waits
+from autotune.launchers.runners.cluster.timeouts import WAITS, Waits
 from autotune.launchers.runners.node.child import FOLDER
 from autotune.launchers.runners.node.host import read_cards, read_host
 from autotune.policies.values.value import Value

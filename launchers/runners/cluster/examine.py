@@ -6,7 +6,7 @@ from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.cluster.actors import living_nodes, name_of, on_node
 from autotune.launchers.runners.cluster.readers import import_failure
 from autotune.launchers.runners.cluster.survey import first_line
-from autotune.launchers.runners.cluster.waits import WAITS
+from autotune.launchers.runners.cluster.timeouts import WAITS
 from autotune.launchers.runners.node.examination import Examination, NodeFacts, examine
 from autotune.policies.values.value import Value
 

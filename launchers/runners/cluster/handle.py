@@ -13,12 +13,12 @@ from autotune.launchers.runners.cluster.actors import Posts, name_of, on_node
 from autotune.launchers.runners.cluster.connection import Head, in_main_thread
 from autotune.launchers.runners.cluster.jobs import remove_leftovers
 from autotune.launchers.runners.cluster.readers import NodeReader, has_died, one_per_machine, wait_once
-from autotune.launchers.runners.cluster.silence import HEAD, Silence, Silences, State, silences_of
+from autotune.launchers.runners.cluster.silence_messages import HEAD, Silence, Silences, State, silences_of
 from autotune.launchers.runners.cluster.survey import Survey, Surveyor, first_line, memory_kill
-from autotune.launchers.runners.cluster.waits import WAITS, Waits
+from autotune.launchers.runners.cluster.timeouts import WAITS, Waits
 from autotune.launchers.runners.node.agent import STRAGGLER_GRACE_S, Report, end_attempt
-from autotune.launchers.runners.node.drain import ENOUGH_SHARE, ProcessHold, Residue, drain
 from autotune.launchers.runners.node.harvest import Harvest
+from autotune.launchers.runners.node.memory_release import ENOUGH_SHARE, ProcessHold, Residue, drain
 from autotune.policies.values.observation import Sample
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.launchers.base import Chunk, Unreachable
 from autotune.launchers.packages import DISTRIBUTION, version_of
 from autotune.launchers.runners.cluster.jobs import Claim
-from autotune.launchers.runners.cluster.waits import Waits
+from autotune.launchers.runners.cluster.timeouts import Waits
 from autotune.launchers.runners.node.agent import Report, Start
 from autotune.policies.values.observation import Sample
 

@@ -29,7 +29,7 @@ from autotune.launchers.runners.cluster.jobs import (
     remove_leftovers,
 )
 from autotune.launchers.runners.cluster.readers import NodeReader, Places, answers_of, has_died
-from autotune.launchers.runners.cluster.waits import WAITS, Waits
+from autotune.launchers.runners.cluster.timeouts import WAITS, Waits
 from autotune.launchers.runners.node.agent import SWEEP_GRACE_S, end_run, sweep_machine
 from autotune.launchers.runners.node.host import Machine, measure
 from autotune.policies.values.command import Command

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from autotune.launchers.runners.cluster.actors import Posts, living_nodes
 from autotune.launchers.runners.cluster.connection import Head, serves_ray
 from autotune.launchers.runners.cluster.jobs import Claim, claims_of, jobs_of
-from autotune.launchers.runners.cluster.waits import WAITS, Waits
+from autotune.launchers.runners.cluster.timeouts import WAITS, Waits
 
 _LOW_ON_MEMORY = "running low on memory"  # src/ray/common/memory_monitor, in every release that is supported
 _WORDS = 40  # lines of an error to search: the sentence and the ten largest processes

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from autotune.launchers.base import Exit, Unreachable
 from autotune.launchers.runners.node.child import Child, living_attempts, remove_dead_folders
-from autotune.launchers.runners.node.drain import CardState, ProcessHold, Residue, hold_of
 from autotune.launchers.runners.node.host import read_cards, read_host
 from autotune.launchers.runners.node.logs import Logs, Piece
+from autotune.launchers.runners.node.memory_release import CardState, ProcessHold, Residue, hold_of
 from autotune.launchers.runners.node.output import Output
 from autotune.launchers.runners.node.processes import ProcessStat, all_pids, end, marked, read_stat, user_of
 from autotune.launchers.runners.node.sampler import Sampler

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from autotune.launchers.base import Exit, Unreachable
+from autotune.launchers.option_variables import without_options
 from autotune.launchers.runners.node.logs import RECORDS
 from autotune.launchers.runners.node.processes import MARKER, is_alive, read_stat
-from autotune.launchers.variables import without_options
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.value import Value
 

@@ -19,7 +19,7 @@ import msgspec
 from autotune.launchers.packages import DISTRIBUTION, version_of
 from autotune.launchers.runners.node import host
 from autotune.launchers.runners.node.child import initial_environment, outside_ray_worker
-from autotune.launchers.runners.node.drain import ProcessHold, hold_of
+from autotune.launchers.runners.node.memory_release import ProcessHold, hold_of
 from autotune.launchers.runners.node.model_folder import CONFIG, find_folder
 from autotune.policies.values.value import Value
 

@@ -315,9 +315,9 @@ def _conduct(context: RunContext, views: Views) -> Verdict:
     """Launch or search, as the run was asked for."""
     if accepted_of(context.journal.history()).mode != directory.Mode.SEARCH:
         return reconcile.run(context)
-    from autotune.orchestrator.search import controller
+    from autotune.orchestrator.search import whole_search
 
-    return controller.search(context, exported=views.export)
+    return whole_search.search(context, exported=views.export)
 
 
 def _job(run: directory.RunFolder, history: History) -> Job:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from autotune.orchestrator.annotate.document import Annotation
+from autotune.orchestrator.annotate.annotation import Annotation
 from autotune.orchestrator.certificate import VerificationDocument
 from autotune.orchestrator.cli.fix import FixDocument
 from autotune.orchestrator.cli.init import JobDraft
@@ -29,7 +29,7 @@ from autotune.orchestrator.errors import ErrorDocument
 from autotune.orchestrator.explain.json_output import ExplanationDocument
 from autotune.orchestrator.explain.rule_page import CauseDocument, RuleDocument
 from autotune.orchestrator.explain.snapshot import SnapshotDocument
-from autotune.orchestrator.notify.document import Notification
+from autotune.orchestrator.notify.notification import Notification
 from autotune.orchestrator.other_release import OtherRelease
 from autotune.orchestrator.planner import Plan
 from autotune.orchestrator.report.document import Report

@@ -13,8 +13,8 @@ import msgspec
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from autotune.launchers.option_variables import OPTIONS
 from autotune.launchers.packages import DISTRIBUTION
-from autotune.launchers.variables import OPTIONS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _META = "autotune.options"

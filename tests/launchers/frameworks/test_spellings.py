@@ -40,7 +40,7 @@ def test_every_row_spells_a_knob() -> None:
     ],
 )
 def test_tools_are_told_by_their_traces(text: str, names: list[str]) -> None:
-    assert [tool.name for tool in spellings.seen(text)] == names
+    assert [tool.name for tool in spellings.tools_in(text)] == names
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_tools_are_told_by_their_traces(text: str, names: list[str]) -> None:
     ],
 )
 def test_a_framework_that_is_not_driven_answers_for_its_parts(text: str, name: str) -> None:
-    assert [tool.name for tool in spellings.seen(text)] == [name]
-    assert name not in [tool.name for tool in spellings.seen(text, driven=True)]
+    assert [tool.name for tool in spellings.tools_in(text)] == [name]
+    assert name not in [tool.name for tool in spellings.tools_in(text, driven=True)]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import ray
 from autotune.launchers.runners.cluster.actor import workers_variables
 from autotune.launchers.runners.cluster.readers import NodeReader, Places, has_died, import_failure
 from autotune.launchers.runners.cluster.runner import summarize
-from autotune.launchers.runners.cluster.silence import Silence, Silences, State
+from autotune.launchers.runners.cluster.silence_messages import Silence, Silences, State
 from autotune.launchers.runners.cluster.survey import memory_kill
-from autotune.launchers.runners.cluster.waits import Waits
+from autotune.launchers.runners.cluster.timeouts import Waits
 from autotune.launchers.runners.node.host import Card, Machine
 from autotune.launchers.runners.node.logs import fair_shares
 

@@ -11,7 +11,7 @@ import pytest
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.cluster import connection
 from autotune.launchers.runners.cluster.connection import Connection, Head, connect
-from autotune.launchers.runners.cluster.waits import Waits
+from autotune.launchers.runners.cluster.timeouts import Waits
 from tests.launchers.runners.attempts import wait_for
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.launchers.runners.node.drain import CardState, ProcessHold, Residue, drain, held
+from autotune.launchers.runners.node.memory_release import CardState, ProcessHold, Residue, drain, held
 
 GIB = 1 << 30
 STRANGER = ProcessHold(pid=77, user="eva", name="python", used_bytes=30 * GIB)

@@ -14,7 +14,7 @@ import pytest
 
 from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.cluster.runner import RayRunner
-from autotune.launchers.runners.cluster.waits import Waits
+from autotune.launchers.runners.cluster.timeouts import Waits
 from autotune.orchestrator.driver.signals import ForcedExit, Interrupts
 from tests.launchers.runners.attempts import Program, Reading, carriers, wait_for
 
@@ -58,8 +58,8 @@ def driver(source: str, *, address: str) -> subprocess.Popen[bytes]:
     text = f"""
 import time
 from autotune.launchers.runners.cluster.runner import RayRunner
-from autotune.launchers.runners.cluster.waits import Waits
-from autotune.launchers.runners.cluster.waits import Waits
+from autotune.launchers.runners.cluster.timeouts import Waits
+from autotune.launchers.runners.cluster.timeouts import Waits
 from autotune.policies.values.command import Command
 runner = RayRunner.open({address!r})
 """

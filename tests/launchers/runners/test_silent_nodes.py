@@ -14,7 +14,7 @@ from autotune.launchers.base import Unreachable
 from autotune.launchers.runners.cluster.actor import NodeActor
 from autotune.launchers.runners.cluster.handle import RayHandle
 from autotune.launchers.runners.cluster.runner import RayRunner
-from autotune.launchers.runners.cluster.waits import Waits
+from autotune.launchers.runners.cluster.timeouts import Waits
 from tests.launchers.runners.attempts import Program, Reading, carriers, wait_for
 
 pytestmark = pytest.mark.timeout(120)

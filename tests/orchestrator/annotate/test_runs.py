@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from autotune.orchestrator.annotate import annotator
+from autotune.orchestrator.annotate.annotation import annotation, ended, markdown
 from autotune.orchestrator.annotate.annotator import Annotator
 from autotune.orchestrator.annotate.child import LIMIT_S, Child, absent, environment, pythons
-from autotune.orchestrator.annotate.document import annotation, ended, markdown
-from autotune.orchestrator.annotate.places import VARIABLES
+from autotune.orchestrator.annotate.tracker_runs import VARIABLES
 from autotune.orchestrator.cli.shared import json_documents
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver import side_task

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from autotune.launchers.variables import OPTIONS
+from autotune.launchers.option_variables import OPTIONS
 from autotune.orchestrator.cli import COMMANDS, main
 from autotune.orchestrator.run import directory
 from tests.orchestrator.cli.terminal import ROOT, run

@@ -9,7 +9,6 @@ import pytest
 
 from autotune.launchers import frameworks
 from autotune.launchers.runners.cluster.connection import Connection
-from autotune.launchers.runners.node.drain import ProcessHold
 from autotune.launchers.runners.node.examination import (
     CardFacts,
     FolderFacts,
@@ -17,6 +16,7 @@ from autotune.launchers.runners.node.examination import (
     NodeFacts,
     ProgramFacts,
 )
+from autotune.launchers.runners.node.memory_release import ProcessHold
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.doctor import examine as doctor
 from autotune.orchestrator.doctor.check import Check, Examined, Status, render

@@ -16,7 +16,7 @@ import pytest
 from autotune.orchestrator.cli.shared import json_documents
 from autotune.orchestrator.notify import channels
 from autotune.orchestrator.notify.channels import Undelivered, faults, post, run_command
-from autotune.orchestrator.notify.document import Notification
+from autotune.orchestrator.notify.notification import Notification
 from autotune.policies.values.job import Notify, Occasion
 from tests.orchestrator.notify.receiver import receiver
 

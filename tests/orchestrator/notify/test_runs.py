@@ -22,7 +22,7 @@ from autotune.orchestrator.errors import Failure, JobErrors
 from autotune.orchestrator.notify import courier
 from autotune.orchestrator.notify.channels import LIMIT_S, variables
 from autotune.orchestrator.notify.courier import Courier
-from autotune.orchestrator.notify.document import due
+from autotune.orchestrator.notify.notification import due
 from autotune.orchestrator.run import directory, journal
 from autotune.orchestrator.run.journal import Journal
 from autotune.policies.values.diagnosis import Diagnosis

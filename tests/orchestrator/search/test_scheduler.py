@@ -25,7 +25,7 @@ from autotune.orchestrator.driver.signals import Interrupts
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory, journal
 from autotune.orchestrator.run.lock import TakenOver
-from autotune.orchestrator.search import controller
+from autotune.orchestrator.search import whole_search
 from autotune.policies.search import trials
 from autotune.policies.search.feasibility import Forecast
 from autotune.policies.values.command import Command
@@ -150,7 +150,7 @@ class Night:
             )
             forecast = self.forecast
             forecasts = None if forecast is None else lambda _: forecast
-            return controller.search(context, forecasts=forecasts, exported=self._count)
+            return whole_search.search(context, forecasts=forecasts, exported=self._count)
 
     def _tell(self, event: Event) -> None:
         self.world.tick()
@@ -390,7 +390,7 @@ def test_more_trials_at_once_than_the_cluster_holds_are_refused() -> None:
     cluster = msgspec.structs.replace(assumed(job), gpus_per_node=4, gpu_memory_bytes=80 << 30)
     profile = frameworks.find("builtin").profile(job, cluster)
     with pytest.raises(Failure, match="3 trials need 2 GPUs each; the cluster has 4"):
-        controller.check(job, Accepted(run="r", job=job, profile=profile, cluster=cluster))
+        whole_search.check(job, Accepted(run="r", job=job, profile=profile, cluster=cluster))
 
 
 def test_what_no_reading_tells_the_estimate_does(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from autotune.policies.certificate.contents import Replayed
-from autotune.policies.certificate.overlap import judged, losses_of, outside, step_loss
+from autotune.policies.certificate.overlap import losses_of, outside, replay_of, step_loss
 from autotune.policies.values.events import Event, Progressed, Started
 from autotune.policies.values.knobs import Knobs
 
@@ -28,7 +28,7 @@ def test_steps_of_both_settings_within_the_noise_of_a_step_agree() -> None:
     assert losses.overlapping[0].losses == {"1": 0.51, "2": 0.53}
     assert losses.pairs == 7 + 5
     assert losses.band is not None and abs(losses.band - 4 * 1.4826 * 0.02) < 1e-9
-    verdict, told = judged(history, losses, stable=HALF)
+    verdict, told = replay_of(history, losses, stable=HALF)
     assert verdict is Replayed.AGREED
     assert told.startswith("the losses of 3 steps (6 to 8) with both settings lie within a band of 0.118")
 
@@ -37,7 +37,7 @@ def test_steps_outside_the_band_differ_and_the_first_is_named() -> None:
     history = (*attempt(1, FULL, noisy(range(1, 9))), *attempt(2, HALF, noisy(range(7, 11), by=0.4)))
     losses = losses_of(history)
     assert [overlap.step for overlap in outside(losses.overlapping, band=losses.band)] == [7, 8]
-    verdict, told = judged(history, losses, stable=HALF)
+    verdict, told = replay_of(history, losses, stable=HALF)
     assert verdict is Replayed.DIFFERS
     assert told == "step 7: the losses of its attempts are 0.4 apart; the band is 0.118608"
 
@@ -51,7 +51,7 @@ def test_nothing_is_shown_without_a_step_of_both_settings() -> None:
         ((*attempt(1, FULL, {1: 0.5}), *attempt(2, HALF, {1: 0.5, 2: 0.4})), "1 pairs of neighbouring steps"),
         ((*attempt(1, FULL, steps), *attempt(2, HALF, steps, trial=3)), "no step was trained both"),
     ):
-        verdict, told = judged(history, losses_of(history), stable=HALF)
+        verdict, told = replay_of(history, losses_of(history), stable=HALF)
         assert verdict is Replayed.NOT_RUN
         assert told.startswith(why), told
 

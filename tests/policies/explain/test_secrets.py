@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.policies.explain.secrets import masked, shown
+from autotune.policies.explain.secrets import masked, without_secrets
 from autotune.policies.values.diagnosis import Line
 
 KEY = "a1b2c3d4e5f6a7b8c9d0e1f2a3b4c5d6e7f8a9b0"
@@ -110,4 +110,6 @@ def test_a_long_line_takes_linear_work(unit: str) -> None:
 
 def test_a_line_of_evidence_is_stored_without_its_secrets() -> None:
     line = Line(line=7, text="OSError: https://me:hunter2@host/ is full", rule="disk-full")
-    assert shown(line) == Line(line=7, text="OSError: https://me:***@host/ is full", rule="disk-full")
+    assert without_secrets(line) == Line(
+        line=7, text="OSError: https://me:***@host/ is full", rule="disk-full"
+    )

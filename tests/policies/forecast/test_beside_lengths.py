@@ -70,7 +70,7 @@ def measured(seed: int, *, leak: float, known: bool) -> list[Measured]:
 
 
 def first_told(rows: list[Measured]) -> int | None:
-    return next((n for n in range(1, len(rows) + 1) if foresee(rows[:n], said={}, of=200)), None)
+    return next((n for n in range(1, len(rows) + 1) if foresee(rows[:n], last={}, of=200)), None)
 
 
 def test_a_leak_under_varying_lengths_is_forecast_earlier_with_them() -> None:

@@ -1,4 +1,4 @@
-"""What is said ahead of memory that grows, and what is not."""
+"""What is before ahead of memory that grows, and what is not."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def rows(used: Callable[[int], float], steps: int, *, noise: float = 0.002, seed
 
 
 def first(measured: list[Measured], **facts: float | None) -> Foreseen | None:
-    """Return what is said first of growing knowledge."""
+    """Return what is before first of growing knowledge."""
     for count in range(1, len(measured) + 1):
-        found = foresee(measured[:count], said={}, **facts)  # type: ignore[arg-type]
+        found = foresee(measured[:count], last={}, **facts)  # type: ignore[arg-type]
         if found:
             return next(iter(found.values()))
     return None
@@ -42,13 +42,13 @@ def leak(step: int) -> float:
 
 
 def test_a_leak_is_said_long_before_with_its_step_and_figures() -> None:
-    said = first(rows(leak, 95), of=200)
-    assert said is not None and said.phase is Phase.BACKWARD and said.cause is Cause.GPU_OOM
-    assert said.seen_at <= 70 and said.chance >= 0.9
-    assert said.earliest is not None and said.step is not None and said.latest is not None
-    assert said.earliest <= said.step <= said.latest and 85 <= said.step <= 110
-    assert said.per_step_bytes == pytest.approx(0.004 * CARD, rel=0.15)
-    assert said.limit_bytes < CARD and said.used_bytes < said.limit_bytes
+    before = first(rows(leak, 95), of=200)
+    assert before is not None and before.phase is Phase.BACKWARD and before.cause is Cause.GPU_OOM
+    assert before.seen_at <= 70 and before.chance >= 0.9
+    assert before.earliest is not None and before.step is not None and before.latest is not None
+    assert before.earliest <= before.step <= before.latest and 85 <= before.step <= 110
+    assert before.per_step_bytes == pytest.approx(0.004 * CARD, rel=0.15)
+    assert before.limit_bytes < CARD and before.used_bytes < before.limit_bytes
 
 
 def test_growth_that_the_end_of_the_training_comes_before_is_not_said() -> None:
@@ -75,18 +75,18 @@ def test_no_alarm(used: Callable[[int], float], seed: int) -> None:
 
 
 def test_a_leak_that_begins_late_is_said_by_what_came_since() -> None:
-    said = first(rows(lambda step: 0.6 + max(0, step - 60) * 0.008, 108), of=300)
-    assert said is not None and said.since is not None and said.since >= 50
-    assert said.step is not None and said.step - said.seen_at >= 5
+    before = first(rows(lambda step: 0.6 + max(0, step - 60) * 0.008, 108), of=300)
+    assert before is not None and before.since is not None and before.since >= 50
+    assert before.step is not None and before.step - before.seen_at >= 5
 
 
 def test_what_no_longer_holds_is_taken_back_once() -> None:
     steps = rows(lambda step: min(leak(step), leak(70)), 120)
-    said: dict[str, Foreseen] = {}
+    before: dict[str, Foreseen] = {}
     told = []
     for count in range(1, len(steps) + 1):
-        found = foresee(steps[:count], said=said, of=1000)
-        said |= found
+        found = foresee(steps[:count], last=before, of=1000)
+        before |= found
         told += found.values()
     assert told[0].holds and not told[-1].holds
     assert sum(not each.holds for each in told) == 1
@@ -94,9 +94,9 @@ def test_what_no_longer_holds_is_taken_back_once() -> None:
 
 def test_the_same_forecast_is_said_once() -> None:
     steps = rows(leak, 90)
-    said = foresee(steps[:70], said={}, of=200)
-    assert said
-    assert not foresee(steps[:71], said=said, of=200)
+    before = foresee(steps[:70], last={}, of=200)
+    assert before
+    assert not foresee(steps[:71], last=before, of=200)
 
 
 def test_the_host_counts_to_where_processes_are_killed() -> None:
@@ -104,9 +104,9 @@ def test_the_host_counts_to_where_processes_are_killed() -> None:
         Measured(step=n, host=Peak(used_bytes=int((0.5 + 0.005 * n) * GIB), capacity_bytes=GIB))
         for n in range(1, 71)
     ]
-    said = foresee(steps, said={}, of=None)[HOST]
-    assert said.cause is Cause.HOST_OOM and said.limit_bytes == int(0.95 * GIB)
-    assert said.step is not None and 87 <= said.step <= 93
+    before = foresee(steps, last={}, of=None)[HOST]
+    assert before.cause is Cause.HOST_OOM and before.limit_bytes == int(0.95 * GIB)
+    assert before.step is not None and 87 <= before.step <= 93
 
 
 @pytest.mark.parametrize(("steps", "per_step"), [(30, 0.005 * GIB), (8, None)])
@@ -124,34 +124,34 @@ def host_at(step: int, share: float, *, total: int = GIB) -> Measured:
 def test_nodes_of_different_size_are_one_series() -> None:
     sizes = (GIB, 2 * GIB)
     steps = [host_at(n, 0.5 + 0.005 * n, total=sizes[n % 2]) for n in range(1, 71)]
-    said = foresee(steps, said={}, of=None)[HOST]
-    assert said.step is not None and 87 <= said.step <= 93
-    assert said.limit_bytes == int(0.95 * GIB)  # of the node that is fullest now
+    before = foresee(steps, last={}, of=None)[HOST]
+    assert before.step is not None and 87 <= before.step <= 93
+    assert before.limit_bytes == int(0.95 * GIB)  # of the node that is fullest now
     level = [host_at(n, 0.8, total=GIB if n < 40 else 2 * GIB) for n in range(1, 71)]
-    assert foresee(level, said={}, of=None) == {}
+    assert foresee(level, last={}, of=None) == {}
 
 
 def test_a_driver_that_attaches_takes_nothing_back_before_it_has_seen_enough() -> None:
-    before = foresee([host_at(n, 0.5 + 0.005 * n) for n in range(1, 61)], said={}, of=None)
+    before = foresee([host_at(n, 0.5 + 0.005 * n) for n in range(1, 61)], last={}, of=None)
     assert before[HOST].holds
     steps = [Measured(step=n) for n in range(1, 61)]
     for n in range(61, 80):
         steps.append(host_at(n, 0.5 + 0.005 * n))
-        assert all(each.holds for each in foresee(steps, said=before, of=None).values())
+        assert all(each.holds for each in foresee(steps, last=before, of=None).values())
     calm = [*steps[:60], *(host_at(n, 0.6) for n in range(61, 80))]
-    assert not foresee(calm, said=before, of=None)[HOST].holds
+    assert not foresee(calm, last=before, of=None)[HOST].holds
 
 
 def test_a_phase_that_is_no_longer_run_is_taken_back() -> None:
     steps = rows(leak, 70)
-    said = foresee(steps, said={}, of=200)
+    before = foresee(steps, last={}, of=200)
     other = {"forward": Peak(used_bytes=GIB, capacity_bytes=CARD)}
     missing = [Measured(step=n, peaks=other) for n in range(71, 79)]
-    assert not foresee([*steps, *missing[:7]], said=said, of=200)
-    back = foresee([*steps, *missing], said=said, of=200)
+    assert not foresee([*steps, *missing[:7]], last=before, of=200)
+    back = foresee([*steps, *missing], last=before, of=200)
     assert [(each.phase, each.holds) for each in back.values()] == [(Phase.BACKWARD, False)]
     unread = [Measured(step=n) for n in range(71, 79)]  # as after an attach: nothing was read of any phase
-    assert not foresee([*steps, *unread], said=said, of=200)
+    assert not foresee([*steps, *unread], last=before, of=200)
 
 
 def test_a_validation_every_ten_steps_is_not_taken_back_between_two() -> None:
@@ -159,18 +159,18 @@ def test_a_validation_every_ten_steps_is_not_taken_back_between_two() -> None:
         Measured(step=one.step, peaks=one.peaks if one.step % 10 == 0 else {"forward": one.peaks["backward"]})
         for one in rows(leak, 78)
     ]
-    said = {"backward": foresee(rows(leak, 70), said={}, of=200)["backward"]}
-    assert "backward" not in foresee(steps, said=said, of=200)
+    before = {"backward": foresee(rows(leak, 70), last={}, of=200)["backward"]}
+    assert "backward" not in foresee(steps, last=before, of=200)
 
 
 def told_by(chances: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch) -> list[Foreseen]:
-    """Return what is said after one step each, where the trend gives these chances and steps."""
-    said, told, steps = dict[str, Foreseen](), list[Foreseen](), rows(leak, 70 + len(chances))
+    """Return what is before after one step each, where the trend gives these chances and steps."""
+    before, told, steps = dict[str, Foreseen](), list[Foreseen](), rows(leak, 70 + len(chances))
     for count, (chance, step) in enumerate(chances, start=70):
         found = Crossing(chance=chance, step=step, earliest=step, latest=step, until=200, at_end=CARD)
         monkeypatch.setattr(foresee_module, "crossing", lambda *_, found=found, **__: found)
-        new = foresee(steps[:count], said=said, of=200)
-        said |= new
+        new = foresee(steps[:count], last=before, of=200)
+        before |= new
         told += new.values()
     return told
 
@@ -195,8 +195,8 @@ def test_what_was_expected_by_now_is_not_said_again_and_again(monkeypatch: pytes
 def test_lengths_that_are_missing_now_and_then_still_explain() -> None:
     steps = lengthening(6000, 90)
     some = [replace(one, lengths={}) if one.step in (20, 55, 90) else one for one in steps]
-    assert foresee(some, said={}, of=400, longest=6000.0) == {}
-    assert foresee([replace(one, lengths={}) for one in steps], said={}, of=400, longest=6000.0)
+    assert foresee(some, last={}, of=400, longest=6000.0) == {}
+    assert foresee([replace(one, lengths={}) for one in steps], last={}, of=400, longest=6000.0)
 
 
 def lengthening(longest: float, steps: int) -> list[Measured]:
@@ -216,24 +216,24 @@ def lengthening(longest: float, steps: int) -> list[Measured]:
 
 def test_lengths_that_end_below_the_limit_are_no_alarm_and_others_are_named() -> None:
     assert first(lengthening(6000, 90), of=400, longest=6000.0) is None  # 0.9 of the card at most
-    said = first(lengthening(9000, 115), of=400, longest=9000.0)
-    assert said is not None and said.lengths
-    assert said.step is not None and 110 <= said.step <= 130
+    before = first(lengthening(9000, 115), of=400, longest=9000.0)
+    assert before is not None and before.lengths
+    assert before.step is not None and 110 <= before.step <= 130
 
 
 def test_a_memory_without_a_size_says_nothing() -> None:
     unlimited = [
         Measured(step=n, peaks={"backward": Peak(used_bytes=n * GIB, capacity_bytes=0)}) for n in range(1, 60)
     ]
-    assert foresee(unlimited, said={}, of=100) == {}
+    assert foresee(unlimited, last={}, of=100) == {}
 
 
 def test_a_sawtooth_that_rises_is_said_before_it_runs_out() -> None:
     def sawtooth(step: int) -> float:
         return 0.55 + 0.0045 * step + 0.02 * (step % 8)  # full at step 67
 
-    said = first(rows(sawtooth, 62), of=140)
-    assert said is not None and said.seen_at <= 57
+    before = first(rows(sawtooth, 62), of=140)
+    assert before is not None and before.seen_at <= 57
 
 
 def test_a_few_steps_after_a_jump_prove_no_growth() -> None:

@@ -65,7 +65,7 @@ def test_what_was_measured_in_another_unit_is_not_compared() -> None:
         fast=0.06, slow=0.05, runs=1, apart=1.0
     )
     assert [r.trial for r in trials.front(every)] == [2, 1]
-    assert not trials.too_slow(steps(50, 50, 50, 50), best=best)
+    assert not schedule.too_slow(steps(50, 50, 50, 50), best=best)
     assert (trials.fastest(every[::-1]) or best).trial == 3
 
 
@@ -202,10 +202,10 @@ def test_what_a_job_does_not_run_with_is_narrowed_by_what_ran() -> None:
 
 def test_clearly_slow_trials_are_told_from_noisy_ones() -> None:
     best = result(1, 100.0)
-    assert trials.too_slow(steps(50, 50, 50, 50), best=best)
-    assert not trials.too_slow(steps(50, 50), best=best)
-    assert not trials.too_slow(steps(50, 30, 110, 60), best=best)
-    assert not trials.too_slow(steps(50, 50, 50, 50), best=None)
+    assert schedule.too_slow(steps(50, 50, 50, 50), best=best)
+    assert not schedule.too_slow(steps(50, 50), best=best)
+    assert not schedule.too_slow(steps(50, 30, 110, 60), best=best)
+    assert not schedule.too_slow(steps(50, 50, 50, 50), best=None)
 
 
 def test_the_front_has_no_result_that_another_beats_in_both() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.launchers.base import OWN_SOURCE, Tracked
-from autotune.orchestrator.annotate.places import places
+from autotune.orchestrator.annotate.tracker_runs import places
 from autotune.policies.values.job import Tracker
 
 ID = "0c84bc5312894624897a7dd67d12df5b"

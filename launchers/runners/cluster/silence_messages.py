@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from autotune.launchers.runners.cluster.readers import NodeReader
-from autotune.launchers.runners.cluster.waits import Waits
+from autotune.launchers.runners.cluster.timeouts import Waits
 from autotune.policies.values.value import Value
 
 HEAD = "the Ray cluster's head"

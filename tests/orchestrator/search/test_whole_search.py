@@ -21,7 +21,7 @@ from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import export
 from autotune.orchestrator.run.directory import Mode, RunRequest
 from autotune.orchestrator.run.journal import Journal
-from autotune.orchestrator.search import controller
+from autotune.orchestrator.search import whole_search
 from autotune.policies.search import trials
 from autotune.policies.search.feasibility import Forecast
 from autotune.policies.values.command import Command
@@ -389,7 +389,7 @@ def test_a_search_of_nothing_is_refused(vary: str, deny: str, message: str) -> N
     with pytest.raises(Exception, match=message) as raised:
         job = parse(f"{text}recovery: {{deny: {deny}}}\n")
         profile = frameworks.find("builtin").profile(job, assumed(job))
-        controller.check(job, Accepted(run="r", job=job, profile=profile, cluster=assumed(job)))
+        whole_search.check(job, Accepted(run="r", job=job, profile=profile, cluster=assumed(job)))
     assert not isinstance(raised.value, Failure) or raised.value.code is ExitCode.USAGE
 
 
