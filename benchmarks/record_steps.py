@@ -21,8 +21,13 @@ import msgspec
 
 from autotune.launchers.builtin.config.settings import Settings, parse_settings
 from autotune.launchers.builtin.data.model import vocabulary, write_model
-from autotune.launchers.builtin.data.samples import Answer, Sample, grouped
-from autotune.launchers.builtin.data.task import Prompt, prompts, request_seed, reward
+from autotune.launchers.builtin.data.task import (
+    Prompt,
+    Sample,
+    grouped,
+    prompts,
+    request_seed,
+)
 from autotune.launchers.builtin.engines.base import Completion, EngineOptions
 from autotune.launchers.builtin.engines.light import LightEngine
 from autotune.launchers.builtin.process.device import ALLOCATOR_ENVIRONMENT
@@ -122,16 +127,8 @@ def recorded(title: str, settings: Settings, folder: Path) -> Recorded:
                 vocab=vocab,
             )
             completions, rollout = engine.submit(_generate, settings, step, asked).result()
-            answers = [
-                Answer(
-                    prompt=list(asked[number // settings.samples].tokens),
-                    response=completion.tokens,
-                    logprobs=completion.logprobs,
-                    reward=reward(completion.tokens, wanted=asked[number // settings.samples].wanted),
-                )
-                for number, completion in enumerate(completions)
-            ]
-            samples = grouped(answers, group=settings.samples)
+            answers = [(completion.tokens, completion.logprobs) for completion in completions]
+            samples = grouped(asked, answers, group=settings.samples)
             peaks = {"rollout": rollout} | trainer.submit(_train, step, samples, str(model)).result()
             for phase, peak in peaks.items():
                 found.peaks[phase].append(peak)

@@ -14,21 +14,26 @@ import ray
 from autotune.launchers.builtin import lines
 from autotune.launchers.builtin.actors import end, gather, gpus_per_actor, start_trainers
 from autotune.launchers.builtin.config.settings import (
-    ConfigError,
     Settings,
-    SettingsError,
     colocated,
     half_precision,
+    single_error,
 )
 from autotune.launchers.builtin.data.model import vocabulary, write_model
-from autotune.launchers.builtin.data.samples import Answer, Sample, grouped, record, replay
-from autotune.launchers.builtin.data.task import Prompt, PromptSource, request_seed, reward
+from autotune.launchers.builtin.data.task import (
+    Prompt,
+    PromptSource,
+    Sample,
+    grouped,
+    record,
+    replay,
+    request_seed,
+)
 from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions
 from autotune.launchers.builtin.engines.rollout import start_rollout_actor
 from autotune.launchers.builtin.lines import StepFigures, Usage
 from autotune.launchers.builtin.process.records import deliver
 from autotune.launchers.builtin.storage import checkpoint
-from autotune.launchers.builtin.weight_sync import Broadcast, lend
 
 _GOODBYE_S = 5.0
 
@@ -45,7 +50,6 @@ class Program:
         self._scratch = Path(tempfile.mkdtemp(prefix="builtin-"))
         self._engines: dict[str, Any] = {}
         self._trainers: dict[str, Any] = {}
-        self._broadcast: Broadcast | None = None
         self._position = 0
         self._done_steps = 0
 
@@ -115,10 +119,6 @@ class Program:
         for label, trainer in self._trainers.items():
             calls[label] = trainer.start.remote(str(self._model), meeting, source)
         gather(calls, done=note)
-        through_memory = settings.engine == "sglang" and settings.sync_mode == "memory"
-        if self._on_gpu and settings.ranks > 1 and through_memory:
-            self._broadcast = Broadcast(self._trainers, engines=self._engines, backend="nccl")
-            self._broadcast.join(self._done_steps)
         if resumed is not None:
             lines.say(f"resumed step={self._done_steps} path={resumed}")
         if (resumed is not None or self._colocated) and settings.sync_mode != "none":
@@ -192,16 +192,8 @@ class Program:
         lines.phase_end("rollout", step=step, component="rollout", usage=usage)
         if self._colocated:
             self._on_engines("sleep", step=step)
-        answers = [
-            Answer(
-                prompt=list(prompts[number // settings.samples].tokens),
-                response=completion.tokens,
-                logprobs=completion.logprobs,
-                reward=reward(completion.tokens, wanted=prompts[number // settings.samples].wanted),
-            )
-            for number, completion in enumerate(completions)
-        ]
-        samples = grouped(answers, group=settings.samples)
+        answers = [(completion.tokens, completion.logprobs) for completion in completions]
+        samples = grouped(prompts, answers, group=settings.samples)
         if settings.record_path is not None:
             record(samples, folder=Path(settings.record_path), step=step)
         return samples
@@ -232,15 +224,6 @@ class Program:
 
     def _sync_through_memory(self, step: int) -> None:
         self._on_engines("begin_update", step=step)
-        if self._colocated:
-            lend(self._trainers, engines=self._engines, step=step)
-        elif self._broadcast is None:
-            self._sync_through_store(step)
-        else:
-            self._broadcast.sync(step)
-        self._on_engines("end_update", step=step)
-
-    def _sync_through_store(self, step: int) -> None:
         counts = self._on_ranks("bucket_count", step)
         for index in range(counts[0]):
             buckets = {label: trainer.bucket.remote(index, step) for label, trainer in self._trainers.items()}
@@ -251,6 +234,7 @@ class Program:
                 for label, engine in self._engines.items()
             }
             gather(ready | updates if updates else buckets)
+        self._on_engines("end_update", step=step)
 
     def _sync_through_disk(self, step: int) -> None:
         folder = self._scratch / "weights"
@@ -317,7 +301,6 @@ class Program:
             concurrency=settings.concurrency,
             max_batched_tokens=settings.max_batched_tokens,
             max_model_len=settings.max_model_len,
-            temperature=settings.temperature,
             seed=settings.seed,
             # SGLang's kernels for cards take half precision only; elsewhere it is the trainer's own.
             dtype="bfloat16" if self._on_gpu else "float32",
@@ -342,7 +325,7 @@ class Program:
             return None
         if manifest.ranks != settings.ranks:
             what = f"{newest} was written by {manifest.ranks} ranks"
-            raise SettingsError((ConfigError("ranks", what, f"set ranks: {manifest.ranks}"),))
+            raise single_error("ranks", what, f"set ranks: {manifest.ranks}")
         self._done_steps, self._position = manifest.step, manifest.position
         return newest
 

@@ -17,8 +17,7 @@ import yaml
 
 from autotune.launchers.builtin.config.settings import ModelShape, Settings, parse_settings
 from autotune.launchers.builtin.data.model import write_model
-from autotune.launchers.builtin.data.samples import Answer, Sample, grouped
-from autotune.launchers.builtin.data.task import prompts, reward
+from autotune.launchers.builtin.data.task import Sample, grouped, prompts
 from autotune.launchers.builtin.trainer.rank import TrainerRank
 from autotune.policies.certificate.contents import Comparison
 
@@ -89,19 +88,10 @@ def _samples(settings: Settings, *, vocab: int, groups: int) -> list[Sample]:
     asked = prompts(0, count=groups, seed=settings.seed, prompt_tokens=settings.prompt_tokens, vocab=vocab)
     source = random.Random(f"replay/{settings.seed}")  # noqa: S311 - data, not a secret
     answers = []
-    for prompt in asked:
-        for _ in range(settings.samples):
-            length = source.randint(1, settings.response_tokens)
-            response = [source.randrange(2, vocab) for _ in range(length)]
-            answers.append(
-                Answer(
-                    prompt=list(prompt.tokens),
-                    response=response,
-                    logprobs=[0.0] * length,
-                    reward=reward(response, wanted=prompt.wanted),
-                )
-            )
-    return grouped(answers, group=settings.samples)
+    for _ in range(groups * settings.samples):
+        length = source.randint(1, settings.response_tokens)
+        answers.append(([source.randrange(2, vocab) for _ in range(length)], [0.0] * length))
+    return grouped(asked, answers, group=settings.samples)
 
 
 def _update(settings: Settings, samples: list[Sample], *, folder: Path) -> Update:

@@ -17,9 +17,8 @@ import torch
 from autotune.launchers.builtin.config.settings import ModelShape
 from autotune.launchers.builtin.data.model import write_model
 from autotune.launchers.builtin.engines.base import EngineOptions
-from autotune.launchers.builtin.engines.rollout import start_rollout_actor
-from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure, parse_line
-from autotune.launchers.builtin.transfer import weights
+from autotune.launchers.builtin.engines.rollout import RolloutActor, start_rollout_actor
+from autotune.launchers.builtin.process.records import PREFIX, FailureRecord, PhaseFailure
 
 pytestmark = [
     pytest.mark.e2e,
@@ -78,13 +77,18 @@ def generate(actor, asked: list[list[int]], *, seeds: list[int], tokens: int, st
     )
 
 
+def update_after_each_answer(actor: RolloutActor, folder: Path) -> None:
+    for step in range(3, 23):
+        actor.generate([[5, 5]], seeds=[0], max_new_tokens=4, temperature=0.0, ignore_eos=True, step=step)
+        actor.update_from_disk(str(folder), step=step)
+
+
 def records(logs: Path) -> list[FailureRecord]:
     result = {}
     for path in sorted(logs.glob("worker-*.err"), key=lambda path: path.stat().st_mtime):
         # Ray repeats a record in the traceback of an actor that could not be built.
-        result |= {
-            (path, record): record for line in path.read_text().splitlines() if (record := parse_line(line))
-        }
+        texts = [line.partition(PREFIX)[2] for line in path.read_text().splitlines() if PREFIX in line]
+        result |= {(path, text): msgspec.json.decode(text, type=FailureRecord) for text in texts}
     return list(result.values())
 
 
@@ -160,24 +164,26 @@ def test_samples_repeat_and_weights_arrive(logs, models, options) -> None:
     updated = generate(actor, asked, seeds=seeds, tokens=12)
     assert gap(models[1], asked[0], updated[0]) < 1e-4 < gap(models[0], asked[0], updated[0])
 
-    # What a colocated job asks of its engine. Here nothing pauses memory, and host memory is what is shared.
-    torch.multiprocessing.set_sharing_strategy("file_system")
+    # What a colocated job asks of its engine. Here nothing pauses memory.
     tensors = list(load_file(models[0] / "model.safetensors").items())
     ray.get(actor.sleep.remote(step=2))
     ray.get(actor.wake.remote("weights", step=2))
     ray.get(actor.begin_update.remote(step=2))
     for start in range(0, len(tensors), 8):
-        ray.get(actor.borrow.remote(weights.handles_of(tensors[start : start + 8]), step=2))
+        ray.get(actor.update.remote(tensors[start : start + 8], step=2))
     ray.get(actor.end_update.remote(step=2))
     ray.get(actor.wake.remote("kv_cache", step=2))
-    borrowed = generate(actor, asked, seeds=seeds, tokens=12)
-    assert [completion.tokens for completion in borrowed] == [completion.tokens for completion in first]
+    awake = generate(actor, asked, seeds=seeds, tokens=12)
+    assert [completion.tokens for completion in awake] == [completion.tokens for completion in first]
 
     ray.get(actor.update_from_disk.remote(str(models[1]), step=2))
     assert gap(models[1], asked[0], generate(actor, asked, seeds=seeds, tokens=12)[0]) < 1e-4
     ray.get(actor.update_from_disk.remote(str(models[0]), step=1))
     back = generate(actor, asked, seeds=seeds, tokens=12)
     assert [completion.tokens for completion in back] == [completion.tokens for completion in first]
+
+    # Inside the actor, where nothing delays the update: the scheduler's batch still holds finished requests.
+    ray.get(actor.__ray_call__.remote(update_after_each_answer, models[0]))
 
     processes = family(actor)
     ray.get(actor.shutdown.remote())

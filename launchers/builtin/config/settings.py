@@ -19,7 +19,7 @@ InPlaceKnob = Literal["tokens_per_microbatch", "microbatch_size", "logprob_token
 
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) ?(?P<unit>B|KiB|MiB|GiB|TiB)?")
 _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_REALS = (Share, NonNegativeReal, PositiveReal)
+_REALS = (Share, NonNegativeReal, PositiveReal, tuple[Share, Share])
 _BUDGETS = ("trainer_budget", "engine_budget")
 
 
@@ -206,7 +206,7 @@ def parse_settings(document: Mapping[Any, Any]) -> Settings:
         try:
             values[key] = _convert(key, value, hints[key])
         except (msgspec.ValidationError, ValueError) as error:
-            errors.append(ConfigError(key, _plain(error), _hint(key)))
+            errors.append(ConfigError(key, " ".join(str(error).split()), _hint(key)))
     if not errors:
         values["trainer_budget"] = _per_rank(values.get("trainer_budget", (None,)), values.get("ranks", 1))
         settings = Settings(**values)
@@ -293,21 +293,7 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
         return "/dev/shm"  # noqa: S108 - the default, see Settings
     if key == "recompute":
         value = {True: "full", False: "off"}.get(value, value) if isinstance(value, bool) else value
-        if value == "selective":
-            raise ValueError("selective recomputation is not supported")
-    if key == "betas" and isinstance(value, list):
-        value = [_number(item) for item in value]
-    return msgspec.convert(_number(value) if hint in _REALS else value, type=hint)
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1 reads `3e-3` as text; here it is a number."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    return msgspec.convert(value, type=hint, strict=hint not in _REALS)  # YAML 1.1 reads `3e-3` as text
 
 
 def _per_rank(budgets: tuple[int | None, ...], ranks: int) -> tuple[int | None, ...]:
@@ -331,10 +317,6 @@ def _hint(key: str) -> str:
         return "use off or full"
     default = next(field.default for field in msgspec.structs.fields(Settings) if field.name == key)
     return f"the default is {msgspec.json.encode(default).decode()}"
-
-
-def _plain(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def single_error(key: str, what: str, hint: str) -> SettingsError:

@@ -1,4 +1,4 @@
-"""A small Qwen2 with random weights and a tokenizer, written as a Hugging Face folder; no download.
+"""A small Qwen2 with random weights, written as a Hugging Face folder; no download.
 
 Not by `save_pretrained`: the main program would import transformers for nothing else (6 CPU seconds).
 """
@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from autotune.launchers.builtin.config.settings import ModelShape
 from autotune.launchers.builtin.storage.tensor_file import Entry, Raw, write
@@ -18,17 +15,13 @@ from autotune.launchers.builtin.storage.tensor_file import Entry, Raw, write
 # The scale at which the task was seen to be learnt in 30 steps from random weights.
 _INIT_STD = 0.05
 _MAX_POSITIONS = 32768
-_SPECIAL = ("<pad>", "<eos>")
 
 
 def write_model(folder: Path, *, shape: ModelShape, seed: int) -> None:
-    """Write config, weights and tokenizer of the generated model; the same seed gives the same bytes."""
+    """Write config and weights of the generated model; the same seed gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     entries = _entries(shape)
     write(folder / "model.safetensors", entries, _weights(entries, seed=seed))
-    _tokenizer(shape.vocab).save(str(folder / "tokenizer.json"))
-    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>", "eos_token": "<eos>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=1))
     # Last: its presence says that the folder is complete.
     (folder / "config.json").write_text(json.dumps(_config(shape), indent=1))
 
@@ -95,10 +88,3 @@ def _weights(entries: list[Entry], *, seed: int) -> Iterator[Raw]:
         else:
             values = source.standard_normal(entry.shape, dtype=np.float32) * np.float32(_INIT_STD)
         yield values.reshape(-1).view(np.uint8)
-
-
-def _tokenizer(vocab: int) -> Tokenizer:
-    words = [*_SPECIAL, *(f"t{index}" for index in range(len(_SPECIAL), vocab))]
-    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=_SPECIAL[0]))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    return tokenizer

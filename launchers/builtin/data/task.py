@@ -1,14 +1,18 @@
-"""A verifiable task that a model with random weights learns within 30 steps, and its prompts in order."""
+"""A verifiable task that a model with random weights learns within 30 steps: prompts, rewards, advantages."""
 
 import random
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 
 import msgspec
 
 CLASSES = 4
-_FIRST_CLASS_TOKEN = 2  # 0 and 1 are the tokenizer's padding and end
+_FIRST_CLASS_TOKEN = 2  # 0 and 1 are the model's padding and end
+# GRPO divides by the group's deviation; the constant keeps a group without spread at zero advantage.
+_EPSILON = 1e-6
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -70,3 +74,62 @@ class PromptSource:
         """End the workers."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt with one answer, as the trainer consumes it."""
+
+    prompt: list[int]
+    response: list[int]
+    logprobs: list[float]  # the engine's
+    reward: float
+    advantage: float
+
+    @property
+    def tokens(self) -> int:
+        """Return the length of the sequence."""
+        return len(self.prompt) + len(self.response)
+
+
+def grouped(
+    prompts: Sequence[Prompt], answers: Sequence[tuple[list[int], list[float]]], *, group: int
+) -> list[Sample]:
+    """Return samples with rewards and group-relative advantages.
+
+    Every prompt has `group` answers, its tokens and their log-probabilities, in the order of the prompts.
+    """
+    samples: list[Sample] = []
+    for number, asked in enumerate(prompts):
+        members = answers[number * group : (number + 1) * group]
+        rewards = [reward(tokens, wanted=asked.wanted) for tokens, _ in members]
+        mean = sum(rewards) / group
+        variance = sum((value - mean) ** 2 for value in rewards) / max(1, group - 1)
+        scale = variance**0.5 + _EPSILON
+        samples += [
+            Sample(
+                prompt=list(asked.tokens),
+                response=tokens,
+                logprobs=logprobs,
+                reward=value,
+                advantage=(value - mean) / scale,
+            )
+            for (tokens, logprobs), value in zip(members, rewards, strict=True)
+        ]
+    return samples
+
+
+def record(samples: list[Sample], *, folder: Path, step: int) -> None:
+    """Write the samples of a step, for `engine: replay`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".step-{step:06d}.json"
+    temporary.write_bytes(msgspec.json.encode(samples))
+    temporary.replace(_path(folder, step))
+
+
+def replay(*, folder: Path, step: int) -> list[Sample]:
+    """Return the recorded samples of a step."""
+    return msgspec.json.decode(_path(folder, step).read_bytes(), type=list[Sample])
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}.json"

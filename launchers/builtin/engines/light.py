@@ -1,22 +1,34 @@
 """A small in-process engine for fast tests: batched sampling with a seed per request.
 
 transformers' continuous batching draws from torch's global generator, so a request's tokens would depend on
-its neighbours; a resumed run could not repeat them. Here each request owns one.
+its neighbours; a resumed run could not repeat them. Here they depend on its own seed and their positions.
 """
 
+import random
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 from safetensors import safe_open
 
-from autotune.launchers.builtin.engines.base import Completion, Engine, EngineMemory, EngineOptions, Sampling
+from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions, Sampling
 from autotune.launchers.builtin.process import torchvision_ops
 from autotune.launchers.builtin.process.device import Device, warm_up
 
 
-class LightEngine(Engine):
+def sampled(logprobs: torch.Tensor, seeds: Iterable[int], positions: Iterable[int]) -> torch.Tensor:
+    """Return a column of tokens, one for each row of log-probabilities, from its seed and position alone."""
+    pairs = zip(map(int, seeds), map(int, positions), strict=True)
+    draws = [[random.Random(f"{seed}/{position}").random()] for seed, position in pairs]  # noqa: S311
+    edges = logprobs.exp().cumsum(dim=-1)
+    # The last edge is 1 up to rounding; scaling the draw by it keeps the index inside.
+    draw = torch.tensor(draws, dtype=edges.dtype, device=edges.device) * edges[:, -1:]
+    return torch.searchsorted(edges, draw, right=True).clamp_(max=edges.shape[-1] - 1)
+
+
+class LightEngine:
     """A Hugging Face causal LM that answers `concurrency` requests at a time, in this process alone."""
 
     def __init__(self, options: EngineOptions) -> None:
@@ -100,9 +112,6 @@ class LightEngine(Engine):
     def _wave(
         self, prompts: list[list[int]], *, seeds: list[int], max_new_tokens: int, temperature: float
     ) -> list[Completion]:
-        draws = torch.stack(
-            [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        ).to(self._torch_device)
         tokens = torch.tensor(prompts, device=self._torch_device)
         cache = None
         chosen: list[torch.Tensor] = []
@@ -111,10 +120,7 @@ class LightEngine(Engine):
             output = self._model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
             logprobs = torch.log_softmax(output.logits[:, -1].float() / temperature, dim=-1)
-            edges = logprobs.exp().cumsum(dim=-1)
-            # The last edge is 1 up to rounding; scaling the draw by it keeps the index inside.
-            draw = draws[:, number : number + 1] * edges[:, -1:]
-            tokens = torch.searchsorted(edges, draw, right=True).clamp_(max=edges.shape[-1] - 1)
+            tokens = sampled(logprobs, seeds, [number] * len(seeds))
             chosen.append(tokens)
             scores.append(logprobs.gather(-1, tokens))
         answer, score = torch.cat(chosen, dim=1).tolist(), torch.cat(scores, dim=1).tolist()

@@ -7,15 +7,20 @@ from typing import Any
 
 import ray
 
-from autotune.launchers.builtin.engines.base import Engine, EngineKind, EngineMemory, EngineOptions
+from autotune.launchers.builtin.engines.base import EngineKind, EngineMemory, EngineOptions
 from autotune.launchers.builtin.process.records import PhaseFailure, describe, report
 
 
-def _reported(name: str, *, phase: str) -> Callable[..., Any]:
-    """Return an actor's method that calls the engine's, and reports a failure as one of the phase."""
+def _reported(name: str, *, phase: str, optional: bool = False) -> Callable[..., Any]:
+    """Return an actor's method that calls the engine's, and reports a failure as one of the phase.
+
+    An engine that has nothing to do in an optional method lacks it.
+    """
 
     def method(actor: "RolloutActor", *arguments: Any, step: int = 0, **named: Any) -> Any:
         with actor._reporting(phase, step=step):
+            if optional and not hasattr(actor._engine, name):
+                return None
             return getattr(actor._engine, name)(*arguments, **named)
 
     method.__name__ = name
@@ -32,35 +37,34 @@ class RolloutActor:
     def __init__(self, kind: EngineKind, options: EngineOptions) -> None:
         self._options = options
         with self._reporting("rollout_init", step=0):
-            self._engine: Engine = _start_engine(kind, options)
+            self._engine = _start_engine(kind, options)
 
     def ready(self) -> bool:
         """Return once the engine has started."""
         return True
 
     generate = _reported("generate", phase="rollout")
-    sleep = _reported("sleep", phase="rollout")
-    wake = _reported("wake", phase="weight_sync")
-    borrow = _reported("borrow", phase="weight_sync")
-    begin_update = _reported("begin_update", phase="weight_sync")
+    sleep = _reported("sleep", phase="rollout", optional=True)
+    wake = _reported("wake", phase="weight_sync", optional=True)
+    begin_update = _reported("begin_update", phase="weight_sync", optional=True)
     update = _reported("update", phase="weight_sync")
-    end_update = _reported("end_update", phase="weight_sync")
+    end_update = _reported("end_update", phase="weight_sync", optional=True)
     update_from_disk = _reported("update_from_disk", phase="weight_sync")
-    join_update_group = _reported("join_update_group", phase="weight_sync")
-    receive = _reported("receive", phase="weight_sync")
 
     def memory(self) -> EngineMemory:
         """Return the memory used since the last call."""
-        return self._engine.memory()
+        memory: EngineMemory = self._engine.memory()
+        return memory
 
     def shutdown(self) -> None:
         """End the engine and all its processes."""
-        self._engine.shutdown()
+        if hasattr(self._engine, "shutdown"):
+            self._engine.shutdown()
 
     @contextmanager
     def _reporting(self, phase: str, *, step: int) -> Iterator[None]:
         try:
-            if phase != "rollout_init":
+            if phase != "rollout_init" and hasattr(self._engine, "mark_step"):
                 self._engine.mark_step(step)
             yield
         except PhaseFailure:
@@ -86,8 +90,9 @@ def rollout_environment(options: EngineOptions) -> dict[str, str]:
 
     environment = {
         "AUTOTUNE_ATTEMPT": os.environ.get("AUTOTUNE_ATTEMPT", "standalone"),
-        # Without it SGLang waits 5 s for a stack dump of its dead scheduler before it ends its caller.
+        # Each of them makes SGLang wait 5 s for a dump of its dead scheduler before it ends its caller.
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
     }
     if options.device == "cpu":
         # Half the cores: beside other work a team as wide as the machine waits for itself at every operator
@@ -98,6 +103,10 @@ def rollout_environment(options: EngineOptions) -> dict[str, str]:
             "AUTOTUNE_CPU_ENGINE": "1",
             "OMP_NUM_THREADS": threads,
             "OMP_WAIT_POLICY": "PASSIVE",
+            # Stacks count against the budget, and SGLang raises their default to 64 MiB.
+            "OMP_STACKSIZE": "2M",
+            # torch.compile would start a C++ compiler, and its thread pool, inside the budget.
+            "TORCHDYNAMO_DISABLE": "1",
         }
     return environment
 
@@ -120,7 +129,7 @@ def start_rollout_actor(
     )
 
 
-def _start_engine(kind: EngineKind, options: EngineOptions) -> Engine:
+def _start_engine(kind: EngineKind, options: EngineOptions) -> Any:
     """Return a running engine; it fails with the reason when the engine cannot start."""
     match kind:
         case "sglang":

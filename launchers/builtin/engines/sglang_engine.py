@@ -1,8 +1,10 @@
 """An SGLang engine behind the interface of `base`."""
 
+import mmap
 import os
 import shutil
 import signal
+import struct
 import tempfile
 import threading
 import time
@@ -10,15 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import msgspec
 
 from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions, Part, Sampling
-from autotune.launchers.builtin.engines.board import Board
-from autotune.launchers.builtin.process.device import ALLOCATOR_ENVIRONMENT
 from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure
-from autotune.launchers.builtin.transfer.broadcast import Content, Place
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +28,34 @@ _SAMPLE_S = 0.001
 # own limit is longer. (SGLang would otherwise take a share of all RAM, and touch it.)
 _TOKENS_PER_REQUEST = 4096
 _IDLE_S = 60.0  # for the last batch's results; far more than one takes
+
+
+_NUMBER = struct.Struct("q")
+_SLOTS = ("step", "scheduler_pid", "baseline_bytes", "peak_bytes")
+Slot = Literal["step", "scheduler_pid", "baseline_bytes", "peak_bytes"]
+
+
+class Board:
+    """Named 64-bit numbers in a mapped file; the last writer of a number wins."""
+
+    def __init__(self, path: Path) -> None:
+        size = _NUMBER.size * len(_SLOTS)
+        if not path.exists():
+            path.write_bytes(bytes(size))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), size)
+
+    def read(self, slot: Slot) -> int:
+        """Return the number in a slot; 0 until someone writes it."""
+        return int(_NUMBER.unpack_from(self._map, self._offset(slot))[0])
+
+    def write(self, slot: Slot, number: int) -> None:
+        """Set the number in a slot."""
+        _NUMBER.pack_into(self._map, self._offset(slot), number)
+
+    @staticmethod
+    def _offset(slot: Slot) -> int:
+        return _SLOTS.index(slot) * _NUMBER.size
 
 
 class SchedulerDied(RuntimeError):  # noqa: N818 - says what happened
@@ -83,7 +110,10 @@ class SglangEngine:
         self._options = options
         self._folder = Path(tempfile.mkdtemp(prefix="autotune-"))
         self._board = Board(self._folder / "board")
-        os.environ |= _engine_environment(options, folder=self._folder)
+        # For the scheduler, which inherits them.
+        os.environ |= {"AUTOTUNE_ENGINE_FOLDER": str(self._folder), "TMPDIR": str(self._folder)}
+        if options.budget_bytes is not None:
+            os.environ["AUTOTUNE_ENGINE_BUDGET_BYTES"] = str(options.budget_bytes)
         tempfile.tempdir = str(self._folder)  # SGLang's sockets
         self._peak_bytes = 0
         self._sampling = threading.Event()
@@ -131,16 +161,6 @@ class SglangEngine:
         with self._watching():
             self._engine.resume_memory_occupation(tags=[part])
 
-    def borrow(self, handles: bytes) -> None:
-        """Load one bucket from where the trainer has it, between begin_update and end_update."""
-        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
-
-        # Engine.update_weights_from_tensor would serialise once more what is serialised already.
-        request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=[handles], flush_cache=False)
-        with self._watching():
-            manager = self._engine.tokenizer_manager
-            self._check(self._await(manager.update_weights_from_tensor(request, None)))
-
     def begin_update(self) -> None:
         """Open a transfer of weights through memory."""
         with self._watching():
@@ -164,21 +184,6 @@ class SglangEngine:
             self._drain()
             self._check(self._engine.update_weights_from_disk(path))
 
-    def join_update_group(self, **place: Unpack[Place]) -> None:
-        """Join the process group whose rank 0, a trainer, broadcasts weights."""
-        with self._watching():
-            self._check(self._engine.init_weights_update_group(**place))
-
-    def receive(self, tensors: list[Content], *, group: str) -> None:
-        """Load one broadcast bucket, between begin_update and end_update."""
-        names, dtypes, shapes = (list(column) for column in zip(*tensors, strict=True))
-        with self._watching():
-            self._check(
-                self._engine.update_weights_from_distributed(
-                    names, dtypes, shapes, group_name=group, flush_cache=False
-                )
-            )
-
     def memory(self) -> EngineMemory:
         """Return the peak of the scheduler process above its baseline since the last call."""
         peak = max(self._peak_bytes, self._board.read("peak_bytes"))
@@ -195,10 +200,8 @@ class SglangEngine:
 
     def _drain(self) -> None:
         # The scheduler answers before its batch drops the finished requests; until then it flushes no cache.
-        self._check(self._await(self._engine.tokenizer_manager.flush_cache(timeout_s=_IDLE_S)))
-
-    def _await(self, answer: Any) -> Any:
-        return self._engine.loop.run_until_complete(answer)
+        idle = self._engine.tokenizer_manager.flush_cache(timeout_s=_IDLE_S)
+        self._check(self._engine.loop.run_until_complete(idle))
 
     def _check(self, answer: Any) -> None:
         success, message = _outcome(answer)
@@ -239,29 +242,6 @@ class SglangEngine:
                 fields = os.pread(statm, 256, 0).split()
                 self._peak_bytes = max(self._peak_bytes, int(fields[5]) * _PAGE_BYTES - baseline)
                 time.sleep(_SAMPLE_S)
-
-
-def _engine_environment(options: EngineOptions, *, folder: Path) -> dict[str, str]:
-    environment = {
-        "AUTOTUNE_ENGINE_FOLDER": str(folder),
-        "TMPDIR": str(folder),
-        # Each of them makes SGLang wait 5 s for a dump of its dead scheduler before it ends its caller.
-        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
-        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
-    }
-    environment.setdefault("AUTOTUNE_ATTEMPT", os.environ.get("AUTOTUNE_ATTEMPT") or "standalone")
-    if options.device == "cpu":
-        # Inherited by the scheduler; this process may have started without them.
-        environment |= ALLOCATOR_ENVIRONMENT | {
-            "AUTOTUNE_CPU_ENGINE": "1",
-            # torch.compile would start a C++ compiler, and its thread pool, inside the budget.
-            "TORCHDYNAMO_DISABLE": "1",
-            # Stacks count against the budget, and SGLang raises their default to 64 MiB.
-            "OMP_STACKSIZE": "2M",
-        }
-    if options.budget_bytes is not None:
-        environment["AUTOTUNE_ENGINE_BUDGET_BYTES"] = str(options.budget_bytes)
-    return environment
 
 
 def _start(options: EngineOptions) -> Any:

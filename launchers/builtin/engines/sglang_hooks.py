@@ -11,14 +11,14 @@ import msgspec
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from autotune.launchers.builtin.engines.board import Board
-from autotune.launchers.builtin.engines.sampling_hash import murmur_hash32
+from autotune.launchers.builtin.engines.light import sampled
+from autotune.launchers.builtin.engines.sglang_engine import Board
 from autotune.launchers.builtin.process.device import Device, warm_up
 from autotune.launchers.builtin.process.records import FailureRecord, describe, report
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-_HASH = "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32"
+_SAMPLER = "sglang.srt.layers.sampler.multinomial_with_seed"
 _PYTHON_THREAD_STACK_BYTES = 1 << 20
 # SGLang's texts for a token pool that ran dry: mem_cache/allocation.py.
 _POOL_DRY = ("Prefill out of memory", "Decode out of memory", "alloc_req_slots runs out of memory")
@@ -43,7 +43,6 @@ def register() -> None:
         f"{_SCHEDULER}.run_batch": watch.run_batch,
         f"{_WEIGHTS}.begin_weight_update": watch.weight_sync(ends=False),
         f"{_WEIGHTS}.update_weights_from_tensor": watch.weight_sync(ends=False),
-        f"{_WEIGHTS}.update_weights_from_distributed": watch.weight_sync(ends=False),
         f"{_WEIGHTS}.end_weight_update": watch.weight_sync(ends=True),
         f"{_WEIGHTS}.update_weights_from_disk": watch.weight_sync(ends=True),
         f"{_WEIGHTS}.resume_memory_occupation": watch.weight_sync(ends=True, answers=False),
@@ -52,7 +51,8 @@ def register() -> None:
         around["sglang.srt.utils.common.get_available_gpu_memory"] = watch.free_card_memory
     else:
         around["sglang.srt.utils.common.get_free_cpu_memory"] = watch.free_memory
-        HookRegistry.register(_HASH, murmur_hash32, HookType.REPLACE)
+        # Its own hash of seed and position needs Triton, or a package that is not on PyPI.
+        HookRegistry.register(_SAMPLER, sampled, HookType.REPLACE)
     for target, hook in around.items():
         HookRegistry.register(target, hook, HookType.AROUND)
     HookRegistry.register(
@@ -109,18 +109,14 @@ class SchedulerWatch:
 
     def start(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Build the scheduler: model, token pool."""
-        try:
-            original(*args, **kwargs)
-        except Exception as error:
-            self._fail(error)
-            raise
+        self.serve(original, *args, **kwargs)
         device = self._open_device()
         if self._board is not None:
             self._board.write("peak_bytes", max(self._board.read("peak_bytes"), self._used(device)))
         self._phase = "rollout"
 
     def serve(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Run the event loop."""
+        """Run the event loop, and say why it fails."""
         try:
             original(*args, **kwargs)
         except Exception as error:

@@ -81,7 +81,6 @@ class Device:
         self.on_gpu = on_gpu
         self.baseline_bytes = baseline_bytes
         self.budget_bytes = budget_bytes
-        self.failed_phase: str | None = None
         self.failed_used_bytes: int | None = None
         self._readings: dict[str, PhaseReading] = {}
         self._peak_bytes = 0
@@ -114,7 +113,7 @@ class Device:
 
     def enforce(self) -> None:
         """Set the limit, for the first time or after `lift`; the next failure is the first to be kept."""
-        self.failed_phase = self.failed_used_bytes = None
+        self.failed_used_bytes = None
         if not self.on_gpu and self.budget_bytes is not None:
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             resource.setrlimit(resource.RLIMIT_DATA, (self.baseline_bytes + self.budget_bytes, hard))
@@ -153,9 +152,8 @@ class Device:
                 # Kernels run behind the host: without it their time and errors belong to the next phase.
                 torch.cuda.synchronize()
         except BaseException:
-            if self.failed_phase is None:
+            if self.failed_used_bytes is None:
                 self._note()
-                self.failed_phase = name
                 self.failed_used_bytes = self._peak_bytes
             raise
         finally:

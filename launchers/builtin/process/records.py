@@ -77,17 +77,6 @@ class PhaseFailure(RuntimeError):  # noqa: N818 - the noun of the log line
         return self.record.line()
 
 
-def parse_line(line: str) -> FailureRecord | None:
-    """Return the record of a log line, or None if the line is not one."""
-    start = line.find(PREFIX)
-    if start < 0:
-        return None
-    try:
-        return msgspec.json.decode(line[start + len(PREFIX) :].strip(), type=FailureRecord)
-    except msgspec.DecodeError:
-        return None
-
-
 def describe(
     error: BaseException,
     *,

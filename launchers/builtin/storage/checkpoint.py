@@ -87,8 +87,7 @@ def complete(folder: Path) -> list[Path]:
 
 def newest_complete(folder: Path) -> Path | None:
     """Return the checkpoint to continue from."""
-    manifest = complete(folder)
-    return manifest[-1] if manifest else None
+    return next(reversed(complete(folder)), None)
 
 
 def read_manifest(path: Path) -> Manifest | None:

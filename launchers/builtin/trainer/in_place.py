@@ -21,7 +21,7 @@ Not cured in place, so that the attempt fails with the original error:
 import gc
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -41,6 +41,10 @@ R = TypeVar("R")
 Groups = Sequence[Sequence[int]]
 
 _MOST_CUTS = 6  # of one pass: from 64 sequences to one
+_SEGMENTS_BYTES = 4 << 20  # gloo's rings send at most 1 MiB at a time, and hold two segments each way
+# Their names since torch 2.13, and before.
+_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 
 
 class PassAbandonedError(Exception):
@@ -74,7 +78,7 @@ class InPlace:
     def __init__(self, settings: Settings, *, on_gpu: bool) -> None:
         self.sizes = Sizes.of(settings)
         self._settings = settings
-        self._ranks, self._on_gpu = settings.ranks, on_gpu
+        self._ranks = settings.ranks
         self.on = bool(settings.in_place) and (self._ranks == 1 or _resettable())
         self._cuts = 0  # of the present pass
         self._in_collective = False
@@ -86,9 +90,11 @@ class InPlace:
     def attach(self, policy: Policy) -> None:
         """Let the collectives of a policy under FSDP be agreed upon."""
         if self.on and self._ranks > 1:
-            from autotune.launchers.builtin.trainer import agreed_collectives
-
-            agreed_collectives.install(policy, self.collective)
+            for part in policy.modules():
+                sharded: Any = part
+                if hasattr(part, "set_custom_all_gather"):  # FSDP's
+                    sharded.set_custom_all_gather(_Collective(self.collective, _gather))
+                    sharded.set_custom_reduce_scatter(_Collective(self.collective, _scatter))
 
     def agree(self) -> None:
         """Return where no rank has failed, and raise PassAbandonedError where another one has."""
@@ -143,7 +149,7 @@ class InPlace:
         """
         if not self.on:
             return work()
-        generators = _Generators.now(on_gpu=self._on_gpu)
+        generators = torch.get_rng_state(), torch.cuda.get_rng_state_all()
         try:
             result = work()
             self.agree()
@@ -160,7 +166,8 @@ class InPlace:
             self._cuts = 0
             return result
         clear()
-        generators.restore()
+        torch.set_rng_state(generators[0])
+        torch.cuda.set_rng_state_all(generators[1])
         return cure
 
     def _cut(self, knob: InPlaceKnob, own: _Account) -> CureRecord | None:
@@ -189,22 +196,23 @@ class InPlace:
         return accounts
 
 
-class _Generators(NamedTuple):
-    """The state of this process's random generators."""
+class _Collective:
+    """A collective of FSDP that begins where all ranks agree to; its methods are those of torch's `Comm`."""
 
-    cpu: torch.Tensor
-    card: torch.Tensor | None
+    def __init__(
+        self, agreed: Callable[[int], AbstractContextManager[None]], communicate: Callable[..., Any]
+    ) -> None:
+        self._agreed, self._communicate = agreed, communicate
 
-    @classmethod
-    def now(cls, *, on_gpu: bool) -> "_Generators":
-        """Return the present state."""
-        return cls(torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None)
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return the buffer of one side."""
+        return torch.empty(*size, dtype=dtype, device=device)
 
-    def restore(self) -> None:
-        """Continue from this state."""
-        torch.set_rng_state(self.cpu)
-        if self.card is not None:
-            torch.cuda.set_rng_state(self.card)
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **how: Any) -> Any:
+        # What gloo allocates: a copy of the whole, and segments. NCCL's buffers are its own.
+        whole = max(output_tensor.nbytes, input_tensor.nbytes) + _SEGMENTS_BYTES
+        with self._agreed(whole if output_tensor.device.type == "cpu" else 0):
+            return self._communicate(output_tensor, input_tensor, **how)
 
 
 def _resettable() -> bool:

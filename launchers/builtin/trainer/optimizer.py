@@ -16,6 +16,10 @@ from autotune.launchers.builtin.process.host_memory import HostMemory, local
 _EPSILON = 1e-8
 
 
+class GradientNotFinite(ArithmeticError):  # noqa: N818 - says what happened
+    """A gradient holds NaN or infinity; the update was not applied."""
+
+
 class Moments(NamedTuple):
     """The state of one parameter."""
 
@@ -62,6 +66,10 @@ class Adam:
             for gradient in gradients:
                 gradient.mul_(limit / (norm + 1e-6))
         return norm
+
+    def first_bad(self) -> str | None:
+        """Return the first of this rank's weights whose gradient holds NaN or infinity."""
+        return next((name for name, gradient in self._gradients() if not gradient.isfinite().all()), None)
 
     def step(self) -> None:
         """Apply the gradients and drop them."""

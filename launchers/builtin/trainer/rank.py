@@ -1,19 +1,19 @@
 """One trainer rank: its phases are methods, which the main program calls on all ranks at once."""
 
 import math
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
+import ray
 import torch
 
 from autotune.launchers.builtin.config.settings import Settings, half_precision
-from autotune.launchers.builtin.data.samples import Sample
-from autotune.launchers.builtin.process.activation_offload import ActivationOffload
+from autotune.launchers.builtin.data.task import Sample
 from autotune.launchers.builtin.process.device import Device, PhaseReading, limit_thread_stacks, warm_up
-from autotune.launchers.builtin.process.host_memory import HostMemory, Parking, fetch, park
-from autotune.launchers.builtin.process.ray_node import free_address, warm_up_transport
+from autotune.launchers.builtin.process.host_memory import ActivationOffload, HostMemory, Parking, fetch, park
 from autotune.launchers.builtin.process.records import (
     Component,
     CureRecord,
@@ -23,14 +23,19 @@ from autotune.launchers.builtin.process.records import (
 )
 from autotune.launchers.builtin.storage import checkpoint
 from autotune.launchers.builtin.storage.tensor_file import write
-from autotune.launchers.builtin.trainer import state
-from autotune.launchers.builtin.trainer.batching import Batch, Update, padded, plan, updates
-from autotune.launchers.builtin.trainer.finite import gradient_error
+from autotune.launchers.builtin.trainer import weights
+from autotune.launchers.builtin.trainer.batching import (
+    Batch,
+    TokenTerms,
+    Update,
+    objective,
+    padded,
+    plan,
+    updates,
+)
 from autotune.launchers.builtin.trainer.in_place import InPlace, PassAbandonedError, clear
-from autotune.launchers.builtin.trainer.loss import TokenTerms, objective
-from autotune.launchers.builtin.trainer.optimizer import Adam
+from autotune.launchers.builtin.trainer.optimizer import Adam, GradientNotFinite
 from autotune.launchers.builtin.trainer.policy import Policy, load_policy, shard, warm_up_policy
-from autotune.launchers.builtin.transfer import broadcast, weights
 
 Readings = dict[str, PhaseReading]
 
@@ -54,21 +59,20 @@ class TrainerRank:
         self._torch_device = torch.device("cuda" if self._on_gpu else "cpu")
         self._half = half_precision(settings, on_gpu=self._on_gpu)
         self._sharded = settings.ranks > 1 or self._half  # FSDP keeps fp32 weights beside passes in bf16
-        self._lent: weights.Tensors = []
         self._samples: list[Sample] = []
         self._updates: list[Update] = []
-        self._loss = 0.0  # this rank's share
         self._old: dict[int, torch.Tensor] = {}
         self._reference_scores: dict[int, torch.Tensor] = {}
         self._component: Component = "trainer"
         self._reference: Policy | None = None
         self._policy_parking: Parking | None = None
         self._reference_parking: Parking | None = None
-        self._engines: torch.distributed.ProcessGroup | None = None
 
     def address(self) -> str:
-        """Return where the ranks can meet."""
-        return free_address()
+        """Return where the ranks can meet: a free port of this node, as host:port."""
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            return f"{ray.util.get_node_ip_address()}:{listener.getsockname()[1]}"
 
     def start(self, model: str, meeting: str | None, resume_from: str | None) -> Report:
         """Load the model, or the checkpoint over it; the budget starts here, above the warmed-up process."""
@@ -78,7 +82,8 @@ class TrainerRank:
             limit_thread_stacks()
         warm_up()
         warm_up_policy()
-        warm_up_transport()
+        if ray.is_initialized():  # the threads that its store starts at the first use have stacks, too
+            ray.get(ray.put(torch.zeros(1 << 20, dtype=torch.uint8).numpy()))
         if meeting is not None:
             torch.distributed.init_process_group(
                 "nccl" if self._on_gpu else "gloo",
@@ -110,7 +115,7 @@ class TrainerRank:
             )
             if resume_from is not None:
                 path = checkpoint.rank_file(Path(resume_from), self._rank)
-                state.restore(path, self._weights, self._adam, on_gpu=self._on_gpu)
+                weights.restore(path, self._weights, self._adam, on_gpu=self._on_gpu)
             if settings.kl_coef > 0:
                 self._reference = self._load(model).requires_grad_(False)
             if settings.param_offload:
@@ -190,7 +195,6 @@ class TrainerRank:
             with self._phase("backward", step=step), self._in_place.watched():
                 total.backward()  # type: ignore[no-untyped-call]
             del total
-        self._loss = loss
         return self._report(loss=loss, kl=kl, clip_fraction=clipped)
 
     def optimize(self, step: int) -> Report:
@@ -199,12 +203,11 @@ class TrainerRank:
         with self._phase("optimizer", step=step):
             norm = self._adam.clip(self._settings.grad_clip, distributed=distributed)
             if not math.isfinite(norm):  # it would make every weight NaN, and the next checkpoint with them
-                raise gradient_error(
-                    self._weights,
-                    step=step,
-                    samples=self._samples,
-                    loss=self._loss,
-                    distributed=distributed,
+                bad = self._adam.first_bad()
+                where = f"the gradient of {bad} on rank {self._rank}" if bad else "a gradient of another rank"
+                raise GradientNotFinite(
+                    f"step {step}: {where} is not finite; the update was not applied and no checkpoint was "
+                    "written; look at the rewards and at the checkpoint's weights, or lower lr"
                 )
             self._adam.step()
         return self._report(grad_norm=norm)
@@ -228,29 +231,6 @@ class TrainerRank:
                 offset += entry.nbytes
             return weights.Bucket(entries, flat.numpy()) if self._rank == 0 else None
 
-    def join_engines(self, meeting: str, world_size: int, backend: broadcast.Backend, step: int) -> None:
-        """Join, as its rank 0, the process group in which the engines receive weights."""
-        with self._phase("weight_sync", step=step):
-            self._engines = broadcast.join(meeting, world_size=world_size, backend=backend)
-
-    def contents(self, step: int) -> list[list[broadcast.Content]]:
-        """Return what each transfer of a weight sync by broadcast carries."""
-        self.bucket_count(step)
-        return [[broadcast.content(name, self._weights[name]) for name in names] for names in self._buckets]
-
-    def send(self, index: int, step: int) -> None:
-        """Broadcast one transfer's weights to the engines (rank 0)."""
-        with self._phase("weight_sync", step=step):
-            broadcast.send((self._weights[name] for name in self._buckets[index]), group=self._engines)
-
-    def lend(self, index: int, step: int) -> bytes:
-        """Return where on this card an engine finds one transfer's weights, in bf16, until the next call."""
-        with self._phase("weight_sync", step=step):
-            self._lent = [
-                (name, weights.whole(self._weights[name]).to(torch.bfloat16)) for name in self._buckets[index]
-            ]
-            return weights.handles_of(self._lent)
-
     def write_weights(self, folder: str, step: int) -> None:
         """Write the whole weights as a Hugging Face folder's model.safetensors (rank 0)."""
         with self._phase("weight_sync", step=step):
@@ -271,10 +251,8 @@ class TrainerRank:
         With `leave_card` what PyTorch keeps of the card for later goes back too, because the engine is next.
         """
         with self._phase("weight_sync", step=step):
-            self._lent = []
             park(self._policy_parking, changed=True)
             if leave_card:
-                torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
                 torch.cuda.empty_cache()
         return self._report()
 
@@ -282,7 +260,7 @@ class TrainerRank:
         """Write this rank's part of a checkpoint."""
         with self._phase("checkpoint", step=step):
             path = checkpoint.rank_file(Path(folder), self._rank)
-            state.save(path, self._weights, self._adam, on_gpu=self._on_gpu)
+            weights.save(path, self._weights, self._adam, on_gpu=self._on_gpu)
         return self._report()
 
     def _load(self, model: str) -> Policy:

@@ -265,7 +265,7 @@ def _layout(settings: Settings, *, gpus: bool, shared: bool) -> Layout:
         per_tensor_optimizer=True,
         optimizer_temporary_bytes=_CLIPPING_BYTES,
         loads_whole=gpus and (settings.ranks > 1 or half),  # load_policy puts it there before it is sharded
-        sync_buckets=0 if gpus and not shared else 1,  # between cards through the host or NCCL, without one
+        sync_buckets=0 if gpus and not shared else 1,  # on a shared GPU the engine's copy of a bucket
         sequences=settings.prompts * settings.samples,
         mini_batch=_mini_batch(settings),
         prompt_tokens=settings.prompt_tokens,

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.launchers.builtin.config.settings import ModelShape, parse_settings
 from autotune.launchers.builtin.data.model import write_model
-from autotune.launchers.builtin.data.samples import Sample
+from autotune.launchers.builtin.data.task import Sample
 from autotune.launchers.builtin.trainer.rank import TrainerRank
 
 SHAPE = ModelShape(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, vocab=64)

@@ -15,7 +15,7 @@ import torch
 
 from autotune.launchers.builtin.config.settings import ModelShape, parse_settings
 from autotune.launchers.builtin.data.model import write_model
-from autotune.launchers.builtin.data.samples import Sample
+from autotune.launchers.builtin.data.task import Sample
 from autotune.launchers.builtin.process.device import ALLOCATOR_ENVIRONMENT
 from autotune.launchers.builtin.process.records import CureRecord, FailureRecord, PhaseFailure
 from autotune.launchers.builtin.trainer.rank import Report, TrainerRank

@@ -12,14 +12,14 @@ import pytest
 
 from autotune.launchers.builtin.config.settings import ModelShape, parse_settings
 from autotune.launchers.builtin.data.model import write_model
-from autotune.launchers.builtin.data.samples import Sample
+from autotune.launchers.builtin.data.task import Sample
 from autotune.launchers.builtin.process.device import ALLOCATOR_ENVIRONMENT
 from autotune.launchers.builtin.process.records import (
+    PREFIX,
     FailureRecord,
     PhaseFailure,
     deliver,
     describe,
-    parse_line,
     report,
 )
 
@@ -74,7 +74,8 @@ def failure(
         timeout=120,
         check=False,
     )
-    records = [record for line in done.stderr.splitlines() if (record := parse_line(line))]
+    lines = [line.removeprefix(PREFIX) for line in done.stderr.splitlines() if line.startswith(PREFIX)]
+    records = [msgspec.json.decode(line, type=FailureRecord) for line in lines]
     assert (done.returncode == 0) == (not records), done.stderr
     return records[0] if records else None
 
@@ -136,7 +137,7 @@ def test_causes(error: Exception, budget: int | None, cause: str) -> None:
         budget_bytes=budget,
     )
     assert record.cause == cause
-    assert parse_line(f"(pid=3) {record.line()}\n") == record
+    assert msgspec.json.decode(record.line().removeprefix(PREFIX), type=FailureRecord) == record
 
 
 def test_a_record_goes_to_the_attempts_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import distributed
-from torch.distributed import distributed_c10d as c10d
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_api
 from torch.distributed.tensor import DTensor
@@ -20,8 +19,7 @@ HOOKS = Path(__file__).parents[3] / "launchers" / "builtin" / "engines" / "sglan
 
 def test_the_private_names_of_torch_exist() -> None:
     assert version("torch").split("+")[0] == "2.13.0"
-    assert callable(c10d._new_process_group_helper) and hasattr(c10d._world, "pg_group_ranks")
-    assert callable(distributed.HashStore) and callable(distributed.PrefixStore)
+    assert callable(distributed.HashStore)
     for comm in (_fsdp_api.AllGather, _fsdp_api.ReduceScatter):
         assert comm.__abstractmethods__ == {"__call__", "allocate"}
     for name in ("set_custom_all_gather", "set_custom_reduce_scatter", "reset_iter_state"):
@@ -53,7 +51,7 @@ def test_the_hooked_functions_of_sglang_exist() -> None:
         for node in ast.parse(HOOKS.read_text()).body
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id in ("_SCHEDULER", "_WEIGHTS", "_HASH")
+        and node.targets[0].id in ("_SCHEDULER", "_WEIGHTS", "_SAMPLER")
     }
     targets = {
         constants["_SCHEDULER"]: ("__init__", "run_event_loop", "run_batch"),
@@ -61,7 +59,6 @@ def test_the_hooked_functions_of_sglang_exist() -> None:
             "begin_weight_update",
             "end_weight_update",
             "update_weights_from_tensor",
-            "update_weights_from_distributed",
             "update_weights_from_disk",
             "resume_memory_occupation",
         ),
@@ -71,6 +68,7 @@ def test_the_hooked_functions_of_sglang_exist() -> None:
     for owner, methods in targets.items():
         module, _, name = owner.rpartition(".")
         assert {f"{name}.{method}" for method in methods} <= _names(module), owner
-    assert constants["_HASH"].rpartition(".")[2] in _names(constants["_HASH"].rpartition(".")[0])
+    module, _, name = constants["_SAMPLER"].rpartition(".")
+    assert name in _names(module)
     free = {"get_available_gpu_memory", "get_free_cpu_memory", "get_cpu_ids_by_node"}
     assert free <= _names("sglang.srt.utils.common")

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import ray
 import yaml
 
-from autotune.launchers.builtin.process.records import parse_line
+from autotune.launchers.builtin.process.records import PREFIX, FailureRecord
 
 SMALL = {
     "engine": "light",
@@ -118,7 +119,8 @@ def test_one_failing_rank_ends_the_job_while_another_waits_for_it(cluster: str, 
         logprob_tokens=512,
     )
     assert failed.returncode == 1, failed.stdout
-    records = [record for line in failed.stdout.splitlines() if (record := parse_line(line))]
+    lines = [line.removeprefix(PREFIX) for line in failed.stdout.splitlines() if line.startswith(PREFIX)]
+    records = [msgspec.json.decode(line, type=FailureRecord) for line in lines]
     assert [(record.cause, record.rank, record.phase) for record in records] == [("gpu-oom", 1, "forward")]
 
 

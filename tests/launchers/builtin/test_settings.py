@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
+from autotune.launchers.builtin.__main__ import read_settings, unusable_paths
 from autotune.launchers.builtin.config.settings import SettingsError, parse_settings
-from autotune.launchers.builtin.paths import read_settings, unusable_paths
 from autotune.launchers.builtin.storage import checkpoint
 
 MINIMAL: dict[str, Any] = {"save_every": 0}

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from autotune.launchers.builtin.engines.base import EngineOptions
-from autotune.launchers.builtin.engines.board import Board
+from autotune.launchers.builtin.engines.light import sampled
 from autotune.launchers.builtin.engines.rollout import rollout_environment
-from autotune.launchers.builtin.engines.sampling_hash import murmur_hash32
-from autotune.launchers.builtin.engines.sglang_engine import server_arguments
+from autotune.launchers.builtin.engines.sglang_engine import Board, server_arguments
 
 
 def in_a_fresh_process(code: str, **environment: str) -> str:
@@ -117,7 +116,7 @@ def test_two_processes_share_a_board(tmp_path) -> None:
     output = in_a_fresh_process(
         f"""
         from pathlib import Path
-        from autotune.launchers.builtin.engines.board import Board
+        from autotune.launchers.builtin.engines.sglang_engine import Board
         board = Board(Path({str(tmp_path)!r}) / "board")
         print(board.read("step"), board.read("peak_bytes"))
         board.write("peak_bytes", 1 << 40)
@@ -127,30 +126,12 @@ def test_two_processes_share_a_board(tmp_path) -> None:
     assert writer.read("peak_bytes") == 1 << 40
 
 
-def scalar_murmur3(blocks: list[int]) -> int:
-    """MurmurHash3_x86_32 with seed 0, from its reference description."""
-    low = 0xFFFFFFFF
-    state = 0
-    for block in blocks:
-        block = block * 0xCC9E2D51 & low
-        block = (block << 15 | block >> 17) & low
-        state ^= block * 0x1B873593 & low
-        state = (state << 13 | state >> 19) & low
-        state = state * 5 + 0xE6546B64 & low
-    state ^= 4 * len(blocks)
-    state = (state ^ state >> 16) * 0x85EBCA6B & low
-    state = (state ^ state >> 13) * 0xC2B2AE35 & low
-    return state ^ state >> 16
-
-
-def test_the_hash_is_murmur3_over_seed_position_and_token() -> None:
-    seeds = [0, 1, 2**33 + 5, -3, 2**63 - 1]
-    positions = [0, 7, 8, 4095, 1 << 20]
-    hashed = murmur_hash32(
-        torch.tensor(seeds).to(torch.uint64), torch.tensor(positions, dtype=torch.int32), torch.arange(11)
-    )
-    expected = [
-        [scalar_murmur3([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, position, token]) for token in range(11)]
-        for seed, position in zip(seeds, positions, strict=True)
-    ]
-    assert hashed.tolist() == expected
+def test_a_token_depends_on_its_seed_and_position_alone_and_follows_the_probabilities() -> None:
+    probabilities = torch.tensor([0.5, 0.0, 0.3, 0.2])
+    rows = probabilities.log().repeat(4000, 1)
+    tokens = sampled(rows, torch.arange(4000), torch.full((4000,), 7, dtype=torch.int32))
+    assert torch.equal(tokens[5:9], sampled(rows[:4], range(5, 9), [7] * 4))
+    assert not torch.equal(tokens, sampled(rows, range(4000), [8] * 4000))
+    shares = torch.bincount(tokens[:, 0], minlength=4) / 4000
+    assert shares[1] == 0
+    assert (shares - probabilities).abs().max() < 0.03

@@ -1,8 +1,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.launchers.builtin.data.samples import Answer, grouped, record, replay
-from autotune.launchers.builtin.data.task import PromptSource, prompts, request_seed, reward
+from autotune.launchers.builtin.data.task import (
+    PromptSource,
+    grouped,
+    prompts,
+    record,
+    replay,
+    request_seed,
+    reward,
+)
 
 
 def test_prompts_depend_on_their_position_only() -> None:
@@ -40,15 +47,21 @@ def test_request_seeds_differ() -> None:
     assert len(seeds) == 64
 
 
-@given(st.lists(st.floats(0, 1), min_size=8, max_size=8))
-def test_advantages_of_a_group_add_up_to_nothing(rewards: list[float]) -> None:
-    answers = [Answer([1], [2], [-1.0], value) for value in rewards]
-    samples = grouped(answers, group=4)
+@given(st.lists(st.lists(st.integers(0, 63), min_size=1, max_size=6), min_size=8, max_size=8))
+def test_advantages_of_a_group_add_up_to_nothing_and_follow_rewards(responses: list[list[int]]) -> None:
+    asked = prompts(0, count=2, seed=0, prompt_tokens=4, vocab=64)
+    samples = grouped(asked, [(tokens, [-1.0] * len(tokens)) for tokens in responses], group=4)
+    assert [sample.response for sample in samples] == responses
     for start in (0, 4):
-        assert abs(sum(sample.advantage for sample in samples[start : start + 4])) < 1e-6
+        members = samples[start : start + 4]
+        assert {tuple(sample.prompt) for sample in members} == {asked[start // 4].tokens}
+        assert abs(sum(sample.advantage for sample in members)) < 1e-6
+        by_reward = sorted(members, key=lambda sample: sample.reward)
+        assert [sample.advantage for sample in by_reward] == sorted(sample.advantage for sample in members)
 
 
 def test_recorded_samples_come_back(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    samples = grouped([Answer([1, 2], [3], [-0.5], 1.0), Answer([1, 2], [4], [-0.25], 0.0)], group=2)
+    asked = prompts(0, count=1, seed=0, prompt_tokens=4, vocab=64)
+    samples = grouped(asked, [([3], [-0.5]), ([4], [-0.25])], group=2)
     record(samples, folder=tmp_path, step=7)
     assert replay(folder=tmp_path, step=7) == samples

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from autotune.launchers.builtin.data.samples import Sample
+from autotune.launchers.builtin.data.task import Sample
 from autotune.launchers.builtin.process.records import PhaseFailure
 from autotune.launchers.builtin.storage import checkpoint
 from autotune.launchers.builtin.trainer.rank import TrainerRank
@@ -132,28 +132,8 @@ def test_a_gradient_that_is_not_finite_stops_the_step(
     record = caught.value.record
     assert (record.cause, record.phase, record.step, record.rank) == ("code", "optimizer", 2, 0)
     assert f"step 2: the gradient of {name} on rank 0 is not finite" in record.message
-    assert "the backward pass overflowed" in record.message
     after = weights(rank)
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-@pytest.mark.parametrize(
-    ("weight", "advantage", "likely"),
-    [
-        (math.nan, 1.0, "a weight was not finite before this update"),
-        (0.1, math.nan, "a sample's advantage or log-probability is not finite"),
-        (0.1, 3e38, "the loss is not finite"),  # overflows in the sum over its tokens
-    ],
-)
-def test_what_made_a_gradient_bad_is_named(
-    trainer: Start, ragged_samples: list[Sample], weight: float, advantage: float, likely: str
-) -> None:
-    rank = trainer(**COMMON)
-    with torch.no_grad():
-        rank._weights["model.norm.weight"][0] = weight
-    changed = [msgspec.structs.replace(sample, advantage=advantage) for sample in ragged_samples]
-    with pytest.raises(PhaseFailure, match=likely):
-        step(rank, 1, changed)
 
 
 def test_diagnosis_leaves_a_bad_gradient_to_a_human(trainer: Start, ragged_samples: list[Sample]) -> None:

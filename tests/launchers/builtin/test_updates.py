@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.launchers.builtin.config.settings import SettingsError, parse_settings
-from autotune.launchers.builtin.data.samples import Sample
-from autotune.launchers.builtin.trainer.batching import updates
-from autotune.launchers.builtin.trainer.loss import TokenTerms, objective
+from autotune.launchers.builtin.data.task import Sample
+from autotune.launchers.builtin.trainer.batching import TokenTerms, objective, updates
 from autotune.launchers.builtin.trainer.rank import TrainerRank
 from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.policies.values.job import Cluster, Job

@@ -1,15 +1,16 @@
-"""The policy's weights on their way to the rollout engines and to disk."""
+"""The policy's weights on their way to the rollout engines and to disk, and a rank's part of a checkpoint."""
 
-import io
-from collections.abc import Iterator
-from multiprocessing.reduction import ForkingPickler
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.multiprocessing  # registers how tensors are pickled
+from safetensors import safe_open
 
-from autotune.launchers.builtin.storage.tensor_file import Entry, Raw
+from autotune.launchers.builtin.process.host_memory import local
+from autotune.launchers.builtin.storage.tensor_file import Entry, Raw, write
+from autotune.launchers.builtin.trainer.optimizer import Adam
 
 _SPELLING = {
     torch.float64: "F64",
@@ -23,6 +24,7 @@ _SPELLING = {
 }
 _DTYPES = {spelling: dtype for dtype, spelling in _SPELLING.items()}
 Tensors = list[tuple[str, torch.Tensor]]
+Weights = Mapping[str, torch.nn.Parameter]
 
 
 # Ray copies a larger block with six threads, whose stacks (8 MiB each) the device budget would have to hold.
@@ -67,7 +69,7 @@ def raw(tensor: torch.Tensor) -> Raw:
     return block
 
 
-def buckets(weights: dict[str, torch.nn.Parameter], *, limit_bytes: int) -> list[list[str]]:
+def buckets(weights: Weights, *, limit_bytes: int) -> list[list[str]]:
     """Return the weights' names in groups of at most `limit_bytes`; a larger tensor stands alone."""
     groups: list[list[str]] = []
     filled = 0
@@ -88,7 +90,7 @@ def whole(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.detach() if full is None else full().detach()
 
 
-def gathered(weights: dict[str, torch.nn.Parameter]) -> Iterator[Raw]:
+def gathered(weights: Weights) -> Iterator[Raw]:
     """Yield the bytes of each whole weight, one at a time."""
     for parameter in weights.values():
         yield raw(whole(parameter))
@@ -102,12 +104,36 @@ def _as_tensor(entry: Entry, data: torch.Tensor) -> torch.Tensor:
     return data.view(dtype).reshape(entry.shape)
 
 
-def handles_of(tensors: Tensors) -> bytes:
-    """Return handles by which another process of the same card maps tensors, which must live until it has.
+def save(path: Path, weights: Weights, adam: Adam, *, on_gpu: bool) -> None:
+    """Write the rank's weights, moments and generators, one tensor at a time."""
+    tensors = _state(weights, adam, on_gpu=on_gpu)
+    entries = [entry_of(name, tensor) for name, tensor in tensors.items()]
+    write(path, entries, (raw(tensor) for tensor in tensors.values()))
 
-    CUDA IPC by PyTorch's own reductions, as SGLang's `MultiprocessingSerializer` (srt/utils/common.py,
-    0.5.23) writes them; importing SGLang would patch transformers in the trainer.
-    """
-    buffer = io.BytesIO()
-    ForkingPickler(buffer).dump(tensors)
-    return buffer.getvalue()
+
+def restore(path: Path, weights: Weights, adam: Adam, *, on_gpu: bool) -> None:
+    """Read what `save` wrote into the rank's own memory."""
+    # As numpy arrays: for torch safetensors maps a file privately, and a budget would count all of it.
+    with safe_open(path, framework="numpy") as file:
+        if any(name.startswith("first/") for name in file.keys()):  # noqa: SIM118 - no mapping
+            adam.ensure_state()
+        state = _state(weights, adam, on_gpu=on_gpu)
+        for name, tensor in state.items():
+            tensor.copy_(torch.from_numpy(file.get_tensor(name)))
+    adam.steps = int(state["optimizer_steps"].item())
+    torch.set_rng_state(state["rng"])
+    if on_gpu:
+        torch.cuda.set_rng_state(state["rng_cuda"])
+
+
+def _state(weights: Weights, adam: Adam, *, on_gpu: bool) -> dict[str, torch.Tensor]:
+    """Return the tensors by name; weights and moments share their memory."""
+    tensors = {f"weight/{name}": local(weight) for name, weight in weights.items()}
+    for name, moments in adam.moments.items():
+        tensors[f"first/{name}"] = moments.first
+        tensors[f"second/{name}"] = moments.second
+    tensors["optimizer_steps"] = torch.tensor([adam.steps])
+    tensors["rng"] = torch.get_rng_state()
+    if on_gpu:
+        tensors["rng_cuda"] = torch.cuda.get_rng_state()
+    return tensors

@@ -1,1 +1,0 @@
-"""The policy's weights on their way to the engines."""
