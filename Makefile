@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
 SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 5
 
-.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long real real-vllm golden demo search-demo overhead faults-storage schema facts clean explain-speed faults soak fuzz mutation report-page man docs pictures pip-audit gpu-measure gpu-launch gpu-real
+.PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long real real-vllm golden demo search-demo overhead faults-storage schema facts clean explain-speed faults soak fuzz properties mutation report-page man docs pictures pip-audit gpu-measure gpu-launch gpu-real
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -79,6 +79,11 @@ test-lowest: install  ## the fast tests of the core on the lower bounds of its d
 
 ray-versions: install  ## the runners' tests on the oldest and the newest supported Ray; 25 minutes on a busy machine
 	$(BIN)/python -m tests.launchers.runners.ray_versions
+
+SEED ?= $(shell date +%Y%m%d)
+properties: install  ## the property tests with other examples than those of CI, today's; SEED=20261129 draws that day's again
+	$(PYTEST) $(SHARED) --hypothesis-profile drawn --hypothesis-seed $(SEED) -m "not e2e and not e2e_long" \
+		$$(grep -rlw hypothesis tests --include="test_*.py")
 
 # Only the files that have one, so that each process collects 500 tests instead of 11,300; the longest first, so that
 # neither process is left alone with one of them at the end.

@@ -1,5 +1,6 @@
 """What every test shares."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -7,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The same examples in every run, so that a failure is always somebody's; `make fuzz` looks for new ones.
+# The same examples in every run, so that a failure is always somebody's; `make properties` draws others.
 # How long one takes is the machine's: the timeout of pytest ends what loops.
-settings.register_profile(
-    "repeatable", derandomize=True, deadline=None, suppress_health_check=(HealthCheck.too_slow,)
-)
+for name, derandomize in (("drawn", False), ("repeatable", True)):
+    settings.register_profile(
+        name, derandomize=derandomize, deadline=None, suppress_health_check=(HealthCheck.too_slow,)
+    )
 settings.load_profile("repeatable")
 
 # Output is as wide as a pipe's, wherever the tests run: pytest-xdist sets COLUMNS in its workers.
@@ -35,3 +37,14 @@ def normal_niceness() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_worker_niceness", "0")
         yield
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Collect no garbage among what lives to the end: modules, and eleven thousand tests."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave what was collected out of later garbage collections."""
+    gc.freeze()
+    gc.enable()

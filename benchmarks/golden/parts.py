@@ -27,7 +27,7 @@ class Part(NamedTuple):
 PARTS: Mapping[str, Part] = {
     "launch": Part(launch.cases, launch.record, lambda: launch.cases()[::11]),
     "search": Part(search.cases, search.record, lambda: search.cases()[::7]),
-    "lookalikes": Part(lookalikes.cases, lookalikes.record, lambda: lookalikes.cases()[::2]),
+    "lookalikes": Part(lookalikes.cases, lookalikes.record, lambda: lookalikes.cases()[::5]),
     "histories": Part(histories.cases, histories.record, histories.fast_cases),
     "estimates": Part(estimates.cases, estimates.record, estimates.cases),
     "explain": Part(explain.cases, explain.record, explain.cases),

@@ -40,11 +40,20 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 # Composes each list as verl's entry point does, validates it and builds what its workers build of it.
 _COMPOSE = """
-import json, sys, warnings
+import copy, gc, json, sys, warnings
 warnings.simplefilter("ignore")
+import yaml
 from hydra import compose, initialize_config_module
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
+load, texts = yaml.load, {}
+def load_once(stream, Loader):  # the same files for every list
+    text = stream if isinstance(stream, str) else stream.read()
+    if text not in texts:
+        texts[text] = load(text, Loader)
+    return copy.deepcopy(texts[text])
+yaml.load = load_once
+gc.freeze()  # what is imported lives to the end
 for words in json.load(open(sys.argv[1])):
     try:
         with initialize_config_module("verl.trainer.config", version_base=None):

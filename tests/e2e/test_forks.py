@@ -38,7 +38,6 @@ FORKS = {
     "verl-0.2": Fork(
         "0.2.0.post2", ".", budget=40960, starts=2, steps=5
     ),  # a pass does not fit; it ends before its last step
-    "verl-0.4": Fork("0.4.1", ".", budget=16384, starts=1),
     "nested": Fork("0.4.1", "reasoning/verl", budget=16384, starts=1),
 }
 _SCRIPT = """\

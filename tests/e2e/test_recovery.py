@@ -116,7 +116,8 @@ def shorter(source: Path, target: Path) -> str:
 
 
 def test_the_demo_recovers_from_every_phase_and_its_result_holds(tmp_path: Path) -> None:
-    done = autotune(tmp_path, "launch", str(ROOT / "configs/builtin-cpu.yaml"))
+    job = shorter(ROOT / "configs/builtin-cpu.yaml", tmp_path / "demo.yaml")
+    done = autotune(tmp_path, "launch", job)
     assert done.result.returncode == 0, done.story
     assert {cause for cause, _ in done.failures} == {"gpu-oom"}
     phases = [phase for _, phase in done.failures]
@@ -139,7 +140,6 @@ def test_the_demo_recovers_from_every_phase_and_its_result_holds(tmp_path: Path)
     assert again.failures == []
     assert len(again.of("started")) == 1
 
-    job = shorter(ROOT / "configs/builtin-cpu.yaml", tmp_path / "sized.yaml")
     sized = autotune(tmp_path, "launch", job, policy="estimate")
     assert sized.result.returncode == 0, sized.story
     assert len(sized.of("started")) < len(done.of("started")), sized.story

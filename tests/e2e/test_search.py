@@ -41,8 +41,8 @@ JOB = {
     "cluster": {"address": "local"},
     "goal": {"steps": 3},
     "search": {
-        "trials": 4,
-        "probe_steps": 3,
+        "trials": 3,
+        "probe_steps": 2,
         "confirm": 1,
         "vary": ["tokens_per_microbatch", "logprob_tokens", "recompute"],
     },

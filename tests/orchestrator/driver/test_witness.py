@@ -212,28 +212,27 @@ def test_the_corpus_is_detected_in_15_seconds_of_silence(silent: bool, tmp_path:
     assert late == []
 
 
-def test_the_corpus_is_detected_when_its_process_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [False, pytest.param(True, marks=pytest.mark.e2e_long)])
+def test_the_corpus_is_detected_when_its_process_ends(other: bool, tmp_path: Path) -> None:
+    """Each log in a file of its process or in the driver's output, and before a release in the other."""
     late = []
     for number, (name, text) in enumerate(TEXTS):
         if "(raylet" in text:  # Ray's own process, which lives on
             continue
         fatal = {finding.fatal for finding in scan([text.encode()]).findings}
-        for source, prefix in ((f"worker-{TRAINER}.err", ""), ("", f"(WorkerDict pid={TRAINER}) ")):
-            player = Player(tmp_path / f"{number}{source}", "verl")
-            player.turn(12, samples=always(sampled(working=(MAIN, TRAINER))))
-            player.show(*(prefix + line for line in text.splitlines()), source=source)
-            player.now += 0.5
-            player.show(samples=(sampled(working=(MAIN,), alive=(MAIN, REWARD), gpu=1.0),))
-            at_once = bool(failures(player.events))
-            player.turn(
-                SILENCE_S + 1, samples=always(sampled(working=(MAIN,), alive=(MAIN, REWARD), gpu=1.0))
-            )
-            inner = "pid=" in text  # names processes that this job does not have
-            if not inner and (
-                ("always" in fatal and not at_once) or (fatal > {"never"} and not player.events)
-            ):
-                late.append((name, source))
-            player.end(1)
+        own_file = (number % 2 == 0) is not other
+        source, prefix = (f"worker-{TRAINER}.err", "") if own_file else ("", f"(WorkerDict pid={TRAINER}) ")
+        player = Player(tmp_path / f"{number}", "verl")
+        player.turn(12, samples=always(sampled(working=(MAIN, TRAINER))))
+        player.show(*(prefix + line for line in text.splitlines()), source=source)
+        player.now += 0.5
+        player.show(samples=(sampled(working=(MAIN,), alive=(MAIN, REWARD), gpu=1.0),))
+        at_once = bool(failures(player.events))
+        player.turn(SILENCE_S + 1, samples=always(sampled(working=(MAIN,), alive=(MAIN, REWARD), gpu=1.0)))
+        inner = "pid=" in text  # names processes that this job does not have
+        if not inner and (("always" in fatal and not at_once) or (fatal > {"never"} and not player.events)):
+            late.append((name, source))
+        player.end(1)
     assert late == []
 
 

@@ -82,10 +82,8 @@ FAILING = (Phase.ROLLOUT, Phase.LOG_PROB, Phase.BACKWARD, Phase.WEIGHT_SYNC)
 
 @pytest.mark.parametrize("phase", [Phase.ROLLOUT, Phase.BACKWARD])
 @pytest.mark.parametrize("missing", [0, 28])
-@pytest.mark.parametrize(("tokens", "memory_gib"), [(16_384, 79), (49_152, 60)])
-def test_after_steps_that_held_a_cure_frees_what_was_missing(
-    phase: Phase, missing: int, tokens: int, memory_gib: int
-):
+def test_after_steps_that_held_a_cure_frees_what_was_missing(phase: Phase, missing: int):
+    tokens, memory_gib = (16_384, 79) if missing else (49_152, 60)
     knobs = replace(KNOBS, tokens_per_microbatch=tokens, logprob_tokens=tokens)
     cluster = replace(CLUSTER, gpu_memory_bytes=memory_gib * GIB)
     figures = {"requested": (missing + 2) * GIB, "free": 2 * GIB} if missing else {}
@@ -112,8 +110,7 @@ def test_the_estimate_answers_failures_after_steps_that_held():
     assert answered == len(FAILING)
 
 
-@pytest.mark.parametrize("phase", FAILING)
-@pytest.mark.parametrize("memory_gib", [60, 79])
+@pytest.mark.parametrize(("phase", "memory_gib"), tuple(zip(FAILING, (60, 79, 79, 60), strict=True)))
 def test_no_launch_asks_for_as_much_as_one_that_failed(phase: Phase, memory_gib: int):
     knobs = replace(KNOBS, tokens_per_microbatch=49_152, logprob_tokens=49_152)
     cluster = replace(CLUSTER, gpu_memory_bytes=memory_gib * GIB)

@@ -37,7 +37,7 @@ def test_a_remedys_name_excludes_its_changes_in_one_direction():
 
 
 @given(deny=st.lists(st.sampled_from(DENIABLE), min_size=1, max_size=4).map(tuple))
-@settings(deadline=None, max_examples=20)  # each decides ten times
+@settings(deadline=None, max_examples=10)  # each decides ten times
 def test_nothing_that_is_denied_is_launched_climbed_to_or_searched(deny):
     recovery = Recovery(deny=deny, climb=True)
     for policy in Policy:
