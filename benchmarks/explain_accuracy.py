@@ -2,9 +2,10 @@
 
 `python -m benchmarks.explain_accuracy` reads benchmarks/logs, FOLDER another folder: one JSON file per case
 (text, is_oom, resource, phase, component, figures in bytes, remedy_family, strict_cause, strict_phase;
-first_helps: what an expert would type first, names of remedies or a `/pattern/` of the text; holder: a word
-of the command that holds most of a host), in folders of their own where there are several kinds. It prints a
-table for each kind.
+first_helps: what an expert would type first, names of remedies or a `/pattern/` of the text; second_helps:
+the same, written another day without a look at the first; holder: a word of the command that holds most of
+a host), in folders of their own where there are several kinds. It prints a table for each kind. Where two
+labels of a log differ on the help that is printed, the log is not scored by them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _LEADING = ("held_out", "seen", "rewritten")  # what no rule has seen comes firs
 _ROUNDING_BYTES = 1  # of sums of decimal figures
 _FIRST = 2  # remedies of which one must be what an expert would take
 _HELP = re.compile(r"^(?:help|hint): ", re.MULTILINE)
+_LABELS = ("first_helps", "second_helps")
+_TWICE = "first help, of logs whose two labels agree on it"
 _HEALTHY_LOGS, _HEALTHY_LINES = 20, 5000
 
 
@@ -142,6 +145,13 @@ def scores(labelled: Sequence[Case], shown: Callable[[Case], bytes]) -> dict[str
         rows["first help as an expert types it"] = _score(
             helped, lambda case: _is_accepted(explanations[case.name], case.label["first_helps"])
         )
+    if twice := [case for case in helped if _LABELS[1] in case.label]:
+        verdicts = {
+            case.name: {_is_accepted(explanations[case.name], case.label[name]) for name in _LABELS}
+            for case in twice
+        }
+        agreed = [case for case in twice if len(verdicts[case.name]) == 1]
+        rows[_TWICE] = _score(agreed, lambda case: True in verdicts[case.name])
     if held:
         rows["holder of host memory named"] = _score(
             held, lambda case: case.label["holder"] in headline(explanations[case.name])
@@ -200,6 +210,10 @@ def table(kinds: dict[str, list[Case]], *, seeds: int, details: bool) -> Iterato
     yield f"|---|{'---|' * len(columns)}"
     for name in dict.fromkeys(name for column in bare.values() for name in column):
         yield f"| {name} | {' | '.join(_cell(column.get(name)) for _, column in columns)} |"
+    twice = sum(_LABELS[1] in case.label for found in kinds.values() for case in found)
+    if twice:
+        scored = sum(rows[_TWICE].asked for rows in bare.values() if _TWICE in rows)
+        yield f"\nlabelled twice: {twice} logs; labels that differ on the first help: {twice - scored}"
     alarms = list(false_alarms())
     yield f"\nfalse alarms on {_HEALTHY_LOGS} healthy logs: {len(alarms)}"
     yield from alarms

@@ -30,7 +30,7 @@ TRACES: Mapping[str, Traces] = {
     "builtin": Traces(("builtin: phase ", "builtin: step ", "builtin: failure ", "launchers.builtin")),
     # rLLM and verl-agent wrap verl in an agent loop and use its settings.
     "verl": Traces((
-        "verl.trainer.main_ppo", "verl/trainer/", "verl/workers/", "verl/single_controller/",
+        "verl.trainer.main_ppo", "verl/trainer/", "verl/workers/", "verl_omni/", "verl/single_controller/",
         "(TaskRunnerV1 pid=", "(WorkerDict pid=", "AgentLoopWorkerTQ", "actor_rollout_ref.",
         "rllm/trainer/verl", "rllm.trainer.verl", "rllm/engine/", "rllm.engine.", "agent_system/",
     ), implies={

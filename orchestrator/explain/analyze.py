@@ -95,11 +95,12 @@ def explain(
     holders = _holders(diagnosis)
     residue = residue_of(reading.ends, diagnosis, holders)
     grew = run is not None and run.attempts[-1].growth is not None
-    remedies = tuple(
-        _named(each, holders)
-        for each in (() if grew else remedied(context, diagnosis))
-        if residue is None or each.cure.changes
-    )
+    cures = () if grew else remedied(context, diagnosis)
+    remedies = tuple(_named(each, holders, context.device) for each in cures)
+    if residue is not None:  # who holds the card is known, and what sets how much
+        remedies = tuple(each for each in remedies if each.cure.changes)
+        if run is None:
+            remedies = tuple(sorted(remedies, key=lambda each: each.cure.name != "reduce_mem_fraction"))
     around = "\n".join(reading.around(diagnosis.evidence[0].line)) if diagnosis.evidence else ""
     return Explanation(
         file=plain(reading.name),
@@ -135,10 +136,11 @@ def _users(run: Run | None) -> tuple[Hint, ...]:
     return tuple(Hint(text=text) for text in gave_up(run).would_help)
 
 
-def _named(remedied: Remedied, holders: tuple[Holder, ...]) -> Remedied:
+def _named(remedied: Remedied, holders: tuple[Holder, ...], device: str) -> Remedied:
     """Return what to do about memory of others with the processes that the log names."""
     if remedied.cure.changes or not holders:
-        return remedied
+        action = remedied.cure.action.replace("CUDA graphs", "graphs") if device else remedied.cure.action
+        return msgspec.structs.replace(remedied, cure=msgspec.structs.replace(remedied.cure, action=action))
     held = " and ".join(f"process {one.pid} ({show_gib(one.held_bytes)})" for one in holders[:_NAMED])
     action = f"free what {held} holds of this GPU: let it sleep if it is the job's own engine, else end it"
     return Remedied(cure=msgspec.structs.replace(remedied.cure, action=action), words=())

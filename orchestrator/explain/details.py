@@ -99,7 +99,8 @@ def _others(explanation: Explanation) -> list[str]:
     ordered = sorted(explanation.holders, key=lambda holder: -holder.held_bytes)
     listed = ", ".join(f"pid {holder.pid} {show_gib(holder.held_bytes)}" for holder in ordered[:_HELD])
     more = f" and {len(ordered) - _HELD} more" if len(ordered) > _HELD else ""
-    return [f"info: other processes use memory of this GPU: {listed}{more}; one may be the job's engine"]
+    engine = "" if explanation.context.known.engine is False else "; one may be the job's engine"
+    return [f"info: other processes use memory of this GPU: {listed}{more}{engine}"]
 
 
 def _users(explanation: Explanation) -> list[str]:
@@ -146,10 +147,10 @@ def _fragmentation(explanation: Explanation) -> list[str]:
             ]
         expandable = any(remedied.cure.name == "expandable_segments" for remedied in explanation.remedies)
         own = explanation.context.framework
-        why = (
-            f"{own.name} sets `expandable_segments` itself" if own else "`expandable_segments` is already on"
-        )
-        remark = "" if expandable else f"; {why}, or it cannot be used here"
+        why = "`expandable_segments` is on already, or an engine that sleeps refuses it"
+        if own is not None and "allocator" not in explanation.context.known.fixed:
+            why = f"{own.name} has no setting for `expandable_segments`"
+        remark = "" if expandable else f"; {why}"
         lines.append(
             f"info: fragmentation: {_about(idle, text)} is reserved but unallocated, {enough}, "
             f"but in blocks that the request cannot use{remark}"

@@ -21,6 +21,7 @@ from autotune.policies.diagnosis.literal_search import Naming
 from autotune.policies.explain.advice import Cure, Known, prescribe
 from autotune.policies.explain.tensor_sizes import printed_fields, printed_model
 from autotune.policies.remedies.catalogue import spoken
+from autotune.policies.remedies.relevance import wakes
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import ENGINE_PHASES, Cause, Component, Phase
@@ -77,8 +78,13 @@ def context_of(
 ) -> Context:
     """Return what the log shows of its job, or what the run of autotune that wrote it knows."""
     context = _context(reading, diagnosis, framework=framework, model=model) if run is None else _of_run(run)
-    failure = "\n".join(line.text for line in diagnosis.evidence)
-    return msgspec.structs.replace(context, device=spellings.device_of(failure))
+    device = spellings.device_of("\n".join(line.text for line in diagnosis.evidence))
+    known = context.known
+    if device == "HIP" and run is None:  # where what a framework sets itself has no effect in most builds
+        known = msgspec.structs.replace(
+            known, offered=known.offered | {"allocator"}, fixed=known.fixed - {"allocator"}
+        )
+    return msgspec.structs.replace(context, device=device, known=known)
 
 
 def _of_run(run: Run) -> Context:
@@ -139,7 +145,7 @@ def _context(
         job=job if shape is not None else None,
         cluster=cluster if cluster.gpu_memory_bytes else None,
         offered=frozenset((*offers, *advised)),
-        fixed=frozenset() if settings else _fixed(spellings.present(tools, text).knobs),
+        fixed=frozenset() if settings else spellings.fixed(tools, text, shared=result.name in _TRAINERS),
         engine=result.name not in _TRAINERS or spellings.engine_in(tools, text, ENGINE_KNOBS),
         counts_tokens=True,
     )
@@ -182,7 +188,7 @@ def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
     return tuple(
         Remedied(cure=cure, words=_words(context, cure), assumed=_is_assumed(context, cure))
         for cure in cures
-        if not (served and _is_trainers(cure))
+        if not (served and _is_trainers(cure, diagnosis))
     )
 
 
@@ -195,13 +201,17 @@ def _is_served(context: Context, diagnosis: Diagnosis) -> bool:
         alone
         and diagnosis.cause in (Cause.GPU_OOM, Cause.POOL_TOO_SMALL, Cause.KV_POOL)
         and diagnosis.component in (Component.ROLLOUT, Component.UNKNOWN)
-        and diagnosis.phase in (Phase.NONE, *ENGINE_PHASES)
+        and (diagnosis.phase in (Phase.NONE, *ENGINE_PHASES) or wakes(diagnosis))
     )
 
 
-def _is_trainers(cure: Cure) -> bool:
-    """Return whether a cure changes nothing but how a trainer works; the allocator is any process's."""
-    own = (knob != "allocator" and KNOB_TABLE[knob].part is Part.TRAINER for knob in cure.changes)
+def _is_trainers(cure: Cure, diagnosis: Diagnosis) -> bool:
+    """Return whether a cure changes nothing but how a trainer works.
+
+    PyTorch's allocator is any process's, but not what takes the memory of a sleeping engine back.
+    """
+    common = () if wakes(diagnosis) else ("allocator",)
+    own = (knob not in common and KNOB_TABLE[knob].part is Part.TRAINER for knob in cure.changes)
     return bool(cure.changes) and all(own)
 
 
@@ -242,15 +252,6 @@ def _of_tools(tools: tuple[Tool, ...], text: str) -> Known:
         engine=spellings.engine_in(tools, text, ENGINE_KNOBS) if tools else None,
         counts_tokens=_BY_TOKENS in text,
         scores_by_tokens=any(s.knob == "logprob_tokens" for tool in tools for s in tool.spellings),
-    )
-
-
-def _fixed(knobs: Knobs) -> frozenset[str]:
-    """Return the knobs that a log shows at their most saving mode."""
-    return frozenset(
-        name
-        for name in KNOBS
-        if getattr(knobs, name) in ("off", "full", "expandable") or getattr(knobs, name) is True
     )
 
 

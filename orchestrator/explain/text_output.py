@@ -81,14 +81,16 @@ def _consequences(explanation: Explanation) -> list[str]:
     if not count:
         return []
     all_of = f"{count + 1}" if count < _COUNTED else f"more than {_COUNTED}"
-    same = [other for other in explanation.followers if other.cause is explanation.diagnosis.cause]
     others, rank = ranks(explanation), explanation.diagnosis.rank
+    alike = all(
+        other.cause is explanation.diagnosis.cause for other in explanation.followers if other.rank in others
+    )
     places = ", ".join(str(other.line.line) for other in _one_per_rank(explanation.followers)[:_PLACES])
     where = f" ({explanation.file}:{places})"
-    if others and rank is not None and len(same) < len(explanation.followers):
+    if others and rank is not None and not alike:
         verb = "died" if len(others) > 1 else "failed"
         return [f"info: first of {all_of} failures; {_listed(others)} {verb} because rank {rank} did{where}"]
-    if others and len(same) == len(explanation.followers):
+    if others and alike:
         return [f"info: first of {all_of} failures; {_listed(others)} failed in the same way{where}"]
     rest = (
         "the other is a consequence or a repetition of it"

@@ -25,6 +25,7 @@ from autotune.policies.diagnosis.phase_patterns import (
     in_validation,
     is_frame,
     loads_weights,
+    makes_states,
     phase_around,
     pins_host_memory,
     profiles_batch,
@@ -38,6 +39,9 @@ from autotune.policies.values.failure import Cause, Component, Phase
 _TEXT = 2000  # characters kept of a line
 _OF_PYTORCH = "Tried to allocate"
 _NCCL = re.compile("nccl", re.IGNORECASE)
+_SETTINGS = re.compile(
+    r"(?:\s\+{0,2}\w[\w.]{0,200}\.\w{1,60}=\S{1,300}){3}"
+)  # of a command line, not of who failed
 # What others report of a process they ended: it may have been in the midst of such a thing.
 _LONG_ONES = (Phase.INIT, Phase.ROLLOUT_INIT, Phase.CHECKPOINT, Phase.DATA, Phase.WEIGHT_SYNC)
 
@@ -83,7 +87,7 @@ def found(
             cause=None, line=shown, fatal=rule.fatal, rank=rank, step=place.step, source=place.source
         ), False
     earlier = before()
-    context = [without_table(text) for text in above(earlier, line)]
+    context = [without_table(text) for text in above(earlier, line) if not _SETTINGS.search(text)]
     where = _whereabouts(
         rule, line._replace(text=without_table(line.text)), earlier, context, since_stage=since_stage
     )
@@ -97,6 +101,8 @@ def found(
         loading = loads_weights(context)
         profiling = not loading and profiles_batch(context)
         facts = msgspec.structs.replace(facts, loading=loading, profiling=profiling)
+    elif cause is Cause.GPU_OOM and where.phase in (Phase.INIT, Phase.CHECKPOINT):
+        facts = msgspec.structs.replace(facts, states=makes_states(context))
     if cause is Cause.HOST_OOM:
         facts = msgspec.structs.replace(facts, holders=Table([*earlier, line.text]).holders)
     if cause.is_memory:

@@ -91,8 +91,10 @@ class Table:
             key = _key(holder)
             known = self._found.get(key, holder)
             larger = max(known, holder, key=lambda one: one.held_bytes)
-            killed = known.killed or holder.killed
-            self._found[key] = msgspec.structs.replace(larger, killed=killed)
+            row = holder if known.killed else known  # a table names what a process does, not what created it
+            self._found[key] = msgspec.structs.replace(
+                larger, command=row.command, killed=known.killed or holder.killed
+            )
         return bool(holders)
 
     @property

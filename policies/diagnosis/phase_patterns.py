@@ -79,6 +79,14 @@ _LOADS = re.compile(
 _PROFILES = re.compile(
     r"\bin (?:_?profile_run|determine_(?:available_memory|num_available_blocks)|profile_max_num_token)\b"
 )
+# A trainer makes, loads or gathers the state of its optimizer.
+_STATES = re.compile(
+    r"\bin (?:initialize_optimizer_states|_?init_group|_?configure_(?:zero|basic)_optimizer|"
+    r"_?create_fp32_partitions|_setup_for_real_optimizer|\w*load_optim\w*)\b|"
+    r"optim\w*\.load_state_dict\(|\boptim(?:izer)?_state(?:_dict)?\b|"
+    r"torch/optim/\S+, line \d+, in load_state_dict|"
+    r"megatron/core/optimizer/\S+, line \d+, in (?:__init__|get_\w*optimizer\w*|load_\w+)"
+)
 _SHARED = re.compile(
     r"shared_memory\.py|shm_broadcast\.py|SharedMemory\(|_share_(?:fd|filename)_|SemLock|"
     r"multiprocess\w*/(?:synchronize|heap)\.py"
@@ -191,6 +199,11 @@ def loads_weights(context: list[str]) -> bool:
 def profiles_batch(context: list[str]) -> bool:
     """Return whether an engine that starts was running its largest batch to measure it."""
     return any(_PROFILES.search(as_frame(line)) for line in context)
+
+
+def makes_states(context: list[str]) -> bool:
+    """Return whether a trainer was making, loading or gathering the state of its optimizer."""
+    return any(_STATES.search(as_frame(line)) for line in context)
 
 
 def asks_shared_memory(context: list[str]) -> bool:

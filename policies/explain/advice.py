@@ -253,11 +253,15 @@ def _price(slows: str) -> str:
 
 def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
     """Return how much a direction presupposes that the log does not show; below 0: its figures ask for it."""
+    if cure.name == "offload_optimizer" and diagnosis.facts.states:
+        return -1
     if cure.name == "tensor_parallel" and _weights_fill_the_card(diagnosis, known):
         return -2
     if cure.name == "expandable_segments":
-        if known.counts_tokens and _is_engine(diagnosis):
-            return 1  # an engine that sleeps refuses it, and what RL frameworks set is the trainer's
+        if diagnosis.phase is Phase.ROLLOUT_INIT or (known.counts_tokens and _is_engine(diagnosis)):
+            # An engine that starts keeps what is idle for its graphs; one that sleeps refuses it, and what RL
+            # frameworks set is the trainer's.
+            return 1
         # NCCL's messages have no figures, and what it competes with is PyTorch's reserve.
         alone = diagnosis.phase is Phase.COMM and not known.engine
         return -1 if alone or fragmentation_prevails(diagnosis) else 0 if diagnosis.phase is Phase.COMM else 1

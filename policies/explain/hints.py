@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from autotune.policies.diagnosis.memory_users import largest
-from autotune.policies.remedies.step_size import missing_bytes
+from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis, Holder
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.formatting import show_gib
@@ -18,7 +18,7 @@ _IMAGES = re.compile(r"\bvit_|vision|visual|mm_encoder|image|video|pixel")
 _QUADRATIC = re.compile(r"sdpa|scaled_dot_product|eager_attention|attn_weights|_ops\.py")
 _SLEPT = "leep mode "
 _RESIDUE = re.compile(
-    r"[Ss]leep mode (?:\(level=\w+\) )?freed [\d.]+ GiB memory, ([\d.]+) GiB memory is still in use"
+    r"[Ss]leep mode (?:\(level=\w+\) )?freed ([\d.]+) GiB memory, ([\d.]+) GiB memory is still in use"
 )
 _DIFFUSION = re.compile(
     r"diffusers/(?:pipelines|models)/|/comfy/|multimodal_gen/|vllm_omni/diffusion|pipeline_with_logprob"
@@ -42,6 +42,7 @@ class Residue(Value, frozen=True, kw_only=True):
 
     first_bytes: int
     last_bytes: int
+    released: bool = True  # whether the last sleep freed anything
 
     @property
     def grows(self) -> bool:
@@ -73,8 +74,8 @@ _ON_GPU: tuple[tuple[Phase, str, Hint], ...] = (
     ),
     (
         Phase.CHECKPOINT,
-        r"gather_object|broadcast_object|dist_checkpointing",
-        Hint(text="gather the plan of the checkpoint with gloo: NCCL puts it on the GPUs first"),
+        r"gather_object|broadcast_object",
+        Hint(text="gather the plan of the checkpoint with gloo: NCCL puts it on the GPUs first", leads=True),
     ),
     (
         Phase.CHECKPOINT,
@@ -93,7 +94,7 @@ _ON_GPU: tuple[tuple[Phase, str, Hint], ...] = (
     ),
     (
         Phase.CHECKPOINT,
-        r"full_state_dict|FULL_STATE_DICT|consolidat|16bit_model|gather",
+        r"full_state_dict|FULL_STATE_DICT|consolidat|16bit_model|gather(?!_object)",
         Hint(
             text="save shards instead of a state dict that is gathered on one rank, or move it to the host",
             leads=True,
@@ -157,7 +158,8 @@ def hints(diagnosis: Diagnosis, around: str, *, residue: Residue | None = None) 
     """Return what helps besides settings; `around`: the lines of the log near the failure."""
     match diagnosis.cause:
         case Cause.GPU_OOM:
-            return (*_too_large(diagnosis, around), *_asleep(residue), *_on_gpu(diagnosis, around))
+            first = (*_refused(diagnosis), *_too_large(diagnosis, around), *_asleep(residue))
+            return (*first, *_on_gpu(diagnosis, around))
         case Cause.POOL_TOO_SMALL:
             return tuple(_shorter_requests(diagnosis, around))
         case Cause.HOST_OOM:
@@ -168,11 +170,32 @@ def hints(diagnosis: Diagnosis, around: str, *, residue: Residue | None = None) 
 
 def residue_of(text: str, diagnosis: Diagnosis, holders: tuple[Holder, ...]) -> Residue | None:
     """Return what a sleeping engine kept of the card, where others or one process hold as much of it."""
-    kept = [round(float(size) * (1 << 30)) for size in _RESIDUE.findall(text)] if _SLEPT in text else []
+    sleeps = _RESIDUE.findall(text) if _SLEPT in text else []
+    kept = [round(float(size) * (1 << 30)) for _, size in sleeps]
     held = (diagnosis.facts.held_by_others_bytes, *(one.held_bytes for one in holders))
     if kept and any(abs(kept[-1] - size) <= _ALIKE * size for size in held if size):
-        return Residue(first_bytes=kept[0], last_bytes=kept[-1])
+        return Residue(first_bytes=kept[0], last_bytes=kept[-1], released=float(sleeps[-1][0]) > 0)
     return None
+
+
+def _refused(diagnosis: Diagnosis) -> Iterator[Hint]:
+    """Yield what else may refuse a request for which enough of the card is free."""
+    facts = diagnosis.facts
+    requested, free, allowed = facts.requested_bytes, facts.free_bytes, facts.allowed_bytes
+    if requested is None or free is None or free < requested:
+        return
+    if allowed is not None and facts.capacity_bytes is not None and allowed < facts.capacity_bytes:
+        yield Hint(
+            text=f"let the process take more than {show_gib(allowed)} of the card: its program limits it "
+            "(torch.cuda.set_per_process_memory_fraction)",
+            leads=True,
+        )
+    elif diagnosis.component is Component.UNKNOWN and not fragmentation_prevails(diagnosis):
+        yield Hint(
+            text="look for a limit of the process (a container's or job's memory limit, `ulimit -v`, "
+            "vm.max_map_count) or a newer driver: more of the card was free than it asked for",
+            leads=True,
+        )
 
 
 def _too_large(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
@@ -197,10 +220,15 @@ def _asleep(residue: Residue | None) -> Iterator[Hint]:
     if residue is None:
         return
     kept = f"{show_gib(residue.last_bytes)} of the GPU belong to the job's own sleeping engine"
-    if residue.grows:
+    if not residue.released:
+        text = (
+            f"{kept}, whose sleep freed nothing: take `expandable_segments:True` out of the settings of "
+            "PyTorch's allocator, which its own replaces; else lower its share of the GPU"
+        )
+    elif residue.grows:
         text = f"{kept}, {show_gib(residue.first_bytes)} after its first sleep: restart it every few steps"
     else:
-        text = f"{kept}: lower its share of the GPU, or its CUDA graphs"
+        text = f"{kept}: lower its share of the GPU, or capture fewer graphs"
     yield Hint(text=f"{text}, or use a newer release of it", leads=True)
 
 

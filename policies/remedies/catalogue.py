@@ -45,7 +45,7 @@ def _move(
 _BY_TRANSFERS = "every step, by transfers to and from the host"
 _COMMUNICATION = "every pass, by communication"
 _PASS = "smaller micro-batches, same global batch"  # noqa: S105
-_PIECES = "the logits of all tokens are the largest tensor of the phase"
+_PIECES = "the logits of all tokens are often the largest tensor of the phase"
 _SPLIT = "split each sequence across more ranks"
 _PART = "each rank holds a part of each sequence"
 
@@ -311,7 +311,7 @@ MOVES: dict[str, Move] = {
         frees="the copy of a checkpoint that stays in host memory while it is written",
         slows="every checkpoint, by its write",
         memory=Memory.HOST,
-        action="save checkpoints synchronously",
+        action="save checkpoints synchronously, if they are saved while the job goes on",
         reason="an asynchronous save keeps a copy of the whole state in host memory while the job goes on",
     ),
     "reduce_multimodal_cache": _move(

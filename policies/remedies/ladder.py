@@ -228,7 +228,8 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
     """Yield the legal remedies for a failure, cheapest first.
 
     Where fragmentation prevails, the allocator comes first: it costs nothing. Where it shows what an
-    engine misses, a smaller share comes first, because it frees just that. Where a pass fills the host,
+    engine misses, a smaller share comes first, because it frees just that. Where the optimizer's state did
+    not fit, its place on the host comes first. Where a pass fills the host,
     what makes passes smaller comes first. Where nothing is known of the program and its log names no phase,
     what serves other phases comes last.
     """
@@ -240,6 +241,8 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
     rungs = [rung for rung in rungs if can_act(rung.name, diagnosis)]
     if fragmentation_prevails(diagnosis):
         rungs.sort(key=lambda rung: rung.name != "expandable_segments")
+    if diagnosis.facts.states:
+        rungs.sort(key=lambda rung: rung.name != "offload_optimizer")
     if diagnosis.phase.is_engine and missing_bytes(diagnosis.facts) is not None:
         rungs.sort(key=lambda rung: rung.name != "reduce_mem_fraction")
     if shows_holder(diagnosis):

@@ -35,6 +35,11 @@ _OF_DATA = ("reduce_workers", "reduce_multimodal_cache")
 _OF_SAVE = ("save_synchronously",)
 
 
+def wakes(diagnosis: Diagnosis) -> bool:
+    """Return whether a sleeping engine did not get its own memory back."""
+    return any(_WAKES.search(line.text) for line in diagnosis.evidence)
+
+
 def runs_on_host(knobs: Knobs, diagnosis: Diagnosis) -> bool:
     """Return whether a pass of the trainer ran out of host memory because it computes there.
 
@@ -70,7 +75,7 @@ def can_act(name: str, diagnosis: Diagnosis) -> bool:
         return not elsewhere or name in (*_OF_DATA, *_OF_GROWTH)
     if diagnosis.cause is not Cause.GPU_OOM:
         return True
-    if name in _SENT and any(_WAKES.search(line.text) for line in diagnosis.evidence):
+    if name in _SENT and wakes(diagnosis):
         return False
     if facts.loading and name in _AFTER_LOADING:
         return False

@@ -44,6 +44,7 @@ class Facts(Value, frozen=True, kw_only=True):
     device: str | None = None  # cpu-budget | cuda | None
     validation: bool = False
     loading: bool = False  # an engine was loading its weights: neither its pool nor its graphs existed
+    states: bool = False  # a trainer was making or loading the state of its optimizer
     profiling: bool = False  # an engine was measuring its largest batch: it had its weights and no pool
     holders: tuple[Holder, ...] = ()  # of a node's memory, as the log lists them, the largest first
 

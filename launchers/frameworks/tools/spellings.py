@@ -20,11 +20,12 @@ from autotune.launchers.frameworks.tools.rows import (
 )
 from autotune.policies.diagnosis.literal_search import Naming
 from autotune.policies.explain.hints import POOL_IN_BYTES
-from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.knobs import KNOBS, Knobs, Setting
 from autotune.policies.values.profile import Grid, Profile, Support
 
 _TRIES = 50  # occurrences of a name in a log
 _VALUE = re.compile(r"(?:['\"]?\s{0,4}[=:]\s{0,4}|\s{1,4}\.{3,200}\s{0,4}|\s)['\"]?([\w.+-]{1,32})")
+_SAVING = ("off", "full", "expandable")  # the most saving modes
 _ON = frozenset(("true", "1", "on", "yes"))
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,6})?\Z")
 _EXPANDABLE = re.compile(
@@ -32,7 +33,8 @@ _EXPANDABLE = re.compile(
     r"['\"]?[^\s'\"]{0,200}expandable_segments:True(?!['\"]?\s{1,4}to avoid)"
 )
 _PAUSABLE = re.compile(
-    r"enable_(?:memory_saver|sleep_mode)['\"]?\s{0,4}[=:]\s{0,4}['\"]?[Tt]rue|--enable-memory-saver"
+    r"enable_(?:memory_saver|sleep_mode)['\"]?\s{0,4}[=:]\s{0,4}['\"]?[Tt]rue|--enable-memory-saver|"
+    r"[Ss]leep mode (?:\(level=\w+\) )?freed \d"
 )
 _SLEEPS = re.compile(r"(?i:\bsleep[_ ]?(?:mode|level)|\bsleep\()|weights_cpu_backup|memory_saver")
 _DEVICE = re.compile(rf"\b({'|'.join(ALLOCATORS)}) out of memory")
@@ -42,6 +44,7 @@ _RUNTIMES = {
 }
 # Words of trainers with optional engines that show that one is in use.
 _GENERATES = re.compile(r"\b(?i:grpo|rlhf|rloo|rollout)|\bonline_dpo|use_vllm")
+_FSDP = "full_shard"  # of a trainer that shards by it, which DeepSpeed's does not
 _GRIDS: dict[str, Grid] = {"memory_fraction": Grid(minimum=0.05, maximum=0.98, multiple=0.01)}
 
 
@@ -115,6 +118,17 @@ def excluded(text: str) -> frozenset[str]:
     return frozenset(knob for knob, shows in useless.items() if shows)
 
 
+def fixed(tools: tuple[Tool, ...], text: str, *, shared: bool) -> frozenset[str]:
+    """Return the knobs that a text shows at their most saving mode, or to be of no use.
+
+    An engine that sleeps refuses expandable segments, also to the trainer of a process that both share.
+    """
+    knobs = present(tools, text).knobs
+    values = {name: getattr(knobs, name) for name in KNOBS}
+    saving = {name for name, value in values.items() if value in _SAVING or value is True}
+    return frozenset(saving | (excluded(text) & {"allocator"} if shared else set()))
+
+
 def device_of(text: str) -> str:
     """Return PyTorch's name of the device that ran out of memory, such as HIP; empty for CUDA."""
     if (device := _DEVICE.search(text)) is not None:
@@ -173,7 +187,7 @@ def words(
                     continue
                 undone = value in (False, "off") and knob != "cuda_graphs"
                 line = spelling.undo if undone else spelling.words
-                if line:
+                if line and not (_FSDP in line and any(other.name == "deepspeed" for other in tools)):
                     lines[tool.name] = line.replace("{value}", _shown(value) if exact else "...")
     return tuple(lines.items())
 

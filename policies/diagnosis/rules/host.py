@@ -41,8 +41,8 @@ HOST: tuple[Rule, ...] = (
         r"^Killed \S+ due to memory pressure for |\bunable to allocate OS memory \(error|"
         r"oom_reaper: reaped process|\bTaskOOM\b|due to memory used \(\d+.* being more than|"
         r"Failed with result 'oom-kill'|"
-        # earlyoom, which kills before the kernel does
-        r"[Ss]ending SIG(?:TERM|KILL) to process \d+ .*(?:badness|oom_score)",
+        # earlyoom and Talos, which kill before the kernel does
+        r"[Ss]ending SIG(?:TERM|KILL) to (?:process \d+ .*(?:badness|oom_score)|cgroup .*\bOOMController\b)",
         ALWAYS,
         "[856341.770960] Out of memory: Killed process 410126 (python) total-vm:79905000kB, "
         "anon-rss:22957108kB",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRESS, Rule
-from autotune.policies.values.failure import Cause
+from autotune.policies.values.failure import Cause, Component, Phase
 
 JOB: tuple[Rule, ...] = (
     # ---- on-chip memory is a kernel's own affair
@@ -75,18 +75,46 @@ JOB: tuple[Rule, ...] = (
         hint="raise object_store_memory (`ray start --object-store-memory=BYTES`) to what is allowed, "
         "or leave it out; a container then needs as much /dev/shm (--shm-size)",
     ),
+    # CANN's words for memory stand for the streams and queues of a captured graph as well.
+    Rule(
+        "acl-graph-resources",
+        Cause.CONFIG,
+        r"AclmdlRICapture\w+\(.{0,80}error code is 20700[3-5]\b",
+        UNLESS_PROGRESS,
+        "RuntimeError: NPU function error: c10_npu::acl::AclmdlRICaptureBegin(stream, capture_mode), "
+        "error code is 207005",
+        phase=Phase.ROLLOUT_INIT,
+        component=Component.ROLLOUT,
+        what="the NPU has no streams or models left for another captured graph",
+        hint="capture fewer graphs (cudagraph_capture_sizes of --compilation-config), or none "
+        "(--enforce-eager), and end other engines on this NPU",
+    ),
     # ---- the job's own code
     Rule(
         "device-assert",
         Cause.CODE,
         r"device-side assert|illegal memory access|srcIndex < srcSelectDimSize|NVRM: Xid|"
+        r"\b(?:aicore|aivec\w*|vector core) (?:error|exception)|error code is 5070(?:15|35)\b|"
         r"(?:CUDA|HIP) error(?: \([^)]{1,300}\))?: (?:misaligned address|an illegal instruction|"
         r"unspecified launch failure|invalid argument|invalid configuration)",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA error: an illegal memory access was encountered",
         what="a GPU kernel failed",
-        hint="run once with CUDA_LAUNCH_BLOCKING=1 (HIP_LAUNCH_BLOCKING=1): the traceback then ends at the "
-        "kernel; the library that it belongs to may have a newer release without it",
+        hint="run once with CUDA_LAUNCH_BLOCKING=1 (HIP_LAUNCH_BLOCKING, ASCEND_LAUNCH_BLOCKING): the "
+        "traceback then ends at the kernel; the library that it belongs to may have a newer release "
+        "without it",
+    ),
+    Rule(
+        "torch-assert",
+        Cause.CODE,
+        r"INTERNAL ASSERT FAILED",
+        UNLESS_PROGRESS,
+        'RuntimeError: captures_underway.empty() INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":2967, '
+        "please report a bug to PyTorch.",
+        weak=True,
+        what="a check within PyTorch failed",
+        hint="a newer release of PyTorch, or of what replaces its allocator (a memory saver, an engine's "
+        "sleep mode), may not have it; else run without that, or without captured graphs",
     ),
     Rule(
         "recompute-mismatch",
@@ -108,6 +136,16 @@ JOB: tuple[Rule, ...] = (
         "[rank3]:[E ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout: "
         "WorkNCCL(SeqNum=17284, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds",
         weak=True,
+    ),
+    Rule(
+        "nccl-unexplained",
+        Cause.CODE,
+        r"NCCL error: unhandled (?:cuda|system) error",
+        NEVER,
+        "RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        weak=True,
+        what="a call within NCCL failed, and the log does not show which",
+        hint="run once with NCCL_DEBUG=WARN: NCCL then prints the call and its error, a full memory included",
     ),
     # ---- consequences
     Rule(

@@ -36,6 +36,7 @@ SYMPTOMS = {
     "autotune-hang": Cause.HANG,
     "collective-timeout": Cause.HANG,
     "disk-nearly-full": Cause.DISK,
+    "nccl-unexplained": Cause.CODE,
     "network-fault": Cause.INFRASTRUCTURE,
     "port-in-use": Cause.INFRASTRUCTURE,
     "python-error": Cause.CODE,
@@ -43,6 +44,7 @@ SYMPTOMS = {
     "ray-task-oom-alone": Cause.GPU_OOM,
     "sglang-request-aborted": Cause.KV_POOL,
     "told-to-stop": Cause.INFRASTRUCTURE,
+    "torch-assert": Cause.CODE,
 }
 
 
