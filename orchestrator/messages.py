@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 import msgspec
@@ -48,6 +49,7 @@ from autotune.policies.values.observation import (
 )
 from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.remedy import Remedy
+from autotune.policies.values.run.view import RunView
 
 _CAUSES = {
     Cause.CODE: "code: the job's own code failed",
@@ -299,16 +301,27 @@ def lasted(seconds: float | None, *, at_least: bool = False) -> str:
     return f"at least {show_duration(seconds)}" if at_least else show_duration(seconds)
 
 
-def verdict(value: Verdict, *, attempts: int, seconds: float, trials: int | None = None) -> str:
-    """Return how a run ended, in one sentence; `trials` are those of a search."""
+def continues(view: RunView, *, report: str) -> str:
+    """Return what the command that resumes an interrupted run does; `report` is the command of its report."""
+    if view.tried:
+        return f"continues the search; `{report}` shows its trials"
+    saved = max((each.saved or 0 for each in view.training), default=0)
+    checkpoint = f" from the checkpoint of step {saved}" if saved else ""
+    return f"continues at attempt #{view.last_number + 1}{checkpoint}"
+
+
+def verdict(value: Verdict, *, attempts: int, seconds: float, tried: Sequence[Tried] = ()) -> str:
+    """Return how a run ended, in one sentence; `tried` are the results of a search."""
     tries = counted(attempts, "attempt")
     took = show_duration(seconds)
     match value:
         case TrainingCompleted(marginal=marginal, growth=growth) | Stable(marginal=marginal, growth=growth):
             word = "Stable" if isinstance(value, Stable) else "Training complete"
             grew = "" if growth is None else f"; {growth.text}"
-            if trials is not None:
-                word, tries = "Search complete: stable", counted(trials, "trial")
+            if tried:
+                from autotune.policies.search.schedule import count
+
+                word, tries = "Search complete: stable", counted(count(tried), "trial")
             return f"{word}{_MARGINAL if marginal else ''} after {tries} in {took}{grew}"
         case Rehearsed(cured=cured):
             how = "with the settings above" if cured else "as written"

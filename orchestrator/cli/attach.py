@@ -46,6 +46,7 @@ def attach(run: directory.RunFolder, *, options: Options) -> ExitCode:
                     click.echo(encode(event))
             view = tail.view
             if view.verdict is not None:
+                console.say(f"`{run.call('report', '--open')}` shows every attempt")
                 return exit_code(view.verdict, run.history())
             is_driven = claims.owner() is not None
             running = {

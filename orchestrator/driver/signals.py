@@ -24,6 +24,7 @@ KILLED_S = 40.0  # it has ended by then, even on a busy machine; otherwise the p
 HURRIED_S = 8.0  # Slurm and Kubernetes kill about 30 s after SIGTERM
 _LOOK_S = 0.25
 _TO_END = (signal.SIGINT, signal.SIGTERM)
+_REPEATED_S = 1.0  # `timeout` signals its child, and at once its child's group: one request
 
 
 class ForcedExit(BaseException):
@@ -36,13 +37,26 @@ class Arrivals:
     def __init__(self, source: int = -1) -> None:
         self._source, self._counted = source, 0
         self._numbers: list[int] = []
+        self._terminated_at = -math.inf
 
     def read(self) -> list[int]:
-        """Return the stop signals received, in order."""
+        """Return the stop signals received, in order; SIGTERM repeated at once counts once."""
         if self._source >= 0:
             with suppress(BlockingIOError):
-                self._numbers += [n for n in os.read(self._source, 4096) if n in _TO_END]
+                for number in os.read(self._source, 4096):
+                    self._take(number)
         return self._numbers
+
+    def _take(self, number: int) -> None:
+        now = time.monotonic()
+        repeated = number == signal.SIGTERM and now - self._terminated_at < _REPEATED_S
+        if number in _TO_END and not repeated:
+            self._numbers.append(number)
+            self._terminated_at = now if number == signal.SIGTERM else self._terminated_at
+
+    def repeat(self) -> bool:
+        """Return whether the signal that is handled is one that `read` left out."""
+        return self._source >= 0 and len(self.read()) == self._counted
 
     def fresh(self) -> int:
         """Return how many arrived since the last call."""
@@ -74,6 +88,8 @@ class Interrupts:
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """Record a signal; the first decides the exit code."""
+        if self._by and self._arrivals.repeat():
+            return
         first = not self._by and self._arrivals.fresh() <= 1  # two signals during compiled code count once
         if not self._by:
             self._by = signal.Signals(number).name

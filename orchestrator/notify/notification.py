@@ -112,7 +112,7 @@ def notification(run: directory.RunFolder, view: RunView, news: Due, *, at: str)
     reason = _text(_reason(verdict) or news.reason)
     return Notification(
         occasion=news.occasion,
-        text=_text(f"{accepted.job.name}: {_sentence(news, attempts=len(view.attempts), seconds=seconds)}"),
+        text=_text(f"{accepted.job.name}: {_sentence(news, view, seconds=seconds)}"),
         job=accepted.job.name,
         framework=accepted.job.framework,
         run=run.id,
@@ -138,7 +138,7 @@ def notification(run: directory.RunFolder, view: RunView, news: Due, *, at: str)
     )
 
 
-def _sentence(due: Due, *, attempts: int, seconds: float) -> str:
+def _sentence(due: Due, view: RunView, *, seconds: float) -> str:
     match due.about:
         case GoalReached(step=step, marginal=marginal, headroom=headroom, peaks=peaks):
             little = " with little free memory" if marginal else ""
@@ -149,7 +149,8 @@ def _sentence(due: Due, *, attempts: int, seconds: float) -> str:
         case Finished(verdict=Rehearsed(cured=True)):
             return f"rehearsed, with other settings than written, in {show_duration(seconds)}"
         case Finished(verdict=verdict):
-            words = messages.verdict(verdict, attempts=attempts, seconds=seconds)
+            attempts, tried = len(view.attempts), view.tried
+            words = messages.verdict(verdict, attempts=attempts, seconds=seconds, tried=tried)
             return f"{words[:1].lower()}{words[1:]}"
         case None:
             return f"waits for a person: {due.reason}"

@@ -45,7 +45,7 @@ def conclusion_of(run: directory.RunFolder, view: RunView, framework: Framework)
         headline = f"Not finished: {counted(attempts, 'attempt')} on record"
     else:
         display = display_of(verdict)
-        text = messages.verdict(verdict, attempts=attempts, seconds=seconds)
+        text = messages.verdict(verdict, attempts=attempts, seconds=seconds, tried=view.tried)
         headline = text[:1].upper() + text[1:]
     knobs, changes_of = _knobs(view, accepted)
     return Conclusion(

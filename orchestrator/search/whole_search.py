@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -13,7 +13,7 @@ from autotune.orchestrator.search.optuna_study import STUDY, importance_of, writ
 from autotune.orchestrator.search.presets import presets
 from autotune.orchestrator.search.scheduler import TrialScheduler
 from autotune.orchestrator.search.trial import TrialContext
-from autotune.orchestrator.units import gpu_unit, show_duration, show_rate
+from autotune.orchestrator.units import counted, gpu_unit, show_duration, show_rate
 from autotune.policies.search import schedule, trials
 from autotune.policies.search.feasibility import Forecast
 from autotune.policies.search.next_trial import SearchSpace, forecast_of
@@ -28,10 +28,12 @@ from autotune.policies.values.events import (
     Purpose,
     Stable,
     TrainingCompleted,
+    Tried,
     Verdict,
 )
 from autotune.policies.values.history import accepted_of
-from autotune.policies.values.job import Job
+from autotune.policies.values.job import Job, Search
+from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.run.view import RunView
 
 _STEADY = 1.25  # between runs of one configuration; beyond, a comparison needs a word of warning
@@ -55,6 +57,8 @@ def search(
     if journal.view.trial_rows:
         _reopen(context)
     else:
+        limit = f"{counted(job.search.trials, 'trial')} in {show_duration(job.search.duration_s)}"
+        observer.say(f"search: at most {limit}; making the job stable counts towards the time")
         first = bench.trial_job(_FIRST, longest=bench.forced, steps=job.goal.steps)
         start = msgspec.structs.replace(context, job=first, rehearses=job)
         verdict = reconcile.run(start, conclude=False)
@@ -84,6 +88,7 @@ def search(
     )
     names = ", ".join(f"{d.knob} ({len(d.values)})" for d in dimensions)
     observer.say(f"searching over {names}")
+    observer.say(f"time left for trials: {_left(job.search.duration_s, scheduler)}")
     reason = scheduler.drive()
     if reason:
         observer.say(f"no more trials: {reason}")
@@ -93,16 +98,32 @@ def search(
     observer.write_view(STUDY, lambda: write_study(study, journal.view, dimensions, name=context.folder.id))
     results = bench.ledger.trials.results
     if context.interrupts.by:
+        observer.say(so_far(results, job.search, start=base))
         return _finish(context, Interrupted(by=context.interrupts.by))
-    left_s = max(0.0, job.search.duration_s - scheduler.elapsed_s)
     left = max(0, job.search.trials - schedule.count(results))
-    observer.say(f"budget left: {left} of {job.search.trials} trials, {show_duration(left_s)}")
+    left_of_time = _left(job.search.duration_s, scheduler)
+    observer.say(f"budget left: {left} of {counted(job.search.trials, 'trial')}, {left_of_time}")
     summary(journal.view, importance_of(dimensions, results), say=observer.say)
     bench.clear()
     verdict = schedule.verdict_of(
         results, job.search, start=base, began_with=began_with.number, exhausted=scheduler.exhausted
     )
     return _finish(context, verdict)
+
+
+def _left(duration_s: float, scheduler: TrialScheduler) -> str:
+    return show_duration(max(0.0, duration_s - scheduler.elapsed_s))
+
+
+def so_far(results: Sequence[Tried], search: Search, *, start: Knobs) -> str:
+    """Return what an interrupted search has measured, and which configuration `stable.yaml` holds."""
+    text = f"measured so far: {schedule.count(results)} of {counted(search.trials, 'trial')}"
+    best, kept = trials.fastest(results), trials.winner(results, search, start=start)
+    if best is not None:
+        text = f"{text}; the fastest is trial {best.trial}, {show_rate(best.rate, best.unit)}"
+    if kept is None or kept.knobs == start:
+        return f"{text}; `stable.yaml` holds the starting configuration: nothing faster is confirmed yet"
+    return f"{text}; `stable.yaml` holds trial {kept.trial}, the fastest that is confirmed"
 
 
 def check(job: Job, accepted: Accepted) -> None:

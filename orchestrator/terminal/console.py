@@ -302,11 +302,10 @@ class Console:
 
     def _finished(self, event: Finished) -> None:
         self.close()
-        first = self._run.first
+        run, first = self._run, self._run.first
         seconds = max(0.0, seconds_of(event.at) - (seconds_of(first.at) if first is not None else 0.0))
         gpus = first.cluster.nodes * first.cluster.gpus_per_node if first is not None else 0
-        trials = len(self._run.tried) or None
-        text = messages.verdict(event.verdict, attempts=self._run.last_number, seconds=seconds, trials=trials)
+        text = messages.verdict(event.verdict, attempts=run.last_number, seconds=seconds, tried=run.tried)
         self._line(Text(""))
         mark, style = _TONES[display_of(event.verdict).tone]
         match event.verdict:
@@ -318,7 +317,8 @@ class Console:
                 self._line(Text(f"{mark} {text}", style=style))
             case Interrupted():
                 self._line(Text(f"{mark} {text}", style=style))
-                self._line(self._resume_hint(f"continues at attempt #{self._run.last_number + 1}"))
+                report = call("report", self._folder, "--open")
+                self._line(self._resume_hint(messages.continues(self._run, report=report)))
             case GaveUp() | NeedsHuman() | Infrastructure():
                 self._line(Text(f"{mark} {text}", style=style), error=True)
                 for line in self._failure_details(event.verdict):

@@ -78,7 +78,7 @@ class Views(Observer):
         self._show(lambda: self.console.warn(text))
 
     def show_end(self, finished: Finished) -> None:
-        """Show again how a run failed."""
+        """Show again how a run ended."""
         self._show(lambda: self.console.print_event(finished))
 
     def hint(self, text: str) -> None:

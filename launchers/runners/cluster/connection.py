@@ -254,15 +254,14 @@ def _start_local(gpus: int | None, *, note: str) -> Connection:
     available = host.total_bytes - host.used_bytes
     name, _, value = token.partition("=")
     try:
-        with _environment(
-            {
-                name: value,
-                FOLDER: folder,
-                "RAY_ADDRESS": None,
-                "RAY_TMPDIR": folder,
-                _NICENESS: os.environ.get(_NICENESS, "0"),
-            }
-        ):
+        environment = {
+            name: value,
+            FOLDER: folder,
+            "RAY_ADDRESS": None,
+            "RAY_TMPDIR": folder,
+            _NICENESS: os.environ.get(_NICENESS, "0"),
+        }
+        with _environment(environment), internals.daemons_apart():
             info = _init(
                 address="local",
                 num_cpus=max(_LEAST_CPUS, len(os.sched_getaffinity(0))),

@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -182,6 +184,26 @@ def dashboard_url(address: str) -> str:
         from ray.job_submission import JobSubmissionClient
 
         return str(JobSubmissionClient(address).get_address())
+
+
+@contextmanager
+def daemons_apart() -> Iterator[None]:
+    """Give the daemons of a Ray that starts inside process groups of their own.
+
+    Who signals the driver's group, as `timeout` does, asks only the driver, which then ends them. On a Ray
+    that starts its daemons elsewhere they stay in the driver's group.
+    """
+    try:
+        services: Any = importlib.import_module("ray._private.services")
+        before = services.ConsolePopen
+    except MOVED:
+        yield
+        return
+    services.ConsolePopen = partial(before, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
 
 
 def use_token(*, of_user: bool) -> None:

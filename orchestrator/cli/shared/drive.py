@@ -207,9 +207,8 @@ def _drive(
     history = journal.history()
     finished = history[-1] if history else None
     if isinstance(finished, Finished) and edit is None and not ends:
-        if display_of(finished.verdict).exit_code is ExitCode.OK:
-            return finished.verdict
-        if display_of(finished.verdict).exit_code is ExitCode.NO and not fixed:
+        code = display_of(finished.verdict).exit_code
+        if code is ExitCode.OK or (code is ExitCode.NO and not fixed):
             views.show_end(finished)
             return finished.verdict
     accepted = accepted_of(history) if history else None

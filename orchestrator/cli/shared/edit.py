@@ -27,6 +27,8 @@ from autotune.policies.values.profile import Profile
 from autotune.policies.values.run.view import RunView
 from autotune.policies.values.value import Value
 
+_OPTIONS = (("recovery", "relaunches"), ("search", "trials"), ("search", "duration"))  # of the command line
+
 
 class RequestedJob(Value, frozen=True, kw_only=True):
     """A job as the user asks for it: a new one, or one that a run continues with."""
@@ -80,13 +82,9 @@ def with_options(
         Edit(("settings", key), value, "--set") for key, value in override(job, request.overrides).items()
     ]
     edits += [
-        Edit((section, key), value, f"--{key}")
-        for section, key, value in (
-            ("recovery", "relaunches", request.relaunches),
-            ("search", "trials", request.trials),
-            ("search", "duration", request.duration),
-        )
-        if value is not None
+        Edit((section, key), value, f"from --{key}")
+        for section, key in _OPTIONS
+        if (value := getattr(request, key)) is not None
     ]
     changed = msgspec.structs.replace(with_edits(job, edits), variables=job.variables)
     return edited(text, edits, literal=LITERAL), changed
@@ -204,10 +202,19 @@ def _edit(
     options: bool,
 ) -> RequestedJob | None:
     if options:
+        with_options(text, file=file, request=request)  # refuses what is no job
+        request = _without_stated(request, text)
         given, job = with_options(text, file=file, request=request)
     else:
         given, job = text, parse(text, file=file, recorded=True)
     return edit_of(history, given, job, file=file, request=request)
+
+
+def _without_stated(request: directory.RunRequest, text: str) -> directory.RunRequest:
+    """Return a request without what an edited file states: that is newer than the command line."""
+    stated = Document(text, "", literal=LITERAL).value
+    limits = {key: None for section, key in _OPTIONS if key in (stated.get(section) or {})}
+    return msgspec.structs.replace(request, **limits)
 
 
 def edit_of(

@@ -180,3 +180,16 @@ def test_a_users_token_is_used_where_there_is_one(
 def test_the_object_store_takes_rays_share_within_shm(available: int, shm: int, store: int) -> None:
     size = object_store_bytes(available_bytes=available, shm_bytes=shm)
     assert size == pytest.approx(store, rel=0.001)
+
+
+def test_daemons_of_our_own_ray_are_in_process_groups_of_their_own() -> None:
+    from ray._private import services
+
+    before = services.ConsolePopen
+    with internals.daemons_apart():
+        daemon = services.ConsolePopen(["sleep", "60"])
+    try:
+        assert os.getpgid(daemon.pid) == daemon.pid and services.ConsolePopen is before
+    finally:
+        daemon.kill()
+        daemon.wait()

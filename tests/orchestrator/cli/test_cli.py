@@ -312,6 +312,7 @@ def test_attach_shows_a_run_that_another_process_drives_and_leaves_it_running(
     assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=look).code == 130
     after = run("attach", cwd=home)
     assert after.code == 130 and "! stopped by SIGINT" in after.err, after.err
+    assert "--open` shows every attempt" in after.err
 
 
 def test_status_shows_runs_and_attempts(home: Path) -> None:

@@ -336,3 +336,11 @@ def test_a_run_that_another_host_drives_is_refused_at_its_next_beat(home: Path) 
     assert json.loads(run("status", "--json", cwd=home).out)[0]["status"] == "FAILED"
     claim.write_bytes(msgspec.json.encode(Owner(host="elsewhere", pid=1, boot_id="", over=True)))
     assert run("resume", "--edit", cwd=home, play="tight_memory").code == 0
+
+
+def test_a_limit_that_the_edited_file_states_replaces_that_of_the_command_line(home: Path) -> None:
+    assert run("launch", "job.yaml", "--relaunches", "0", cwd=home, play="never_fits").code == 1
+    (home / "job.yaml").write_text(f"{JOB}\nrecovery: {{relaunches: 5}}\n")
+    seen = run("resume", "--edit", cwd=home, play="tight_memory")
+    assert "edited: recovery.relaunches 0 → 5" in seen.err
+    assert the_run(home).request.relaunches is None

@@ -57,3 +57,10 @@ def test_two_requests_that_meet_compiled_code_are_two() -> None:
             time.sleep(60)
         thread.join()
     assert interrupts.impatient
+
+
+def test_a_request_that_is_repeated_at_once_as_timeout_does_is_one() -> None:
+    with listening() as interrupts, interrupts.cutting():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.by == "SIGTERM" and not interrupts.impatient

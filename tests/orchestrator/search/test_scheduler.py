@@ -327,6 +327,7 @@ def test_ctrl_c_keeps_the_best_and_resume_goes_on(tmp_path: Path) -> None:
         (night.interrupts.note(2) if len(world.commands) == 6 else None) or formula(world, command)
     )  # type: ignore[func-returns-value]
     assert night.drive() == Interrupted(by="SIGINT")
+    assert any(text.startswith("measured so far: ") for text in night.messages), night.messages
     before = ran(night.results)
     assert before and night.exports
     night.interrupts = Interrupts()
