@@ -3,7 +3,7 @@
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,12 +39,12 @@ def normal_niceness() -> Iterator[None]:
         yield
 
 
-def pytest_collection(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Collect no garbage among what lives to the end: modules, and eleven thousand tests."""
     gc.disable()
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave what was collected out of later garbage collections."""
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
