@@ -211,7 +211,7 @@ def certificate_in(path: Path) -> Certificate:
         raise unusable(path, f"not a certificate of this version: {error}", hint=_HINT) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         hint = f"{_HINT}; `autotune resume RUN` writes it again"
-        raise unusable(path, "not whole JSON", hint=hint) from None
+        raise unusable(path, "truncated or invalid JSON", hint=hint) from None
     if certificate.schema != SCHEMA:
         hint = "use the newer autotune that wrote it"
         raise unusable(path, f"schema {certificate.schema}; this autotune knows {SCHEMA}", hint=hint)

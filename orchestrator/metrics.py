@@ -19,7 +19,7 @@ class Metrics:
         self._pending = False  # a row changed figures that are not exported yet
 
     def take(self, event: Event) -> None:
-        """Take in a row of the journal and export what it changed; that of a step waits for `settle`."""
+        """Update metrics from a journal row; step metrics are exported by `settle`."""
         self.note(event)
         if not isinstance(event, Progressed):
             self.export()

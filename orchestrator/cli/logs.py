@@ -154,7 +154,7 @@ class _Printer:
         self._tail = tail
 
     def show(self, lines: Iterator[Line]) -> None:
-        """Print lines as they come; of the first call's only the last ones, if so many are asked for."""
+        """Follow the log. With `--lines`, the first batch is cut to its last N lines."""
         out = sys.stdout.buffer
         for line in self._wanted(lines):
             missing = line.number - self._number - 1

@@ -261,7 +261,7 @@ def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
 
 
 def _course(standings: list[RunStatus], *, attempts: bool) -> str:
-    """Return what of a table is news: all but times and steps."""
+    """Return a fingerprint of the table that ignores times and steps."""
     parts = [f"{run.run} {run.status} {len(run.attempts)}" for run in standings]
     if attempts:
         parts += [attempt.status for run in standings for attempt in run.attempts]

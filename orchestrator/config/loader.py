@@ -19,13 +19,6 @@ from autotune.launchers.runners.node.host import Card, measure
 from autotune.orchestrator import placeholders
 from autotune.orchestrator.config import secrets, yaml_nodes
 from autotune.orchestrator.config.cards import find_card
-from autotune.orchestrator.config.includes import (
-    absent_paths,
-    with_document,
-    with_launcher,
-    with_prompts,
-    with_shape,
-)
 from autotune.orchestrator.config.installed import (
     accepted_before,
     doubt,
@@ -35,6 +28,13 @@ from autotune.orchestrator.config.installed import (
     with_version,
 )
 from autotune.orchestrator.config.own_code import is_there
+from autotune.orchestrator.config.referenced_files import (
+    absent_paths,
+    with_document,
+    with_launcher,
+    with_prompts,
+    with_shape,
+)
 from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, is_other_file, keys, way_from
 from autotune.orchestrator.config.yaml_nodes import Document, Place, UnreadableError
 from autotune.orchestrator.config.yaml_nodes import Path as KeyPath

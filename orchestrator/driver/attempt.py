@@ -11,8 +11,8 @@ import msgspec
 
 from autotune.launchers.base import Drain, Handle, Observed, Unreachable
 from autotune.orchestrator.config.secrets import shown_command
+from autotune.orchestrator.driver.blocking_calls import Invoke, beside, here
 from autotune.orchestrator.driver.context import RunContext
-from autotune.orchestrator.driver.executor import Invoke, beside, here
 from autotune.orchestrator.driver.monitor import AttemptMonitor
 from autotune.orchestrator.driver.signals import ForcedExit
 from autotune.orchestrator.run.script import command_of
@@ -324,11 +324,11 @@ class RunningAttempt:
                         timeout_s=INTERRUPTED_DRAIN_S if self._interrupts.by else DRAIN_S
                     )
                     if drain.unknown:  # not fatal: the next start waits for the nodes it needs
-                        self._say(f"whether all memory came back is unknown: {drain.unknown}")
+                        self._say(f"cannot confirm that all memory was released: {drain.unknown}")
                     return drain
         except ForcedExit:
             pass
-        self._observer.warn(f"the memory of attempt #{self.number} was not awaited")
+        self._observer.warn(f"did not wait for attempt #{self.number} to release its memory")
         return None
 
     def _last_words(self) -> Generator[None, None, None]:

@@ -222,11 +222,11 @@ _NEAR = 0.85  # of the card: a prediction that sees no failure here is not of th
 
 
 class Prediction(Value, frozen=True, kw_only=True):
-    """The peak of a phase on its card, before and after a cure."""
+    """The peak of a phase with and without a remedy, as predicted."""
 
     phase: Phase
-    before_bytes: float
-    after_bytes: float
+    before_bytes: int
+    after_bytes: int
 
 
 def predicted(context: Context, diagnosis: Diagnosis, cure: Cure) -> Prediction | None:
@@ -257,7 +257,7 @@ def predicted(context: Context, diagnosis: Diagnosis, cure: Cure) -> Prediction 
         return None
     if not all(math.isfinite(peak) for peak in peaks) or peaks[0] < _NEAR * capacity or peaks[1] >= peaks[0]:
         return None
-    return Prediction(phase=phase, before_bytes=peaks[0], after_bytes=peaks[1])
+    return Prediction(phase=phase, before_bytes=round(peaks[0]), after_bytes=round(peaks[1]))
 
 
 _MEMORY = re.compile(

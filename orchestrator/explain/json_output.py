@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from autotune.orchestrator.explain.analyze import Explanation
+from autotune.orchestrator.explain.analyze import Explanation, Prediction
 from autotune.orchestrator.explain.incident import Read, Relation, others
 from autotune.orchestrator.explain.job_context import Remedied
 from autotune.orchestrator.explain.sanitize import plain
-from autotune.policies.values.diagnosis import Holder
+from autotune.policies.values.diagnosis import Holder, Line
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knobs import Setting
 from autotune.policies.values.remedy import Effect
@@ -29,27 +29,11 @@ class FactsDocument(Value, frozen=True, kw_only=True):
     allowed_bytes: int | None
 
 
-class EvidenceDocument(Value, frozen=True, kw_only=True):
-    """A line of the log that shows the cause."""
-
-    line: int
-    text: str
-    rule: str
-
-
 class RequestDocument(Value, frozen=True, kw_only=True):
     """What the failed allocation was for."""
 
     formula: str
     meaning: str
-
-
-class PredictionDocument(Value, frozen=True, kw_only=True):
-    """The peak of a phase with and without a remedy, as predicted."""
-
-    phase: Phase
-    before_bytes: int
-    after_bytes: int
 
 
 class RemedyDocument(Value, frozen=True, kw_only=True):
@@ -61,7 +45,7 @@ class RemedyDocument(Value, frozen=True, kw_only=True):
     exact: bool  # the job's settings are known, and these are the values to use
     effect: Effect | None  # on the numbers of the training: exact or numeric (rounding); null: not known
     slows: str
-    predicted: PredictionDocument | None
+    predicted: Prediction | None
     words: dict[str, list[str]]  # framework or tool -> lines to type
 
 
@@ -89,7 +73,7 @@ class ExplanationDocument(Value, frozen=True, kw_only=True):
     facts: FactsDocument
     fragmentation: bool
     confidence: float
-    evidence: list[EvidenceDocument]
+    evidence: list[Line]
     consequences: int  # further failures that follow from the first
     consequence_ranks: list[int]
     request: RequestDocument | None
@@ -122,10 +106,7 @@ def document(reads: list[Read]) -> bytes:
         ),
         fragmentation=diagnosis.fragmentation,
         confidence=diagnosis.confidence,
-        evidence=[
-            EvidenceDocument(line=line.line, text=plain(line.text), rule=line.rule)
-            for line in diagnosis.evidence
-        ],
+        evidence=[msgspec.structs.replace(line, text=plain(line.text)) for line in diagnosis.evidence],
         consequences=diagnosis.consequences,
         consequence_ranks=ranks(explanation),
         request=None
@@ -158,7 +139,6 @@ def ranks(explanation: Explanation) -> list[int]:
 
 def _remedy(remedied: Remedied, explanation: Explanation) -> RemedyDocument:
     cure = remedied.cure
-    prediction = explanation.predictions.get(cure.name)
     return RemedyDocument(
         name=cure.name,
         reason=cure.reason,
@@ -166,12 +146,6 @@ def _remedy(remedied: Remedied, explanation: Explanation) -> RemedyDocument:
         exact=cure.exact,
         effect=cure.effect,
         slows=cure.slows,
-        predicted=None
-        if prediction is None
-        else PredictionDocument(
-            phase=prediction.phase,
-            before_bytes=round(prediction.before_bytes),
-            after_bytes=round(prediction.after_bytes),
-        ),
+        predicted=explanation.predictions.get(cure.name),
         words={name: [plain(line) for line in lines] for name, lines in remedied.words},
     )

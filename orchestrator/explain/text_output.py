@@ -195,6 +195,7 @@ def _advice(explanation: Explanation) -> list[str]:
         return []
     names = {remedied.cure.name for remedied in explanation.remedies[:MOST_REMEDIES]}
     phase = explanation.diagnosis.phase.value
+    others = [part for part in _PARTS if part is not explanation.diagnosis.component]
     rows = [
         row
         for row in framework.advice
@@ -202,14 +203,9 @@ def _advice(explanation: Explanation) -> list[str]:
         and row.setting in explanation.printed
         and row.remedy in names
         and row.phase in (phase, "any")
-        and not _is_of_another(row, explanation.diagnosis.component)
+        and not any(f"{part}." in row.setting for part in others)
     ]
     return [_outdated(row) for row in rows[:_ADVICE]]
-
-
-def _is_of_another(row: Advice, component: Component) -> bool:
-    """Return whether advice is for a component that did not fail."""
-    return any(f"{part}." in row.setting for part in _PARTS if part is not component)
 
 
 def _outdated(row: Advice) -> str:

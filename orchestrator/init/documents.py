@@ -10,8 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from autotune.orchestrator.config.includes import with_extended
 from autotune.orchestrator.config.own_code import is_file, is_folder, is_there
+from autotune.orchestrator.config.referenced_files import with_extended
 from autotune.orchestrator.config.yaml_nodes import Document, read_text, scalar_1_1
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.orchestrator.init.bash.state import is_unknown

@@ -162,7 +162,7 @@ def with_units(settings: dict[str, Any], framework: Framework, job: Job) -> dict
 
 
 def _as_written(job: Job, base: Job) -> Job:
-    """Return a job without what was measured or read for it."""
+    """Return the job as the user wrote it, without derived fields."""
     stated = {name: getattr(base, name) for name in ("framework_version", "workdir", "cluster")}
     return msgspec.structs.replace(job, **stated, **{name: getattr(base, name) for name in READ_ELSEWHERE})
 

@@ -153,7 +153,7 @@ class Pause:
         if self._again_at is not None:
             lost = f"; {self._lost} samples of memory were not recorded" if self._lost else ""
             self._again_at, self._lost = None, 0
-            self._say(f"`{self._path}` can be written again; logs and samples go on{lost}")
+            self._say(f"`{self._path}` is writable again; logging resumed{lost}")
         return True
 
 

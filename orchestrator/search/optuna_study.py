@@ -142,7 +142,7 @@ def _local(at: str) -> datetime:
 
 
 def importance_of(dimensions: Sequence[Dimension], results: Sequence[Tried]) -> dict[str, float]:
-    """Return the share of each knob in what throughput varied by; empty while too little is known."""
+    """Return each knob's importance for throughput; empty while too little is known."""
     measured = [r for r in results if r.result not in (Result.LOST, Result.GATED, Result.SLOW)]
     if not dimensions or len({result.rate for result in measured}) < 3:
         return {}

@@ -9,8 +9,8 @@ import msgspec
 
 from autotune.launchers.base import Unreachable
 from autotune.orchestrator.driver.attempt import POLL_S, abandon, end_survivors, kill
+from autotune.orchestrator.driver.blocking_calls import Invoke, ThreadedInvoke, here
 from autotune.orchestrator.driver.capacity import await_nodes
-from autotune.orchestrator.driver.executor import Invoke, ThreadedInvoke, here
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.driver.signals import ForcedExit
 from autotune.orchestrator.driver.unwatched import observed_s
@@ -81,7 +81,7 @@ class TrialScheduler:
                 return reason or self._why_end()
             self._turn()
             if self.elapsed_s >= self._settings.duration_s:
-                self._stop(by="deadline", reason="search.duration is over")
+                self._stop(by="deadline", reason="`search.duration` is used up")
         self._stop(by="user", reason=interrupts.by)
         return ""
 
@@ -312,4 +312,4 @@ class TrialScheduler:
             if self._rig.interrupts.by:
                 self._stop(by="user", reason=self._rig.interrupts.by)
             elif self.elapsed_s >= self._settings.duration_s:
-                self._stop(by="deadline", reason="search.duration is over")
+                self._stop(by="deadline", reason="`search.duration` is used up")

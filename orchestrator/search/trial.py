@@ -10,8 +10,8 @@ import msgspec
 
 from autotune.launchers.base import Handle, Unreachable
 from autotune.orchestrator.driver.attempt import RunningAttempt, abandon, explain, intended
+from autotune.orchestrator.driver.blocking_calls import Invoke
 from autotune.orchestrator.driver.context import RunContext
-from autotune.orchestrator.driver.executor import Invoke
 from autotune.orchestrator.driver.monitor import AttemptMonitor, Progress
 from autotune.orchestrator.errors import Failure, reason_of
 from autotune.orchestrator.run.journal import Journal
@@ -224,7 +224,7 @@ class Trial:
                 and len(self._steps) < self._wanted
                 and schedule.too_slow(self._steps, best=self._best)
             ):
-                reason = "it cannot become the fastest"
+                reason = "pruned: slower than the best trial"
                 self._bench.context.record(StopRequested(attempt=attempt.number, by="slow", reason=reason))
                 return "slow"
             again_at = self._bench.context.clock.monotonic() + self._pace_s

@@ -391,10 +391,7 @@ class Console:
 
     def _line(self, text: Text, *, error: bool = False) -> None:
         if not self._silent and (error or not self._quiet):
-            self._terminal.print(self._plain(text))
-
-    def _plain(self, text: Text) -> Text:
-        return ascii_text(text) if self._ascii else text
+            self._terminal.print(ascii_text(text) if self._ascii else text)
 
     def _cut(self, text: Text) -> Text:
         return truncated(text, width=self._terminal.width, unicode=not self._ascii)

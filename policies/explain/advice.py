@@ -202,12 +202,13 @@ def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
         of_engine = KNOB_TABLE[knob].part is Part.ENGINE
         if of_engine and not _may_have_engine(diagnosis, known):
             continue
-        if name == "reduce_workers" and diagnosis.cause is Cause.SHM and not _may_load_data(diagnosis):
+        of_loaders = not _is_engine(diagnosis) and diagnosis.phase is not Phase.COMM
+        if name == "reduce_workers" and diagnosis.cause is Cause.SHM and not of_loaders:
             continue
         if name == "reduce_host_offload":
             ruled_out = known.offered.isdisjoint(MOVES[name].turns)
         else:
-            ruled_out = knob not in known.offered or _is_known(known, knob)
+            ruled_out = knob not in known.offered or getattr(_knobs(known), knob) is not None
         if not ruled_out and knob not in known.fixed:
             return Cure(
                 name=name,
@@ -228,11 +229,6 @@ def _may_have_engine(diagnosis: Diagnosis, known: Known) -> bool:
     )
 
 
-def _may_load_data(diagnosis: Diagnosis) -> bool:
-    """Return whether the batches of data loaders may fill the shared memory: no engine or NCCL failed."""
-    return not _is_engine(diagnosis) and diagnosis.phase is not Phase.COMM
-
-
 def _sized(action: str, knob: str, diagnosis: Diagnosis) -> str:
     """Return what to do by how much, where the message says what was missing of which card."""
     missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.limit_bytes
@@ -240,11 +236,6 @@ def _sized(action: str, knob: str, diagnosis: Diagnosis) -> str:
         return action
     step = max(FRACTION_STEP, math.ceil(110 * missing / capacity) / 100)
     return _BY.sub(f"by at least {step:.2f}", action)
-
-
-def _is_known(known: Known, knob: str) -> bool:
-    """Return whether the present value is known: then an exact remedy would have been found."""
-    return known.profile is not None and getattr(known.profile.knobs, knob) is not None
 
 
 def _price(slows: str) -> str:

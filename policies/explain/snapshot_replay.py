@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -74,13 +74,16 @@ def moment_of(events: Sequence[TraceEvent], segments: Iterable[Segment]) -> Mome
     if not any(event.action == "alloc" for event in events):
         return _state(final, segments, next((e for e in events if e.action == "oom"), None))
     start = _at_start(events, final)
-    peak_bytes, at = _peak(events, start)
+    totals = enumerate([sum(one.size_bytes for one in start.values()), *_replay(events, dict(start), {})], -1)
+    at, peak_bytes = max(totals, key=lambda each: each[1])  # the first of several
     failed = next((index for index, event in enumerate(events) if event.action == "oom"), None)
     moment = at if failed is None else failed
-    alive, pending = _replayed(events[: moment + 1], start)
+    alive, pending = dict(start), dict[int, int]()
+    for _ in _replay(events[: moment + 1], alive, pending):
+        pass
     reserved = _reserved(events[moment + 1 :], segments)
     occupied = [(address, one.size_bytes) for address, one in alive.items()]
-    occupied += pending.items() if pending else ()
+    occupied += pending.items()
     if moment == len(events) - 1:
         occupied += waiting.items()
     return Moment(
@@ -147,40 +150,24 @@ def _at_start(events: Iterable[TraceEvent], final: dict[int, Allocation]) -> dic
     return start
 
 
-def _peak(events: Iterable[TraceEvent], start: dict[int, Allocation]) -> tuple[int, int]:
-    sizes = {address: one.size_bytes for address, one in start.items()}
-    total = best = sum(sizes.values())
-    at = -1
-    for index, event in enumerate(events):
-        if event.addr is None:
-            continue
-        if event.action == "alloc":
-            total += event.size - sizes.get(event.addr, 0)
-            sizes[event.addr] = event.size
-        elif event.action == "free_requested":
-            total -= sizes.pop(event.addr, 0)
-        if total > best:
-            best, at = total, index
-    return best, at
-
-
-def _replayed(
-    events: Iterable[TraceEvent], start: dict[int, Allocation]
-) -> tuple[dict[int, Allocation], dict[int, int]]:
-    alive = dict(start)
-    pending: dict[int, int] = {}
+def _replay(
+    events: Iterable[TraceEvent], alive: dict[int, Allocation], pending: dict[int, int]
+) -> Iterator[int]:
+    """Yield the bytes in use after each event, which changes what is `alive` and what waits (`pending`)."""
+    total = sum(one.size_bytes for one in alive.values())
     for event in events:
-        if event.addr is None:
-            continue
-        if event.action == "alloc":
+        if event.addr is not None and event.action == "alloc":
+            before = alive.get(event.addr)
+            total += event.size - (0 if before is None else before.size_bytes)
             alive[event.addr] = _allocation(event)
             pending.pop(event.addr, None)
-        elif event.action == "free_requested":
+        elif event.addr is not None and event.action == "free_requested":
             gone = alive.pop(event.addr, None)
+            total -= 0 if gone is None else gone.size_bytes
             pending[event.addr] = event.size if gone is None else gone.size_bytes
-        elif event.action == "free_completed":
+        elif event.addr is not None and event.action == "free_completed":
             pending.pop(event.addr, None)
-    return alive, pending
+        yield total
 
 
 def _allocation(event: TraceEvent) -> Allocation:

@@ -24,7 +24,7 @@ _LIKELY = 0.5
 
 
 class Shortfall(Value, frozen=True, kw_only=True):
-    """By how much the nearest configuration misses, and what would fit instead, all as predicted."""
+    """Predicted shortfall of the closest configuration, and alternatives that are predicted to fit."""
 
     nearest: str
     would_fit: tuple[str, ...]

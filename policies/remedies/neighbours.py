@@ -60,7 +60,7 @@ def search(
     recovery: Recovery,
     started: bool,
 ) -> tuple[list[Knobs], Floats, Floats]:
-    """Return the configurations looked at, the logarithm of their seconds and what of them does not fit.
+    """Return candidates with log step time and predicted shortfall.
 
     From the present configuration every single change is scored; the best by several weights of fit
     against speed are changed again, until nothing new is found.

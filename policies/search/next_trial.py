@@ -1,4 +1,4 @@
-"""next_trial(history) -> the configuration that a search runs next: the only brain of a search."""
+"""next_trial(history) -> the configuration that a search runs next: its pure decision function."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class _Known:
         excess = self.forecast.excess(knobs)
         if excess:
             phase = max(excess, key=lambda name: excess[name])
-            return f"foreseen to exceed {phase} by {excess[phase]:.1%}", excess
+            return f"predicted to exceed memory in {phase} by {excess[phase]:.1%}", excess
         return "", {}
 
     def objection(self, knobs: Knobs) -> str:

@@ -43,7 +43,7 @@ def why_end(
     if count(run) + running >= search.trials:
         return f"all {search.trials} trials are used"
     if elapsed_s >= search.duration_s:
-        return f"the {search.duration_s:.0f} s of search.duration are over"
+        return "`search.duration` is used up"
     patience = max(_LEAST_PATIENCE, round(_PATIENCE_SHARE * search.trials))
     if len(run) > patience:
         before, after = trials.fastest(run[:-patience]), trials.fastest(run)
@@ -53,7 +53,7 @@ def why_end(
         if old and new < old * (1.0 + search.min_gain):
             return f"no gain of {search.min_gain:.0%} in {patience} trials"
     if elapsed_s + _proof_s(results, search, goal_steps=goal_steps) >= search.duration_s:
-        return "the rest of search.duration is kept for the proof"
+        return "the remaining time is reserved for the confirmation runs"
     return ""
 
 

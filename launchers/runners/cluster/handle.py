@@ -17,7 +17,7 @@ from autotune.launchers.runners.cluster.silence_messages import HEAD, Silence, S
 from autotune.launchers.runners.cluster.survey import Survey, Surveyor, first_line, memory_kill
 from autotune.launchers.runners.cluster.timeouts import WAITS, Waits
 from autotune.launchers.runners.node.agent import STRAGGLER_GRACE_S, Report, end_attempt
-from autotune.launchers.runners.node.harvest import Harvest
+from autotune.launchers.runners.node.last_output import Harvest
 from autotune.launchers.runners.node.memory_release import ENOUGH_SHARE, ProcessHold, Residue, drain
 from autotune.policies.values.observation import Sample
 

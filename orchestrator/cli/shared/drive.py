@@ -156,7 +156,7 @@ def drive(
 def resume(
     run: directory.RunFolder, *, options: Options, edited: bool = False, job_file: Path | None = None
 ) -> ExitCode:
-    """Drive a run on; with `edited` also one that failed, with what the user changed or fixed elsewhere."""
+    """Resume a run. With `edited`, also resume a failed run with the edited job."""
     history = run.history()
     if not edited or not history:
         if file := changed_file(run):

@@ -41,7 +41,7 @@ class RequestedJob(Value, frozen=True, kw_only=True):
 
 
 def digest(text: str) -> str:
-    """Return what tells two job files apart."""
+    """Return the digest of a job file."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

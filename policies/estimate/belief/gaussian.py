@@ -115,7 +115,7 @@ def at_least(
 
 
 def at_most(belief: Belief, row: Floats, bound: float, *, error: float) -> Belief:
-    """Return the belief after the combination was seen to be no more than `bound`."""
+    """Condition the belief on an upper bound of the combination."""
     return at_least(belief, -row, -bound, error=error)
 
 

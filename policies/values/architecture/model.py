@@ -374,7 +374,7 @@ def _experts(
 
 
 def _unknown(family: str, kinds: tuple[str, ...], encoders: str) -> str:
-    """Return what of a model is not counted, in words; a shape that names no family is taken as plain."""
+    """Describe the parts of the model that the estimate omits; without a family it is taken as plain."""
     result = [f"the family {family}"] if family and family not in FAMILIES else []
     result += [f"layers of the kind {kind}" for kind in unknown_kinds(kinds, family=family)]
     return ", ".join([*result, *([encoders] if encoders else [])])

@@ -15,8 +15,8 @@ from autotune.launchers.runners.node.agent import (
     end_run,
     sweep_machine,
 )
-from autotune.launchers.runners.node.harvest import Harvest
 from autotune.launchers.runners.node.host import measure
+from autotune.launchers.runners.node.last_output import Harvest
 from autotune.launchers.runners.node.memory_release import ENOUGH_SHARE, drain
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster

@@ -229,11 +229,11 @@ def _set(path: Path, **values: object) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-40]), "not whole JSON"),
-        (lambda path: path.write_bytes(b"\xff\xfe\x00"), "not whole JSON"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-40]), "truncated or invalid JSON"),
+        (lambda path: path.write_bytes(b"\xff\xfe\x00"), "truncated or invalid JSON"),
         (lambda path: path.write_text("[" * 100_000), "not a certificate of this version"),
         (lambda path: path.write_text("{}"), "not a certificate of this version"),
-        (lambda path: path.write_text(path.read_text().replace("0.003", "NaN")), "not whole JSON"),
+        (lambda path: path.write_text(path.read_text().replace("0.003", "NaN")), "truncated or invalid JSON"),
         (lambda path: path.write_bytes(b" " * (certificate.MOST_BYTES + 1)), "it is larger than 16,384 KiB"),
         (lambda path: [path.unlink(), os.mkfifo(path)], "it is no file"),
         (lambda path: [path.unlink(), path.mkdir()], "is a directory"),

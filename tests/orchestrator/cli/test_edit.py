@@ -13,8 +13,8 @@ import pytest
 
 from autotune.orchestrator.cli.shared import start
 from autotune.orchestrator.cli.shared.edit import RequestedJob, identity
-from autotune.orchestrator.config.includes import with_document
 from autotune.orchestrator.config.loader import parse, written
+from autotune.orchestrator.config.referenced_files import with_document
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import Owner
 from autotune.policies.values.events import Decided, Edited, Finished, Started

@@ -190,7 +190,7 @@ def test_a_request_to_end_is_heard_while_memory_is_awaited(number: signal.Signal
     seen = run("launch", "job.yaml", cwd=home, play="never_drains", meanwhile=ask)
     assert seen.code == 128 + number, seen.err
     the_end(home, by=number.name)
-    assert "the memory of attempt #1 was not awaited" in seen.err
+    assert "did not wait for attempt #1 to release its memory" in seen.err
     assert "autotune resume" in seen.err
 
 

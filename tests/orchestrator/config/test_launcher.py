@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from autotune.launchers import frameworks
-from autotune.orchestrator.config.includes import with_launcher
+from autotune.orchestrator.config.referenced_files import with_launcher
 from autotune.policies.values.job import Cluster, ClusterSpec, Job, Launcher
 from autotune.policies.values.profile import Profile
 

@@ -10,7 +10,7 @@ import pytest
 from autotune.launchers import frameworks
 from autotune.launchers.frameworks.core.lengths import with_lengths
 from autotune.orchestrator.cli.shared.edit import differences
-from autotune.orchestrator.config.includes import with_prompts
+from autotune.orchestrator.config.referenced_files import with_prompts
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.job import Job, MeanLengths, PromptSample
 

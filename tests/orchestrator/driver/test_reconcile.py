@@ -656,7 +656,7 @@ def test_a_node_that_a_drain_cannot_ask_does_not_end_the_run(tmp_path: Path, pol
     case = Case(tmp_path, World(tight_memory, unknown="no answer from gpu-03"), ROOMY, policy=policy)
     assert isinstance(case.drive(), TrainingCompleted)
     assert len(case.world.commands) >= 2
-    assert "attempt #1: whether all memory came back is unknown: no answer from gpu-03" in case.messages
+    assert "attempt #1: cannot confirm that all memory was released: no answer from gpu-03" in case.messages
 
 
 @policies

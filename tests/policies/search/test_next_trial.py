@@ -105,7 +105,7 @@ def test_the_starts_come_first_and_one_that_may_not_run_goes_on_record() -> None
     one = past(result(0, KNOBS))
     assert chosen(one, KNOBS, LARGER) == Proposed(knobs=LARGER, by="start")
     refused = chosen(one, KNOBS, LARGER, forecast=Fond(over=[LARGER]))
-    assert refused is not None and refused.refused == "foreseen to exceed backward by 20.0%"
+    assert refused is not None and refused.refused == "predicted to exceed memory in backward by 20.0%"
     assert refused.excess == {"backward": 0.2, "forward": 0.1}
 
 

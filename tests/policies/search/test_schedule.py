@@ -60,7 +60,7 @@ def test_the_time_of_the_proof_is_kept() -> None:
         return schedule.why_end(every, search, goal_steps=goal_steps, elapsed_s=elapsed_s)
 
     assert why(8_700.0, goal_steps=20) == ""  # three runs of four times a probe
-    assert why(8_900.0, goal_steps=20) == "the rest of search.duration is kept for the proof"
+    assert why(8_900.0, goal_steps=20) == "the remaining time is reserved for the confirmation runs"
     assert why(8_900.0, goal_steps=20, search=replace(SEARCH, confirm=0)) == ""
     assert why(4_900.0, goal_steps=20_000) == ""  # never more than half of the night
     assert why(5_000.0, goal_steps=20_000)

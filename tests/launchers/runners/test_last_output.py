@@ -1,5 +1,5 @@
 from autotune.launchers.base import Exit
-from autotune.launchers.runners.node.harvest import Harvest
+from autotune.launchers.runners.node.last_output import Harvest
 
 ENDED = Exit(code=1)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.orchestrator.driver.executor import ThreadedInvoke, here
+from autotune.orchestrator.driver.blocking_calls import ThreadedInvoke, here
 from autotune.policies.values.events import Ended, Interrupted, Result, Stable
 from autotune.policies.values.observation import Cancelled
 from tests.orchestrator.scripted import World, forever

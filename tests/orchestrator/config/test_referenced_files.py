@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from autotune.launchers.frameworks.slime.adapter import Slime
-from autotune.orchestrator.config.includes import with_shape
 from autotune.orchestrator.config.loader import parse
+from autotune.orchestrator.config.referenced_files import with_shape
 from autotune.orchestrator.errors import JobErrors
 from autotune.policies.values.job import Job
 
