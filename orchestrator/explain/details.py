@@ -140,6 +140,8 @@ def _fragmentation(explanation: Explanation) -> list[str]:
     lines = []
     if diagnosis.fragmentation and idle is not None and requested is not None:
         enough = "more than the request" if idle >= requested else "enough with the free memory"
+        if idle < requested <= (facts.room_bytes or 0):
+            return []  # what was free was enough for the request: something else refused it
         if idle < requested:
             unused = f"{_about(idle, text)} is reserved but unallocated"
             return [

@@ -164,6 +164,18 @@ def largest(facts: Facts) -> Group | None:
     return group if group is not None and listed and group.held_bytes >= _OF_USED * used else None
 
 
+def without_loaders(facts: Facts) -> bool:
+    """Return whether a table of the kernel, which has every process, lists none that may load data."""
+    names = [one.command for one in facts.holders]
+    if len(names) < 2 or any(
+        name.startswith("ray::") or _component(name) is Component.DATA for name in names
+    ):
+        return False
+    return (
+        sum(name.startswith("python") for name in names) + any(name.startswith("pt_") for name in names) == 1
+    )
+
+
 def first_listed(facts: Facts) -> Group | None:
     """Return the processes of one command that hold most of what is listed, however little that is."""
     holders = facts.holders

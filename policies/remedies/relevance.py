@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from autotune.policies.diagnosis.memory_users import largest
+from autotune.policies.diagnosis.memory_users import largest, without_loaders
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knobs import Knobs
@@ -70,6 +70,8 @@ def can_act(name: str, diagnosis: Diagnosis) -> bool:
             return name in _OF_STATE
         group = largest(facts)
         elsewhere = group is not None and group.component in (Component.DRIVER, Component.DATA)
+        if name == "reduce_workers" and without_loaders(facts):
+            return False
         if name in _OF_SAVE and (diagnosis.phase.is_start or elsewhere):
             return False  # nothing is saved yet, or by another process
         return not elsewhere or name in (*_OF_DATA, *_OF_GROWTH)

@@ -158,6 +158,11 @@ def test_a_fused_optimizer_comes_first_where_the_trainer_has_a_setting_for_it(fi
     assert ("optim=adamw_torch_fused" in text) is leads
 
 
+_FREE = (
+    "HIP out of memory. Tried to allocate 432.00 MiB. GPU 0 has a total capacity of 15.92 GiB of which "
+    "7.12 GiB is free. {}Of the allocated memory 1.01 GiB is allocated by PyTorch, and 20.00 MiB is reserved "
+    "by PyTorch but unallocated."
+)
 _KILLED = "Memory cgroup out of memory: Killed process 7 (ray::IDLE) total-vm:9kB, anon-rss:37kB"
 
 
@@ -192,6 +197,17 @@ _KILLED = "Memory cgroup out of memory: Killed process 7 (ray::IDLE) total-vm:9k
             ],
             "lower `tokens_per_microbatch`",
         ),
+        # The optimizer's state did not fit as DeepSpeed made it, or as a checkpoint brought it back.
+        (
+            [
+                '  File "deepspeed/runtime/zero/stage_1_and_2.py", line 7, in initialize_optimizer_states',
+                CUDA,
+            ],
+            "offload the optimizer's state",
+        ),
+        # More was free than was asked for.
+        ([_FREE.format("")], "look for a limit of the process"),
+        ([_FREE.format("1.05 GiB allowed; ")], "let the process take more than 1.05 GiB"),
     ],
 )
 def test_the_first_help_is_what_can_act(lines: list[str], first: str) -> None:
@@ -211,3 +227,42 @@ def test_an_engine_that_takes_back_its_memory_has_sent_nothing_yet() -> None:
     woken = of("RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62")
     names = [each.cure.name for each in woken.remedies]
     assert names[0] == "reduce_mem_fraction" and not {"reduce_sync_buffer", "disk_weight_sync"} & set(names)
+    trainers = {"offload_optimizer", "offload_params", "offload_grads", "expandable_segments"}
+    assert not trainers & set(names), "nothing shows that a trainer runs there"
+
+
+def test_a_trainer_whose_engine_slept_and_freed_nothing_is_given_no_expandable_segments() -> None:
+    kept = "Sleep mode freed 0.00 GiB memory, 63.15 GiB memory is still in use."
+    figures = CUDA.replace("77.00", "13.00").replace("79.00 GiB memory", "15.00 GiB memory")
+    page = page_of(
+        of(f"INFO worker.py:133] {kept}", '  File "trl/trainer/grpo_trainer.py", line 9, in f', figures)
+    )
+    assert "whose sleep freed nothing: take `expandable_segments:True` out" in page
+    assert "help: or use expandable segments" not in page
+
+
+_ROW = "[9.1] [  {pid}]  1004 {pid} 61712301 {pages} 262144000        0             0 {name}"
+
+
+@pytest.mark.parametrize(
+    ("names", "offered"), [(("python", "sshd"), False), (("python", "pt_data_worker"), True)]
+)
+def test_workers_that_load_data_are_fewer_only_where_the_kernel_may_list_some(
+    names: tuple[str, ...], offered: bool
+) -> None:
+    rows = (_ROW.format(pid=88121 + at, pages=31457280 >> 3 * at, name=name) for at, name in enumerate(names))
+    page = page_of(of(*rows, "[9.1] Out of memory: Killed process 88121 (python) total-vm:9kB, anon-rss:9kB"))
+    assert ("dataloader_workers" in page) is offered
+
+
+def test_the_worker_that_was_killed_counts_among_those_that_do_the_same() -> None:
+    rows = "".join(f"{pid} 56.57 ray::WorkerDict.actor_rollout_generate_sequences\n" for pid in (7, 8, 9))
+    page = page_of(
+        of(
+            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory. (actor "
+            "ID: 1, name=aWorkerDict_0:3:WorkerDict.__init__, pid=7, memory used=56.57GB) was running was "
+            "190.00GB / 200.00GB (0.95), which exceeds the memory usage threshold of 0.95. Top 10 users:",
+            f"PID MEM(GB) COMMAND\n{rows}",
+        )
+    )
+    assert "3 x ray::WorkerDict.actor_rollout_generate_sequences hold 169.71 GiB" in page
