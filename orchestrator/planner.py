@@ -23,6 +23,7 @@ from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import HEADROOM, Outlook, outlook
 from autotune.policies.recovery.ranking import judged
 from autotune.policies.recovery.worst_case import cautions, longest_sequences
+from autotune.policies.remedies.legality import at_their_least
 from autotune.policies.values.command import Addition
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Launch, Policy
@@ -102,6 +103,7 @@ class RungPlan(Value, frozen=True, kw_only=True):
     effect: Effect
     reason: str
     slows: str
+    at_least: tuple[str, ...] = ()  # why its values may go no lower
 
 
 class KnobPlan(Value, frozen=True, kw_only=True):
@@ -158,7 +160,7 @@ def plan(
     """Return what `launch` would do with a job on a cluster; `render` returns the first command.
 
     Without `remedies`, which take seconds to rank, the plan has none. `failure` of the job as written, as its
-    log shows it, calibrates the prediction, and nothing else.
+    log shows it, calibrates the prediction, and its remedies stand first.
     """
     accepted, action = first_attempt(job, framework, cluster, recall=recall)
     profile, run = accepted.profile, fold((accepted,))
@@ -182,7 +184,7 @@ def plan(
         first=changes,
         reason=action.reason,
         command=render(accepted, action.knobs),
-        ladder=tuple(_ladder(run, action.knobs)) if remedies else (),
+        ladder=tuple(_ladder(run, action.knobs, failure)) if remedies else (),
         knobs=_knobs(job, profile, action.knobs),
         unsupported=profile.unsupported,
         needs_release=_awaiting_release(accepted, framework),
@@ -198,6 +200,7 @@ class Repair(Value, frozen=True, kw_only=True):
 
     remedy: Remedy | None  # None: nothing is left to change
     before: Knobs
+    at_least: tuple[str, ...] = ()  # why its values may go no lower
     phases: tuple[PhasePlan, ...] = ()  # of the attempt that failed
     after_phases: tuple[PhasePlan, ...] = ()  # with the remedy
     note: str = ""  # why there is no estimate
@@ -218,11 +221,14 @@ def repair(
     run = _failed(accepted, diagnosis, knobs)
     remedy = next((remedy for remedy in remedies_after(run) if remedy.changes), None)
     view = outlook(run)
+    result = Repair(remedy=remedy, before=knobs)
+    if remedy is not None:
+        at_least = at_their_least(accepted.profile, remedy.changes)
+        result = msgspec.structs.replace(result, at_least=at_least)
     if view is None:
-        note = _why_no_estimate(job, accepted.profile, cluster)
-        return Repair(remedy=remedy, before=knobs, note=note)
+        return msgspec.structs.replace(result, note=_why_no_estimate(job, accepted.profile, cluster))
     after = _phases(view, remedy.apply(knobs)) if remedy is not None else ()
-    return Repair(remedy=remedy, before=knobs, phases=_phases(view, knobs), after_phases=after)
+    return msgspec.structs.replace(result, phases=_phases(view, knobs), after_phases=after)
 
 
 def _failed(accepted: Accepted, diagnosis: Diagnosis, knobs: Knobs) -> Run:
@@ -396,28 +402,37 @@ def _failures(run: Run) -> list[Diagnosis]:
     return [Diagnosis(cause=cause) for cause in causes]
 
 
-def _ladder(run: Run, knobs: Knobs) -> list[RungPlan]:
-    """Return what a launch would try after a failure of each phase in its first attempt, in its order."""
-    rungs = []
-    for diagnosis in _failures(run):
-        failed = msgspec.structs.replace(run, attempts=(Attempt(number=1, knobs=knobs, diagnosis=diagnosis),))
-        named: dict[str, Remedy] = {}
-        for remedy in remedies_after(failed):
-            if remedy.changes:
-                named.setdefault(remedy.name, remedy)
-        rungs += [
-            RungPlan(
-                cause=diagnosis.cause.value,
-                phase=diagnosis.phase.value,
-                remedy=remedy.name,
-                changes=changed(knobs, remedy.apply(knobs)),
-                effect=remedy.effect,
-                reason=remedy.reason,
-                slows=remedy.slows,
-            )
-            for remedy in islice(named.values(), _MOST_REMEDIES)
-        ]
-    return rungs
+def _ladder(run: Run, first: Knobs, failure: Diagnosis | None) -> list[RungPlan]:
+    """Return what a launch would try after a failure of each phase in its first attempt, in its order.
+
+    First stands what it would try after `failure` of the job as written.
+    """
+    own = run.accepted.profile.knobs
+    failed = [] if failure is None or not failure.cause.is_memory else [_failed(run.accepted, failure, own)]
+    known = {(each.cause, each.phase) for each in (failure,) if each is not None}
+    failed += [
+        _failed(run.accepted, each, first) for each in _failures(run) if (each.cause, each.phase) not in known
+    ]
+    return [rung for each in failed for rung in _rungs(each)]
+
+
+def _rungs(failed: Run) -> list[RungPlan]:
+    """Return what a launch would try after the last failure of a run."""
+    knobs, diagnosis = failed.attempts[-1].knobs, failed.attempts[-1].diagnosis
+    assert diagnosis is not None
+    named: dict[str, Remedy] = {}
+    for remedy in remedies_after(failed):
+        if remedy.changes:
+            named.setdefault(remedy.name, remedy)
+    return [
+        RungPlan(
+            cause=diagnosis.cause.value, phase=diagnosis.phase.value, remedy=remedy.name,
+            changes=changed(knobs, remedy.apply(knobs)), effect=remedy.effect,
+            reason=remedy.reason, slows=remedy.slows,
+            at_least=at_their_least(failed.accepted.profile, remedy.changes),
+        )
+        for remedy in islice(named.values(), _MOST_REMEDIES)
+    ]  # fmt: skip
 
 
 def _knobs(job: Job, profile: Profile, first: Knobs) -> tuple[KnobPlan, ...]:

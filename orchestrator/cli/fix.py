@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import shlex
@@ -30,10 +31,11 @@ from autotune.orchestrator.explain.reader import STDIN, check, read
 from autotune.orchestrator.init.draft import Draft
 from autotune.orchestrator.init.job_text import job_text, with_variables
 from autotune.orchestrator.init.script_edit import edited_script, is_same_job
-from autotune.orchestrator.planner import PhasePlan, Repair, repair
+from autotune.orchestrator.planner import Repair, repair
 from autotune.orchestrator.run import calibration_cache, directory
 from autotune.orchestrator.terminal.widgets import echo
 from autotune.orchestrator.units import show_gib, show_value
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs, Setting, changed
@@ -46,6 +48,8 @@ Exit codes:
   1    the log has no known failure, or nothing is left to change
   2    the log, the file or an option is wrong
   101  a bug in autotune"""
+_UNCOUNTED = "the estimate does not count what this change frees"
+_NEAR = 0.85  # of the GPU: a prediction that sees no failure here is not of this job
 _ROWS = {"forward": "train", "backward": "train", "optimizer": "train"}  # of the predicted peaks
 
 
@@ -73,6 +77,7 @@ class FixDocument(Value, frozen=True, kw_only=True):
     reason: str = ""
     effect: Effect | None = None  # on the numbers of the training
     slows: str = ""
+    at_least: tuple[str, ...] = ()  # why the new values may go no lower
     changes: dict[str, tuple[Setting, Setting]] = {}  # by knob: before and after
     settings: dict[str, Any] = {}  # of the framework, as they become
     file: str = ""  # that the diff is of; empty: the command
@@ -100,7 +105,7 @@ def render_fix(answer: FixDocument, *, named: str = "") -> str:
     changes = (messages.arrow(knob, *values) for knob, values in answer.changes.items())
     slows = f"; slows {answer.slows}" if answer.slows and not answer.slows.startswith("nothing") else ""
     lines += [f"change: {', '.join(changes)} ({answer.effect}{slows})"]
-    lines += [f"  {answer.reason}", ""]
+    lines += [*_indented([answer.reason, *answer.at_least]), ""]
     lines += [answer.diff, ""] if answer.diff else []
     if not answer.diff:
         lines += ["the value is calculated or set elsewhere; add to the command:"]
@@ -125,7 +130,8 @@ def _peak(peak: PredictedPeak) -> str:
         share = peak.after_bytes / peak.capacity_bytes
         of = f" of {show_gib(peak.capacity_bytes, digits=1)} ({share:.0%})"
     before, after = (show_gib(size, digits=1) for size in (peak.before_bytes, peak.after_bytes))
-    return f"predicted peak of {peak.phase}: {before} → {after}{of}"
+    change = f"{before} → {after}" if before != after else f"still {after}"
+    return f"predicted peak of {peak.phase}: {change}{of}"
 
 
 class Target(Value, frozen=True, kw_only=True):
@@ -151,9 +157,8 @@ def fix(
 
     Raises Failure for a log or a file that cannot be read.
     """
-    named = log
     again = shlex.join(["autotune", "fix", log, *source, *(["--gpus", gpus] if gpus else []), "-w"])
-    log, source, knobs = _of_run(log, source, options)
+    named, (log, source, knobs) = log, _of_run(log, source, options)
     check((log,))
     explanation = explain(read(log), framework=None, model=None)
     if not source:
@@ -244,6 +249,7 @@ def _answer(
     settings = framework.settings(job, knobs)
     words = {name: _word(framework, name, value) for name, value in settings.items()}
     after = _edited(target, settings, words, why=f"{remedy.name}: {remedy.reason}") if settings else ""
+    peaks, note = _peaks(result, diagnosis, cluster.host_memory_bytes)
     started, alone = _commands(target, words, changed(result.before, knobs), after=after, write=write)
     return msgspec.structs.replace(
         answer,
@@ -251,13 +257,14 @@ def _answer(
         reason=remedy.reason,
         effect=remedy.effect,
         slows=remedy.slows,
+        at_least=result.at_least,
         changes=changed(result.before, knobs),
         settings=settings,
         file=target.name,
         diff=_diff(target, after),
         words=tuple(words.values()),
-        peaks=_peaks(result, diagnosis.phase.value),
-        note=result.note,
+        peaks=peaks,
+        note=note,
         with_autotune=started,
         without_autotune=alone,
     ), after
@@ -328,27 +335,33 @@ def _values(words: Mapping[str, str]) -> dict[str, str]:
     return {name: part[1] if len(part) > 1 else "True" for name, part in parts.items()}
 
 
-def _peaks(cured: Repair, phase: str) -> tuple[PredictedPeak, ...]:
-    """Return the predicted peaks of the phase that failed and of the tightest phase afterwards."""
+def _peaks(cured: Repair, diagnosis: Diagnosis, host_bytes: int) -> tuple[tuple[PredictedPeak, ...], str]:
+    """Return the predicted peaks of what failed and of the tightest phase then, or why there are none."""
     if not cured.phases or not cured.after_phases:
-        return ()
-    before = {each.phase: each for each in cured.phases}
-    after = {each.phase: each for each in cured.after_phases}
-
-    def share(each: PhasePlan) -> float:
-        return each.total_bytes / each.capacity_bytes if each.capacity_bytes else 0.0
-
-    tightest = max(after.values(), key=share).phase
-    names = dict.fromkeys(name for name in (_ROWS.get(phase, phase), tightest) if name in before)
-    return tuple(
-        PredictedPeak(
-            phase=name,
-            before_bytes=before[name].total_bytes,
-            after_bytes=after[name].total_bytes,
-            capacity_bytes=after[name].capacity_bytes,
+        return (), cured.note
+    peaks = {
+        each.phase: PredictedPeak(
+            phase=each.phase,
+            before_bytes=each.total_bytes,
+            after_bytes=after.total_bytes,
+            capacity_bytes=after.capacity_bytes,
         )
-        for name in names
-    )
+        for each, after in zip(cured.phases, cured.after_phases, strict=True)
+    }
+    own = _ROWS.get(diagnosis.phase.value, diagnosis.phase.value)
+    if is_host := diagnosis.cause is Cause.HOST_OOM:
+        own = "host memory"
+        before, after = (max(p.host_bytes for p in each) for each in (cured.phases, cured.after_phases))
+        of = host_bytes or None
+        peaks = {own: PredictedPeak(phase=own, before_bytes=before, after_bytes=after, capacity_bytes=of)}
+    failed = peaks.get(own)
+    share = failed.before_bytes / failed.capacity_bytes if failed and failed.capacity_bytes else 1.0
+    if share < _NEAR and not is_host:
+        return (), f"this job is predicted to use {share:.0%} in {own}: is the log one of it?"
+    if failed is not None and failed.after_bytes >= failed.before_bytes:
+        return (), _UNCOUNTED
+    tightest = max(peaks.values(), key=lambda each: each.after_bytes / (each.capacity_bytes or math.inf))
+    return tuple(peaks[name] for name in dict.fromkeys((own, tightest.phase)) if name in peaks), cured.note
 
 
 def _write(path: Path, text: str) -> None:

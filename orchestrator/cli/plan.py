@@ -168,11 +168,11 @@ def compare_releases(job: Job, requirement: str, *, options: Options) -> None:
 
 def _failure_in(log: str) -> Diagnosis:
     """Return the memory failure in a log; raises Failure where it has none."""
+    from autotune.orchestrator.explain.analyze import explain
     from autotune.orchestrator.explain.reader import check, read
-    from autotune.policies.diagnosis.diagnose import diagnose
 
     check((log,))
-    result = diagnose(read(log).evidence)
+    result = explain(read(log), framework=None, model=None).diagnosis
     if not result.cause.is_oom:
         hint = f"`autotune explain {log}` says what it shows"
         raise Failure(f"--log: no memory failure in `{log}`", hint=hint, code=ExitCode.USAGE)

@@ -152,8 +152,16 @@ class Forecaster:
 
     @property
     def host_growth(self) -> int | None:
-        """Growth of host memory in bytes per step; None if it does not grow or is unknown."""
-        return host_growth(tuple(self._measured))
+        """Growth of the job's processes on the host in bytes per step; None if none or unknown."""
+        rows = list(self._measured)[-len(self._held) :] if self._held else []
+        own = (
+            msgspec.structs.replace(
+                row, host=msgspec.structs.replace(row.host, used_bytes=sum(held.values()))
+            )
+            for row, held in zip(rows, self._held, strict=True)
+            if row.host is not None and held
+        )
+        return host_growth(tuple(own))
 
 
 def growing(held: Sequence[Mapping[str, int]], *, per_step_bytes: int) -> str:

@@ -27,7 +27,7 @@ from autotune.policies.values.events import (
 )
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs, changed
-from autotune.policies.values.observation import Cancelled, Completed
+from autotune.policies.values.observation import Cancelled
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.run.view import RunView
 
@@ -193,8 +193,8 @@ def _of_attempts(view: RunView) -> dict[str, float]:
     for attempt in view.attempts.values():
         if (ended := attempt.ended) is None:
             continue
-        if attempt.goal is not None or isinstance(ended.outcome, Completed):
-            what = "attempts that held"
+        if attempt.proven:
+            what = "successful attempts"
         elif ended.outcome == Cancelled(by="user"):
             what = "attempts that were stopped"
         else:

@@ -33,13 +33,14 @@ from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.run.view import RunView
 
 STABLE = "stable.yaml"
+SCRIPT = "launch.sh"
 CERTIFICATE = "certificate.json"
 REHEARSED = "rehearsed.yaml"  # a rehearsal is no proof of a training
 _ORIGIN = re.compile(r"\A# Written by autotune run .*\n")  # of the run whose stable job this one starts from
 
 
 def stable_knobs(view: RunView) -> Knobs | None:
-    """Return the knobs of the last attempt that completed or reached the goal, or of a search's best."""
+    """Return the knobs of the last attempt that is proven, or of a search's best; None: none is."""
     start = next((attempt.knobs for attempt in reversed(view.training) if attempt.proven), None)
     if not view.tried or view.accepted is None:
         return start
@@ -90,7 +91,13 @@ def write(
     )
     comments = (f"{origin} Starts at step 0, without autotune.",)
     text = script(command, job, comments=comments)
-    directory.write_private(run.path / "launch.sh", text.encode(), executable=True)
+    directory.write_private(run.path / SCRIPT, text.encode(), executable=True)
+
+
+def withdraw(run: directory.RunFolder) -> None:
+    """Remove the files of a configuration that is proven no longer."""
+    for name in (STABLE, SCRIPT, CERTIFICATE):
+        (run.path / name).unlink(missing_ok=True)
 
 
 def _origin(run: str, history: History, knobs: Knobs) -> str:

@@ -292,10 +292,13 @@ def _remedies(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
     phases = sorted(
         dict.fromkeys(map(_out_of_memory_in, plan.ladder)), key=lambda name: -shares.get(name, 1.0)
     )
-    near = [name for name in phases if verbose or shares.get(name, 1.0) >= _NEAR] or phases[:1]
+    logged = _out_of_memory_in(plan.ladder[0]) if plan.log else ""
+    phases.sort(key=lambda name: name != logged)
+    near = [n for n in phases if verbose or n == logged or shares.get(n, 1.0) >= _NEAR] or phases[:1]
     rows: list[tuple[str, str]] = []
     for name in near:
-        rows.append((f"{name}, {shares[name]:.0%}" if name in shares else name, ""))
+        share = [f"{shares[name]:.0%}"] if name in shares else []
+        rows.append((", ".join([name, *share, *([f"as in {plan.log}"] if name == logged else [])]), ""))
         for rung in plan.ladder:
             if _out_of_memory_in(rung) == name:
                 changes = ",\n".join(messages.arrow(knob, *values) for knob, values in rung.changes.items())
@@ -311,9 +314,10 @@ def _remedies(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
 
 def _out_of_memory_in(rung: RungPlan) -> str:
     """Return what failed: the phase, or, of a program about which nothing is known, the memory."""
-    if rung.phase != Phase.NONE.value:
-        return rung.phase
-    return "host memory" if rung.cause == Cause.HOST_OOM.value else "GPU memory"
+    phase = "" if rung.phase == Phase.NONE.value else rung.phase
+    if rung.cause == Cause.HOST_OOM.value:
+        return f"host memory{f' in {phase}' if phase else ''}"
+    return phase or "GPU memory"
 
 
 def _by_row(plan: Plan) -> Iterator[tuple[str, PhasePlan]]:
@@ -326,7 +330,8 @@ def _by_row(plan: Plan) -> Iterator[tuple[str, PhasePlan]]:
 def _price(rung: RungPlan) -> str:
     cost = rung.slows.removeprefix("nothing").removeprefix("; ")
     faster = rung.slows.startswith("nothing")
-    return f"{rung.effect.value}{f'; {cost}' if faster and cost else f'; slows {cost}' if cost else ''}"
+    price = f"{rung.effect.value}{f'; {cost}' if faster and cost else f'; slows {cost}' if cost else ''}"
+    return "; ".join((price, *rung.at_least))
 
 
 NOT_CALIBRATED = "not calibrated"

@@ -296,6 +296,12 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
         for remedy in anew
         if remedy.changes not in legal
     ]
+    if diagnosis.host_growth and profile.unknown_program and not profile.resumable:
+        grown = show_gib(diagnosis.host_growth)
+        result.append(
+            f"a start that continues checkpoints (`settings.resume`): its memory grew by {grown} a step, and"
+            " autotune restarts what continues from its last checkpoint"
+        )
     if diagnosis.own_limit:
         result.append("a higher limit of the process")
     elif profile.unknown_program:

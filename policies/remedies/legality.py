@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from autotune.policies.values.architecture.model import Layout
+from autotune.policies.values.formatting import show_value
 from autotune.policies.values.knobs import Knobs, Setting, changed
 from autotune.policies.values.profile import (
     AtLeast,
@@ -139,6 +140,16 @@ def lowest(profile: Profile, knob: str) -> float | None:
     if support is not None:
         bounds += sorted(_numbers(support.grid))[:1] or _given(support.grid.minimum)
     return max(bounds, default=None)
+
+
+def at_their_least(profile: Profile, values: Mapping[str, Setting]) -> tuple[str, ...]:
+    """Return, for each value that may go no lower because of the job, a sentence that says why."""
+    return tuple(
+        f"{show_value(value)} is the least: {bound.why}"
+        for knob, value in values.items()
+        for bound in profile.constraints
+        if isinstance(bound, AtLeast) and bound.knob == knob and bound.value == value
+    )
 
 
 def highest(profile: Profile, knob: str) -> float | None:

@@ -104,7 +104,7 @@ class Evidence(Value, frozen=True, kw_only=True):
     lines: int = 0
     outcome: Outcome | None = None
     host_peak_share: float | None = None  # used / limit within 5 s of the death
-    host_growth: int | None = None  # bytes that host memory gained with each step at the end
+    host_growth: int | None = None  # bytes of host memory that its processes gained with each step at the end
 
 
 class Diagnosis(Value, frozen=True, kw_only=True):
@@ -125,7 +125,7 @@ class Diagnosis(Value, frozen=True, kw_only=True):
     streak: int = 1  # equal failures in a row without a new step, this one included: cuts grow with it
     reason: str = ""  # how the job ended, where its log does not say why
     host_share: float | None = None  # used of the host's memory when an allocation in it failed
-    host_growth: int | None = None  # bytes that it gained with each step until then
+    host_growth: int | None = None  # bytes that the job's processes gained with each step until then
 
     @property
     def own_limit(self) -> str:

@@ -363,9 +363,11 @@ def versions() -> dict[str, str]:
 
 
 def _export(run: directory.RunFolder, job: Job) -> None:
-    """Write the proven configuration of a run whose job is `job`."""
+    """Write the proven configuration of a run whose job is `job`, or remove one that failed later."""
     history = run.history()
     proven = export.proven(history)
+    if proven is None:
+        export.withdraw(run)
     if proven is not None:
         name, knobs = proven
         accepted = msgspec.structs.replace(
@@ -390,11 +392,13 @@ def _certify(run: directory.RunFolder) -> None:
 
 def _summarise(run: directory.RunFolder, job: Job, verdict: Verdict, views: Views, history: History) -> None:
     """Write the stable configuration of a run that succeeded; say what changed, or how to go on."""
-    if display_of(verdict).exit_code is ExitCode.NO:
+    code = display_of(verdict).exit_code
+    if code in (ExitCode.OK, ExitCode.NO):
+        views.export()
+    if code is ExitCode.NO:
         views.hint(f"{how_to_go_on(run)}; `{run.call('report', '--open')}` shows every attempt")
-    if display_of(verdict).exit_code is not ExitCode.OK:
+    if code is not ExitCode.OK:
         return
-    views.export()
     proven = export.proven(history)
     if proven is not None:
         name, knobs = proven

@@ -80,9 +80,9 @@ class AttemptView:
 
     @property
     def proven(self) -> bool:
-        """Whether it reached the goal or completed the training."""
+        """Whether it reached the goal, and did not run out of memory later, or completed the training."""
         if self.goal is not None:
-            return True
+            return self.diagnosed is None or not self.diagnosed.cause.is_memory
         outcome = self.ended.outcome if self.ended is not None else None
         return isinstance(outcome, Completed) or outcome == Cancelled(by="goal")
 

@@ -189,3 +189,51 @@ def test_what_cannot_be_fixed(words: list[str], code: int, problem: str, folder:
     result = called(*words)
     assert result.exit_code == code and problem in result.output
     assert (folder / "run.sh").read_text() == LITERAL
+
+
+HOST_LOG = """\
+Training Progress:  10%|#         | 116/1155 [7:54:43<67:30:48, 233.93s/it]
+ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.
+Memory on the node (IP: 10.0.0.1, ID: ab12) where the task (task ID: cd34, name=WorkerDict.update_actor, \
+pid=2285, memory used=10.13GB) was running was 891.06GB / 937.50GB (0.950459), which exceeds the memory \
+usage threshold of 0.95. Ray killed this worker (ID: ef56) because it was the most recently scheduled task.
+"""
+
+
+@pytest.mark.parametrize("log", [LOG, HOST_LOG, LOG.replace("update_policy", "compute_log_prob")])
+def test_plan_and_fix_answer_a_log_with_the_same_change(log: str, folder: Path) -> None:
+    (folder / "dead.log").write_text(log)
+    (folder / "run.sh").write_text(LITERAL)
+    CliRunner().invoke(main, ["init", "run.sh"])
+    answer = fixed("dead.log", "job.yaml", "--gpus", "8xH100")
+    planned = CliRunner().invoke(
+        main, ["plan", "job.yaml", "--gpus", "8xH100", "--log", "dead.log", "--json"]
+    )
+    first = json.loads(planned.stdout)["ladder"][0]
+    for name in ("cause", "phase", "remedy", "changes", "effect", "slows", "reason", "at_least"):
+        assert first[name] == answer[name], name
+
+
+def test_a_value_that_can_go_no_lower_says_why(folder: Path) -> None:
+    (folder / "run.sh").write_text(LITERAL)
+    (why,) = fixed("dead.log", "run.sh")["at_least"]
+    assert why.startswith("18432 is the least: ") and why.endswith("= 18432")
+    assert why in called("dead.log", "run.sh").output
+
+
+def test_a_log_of_another_job_is_not_answered_with_peaks(folder: Path) -> None:
+    (folder / "run.sh").write_text(LITERAL.replace("Qwen3-8B", "Qwen2.5-0.5B-Instruct"))
+    (folder / "dead.log").write_text(
+        LOG.replace("update_policy", "save_checkpoint").replace("backward", "save")
+    )
+    answer = fixed("dead.log", "run.sh")
+    assert answer["phase"] == "checkpoint" and not answer["peaks"]
+    assert "is the log one of it?" in answer["note"] or "does not count" in answer["note"]
+
+
+def test_a_host_whose_estimate_stays_the_same_is_given_no_peaks(folder: Path) -> None:
+    (folder / "dead.log").write_text(HOST_LOG)
+    (folder / "run.sh").write_text(LITERAL)
+    answer = fixed("dead.log", "run.sh", "--gpus", "8xH100")
+    assert answer["cause"] == "host-oom"
+    assert all(each["phase"] == "host memory" for each in answer["peaks"]) or answer["note"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from autotune.launchers.base import Exit
 from autotune.orchestrator.cli import status
@@ -24,7 +25,7 @@ from autotune.policies.values.events import (
     TrainingCompleted,
 )
 from autotune.policies.values.failure import Cause, Phase
-from autotune.policies.values.observation import Cancelled, Completed, Crashed, Peak, StepDone
+from autotune.policies.values.observation import Cancelled, Completed, Crashed, Peak, ProcessMemory, StepDone
 from tests.orchestrator.driver.test_monitor import Followed, sample
 from tests.orchestrator.driver.test_reconcile import Case
 from tests.orchestrator.scripted import JOB, Script, World, failure, settings, step
@@ -132,6 +133,19 @@ def test_a_training_that_ends_by_itself_while_it_is_stopped_is_complete(tmp_path
     # A script without a known end may save and exit so when it is told to end.
     script = "name: q\nframework: command\ncommand: [python, a.py]\n"
     assert ended("script", script, "step: 7, loss: 0.5\n") == stopped
+
+
+def test_the_growth_of_a_job_is_that_of_its_own_processes() -> None:
+    forecaster = Forecaster(known=None, longest_response=None)
+    for n in range(1, 41):
+        own = ProcessMemory(pid=7, name="python", rss_bytes=1000 * MIB + n * 40 * MIB)
+        host = 8000 * MIB + n * 110 * MIB  # another job of the machine grows too
+        taken = replace(
+            sample(float(n)), host_used_bytes=host, host_total_bytes=24000 * MIB, processes=(own,)
+        )
+        forecaster.take(taken, Phase.NONE)
+        forecaster.stepped(StepDone(step=n, of=400), {}, attempt=1, of=400, new=True)
+    assert forecaster.host_growth == pytest.approx(40 * MIB, rel=0.01)
 
 
 @pytest.mark.parametrize("length", ["nan", "inf"])

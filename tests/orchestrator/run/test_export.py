@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import yaml
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework
 from autotune.orchestrator.config.loader import assumed, parse
-from autotune.orchestrator.run import export
+from autotune.orchestrator.run import directory, export
 from autotune.orchestrator.units import size_bytes
 from autotune.policies.values.events import (
     Accepted,
@@ -188,6 +189,25 @@ def test_the_latest_configuration_that_held_is_the_stable_one() -> None:
     assert tokens(GOAL, failed, DONE) == 300
     assert tokens(GOAL, Ended(outcome=Cancelled(by="goal"))) == 200
     assert tokens(GOAL, Ended(outcome=Cancelled(by="user"))) == 100
+
+
+@pytest.mark.parametrize(("cause", "holds"), [(Cause.HOST_OOM, False), (Cause.CODE, True)])
+def test_what_ran_out_of_memory_after_its_goal_is_proven_no_longer(cause: Cause, holds: bool) -> None:
+    job = parse(FORMS["block"])
+    accepted = Accepted(run="7c1e", job=job, profile=BUILTIN.profile(job, assumed(job)), cluster=assumed(job))
+    started = Started(attempt=1, knobs=Knobs(tokens_per_microbatch=100))
+    goal = msgspec.structs.replace(GOAL, attempt=1)
+    history = [accepted, started, goal, Diagnosed(attempt=1, cause=cause)]
+    assert (export.stable_knobs(RunView(history)) is not None) is holds
+
+
+def test_the_files_of_what_is_proven_no_longer_are_removed(tmp_path: Path) -> None:
+    run = directory.create(tmp_path, job_text=FORMS["block"])
+    for name in (export.STABLE, export.SCRIPT, "events.jsonl"):
+        (run.path / name).touch()
+    export.withdraw(run)
+    kept = {each.name for each in run.path.iterdir()}
+    assert "events.jsonl" in kept and not kept & {export.STABLE, export.SCRIPT, export.CERTIFICATE}
 
 
 @pytest.mark.parametrize("name", ["builtin", "command"])

@@ -13,8 +13,10 @@ from autotune.policies.estimate.peaks import PHASES, estimates
 from autotune.policies.recovery.checkpoint_interval import with_saves
 from autotune.policies.recovery.decide import decide_on
 from autotune.policies.recovery.growth import describe
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.diagnosis import Facts
 from autotune.policies.values.events import (
+    Accepted,
     Action,
     Await,
     Decided,
@@ -23,6 +25,7 @@ from autotune.policies.values.events import (
     Event,
     Finish,
     Foreseen,
+    GaveUp,
     Launch,
     Policy,
     Progressed,
@@ -205,6 +208,21 @@ def test_a_process_that_grew_to_a_limit_of_its_own_keeps_its_settings(share: flo
     launch = night.launch()
     assert (launch.growth is not None) is restarts
     assert launch.growth is None or launch.growth.per_step_bytes == 90 * MIB
+
+
+def test_a_script_that_grew_and_cannot_continue_is_told_what_lets_it() -> None:
+    night = Night()
+    first = night.rows[0]
+    assert isinstance(first, Accepted)
+    own = replace(first.profile, supported={}, resumable=False, layout=Layout())
+    night.rows[0] = replace(first, profile=own)
+    night.launch()
+    night.runs(30, saves=0).fails(Cause.HOST_OOM, Phase.NONE)
+    night.rows[-1] = replace(night.rows[-1], host_share=0.2, host_growth=90 * MIB)
+    action = night.action()
+    assert isinstance(action, Finish) and isinstance(action.verdict, GaveUp)
+    grew, limit = action.verdict.would_help
+    assert "`settings.resume`" in grew and "90.0 MiB a step" in grew and limit.startswith("a higher limit")
 
 
 def test_a_run_that_would_give_up_tries_its_settings_again_after_many_steps() -> None:
