@@ -27,7 +27,7 @@ def call(*arguments: str, text: str | None = None) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         ((HOST,), 0, "error[host-oom]"),
         ((HOST, TRAINING), 0, "(gpu-oom: training.log)"),
@@ -44,28 +44,28 @@ def call(*arguments: str, text: str | None = None) -> Result:
         (("--framework", "sline", HOST), 2, "unknown framework"),
     ],
 )
-def test_exit_codes(arguments: tuple[str, ...], code: int, said: str) -> None:
-    seen = call(*arguments)
-    assert seen.exit_code == code and said in seen.output
+def test_exit_codes(arguments: tuple[str, ...], code: int, message: str) -> None:
+    outcome = call(*arguments)
+    assert outcome.exit_code == code and message in outcome.output
 
 
 def test_standard_input_is_a_log() -> None:
-    seen = call("-", "--json", text=Path(TRAINING).read_text())
-    one = json.loads(seen.output)
+    outcome = call("-", "--json", text=Path(TRAINING).read_text())
+    one = json.loads(outcome.output)
     assert (one["file"], one["cause"], one["evidence"][0]["line"]) == ("stdin", "gpu-oom", 8)
 
 
 def test_json_is_one_line_for_all_logs() -> None:
-    found = json.loads(call("--json", HOST, OTHER, TRAINING).output)
-    causes = {log["cause"] for log in (found, *found["others"])}
+    actual = json.loads(call("--json", HOST, OTHER, TRAINING).output)
+    causes = {log["cause"] for log in (actual, *actual["others"])}
     assert causes == {"host-oom", "unknown", "gpu-oom"}
     assert json.loads(call("--json", TRAINING).output)["consequence_ranks"] == [0, 1, 3]
 
 
 @pytest.mark.parametrize("framework", sorted(FRAMEWORKS))
 def test_every_framework_can_be_named(framework: str) -> None:
-    seen = call("--framework", framework, TRAINING)
-    assert seen.exit_code == 0 and f"framework `{framework}`" in seen.output
+    outcome = call("--framework", framework, TRAINING)
+    assert outcome.exit_code == 0 and f"framework `{framework}`" in outcome.output
 
 
 def test_a_pipe_with_a_name_is_read_once(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_pipe_with_a_name_is_read_once(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(Path(HOST).read_bytes(),))
     writer.start()
-    seen = call(str(pipe))
+    outcome = call(str(pipe))
     writer.join()
-    assert seen.exit_code == 0 and "error[host-oom]" in seen.output
+    assert outcome.exit_code == 0 and "error[host-oom]" in outcome.output
 
 
 def test_a_pickle_is_no_log(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_a_compressed_log_is_read_as_what_it_holds(tmp_path: Path) -> None:
     whole.write_bytes(gzip.compress(plain))
     torn.write_bytes(gzip.compress(plain)[:-8])  # its writer died before the checksum
     for path in (whole, torn):
-        seen = json.loads(call("--json", str(path)).output)
-        assert (seen["cause"], seen["evidence"][0]["line"]) == ("gpu-oom", 8)
+        outcome = json.loads(call("--json", str(path)).output)
+        assert (outcome["cause"], outcome["evidence"][0]["line"]) == ("gpu-oom", 8)
     program = [sys.executable, "-m", "autotune.orchestrator.cli", "explain", "--json", "-"]
     piped = subprocess.run(program, input=whole.read_bytes(), capture_output=True, check=True)
     assert json.loads(piped.stdout)["cause"] == "gpu-oom"
@@ -136,8 +136,8 @@ def test_zstd_is_read_where_a_library_is_there_and_said_otherwise(
     path.write_bytes(b"\x28\xb5\x2f\xfd" + Path(TRAINING).read_bytes())
     for name in ("compression.zstd", "backports.zstd", "zstandard"):
         monkeypatch.setitem(sys.modules, name, None)
-    seen = call(str(path))
-    assert seen.exit_code == 2 and f"`zstd -dc {path} | autotune explain -`" in seen.output
+    outcome = call(str(path))
+    assert outcome.exit_code == 2 and f"`zstd -dc {path} | autotune explain -`" in outcome.output
 
     class Library:
         @staticmethod

@@ -53,8 +53,8 @@ class Scripted(Builtin):
     def printed(self, text: str) -> dict[str, Any]:
         """Return the settings of the line `settings {...}`."""
         line = next((line for line in text.splitlines() if line.startswith("settings ")), "settings {}")
-        found: dict[str, Any] = json.loads(line.removeprefix("settings "))
-        return found
+        result: dict[str, Any] = json.loads(line.removeprefix("settings "))
+        return result
 
     def marker(self, line: str) -> Marker | None:
         """Return the step of `step N length/max=M memory/allocated=G`."""
@@ -78,11 +78,11 @@ def of(log: str | bytes, **options: Any) -> Explanation:
 
 @pytest.mark.usefixtures("scripted")
 def test_printed_settings_give_the_change_in_the_frameworks_words() -> None:
-    found = of('settings {"tokens_per_microbatch": 8192, "recompute": "full"}\n' + OOM)
-    shown = render_explanation(found)
-    assert "help: lower `tokens_per_microbatch` 8192 → 2048" in shown
-    assert "scripted  tokens_per_microbatch: 2048" in shown
-    remedies = {r.cure.name: r for r in found.remedies}
+    result = of('settings {"tokens_per_microbatch": 8192, "recompute": "full"}\n' + OOM)
+    rendered = render_explanation(result)
+    assert "help: lower `tokens_per_microbatch` 8192 → 2048" in rendered
+    assert "scripted  tokens_per_microbatch: 2048" in rendered
+    remedies = {r.cure.name: r for r in result.remedies}
     assert "recompute" not in remedies, "the log shows it at its end"
     assert remedies["offload_activations"].assumed and not remedies["reduce_tokens_per_mb"].assumed
 
@@ -90,25 +90,25 @@ def test_printed_settings_give_the_change_in_the_frameworks_words() -> None:
 @pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("line", ['settings {"stepz": 1}', "settings {torn", 'settings {"recompute": 7}'])
 def test_settings_that_make_no_job_fall_back_to_neutral_cures(line: str) -> None:
-    found = of(f"{line}\n{OOM}")
-    assert found.context.framework is not None and found.remedies and "note: " in render_explanation(found)
-    assert not any(remedied.cure.exact for remedied in found.remedies)
+    result = of(f"{line}\n{OOM}")
+    assert result.context.framework is not None and result.remedies and "note: " in render_explanation(result)
+    assert not any(remedied.cure.exact for remedied in result.remedies)
 
 
 @pytest.mark.usefixtures("scripted")
 def test_without_settings_the_framework_names_what_to_change() -> None:
-    shown = render_explanation(of(OOM))
-    assert "lower `tokens_per_microbatch`, for instance to half" in shown
-    assert "scripted  tokens_per_microbatch" in shown
+    rendered = render_explanation(of(OOM))
+    assert "lower `tokens_per_microbatch`, for instance to half" in rendered
+    assert "scripted  tokens_per_microbatch" in rendered
 
 
 @pytest.mark.usefixtures("scripted")
 def test_a_settings_file_that_is_not_shown_is_told() -> None:
-    found = of(
+    result = of(
         '+ train --config job.yaml\nsettings {"tokens_per_microbatch": 4096, "concurrency": 8}\n' + OOM
     )
-    assert "reads a settings file" in render_explanation(found)
-    assert found.remedies[0].cure.changes == {"tokens_per_microbatch": 2048}
+    assert "reads a settings file" in render_explanation(result)
+    assert result.remedies[0].cure.changes == {"tokens_per_microbatch": 2048}
 
 
 @pytest.mark.usefixtures("scripted")
@@ -121,14 +121,14 @@ def test_a_settings_file_that_is_not_shown_is_told() -> None:
     ],
 )
 def test_late_failures_are_told_apart(steps: list[str], words: str) -> None:
-    found = of("\n".join(steps) + "\n" + OOM)
-    assert words in found.late and bool(words) == bool(found.late)
+    result = of("\n".join(steps) + "\n" + OOM)
+    assert words in result.late and bool(words) == bool(result.late)
 
 
 def test_another_holder_of_the_card_is_named() -> None:
-    found = of(OOM)
-    assert [(holder.pid, holder.held_bytes) for holder in found.holders] == [(11, 8 << 30)]
-    assert "pid 11 8.00 GiB" in render_explanation(found)
+    result = of(OOM)
+    assert [(holder.pid, holder.held_bytes) for holder in result.holders] == [(11, 8 << 30)]
+    assert "pid 11 8.00 GiB" in render_explanation(result)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_a_process_that_ended_without_a_reason_is_told(log: str, hints: list[str
 
 def test_the_model_tells_what_a_request_is() -> None:
     model = read_model(LOGS / "config.json")
-    found = of(OOM.replace("2.00 GiB", "13.91 GiB"), model=model)
-    assert "24,576 tokens × 151,936 vocab × 4 bytes" in render_explanation(found)
+    result = of(OOM.replace("2.00 GiB", "13.91 GiB"), model=model)
+    assert "24,576 tokens × 151,936 vocab × 4 bytes" in render_explanation(result)
     assert of(OOM, model=model).request is None
 
 
@@ -171,25 +171,25 @@ def test_secrets_and_escapes_stay_in_the_log() -> None:
     poison = (
         "\x1b[31m \x1b]0;owned\x07 \x9b31m \u202e HF_TOKEN=hf_abcdefghijklmnopqrstuvwx https://me:hunter2@x/"
     )
-    found = of(OOM.replace("unallocated.\n", f"unallocated. {poison}\n"))
-    for shown in (render_explanation(found), document([read_of(found, [])]).decode()):
-        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
-        assert "hunter2" not in shown and "hf_abc" not in shown
+    result = of(OOM.replace("unallocated.\n", f"unallocated. {poison}\n"))
+    for rendered in (render_explanation(result), document([read_of(result, [])]).decode()):
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(rendered)
+        assert "hunter2" not in rendered and "hf_abc" not in rendered
 
 
 def test_every_number_of_the_first_lines_is_in_the_log() -> None:
-    shown = render_explanation(of((LOGS / "training.log").read_text()))
+    rendered = render_explanation(of((LOGS / "training.log").read_text()))
     for figure in ("13.91 GiB", "10.61 GiB", "65.62", "1.41", "79.19 GiB"):
-        assert figure in shown
-    assert "ranks 0, 1 and 3 died because rank 2 did (run.log:9, 10, 11)" in shown
+        assert figure in rendered
+    assert "ranks 0, 1 and 3 died because rank 2 did (run.log:9, 10, 11)" in rendered
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=3000), st.sampled_from([b"", OOM.encode()]), st.binary(max_size=500))
 def test_no_bytes_break_it(before: bytes, message: bytes, after: bytes) -> None:
-    found = of(before + message + after)
-    assert render_explanation(found).replace("\n", "").isprintable()
-    json.loads(document([read_of(found, [])]))
+    result = of(before + message + after)
+    assert render_explanation(result).replace("\n", "").isprintable()
+    json.loads(document([read_of(result, [])]))
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES] + [cause.value for cause in Cause])

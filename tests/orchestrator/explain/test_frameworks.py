@@ -115,9 +115,9 @@ def of(log: str) -> Explanation:
 @pytest.mark.parametrize("name", KNOWN)
 def test_printed_settings_become_the_change_to_type(name: str) -> None:
     settings, frames, words = CASES[name]
-    found = of(settings + frames + _OOM)
-    assert found.context.framework is not None and found.context.framework.name == name
-    first = found.remedies[0]
+    result = of(settings + frames + _OOM)
+    assert result.context.framework is not None and result.context.framework.name == name
+    first = result.remedies[0]
     assert first.cure.name == "reduce_tokens_per_mb" and not first.assumed
     assert any(words in line for _, lines in first.words for line in lines)
 
@@ -125,8 +125,8 @@ def test_printed_settings_become_the_change_to_type(name: str) -> None:
 @pytest.mark.parametrize("name", KNOWN)
 def test_without_settings_the_names_are_given_and_no_values(name: str) -> None:
     _, frames, words = CASES[name]
-    found = of(frames + _OOM)
-    first = found.remedies[0]
+    result = of(frames + _OOM)
+    first = result.remedies[0]
     setting = words.split("=")[0].split(" ")[0]
     assert not first.cure.exact and any(
         setting in line and "..." in line for _, lines in first.words for line in lines
@@ -143,9 +143,9 @@ def test_broken_settings_never_break_the_answer(name: str, torn: str) -> None:
 
 
 def test_a_model_that_the_settings_name_is_known() -> None:
-    found = of(_VERL + _VERL_FRAMES + _OOM)
-    assert found.context.model is not None
-    assert (found.context.model.hidden, found.context.model.vocab) == (4096, 151936)
+    result = of(_VERL + _VERL_FRAMES + _OOM)
+    assert result.context.model is not None
+    assert (result.context.model.hidden, result.context.model.vocab) == (4096, 151936)
 
 
 _FRAMES = {
@@ -162,11 +162,11 @@ _TYPED = {
 
 @pytest.mark.parametrize("name", _FRAMES)
 def test_a_framework_that_is_not_driven_is_answered_in_its_own_words(name: str) -> None:
-    found = of(_FRAMES[name] + _OOM)
-    assert [tool.name for tool in found.context.tools] == [name]
-    first = found.remedies[0].words
+    result = of(_FRAMES[name] + _OOM)
+    assert [tool.name for tool in result.context.tools] == [name]
+    first = result.remedies[0].words
     assert first == ((name, (_TYPED[name],)),)
-    every = [tool for remedied in found.remedies for tool, _ in remedied.words]
+    every = [tool for remedied in result.remedies for tool, _ in remedied.words]
     assert set(every) <= {name, "environment"}
 
 
@@ -175,10 +175,10 @@ _FACTOR = "gradient_accumulation_steps and steps_per_generation up by the same f
 
 
 def test_trl_is_answered_as_its_users_write_it() -> None:
-    found = of(_TRL_FRAMES + _OOM)
-    said = {remedied.cure.name: remedied.words for remedied in found.remedies}
-    assert said["reduce_micro_batch"] == (("trl", (f"per_device_train_batch_size=..., {_FACTOR}",)),)
-    assert said["recompute"] == (("trl", ("gradient_checkpointing=True",)),)
+    result = of(_TRL_FRAMES + _OOM)
+    spelled = {remedied.cure.name: remedied.words for remedied in result.remedies}
+    assert spelled["reduce_micro_batch"] == (("trl", (f"per_device_train_batch_size=..., {_FACTOR}",)),)
+    assert spelled["recompute"] == (("trl", ("gradient_checkpointing=True",)),)
 
 
 def test_the_batch_of_a_printed_trl_job_stays() -> None:
@@ -186,8 +186,8 @@ def test_the_batch_of_a_printed_trl_job_stays() -> None:
         "+ trl grpo --per_device_train_batch_size 16 --gradient_accumulation_steps 4 "
         "--steps_per_generation 8 --gradient_checkpointing true\n"
     )
-    found = of(command + _TRL_FRAMES + _OOM)
-    first = next(each for each in found.remedies if each.cure.name == "reduce_micro_batch")
+    result = of(command + _TRL_FRAMES + _OOM)
+    first = next(each for each in result.remedies if each.cure.name == "reduce_micro_batch")
     (words,) = first.words
     name, lines = words
     assert name == "trl"
@@ -199,5 +199,7 @@ def test_the_batch_of_a_printed_trl_job_stays() -> None:
 
 
 def test_a_framework_that_is_built_of_trl_answers_for_itself() -> None:
-    found = of('  File "swift/trainers/rlhf_trainer/grpo.py", line 8, in compute_loss\n' + _TRL_FRAMES + _OOM)
-    assert found.context.framework is not None and found.context.framework.name == "ms-swift"
+    result = of(
+        '  File "swift/trainers/rlhf_trainer/grpo.py", line 8, in compute_loss\n' + _TRL_FRAMES + _OOM
+    )
+    assert result.context.framework is not None and result.context.framework.name == "ms-swift"

@@ -78,11 +78,11 @@ def test_of_two_causes_the_earlier_one_leads(tmp_path: Path, first: str) -> None
 
 
 def test_as_json_the_first_cause_leads_and_the_other_logs_are_listed(session: Path) -> None:
-    found = json.loads(call("--json", str(session)).output)
-    assert (found["cause"], found["file"]) == ("gpu-oom", str(session / "worker-41.err"))
-    relations = [other["relation"] for other in found["others"]]
+    result = json.loads(call("--json", str(session)).output)
+    assert (result["cause"], result["file"]) == ("gpu-oom", str(session / "worker-41.err"))
+    relations = [other["relation"] for other in result["others"]]
     assert (relations.count("waited"), relations.count("none"), len(relations)) == (50, 60, 110)
-    victim = next(other for other in found["others"] if other["relation"] == "waited")
+    victim = next(other for other in result["others"] if other["relation"] == "waited")
     assert (victim["cause"], victim["line"]) == ("hang", 2) and victim["file"].endswith("worker-01.err")
 
 
@@ -116,8 +116,8 @@ def test_however_a_log_is_stored_its_failure_phase_and_line_are_read(
 ) -> None:
     path = tmp_path / "run.log"
     path.write_bytes(stored(TEXT))
-    found = json.loads(call("--json", str(path)).output)
-    assert (found["cause"], found["phase"], found["evidence"][0]["line"]) == ("gpu-oom", "backward", 4)
+    result = json.loads(call("--json", str(path)).output)
+    assert (result["cause"], result["phase"], result["evidence"][0]["line"]) == ("gpu-oom", "backward", 4)
 
 
 def test_what_is_no_text_is_called_that(tmp_path: Path) -> None:

@@ -85,13 +85,13 @@ def logged() -> tuple[Diagnosis, ...]:
 @cache
 def collected() -> tuple[Diagnosis, ...]:
     """Return those of every log of the benchmark of advice."""
-    labelled = (case for found in kinds(CORPUS).values() for case in found)
+    labelled = (case for result in kinds(CORPUS).values() for case in result)
     return memory_failures(case.text.encode() for case in labelled)
 
 
 def memory_failures(logs: Iterable[bytes]) -> tuple[Diagnosis, ...]:
-    found = (diagnose(scan([log])) for log in logs)
-    return tuple(diagnosis for diagnosis in found if diagnosis.cause.is_memory)
+    result = (diagnose(scan([log])) for log in logs)
+    return tuple(diagnosis for diagnosis in result if diagnosis.cause.is_memory)
 
 
 def history(accepted: Accepted, diagnosis: Diagnosis, *, knobs: Knobs) -> tuple[Event, ...]:
@@ -115,8 +115,8 @@ def taken(accepted: Accepted, diagnosis: Diagnosis, *, knobs: Knobs | None = Non
     return None
 
 
-def exact(found: tuple[Cure, ...]) -> Iterator[Cure]:
-    return (cure for cure in found if cure.exact and cure.changes)
+def exact(result: tuple[Cure, ...]) -> Iterator[Cure]:
+    return (cure for cure in result if cure.exact and cure.changes)
 
 
 def alike(name: str, diagnosis: Diagnosis) -> None:

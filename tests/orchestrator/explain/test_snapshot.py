@@ -35,13 +35,13 @@ def test_a_snapshot_is_told_in_text_and_json(tmp_path: Path, protocol: int):
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(failed().snapshot(), protocol=protocol))
     assert is_snapshot(path.read_bytes()[:16])
-    found = explain_snapshot(path)
-    assert cause(found) is Cause.GPU_OOM
-    text = snapshot_text("snapshot.pickle", found)
+    result = explain_snapshot(path)
+    assert cause(result) is Cause.GPU_OOM
+    text = snapshot_text("snapshot.pickle", result)
     assert text.startswith("error[gpu-oom]: GPU 0 could not allocate 64.0 MiB: 140.0 MiB was in use")
     assert "not fragmentation" in text
     assert "/app/models/attention.py:88 forward" in text
-    document = msgspec.json.decode(snapshot_document("snapshot.pickle", found))
+    document = msgspec.json.decode(snapshot_document("snapshot.pickle", result))
     assert document["facts"]["requested_bytes"] == 64 * MIB
     assert document["devices"][0]["sites"][0]["phase"] == "forward"
 
@@ -59,8 +59,8 @@ def test_escapes_in_names_reach_no_terminal(tmp_path: Path):
     allocator.alloc(60 * MIB, evil, category="a\x1b[31m\rb")
     path = tmp_path / "s.pickle"
     path.write_bytes(pickle.dumps(allocator.snapshot()))
-    found = explain_snapshot(path)
-    text = snapshot_text("s.pickle\x1b[2J", found) + snapshot_document("s", found).decode()
+    result = explain_snapshot(path)
+    text = snapshot_text("s.pickle\x1b[2J", result) + snapshot_document("s", result).decode()
     assert "\x1b" not in text
     assert "\r" not in text
     assert "\\u001b" not in text

@@ -37,8 +37,8 @@ def cases() -> Iterator[Case]:
     """Yield the cases of every file: its head names the framework and its settings."""
     for path in sorted(FOLDER.rglob("*.txt")):
         head, *parts = _HEAD.split(path.read_text())
-        found = dict(re.findall(r"^(names|keys): (.*)$", head, re.MULTILINE))
-        names, keys = (tuple(found[key].split()) for key in ("names", "keys"))
+        actual = dict(re.findall(r"^(names|keys): (.*)$", head, re.MULTILINE))
+        names, keys = (tuple(actual[key].split()) for key in ("names", "keys"))
         for name, phase, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
             yield Case(f"{path.stem}: {name}", phase, text.replace("{oom}", _OOM), names, keys)
 
@@ -47,16 +47,16 @@ def explained(case: Case) -> Explanation:
     return explain(read_from(io.BytesIO(case.text.encode()), name="run.log"), framework=None, model=None)
 
 
-def is_recognised(case: Case, found: Explanation) -> bool:
+def is_recognised(case: Case, actual: Explanation) -> bool:
     """Return whether the framework, and no other, answers."""
-    context = found.context
+    context = actual.context
     names = [context.framework.name] if context.framework else [tool.name for tool in context.tools]
     return bool(names) and set(names) <= set(case.names)
 
 
-def is_typeable(case: Case, found: Explanation) -> bool:
+def is_typeable(case: Case, actual: Explanation) -> bool:
     """Return whether the first remedy is words that the framework's users, or a shell, can type."""
-    lines = [line for remedied in found.remedies[:1] for _, lines in remedied.words for line in lines]
+    lines = [line for remedied in actual.remedies[:1] for _, lines in remedied.words for line in lines]
     return bool(lines) and all(line.replace(" ", "").startswith(case.keys) for line in lines)
 
 
@@ -64,17 +64,17 @@ CASES = {case.name: case for case in cases()}
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Explanation]:
+def actual() -> dict[str, Explanation]:
     return {name: explained(case) for name, case in CASES.items()}
 
 
-def test_every_log_is_one_of_device_memory(found: dict[str, Explanation]) -> None:
-    assert len(found) >= 105
-    assert {name for name, each in found.items() if each.diagnosis.cause is not Cause.GPU_OOM} == set()
+def test_every_log_is_one_of_device_memory(actual: dict[str, Explanation]) -> None:
+    assert len(actual) >= 105
+    assert {name for name, each in actual.items() if each.diagnosis.cause is not Cause.GPU_OOM} == set()
 
 
-def test_every_framework_is_recognised_alone(found: dict[str, Explanation]) -> None:
-    assert {name for name, each in found.items() if not is_recognised(CASES[name], each)} == set()
+def test_every_framework_is_recognised_alone(actual: dict[str, Explanation]) -> None:
+    assert {name for name, each in actual.items() if not is_recognised(CASES[name], each)} == set()
 
 
 def test_a_line_that_is_coloured_for_a_terminal_tells_a_framework_too() -> None:
@@ -85,7 +85,7 @@ def test_a_line_that_is_coloured_for_a_terminal_tells_a_framework_too() -> None:
     assert text != case.text and is_recognised(case, explained(case._replace(text=text)))
 
 
-def test_the_first_remedy_is_typed_as_the_framework_spells_it(found: dict[str, Explanation]) -> None:
+def test_the_first_remedy_is_typed_as_the_framework_spells_it(actual: dict[str, Explanation]) -> None:
     others = {
         # The allocator's setting, which the second reader did not think of.
         "nemo-rl: nemo-logprob-chunk",
@@ -96,7 +96,7 @@ def test_the_first_remedy_is_typed_as_the_framework_spells_it(found: dict[str, E
         "trl: trl-vllm-colocate-init",
         "verl-agent: verl-agent-vllm-init",
     }
-    assert {name for name, each in found.items() if not is_typeable(CASES[name], each)} == others
+    assert {name for name, each in actual.items() if not is_typeable(CASES[name], each)} == others
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_the_first_remedy_is_typed_as_the_framework_spells_it(found: dict[str, E
     [("nemo-logprob-chunk", "policy.dtensor_cfg"), ("nemo-train-backward", "policy.megatron_cfg")],
 )
 def test_the_class_of_the_workers_tells_which_trainer_reads_a_setting(
-    name: str, setting: str, found: dict[str, Explanation]
+    name: str, setting: str, actual: dict[str, Explanation]
 ) -> None:
-    ((_, lines),) = found[f"nemo-rl: {name}"].remedies[0].words
+    ((_, lines),) = actual[f"nemo-rl: {name}"].remedies[0].words
     assert lines == (f"++{setting}.env_vars.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",)
 
 
@@ -137,15 +137,19 @@ def test_the_allocator_is_that_of_the_device(device: str, variable: str, head: s
     assert lines and all(line.startswith(f"{variable}=expandable_segments:True") for line in lines), lines
 
 
-def test_no_remedy_has_two_values(found: dict[str, Explanation]) -> None:
-    said = [
-        line for each in found.values() for cure in each.remedies for _, lines in cure.words for line in lines
+def test_no_remedy_has_two_values(actual: dict[str, Explanation]) -> None:
+    spelled = [
+        line
+        for each in actual.values()
+        for cure in each.remedies
+        for _, lines in cure.words
+        for line in lines
     ]
-    assert [line for line in said if re.search(r"=[^=\s]*=\.\.\.", line)] == []
+    assert [line for line in spelled if re.search(r"=[^=\s]*=\.\.\.", line)] == []
 
 
-def test_the_phase_is_that_of_the_log(found: dict[str, Explanation]) -> None:
-    wrong = {name for name, each in found.items() if each.diagnosis.phase.value != CASES[name].phase}
+def test_the_phase_is_that_of_the_log(actual: dict[str, Explanation]) -> None:
+    wrong = {name for name, each in actual.items() if each.diagnosis.phase.value != CASES[name].phase}
     # Optimizer states that come back before a training name no phase; an engine that wakes up takes weights.
     assert wrong == {
         "openrlhf: reload",

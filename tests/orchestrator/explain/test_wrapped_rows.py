@@ -55,13 +55,13 @@ def lines_of(text: bytes) -> list[str]:
 
 @pytest.mark.parametrize("width", [61, 72, 80, 100, 120])
 @pytest.mark.parametrize("text", [TRACEBACK, STAGES], ids=["traceback", "stages"])
-@pytest.mark.parametrize("shown", [{}, {"pad": " "}, {"quote": "> "}], ids=["plain", "padded", "quoted"])
-def test_broken_lines_are_whole_again_and_the_others_keep_their_numbers(text, width, shown):
+@pytest.mark.parametrize("printed", [{}, {"pad": " "}, {"quote": "> "}], ids=["plain", "padded", "quoted"])
+def test_broken_lines_are_whole_again_and_the_others_keep_their_numbers(text, width, printed):
     if width > max(map(len, text.splitlines()[:-1])):
         pytest.skip("nothing is broken")
     if text is STAGES and width > 80:
         pytest.skip("one line that is broken proves nothing without a frame or a message of PyTorch's")
-    rows = broken(text, width, **shown)
+    rows = broken(text, width, **printed)
     joined = whole_lines(rows.encode())
     assert lines_of(joined) == text.splitlines()
     last = text.splitlines()[-1][:width]
@@ -71,11 +71,11 @@ def test_broken_lines_are_whole_again_and_the_others_keep_their_numbers(text, wi
 
 
 def test_a_broken_traceback_shows_its_phase_and_every_figure():
-    def found(text: str):
+    def result(text: str):
         diagnosis = diagnose(read_from(io.BytesIO(text.encode()), name="log").evidence)
         return diagnosis.cause, diagnosis.phase, diagnosis.component, diagnosis.facts
 
-    assert found(broken(TRACEBACK, 80)) == found(TRACEBACK)
+    assert result(broken(TRACEBACK, 80)) == result(TRACEBACK)
 
 
 def test_no_log_that_is_not_broken_is_touched():

@@ -59,7 +59,7 @@ def certificate() -> Certificate:
     return certificate_of(HISTORY, knobs=AFTER, settings={"micro": 2048}, training=TRAINING)
 
 
-def told(certificate: Certificate, derived: Derived = DERIVED, **changes: object) -> str:
+def sentences(certificate: Certificate, derived: Derived = DERIVED, **changes: object) -> str:
     return "\n".join(differences(msgspec.structs.replace(certificate, **changes), derived))
 
 
@@ -71,7 +71,7 @@ def test_a_certificate_says_what_changed_and_nothing_contradicts_it(certificate:
     assert (certificate.before, certificate.after) == (SETTINGS, {"lr": 1e-6, "micro": 2048})
     assert certificate.stable.by == "goal" and certificate.stable.confirmations == 1
     assert certificate.cluster.address == "" and certificate.replayed is Replayed.NOT_RUN
-    assert told(certificate) == ""
+    assert sentences(certificate) == ""
     assert declared(certificate, PROFILE) == AFTER
     data = msgspec.json.encode(certificate)
     assert msgspec.json.decode(data, type=Certificate) == certificate
@@ -96,9 +96,9 @@ def test_a_certificate_says_what_changed_and_nothing_contradicts_it(certificate:
 def test_a_setting_that_no_declared_change_explains_is_named(
     certificate: Certificate, after: dict[str, object], sentence: str
 ) -> None:
-    found = told(certificate, after=after)
-    assert sentence in found
-    assert len(found.splitlines()) == 1
+    actual = sentences(certificate, after=after)
+    assert sentence in actual
+    assert len(actual.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -118,26 +118,26 @@ def test_a_declared_change_that_is_none_is_named(
     certificate: Certificate, change: dict[str, object], sentence: str
 ) -> None:
     changes = (msgspec.structs.replace(certificate.changes[0], **change),)
-    assert sentence in told(certificate, changes=changes)
-    assert "is declared twice" in told(certificate, changes=certificate.changes * 2)
+    assert sentence in sentences(certificate, changes=changes)
+    assert "is declared twice" in sentences(certificate, changes=certificate.changes * 2)
 
 
 def test_what_is_trained_is_compared_by_itself(certificate: Certificate) -> None:
     other = msgspec.structs.replace(TRAINING, learning_rate=0.1)
-    assert told(certificate, msgspec.structs.replace(DERIVED, after=other)) == (
+    assert sentences(certificate, msgspec.structs.replace(DERIVED, after=other)) == (
         "`training.learning_rate` is 1e-06 in the job and 0.1 with the stable settings"
     )
-    assert told(certificate, training=msgspec.structs.replace(TRAINING, seeds={"seed": 2})) == (
+    assert sentences(certificate, training=msgspec.structs.replace(TRAINING, seeds={"seed": 2})) == (
         '`training.seeds` is {"seed":2} in the certificate; the job\'s settings say {"seed":1}'
     )
 
 
 def test_a_replay_that_the_losses_do_not_show_is_named(certificate: Certificate) -> None:
-    assert "`replayed` is agreed, and no step was trained twice" in told(
+    assert "`replayed` is agreed, and no step was trained twice" in sentences(
         certificate, replayed=Replayed.AGREED
     )
     losses = Losses(overlapping=(Overlap(step=4, losses={"1": 0.5, "2": 0.9}),), band=0.1, pairs=9)
-    assert told(certificate, losses=losses, replayed=Replayed.AGREED) == (
+    assert sentences(certificate, losses=losses, replayed=Replayed.AGREED) == (
         "step 4: the losses of its attempts are 0.4 apart; the band is 0.1"
     )
 

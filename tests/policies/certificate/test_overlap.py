@@ -28,18 +28,18 @@ def test_steps_of_both_settings_within_the_noise_of_a_step_agree() -> None:
     assert losses.overlapping[0].losses == {"1": 0.51, "2": 0.53}
     assert losses.pairs == 7 + 5
     assert losses.band is not None and abs(losses.band - 4 * 1.4826 * 0.02) < 1e-9
-    verdict, told = replay_of(history, losses, stable=HALF)
+    verdict, replay = replay_of(history, losses, stable=HALF)
     assert verdict is Replayed.AGREED
-    assert told.startswith("the losses of 3 steps (6 to 8) with both settings lie within a band of 0.118")
+    assert replay.startswith("the losses of 3 steps (6 to 8) with both settings lie within a band of 0.118")
 
 
 def test_steps_outside_the_band_differ_and_the_first_is_named() -> None:
     history = (*attempt(1, FULL, noisy(range(1, 9))), *attempt(2, HALF, noisy(range(7, 11), by=0.4)))
     losses = losses_of(history)
     assert [overlap.step for overlap in outside(losses.overlapping, band=losses.band)] == [7, 8]
-    verdict, told = replay_of(history, losses, stable=HALF)
+    verdict, replay = replay_of(history, losses, stable=HALF)
     assert verdict is Replayed.DIFFERS
-    assert told == "step 7: the losses of its attempts are 0.4 apart; the band is 0.118608"
+    assert replay == "step 7: the losses of its attempts are 0.4 apart; the band is 0.118608"
 
 
 def test_nothing_is_shown_without_a_step_of_both_settings() -> None:
@@ -51,9 +51,9 @@ def test_nothing_is_shown_without_a_step_of_both_settings() -> None:
         ((*attempt(1, FULL, {1: 0.5}), *attempt(2, HALF, {1: 0.5, 2: 0.4})), "1 pairs of neighbouring steps"),
         ((*attempt(1, FULL, steps), *attempt(2, HALF, steps, trial=3)), "no step was trained both"),
     ):
-        verdict, told = replay_of(history, losses_of(history), stable=HALF)
+        verdict, replay = replay_of(history, losses_of(history), stable=HALF)
         assert verdict is Replayed.NOT_RUN
-        assert told.startswith(why), told
+        assert replay.startswith(why), replay
 
 
 def test_steps_that_do_not_follow_each_other_tell_nothing_of_the_noise() -> None:

@@ -29,8 +29,8 @@ def oom(phase: Phase, component: Component = Component.TRAINER, **fields: object
     return Diagnosis(cause=Cause.GPU_OOM, phase=phase, component=component, **fields)  # type: ignore[arg-type]
 
 
-def names(found: tuple[Cure, ...]) -> list[str]:
-    return [cure.name for cure in found]
+def names(result: tuple[Cure, ...]) -> list[str]:
+    return [cure.name for cure in result]
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_without_a_job_the_failed_phase_decides(diagnosis: Diagnosis, first: str
 
 
 def test_an_rl_framework_counts_tokens() -> None:
-    found = prescribe(oom(Phase.BACKWARD), Known(counts_tokens=True))
-    assert names(found)[:2] == ["reduce_tokens_per_mb", "reduce_micro_batch"]
+    result = prescribe(oom(Phase.BACKWARD), Known(counts_tokens=True))
+    assert names(result)[:2] == ["reduce_tokens_per_mb", "reduce_micro_batch"]
 
 
 def test_the_allocator_is_not_offered_where_the_figures_exclude_fragmentation() -> None:
@@ -117,12 +117,12 @@ def test_known_values_give_new_values_and_unknown_ones_a_direction() -> None:
             ),
         },
     )
-    found = {c.name: c for c in prescribe(oom(Phase.ROLLOUT, Component.ROLLOUT), Known(profile=profile))}
-    assert found["reduce_concurrency"].changes == {"concurrency": 256}
-    assert found["reduce_concurrency"].action == "lower `concurrency` 512 → 256"
-    assert found["reduce_mem_fraction"].changes == {"memory_fraction": 0.78}
-    assert found["disable_cuda_graph"].changes == {"cuda_graphs": "off"}
-    assert not found["disable_cuda_graph"].exact
+    result = {c.name: c for c in prescribe(oom(Phase.ROLLOUT, Component.ROLLOUT), Known(profile=profile))}
+    assert result["reduce_concurrency"].changes == {"concurrency": 256}
+    assert result["reduce_concurrency"].action == "lower `concurrency` 512 → 256"
+    assert result["reduce_mem_fraction"].changes == {"memory_fraction": 0.78}
+    assert result["disable_cuda_graph"].changes == {"cuda_graphs": "off"}
+    assert not result["disable_cuda_graph"].exact
 
 
 def test_what_is_known_to_be_at_its_end_is_not_offered() -> None:
@@ -133,8 +133,8 @@ def test_what_is_known_to_be_at_its_end_is_not_offered() -> None:
 
 
 def test_only_offered_knobs_are_turned() -> None:
-    found = prescribe(oom(Phase.BACKWARD), Known(offered=frozenset({"microbatch_size", "recompute"})))
-    assert names(found) == ["reduce_micro_batch", "recompute"]
+    result = prescribe(oom(Phase.BACKWARD), Known(offered=frozenset({"microbatch_size", "recompute"})))
+    assert names(result) == ["reduce_micro_batch", "recompute"]
 
 
 def test_every_remedy_of_the_ladder_has_a_direction_or_needs_the_job() -> None:
@@ -159,6 +159,6 @@ def test_every_cure_is_named_once_and_explained(
     cause: Cause, phase: Phase, component: Component, offered: frozenset[str], engine: bool
 ) -> None:
     known = Known(offered=offered, engine=engine)
-    found = prescribe(Diagnosis(cause=cause, phase=phase, component=component), known)
-    assert len(set(names(found))) == len(found)
-    assert all(cure.reason and cure.action and cure.changes for cure in found)
+    result = prescribe(Diagnosis(cause=cause, phase=phase, component=component), known)
+    assert len(set(names(result))) == len(result)
+    assert all(cure.reason and cure.action and cure.changes for cure in result)

@@ -115,8 +115,8 @@ def test_a_ring_that_forgot_its_beginning_gives_the_same_peak(seed: int, steps: 
         totals.extend([allocator.allocated()] * (len(allocator.events) - len(totals) + 1))
     allocator.history = kept
     (device,) = summarised(allocator.snapshot()).devices
-    seen = min(kept, len(allocator.events))
-    assert device.peak_bytes == max(totals[len(allocator.events) - seen :])
+    recorded = min(kept, len(allocator.events))
+    assert device.peak_bytes == max(totals[len(allocator.events) - recorded :])
     assert device.allocated_bytes == (device.peak_bytes if device.moment == "peak" else allocator.allocated())
     assert device.reserved_bytes >= device.allocated_bytes
     assert device.reserved_bytes - device.allocated_bytes >= device.largest_free_bytes

@@ -55,13 +55,13 @@ CONFIG = """
     ],
 )
 def test_sizes_are_told_apart(size: float, tokens: tuple[int, ...], formula: str, meaning: str) -> None:
-    found = named(round(size), QWEN, tokens=tokens)
-    assert found is not None and (found.formula, found.meaning) == (formula, meaning)
+    result = named(round(size), QWEN, tokens=tokens)
+    assert result is not None and (result.formula, result.meaning) == (formula, meaning)
 
 
 def test_a_round_number_of_tokens_is_recognised_without_its_budget() -> None:
-    found = named(round(13.91 * GIB), QWEN)
-    assert found is not None and found.formula == "24,576 tokens × 151,936 vocab × 4 bytes"
+    result = named(round(13.91 * GIB), QWEN)
+    assert result is not None and result.formula == "24,576 tokens × 151,936 vocab × 4 bytes"
 
 
 @pytest.mark.parametrize("size", [0, 1, 24, 2 << 20, round(7.77 * GIB), round(61.34 * GIB), 1 << 60])
@@ -71,8 +71,8 @@ def test_nothing_is_claimed_where_nothing_fits(size: int) -> None:
 
 @given(st.integers(min_value=-1, max_value=1 << 50), st.lists(st.integers(1, 1 << 20), max_size=3))
 def test_a_claim_is_within_half_a_per_cent(size: int, tokens: list[int]) -> None:
-    found = named(size, QWEN, tokens=tuple(tokens))
-    assert found is None or abs(found.size_bytes - size) <= 0.005 * size
+    result = named(size, QWEN, tokens=tuple(tokens))
+    assert result is None or abs(result.size_bytes - size) <= 0.005 * size
 
 
 def test_a_printed_model_is_read() -> None:

@@ -25,8 +25,8 @@ def varying(seed: int) -> np.ndarray:
 def test_the_slope_is_that_of_the_lengths_whatever_drifts(seed: int) -> None:
     lengths = varying(seed)
     for drift in (0.0, 500.0, -500.0):
-        found = adjusted(STEPS, 1e5 + 70 * lengths + drift * STEPS, {LENGTH: lengths})
-        assert found is not None and found.slope == pytest.approx(70, rel=0.1)
+        result = adjusted(STEPS, 1e5 + 70 * lengths + drift * STEPS, {LENGTH: lengths})
+        assert result is not None and result.slope == pytest.approx(70, rel=0.1)
 
 
 def test_lengths_that_peaks_do_not_follow_are_left_out() -> None:
@@ -37,23 +37,23 @@ def test_lengths_that_peaks_do_not_follow_are_left_out() -> None:
 
 def test_of_two_lengths_the_one_that_explains_more_counts() -> None:
     longest, mean = varying(6), varying(7)
-    found = adjusted(STEPS, 1e5 + 70 * longest + 10 * mean, {"mean": mean, LENGTH: longest})
-    assert found is not None and np.array_equal(found.lengths, longest)
+    result = adjusted(STEPS, 1e5 + 70 * longest + 10 * mean, {"mean": mean, LENGTH: longest})
+    assert result is not None and np.array_equal(result.lengths, longest)
 
 
 def test_steps_without_lengths_are_left_out() -> None:
     lengths = varying(8)
     used = 1e5 + 70 * lengths
     lengths[[3, 40]] = np.nan
-    found = adjusted(STEPS, used, {LENGTH: lengths})
-    assert found is not None and len(found.steps) == len(STEPS) - 2
+    result = adjusted(STEPS, used, {LENGTH: lengths})
+    assert result is not None and len(result.steps) == len(STEPS) - 2
 
 
 def test_the_growth_beside_lengths_varies_with_them() -> None:
     lengths = varying(9)
-    found = adjusted(STEPS, 1e5 + 70 * lengths + 300 * STEPS, {LENGTH: lengths})
-    assert found is not None
-    grows = found.trend()
+    result = adjusted(STEPS, 1e5 + 70 * lengths + 300 * STEPS, {LENGTH: lengths})
+    assert result is not None
+    grows = result.trend()
     assert grows is not None and grows.rate == pytest.approx(300, rel=0.1)
     assert grows.spread > 0.5 * 70 * float(np.std(lengths))
 
@@ -76,10 +76,10 @@ def first_told(rows: list[Measured]) -> int | None:
 def test_a_leak_under_varying_lengths_is_forecast_earlier_with_them() -> None:
     earlier = []
     for seed in range(12):
-        told = first_told(measured(seed, leak=0.004, known=True))
+        forecasts = first_told(measured(seed, leak=0.004, known=True))
         without = first_told(measured(seed, leak=0.004, known=False)) or len(STEPS) + 1
-        assert told is not None
-        earlier.append(without - told)
+        assert forecasts is not None
+        earlier.append(without - forecasts)
     assert sum(earlier) >= 5 * len(earlier)
     assert sum(steps >= 0 for steps in earlier) >= 0.75 * len(earlier)
 
@@ -92,6 +92,6 @@ def test_lengths_that_only_vary_are_no_alarm(seed: int) -> None:
 def test_what_lengths_leave_is_no_sawtooth() -> None:
     lengths = varying(10)
     teeth = 400.0 * (np.arange(len(STEPS)) % 8) + 90 * STEPS
-    found = adjusted(STEPS, 1e5 + 70 * lengths + teeth, {LENGTH: lengths})
-    assert found is not None
-    assert trend(STEPS, found.rest) is not None and found.trend() is None
+    result = adjusted(STEPS, 1e5 + 70 * lengths + teeth, {LENGTH: lengths})
+    assert result is not None
+    assert trend(STEPS, result.rest) is not None and result.trend() is None

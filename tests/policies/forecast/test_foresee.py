@@ -31,9 +31,9 @@ def rows(used: Callable[[int], float], steps: int, *, noise: float = 0.002, seed
 def first(measured: list[Measured], **facts: float | None) -> Foreseen | None:
     """Return what is before first of growing knowledge."""
     for count in range(1, len(measured) + 1):
-        found = foresee(measured[:count], last={}, **facts)  # type: ignore[arg-type]
-        if found:
-            return next(iter(found.values()))
+        result = foresee(measured[:count], last={}, **facts)  # type: ignore[arg-type]
+        if result:
+            return next(iter(result.values()))
     return None
 
 
@@ -83,13 +83,13 @@ def test_a_leak_that_begins_late_is_said_by_what_came_since() -> None:
 def test_what_no_longer_holds_is_taken_back_once() -> None:
     steps = rows(lambda step: min(leak(step), leak(70)), 120)
     before: dict[str, Foreseen] = {}
-    told = []
+    forecasts = []
     for count in range(1, len(steps) + 1):
-        found = foresee(steps[:count], last=before, of=1000)
-        before |= found
-        told += found.values()
-    assert told[0].holds and not told[-1].holds
-    assert sum(not each.holds for each in told) == 1
+        result = foresee(steps[:count], last=before, of=1000)
+        before |= result
+        forecasts += result.values()
+    assert forecasts[0].holds and not forecasts[-1].holds
+    assert sum(not each.holds for each in forecasts) == 1
 
 
 def test_the_same_forecast_is_said_once() -> None:
@@ -165,29 +165,29 @@ def test_a_validation_every_ten_steps_is_not_taken_back_between_two() -> None:
 
 def told_by(chances: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch) -> list[Foreseen]:
     """Return what is before after one step each, where the trend gives these chances and steps."""
-    before, told, steps = dict[str, Foreseen](), list[Foreseen](), rows(leak, 70 + len(chances))
+    before, forecasts, steps = dict[str, Foreseen](), list[Foreseen](), rows(leak, 70 + len(chances))
     for count, (chance, step) in enumerate(chances, start=70):
-        found = Crossing(chance=chance, step=step, earliest=step, latest=step, until=200, at_end=CARD)
-        monkeypatch.setattr(foresee_module, "crossing", lambda *_, found=found, **__: found)
+        result = Crossing(chance=chance, step=step, earliest=step, latest=step, until=200, at_end=CARD)
+        monkeypatch.setattr(foresee_module, "crossing", lambda *_, result=result, **__: result)
         new = foresee(steps[:count], last=before, of=200)
         before |= new
-        told += new.values()
-    return told
+        forecasts += new.values()
+    return forecasts
 
 
 def test_what_becomes_unlikely_is_taken_back_and_what_is_less_sure_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chances = [(0.95, 100), (0.91, 100), (0.85, 100), (0.91, 100), (0.86, 100), (0.96, 100), (0.69, 120)]
-    told = told_by([*chances, (0.85, 100), (0.9, 100)], monkeypatch)
-    assert [(each.chance, each.holds) for each in told] == [
+    forecasts = told_by([*chances, (0.85, 100), (0.9, 100)], monkeypatch)
+    assert [(each.chance, each.holds) for each in forecasts] == [
         (0.95, True), (0.85, True), (0.96, True), (0.96, False), (0.9, True),
     ]  # fmt: skip
 
 
 def test_what_was_expected_by_now_is_not_said_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = told_by([(0.99, 73), *((0.99, step + 1) for step in range(71, 110))], monkeypatch)
-    assert [each.step for each in told] == [73]
+    forecasts = told_by([(0.99, 73), *((0.99, step + 1) for step in range(71, 110))], monkeypatch)
+    assert [each.step for each in forecasts] == [73]
     earlier = told_by([(0.99, 100), (0.99, 73)], monkeypatch)
     assert [each.step for each in earlier] == [100, 73]
 
@@ -201,17 +201,17 @@ def test_lengths_that_are_missing_now_and_then_still_explain() -> None:
 
 def lengthening(longest: float, steps: int) -> list[Measured]:
     """Return steps whose responses grow by 40 tokens each to the longest allowed, and peaks with them."""
-    rng, found = Random(5), []
+    rng, result = Random(5), []
     for step in range(1, steps + 1):
         length = min(longest, 2000 + 40 * step) * (1 + rng.gauss(0, 0.004))
         used = int((0.3 + 0.0001 * length) * CARD)
         peak = Peak(used_bytes=used, capacity_bytes=CARD)
-        found.append(
+        result.append(
             Measured(
                 step=step, peaks={"backward": peak}, lengths={"response_length/mean": min(length, longest)}
             )
         )
-    return found
+    return result
 
 
 def test_lengths_that_end_below_the_limit_are_no_alarm_and_others_are_named() -> None:

@@ -12,11 +12,11 @@ STEPS = np.arange(40.0)
 
 
 def wandering(seed: int, *, steps: int = 40) -> list[float]:
-    rng, at, found = Random(seed), 0.0, []
+    rng, at, result = Random(seed), 0.0, []
     for _ in range(steps):
         at += rng.gauss(0, 1)
-        found.append(at + rng.gauss(0, 0.3))
-    return found
+        result.append(at + rng.gauss(0, 0.3))
+    return result
 
 
 def noisy(seed: int, *, steps: int = 40) -> list[float]:
@@ -97,11 +97,11 @@ def test_the_slope_of_a_sawtooth_is_as_sure_as_its_teeth_allow() -> None:
 
 def test_noise_that_resembles_the_step_before_seldom_seems_to_drift() -> None:
     def resembling(seed: int) -> list[float]:
-        rng, at, found = Random(seed), 0.0, []
+        rng, at, result = Random(seed), 0.0, []
         for _ in range(40):
             at = 0.7 * at + rng.gauss(0, 1)
-            found.append(at)
-        return found
+            result.append(at)
+        return result
 
     sure = [
         slope > 2.5 * error for slope, error, _ in (drift(STEPS, np.array(resembling(s))) for s in range(200))

@@ -35,15 +35,15 @@ def moves(knobs: Knobs) -> tuple[Knobs, ...]:
 
 
 def sight(*events: Event, results: tuple[Tried, ...] = (), first=ACCEPTED) -> feasibility.Foresight:
-    found = feasibility.foreseen(first, events, results, DIMENSIONS, neighbours=moves)
-    assert found is not None
-    return found
+    actual = feasibility.foreseen(first, events, results, DIMENSIONS, neighbours=moves)
+    assert actual is not None
+    return actual
 
 
 def test_what_is_predicted_to_overflow_may_not_run() -> None:
-    found = sight(*ran(1, KNOBS))
-    assert found.excess(KNOBS) == {}
-    excess = found.excess(TOO_MUCH)
+    actual = sight(*ran(1, KNOBS))
+    assert actual.excess(KNOBS) == {}
+    excess = actual.excess(TOO_MUCH)
     assert excess and max(excess.values()) > 0
 
 
@@ -77,10 +77,10 @@ def test_what_needs_no_less_than_a_failed_attempt_may_not_run() -> None:
             *fails(Phase.BACKWARD, requested=1 * GIB, free=GIB // 2),
         )
     ]
-    found = sight(*ran(1, KNOBS), *failed)
+    actual = sight(*ran(1, KNOBS), *failed)
     bigger = replace(KNOBS, tokens_per_microbatch=24_576, dataloader_workers=None, concurrency=64)
-    assert found.excess(bigger)
-    assert not found.excess(replace(KNOBS, tokens_per_microbatch=5120, logprob_tokens=5120))
+    assert actual.excess(bigger)
+    assert not actual.excess(replace(KNOBS, tokens_per_microbatch=5120, logprob_tokens=5120))
 
 
 def test_attempts_on_the_jobs_own_lengths_say_nothing_of_the_worst_case() -> None:
@@ -93,31 +93,31 @@ def test_attempts_on_the_jobs_own_lengths_say_nothing_of_the_worst_case() -> Non
 
 def test_proposals_may_run_and_promise_a_gain() -> None:
     timid = replace(KNOBS, concurrency=16, memory_fraction=0.3)
-    found = sight(*ran(1, timid), results=(measured(1, timid, 100.0),))
-    proposed = found.proposals((timid,), gain=0.01)
+    actual = sight(*ran(1, timid), results=(measured(1, timid, 100.0),))
+    proposed = actual.proposals((timid,), gain=0.01)
     assert proposed and timid not in proposed
     assert len(set(proposed)) == len(proposed)
-    assert all(found.excess(knobs) == {} for knobs in proposed[:20])
+    assert all(actual.excess(knobs) == {} for knobs in proposed[:20])
 
 
 def test_nothing_is_proposed_where_nothing_is_hoped_to_be_faster() -> None:
-    found = sight(*ran(1, KNOBS), results=(measured(1, KNOBS, 100.0),))
-    assert found.proposals((KNOBS,), gain=50.0) == ()
+    actual = sight(*ran(1, KNOBS), results=(measured(1, KNOBS, 100.0),))
+    assert actual.proposals((KNOBS,), gain=50.0) == ()
 
 
 def test_what_is_surely_slower_is_told() -> None:
     slow = replace(KNOBS, concurrency=1)
-    found = sight(*ran(1, KNOBS), results=(measured(1, KNOBS, 100.0), measured(2, slow, 5.0)))
-    assert found.much_slower(KNOBS, slow) > 1
-    assert found.much_slower(KNOBS, KNOBS) == 0
-    assert found.much_slower(slow, KNOBS) == 0
+    actual = sight(*ran(1, KNOBS), results=(measured(1, KNOBS, 100.0), measured(2, slow, 5.0)))
+    assert actual.much_slower(KNOBS, slow) > 1
+    assert actual.much_slower(KNOBS, KNOBS) == 0
+    assert actual.much_slower(slow, KNOBS) == 0
 
 
 def test_measured_speeds_move_what_is_hoped_for() -> None:
     """Two configurations that only differ in a knob that turned out to be slow."""
     eager = replace(KNOBS, recompute="off", tokens_per_microbatch=8192)
-    found = sight(*ran(1, KNOBS), results=(measured(1, KNOBS, 100.0), measured(2, eager, 40.0)))
-    assert found.much_slower(KNOBS, eager) > 0.5
+    actual = sight(*ran(1, KNOBS), results=(measured(1, KNOBS, 100.0), measured(2, eager, 40.0)))
+    assert actual.much_slower(KNOBS, eager) > 0.5
 
 
 def test_speeds_in_another_unit_say_nothing_of_the_pace() -> None:

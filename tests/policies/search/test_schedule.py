@@ -16,10 +16,10 @@ SEARCH = Search(trials=20, confirm=2, probe_steps=5, duration_s=10_000.0)
 
 
 def probe(knobs: Knobs, rate: float, **fields: object) -> Tried:
-    found = Tried(
+    actual = Tried(
         trial=0, knobs=knobs, purpose=Purpose.PROBE, result=Result.FITS, tokens_per_second=rate, seconds=100.0
     )
-    return replace(found, **fields)
+    return replace(actual, **fields)
 
 
 def proof(knobs: Knobs, rate: float, **fields: object) -> Tried:

@@ -58,10 +58,10 @@ def test_a_resumed_job_keeps_what_its_checkpoints_depend_on() -> None:
 
 
 def test_a_value_between_the_grids_is_the_next_smaller_one() -> None:
-    found = Dimension(knob="tokens_per_microbatch", values=(512, 1024, 2048), ordered=True)
-    assert found.nearest(1999) == 1024
-    assert found.nearest(2048) == 2048
-    assert found.nearest(3) == 512
+    result = Dimension(knob="tokens_per_microbatch", values=(512, 1024, 2048), ordered=True)
+    assert result.nearest(1999) == 1024
+    assert result.nearest(2048) == 2048
+    assert result.nearest(3) == 512
 
 
 def test_a_knob_without_effect_keeps_its_value() -> None:
@@ -79,8 +79,8 @@ def test_a_knob_without_effect_keeps_its_value() -> None:
 def test_what_belongs_together_moves_together() -> None:
     needs = Requires(knob="param_offload", value=True, other="optimizer_offload", values=(True,), why="order")
     of = replace(PROFILE, constraints=(*PROFILE.constraints, needs))
-    found = assembled(of, KNOBS, space(JOB, of, KNOBS), {"param_offload": True})
-    assert found.param_offload and found.optimizer_offload
+    result = assembled(of, KNOBS, space(JOB, of, KNOBS), {"param_offload": True})
+    assert result.param_offload and result.optimizer_offload
 
 
 DIMENSIONS = space(JOB, PROFILE, KNOBS)
@@ -90,25 +90,25 @@ DIMENSIONS = space(JOB, PROFILE, KNOBS)
 @given(st.lists(st.integers(0, 10_000), min_size=len(DIMENSIONS), max_size=len(DIMENSIONS)))
 def test_every_combination_is_on_the_grids(places: list[int]) -> None:
     values = {d.knob: d.values[n % len(d.values)] for d, n in zip(DIMENSIONS, places, strict=True)}
-    found = assembled(PROFILE, KNOBS, DIMENSIONS, values)
-    assert legal(PROFILE, PERMIT_ALL, KNOBS, found, started=False)
+    result = assembled(PROFILE, KNOBS, DIMENSIONS, values)
+    assert legal(PROFILE, PERMIT_ALL, KNOBS, result, started=False)
     untouched = set(KNOBS.__struct_fields__) - {d.knob for d in DIMENSIONS}
-    assert all(getattr(found, name) == getattr(KNOBS, name) for name in untouched)
+    assert all(getattr(result, name) == getattr(KNOBS, name) for name in untouched)
 
 
 def test_neighbours_move_one_dimension_each() -> None:
-    found = neighbours(PROFILE, KNOBS, KNOBS, DIMENSIONS)
-    assert len(found) > len(DIMENSIONS)
-    assert len(set(found)) == len(found)
-    moved = [sum(getattr(k, n) != getattr(KNOBS, n) for n in KNOBS.__struct_fields__) for k in found]
+    result = neighbours(PROFILE, KNOBS, KNOBS, DIMENSIONS)
+    assert len(result) > len(DIMENSIONS)
+    assert len(set(result)) == len(result)
+    moved = [sum(getattr(k, n) != getattr(KNOBS, n) for n in KNOBS.__struct_fields__) for k in result]
     assert max(moved) == 1
 
 
 def test_a_lower_bound_counts() -> None:
     of = replace(PROFILE, constraints=(AtLeast(knob="concurrency", value=32, why="w"),))
-    found = dimension("concurrency", of=of)
-    assert found is not None
-    assert min(v for v in found.values if isinstance(v, int)) == 32
+    result = dimension("concurrency", of=of)
+    assert result is not None
+    assert min(v for v in result.values if isinstance(v, int)) == 32
 
 
 @pytest.mark.parametrize("present", [0.1, 0.6, 0.95])

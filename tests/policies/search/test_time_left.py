@@ -64,10 +64,10 @@ def test_the_first_trials_only_have_the_limit() -> None:
 
 
 def test_the_trials_that_are_left_and_the_proof() -> None:
-    found = left(tried(0, 1, 2))
+    actual = left(tried(0, 1, 2))
     proof_s = (2 + 3) * 2 * 100.0  # runs, as long as so many steps take, seconds of a probe
-    assert found is not None and found.least_s == 0.0
-    assert 7 * 100.0 - 50 + proof_s <= found.most_s <= 1.1 * 7 * 100.0 - 50 + proof_s
+    assert actual is not None and actual.least_s == 0.0
+    assert 7 * 100.0 - 50 + proof_s <= actual.most_s <= 1.1 * 7 * 100.0 - 50 + proof_s
     both = left(tried(0, 1, 2), running=(3, 4), parallel=2)
     assert both is not None and 300.0 + proof_s - 50 <= both.most_s <= 400.0 + proof_s
     unproven = left(tried(0, 1, 2), confirm=0)

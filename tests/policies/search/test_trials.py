@@ -41,20 +41,20 @@ def steps(*rates: float) -> list[Progressed]:
 
 
 def test_speed_is_the_median_without_the_warm_up() -> None:
-    found = trials.speed(steps(10, 100, 102, 98, 100))
-    assert found is not None and (found.per_second, found.unit) == (100, Unit.TOKENS)
-    assert 0 < found.noise < 0.02
+    actual = trials.speed(steps(10, 100, 102, 98, 100))
+    assert actual is not None and (actual.per_second, actual.unit) == (100, Unit.TOKENS)
+    assert 0 < actual.noise < 0.02
     assert trials.speed([Progressed(step=1)]) is None
 
 
 def test_steps_are_counted_where_no_tokens_are_known() -> None:
-    found = trials.speed([Progressed(step=1, seconds=4.0), Progressed(step=2, seconds=80.0)])
-    assert found == Speed(per_second=0.0125, unit=Unit.STEPS)
+    actual = trials.speed([Progressed(step=1, seconds=4.0), Progressed(step=2, seconds=80.0)])
+    assert actual == Speed(per_second=0.0125, unit=Unit.STEPS)
     bare = result(1, None)
-    told = trials.timed(bare, found)
-    assert (told.tokens_per_second, told.steps_per_second, told.unit) == (None, 0.0125, Unit.STEPS)
-    assert trials.timed(told, None) == bare
-    assert not trials.keeps_limits(bare) and trials.keeps_limits(told)
+    timed = trials.timed(bare, actual)
+    assert (timed.tokens_per_second, timed.steps_per_second, timed.unit) == (None, 0.0125, Unit.STEPS)
+    assert trials.timed(timed, None) == bare
+    assert not trials.keeps_limits(bare) and trials.keeps_limits(timed)
 
 
 def test_what_was_measured_in_another_unit_is_not_compared() -> None:
@@ -181,8 +181,8 @@ def test_what_a_job_does_not_run_with_is_narrowed_by_what_ran() -> None:
         return replace(result(len(knobs), None, of=kind, reason=reason), knobs=replace(START, **knobs))
 
     def against(*results: Tried, **knobs) -> str:
-        found = trials.suspects(results, start=START)
-        return trials.suspected(found, replace(START, **knobs))
+        actual = trials.suspects(results, start=START)
+        return trials.suspected(actual, replace(START, **knobs))
 
     refused = of(Result.REFUSED, recompute="full", concurrency=8)
     assert "did not run with" in against(refused, recompute="full", concurrency=8, tensor_parallel=2)

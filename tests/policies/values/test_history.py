@@ -100,14 +100,14 @@ def test_what_was_folded_stays_as_it_was_while_the_attempt_goes_on():
         Started(attempt=2, knobs=KNOBS, resume=True),
         Progressed(attempt=2, step=5),
     )
-    folding, seen = Folding(), []
+    folding, runs = Folding(), []
     for event in history:
         folding.take(event)
-        seen.append(folding.run())
-    assert seen == [fold(history[:count]) for count in range(1, len(history) + 1)]
-    assert [len(a.progress) for a in seen[-1].attempts] == [2, 3, 1]
-    assert [done.step for done in seen[3].attempts[0].progress] == [1, 2]
-    assert seen[3].attempts[0].progress[-1].step == 2 and seen[3].attempts[0].progress[5:] == ()
+        runs.append(folding.run())
+    assert runs == [fold(history[:count]) for count in range(1, len(history) + 1)]
+    assert [len(a.progress) for a in runs[-1].attempts] == [2, 3, 1]
+    assert [done.step for done in runs[3].attempts[0].progress] == [1, 2]
+    assert runs[3].attempts[0].progress[-1].step == 2 and runs[3].attempts[0].progress[5:] == ()
 
 
 def test_a_decision_costs_the_same_after_any_number_of_steps():
