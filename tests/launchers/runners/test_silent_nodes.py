@@ -273,7 +273,7 @@ def test_an_actor_that_nobody_reads_expires(runner, run):
     import ray
 
     detached = ray.remote(NodeActor).options(num_cpus=0, lifetime="detached", name=run)
-    actor = detached.remote(run=run, attempt=1, name="a", expires_s=20.0)
+    actor = detached.remote(run=run, attempt=1, name="a", expires_s=8.0)
     ray.get(actor.begun.remote())
 
     def gone() -> bool:

@@ -170,7 +170,15 @@ def test_the_estimate_speaks_for_a_job_whose_model_is_known() -> None:
     assert remedy is not None and remedy.predicted
 
 
-@pytest.mark.parametrize("name", ["verl-grpo-qwen2.5-7b", "slime-colocated", "builtin-cpu", "skyrl-gsm8k"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "verl-grpo-qwen2.5-7b",
+        "slime-colocated",
+        "builtin-cpu",
+        pytest.param("skyrl-gsm8k", marks=pytest.mark.e2e_long),
+    ],
+)
 def test_plan_explain_and_launch_answer_a_failure_of_the_first_attempt_alike(name: str) -> None:
     written = parse(JOBS[name].read_text())
     framework, cluster = FRAMEWORKS[written.framework], assumed(written)

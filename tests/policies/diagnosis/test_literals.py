@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from re import _constants as op
@@ -12,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.policies.diagnosis.literal_search import minimal
+from autotune.policies.diagnosis.literal_search import Naming, minimal
 from autotune.policies.diagnosis.phase_patterns import STAGE, STAGE_LITERALS
 from autotune.policies.diagnosis.rules.catalogue import RULES
 from autotune.policies.diagnosis.scan import SEARCHED
+from benchmarks.explain import lines
 
 _MOST = 64  # texts written out of one stretch of a pattern
 _LONGEST = 24  # characters of a searched literal: a row's end would break a longer one more often
@@ -139,6 +141,13 @@ def test_every_line_of_a_stage_contains_one_of_its_literals():
 def test_searched_literals_are_short_and_none_contains_another():
     assert all(len(literal) <= _LONGEST for literal in SEARCHED)
     assert minimal(SEARCHED) == SEARCHED
+
+
+def test_hardly_a_line_of_a_healthy_log_contains_a_literal():
+    """One that is a common word costs more than all others: each line with it is read."""
+    log = list(itertools.islice(lines(1), 20_000))
+    counts = Naming(SEARCHED).counted("\n".join(log))
+    assert sum(counts.values()) <= 0.001 * len(log), counts
 
 
 def test_a_literal_that_contains_another_is_searched_with_it():
