@@ -31,19 +31,23 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
     parser.add_argument("--cases", type=Path, default=CASES, help="folder of cases (%(default)s)")
     parser.add_argument("--all", action="store_true", help="rows of the held-out half too")
+    parser.add_argument("--added", metavar="DAY", help="only the cases that were written on this day, both halves")
     parser.add_argument(
         "--least", type=float, default=0.0, metavar="SHARE", help="exit with 1 where fewer are right"
     )
     parser.add_argument("--ablate", choices=ABLATIONS, help="take one part of the estimate out")
     options = parser.parse_args(argv)
     with patch.dict(TABLE, ABLATIONS.get(options.ablate, {})):
-        found = [(case, judged(case, planned(case))) for case in cases(options.cases)]
+        chosen = [case for case in cases(options.cases) if options.added in (None, case.truth.added)]
+        found = [(case, judged(case, planned(case))) for case in chosen]
     shown = [judgement for case, judgement in found if options.all or not case.held_out]
     sys.stdout.write("\n".join(rows(shown)) + "\n\n")
     halves = {
         title: [judgement for case, judgement in found if case.held_out is held_out]
         for title, held_out in (("tuned half", False), ("held-out half", True))
     }
+    if options.added:
+        halves["both"] = [judgement for _, judgement in found]
     sys.stdout.write("\n".join(summary(halves)) + "\n\n")
     sys.stdout.write("\n".join(losses(halves)) + "\n")
     return int(any(_below(half, options.least) for half in halves.values()))

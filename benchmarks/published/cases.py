@@ -23,6 +23,7 @@ class Truth(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     id: str
     url: str
     date: str = ""  # of the report; empty: not recorded
+    added: str = ""  # the day on which it was written, before any prediction of it; empty: before 2026-11-29
     framework: str  # in words, with what job.yaml cannot say
     hardware: str
     model_source: str = ""  # file and commit of the shape; empty: not recorded
