@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
     parser.add_argument("--cases", type=Path, default=CASES, help="folder of cases (%(default)s)")
     parser.add_argument("--all", action="store_true", help="rows of the held-out half too")
-    parser.add_argument("--added", metavar="DAY", help="only the cases that were written on this day, both halves")
+    parser.add_argument("--added", metavar="DAY", help="only the cases written on this day, of both halves")
     parser.add_argument(
         "--least", type=float, default=0.0, metavar="SHARE", help="exit with 1 where fewer are right"
     )

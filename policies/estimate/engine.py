@@ -65,6 +65,8 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         base = np.zeros(load.count)
         inside = outside - constant("context") if load.gpus else outside
         pool = np.maximum(0.0, load.fraction * capacity - weights - passing - sampling - inside)
+        if layout.pool_bytes:  # kv_cache_memory_bytes, for which the share is not read (gpu_worker.py)
+            pool = np.full(load.count, layout.pool_bytes)
     else:
         free = np.maximum(0.0, capacity - beside.sum(axis=0) - outside)
         pool = np.maximum(0.0, load.fraction * free - weights)

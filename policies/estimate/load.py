@@ -191,7 +191,7 @@ def load_of(
         step_sequences=rows,
         recompute_selective=columns.has_mode("recompute", "selective"),
         recompute_modules=columns.has_mode("recompute", "modules"),
-        recompute_full=columns.has_mode("recompute", "full"),
+        recompute_full=columns.has_mode("recompute", "full") & (not layout.keeps_hybrids),
         activation_offload=columns.flag("activation_offload"),
         param_offload=parked,
         grad_offload=moved,

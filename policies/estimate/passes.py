@@ -9,6 +9,7 @@ import numpy as np
 
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.experts import gathered_rows, leaving, moving, recomputed
+from autotune.policies.estimate.lengths import UNBOUNDED
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats
 from autotune.policies.estimate.shapes import (
@@ -327,4 +328,27 @@ def _pieces(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
     )
 
 
-_LOSSES = {"softmax": _softmax, "kernel": _kernel, "pieces": _pieces, "rows": _rows}
+def _logprob(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
+    """Return the sizes of NeMo-RL's log-probabilities under Megatron, whose ranks split the words.
+
+    DistributedLogprob of nemo_rl/distributed/model_utils.py (0.7.0) has the shifted logits and their
+    exponentials beside the head's output, in fp32, and keeps the softmax. In chunks it keeps the output
+    alone; backward adds a gradient of its type and, per chunk, two one-hot tensors of 8 bytes and three of
+    4. On a CPU that code has 12, 12, 4 and 8 bytes per logit, in chunks 2, 2, 2 and 4 beside a chunk's 12
+    and, in backward, 24.
+    """
+    held = load.layout.logits_bytes  # of the head's output, as Megatron hands it to the loss
+    upcast = FP32 if held != FP32 else 0
+    chunk, score_chunk = np.minimum(load.chunk, rows), np.minimum(load.chunk, score_rows)
+    in_chunks = load.chunk < UNBOUNDED
+    one = upcast + 2.0 * FP32
+    return _Loss(
+        scoring=held * score_rows + one * score_chunk,
+        forward=held * rows + one * chunk,
+        kept=np.where(in_chunks, held, FP32) * rows,
+        backward=np.where(in_chunks, 2.0 * held * rows + (upcast + 5.0 * FP32) * chunk, 2.0 * FP32 * rows),
+        head_gradient=load.layout.compute_bytes * rows,
+    )
+
+
+_LOSSES = {"softmax": _softmax, "kernel": _kernel, "pieces": _pieces, "rows": _rows, "logprob": _logprob}

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from autotune.policies.values.knobs import KnobName
 from autotune.policies.values.profile import Grid
 
+POOL_BYTES = "kv_cache_memory_bytes"  # of vLLM: the size of its cache, for which it does not read its share
+SIZED = "{key} sizes vLLM's cache, and no share does"  # why there is no share to change
 EAGER = {"full": False, "off": True}  # the modes of CUDA graphs where one switch turns them off
 
 

@@ -96,6 +96,8 @@ class Config(ListedFlagSettings):
         self.response, prompt, whole = (
             self.count(f"rollout-max-{part}-len") for part in ("response", "prompt", "context")
         )
+        # Of all turns of an agent's session (miles/rollout/generate_hub/agentic_tool_call.py).
+        whole = whole or self.count("max-seq-len")
         self.prompt = prompt or max(0, whole - self.response)
         self.longest = whole or (prompt + self.response if prompt and self.response else None)
         # Tokens per GPU below which a smaller budget frees nothing, and what they contain.

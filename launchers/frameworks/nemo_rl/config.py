@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from autotune.launchers.frameworks.core import residency
+from autotune.launchers.frameworks.core.engine_settings import POOL_BYTES
 from autotune.launchers.frameworks.dialects.interpolation import resolved
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
 from autotune.policies.values.job import Job
@@ -14,6 +15,7 @@ from autotune.policies.values.profile import Placement
 
 GENERATION = "policy.generation"
 VLLM, SGLANG = f"{GENERATION}.vllm_cfg", f"{GENERATION}.sglang_cfg"
+POOL = f"{GENERATION}.vllm_kwargs.{POOL_BYTES}"
 DTENSOR, MEGATRON = "policy.dtensor_cfg", "policy.megatron_cfg"
 PACKING, DYNAMIC = "policy.sequence_packing", "policy.dynamic_batching"
 TRAIN_SIZE, SCORE_SIZE = "policy.train_micro_batch_size", "policy.logprob_batch_size"

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.launchers.frameworks.core import residency, transformer
 from autotune.launchers.frameworks.core.optimizer_state import megatron_bytes, torch_state_bytes, width
-from autotune.launchers.frameworks.nemo_rl.config import DTENSOR, GENERATION, MEGATRON, Config
+from autotune.launchers.frameworks.nemo_rl.config import DTENSOR, GENERATION, MEGATRON, POOL, Config
 from autotune.policies.values.architecture.model import Layout
 
 
@@ -51,11 +51,14 @@ def layout(config: Config) -> Layout:
         in_fp32 = config.flag(f"{MEGATRON}.distributed_data_parallel_config.grad_reduce_in_fp32")
         gradients = 4 if in_fp32 else 2  # its weights are bf16
         trainer |= megatron_bytes(kind, gradient_bytes=gradients, precise=precise, on_host=on_host)
+        deferred = config.flag(f"{MEGATRON}.defer_fp32_logits")  # the model's output stays bf16
+        trainer |= {"loss": "logprob", "logits_bytes": 2 if deferred else 4}
     result = Layout(
         **trainer,
         engine_ranks=config.engine_world,
         engine_bytes=width(precision),
         kv_bytes=width(precision),
+        pool_bytes=config.count(POOL),
         reference=config.share("loss_fn.reference_policy_kl_penalty") > 0,
         reference_offload=True,
         lora_rank=config.lora_rank,

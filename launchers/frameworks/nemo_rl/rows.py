@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.launchers.frameworks.core import transformer
-from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
+from autotune.launchers.frameworks.core.engine_settings import SGLANG, SIZED, VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.nemo_rl import config as key
 from autotune.launchers.frameworks.nemo_rl.advice import ADVICE
-from autotune.launchers.frameworks.nemo_rl.config import Config
+from autotune.launchers.frameworks.nemo_rl.config import POOL, Config
 from autotune.launchers.frameworks.tabular import trainer_rows
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images, vllm_graphs
 from autotune.launchers.frameworks.tabular.table import (
@@ -68,6 +68,7 @@ ROWS: tuple[Row[Config], ...] = (
     handed_on(VLLM, "memory_fraction", "policy.generation.vllm_cfg.",
         when=lambda c: c.engine == "vllm",
         otherwise="policy.generation.backend has sizes of its own, which stay the job's",
+        unless={SIZED.format(key=POOL): lambda c: c.count(POOL)},
         read_at="nemo_rl/models/generation/vllm/vllm_worker.py:223"),
     handed_on(SGLANG, "memory_fraction", "policy.generation.sglang_cfg.",
         when=lambda c: c.engine == "sglang",
@@ -154,8 +155,11 @@ ROWS: tuple[Row[Config], ...] = (
     Row(knob="context_parallel", key="policy.megatron_cfg.context_parallel_size", when=lambda c: c.megatron,
         stays=_STAYS, read_at="nemo_rl/models/megatron/setup.py:627"),
     Row(knob="logprob_chunk", key="policy.logprob_chunk_size", grid=PASS, phases=(Phase.LOG_PROB,),
-        unless={"Megatron takes policy.logprob_chunk_size only with defer_fp32_logits": lambda c: c.megatron and not c.flag("policy.megatron_cfg.defer_fp32_logits")},
+        when=lambda c: not c.megatron, otherwise="",
         read_at="nemo_rl/models/automodel/train.py:808"),
+    Row(knob="logprob_chunk", key="policy.logprob_chunk_size", grid=PASS, when=lambda c: c.megatron,
+        unless={"Megatron takes policy.logprob_chunk_size only with defer_fp32_logits": lambda c: not c.flag("policy.megatron_cfg.defer_fp32_logits")},
+        read_at="nemo_rl/models/megatron/train.py:417"),
     Row(knob="sync_buffer", key="policy.refit_buffer_size_gb", unit=1 << 30,
         grid=Grid(minimum=1 << 30, multiple=1 << 30),
         unless={"the buffer is of CUDA IPC, between trainer and engines on the same GPUs": lambda c: not c.colocated},

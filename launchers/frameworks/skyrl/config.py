@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from autotune.launchers.frameworks.core import residency
+from autotune.launchers.frameworks.core.engine_settings import POOL_BYTES
 from autotune.launchers.frameworks.core.renames import Renamed
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
 from autotune.policies.values.job import Job
@@ -14,6 +15,7 @@ ENGINE = "generator.inference_engine"
 POLICY = "trainer.policy"
 CPU_ADAM = f"{POLICY}.megatron_config.optimizer_config_kwargs"
 TRANSFORMER = f"{POLICY}.megatron_config.transformer_config_kwargs"
+POOL = f"{ENGINE}.engine_init_kwargs.{POOL_BYTES}"
 RECOMPUTE = f"{TRANSFORMER}.recompute_granularity"
 PLACEMENT = "trainer.placement"
 TOKENS = "trainer.max_tokens_per_microbatch"
@@ -59,6 +61,15 @@ class Config(DeclaredSettings):
     def megatron(self) -> bool:
         """Whether the trainer is Megatron's."""
         return self.text("trainer.strategy") == "megatron"
+
+    @property
+    def keeps_hybrids(self) -> bool:
+        """Whether the trainer computes no layer again: Megatron's MambaStack did not before 0.18.
+
+        SkyRL 0.2.0 has Megatron-LM 4ef64ebc, of 0.16, and 0.4.0 has 0.19 (pyproject.toml).
+        """
+        linear = self.shape.linear if self.shape is not None else ""
+        return self.megatron and self.release.version in OLDER and linear.startswith("mamba")
 
     @property
     def packs_by_tokens(self) -> bool:

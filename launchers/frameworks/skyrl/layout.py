@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.launchers.frameworks.core import residency, transformer
 from autotune.launchers.frameworks.core.optimizer_state import megatron_bytes, width
-from autotune.launchers.frameworks.skyrl.config import CPU_ADAM, ENGINE, POLICY, TRANSFORMER, Config
+from autotune.launchers.frameworks.skyrl.config import CPU_ADAM, ENGINE, POLICY, POOL, TRANSFORMER, Config
 from autotune.policies.values.architecture.model import Layout
 
 
@@ -63,6 +63,8 @@ def layout(config: Config) -> Layout:
         reference_offload=config.colocated,
         critic=config.critic,
         critic_offload=config.critic and config.colocated,
+        pool_bytes=config.count(POOL),
+        keeps_hybrids=config.keeps_hybrids,
         lora_rank=config.lora_rank,
         entropy=True,
         engine_sleeps=config.colocated,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autotune.launchers.frameworks.core.engine_settings import VLLM
+from autotune.launchers.frameworks.core.engine_settings import SIZED, VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.skyrl.advice import ADVICE
-from autotune.launchers.frameworks.skyrl.config import RECOMPUTE, RENAMED, TRAIN_SIZE, Config
+from autotune.launchers.frameworks.skyrl.config import POOL, RECOMPUTE, RENAMED, TRAIN_SIZE, Config
 from autotune.launchers.frameworks.tabular import trainer_rows
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images, vllm_graphs
 from autotune.launchers.frameworks.tabular.table import (
@@ -43,6 +43,7 @@ def _divides_both(c: Config) -> str:
 # fmt: off
 ROWS: tuple[Row[Config], ...] = (
     handed_on(VLLM, "memory_fraction", "generator.inference_engine.",
+        unless={SIZED.format(key=POOL): lambda c: c.count(POOL)},
         read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:196"),
     handed_on(VLLM, "concurrency", "generator.inference_engine.",
         read_at="skyrl/backends/skyrl_train/inference_servers/utils.py:201"),
@@ -72,7 +73,10 @@ ROWS: tuple[Row[Config], ...] = (
         }, divides={_divides_both: lambda c: c.mini_batch},
         read_at="skyrl/backends/skyrl_train/workers/worker.py:1013"),
     Row(knob="recompute", key="trainer.gradient_checkpointing", modes={"off": False, "full": True},
-        unless={"the job names its own recompute_granularity in transformer_config_kwargs": lambda c: c.megatron and c.has(RECOMPUTE)},
+        unless={
+            "the job names its own recompute_granularity in transformer_config_kwargs": lambda c: c.megatron and c.has(RECOMPUTE),
+            "the Megatron of this release computes no layer of a model with state spaces again": lambda c: c.keeps_hybrids,
+        },
         read_at="skyrl/backends/skyrl_train/workers/fsdp/fsdp_worker.py:90"),
     Row(knob="param_offload", key="trainer.policy.fsdp_config.cpu_offload", grid=SWITCH, numeric="the optimizer steps on the CPU, beside the weights",
         unless={"with Megatron colocated weights are offloaded outside their phases by themselves": lambda c: c.megatron},

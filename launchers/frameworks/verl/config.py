@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from autotune.launchers.frameworks.core import residency
+from autotune.launchers.frameworks.core.engine_settings import POOL_BYTES
 from autotune.launchers.frameworks.core.versions import Release, choose, is_before
 from autotune.launchers.frameworks.dialects import hydra
 from autotune.launchers.frameworks.dialects.hydra import bare, prefix, value_of
@@ -23,6 +24,7 @@ MEGATRON = f"{ACTOR}.megatron"
 TRANSFORMER = f"{MEGATRON}.override_transformer_config"
 FSDP = f"{ACTOR}.fsdp_config"
 ROLLOUT = "actor_rollout_ref.rollout"
+POOL = f"{ROLLOUT}.engine_kwargs.vllm.{POOL_BYTES}"
 REF = "actor_rollout_ref.ref"
 MODEL = "actor_rollout_ref.model"
 CRITIC_UPDATE = "critic.ppo_max_token_len_per_gpu"

@@ -11,6 +11,7 @@ from autotune.launchers.frameworks.verl.config import (
     FSDP,
     MEGATRON,
     MODEL,
+    POOL,
     REF,
     ROLLOUT,
     Config,
@@ -54,6 +55,7 @@ def layout(config: Config) -> Layout:
         kv_bytes=1
         if config.text(f"{ROLLOUT}.engine_kwargs.{config.engine}.kv_cache_dtype").startswith("fp8")
         else 2,
+        pool_bytes=config.count(POOL),
         reference=config.reference,
         reference_offload=config.reference
         and (not config.megatron or config.flag(f"{ACTOR}.megatron.param_offload")),

@@ -8,7 +8,7 @@ that share its sequences.
 from __future__ import annotations
 
 from autotune.launchers.frameworks.core import transformer
-from autotune.launchers.frameworks.core.engine_settings import SGLANG, VLLM
+from autotune.launchers.frameworks.core.engine_settings import SGLANG, SIZED, VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.core.versions import is_before
@@ -28,7 +28,7 @@ from autotune.launchers.frameworks.tabular.table import (
 )
 from autotune.launchers.frameworks.verl import knobs
 from autotune.launchers.frameworks.verl.advice import ADVICE
-from autotune.launchers.frameworks.verl.config import Config
+from autotune.launchers.frameworks.verl.config import POOL, Config
 from autotune.launchers.frameworks.verl.keys import ENGINES, RELEASES
 from autotune.launchers.frameworks.verl.renamed import RENAMED
 from autotune.policies.values.job import Tracker
@@ -67,6 +67,7 @@ def _is_another_engine(c: Config) -> bool:
 # fmt: off
 ROWS: tuple[Row[Config], ...] = (
     handed_on(VLLM, "memory_fraction", "actor_rollout_ref.rollout.",
+        unless={SIZED.format(key=POOL): lambda c: c.count(POOL)},
         read_at="verl/workers/rollout/vllm_rollout/vllm_async_server.py:340"),
     Row(knob="concurrency", key="actor_rollout_ref.rollout.max_num_seqs", read=knobs.concurrency,
         read_at="verl/workers/rollout/vllm_rollout/vllm_async_server.py:333"),

@@ -125,6 +125,7 @@ class Layout(Value, frozen=True, kw_only=True):
     logits_bytes: int = 4  # per logit
     engine_bytes: float = 2  # per parameter inside the engine
     kv_bytes: float = 2  # per element of the engine's cache
+    pool_bytes: float = 0  # of the cache on a device, whatever the engine's share; 0: what the share leaves
     reference: bool = False  # a frozen copy is scored
     reference_bytes: int = 0  # per resident parameter of it; 0: compute_bytes
     reference_offload: bool = False  # ... and is in host memory outside its own pass
@@ -168,12 +169,13 @@ class Layout(Value, frozen=True, kw_only=True):
     selective_share: float = 0.0  # of a layer, kept by selective recomputation; 0: all but attention's core
     # Selective recomputation by operation: a layer keeps attention and every second product (torchtitan).
     selective_operations: bool = False
+    keeps_hybrids: bool = False  # Megatron before 0.18 computes no layer of a model with state spaces again
     # Megatron: what selective recomputation computes again; empty: attention's core
     recompute_modules: tuple[str, ...] = ()
     more_modules: tuple[str, ...] = ()  # ... and what the mode `modules` does
     offload_modules: tuple[str, ...] = ()  # Megatron: whose inputs wait in host memory, where activations do
     logits_in_place: bool = False  # the loss and its gradient overwrite the logits
-    loss: Literal["softmax", "kernel", "pieces", "rows"] = (
+    loss: Literal["softmax", "kernel", "pieces", "rows", "logprob"] = (
         "softmax"  # what it keeps: policies/estimate/passes.py
     )
     compiled_loss: bool = True  # `kernel`: the entropy is one compiled function

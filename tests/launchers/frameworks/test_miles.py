@@ -125,3 +125,10 @@ def test_a_log_tells_steps_and_their_speed() -> None:
     assert any(isinstance(marker, PhaseEnded) and marker.seconds > 60 for marker in markers)
     printed = MILES.printed((LOGS / "miles" / "arguments.log").read_text())
     assert printed["max-tokens-per-gpu"] == 9216
+
+
+def test_a_session_of_an_agent_is_as_long_as_all_its_turns() -> None:
+    settings = {key: value for key, value in COLOCATED.items() if not key.startswith("rollout-max-")}
+    settings |= {"rollout-max-response-len": 8192, "max-seq-len": 65536}
+    layout = MILES.profile(job(MILES, settings), CLUSTER).layout
+    assert (layout.prompt_tokens, layout.response_tokens) == (65536 - 8192, 8192)

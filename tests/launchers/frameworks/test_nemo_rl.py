@@ -397,3 +397,14 @@ def test_copies_of_the_optimizer_overlap_by_a_key_that_its_example_does_not_have
     key = "policy.megatron_cfg.optimizer.overlap_cpu_optimizer_d2h_h2d"
     assert f"++{key}=True" in words(JOBS["megatron"], knobs)
     assert "Megatron" in profile(JOBS["packed"]).unsupported["optimizer_offload_overlap"]
+
+
+def test_log_probabilities_of_megatron_are_chunked_in_every_pass_and_of_dtensor_in_scoring_alone():
+    deferred = "policy.megatron_cfg.defer_fp32_logits"
+    megatron = {**JOBS["megatron"].settings, "policy.logprob_chunk_size": 512}
+    for late, size in ((False, 4), (True, 2)):
+        found = profile(job({**megatron, deferred: late}))
+        assert (found.layout.loss, found.layout.logits_bytes) == ("logprob", size)
+        assert ("logprob_chunk" in found.supported) is late
+    assert found.supported["logprob_chunk"].phases == ()  # of the knob
+    assert profile(JOBS["packed"]).supported["logprob_chunk"].phases == (Phase.LOG_PROB,)

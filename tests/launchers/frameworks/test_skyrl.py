@@ -5,6 +5,7 @@ import pytest
 
 from autotune.launchers.frameworks.skyrl.adapter import SkyRL
 from autotune.policies.remedies.legality import objections
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import (
@@ -284,3 +285,14 @@ def test_only_fsdps_optimizer_can_stay_on_the_card_while_the_engines_generate(se
     found = FRAMEWORK.profile(job(settings), CLUSTER)
     assert ("trainer" not in found.resident[Phase.ROLLOUT.value]) is leaves
     assert found.layout.weights_sleep
+
+
+def test_an_older_megatron_computes_no_layer_of_state_spaces_again():
+    shape = Model(
+        layers=2, hidden=8, heads=1, kv_heads=1, head_dim=8, intermediate=8, vocab=8, linear="mamba2"
+    )
+    for version, kept in (("0.2.0", True), ("0.4.0", False)):
+        of = msgspec.structs.replace(JOBS["megatron"], framework_version=version, shape=shape)
+        found = profile(of)
+        assert found.layout.keeps_hybrids is kept
+        assert ("recompute" in found.supported) is not kept

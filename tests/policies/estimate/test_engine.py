@@ -54,6 +54,14 @@ def test_vllms_share_is_of_the_device_and_covers_a_full_chunk():
     assert tokens == pytest.approx(pool / 32)
 
 
+def test_a_cache_of_a_named_size_takes_no_share():
+    layout = replace(LAYOUT, pool_bytes=3.0 * GIB)
+    for share in (0.5, 0.9):
+        sizes, tokens = states("vllm", layout=layout, memory_fraction=share, **PREFILL)
+        assert sizes["running"]["kv_pool"] == 3.0 * GIB
+        assert tokens == pytest.approx(3.0 * GIB / 32)
+
+
 def test_vllms_sampler_counts_where_it_is_larger_than_a_chunk():
     sizes, _ = states("vllm", memory_fraction=0.5, max_batched_tokens=4)
     assert "activations" not in sizes["running"]

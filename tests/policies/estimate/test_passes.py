@@ -139,6 +139,7 @@ KERNEL = replace(LAYOUT, loss="kernel")
 STEPWISE = replace(KERNEL, compiled_loss=False)
 PIECES = replace(LAYOUT, loss="pieces")
 ROWS = replace(LAYOUT, loss="rows")
+LOGPROB = replace(MEGATRON, loss="logprob")
 IN_PLACE = {"logits_in_place": True}
 ENTROPY, CHUNKED = {"entropy": True}, {"chunked_head": True}
 AGAIN, HALF = {"loss_recompute": True}, {"logprob_chunk": 50}
@@ -199,6 +200,10 @@ def bytes_of_a_logit(layout, tokens=TOKENS, **knobs):
         # Ranks that split the words keep an fp32 softmax beside the logits.
         (PIECES, {}, {"tensor_parallel": 2}, (14, 18, 6, 14, 2, 4)),
         (PIECES, {"compute_bytes": 4}, {"tensor_parallel": 2}, (12, 16, 8, 16, 4, 8)),
+        # NeMo-RL's own function on fp32 logits, on bf16 ones, and on those in two chunks.
+        (LOGPROB, {"logits_bytes": 4}, {}, (12, 12, 4, 8, 2, 2)),
+        (LOGPROB, {"logits_bytes": 2}, {}, (14, 14, 4, 8, 2, 2)),
+        (LOGPROB, {"logits_bytes": 2}, HALF, (8, 8, 2, 16, 2, 2)),
     ],
 )
 def test_bytes_of_a_logit(base, layout, knobs, expected):
