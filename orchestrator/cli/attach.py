@@ -25,6 +25,7 @@ def attach(run: directory.RunFolder, *, options: Options) -> ExitCode:
     Raises Failure where nobody drives it and it is not over.
     """
     from autotune.orchestrator.cli.shared.drive import console_of
+    from autotune.orchestrator.cli.shared.edit import what_next
     from autotune.orchestrator.driver.monitor import Progress
     from autotune.orchestrator.run.journal import Tail, encode
     from autotune.orchestrator.run.lock import Watch
@@ -37,7 +38,8 @@ def attach(run: directory.RunFolder, *, options: Options) -> ExitCode:
     past = news[:-1] if news and isinstance(news[-1], Finished) else news
     console.replay(past)
     news = news[len(past) :]
-    console.say(f"run {run.id} · attempts on record: {len(tail.view.attempts)}; Ctrl-C leaves it running")
+    leaves = "" if tail.view.verdict is not None else "; Ctrl-C leaves it running"
+    console.say(f"run {run.id} · attempts on record: {len(tail.view.attempts)}{leaves}")
     try:
         while True:
             for event in news:
@@ -46,7 +48,7 @@ def attach(run: directory.RunFolder, *, options: Options) -> ExitCode:
                     click.echo(encode(event))
             view = tail.view
             if view.verdict is not None:
-                console.say(f"`{run.call('report', '--open')}` shows every attempt")
+                console.hint(what_next(run, view.verdict))
                 return exit_code(view.verdict, run.history())
             is_driven = claims.owner() is not None
             running = {

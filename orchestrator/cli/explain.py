@@ -207,7 +207,7 @@ def command(
     if rule is not None:
         print_rule(rule, options=options)
     elif not logs:
-        raise click.UsageError("no log given; name one, or `-` for standard input")
+        raise click.UsageError("no log given; name one, a run of `autotune list`, or `-` for standard input")
     else:
         render: Callable[[Explanation], str] = partial(render_explanation, verbose=options.verbose > 0)
         if form == "github":

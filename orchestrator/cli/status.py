@@ -7,6 +7,7 @@ import re
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 
@@ -256,8 +257,19 @@ def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
             none = f"no runs yet: `autotune launch job.yaml{option_of(options.runs_dir)}` starts one"
             widgets.echo(shown_runs if standings else none, color=options.color)
         if not watch or was_left(sys.stdout) or not any(run.running for run in standings):
-            return
+            break
         time.sleep(_REPEAT_S)
+    if prefix and not (options.json or options.quiet or standings[0].running):
+        _hint_next(chosen[0])
+
+
+def _hint_next(run: directory.RunFolder) -> None:
+    from autotune.orchestrator.cli.shared.edit import what_next  # slow to import; a list needs none
+
+    with suppress(Failure):  # what is wrong with the run stands in the table
+        view = RunView(run.history())
+        if view.accepted is not None:
+            click.echo(f"hint: {what_next(run, view.verdict)}", err=True)
 
 
 def _course(standings: list[RunStatus], *, attempts: bool) -> str:

@@ -27,7 +27,7 @@ from autotune.orchestrator.cli.shared.edit import (
     changed_job,
     check,
     concerns_training,
-    how_to_go_on,
+    what_next,
 )
 from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.clock import Clock
@@ -396,7 +396,7 @@ def _summarise(run: directory.RunFolder, job: Job, verdict: Verdict, views: View
     if code in (ExitCode.OK, ExitCode.NO):
         views.export()
     if code is ExitCode.NO:
-        views.hint(f"{how_to_go_on(run)}; `{run.call('report', '--open')}` shows every attempt")
+        views.hint(what_next(run, verdict))
     if code is not ExitCode.OK:
         return
     proven = export.proven(history)

@@ -20,7 +20,15 @@ from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.config.yaml_nodes import Document
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.run import directory
-from autotune.policies.values.events import GaveUp, History, Rehearsed, Stable, TrainingCompleted
+from autotune.orchestrator.run_states import display_of
+from autotune.policies.values.events import (
+    GaveUp,
+    History,
+    Rehearsed,
+    Stable,
+    TrainingCompleted,
+    Verdict,
+)
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Profile
@@ -148,6 +156,16 @@ def check(edit: RequestedJob | None, run: directory.RunFolder) -> None:
 def how_to_go_on(run: directory.RunFolder) -> str:
     """Return what a user does about a run that failed."""
     return f"fix the cause or change {_where(run)}, then `{run.call('resume', '--edit')}`"
+
+
+def what_next(run: directory.RunFolder, verdict: Verdict | None) -> str:
+    """Return the commands that follow the end of a run, or of its driver where there is no verdict."""
+    code = ExitCode.INFRASTRUCTURE if verdict is None else display_of(verdict).exit_code
+    report = f"`{run.call('report', '--open')}` shows every attempt"
+    if code is ExitCode.OK:
+        return report
+    again = how_to_go_on(run) if code is ExitCode.NO else f"`{run.call('resume')}` continues the run"
+    return f"{again}; {report}"
 
 
 def _where(run: directory.RunFolder) -> str:

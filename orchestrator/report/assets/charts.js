@@ -49,7 +49,10 @@
   // Where a chart has more to label than a small screen is wide, it scrolls; a long one is higher.
   function size(id, { wide = 0, high = 0 }) {
     const place = document.getElementById(id);
-    if (place && wide) place.style.minWidth = `${wide}px`;
+    if (place && wide) {
+      place.style.minWidth = `${wide}px`;
+      place.parentElement.dataset.wide = String(wide > place.parentElement.clientWidth);
+    }
     if (place && high) place.style.height = `${high}px`;
   }
 

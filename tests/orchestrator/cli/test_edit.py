@@ -45,6 +45,8 @@ def test_a_run_that_gave_up_says_what_to_do_and_goes_on_with_the_changed_job(hom
     name = the_run(home).id
     assert again.code == 1 and "gave up after" in again.err
     assert f"`{home / 'job.yaml'}`, then `autotune resume {name} --edit`" in again.err
+    for verb in ("status", "attach"):
+        assert f"then `autotune resume {name} --edit`" in run(verb, name, cwd=home).err
     unchanged = run("resume", "--edit", cwd=home, play="tight_memory")
     assert unchanged.code == 2 and "nothing differs from the job with which" in unchanged.err
     before = len(starts(home))

@@ -21,6 +21,7 @@ _GROUND = "getComputedStyle(document.body).backgroundColor"
 _TITLES = "[...document.querySelectorAll('#chart-{} .xtitle, #chart-{} .ytitle')].map(t => t.textContent)"
 
 
+_SIGNS = "[...document.querySelectorAll('.scroll')].map(each => getComputedStyle(each, '::before').content)"
 _CUT = """[...document.querySelectorAll('.chart')].flatMap(chart => {
   const box = chart.getBoundingClientRect();
   return [...chart.querySelectorAll('.legendtext')].filter(text => {
@@ -58,6 +59,7 @@ def test_on_a_telephone_every_chart_is_drawn_and_nothing_is_asked_for(launch: Pa
         async with page() as opened:
             assert await _drawn(opened, launch, width=390) >= OF_LAUNCH
             assert await opened.value(_CUT) == []
+            assert '"scroll for the rest →"' in await opened.value(_SIGNS)
             assert await _drawn(opened, search, width=390) >= OF_SEARCH
             assert await opened.value(_CUT) == []
 
