@@ -59,7 +59,7 @@ def attach(run: directory.RunFolder, *, options: Options) -> ExitCode:
                 if attempt.ended is None
             }
             if running:
-                console.watch_trials(running, now=time.time())
+                console.watch(running, now=time.time())
             time.sleep(_POLL_S)
             news = tail.update()
             if not (is_driven or news):

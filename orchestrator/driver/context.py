@@ -24,11 +24,8 @@ T = TypeVar("T")
 class Observer:
     """Receives progress and messages; this one discards them."""
 
-    def watch(self, progress: Progress, *, now: float) -> None:
-        """Receive the progress of the running attempt; called at every poll."""
-
-    def watch_trials(self, running: Mapping[int, Progress], *, now: float) -> None:
-        """Receive the progress of the running trials of a search, by the numbers of their attempts."""
+    def watch(self, running: Mapping[int, Progress], *, now: float) -> None:
+        """Receive the progress of what runs, by the numbers of the attempts; called at every poll."""
 
     def say(self, text: str) -> None:
         """Receive a progress message that is not an event."""

@@ -326,7 +326,7 @@ class _Reconciler:
         before = self.journal.view.count
         while self.journal.view.count == before and self.wait(attempt.due_in_s):
             hung = attempt.poll()
-            self.observer.watch(attempt.watch.progress, now=self.clock.now())
+            self.observer.watch({attempt.number: attempt.watch.progress}, now=self.clock.now())
             if hung:
                 self.end(stopped_by="hang")
             elif attempt.over:
@@ -364,7 +364,7 @@ class _Reconciler:
         assert self.under_way is not None
         attempt = self.under_way
         ended, self.evidence = attempt.end(stopped_by=stopped_by)
-        self.observer.watch(attempt.watch.progress, now=self.clock.now())
+        self.observer.watch({attempt.number: attempt.watch.progress}, now=self.clock.now())
         self.under_way = None
         if isinstance(ended.outcome, (Crashed, Hung)) or ended.outcome == Cancelled(by="failure"):
             self.explain()  # now, because a resume repeats an attempt without a diagnosis

@@ -83,7 +83,7 @@ def search(
         space=varied,
         forecasts=forecasts or (lambda history: forecast_of(history, varied)),
         exported=exported,
-        on_progress=lambda running: observer.watch_trials(running, now=clock.now()),
+        on_progress=lambda running: observer.watch(running, now=clock.now()),
         known=None if len(bench.parts(Purpose.CONFIRM)) > 1 else start_known,
     )
     names = ", ".join(f"{d.knob} ({len(d.values)})" for d in dimensions)

@@ -151,12 +151,8 @@ class Console:
         """Print a message that is no event."""
         self._line(Text(text))
 
-    def watch(self, progress: Progress, *, now: float) -> None:
-        """Show the progress of the running attempt: in the live region, or as a line a minute."""
-        self.watch_trials({self._run.last_number: progress}, now=now)
-
-    def watch_trials(self, running: Mapping[int, Progress], *, now: float) -> None:
-        """Show the progress of several attempts, by number."""
+    def watch(self, running: Mapping[int, Progress], *, now: float) -> None:
+        """Show the progress of attempts, by number: in the live region, or as a line a minute."""
         if self._quiet or self._silent:
             return
         if self._is_live:

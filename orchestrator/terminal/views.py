@@ -57,14 +57,9 @@ class Views(Observer):
         for event in events:
             self._metrics.note(event)
 
-    def watch(self, progress: Progress, *, now: float) -> None:
-        """Show the progress of the running attempt."""
-        self._show(lambda: self.console.watch(progress, now=now))
-        self.write_view("metrics", self._metrics.settle)
-
-    def watch_trials(self, running: Mapping[int, Progress], *, now: float) -> None:
-        """Show the progress of the running trials of a search."""
-        self._show(lambda: self.console.watch_trials(running, now=now))
+    def watch(self, running: Mapping[int, Progress], *, now: float) -> None:
+        """Show the progress of what runs, by the numbers of the attempts."""
+        self._show(lambda: self.console.watch(running, now=now))
         self.write_view("metrics", self._metrics.settle)
 
     def say(self, text: str) -> None:

@@ -143,7 +143,7 @@ def test_every_running_trial_is_displayed(parallel: int, monkeypatch: pytest.Mon
     stream = Screen()
     console = searching(stream, parallel=parallel)
     running = {attempt: Progress(step=attempt, of=20) for attempt in range(1, parallel + 1)}
-    console.watch_trials(running, now=1_767_225_662.0)  # a minute and two seconds after AT
+    console.watch(running, now=1_767_225_662.0)  # a minute and two seconds after AT
     lines = [line for line in stream.getvalue().splitlines() if "trial" in line or "left" in line]
     assert "at most 8h 00m left" in lines[0] and lines[0].rstrip().endswith("1m 02s")
     for attempt in range(1, min(parallel, 4) + 1):
@@ -178,8 +178,8 @@ def test_a_plain_log_tells_of_every_running_trial_once_a_minute() -> None:
     stream = io.StringIO()
     console = searching(stream, parallel=2)
     running = {1: Progress(step=3, of=20), 2: Progress()}
-    console.watch_trials(running, now=1_767_225_700.0 + 30.0)
-    console.watch_trials(running, now=1_767_225_700.0 + 61.0)
+    console.watch(running, now=1_767_225_700.0 + 30.0)
+    console.watch(running, now=1_767_225_700.0 + 61.0)
     assert (
         stream.getvalue()
         .splitlines()[-1]
@@ -212,7 +212,7 @@ def test_events_are_printed_without_an_estimate_of_the_time_left(monkeypatch: py
     console = Console(stream, runs_dir=Path("runs"))
     console.print_event(replace(accepted(), at=AT))
     console.print_event(Started(attempt=1, knobs=KNOBS, at=AT))
-    console.watch(Progress(), now=1_767_225_662.0)
+    console.watch({1: Progress()}, now=1_767_225_662.0)
     console.print_event(FAILED)
     assert "started: as written" in stream.getvalue() and "gave up" in stream.getvalue()
 
