@@ -7,7 +7,8 @@ from typing import NamedTuple
 from autotune.orchestrator.errors import ExitCode
 from autotune.policies.values.events import History, Interrupted, Stable, TrainingCompleted, Verdict
 from autotune.policies.values.job import Occasion
-from autotune.policies.values.run.state import ENDS, RunState, state_of
+from autotune.policies.values.run.state import ENDS, RunState
+from autotune.policies.values.run.view import RunView
 
 
 class Display(NamedTuple):
@@ -68,7 +69,7 @@ def exit_code(verdict: Verdict, history: History) -> ExitCode:
     Raises RuntimeError where the verdict is a success that the journal does not end with.
     """
     code = display_of(verdict).exit_code
-    recorded = bool(history) and state_of(history[-1:]).is_success
+    recorded = RunView(history[-1:]).state.is_success
     if code is ExitCode.OK and not recorded:
         raise RuntimeError("a success is not on record")
     return code

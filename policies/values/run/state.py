@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 
 from autotune.policies.values.events import (
@@ -112,14 +111,6 @@ class StateMachine:
         if self._rehearses:
             return RunState.REHEARSING
         return RunState.RECOVERING if self._trains else RunState.STARTING
-
-
-def state_of(history: Iterable[Event], *, driven: bool = True) -> RunState:
-    """Return the state of a run; `driven` says whether a driver is at work on it."""
-    machine = StateMachine()
-    for event in history:
-        machine.take(event)
-    return with_driver(machine.state, driven=driven)
 
 
 def with_driver(state: RunState, *, driven: bool) -> RunState:
