@@ -85,16 +85,17 @@ def _start_engine(settings: Settings, model: str) -> None:
 
 def _generate(settings: Settings, step: int, asked: list[Prompt]) -> tuple[list[Completion], int]:
     requests = [(index, sample) for index in range(len(asked)) for sample in range(settings.samples)]
-    completions = _engine.generate(
-        [list(asked[index].tokens) for index, _ in requests],
-        seeds=[
-            request_seed(seed=settings.seed, step=step, prompt_index=index, sample_index=sample)
-            for index, sample in requests
-        ],
-        max_new_tokens=settings.response_tokens,
-        temperature=settings.temperature,
-        ignore_eos=settings.ignore_eos,
-    )
+    with _engine.at_work(step):
+        completions = _engine.generate(
+            [list(asked[index].tokens) for index, _ in requests],
+            seeds=[
+                request_seed(seed=settings.seed, step=step, prompt_index=index, sample_index=sample)
+                for index, sample in requests
+            ],
+            max_new_tokens=settings.response_tokens,
+            temperature=settings.temperature,
+            ignore_eos=settings.ignore_eos,
+        )
     return completions, _engine.memory().peak_bytes
 
 
@@ -140,8 +141,7 @@ def recorded(title: str, settings: Settings, folder: Path) -> Recorded:
 
 
 def _update(folder: str) -> None:
-    _engine.update_from_disk(folder)
-    _engine.memory()  # what the transfer took is no part of the next rollout
+    _engine.update_from_disk(folder)  # outside of `at_work`: it is no part of the next rollout
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ its neighbours; a resumed run could not repeat them. Here they depend on its own
 """
 
 import random
-from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -47,47 +47,43 @@ class LightEngine:
             self._weights = dict(self._model.named_parameters())
         self._pool_tokens = self._pool()
 
+    def at_work(self, step: int) -> AbstractContextManager[None]:
+        """Return the context of a call."""
+        return self._device.phase("rollout")
+
     def generate(
         self, prompts: list[list[int]], *, seeds: list[int], **sampling: Unpack[Sampling]
     ) -> list[Completion]:
-        """Return one response per prompt; equal seeds and weights give equal tokens."""
-        by_length: dict[int, list[int]] = defaultdict(list)
-        for index, prompt in enumerate(prompts):
-            by_length[len(prompt)].append(index)
-        result: dict[int, Completion] = {}
+        """Return a response per prompt, all of one length; equal seeds and weights give equal tokens."""
         limit = sampling["max_new_tokens"]
-        with self._device.phase("rollout"), torch.inference_mode():
-            for length, members in by_length.items():
-                wave = min(self._options.concurrency, self._pool_tokens // (length + limit))
-                if wave < 1:
-                    raise ValueError("Loaded weights leave no GPU memory for one request's tokens")
-                for start in range(0, len(members), wave):
-                    chosen = members[start : start + wave]
-                    completions = self._wave(
-                        [prompts[index] for index in chosen],
-                        seeds=[seeds[index] for index in chosen],
-                        max_new_tokens=limit,
-                        temperature=sampling["temperature"],
-                    )
-                    result |= dict(zip(chosen, completions, strict=True))
-        completions = [result[index] for index in range(len(prompts))]
+        wave = min(self._options.concurrency, self._pool_tokens // (len(prompts[0]) + limit))
+        if wave < 1:
+            raise ValueError("Loaded weights leave no GPU memory for one request's tokens")
+        completions: list[Completion] = []
+        with torch.inference_mode():
+            for start in range(0, len(prompts), wave):
+                part = slice(start, start + wave)
+                completions += self._wave(
+                    prompts[part],
+                    seeds=seeds[part],
+                    max_new_tokens=limit,
+                    temperature=sampling["temperature"],
+                )
         whole = sampling["ignore_eos"]
         return completions if whole else [self._until_end(completion) for completion in completions]
 
     def update(self, bucket: list[tuple[str, torch.Tensor]]) -> None:
         """Load some of the model's tensors."""
-        with self._device.phase("rollout"):
-            for name, tensor in bucket:
-                self._weights[name].copy_(tensor)
+        for name, tensor in bucket:
+            self._weights[name].copy_(tensor)
 
     def update_from_disk(self, path: str) -> None:
         """Load all weights from a folder of safetensors."""
-        with self._device.phase("rollout"):
-            for file in sorted(Path(path).glob("*.safetensors")):
-                # As numpy arrays: for torch safetensors maps a file privately, which counts against a budget.
-                with safe_open(file, framework="numpy") as tensors:
-                    for name in tensors.keys():  # noqa: SIM118 - no mapping
-                        self._weights[name].copy_(torch.from_numpy(tensors.get_tensor(name)))
+        for file in sorted(Path(path).glob("*.safetensors")):
+            # As numpy arrays: for torch safetensors maps a file privately, which counts against a budget.
+            with safe_open(file, framework="numpy") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - no mapping
+                    self._weights[name].copy_(torch.from_numpy(tensors.get_tensor(name)))
 
     def memory(self) -> EngineMemory:
         """Return the memory used since the last call."""

@@ -18,7 +18,7 @@ def _reported(name: str, *, phase: str, optional: bool = False) -> Callable[...,
     """
 
     def method(actor: "RolloutActor", *arguments: Any, step: int = 0, **named: Any) -> Any:
-        with actor._reporting(phase, step=step):
+        with actor._reporting(phase, step=step), actor._engine.at_work(step):
             if optional and not hasattr(actor._engine, name):
                 return None
             return getattr(actor._engine, name)(*arguments, **named)
@@ -64,8 +64,6 @@ class RolloutActor:
     @contextmanager
     def _reporting(self, phase: str, *, step: int) -> Iterator[None]:
         try:
-            if phase != "rollout_init" and hasattr(self._engine, "mark_step"):
-                self._engine.mark_step(step)
             yield
         except PhaseFailure:
             raise

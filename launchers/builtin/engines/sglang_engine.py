@@ -120,7 +120,7 @@ class SglangEngine:
         if options.device == "cpu":
             threading.Thread(target=self._sample, name="engine-memory-sampler", daemon=True).start()
         try:
-            with self._watching():
+            with self.at_work(step=0):
                 self._engine = _start(options)
         except BaseException as error:
             self._end_processes()
@@ -132,9 +132,15 @@ class SglangEngine:
         info = self._engine._scheduler_init_result.scheduler_infos[0]
         self._pool_tokens = int(info["max_total_num_tokens"])
 
-    def mark_step(self, step: int) -> None:
-        """Name the training step for failure records of the scheduler."""
+    @contextmanager
+    def at_work(self, step: int) -> Iterator[None]:
+        """Sample the scheduler's memory during a call, and name the call's training step for its records."""
         self._board.write("step", step)
+        self._sampling.set()
+        try:
+            yield
+        finally:
+            self._sampling.clear()
 
     def generate(
         self, prompts: list[list[int]], *, seeds: list[int], **sampling: Unpack[Sampling]
@@ -142,47 +148,40 @@ class SglangEngine:
         """Return one response per prompt; equal seeds and weights give equal tokens."""
         if not prompts:
             return []
-        with self._watching():
-            answers = self._engine.generate(
-                input_ids=prompts,
-                sampling_params=[{**sampling, "sampling_seed": seed} for seed in seeds],
-                return_logprob=True,
-            )
+        answers = self._engine.generate(
+            input_ids=prompts,
+            sampling_params=[{**sampling, "sampling_seed": seed} for seed in seeds],
+            return_logprob=True,
+        )
         return [_completion(answer) for answer in answers]
 
     def sleep(self) -> None:
         """Give weights and token pool back to the card; SGLang insists on a scheduler that is idle."""
-        with self._watching():
-            self._drain()
-            self._engine.release_memory_occupation(tags=["kv_cache", "weights"])
+        self._drain()
+        self._engine.release_memory_occupation(tags=["kv_cache", "weights"])
 
     def wake(self, part: Part) -> None:
         """Take the memory of one part again."""
-        with self._watching():
-            self._engine.resume_memory_occupation(tags=[part])
+        self._engine.resume_memory_occupation(tags=[part])
 
     def begin_update(self) -> None:
         """Open a transfer of weights through memory."""
-        with self._watching():
-            self._drain()
-            self._check(self._engine.begin_weight_update())
+        self._drain()
+        self._check(self._engine.begin_weight_update())
 
     def update(self, bucket: "list[tuple[str, torch.Tensor]]") -> None:
         """Load some of the model's tensors."""
-        with self._watching():
-            self._check(self._engine.update_weights_from_tensor(bucket, flush_cache=False))
+        self._check(self._engine.update_weights_from_tensor(bucket, flush_cache=False))
 
     def end_update(self) -> None:
         """Close the transfer and forget what the old weights computed."""
-        with self._watching():
-            self._check(self._engine.end_weight_update())
-            self._check(self._engine.flush_cache())
+        self._check(self._engine.end_weight_update())
+        self._check(self._engine.flush_cache())
 
     def update_from_disk(self, path: str) -> None:
         """Load all weights from a folder of safetensors."""
-        with self._watching():
-            self._drain()
-            self._check(self._engine.update_weights_from_disk(path))
+        self._drain()
+        self._check(self._engine.update_weights_from_disk(path))
 
     def memory(self) -> EngineMemory:
         """Return the peak of the scheduler process above its baseline since the last call."""
@@ -220,14 +219,6 @@ class SglangEngine:
 
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)
         kill_process_tree(os.getpid(), include_parent=False, wait_timeout=10)
-
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        self._sampling.set()
-        try:
-            yield
-        finally:
-            self._sampling.clear()
 
     def _sample(self) -> None:
         # The scheduler writes its pid last, when it takes its baseline.

@@ -5,6 +5,7 @@ model, and with a card a second copy in host memory, for which a memory budget n
 """
 
 import json
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 _ALIGNMENT = 8
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+_ITEM_BYTES = {"F32": 4, "I64": 8, "U8": 1}
 
 
 class Entry(NamedTuple):
@@ -27,10 +28,7 @@ class Entry(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Return the size of the data."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * _ITEM_BYTES[self.dtype]
+        return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
 
 
 Raw = npt.NDArray[np.uint8]

@@ -12,16 +12,8 @@ from autotune.launchers.builtin.process.host_memory import local
 from autotune.launchers.builtin.storage.tensor_file import Entry, Raw, write
 from autotune.launchers.builtin.trainer.optimizer import Adam
 
-_SPELLING = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+# Weights and moments; the count of updates; the state of a generator.
+_SPELLING = {torch.float32: "F32", torch.int64: "I64", torch.uint8: "U8"}
 _DTYPES = {spelling: dtype for dtype, spelling in _SPELLING.items()}
 Tensors = list[tuple[str, torch.Tensor]]
 Weights = Mapping[str, torch.nn.Parameter]
