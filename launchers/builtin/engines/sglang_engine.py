@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 import msgspec
 
 from autotune.launchers.builtin.engines.base import Completion, EngineMemory, EngineOptions, Part, Sampling
+from autotune.launchers.builtin.process.device import data_bytes
 from autotune.launchers.builtin.process.records import FailureRecord, PhaseFailure
 
 if TYPE_CHECKING:
     import torch
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SAMPLE_S = 0.001
 # A machine's memory is no budget: without one the pool holds this many tokens per request, where the model's
 # own limit is longer. (SGLang would otherwise take a share of all RAM, and touch it.)
@@ -230,8 +230,8 @@ class SglangEngine:
             statm = os.open(f"/proc/{self._board.read('scheduler_pid')}/statm", os.O_RDONLY)
             while True:
                 self._sampling.wait()
-                fields = os.pread(statm, 256, 0).split()
-                self._peak_bytes = max(self._peak_bytes, int(fields[5]) * _PAGE_BYTES - baseline)
+                used = data_bytes(os.pread(statm, 256, 0)) - baseline
+                self._peak_bytes = max(self._peak_bytes, used)
                 time.sleep(_SAMPLE_S)
 
 

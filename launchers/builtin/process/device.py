@@ -56,7 +56,7 @@ def vm_data_bytes() -> int:
     """Return the private writable memory of this process, the quantity that RLIMIT_DATA limits."""
     descriptor = os.open("/proc/self/statm", os.O_RDONLY)
     try:
-        return _data_bytes(os.pread(descriptor, 256, 0))
+        return data_bytes(os.pread(descriptor, 256, 0))
     finally:
         os.close(descriptor)
 
@@ -184,11 +184,12 @@ class Device:
         descriptor = os.open("/proc/self/statm", os.O_RDONLY)
         while True:
             self._sampling.wait()
-            used = _data_bytes(os.pread(descriptor, 256, 0)) - self.baseline_bytes
+            used = data_bytes(os.pread(descriptor, 256, 0)) - self.baseline_bytes
             if used > self._peak_bytes and self._sampling.is_set():
                 self._peak_bytes = used
             time.sleep(_SAMPLE_S)
 
 
-def _data_bytes(statm: bytes) -> int:
+def data_bytes(statm: bytes) -> int:
+    """Return the private writable memory that the text of /proc/PID/statm gives."""
     return int(statm.split()[_DATA_FIELD]) * _PAGE_BYTES

@@ -112,13 +112,17 @@ class _Place(NamedTuple):
 
 
 class Parking:
-    """A module's parameters, in device memory while in use and in host memory otherwise."""
+    """A module's parameters, in device memory while in use and in host memory otherwise.
 
-    def __init__(self, module: torch.nn.Module, host: HostMemory) -> None:
+    Without a module or host memory there is nothing to move.
+    """
+
+    def __init__(self, module: torch.nn.Module | None, host: HostMemory | None) -> None:
         self._module = module
         self._places = {
             id(parameter): _Place(host.empty_like(local(parameter)), local(parameter).device)
-            for parameter in module.parameters()
+            for parameter in (module.parameters() if module is not None else ())
+            if host is not None
         }
         self._parked = False
 
@@ -130,7 +134,7 @@ class Parking:
                 place.host.copy_(local(tensor))
             return place.host
 
-        if not self._parked:
+        if self._places and not self._parked:
             self._replace(to_host)
 
     def fetch(self) -> None:
@@ -145,22 +149,11 @@ class Parking:
             place = self._places.get(id(tensor))
             return tensor if place is None else _like(tensor, moved(tensor, place))
 
+        assert self._module is not None
         # The one entry that FSDP2 follows too: it re-points its own views of the shards.
         with torch.no_grad():
             self._module._apply(move)  # type: ignore[no-untyped-call]
         self._parked = not self._parked
-
-
-def fetch(parking: Parking | None) -> None:
-    """Bring parameters back to the device, where they are ever parked."""
-    if parking is not None:
-        parking.fetch()
-
-
-def park(parking: Parking | None, *, changed: bool) -> None:
-    """Free the device memory of parameters, where they are ever parked."""
-    if parking is not None:
-        parking.park(changed=changed)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from autotune.launchers.builtin.config.settings import Settings, half_precision
 from autotune.launchers.builtin.data.task import Sample
 from autotune.launchers.builtin.process.device import Device, PhaseReading, limit_thread_stacks, warm_up
-from autotune.launchers.builtin.process.host_memory import ActivationOffload, HostMemory, Parking, fetch, park
+from autotune.launchers.builtin.process.host_memory import ActivationOffload, HostMemory, Parking
 from autotune.launchers.builtin.process.records import (
     Component,
     CureRecord,
@@ -65,8 +65,6 @@ class TrainerRank:
         self._reference_scores: dict[int, torch.Tensor] = {}
         self._component: Component = "trainer"
         self._reference: Policy | None = None
-        self._policy_parking: Parking | None = None
-        self._reference_parking: Parking | None = None
 
     def address(self) -> str:
         """Return where the ranks can meet: a free port of this node, as host:port."""
@@ -118,12 +116,11 @@ class TrainerRank:
                 weights.restore(path, self._weights, self._adam, on_gpu=self._on_gpu)
             if settings.kl_coef > 0:
                 self._reference = self._load(model).requires_grad_(False)
-            if settings.param_offload:
-                self._policy_parking = Parking(self._policy, self._host)
-                self._policy_parking.park(changed=True)
-                if self._reference is not None:
-                    self._reference_parking = Parking(self._reference, self._host)
-                    self._reference_parking.park(changed=True)
+            parked = self._host if settings.param_offload else None
+            self._policy_parking = Parking(self._policy, parked)
+            self._reference_parking = Parking(self._reference, parked)
+            self._policy_parking.park(changed=True)
+            self._reference_parking.park(changed=True)
         return self._report()
 
     @property
@@ -146,15 +143,15 @@ class TrainerRank:
 
     def _log_prob(self, step: int, groups: list[list[int]]) -> Report:
         with self._phase("log_prob", step=step):
-            fetch(self._policy_parking)
+            self._policy_parking.fetch()
             self._old = self._scores(self._policy, groups)
             if self._reference is not None:
                 self._in_place.agree()  # a rank may have failed after the policy's last collective
                 self._component = "ref"
-                park(self._policy_parking, changed=False)
-                fetch(self._reference_parking)
+                self._policy_parking.park(changed=False)
+                self._reference_parking.fetch()
                 self._reference_scores = self._scores(self._reference, groups)
-                park(self._reference_parking, changed=False)
+                self._reference_parking.park(changed=False)
                 self._component = "trainer"
             gap = 0.0
             for index, sample in enumerate(self._samples):
@@ -173,7 +170,7 @@ class TrainerRank:
         settings = self._settings
         loss = kl = clipped = 0.0
         with self._phase("forward", step=step):
-            fetch(self._policy_parking)
+            self._policy_parking.fetch()
         for batch in self._batches(groups):
             with self._phase("forward", step=step), self._in_place.watched():
                 with nullcontext() if self._activations is None else self._activations.saving():
@@ -215,7 +212,7 @@ class TrainerRank:
     def bucket_count(self, step: int) -> int:
         """Return how many transfers a weight sync through memory takes."""
         with self._phase("weight_sync", step=step):
-            fetch(self._policy_parking)
+            self._policy_parking.fetch()
             self._buckets = weights.buckets(self._weights, limit_bytes=self._settings.sync_buffer)
         return len(self._buckets)
 
@@ -234,7 +231,7 @@ class TrainerRank:
     def write_weights(self, folder: str, step: int) -> None:
         """Write the whole weights as a Hugging Face folder's model.safetensors (rank 0)."""
         with self._phase("weight_sync", step=step):
-            fetch(self._policy_parking)
+            self._policy_parking.fetch()
             blocks = weights.gathered(self._weights)
             if self._rank == 0:
                 entries = [weights.entry_of(name, weight) for name, weight in self._weights.items()]
@@ -251,7 +248,7 @@ class TrainerRank:
         With `leave_card` what PyTorch keeps of the card for later goes back too, because the engine is next.
         """
         with self._phase("weight_sync", step=step):
-            park(self._policy_parking, changed=True)
+            self._policy_parking.park(changed=True)
             if leave_card:
                 torch.cuda.empty_cache()
         return self._report()
@@ -311,7 +308,7 @@ class TrainerRank:
     def _clear(self) -> None:
         scored = self._reference if self._component == "ref" else None
         clear(scored or self._policy)
-        park(self._reference_parking, changed=False)
+        self._reference_parking.park(changed=False)
         self._component = "trainer"
         self._device.take()  # the cut pass is what counts
         self._device.enforce()
