@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import msgspec
 
 from autotune.policies.certificate.contents import Certificate, Change, Stability, Training
 from autotune.policies.certificate.overlap import losses_of, replay_of
-from autotune.policies.values.events import (
-    Edited,
-    Ended,
-    GoalReached,
-    History,
-    Progressed,
-    Purpose,
-    Result,
-    Started,
-    Tried,
-)
-from autotune.policies.values.history import accepted_of, settled
+from autotune.policies.values.events import Edited, History, Purpose, Result
+from autotune.policies.values.history import accepted_of
 from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.observation import Completed
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.remedy import Effect
+from autotune.policies.values.run.view import RunView
 
 
 def certificate_of(
@@ -32,9 +22,9 @@ def certificate_of(
 ) -> Certificate:
     """Return the certificate of stable knobs; `settings` are those that differ from the job as written."""
     accepted = accepted_of(history)
-    attempts = _since_edited(history)
-    losses = losses_of(attempts)
-    replayed, replay = replay_of(attempts, losses, stable=knobs)
+    view = _since_edited(history)
+    losses = losses_of(view)
+    replayed, replay = replay_of(view, losses, stable=knobs)
     before = accepted.job.settings
     return Certificate(
         run=accepted.run,
@@ -48,7 +38,7 @@ def certificate_of(
         losses=losses,
         replayed=replayed,
         replay=replay,
-        stable=_stability(attempts, knobs, steps=accepted.job.goal.steps),
+        stable=_stability(view, knobs, steps=accepted.job.goal.steps),
         versions=accepted.versions,
     )
 
@@ -67,26 +57,25 @@ def changes_of(profile: Profile, knobs: Knobs) -> tuple[Change, ...]:
     )
 
 
-def _since_edited(history: History) -> History:
-    """Return the events since the user last changed the job: earlier attempts may have trained another."""
+def _since_edited(history: History) -> RunView:
+    """Return the run since the user last changed the job: earlier attempts may have trained another."""
     last = max((n for n, event in enumerate(history) if isinstance(event, Edited)), default=-1)
-    return settled(history)[last + 1 :]
+    return RunView(history[last + 1 :])
 
 
-def _stability(history: History, knobs: Knobs, *, steps: int) -> Stability:
+def _stability(view: RunView, knobs: Knobs, *, steps: int) -> Stability:
     """Return what held with these knobs, the strongest first."""
     confirmed = sum(
-        isinstance(e, Tried) and e.knobs == knobs and e.purpose is Purpose.CONFIRM and e.result is Result.FITS
-        for e in history
+        row.knobs == knobs and row.purpose is Purpose.CONFIRM and row.result is Result.FITS
+        for row in view.tried
     )
-    own = {e.attempt for e in history if isinstance(e, Started) and e.trains and e.knobs == knobs}
-    reached = {e.attempt for e in history if isinstance(e, GoalReached)} & own
-    ended = {e.attempt for e in history if isinstance(e, Ended) and isinstance(e.outcome, Completed)} & own
+    own = [attempt for attempt in view.training if attempt.knobs == knobs]
+    reached = sum(attempt.goal is not None for attempt in own)
+    ended = [len(a.steps) for a in own if a.ended is not None and isinstance(a.ended.outcome, Completed)]
     if confirmed:
         return Stability(by="search", steps=steps, confirmations=confirmed)
     if reached:
-        return Stability(by="goal", steps=steps, confirmations=len(reached))
+        return Stability(by="goal", steps=steps, confirmations=reached)
     if ended:  # a training may be shorter than the goal
-        made = Counter(e.attempt for e in history if isinstance(e, Progressed) and e.attempt in ended)
-        return Stability(by="completed", steps=min(made[n] for n in ended), confirmations=len(ended))
+        return Stability(by="completed", steps=min(ended), confirmations=len(ended))
     return Stability(by="probe", steps=steps, confirmations=0)

@@ -8,8 +8,8 @@ from math import isfinite, nan
 from statistics import median
 
 from autotune.policies.certificate.contents import Losses, Overlap, Replayed
-from autotune.policies.values.events import History, Progressed, Started
 from autotune.policies.values.knobs import Knobs
+from autotune.policies.values.run.view import RunView
 
 # Two runs of a step differ as two neighbouring steps do: other samples are drawn. Four standard deviations
 # of that difference are exceeded once in 16,000 steps of a normal distribution; losses of policies have rare
@@ -28,13 +28,12 @@ def step_loss(metrics: Mapping[str, float], name: str, *, updates: Sequence[floa
     return loss if isfinite(loss) else None
 
 
-def losses_of(history: History) -> Losses:
+def losses_of(view: RunView) -> Losses:
     """Return the overlapping steps of a run's own attempts; trials of a search train other checkpoints."""
-    own = {e.attempt for e in history if isinstance(e, Started) and e.trains}
-    by_attempt: dict[int, dict[int, float]] = {}
-    for event in history:
-        if isinstance(event, Progressed) and event.attempt in own and event.loss is not None:
-            by_attempt.setdefault(event.attempt, {})[event.step] = event.loss
+    by_attempt = {
+        attempt.number: {row.step: row.loss for row in attempt.steps if row.loss is not None}
+        for attempt in view.training
+    }
     steps: dict[int, dict[str, float]] = {}
     for attempt, losses in sorted(by_attempt.items()):
         for step, loss in losses.items():
@@ -59,14 +58,14 @@ def spread(overlap: Overlap) -> float:
     return max(overlap.losses.values()) - min(overlap.losses.values()) if overlap.losses else 0.0
 
 
-def replay_of(history: History, losses: Losses, *, stable: Knobs) -> tuple[Replayed, str]:
+def replay_of(view: RunView, losses: Losses, *, stable: Knobs) -> tuple[Replayed, str]:
     """Return whether overlapping steps show the same training, and in words what was compared.
 
     They do where an attempt with the stable knobs repeated steps of one with other knobs.
     """
-    with_stable = {str(e.attempt) for e in history if isinstance(e, Started) and e.knobs == stable}
+    with_stable = {str(attempt.number) for attempt in view.attempts.values() if attempt.knobs == stable}
     repeated = [o for o in losses.overlapping if 0 < len(with_stable & o.losses.keys()) < len(o.losses)]
-    if not any(isinstance(e, Progressed) and e.loss is not None for e in history):
+    if all(row.loss is None for attempt in view.attempts.values() for row in attempt.steps):
         return Replayed.NOT_RUN, "the log shows no losses of steps"
     if not repeated:
         return Replayed.NOT_RUN, "no step was trained both with the stable settings and with others"

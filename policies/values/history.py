@@ -428,18 +428,6 @@ def rehearsal_of(history: History) -> Run:
     return Folding(history).rehearsal()
 
 
-def settled(history: History) -> History:
-    """Return the history as if each attempt had started with the knobs that it reached in place."""
-    knobs = {event.attempt: event.knobs for event in history if isinstance(event, Started)}
-    for event in history:
-        if isinstance(event, CuredInPlace) and event.attempt in knobs:
-            knobs[event.attempt] = event.apply(knobs[event.attempt])
-    return tuple(
-        msgspec.structs.replace(event, knobs=knobs[event.attempt]) if isinstance(event, Started) else event
-        for event in history
-    )
-
-
 def _split(attempt: Attempt, cure: CuredInPlace, steps: list[Progressed]) -> tuple[Attempt, Attempt]:
     """Split an attempt at a failure that it cured itself after `steps`: the part before, the part after."""
     reached = attempt.goal is not None and attempt.goal.step < cure.step
