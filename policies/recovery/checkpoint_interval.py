@@ -38,13 +38,13 @@ def _steps_of_growth(history: History) -> int:
 
     Of forecasts the last of each memory counts, unless it was withdrawn.
     """
-    judged: set[str] = set()
+    visited: set[str] = set()
     for event in reversed(history):
         if isinstance(event, Decided) and event.growth is not None:
             return event.growth.steps
-        if not isinstance(event, Foreseen) or event.memory in judged:
+        if not isinstance(event, Foreseen) or event.memory in visited:
             continue
-        judged.add(event.memory)
+        visited.add(event.memory)
         if event.holds and not event.lengths and event.chance >= SURE:
             return max(0, (event.step or 0) - (event.since or 0))
     return 0

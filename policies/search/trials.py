@@ -13,7 +13,6 @@ from autotune.policies.remedies.step_size import missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
     Diagnosed,
-    History,
     Progressed,
     Purpose,
     Result,
@@ -105,11 +104,6 @@ def excess_of_failure(diagnosis: Diagnosis) -> dict[str, float]:
     share = missing / capacity if missing is not None and capacity else _BLIND_EXCESS
     phase = diagnosis.phase if diagnosis.phase is not Phase.NONE else Phase.INIT
     return {str(phase): max(_BLIND_EXCESS, share)}
-
-
-def tried(history: History) -> tuple[Tried, ...]:
-    """Return the results of a search so far."""
-    return tuple(event for event in history if isinstance(event, Tried))
 
 
 def fastest(

@@ -10,7 +10,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from autotune.orchestrator.cli.status import RunReader
 from autotune.orchestrator.run import directory, summary
-from autotune.policies.search import trials
+from autotune.policies.values.run.view import RunView
 from tests.orchestrator.cli.terminal import run
 from tests.orchestrator.scripted import JOB
 
@@ -36,7 +36,7 @@ def test_report_writes_the_study_of_a_search_again(tmp_path: Path) -> None:
     assert run("report", folder.id, cwd=tmp_path).code == 0
     storage = JournalStorage(JournalFileBackend(str(path)))
     study = optuna.load_study(study_name=folder.id, storage=storage)
-    results = trials.tried(folder.history())
+    results = tuple(RunView(folder.history()).tried)
     assert {trial.number for trial in study.trials} == {result.trial for result in results}
     assert [p.name for p in folder.path.iterdir() if "study" in p.name and not p.name.endswith(".lock")] == [
         "study.journal"

@@ -48,6 +48,7 @@ from autotune.policies.values.events import (
 from autotune.policies.values.history import elapsed_s
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Completed, Lost, Unit
+from autotune.policies.values.run.view import RunView
 from tests.orchestrator.scripted import Hands, Killed, Place, Script, World, phase, reported, settings
 
 JOB = """\
@@ -165,7 +166,7 @@ class Night:
 
     @property
     def results(self) -> tuple[Tried, ...]:
-        return trials.tried(self.history)
+        return tuple(RunView(self.history).tried)
 
     @property
     def start(self) -> Knobs:
