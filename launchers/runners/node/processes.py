@@ -33,11 +33,6 @@ class ProcessStat(NamedTuple):
     rss_bytes: int
 
 
-def marker(run: str, attempt: int) -> str:
-    """Return the environment entry that every process of an attempt carries."""
-    return f"{MARKER}={run}/{attempt}"
-
-
 def read_stat(pid: int) -> ProcessStat | None:
     """Return the kernel's data on a process; None if it has ended, zombies included."""
     try:
