@@ -20,14 +20,15 @@ from autotune.policies.recovery.outlook import (
     any_of,
     chances,
     less_than,
+    of_host,
     with_host_and_pool,
 )
-from autotune.policies.recovery.relief import CLEARLY, RISK, relieving, singles
+from autotune.policies.recovery.relief import CLEARLY, RISK, SAME, relieving, singles
 from autotune.policies.recovery.step_times import SURELY, StepTimes, step_times
 from autotune.policies.remedies.ladder import order_of_knobs
 from autotune.policies.remedies.neighbours import Score, effect_of, search
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.failure import HOST_LIMIT, Phase
+from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.knob_table import KNOB_TABLE, Part
 from autotune.policies.values.knobs import Knobs, Setting, new_values
 from autotune.policies.values.remedy import Effect
@@ -40,6 +41,7 @@ _WORTH_CLIMBING = 0.05  # of a step's time: less is not worth a restart
 _NOISE = 0.04  # predicted step times that differ by less are equal
 _EVEN = 0.5  # chance of an overflow above which one is expected
 _EQUAL_RISK = 0.02  # by which undoing a change elsewhere may raise the chance of another failure
+_LACKING = frozenset({Cause.HOST_OOM, Cause.POOL_TOO_SMALL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,7 @@ def best(
         # What the ladder would not touch for such a failure may join a cure, and is none by itself.
         cures = diagnosis is None or not changes[index].keys().isdisjoint(rungs.keys() - relief.idle)
         if changes[index] and cures and less[index] and permitted(knobs[index]):
-            return _without_idle(near, knobs[index], acting, permitted)
+            return _without_idle(near, knobs[index], acting, diagnosis, permitted)
     return None
 
 
@@ -200,24 +202,38 @@ def _neighbourhood(
 
 
 def _without_idle(
-    near: _Neighbourhood, chosen: Knobs, acting: frozenset[str], permitted: Callable[[Knobs], bool]
+    near: _Neighbourhood,
+    chosen: Knobs,
+    acting: frozenset[str],
+    diagnosis: Diagnosis | None,
+    permitted: Callable[[Knobs], bool],
 ) -> Ranked:
-    """Return the chosen configuration without the changes elsewhere that neither fit nor speed asks for."""
+    """Return the chosen configuration without the changes that nothing asks for.
+
+    Against a full host, or too small a pool, a change stays that frees some of it, or without which something
+    else would not fit. Else one elsewhere stays that fits or speed ask for.
+    """
     view, present = near.times.view, near.knobs[0]
     most = judged(view, chosen).risk + _EQUAL_RISK
+    own = frozenset() if diagnosis is not None and diagnosis.cause in _LACKING else acting
     while True:
-        changes = new_values(present, chosen)
         undone = [
             msgspec.structs.replace(chosen, **{knob: getattr(present, knob)})
-            for knob in changes
-            if knob not in acting
+            for knob in new_values(present, chosen)
+            if knob not in own
         ]
         every = [chosen, *(knobs for knobs in undone if permitted(knobs))]
         estimate = view.estimates(every)
         prediction = predicted(view.calibration, estimate)
         risk, misses = any_of(chances(estimate, prediction)), _misses(view, estimate, prediction)
-        gain, error = near.times.gain([chosen] * len(every), every)
-        allowed = (risk <= most) & (misses <= max(0.0, misses[0])) & (gain <= SURELY * error)
+        if diagnosis is not None and diagnosis.cause in _LACKING:
+            host = of_host(estimate.host, diagnosis)
+            lacks = host if diagnosis.cause is Cause.HOST_OOM else np.nan_to_num(-estimate.pool_tokens)
+            idle = lacks <= lacks[0] + SAME * abs(lacks[0])
+        else:
+            gain, error = near.times.gain([chosen] * len(every), every)
+            idle = gain <= SURELY * error
+        allowed = (risk <= most) & (misses <= max(0.0, misses[0])) & idle
         allowed[0] = False
         if not allowed.any():
             return _ranked(near.times, every, estimate, prediction, 0)

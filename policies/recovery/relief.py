@@ -24,7 +24,7 @@ from autotune.policies.values.knobs import Knobs, Setting
 # the rest of the run; measured on the simulated cluster (docs/measured/policies.md).
 RISK = 0.2
 CLEARLY = 0.01  # share of a memory: a cure that frees less is none
-_SAME = 1e-9  # share by which two sums of one configuration may differ
+SAME = 1e-9  # share by which two sums of one configuration may differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def relieving(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, sta
     heavier = {
         (knob, value)
         for (knob, value), own in zip(moves, freed[0], strict=True)
-        if own < -_SAME and not KNOB_TABLE[knob].asks_less(saves, getattr(present, knob), value)
+        if own < -SAME and not KNOB_TABLE[knob].asks_less(saves, getattr(present, knob), value)
     }
     lighter = {
         knob: (values[0], *(value for value in values[1:] if (knob, value) not in heavier))

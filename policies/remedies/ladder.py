@@ -214,6 +214,7 @@ LADDER: tuple[Rung, ...] = (
     ),
     *_rungs(Cause.HOST_OOM, (Phase.FORWARD, Phase.BACKWARD, Phase.LOG_PROB), "reduce_tokens_per_mb:1"),
     *_rungs(Cause.HOST_OOM, _ANY_PHASE, "reduce_host_offload"),
+    *_rungs(Cause.HOST_OOM, _ANY_PHASE, "tensor_parallel", placements=_SHARED),
     *_rungs(Cause.HOST_OOM, Phase.WEIGHT_SYNC, "reduce_sync_buffer disk_weight_sync"),
     *_rungs(Cause.HOST_OOM, _WITH_BATCHES, "reduce_micro_batch:1"),
     *_rungs(Cause.HOST_OOM, WITH_REQUESTS, "reduce_concurrency"),

@@ -30,6 +30,9 @@ _RECOMPUTED = {
     "modules": ("what some modules of each layer keep", "training by 5 to 10 %"),
     "full": ("most activations of the layers", "training by 20 to 30 %"),
 }
+_FEWER_ENGINES = (
+    "an engine that sleeps keeps its weights in host memory; fewer engines of more ranks keep less"
+)
 _CHUNK = 1024  # tokens of logits at once when nothing was chunked before
 
 
@@ -56,13 +59,15 @@ def _by_steps(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
             yield from _stepped(name, profile, knobs, knob, diagnosis)
 
 
-def _stepped(name: str, profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis) -> Iterator[Remedy]:
+def _stepped(
+    name: str, profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis, *, reason: str = ""
+) -> Iterator[Remedy]:
     """Yield the remedy that moves a knob by its next steps the way that saves the remedy's memory."""
     move = MOVES[name]
     for value in next_values(profile, knobs, knob, diagnosis, move.memory):
         ranks = f": {value} ranks instead of {getattr(knobs, knob)}"
-        reason = move.turns[knob].reason + (ranks if KNOB_TABLE[knob].unit is Unit.RANKS else "")
-        yield from _change(name, profile, knobs, {knob: value}, reason=reason)
+        why = (reason or move.turns[knob].reason) + (ranks if KNOB_TABLE[knob].unit is Unit.RANKS else "")
+        yield from _change(name, profile, knobs, {knob: value}, reason=why)
 
 
 def _change(
@@ -164,16 +169,23 @@ def _offloaded_optimizer(name: str, profile: Profile, knobs: Knobs, diagnosis: D
 
 
 def _more_ranks(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Yield every layer split over more ranks, of the engine where it failed or takes its weights back."""
+    """Yield every layer split over more ranks, of the engine where it failed or takes its weights back.
+
+    Engines of more ranks are fewer, and keep fewer copies of the weights on the host while they sleep.
+    """
     engine, trainer = "rollout_tensor_parallel", "tensor_parallel"
-    if diagnosis.component is Component.ROLLOUT or diagnosis.phase.is_engine:
-        names: tuple[str, ...] = (engine,)
+    if diagnosis.cause is Cause.HOST_OOM:
+        asleep = profile.layout.engine_sleeps if knobs.engine_sleep is None else knobs.engine_sleep
+        names: tuple[str, ...] = (engine,) if asleep and profile.layout.engine_weights_on_host else ()
+    elif diagnosis.component is Component.ROLLOUT or diagnosis.phase.is_engine:
+        names = (engine,)
     elif diagnosis.phase is Phase.WEIGHT_SYNC and profile.placement is Placement.COLOCATED:
         names = (engine, trainer)
     else:
         names = (trainer,)
+    reason = _FEWER_ENGINES if diagnosis.cause is Cause.HOST_OOM else ""
     for knob in names:
-        yield from _stepped(name, profile, knobs, knob, diagnosis)
+        yield from _stepped(name, profile, knobs, knob, diagnosis, reason=reason)
 
 
 def _less_offload(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:

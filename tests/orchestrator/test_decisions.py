@@ -43,10 +43,10 @@ BOTH = pytest.mark.parametrize("policy", [Policy.ESTIMATE, Policy.LADDER])
 class Story:
     """A history that grows by launches, steps and failures; each launch is what `decide` answers."""
 
-    def __init__(self, name: str, policy: Policy = Policy.ESTIMATE, **knobs: Any):
+    def __init__(self, name: str, policy: Policy = Policy.ESTIMATE, *, host_gib: int = 1000, **knobs: Any):
         path = CONFIGS / f"{name}.yaml"
         job, _ = parse_elsewhere(path.read_text(), file=str(path))
-        cluster = replace(assumed(job), gpu_memory_bytes=80 * GIB, host_memory_bytes=1000 * GIB)
+        cluster = replace(assumed(job), gpu_memory_bytes=80 * GIB, host_memory_bytes=host_gib * GIB)
         profile = frameworks.find(job.framework).profile(job, cluster)
         profile = replace(profile, knobs=replace(profile.knobs, **knobs))
         self.accepted = Accepted(run="7c1e", job=job, profile=profile, cluster=cluster, policy=policy)
@@ -237,3 +237,25 @@ def test_losses_between_which_steps_are_gained_use_up_no_budget():
         assert story.launch().not_before_s <= 30.0 and not story.changes
         story.run(100)
         story.end(Lost(reason="node 10.0.0.7 was preempted"))
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        (SLIME, Phase.WEIGHT_SYNC),
+        ("ms-swift-grpo", Phase.WEIGHT_SYNC),
+        ("relax-memory-first", Phase.INIT),
+    ],
+)
+def test_without_any_change_for_a_full_host_it_holds_more_or_something_else_runs_out(name: str, phase: Phase):
+    story = Story(name, host_gib=300)
+    story.launch()
+    story.run(0 if phase is Phase.INIT else 11)
+    story.fail(Cause.HOST_OOM, phase)
+    before = story.knobs
+    story.launch()
+    less = [replace(story.knobs, **{knob: getattr(before, knob)}) for knob in story.changes]
+    sizes = story.sizes(story.knobs, *less)
+    host = sizes.host[PHASES.index(phase)]
+    overflows = (sizes.gpu > sizes.gpu_capacity).any(axis=0)
+    assert ((host[1:] > host[0]) | overflows[1:]).all(), story.changes

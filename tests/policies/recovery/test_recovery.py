@@ -320,6 +320,14 @@ def test_with_a_known_model_a_fit_is_found_and_nothing_that_failed_comes_back(
 
 
 @policies
+def test_a_host_that_sleeping_engines_fill_gets_fewer_engines_of_more_ranks(policy: Policy):
+    world = KnownWorld(factors=dict.fromkeys(PHASES, 0.8), card_gib=80, host_gib=200)
+    verdict, launches = play_known(world, policy)
+    assert isinstance(verdict, TrainingCompleted), verdict
+    assert [launch.knobs.rollout_tensor_parallel for launch in launches] in ([1, 2], [1, 4])
+
+
+@policies
 @settings(max_examples=8, deadline=None)
 @given(
     failures=st.lists(DIAGNOSES, min_size=1, max_size=6),
