@@ -136,6 +136,9 @@ def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> d
     if diagnosis.cause is Cause.HOST_OOM and not fills_host(_knobs(known), diagnosis):
         for name in SMALLER_PASSES:
             result.pop(name, None)
+    ranks = result.get("tensor_parallel")
+    if diagnosis.cause is Cause.HOST_OOM and ranks is not None and not ranks.exact:
+        del result[ranks.name]  # it serves only engines that keep their weights there
     for name, phase in _PRESUME.items():
         if name in result and not result[name].exact and diagnosis.phase is not phase:
             del result[name]

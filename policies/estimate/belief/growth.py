@@ -26,8 +26,8 @@ class Growth(Value, frozen=True, kw_only=True):
     `settled_bytes` and `grown_bytes` together are at least the largest peak.
     """
 
-    settled_bytes: float  # the largest peak without what had grown by then
-    grown_bytes: float  # from the early steps to the latest, of the usual step
+    settled_bytes: float  # the largest peak of a step without what had grown by then
+    grown_bytes: float  # since the first step of the process, at the rate of the usual steps
     expected_bytes: float  # beyond the settled peak by the end of the training, if it goes on
     error_bytes: float
 
@@ -57,6 +57,9 @@ def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
     grown = max(0.0, late - early)
     if grown <= noise:
         return Growth(settled_bytes=largest, grown_bytes=0.0, expected_bytes=0.0, error_bytes=noise)
+    rate = grown / max(1.0, end - start)
+    settled = max([used - rate * (step - first) for step, used in peaks])
+    grown = largest - settled
     ahead = 0.0
     if after * (end - halfway) > noise / 2:
         last, total = peaks[-1][0], progress[-1].of

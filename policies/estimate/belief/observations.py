@@ -37,7 +37,7 @@ from autotune.policies.values.observation import Peak
 from autotune.policies.values.profile import Profile
 
 _DRIFT = 0.2  # standard deviations of what is known of lengths by which later steps differ
-_LATE_MOST = 0.2  # share of the capacity that is kept for growth; against more only restarts help
+_LATE_MOST = 0.5  # share of the capacity that is kept for growth; against more only restarts help
 _LATE_FAILED = 0.06  # share of the capacity that growth may be where it already made a run fail
 _LATE_STEP = 4  # a failure at this step of an attempt or later may be growth
 _READING = 0.006  # share by which a reported peak may differ from the next run's

@@ -322,6 +322,13 @@ def test_parts_of_memory_stay_positive_and_a_pass_monotone_in_its_knobs(mib: int
         assert need[0] >= need[1] >= need[2] > 0
 
 
+@pytest.mark.parametrize("mib", [2, 10, 40])
+def test_what_grew_is_no_part_of_what_a_configuration_needs(mib: int):
+    mean = calibrated(fold((accepted(), Started(knobs=KNOBS), *growing(mib))), MODEL).belief.mean
+    parts = [column for name, column in INDEX.items() if not name.endswith((".scale", ".late", LENGTHS))]
+    assert 1 + mean[parts] == pytest.approx(1.0, abs=0.05)
+
+
 @pytest.mark.parametrize("disturbed", ["growth", "fragmentation", "others"])
 def test_only_an_undisturbed_run_teaches_others(disturbed: str):
     start = (accepted(), Started(knobs=KNOBS))

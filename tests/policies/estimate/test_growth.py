@@ -48,8 +48,9 @@ def test_the_first_step_warms_up_wherever_it_is():
 def test_steps_that_differ_by_noise_did_not_grow():
     # Medians of 1000 and 1004: four thousandths of the largest peak.
     assert found([0, 1000, 1000, 1000, 1002, 1004, 1004]) == pytest.approx((1004, 0, 0, 4.016))
+    # 5 in the four steps between the outer thirds; the second step has one behind it.
     grew = found([0, 1000, 1000, 1000, 1002, 1005, 1005], of=7)
-    assert grew == pytest.approx((1000, 5, 5, 4.02))
+    assert grew == pytest.approx((1000 - 5 / 4, 5 + 5 / 4, 5 + 5 / 4, 4.02))
 
 
 def test_a_single_long_step_is_no_growth():
@@ -72,7 +73,7 @@ def test_shrinking_peaks_did_not_grow():
 def test_steady_growth_goes_on(of, ahead):
     # Thirds of two steps: medians 1005, 1025 and 1045 at steps 2.5, 4.5 and 6.5.
     used = [0, 1000, 1010, 1020, 1030, 1040, 1050]
-    grown, largest = 40, 1050
+    grown, largest = 60, 1050  # ten in each of the six steps since the first
     expected = (largest - grown, grown, grown + ahead, max(0.004 * largest, 0.3 * ahead))
     assert found(used, of=of) == pytest.approx(expected)
 
@@ -88,15 +89,16 @@ def test_growth_goes_on_to_the_end_that_was_reported_last():
         for number, each in enumerate(used, 1)
     ]
     grew = growth(steps, "backward")
-    assert grew is not None and grew.expected_bytes == pytest.approx((40 + 20 * 10) * MIB)
+    assert grew is not None and grew.expected_bytes == pytest.approx((60 + 20 * 10) * MIB)
 
 
 def test_growth_that_levels_off_is_a_geometric_series():
-    # 40 and then 20 in two steps each: 20, 10, 5, ... are still to come.
+    # 40 and then 20 in two steps each: 20, 10, 5, ... are still to come. The fourth step has three behind it.
     used = [0, 1000, 1000, 1040, 1040, 1060, 1060]
-    assert found(used, of=1000) == pytest.approx((1000, 60, 60 + 20, max(4.24, 6)))
+    settled = 1040 - 3 * 15
+    assert found(used, of=1000) == pytest.approx((settled, 1060 - settled, 1080 - settled, max(4.24, 6)))
     # With two steps left no more than those bring: ten each.
-    assert found(used, of=8) == pytest.approx((1000, 60, 60 + 10, 4.24))
+    assert found(used, of=8) == pytest.approx((settled, 1060 - settled, 1070 - settled, 4.24))
 
 
 @pytest.mark.parametrize(("latest", "slows"), [(1063, True), (1065, False)])
@@ -109,10 +111,13 @@ def test_a_third_that_grew_by_less_than_six_tenths_of_the_one_before_levels_off(
 
 
 def test_growth_that_has_ended_expects_no_more():
-    assert found([0, 1000, 1000, 1040, 1040, 1041, 1041], of=1000) == pytest.approx((1000, 41, 41, 4.164))
+    settled = 1040 - 3 * 41 / 4
+    grew = found([0, 1000, 1000, 1040, 1040, 1041, 1041], of=1000)
+    assert grew == pytest.approx((settled, 1041 - settled, 1041 - settled, 4.164))
 
 
 def test_thirds_of_steps_that_do_not_divide_leave_the_rest_to_the_middle():
     # Eight steps: two, four and two; at steps 2.5, 5.5 and 8.5.
     used = [0, 1000, 1000, 1030, 1030, 1030, 1030, 1060, 1060]
+    # Medians grow by 10 a step; the fourth step has three behind it.
     assert found(used, of=19) == pytest.approx((1000, 60, 60 + 10 * 10, 30))

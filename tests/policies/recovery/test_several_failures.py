@@ -153,6 +153,39 @@ def test_a_share_is_halved_only_for_a_failure_that_is_one_of_its_bounds():
     assert story.knobs.memory_fraction == share and story.knobs.logprob_tokens is not None
 
 
+def shares_failed(*shares: float, deny: tuple[str, ...] = (), **moved) -> object:
+    """Return what follows where pools of up to a half were too small and larger ones too large by 0.05."""
+    offered = profile(KNOBS).supported | {"memory_fraction": support("memory_fraction", multiple=0.01)}
+    history = [accepted(profile(KNOBS, supported=offered), recovery=replace(PATIENT, deny=deny))]
+    for number, share in enumerate(shares, 1):
+        knobs = replace(KNOBS, memory_fraction=share, **(moved if number < len(shares) else {}))
+        figures = {"requested_bytes": 5, "free_bytes": 0, "capacity_bytes": 100}
+        row = SMALL_POOL if share <= 0.5 else diagnosed(phase=Phase.WEIGHT_SYNC, **figures)
+        history += [Started(knobs=knobs), Ended(outcome=Crashed(exit_code=1)), row]
+    return decide(tuple(history))
+
+
+@pytest.mark.parametrize(
+    ("shares", "middle"),
+    [
+        ((0.8, 0.4), 0.57),  # 0.41 to 0.74: what one lacked counts
+        ((0.8, 0.4, 0.9, 0.5, 0.3), 0.62),  # 0.51 to 0.74
+        ((0.81, 0.4), 0.58),  # 0.41 to 0.75
+    ],
+)
+def test_the_middle_lies_between_the_largest_too_small_and_the_smallest_too_large(shares, middle):
+    launch = shares_failed(*shares)
+    assert isinstance(launch, Launch) and launch.remedy is not None
+    assert launch.remedy.changes == {"memory_fraction": middle}
+    denied = shares_failed(*shares, deny=("memory_fraction",))
+    assert isinstance(denied, Launch) and denied.knobs.memory_fraction == shares[-1]
+
+
+def test_a_failure_of_settings_that_asked_for_more_is_no_bound():
+    launch = shares_failed(0.8, 0.4, concurrency=128)
+    assert isinstance(launch, Launch) and launch.knobs.memory_fraction != 0.57
+
+
 def test_a_failure_right_after_a_load_is_no_late_one():
     first = (Started(knobs=KNOBS), Progressed(step=100, saved=100), Ended(outcome=Lost(reason="node gone")))
     failed = (Started(knobs=KNOBS), Ended(outcome=Crashed(exit_code=1)), diagnosed(step=101))
