@@ -26,6 +26,7 @@ from autotune.launchers.frameworks.skyrl.rows import TABLE
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import SAVE_STEPS, Job
+from autotune.policies.values.profile import Grid
 
 _OLDER_MODULE = "skyrl_train"
 
@@ -139,12 +140,13 @@ class SkyRL(TabularFramework[Config]):
         """Return whether vLLM can ignore the end of a response, which single-turn jobs allow."""
         return Config(job).count("generator.max_turns") <= 1
 
-    def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...]]:
+    def sizes(self, config: Config, shape: Model | None) -> dict[str, tuple[int, ...] | Grid]:
         """Return the sizes that the job's GPUs, heads and batches allow, from more memory to less."""
         stage = config.stage
         tensor, context = config.ranks("tensor_model"), config.ranks("context")
         groups = config.engine_world // config.engine_others
         return {
+            **transformer.recompute_modes(config.field, config.shape, megatron=config.megatron),
             "rollout_tensor_parallel": head_sizes(divisors(groups), shape),
             "sequence_parallel": head_sizes(divisors(config.world), shape),
             "expert_parallel": transformer.expert_sizes(

@@ -43,6 +43,9 @@ _FILLED = {
     f"{CPU_ADAM}.optimizer_cpu_offload": False,
     f"{CPU_ADAM}.overlap_cpu_optimizer_d2h_h2d": False,
     f"{CPU_ADAM}.use_precision_aware_optimizer": False,
+    RECOMPUTE: "full",
+    f"{TRANSFORMER}.recompute_method": "uniform",
+    f"{TRANSFORMER}.recompute_num_layers": 1,
 }
 
 
@@ -62,14 +65,16 @@ class Config(DeclaredSettings):
         """Whether the trainer is Megatron's."""
         return self.text("trainer.strategy") == "megatron"
 
+    def field(self, name: str) -> object:
+        """Return the value of a field of Megatron's TransformerConfig; None where nobody sets it."""
+        switched = name == "recompute_granularity" and not self.flag("trainer.gradient_checkpointing")
+        return None if switched else self.get(f"{TRANSFORMER}.{name}")
+
     @property
     def keeps_hybrids(self) -> bool:
-        """Whether the trainer computes no layer again: Megatron's MambaStack did not before 0.18.
-
-        SkyRL 0.2.0 has Megatron-LM 4ef64ebc, of 0.16, and 0.4.0 has 0.19 (pyproject.toml).
-        """
-        linear = self.shape.linear if self.shape is not None else ""
-        return self.megatron and self.release.version in OLDER and linear.startswith("mamba")
+        """Whether no layer is recomputed: Megatron's MambaStack is since 0.18, and SkyRL 0.2.0 has 0.16."""
+        spaces = self.shape is not None and self.shape.linear.startswith("mamba")
+        return self.megatron and spaces and self.release.version in OLDER
 
     @property
     def packs_by_tokens(self) -> bool:
@@ -191,9 +196,5 @@ class Config(DeclaredSettings):
     @property
     def resumes(self) -> bool:
         """Whether a relaunch resumes from the job's own checkpoints; null or none mean the first start."""
-        mode = "trainer.resume_mode"
-        return (
-            self.text(mode) != "from_path"
-            and self.count("trainer.ckpt_interval") > 0
-            and not self.lacks(mode)
-        )
+        mode, saves = "trainer.resume_mode", self.count("trainer.ckpt_interval") > 0
+        return saves and self.text(mode) != "from_path" and not self.lacks(mode)

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.launchers.frameworks.core import residency, transformer
 from autotune.launchers.frameworks.core.optimizer_state import megatron_bytes, width
-from autotune.launchers.frameworks.skyrl.config import CPU_ADAM, ENGINE, POLICY, POOL, TRANSFORMER, Config
+from autotune.launchers.frameworks.skyrl.config import CPU_ADAM, ENGINE, POLICY, POOL, Config
 from autotune.policies.values.architecture.model import Layout
 
 
@@ -87,4 +87,4 @@ def layout(config: Config) -> Layout:
         prompt_tokens=config.longest - config.answer,
         response_tokens=config.answer,
     )
-    return transformer.with_transformer(result, config.inside(TRANSFORMER).get) if megatron else result
+    return transformer.with_transformer(result, config.field, config.shape) if megatron else result

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from autotune.launchers.frameworks.core import transformer
 from autotune.launchers.frameworks.core.engine_settings import SIZED, VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.skyrl.advice import ADVICE
-from autotune.launchers.frameworks.skyrl.config import POOL, RECOMPUTE, RENAMED, TRAIN_SIZE, Config
+from autotune.launchers.frameworks.skyrl.config import (
+    POOL,
+    RECOMPUTE,
+    RENAMED,
+    TRAIN_SIZE,
+    TRANSFORMER,
+    Config,
+)
 from autotune.launchers.frameworks.tabular import trainer_rows
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on, processed_images, vllm_graphs
 from autotune.launchers.frameworks.tabular.table import (
@@ -22,7 +32,7 @@ from autotune.launchers.frameworks.tabular.table import (
 )
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import Tracker
-from autotune.policies.values.knobs import KnobName
+from autotune.policies.values.knobs import KnobName, Knobs
 from autotune.policies.values.profile import Grid
 from autotune.policies.values.rehearsing import LateEvent
 
@@ -38,6 +48,17 @@ def _leaves_a_rest(c: Config) -> bool:
 
 def _divides_both(c: Config) -> str:
     return f"it divides {c.divided_in_words}"
+
+
+def _recompute(c: Config, before: Knobs, after: Knobs) -> dict[str, Any]:
+    """Return the settings of a mode of recomputation with Megatron; a switch turns all of it off."""
+    on = after.recompute != "off"
+    fields = transformer.recomputing(before.recompute, after.recompute, transformer.modules(c.field, c.shape))
+    own = on and (after.recompute != "full" or c.has(RECOMPUTE))  # SkyRL's own mode is full
+    return {
+        "trainer.gradient_checkpointing": on,
+        **({f"{TRANSFORMER}.{name}": value for name, value in fields.items()} if own else {}),
+    }
 
 
 # fmt: off
@@ -72,12 +93,11 @@ ROWS: tuple[Row[Config], ...] = (
             _ENTROPY: lambda c: c.flag("trainer.algorithm.use_entropy_loss"),
         }, divides={_divides_both: lambda c: c.mini_batch},
         read_at="skyrl/backends/skyrl_train/workers/worker.py:1013"),
-    Row(knob="recompute", key="trainer.gradient_checkpointing", modes={"off": False, "full": True},
-        unless={
-            "the job names its own recompute_granularity in transformer_config_kwargs": lambda c: c.megatron and c.has(RECOMPUTE),
-            "the Megatron of this release computes no layer of a model with state spaces again": lambda c: c.keeps_hybrids,
-        },
+    Row(knob="recompute", key="trainer.gradient_checkpointing", modes={"off": False, "full": True}, when=lambda c: not c.megatron,
         read_at="skyrl/backends/skyrl_train/workers/fsdp/fsdp_worker.py:90"),
+    Row(knob="recompute", key=RECOMPUTE, when=lambda c: c.megatron, read=lambda c: transformer.recompute(c.field, c.shape), write=_recompute,
+        unless={"the Megatron of this release computes no layer of a model with state spaces again": lambda c: c.keeps_hybrids},
+        read_at="skyrl/backends/skyrl_train/workers/megatron/megatron_worker.py:245"),
     Row(knob="param_offload", key="trainer.policy.fsdp_config.cpu_offload", grid=SWITCH, numeric="the optimizer steps on the CPU, beside the weights",
         unless={"with Megatron colocated weights are offloaded outside their phases by themselves": lambda c: c.megatron},
         read_at="skyrl/backends/skyrl_train/distributed/fsdp_strategy.py:215"),

@@ -287,6 +287,24 @@ def test_only_fsdps_optimizer_can_stay_on_the_card_while_the_engines_generate(se
     assert found.layout.weights_sleep
 
 
+def test_megatron_computes_only_named_modules_of_experts_again():
+    section = "trainer.policy.megatron_config.transformer_config_kwargs"
+    own = {f"{section}.recompute_granularity": "selective"}
+    for of, mode in (
+        (JOBS["experts"], "full"),
+        (job({**JOBS["experts"].settings, **own}, shape=JOBS["experts"].shape), "selective"),
+    ):
+        found = profile(of)
+        assert found.knobs.recompute == mode
+        assert found.supported["recompute"].grid.values == ("off", "selective", "modules", "full")
+        assert changed(of, recompute="off") == {"trainer.gradient_checkpointing": False}
+    modules = {"recompute_granularity": "selective", "recompute_method": None, "recompute_num_layers": None}
+    modules |= {"recompute_modules": ["moe_act", "layernorm"]}
+    assert changed(JOBS["experts"], recompute="modules") == {
+        f"{section}.{name}": value for name, value in modules.items()
+    }
+
+
 def test_an_older_megatron_computes_no_layer_of_state_spaces_again():
     shape = Model(
         layers=2, hidden=8, heads=1, kv_heads=1, head_dim=8, intermediate=8, vocab=8, linear="mamba2"
