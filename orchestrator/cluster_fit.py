@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from autotune.launchers import frameworks
+from autotune.launchers.base import Problem
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.units import counted, show_gib
 from autotune.policies.values.job import Cluster, Job
@@ -43,7 +44,7 @@ def on_gpus(job: Job, *, nodes: int, per_node: int) -> tuple[Job, tuple[str, ...
     asked, wanted = framework.gpus(job), nodes * per_node
     if asked is None or asked == wanted:
         return job, ()
-    where = f"{nodes} x {per_node} GPUs"
+    where = "1 GPU" if wanted == 1 else f"{nodes} x {per_node} GPUs"
     resized = framework.on_gpus(job, nodes=nodes, per_node=per_node)
     if resized is None:
         raise Failure(
@@ -61,11 +62,17 @@ def on_gpus(job: Job, *, nodes: int, per_node: int) -> tuple[Job, tuple[str, ...
     problems = [problem for problem in framework.check(resized) if problem not in before]
     if problems:
         raise Failure(
-            f"{where}: {problems[0].message} (with {', '.join(changes)})",
+            f"{where}: {_named(problems[0])} (with {', '.join(changes)})",
             hint=problems[0].hint,
             code=ExitCode.USAGE,
         )
     return resized, changes
+
+
+def _named(problem: Problem) -> str:
+    """Return what is wrong with a setting, and which one that is."""
+    name = str(problem.path[-1]) if problem.path else ""
+    return problem.message if name in problem.message else f"{name}: {problem.message}"
 
 
 def misfits(job: Job, cluster: Cluster) -> Iterator[Failure]:

@@ -45,6 +45,7 @@ Exit codes:
   2    a log cannot be read, or an option is wrong
   101  a bug in autotune"""
 _MAGIC_BYTES = 16
+_SOURCE_BYTES = 1 << 20  # of a job file or a script, at most
 _NEAR = 200  # lines above a failure that may say when it was
 
 
@@ -95,12 +96,33 @@ def explain_logs(
             is_answer = is_answer or explanation.is_answer
             at = explanation.main_line.line if explanation.diagnosis.evidence else explanation.lines
             reads.append(read_of(explanation, reading.before(at).split("\n")[-_NEAR:]))
+    if not is_answer and len(names) == 1:
+        _refuse_source(names[0])
     if reads := ordered(reads):
         if options.json:
             _write(document(reads) + b"\n")
         else:
             echo("\n".join((render(reads[0].explanation), *summary(reads))), color=options.color)
     return ExitCode.OK if is_answer else ExitCode.NO
+
+
+def _refuse_source(name: str) -> None:
+    """Raise Failure for a job file or a launch script, which somebody passed in place of its log."""
+    place = Path(name)
+    if name == STDIN or not place.is_file() or place.stat().st_size > _SOURCE_BYTES:
+        return
+    from autotune.orchestrator.config.loader import written  # no log needs them
+    from autotune.orchestrator.init.documents import Kind, kind_of
+
+    what, call = "", ""
+    if first_bytes(name, 2) == b"#!" and kind_of(place) is Kind.SHELL:
+        what, call = "a script", "init"
+    elif place.suffix in (".yaml", ".yml") and written(place.read_text(errors="replace")) is not None:
+        what, call = "a job file", "plan"
+    if what:
+        message = f"`{name}` is {what}, and no log"
+        hint = f"`autotune {call} {name}` reads it; `explain` reads what it printed"
+        raise Failure(message, hint=hint, code=ExitCode.USAGE)
 
 
 def _readings(name: str, *, named: bool) -> Iterator[Reading]:

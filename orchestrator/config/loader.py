@@ -333,6 +333,9 @@ def _check(document: Document, job: Job, framework: Framework, included: Documen
     another = of_another_framework(job, framework)
     every = (another,) if another else framework.check(job)
     problems = refusals(every)
+    if any("unknown" in each.message.lower() and each.hint for each in problems):
+        # What is missing may be what has a wrong name.
+        problems = tuple(p for p in problems if p.path[:1] != ("settings",) or document.holds(p.path))
     if document.complaints:  # what is missing may be what could not be read
         open_ones = {path for path, _ in placeholders.unfilled(job)}
         problems = tuple(p for p in problems if document.holds(p.path) and p.path not in open_ones)

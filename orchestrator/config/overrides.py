@@ -49,12 +49,12 @@ def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     named = {*job.settings, *(support.setting for support in profile.supported.values())} - set(KNOBS)
     for option in written:
-        name, equals, value = option.partition("=")
-        if equals and (name in named or re.search("[.-]", name)):
+        name, _, value = option.partition("=")
+        if value and (name in named or re.search("[.-]", name)):
             settings[name] = scalar(value)
             continue
         try:
-            changes[name] = _setting(name, value if equals else None, profile)
+            changes[name] = _setting(name, value or None, profile)
         except _RefusedError as refused:
             column, width = (1, len(name)) if refused.name else (len(name) + 2, len(value))
             complaints.append(
@@ -83,8 +83,9 @@ def with_edits(job: Job, edits: list[Edit]) -> Job:
         file = JobFile.model_validate(with_values(values_of(job), edits))
     except ValidationError as errors:
         refused = [(options[error["loc"][:2]], error["msg"]) for error in errors.errors()]
+        named = [(o.why.removeprefix("from "), str(o.value), message) for o, message in refused]
         raise JobErrors(
-            tuple(_complaint(f"`{o.why}` {message}", str(o.value), option=o.why) for o, message in refused)
+            tuple(_complaint(f"`{name}` {message}", value, option=name) for name, value, message in named)
         ) from None
     read = {name: getattr(job, name) for name in READ_ELSEWHERE}
     changed = msgspec.structs.replace(msgspec.convert(file, Job, from_attributes=True), **read)

@@ -346,7 +346,7 @@ def absent_paths(job: Job, framework: Framework) -> Iterator[Problem]:
         if key is not None:
             yield Problem(path=("settings", key), message="no such file or folder", hint=looked)
     if not is_folder(base):
-        yield Problem(path=("workdir",), message="no such folder", hint=str(base))
+        yield Problem(path=("workdir",), message="no such folder", hint=f"looked for {base}")
     elif job.cluster.address == "local":  # else a cluster may be found, whose nodes have other files
         yield from _absent_programs(job, base)
 

@@ -252,6 +252,11 @@ def find(root: Path, prefix: str | None) -> RunFolder:
 
     Raises Failure if there is no such run, or more than one.
     """
+    if prefix is not None and Path(prefix).is_file():
+        hint = f"`autotune status{calls.option_of(root)}` lists the runs"
+        raise Failure(
+            f"`{prefix}` is a file, but a run is named by its id or folder", hint=hint, code=ExitCode.USAGE
+        )
     if prefix is not None and os.sep in prefix:
         root, prefix = Path(prefix).parent, Path(prefix).name
     every = runs(root)

@@ -156,9 +156,11 @@ def show(prepared: RequestedJob, call: LaunchOptions) -> None:
         comments = ("added (+), replaced (~) and left out (-) in the job's command:", *lines) if lines else ()
         click.echo(script(command, prepared.job, comments=comments, by_path=True), nl=False)
         job = prepared.job
-        for warning in (*placeholders.warnings(job), *job.notes, *passed_over(job)):
+        edits = placeholders.warnings(job)
+        for warning in (*edits, *job.notes, *passed_over(job)):
             click.echo(f"warning: {warning}", err=True)
-        click.echo(f"Nothing was launched. Run it: {_without_dry_run(call)}", err=True)
+        run = "Fill them in, then run it" if edits else "Run it"
+        click.echo(f"Nothing was launched. {run}: {_without_dry_run(call)}", err=True)
 
 
 def _without_dry_run(call: LaunchOptions) -> str:

@@ -61,3 +61,11 @@ def test_the_examples_of_every_framework_are_its_own() -> None:
     jobs = [job for file in Path("configs").glob("*.yaml") if (job := written(file.read_text())) is not None]
     assert {job.framework for job in jobs} == set(FRAMEWORKS)
     assert [job.name for job in jobs if of_another_framework(job, find(job.framework))] == []
+
+
+def test_what_follows_from_a_wrong_name_is_no_mistake_of_its_own(tmp_path: Path) -> None:
+    text = TABLE["files"]["verl"].replace("len_per_gpu:", "len_per_gup:")
+    job = tmp_path / "job.yaml"
+    job.write_text(text.replace("max_response_length: 4096", "max_response_length: 16384"))
+    answer = CliRunner().invoke(main, ["plan", str(job)]).stderr
+    assert answer.count("error[job]") == 1 and "unknown setting" in answer
