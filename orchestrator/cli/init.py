@@ -156,6 +156,9 @@ def write(
     from autotune.orchestrator.config.loader import parse_unfinished, unfilled
     from autotune.orchestrator.init.job_text import job_text, with_variables
 
+    if source[0].startswith("-") and source[0] not in ("-", "--"):
+        hint = f"options of a script follow its name; `autotune init -- {source[0]} ...` takes any command"
+        raise Failure(f"no such option: {source[0]}", hint=hint, code=ExitCode.USAGE)
     source = source[1:] if source[0] == "--" else source
     if not source:
         raise click.UsageError("`--` is followed by no command")

@@ -351,7 +351,7 @@ def _memory(nodes: tuple[MemorySpan, ...]) -> list[str]:
 
 
 def _below(rows: list[tuple[str, str, str, str]], width: int | None) -> str:
-    return rendered(widgets.table(rows, right=(2,), wrap={1: 32, 3: 20}), width=width)
+    return rendered(widgets.table(rows, right=(2,), wrap={1: 30, 3: 20}), width=width)
 
 
 def _took(part: AttemptStatus | TrialStatus) -> str:

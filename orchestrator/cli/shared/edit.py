@@ -90,7 +90,7 @@ def with_options(
         Edit(("settings", key), value, "--set") for key, value in override(job, request.overrides).items()
     ]
     edits += [
-        Edit((section, key), value, f"from --{key}")
+        Edit((section, key), value, f"--{key}")
         for section, key in _OPTIONS
         if (value := getattr(request, key)) is not None
     ]

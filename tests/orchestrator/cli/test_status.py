@@ -60,6 +60,11 @@ def test_a_table_of_runs_fits_80_columns() -> None:
     head, row = text.splitlines()
     assert head.split()[:2] == ["RUN", "NAME"] and head.split()[-1] == "STATUS" and row.endswith("RECOVERING")
     assert max(map(len, (head, row))) <= 80
+    change = "concurrency 4 → 16, tokens_per_microbatch 32 → 384, recompute full → off"
+    fits = "confirm: fits   1,240 tok/s ±13%   92.5% free"
+    trial = TrialStatus(trial=1, change=change, seconds=26.0, status=fits)
+    searched = table([replace(RUN, trials=(trial,))], now=0.0, attempts=True, width=80)
+    assert max(map(len, searched.splitlines())) <= 80
 
 
 def test_the_time_of_an_attempt_that_nobody_watched_to_its_end_is_at_least_what_was_seen() -> None:
