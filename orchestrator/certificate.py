@@ -311,12 +311,12 @@ def replayed(framework: Framework, before: Job, after: Job) -> tuple[Replayed, s
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Replayed.NOT_RUN, f"the replay failed: {last}"
     try:
-        return judged(msgspec.json.decode(done.stdout.strip().rpartition("\n")[2], type=Comparison))
+        return agreement_of(msgspec.json.decode(done.stdout.strip().rpartition("\n")[2], type=Comparison))
     except msgspec.DecodeError:
         return Replayed.NOT_RUN, "the replay printed no result"
 
 
-def judged(comparison: Comparison) -> tuple[Replayed, str]:
+def agreement_of(comparison: Comparison) -> tuple[Replayed, str]:
     """Return the outcome of a comparison of two updates."""
     if comparison.skipped:
         return Replayed.NOT_RUN, comparison.skipped

@@ -21,7 +21,7 @@ from autotune.policies.explain.advice import remedies_after
 from autotune.policies.recovery.assumptions import facts_of, rests_on
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import HEADROOM, Outlook, outlook
-from autotune.policies.recovery.ranking import judged
+from autotune.policies.recovery.ranking import assess
 from autotune.policies.recovery.worst_case import cautions, longest_sequences
 from autotune.policies.remedies.legality import at_their_least
 from autotune.policies.values.command import Addition
@@ -295,9 +295,9 @@ def _awaiting_release(accepted: Accepted, framework: Framework) -> tuple[str, ..
 
 
 def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
-    estimates, ranked = view.estimates((knobs,)), judged(view, knobs)
-    typical = judged(replace(view, assumption=Assumption.TYPICAL), knobs).gpu
-    longest = judged(longest_sequences(view), knobs).gpu
+    estimates, ranked = view.estimates((knobs,)), assess(view, knobs)
+    typical = assess(replace(view, assumption=Assumption.TYPICAL), knobs).gpu
+    longest = assess(longest_sequences(view), knobs).gpu
     prediction = predicted(view.calibration, estimates)
     accepted = view.run.accepted
     # Attempts, or earlier jobs of its kind, showed what is left.

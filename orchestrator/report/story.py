@@ -18,7 +18,7 @@ from autotune.orchestrator.run import directory
 from autotune.orchestrator.units import show_duration, show_gib
 from autotune.policies.recovery.outlook import Outlook, measures, outlook, trusted
 from autotune.policies.recovery.permissions import relapse_of, started_before
-from autotune.policies.recovery.ranking import Ranked, judged, overflowing
+from autotune.policies.recovery.ranking import Ranked, assess, overflowing
 from autotune.policies.recovery.refused_changes import is_refused, without_refused
 from autotune.policies.remedies.allow_deny import denied
 from autotune.policies.remedies.ladder import candidates
@@ -146,7 +146,7 @@ def alternatives(past: Past, place: int, diagnosed: Diagnosed) -> tuple[Candidat
         return ()
     present = run.attempts[-1].knobs
     view = _outlook_of(run, diagnosed, past, place + 1)
-    chosen = judged(view, taken.apply(present)) if view is not None and taken is not None else None
+    chosen = assess(view, taken.apply(present)) if view is not None and taken is not None else None
     rows = []
     if taken is not None:
         rows.append(_row(present, taken, taken=True, why=_why_taken(chosen)))
@@ -198,7 +198,7 @@ def _why_not(
             same = remedy.changes.items() <= taken.changes.items()
             return "part of the one taken" if same else "another step of what the one taken turns"
         return "not the next on the ladder"
-    own = judged(view, after)
+    own = assess(view, after)
     misses = overflowing(view, own)
     if misses:
         where, missing = misses[0]

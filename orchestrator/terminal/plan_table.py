@@ -131,8 +131,8 @@ def summary(plan: Plan) -> tuple[str, ...]:
     )
     wrapped = _wrapped(f"predicted peak per GPU in GiB{of}: {peaks}", PIPED_WIDTH)
     lines += [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped]
-    judged = verdict_lines(plan, PIPED_WIDTH) if capacity else ["the GPU is not known", *_gpus_hint(plan)]
-    return (*lines, *judged)
+    verdicts = verdict_lines(plan, PIPED_WIDTH) if capacity else ["the GPU is not known", *_gpus_hint(plan)]
+    return (*lines, *verdicts)
 
 
 def gpus_option(plan: Plan) -> str:

@@ -9,7 +9,7 @@ import msgspec
 
 from autotune.policies.estimate.lengths import Assumption, lengths_of, longest_of
 from autotune.policies.recovery.outlook import Outlook, outlook
-from autotune.policies.recovery.ranking import judged
+from autotune.policies.recovery.ranking import assess
 from autotune.policies.values.history import Run
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Alternative, Profile
@@ -37,7 +37,7 @@ def rests_on(run: Run, view: Outlook) -> tuple[Fact, ...]:
 
 def is_hopeless(view: Outlook, knobs: Knobs) -> bool:
     """Return whether a launch with these knobs would only cost a relaunch."""
-    return bool(judged(view, knobs).least_risk >= _HOPELESS)
+    return bool(assess(view, knobs).least_risk >= _HOPELESS)
 
 
 def facts_of(profile: Profile) -> tuple[Fact, ...]:

@@ -10,7 +10,7 @@ from functools import partial
 from autotune.policies.recovery.assumptions import is_hopeless, rests_on
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.permissions import may_follow, started_before
-from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
+from autotune.policies.recovery.ranking import Ranked, assess, best, overflowing
 from autotune.policies.recovery.rehearsal import passed
 from autotune.policies.recovery.remedy_text import peaks, step, words
 from autotune.policies.values.events import Launch
@@ -32,7 +32,7 @@ def first_launch(run: Run) -> Launch:
     if rehearsed is not None and not run.refused:
         return Launch(knobs=rehearsed.knobs, reason=f"{REHEARSED} in attempt #{rehearsed.number}")
     view = None if mode is Preflight.OFF or len(run.refused) > 1 else outlook(run)
-    before = None if view is None else judged(view, written)
+    before = None if view is None else assess(view, written)
     if view is None or before is None or not is_hopeless(view, written):
         return Launch(knobs=written, reason=AS_WRITTEN)
     why = _why(view, before)

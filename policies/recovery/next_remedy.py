@@ -9,7 +9,7 @@ import msgspec
 from autotune.policies.recovery.by_ladder import Failure, by_ladder, defragmenting, last_failure, together
 from autotune.policies.recovery.outlook import Outlook, measures, of_host, outlook, trusted
 from autotune.policies.recovery.permissions import may_cure, started_before, undoes_offload
-from autotune.policies.recovery.ranking import Ranked, best, judged, overflowing
+from autotune.policies.recovery.ranking import Ranked, assess, best, overflowing
 from autotune.policies.recovery.relief import CLEARLY, relieving
 from autotune.policies.recovery.remedy_text import cure
 from autotune.policies.recovery.shortfall import shortfall
@@ -75,7 +75,7 @@ def _is_enough(run: Run, failure: Failure, allocator: Remedy) -> bool:
     view = outlook(run)
     if view is None or not trusted(run, failure.diagnosis) or not measures(view, failure.diagnosis):
         return True
-    after = judged(view, allocator.apply(failure.knobs))
+    after = assess(view, allocator.apply(failure.knobs))
     return failure.diagnosis.phase.value not in dict(overflowing(view, after))
 
 
@@ -134,7 +134,7 @@ def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
         candidate = ranked(view)
     if candidate is None:
         return None
-    return cure(view, present, judged(view, candidate.knobs), judged(view, present), diagnosis, named=named)
+    return cure(view, present, assess(view, candidate.knobs), assess(view, present), diagnosis, named=named)
 
 
 def _shares_less(present: Knobs, knobs: Knobs) -> bool:

@@ -61,7 +61,7 @@ class Ranked:
         return {phase.value: int(size) for phase, size in self.gpu.items()}
 
 
-def judged(view: Outlook, knobs: Knobs) -> Ranked:
+def assess(view: Outlook, knobs: Knobs) -> Ranked:
     """Return one configuration as the ranking sees it."""
     estimate = view.estimates((knobs,))
     times = step_times(view, None)
@@ -214,7 +214,7 @@ def _without_idle(
     else would not fit. Else one elsewhere stays that fits or speed ask for.
     """
     view, present = near.times.view, near.knobs[0]
-    most = judged(view, chosen).risk + _EQUAL_RISK
+    most = assess(view, chosen).risk + _EQUAL_RISK
     own = frozenset() if diagnosis is not None and diagnosis.cause in _LACKING else acting
     while True:
         undone = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.policies.recovery.outlook import outlook
 from autotune.policies.recovery.permissions import may_follow
-from autotune.policies.recovery.ranking import faster, judged
+from autotune.policies.recovery.ranking import assess, faster
 from autotune.policies.recovery.remedy_text import step
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.values.history import Attempt, Run
@@ -38,7 +38,7 @@ def offer(run: Run) -> Remedy | None:
     if candidate is None:
         return None
     why = "every phase left memory free"
-    return step(view, stable.knobs, candidate, judged(view, stable.knobs), name=CLIMB, why=why)
+    return step(view, stable.knobs, candidate, assess(view, stable.knobs), name=CLIMB, why=why)
 
 
 def due(run: Run, last: Attempt) -> Remedy | None:

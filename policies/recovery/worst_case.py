@@ -9,7 +9,7 @@ from autotune.policies.estimate.lengths import Assumption
 from autotune.policies.estimate.peaks import OF_PASSES
 from autotune.policies.recovery.outlook import LATE, Outlook, outlook
 from autotune.policies.recovery.permissions import may_follow
-from autotune.policies.recovery.ranking import best, judged, overflowing
+from autotune.policies.recovery.ranking import assess, best, overflowing
 from autotune.policies.recovery.remedy_text import words
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.formatting import show_gib
@@ -47,8 +47,8 @@ def worst_case(run: Run, knobs: Knobs) -> tuple[str, ...]:
     if view is None:
         return ()
     longest = longest_sequences(view)
-    present = judged(longest, knobs)
-    usual = {name for name, _ in overflowing(view, judged(view, knobs))}
+    present = assess(longest, knobs)
+    usual = {name for name, _ in overflowing(view, assess(view, knobs))}
     misses = [(name, size) for name, size in overflowing(longest, present) if name not in usual]
     if not misses or usual:
         return ()

@@ -15,7 +15,7 @@ import pytest
 from autotune.launchers import frameworks
 from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.orchestrator import certificate
-from autotune.orchestrator.certificate import Verification, judged, verify
+from autotune.orchestrator.certificate import Verification, agreement_of, verify
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.errors import ExitCode, Failure
@@ -279,8 +279,11 @@ def test_values_that_no_job_has_are_refused_or_named(tmp_path: Path) -> None:
 )
 def test_an_update_agrees_within_the_limit(update: float, replayed: Replayed) -> None:
     result = Comparison(samples=8, tokens=99, loss_error=0.0, gradient_error=1e-7, update_error=update)
-    assert judged(result)[0] is replayed
-    assert judged(msgspec.structs.replace(result, skipped="too large")) == (Replayed.NOT_RUN, "too large")
+    assert agreement_of(result)[0] is replayed
+    assert agreement_of(msgspec.structs.replace(result, skipped="too large")) == (
+        Replayed.NOT_RUN,
+        "too large",
+    )
 
 
 def test_an_update_that_differs_is_a_difference(of_builtin: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import outlook
 from autotune.policies.recovery.permissions import relapse_of
-from autotune.policies.recovery.ranking import judged
+from autotune.policies.recovery.ranking import assess
 from autotune.policies.recovery.upgrade import CLIMB
 from autotune.policies.values.diagnosis import Line
 from autotune.policies.values.events import (
@@ -241,7 +241,7 @@ def test_a_climb_surely_fits(memory_gib: int):
         stopped = (*history, StopRequested(by=CLIMB), Ended(outcome=Cancelled(by=CLIMB)))
         up, view = launch(*stopped), outlook(fold(stopped))
         assert view is not None
-        assert judged(view, up.knobs).risk <= 0.05
+        assert assess(view, up.knobs).risk <= 0.05
 
 
 @pytest.mark.parametrize("headroom", [0.05, 0.25])

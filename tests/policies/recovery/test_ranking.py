@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import outlook, trusted
-from autotune.policies.recovery.ranking import best, judged, overflowing
+from autotune.policies.recovery.ranking import assess, best, overflowing
 from autotune.policies.recovery.relief import RISK
 from autotune.policies.recovery.shortfall import widened
 from autotune.policies.recovery.upgrade import CLIMB, RETURN
@@ -111,7 +111,7 @@ def test_the_fewest_and_smallest_changes_are_taken_where_speed_is_the_same():
     view = outlook(fold(history))
     found = best(view, knobs, diagnosis=diagnosed(Phase.BACKWARD), started=True, permitted=lambda _: True)
     options = choices(of, knobs, recovery=Recovery(), started=True)
-    every = [judged(view, replace(knobs, **dict(zip(names, values, strict=True))))
+    every = [assess(view, replace(knobs, **dict(zip(names, values, strict=True))))
              for values in product(*(options[name] for name in names))]  # fmt: skip
     fitting = [one for one in every if one.risk <= RISK and one.knobs != knobs]
     alike = [one for one in fitting if one.step_s <= 1.03 * min(other.step_s for other in fitting)]
@@ -180,7 +180,7 @@ def test_a_host_that_ran_out_gets_less_offload():
     start = accepted(profile(moved), cluster=small)
     found = launch(start, Started(knobs=moved), *fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM))
     view = outlook(fold((start, Started(knobs=moved), *fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM))))
-    assert judged(view, found.knobs).host < judged(view, moved).host
+    assert assess(view, found.knobs).host < assess(view, moved).host
 
 
 def test_a_pool_that_was_too_small_grows():
@@ -217,7 +217,7 @@ def test_phases_that_are_wrong_together_do_not_make_a_launch_hopeless():
     tight = [
         accepted(cluster=replace(CLUSTER, gpu_memory_bytes=size * GIB // 4)) for size in range(200, 300, 2)
     ]
-    seen = [(start, judged(view, KNOBS)) for start in tight if (view := outlook(fold((start,)))) is not None]
+    seen = [(start, assess(view, KNOBS)) for start in tight if (view := outlook(fold((start,)))) is not None]
     together = [start for start, found in seen if found.least_risk < 0.95 and found.risk > 0.98]
     assert together
     for start in together:
@@ -353,7 +353,7 @@ def test_more_devices_spread_only_what_is_spread_over_all_of_them(
 def test_overflow_is_told_worst_first():
     view = outlook(fold((accepted(profile(TOO_MUCH)),)))
     misses = overflowing(
-        view, judged(view, replace(TOO_MUCH, recompute="off", tokens_per_microbatch=131_072))
+        view, assess(view, replace(TOO_MUCH, recompute="off", tokens_per_microbatch=131_072))
     )
     assert misses and misses == sorted(misses, key=lambda item: -item[1])
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.recovery.outlook import outlook
-from autotune.policies.recovery.ranking import judged
+from autotune.policies.recovery.ranking import assess
 from autotune.policies.recovery.remedy_text import cure, peaks, slows, words
 from autotune.policies.values.diagnosis import FORESEEN, Line
 from autotune.policies.values.events import Started
@@ -33,7 +33,7 @@ def remedy(changes, *, knobs=KNOBS, phase=Phase.BACKWARD, named=None, expected=F
     view, after = view_of(knobs, cluster), replace(knobs, **changes)
     evidence = (Line(line=1, text="forecast", rule=FORESEEN),) if expected else ()
     diagnosis = replace(diagnosed(phase, **of), evidence=evidence)
-    present, ranked = judged(view, knobs), judged(view, after)
+    present, ranked = assess(view, knobs), assess(view, after)
     return cure(view, knobs, ranked, present, diagnosis, named=named or phase), present, ranked
 
 
@@ -115,7 +115,7 @@ def test_the_figures_of_a_remedy_are_those_of_its_configuration():
 
 def test_the_three_tightest_peaks_are_named_against_what_there_is():
     view = view_of()
-    ranked = judged(view, KNOBS)
+    ranked = assess(view, KNOBS)
     tightest = sorted(ranked.gpu.items(), key=lambda item: -item[1])[:3]
     listed = ", ".join(f"{phase.value} {show_gib(size)}" for phase, size in tightest)
     assert peaks(view, ranked) == f"predicted peaks {listed} of 79.19 GiB"
@@ -126,7 +126,7 @@ def test_devices_of_two_sizes_are_named_one_by_one():
     of = replace(of, placement=Placement.SEPARATE)
     view = outlook(fold((accepted(of),)))
     assert view is not None
-    text = peaks(view, judged(view, KNOBS))
+    text = peaks(view, assess(view, KNOBS))
     assert text.count(" of ") == 3 and " of 100.00 GiB" in text and " of 50.00 GiB" in text
 
 
@@ -134,10 +134,10 @@ def test_devices_of_two_sizes_are_named_one_by_one():
 def test_a_host_that_is_four_fifths_full_is_named(share, named):
     roomy = outlook(fold((accepted(),)))
     assert roomy is not None
-    host = int(judged(roomy, KNOBS).host / share)
+    host = int(assess(roomy, KNOBS).host / share)
     view = outlook(fold((accepted(cluster=replace(CLUSTER, host_memory_bytes=host)),)))
     assert view is not None
-    assert (", host " in peaks(view, judged(view, KNOBS))) is named
+    assert (", host " in peaks(view, assess(view, KNOBS))) is named
 
 
 @pytest.mark.parametrize(

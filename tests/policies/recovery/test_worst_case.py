@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import outlook
-from autotune.policies.recovery.ranking import judged, overflowing
+from autotune.policies.recovery.ranking import assess, overflowing
 from autotune.policies.recovery.worst_case import came_late, longest_sequences, worst_case
 from autotune.policies.values.events import Event, Launch, Progressed, Started
 from autotune.policies.values.failure import Cause, Phase
@@ -65,7 +65,7 @@ def test_a_late_failure_is_cured_for_the_longest_sequences():
         view = outlook(run)
         assert came_late(run) == (count > 3) and view is not None and isinstance(action, Launch)
         longest = longest_sequences(view)
-        return action, overflowing(longest, judged(longest, action.knobs))
+        return action, overflowing(longest, assess(longest, action.knobs))
 
     (early, early_misses), (late, late_misses) = cured(1), cured(30)
     assert early_misses and not late_misses
@@ -91,7 +91,7 @@ def test_tokens_of_the_first_steps_tell_how_long_sequences_are():
     def needed(*events: Event) -> float:
         view = outlook(fold((start(), Started(knobs=ROWS), *events)))
         assert view is not None
-        return judged(view, ROWS).gpu[Phase.BACKWARD]
+        return assess(view, ROWS).gpu[Phase.BACKWARD]
 
     short, long = needed(*steps(3, tokens=400)), needed(*steps(3, tokens=4000))
     assert short < needed() < long
@@ -103,6 +103,6 @@ def test_a_job_that_says_its_lengths_is_believed():
     def needed(**means: float) -> float:
         view = outlook(fold((start(**means),)))
         assert view is not None
-        return judged(view, ROWS).gpu[Phase.BACKWARD]
+        return assess(view, ROWS).gpu[Phase.BACKWARD]
 
     assert needed(prompt_mean=100.0, response_mean=300.0) < needed() < needed(response_mean=3800.0)
