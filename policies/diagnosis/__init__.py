@@ -1,1 +1,1 @@
-"""From the bytes of a log to evidence, and from evidence to a diagnosis."""
+"""Scans the bytes of a log for evidence, and diagnoses the cause from the evidence."""

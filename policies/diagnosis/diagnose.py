@@ -1,4 +1,4 @@
-"""diagnose(evidence) -> Diagnosis: the first cause wins, not the last error."""
+"""diagnose(evidence) -> Diagnosis: selects the first cause, not the last error."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from autotune.policies.values.diagnosis import BUILTIN_FAILURE, Diagnosis, Evide
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Component, Phase
 from autotune.policies.values.observation import Completed, Crashed, Hung, Lost
 
-_SHOWN = 5  # lines of evidence
-_NEAR = 60  # lines within which two messages may be of one failure
-# Lines of one remote call in a traceback: verl 0.9.1 prints 60 from its worker's header to the message.
+_SHOWN = 5  # lines of evidence in a diagnosis
+_NEAR = 60  # maximum distance in lines between two messages of one failure
+# Maximum lines of one remote call in a traceback: verl 0.9.1 prints 60 from a worker's header to the message.
 _REMOTE_CALL = 200
 _SIGKILL = 9
 _KILLED_CODES = (137, -9)
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Return why a run died, as far as its evidence goes; `unknown` is an honest answer."""
+    """Return the cause of a run's failure according to its evidence; `unknown` if the evidence shows none."""
     causes = [f for f in _announced(evidence.findings) if f.cause is not None and not _survived(f)]
     first = _first(causes)
     if first is not None and not BY_NAME[first.line.rule].weak:
@@ -34,9 +34,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _announced(findings: tuple[Finding, ...]) -> list[Finding]:
-    """Return the failures in the order in which the log first mentions them.
+    """Return the failures in the order of their first mention in the log.
 
-    A header (`RayTaskError(OutOfMemoryError)`) mentions the failure that ends its traceback.
+    A header (`RayTaskError(OutOfMemoryError)`) mentions the failure at the end of its traceback.
     """
     order: dict[Line, Finding] = {}
     for at, finding in enumerate(findings):
@@ -51,9 +51,9 @@ def _is_header(finding: Finding) -> bool:
 
 
 def _passed_on(findings: tuple[Finding, ...]) -> Finding | None:
-    """Return the failure that ends the traceback which begins with a header; None if the log lacks it.
+    """Return the failure at the end of the traceback that a header begins; None if the log lacks it.
 
-    Where it was raised from another exception, the phase is that of the other one.
+    If it was raised from another exception, the phase is that of the original one.
     """
     header, *below = findings
     end = header.line.line + _REMOTE_CALL
@@ -74,9 +74,9 @@ def _passed_on(findings: tuple[Finding, ...]) -> Finding | None:
 
 
 def _first(causes: list[Finding]) -> Finding | None:
-    """Return the first cause; a job's own record takes precedence over the messages that led to it."""
+    """Return the first cause; a job's own failure record takes precedence over the messages before it."""
     strong = [f for f in causes if not _weak(f)]
-    strong = [f for f in strong if not f.caught] or strong  # a warning explains only what nothing else does
+    strong = [f for f in strong if not f.caught] or strong  # a caught failure counts only without any other
     if not strong:
         said = [f for f in causes if not BY_NAME[f.line.rule].warning] or causes
         return said[0] if said else None
@@ -84,19 +84,19 @@ def _first(causes: list[Finding]) -> Finding | None:
     if first.line.rule == BUILTIN_FAILURE:
         return first
     records = [f for f in strong if f.line.rule == BUILTIN_FAILURE]
-    # The kernel's or Ray's word about the host stands by itself: the actors' records follow from it.
+    # Messages of the kernel or Ray about host memory take precedence: the actors' records follow from them.
     if records and not BY_NAME[first.line.rule].name.startswith(("ray-memory", "kernel", "cgroup", "slurm")):
         return records[0]
     return first
 
 
 def _survived(finding: Finding) -> bool:
-    """Return whether the job continued afterwards, so that the message was only a warning."""
+    """Return whether the job continued after the message, which makes it a warning."""
     return finding.fatal == NEVER and BY_NAME[finding.line.rule].fatal != NEVER
 
 
 def _weak(finding: Finding) -> bool:
-    """Return whether other causes explain this one: a plain exception, or a record of one."""
+    """Return whether any other cause would explain this one: a plain exception, or a record of one."""
     if finding.line.rule == BUILTIN_FAILURE:
         return finding.cause is Cause.CODE
     return BY_NAME[finding.line.rule].weak
@@ -123,7 +123,7 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
         others += 1
     group = largest(facts) if cause is Cause.HOST_OOM else None
     if group is not None and group.component is not Component.UNKNOWN:
-        # Who was killed may have held little: the failure is that of whoever filled the node.
+        # The killed process may have held little memory: blame the processes that filled the node.
         if group.phase is not Phase.NONE or group.component is not component:
             phase, shown = group.phase, group.phase is not Phase.NONE
         component = group.component
@@ -152,18 +152,18 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
 
 
 def _other_ranks(evidence: Evidence, first: Finding) -> tuple[int, ...]:
-    """Return the other ranks that failed; limited because the findings are."""
+    """Return the other ranks that failed; incomplete, because the number of findings is limited."""
     return tuple(sorted({f.rank for f in evidence.findings if f.rank is not None} - {first.rank}))
 
 
 def _from_outcome(evidence: Evidence) -> Diagnosis | None:
-    """Return the diagnosis from the exit status, if no message says more."""
+    """Return the diagnosis of a hang, a lost cluster or a kill with full host memory; otherwise None."""
     outcome = evidence.outcome
     consequences = tuple(f.line for f in evidence.findings if f.cause is None)
     said = consequences
     if isinstance(outcome, Hung):
         cause, text = Cause.HANG, outcome.reason or f"no sign of life for {outcome.silent_s:.0f} s"
-        # What it said again and again while nothing moved is as close to the reason as a log gets.
+        # The last errors before and during the hang are the best hint that a log has.
         said = (*consequences[:2], *evidence.last_errors[-2:])
     elif isinstance(outcome, Lost):
         cause, text = Cause.INFRASTRUCTURE, outcome.reason
@@ -207,7 +207,7 @@ def _unknown(evidence: Evidence) -> Diagnosis:
 
 
 def _ending(evidence: Evidence) -> str:
-    """Return `exited with code 7 after step 4 of 5`; empty where the end was not observed."""
+    """Return `exited with code 7 after step 4 of 5`; empty if the end was not observed."""
     outcome, step, steps = evidence.outcome, evidence.last_step, evidence.steps
     if not isinstance(outcome, Crashed):
         return ""

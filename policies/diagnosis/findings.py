@@ -1,4 +1,4 @@
-"""A rule's match to a finding: its figures, and the phase and component that its surroundings show."""
+"""Turns a rule's match into a finding: its figures, and the phase and component from its context."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _OF_PYTORCH = "Tried to allocate"
 _NCCL = re.compile("nccl", re.IGNORECASE)
 _SETTINGS = re.compile(
     r"(?:\s\+{0,2}\w[\w.]{0,200}\.\w{1,60}=\S{1,300}){3}"
-)  # of a command line, not of who failed
-# What others report of a process they ended: it may have been in the midst of such a thing.
+)  # a command line, which does not show the failed process
+# Phases that last for long: the last one announced need not be that of a process that a supervisor killed.
 _LONG_ONES = (Phase.INIT, Phase.ROLLOUT_INIT, Phase.CHECKPOINT, Phase.DATA, Phase.WEIGHT_SYNC)
 
 
@@ -55,18 +55,18 @@ class Place(NamedTuple):
 
 
 class Whereabouts(NamedTuple):
-    """Where in a job a message comes from."""
+    """The phase and component of a job in which a message originates."""
 
     phase: Phase
     component: Component
-    guessed: bool  # the phase follows from no frame, which frames after the message may tell better
-    shown: bool  # the message's words or frames, or what its process had begun, show the phase
+    guessed: bool  # no frame shows the phase, so that frames after the message may correct it
+    shown: bool  # the message's words or frames, or the stage that its process announced, show the phase
 
 
 def found(
     rule: Rule, line: Parsed, place: Place, *, before: Callable[[], list[str]], since_stage: int | None
 ) -> tuple[Finding, bool]:
-    """Return the finding of a line that a rule matches, and whether frames may say its phase better."""
+    """Return the finding of a line that matches a rule, and whether later frames may correct its phase."""
     shown = Line(line=place.number, text=line.text[:_TEXT], rule=rule.name)
     rank = line.rank if line.rank is not None else rank_in(line.bare)
     if rule.name == BUILTIN_FAILURE and (record := record_of(line.bare)) is not None:
@@ -126,7 +126,7 @@ def found(
 def _whereabouts(
     rule: Rule, line: Parsed, earlier: list[str], context: list[str], *, since_stage: int | None
 ) -> Whereabouts:
-    """Return where a message comes from."""
+    """Return the phase and component in which a message originates."""
     called = from_worker(context)
     phase = rule.phase if rule.phase is not Phase.NONE else phase_around(called, line.text)
     if phase is Phase.NONE and called is not context:
@@ -137,14 +137,14 @@ def _whereabouts(
     if component is Component.UNKNOWN:
         texts = [line.text, *context]
         if rule.cause in (Cause.SHM, Cause.HOST_OOM):
-            # Engines and trainers alike have segments and threads of NCCL.
+            # Engines and trainers both have NCCL segments and threads.
             texts = [text for text in texts if not _NCCL.search(text)]
         component = component_of("\n".join(texts))
     relayed = component is Component.DRIVER or (component is Component.DATA and phase is not Phase.DATA)
     if relayed and rule.cause is Cause.GPU_OOM:
         component = (
             Component.UNKNOWN
-        )  # it relays the error of a worker, or a setting is named: it uses no GPU
+        )  # a driver or loader uses no GPU: it relays a worker's error, or the line contains a setting
     guessed = False
     shown = phase if rule.phase is not Phase.NONE or any(map(is_frame, context)) else Phase.NONE
     if phase in OPEN and rule.cause is not None and rule.cause.is_memory:
@@ -160,7 +160,7 @@ def _whereabouts(
             guessed = phase is Phase.NONE
             if stage.phase is not Phase.NONE and not reported:
                 phase = shown = stage.phase
-            # A step that was done tells only of a message that must be its process's own.
+            # A completed step shows the component only of a message that the same process must have printed.
             told = stage.phase is not Phase.NONE or _OF_PYTORCH in line.bare
             component = stage.component if told and component is Component.UNKNOWN else component
     elif component is Component.UNKNOWN and rule.cause is not None and rule.cause.is_memory:
@@ -179,7 +179,7 @@ def _whereabouts(
 
 
 def completed(finding: Finding, context: list[str], *, guessed: bool, stage: bool) -> tuple[Finding, bool]:
-    """Return a finding with what lines after its message say, and whether its phase is still a guess."""
+    """Return a finding completed from the lines after its message, and whether its phase is still a guess."""
     text = "\n".join(context)
     phase = finer(Phase.NONE if guessed else finding.phase, text)
     if phase is Phase.NONE and stage and (not guessed or _may_start(finding)):
@@ -199,5 +199,5 @@ def completed(finding: Finding, context: list[str], *, guessed: bool, stage: boo
 
 
 def _may_start(finding: Finding) -> bool:
-    """Return whether nothing but a guess speaks against an engine that was starting."""
+    """Return whether an engine's start may have failed: no known phase or component excludes it."""
     return finding.phase is Phase.NONE or finding.component in (Component.ROLLOUT, Component.UNKNOWN)

@@ -1,4 +1,4 @@
-"""What a program of autotune's own says about itself: failure records, and the built-in job's phases."""
+"""Parses lines of autotune's own programs: failure and cure records, and the built-in job's phases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Record(Value, frozen=True, kw_only=True):
 
 
 class CureRecord(Value, frozen=True, kw_only=True):
-    """A failure after which the job itself continued with a smaller setting."""
+    """A failure that the job itself cured by continuing with a smaller setting."""
 
     failure: Record
     knob: str
@@ -39,7 +39,7 @@ class CureRecord(Value, frozen=True, kw_only=True):
 
 
 class Mark(Value, frozen=True, kw_only=True):
-    """A phase that starts or ends, or a step that is done."""
+    """The start or end of a phase, or a completed step."""
 
     phase: Phase = Phase.NONE
     step: int
@@ -48,12 +48,12 @@ class Mark(Value, frozen=True, kw_only=True):
 
 
 def record_of(line: str) -> Record | None:
-    """Return the record in a line; None if there is none or it is not readable."""
+    """Return the failure record in a line; None if there is none or it is invalid."""
     return _record(_decoded(line, _PREFIX))
 
 
 def cure_of(line: str) -> CureRecord | None:
-    """Return the cure in a line; None if there is none or it is not readable."""
+    """Return the cure record in a line; None if there is none or it is invalid."""
     raw = _decoded(line, _CURED)
     failure, knob = _record(raw), raw.get("knob")
     before, after = _bytes(raw.get("before")), _bytes(raw.get("after"))
@@ -63,7 +63,7 @@ def cure_of(line: str) -> CureRecord | None:
 
 
 def _decoded(line: str, prefix: re.Pattern[str]) -> dict[str, Any]:
-    """Return the JSON object behind a prefix; empty if there is none or it is not readable."""
+    """Return the JSON object after a prefix; empty if there is none or it is invalid."""
     match = prefix.search(line)
     if match is None:
         return {}
@@ -99,7 +99,7 @@ def _record(raw: dict[str, Any]) -> Record | None:
 
 
 def mark_of(line: str) -> Mark | None:
-    """Return the progress that a line of the built-in job marks."""
+    """Return the progress in a line of the built-in job; None if the line reports none."""
     match = _MARKER.search(line)
     if match is None:
         return None

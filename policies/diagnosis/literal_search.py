@@ -1,4 +1,4 @@
-"""Where fixed strings end in a block of bytes: hyperscan where it is installed, else the standard library."""
+"""Finds fixed strings in blocks of bytes: with hyperscan if installed, otherwise the standard library."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from typing import Any, TypeAlias
 hyperscan: Any
 try:
     hyperscan = importlib.import_module("hyperscan")
-except ImportError:  # no wheel for this platform: slower, the same answer
+except ImportError:  # no wheel for this platform: slower, with the same results
     hyperscan = None
 
-# What differs between lines that say the same: figures, bars, the punctuation around them.
+# Bytes in which lines of one kind differ: digits, progress bars, punctuation around them.
 _NOISE = b"0123456789.,:;#=%|/<>()+-_ \xe2\x96\x88\x8f\x8e\x8d\x8c\x8b\x8a\x89"
 
-# Sorted positions where a string of the first and of the second group ends.
+# Sorted end positions of the strings of the first and of the second group.
 Ends: TypeAlias = tuple[list[int], list[int]]
 Matcher: TypeAlias = Callable[[bytes], Ends]
 Groups: TypeAlias = tuple[tuple[bytes, ...], ...]
-_HEAD = 4  # characters by which a string is found in a short text
-_WALKED = 600  # characters; a longer text is searched for each string
+_HEAD = 4  # leading characters by which strings are looked up in a short text
+_WALKED = 600  # characters; in a longer text each string is searched separately
 
 
 def minimal(literals: Iterable[str]) -> tuple[str, ...]:
-    """Return the distinct literals, in order, that contain no other one: the shorter finds the longer."""
+    """Return the distinct literals, in order, without those that contain another one.
+
+    Wherever the longer one is, the shorter is found.
+    """
     distinct = tuple(dict.fromkeys(literals))
     longest = max(map(len, distinct), default=0)
     shorter = [literal for literal in distinct if len(literal) < longest]
@@ -35,13 +38,13 @@ def minimal(literals: Iterable[str]) -> tuple[str, ...]:
 
 
 class Search:
-    """Two groups of fixed strings to look for."""
+    """Two groups of fixed strings to search for."""
 
     def __init__(self, first: Iterable[str], second: Iterable[str]) -> None:
         self.groups = (tuple(one.encode() for one in first), tuple(one.encode() for one in second))
 
     def matcher(self) -> Matcher:
-        """Return the fastest matcher there is, for one thread; it is built at its first use."""
+        """Return the fastest available matcher, for use in one thread; it is built at its first use."""
         built: list[Matcher] = []
 
         def ends(block: bytes) -> Ends:
@@ -54,12 +57,12 @@ class Search:
         return ends
 
     def plain(self) -> Matcher:
-        """Return a matcher of the standard library."""
+        """Return a matcher that uses the standard library."""
         return _plain(self.groups)
 
 
 class Naming:
-    """Which of many fixed strings are in a text."""
+    """Finds which of many fixed strings a text contains."""
 
     def __init__(self, literals: Iterable[str]) -> None:
         self._literals = tuple(literals)
@@ -70,7 +73,7 @@ class Naming:
         self._thread = threading.local()
 
     def named(self, text: str) -> Iterable[int]:
-        """Return the numbers of the strings in a text, some of them perhaps twice."""
+        """Return the numbers of the strings that a text contains, possibly with repetitions."""
         search = getattr(self._thread, "search", None)
         if search is None:
             database = None if hyperscan is None else _compiled(self._encoded)
@@ -79,7 +82,7 @@ class Naming:
         return result
 
     def counted(self, text: str) -> dict[str, int]:
-        """Return the strings in a text of any length, each with the number of places where it stands."""
+        """Return the strings in a text of any length, each with its number of occurrences."""
         if hyperscan is None or _compiled(self._encoded) is None:
             data = text.encode("utf-8", "replace")
             counts = {one: sum(1 for _ in _ends_of(one.encode(), data)) for one in self._literals}
@@ -87,7 +90,7 @@ class Naming:
         return {self._literals[number]: count for number, count in Counter(self.named(text)).items()}
 
     def plain(self, text: str) -> Iterable[int]:
-        """Return the numbers by the standard library: the text is walked once, not once for each string."""
+        """Return the numbers without hyperscan; a short text is walked once, not once for each string."""
         if len(text) > _WALKED:
             return {number for number, literal in enumerate(self._literals) if literal in text}
         result: set[int] = set()
@@ -100,10 +103,10 @@ class Naming:
 
 
 def _plain(groups: Groups) -> Matcher:
-    """Return a matcher of the standard library.
+    """Return a matcher that uses the standard library.
 
-    A search through a block for each of a hundred strings is slow; most lines of a log differ only in
-    figures, so the strings are looked for in one line of each kind, and only those found in the block.
+    Searching a block for each of a hundred strings is slow. Most lines of a log differ only in figures, so
+    one line of each kind is searched first, and the block only for strings found there.
     """
     reduced = [
         (literal, literal.translate(None, _NOISE), n) for n, group in enumerate(groups) for literal in group
@@ -129,9 +132,9 @@ def _ends_of(literal: bytes, block: bytes) -> Iterator[int]:
 
 @functools.cache
 def _compiled(literals: tuple[bytes, ...]) -> Any:
-    """Return a database whose matches name the string by its number; None if there can be none.
+    """Return a hyperscan database whose match ids are the strings' numbers; None if the CPU lacks SSSE3.
 
-    Compiling strings that share a number takes seven times as long.
+    Compiling strings that share an id takes seven times as long.
     """
     database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
     try:
@@ -144,7 +147,7 @@ def _compiled(literals: tuple[bytes, ...]) -> Any:
 
 
 def _scanning(database: Any, firsts: int) -> Matcher:
-    scratch = database.scratch.clone()  # one search at a time may use it
+    scratch = database.scratch.clone()  # only one search at a time may use it
 
     def ends(block: bytes) -> Ends:
         first: list[int] = []

@@ -1,4 +1,4 @@
-"""Bytes of any chunking to blocks of whole lines, and the pieces of a block around a position."""
+"""Groups chunks of bytes into blocks of whole lines, and finds the piece of a block around a position."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 
 from autotune.policies.diagnosis.log_prefixes import LONGEST
 
-BLOCK = 1 << 20  # bytes; a longer line is cut
-_LEAD = LONGEST // 4  # bytes shown of a very long line before what was found in it
-_CUT_REACH = 4096  # bytes before the end of a block where a cut in a long line is looked for
+BLOCK = 1 << 20  # maximum bytes; a longer line is cut
+_LEAD = LONGEST // 4  # bytes of a very long line to keep before a match
+_CUT_REACH = 4096  # bytes at the end of a block in which to search for a space to cut a long line at
 
 
 def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the bytes cut at newlines, at the same places whatever the chunking."""
+    """Yield blocks that end at newlines, at the same positions for every chunking."""
     held: list[bytes] = []
     size = 0
     for chunk in chunks:
@@ -20,7 +20,7 @@ def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
         while size + len(chunk) - at >= BLOCK:
             stop = at + BLOCK - size
             end = chunk.rfind(b"\n", at, stop) + 1
-            if end <= at:  # a line longer than a block, or one that the pieces held so far must end
+            if end <= at:  # no newline: cut a line longer than a block, or at one in the chunks held
                 whole = b"".join((*held, view[at:]))
                 cut = _cut(whole, 0)
                 yield whole[:cut]
@@ -36,7 +36,7 @@ def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _cut(data: bytes, at: int) -> int:
-    """Return where a block that starts at `at` ends: at a newline, else between words."""
+    """Return the end of a block that starts at `at`: after a newline, carriage return or space if any."""
     stop = at + BLOCK
     end = data.rfind(b"\n", at, stop) + 1
     if end <= at:
@@ -47,7 +47,7 @@ def _cut(data: bytes, at: int) -> int:
 
 
 class Cursor:
-    """Walks a block forward from piece to piece; a piece is what stands between returns and newlines."""
+    """Walks a block forward from piece to piece; carriage returns and newlines separate pieces."""
 
     def __init__(self, block: bytes, *, number: int) -> None:
         self.block = block
@@ -57,11 +57,11 @@ class Cursor:
         self._piece_end = 0
 
     def line_of(self, position: int) -> int:
-        """Return where the line of a position starts, as far as it is not yet passed."""
+        """Return the start of the line at a position, or the cursor if that is later."""
         return max(self.at, self.block.rfind(b"\n", self.at, position) + 1)
 
     def piece_of(self, position: int) -> tuple[int, int]:
-        """Return the bounds of the piece around a position; of a very long one, the part around it."""
+        """Return the bounds of the piece around a position; of a piece over LONGEST, the part around it."""
         block = self.block
         if position >= self._line_end:
             self._line_end = _found(block, b"\n", position, len(block))
@@ -82,13 +82,16 @@ class Cursor:
         self.at = position
 
     def leave(self, stop: int) -> None:
-        """Move behind the piece that begins at `at` and ends at a position, and behind its newline."""
+        """Move past the piece that begins at `at` and ends at `stop`, and past its newline."""
         newline = self.block[stop : stop + 1] == b"\n"
         self.number += newline
         self.at = stop + newline
 
     def next_line(self, stop: int) -> tuple[int, int, int] | None:
-        """Pass a whole line before a position and return its number and what a terminal shows of it."""
+        """Pass a whole line before `stop`; return its number and the bounds of what a terminal shows of it.
+
+        None if no whole line is left.
+        """
         block = self.block
         end = block.find(b"\n", self.at, stop)
         if end < 0:
@@ -105,7 +108,7 @@ class Cursor:
 
 
 class Backward:
-    """Walks the pieces of a block from its end."""
+    """Walks the pieces of a block backward from its end."""
 
     def __init__(self, block: bytes, *, number: int) -> None:
         self._block = block
@@ -114,7 +117,7 @@ class Backward:
         self._line = len(block)
 
     def piece_of(self, position: int) -> tuple[int, int, int] | None:
-        """Return line number, start and end of a position's piece; None if that was passed."""
+        """Return the line number, start and end of the piece at a position; None if already passed."""
         if position >= self._at:
             return None
         block = self._block
@@ -140,7 +143,10 @@ def _found(block: bytes, mark: bytes, start: int, stop: int) -> int:
 
 
 def last_lines(data: bytes, *, reach: int, most: int) -> list[str]:
-    """Return what a terminal shows of the last lines of `data`, oldest first, within `reach` bytes."""
+    """Return the last lines of `data` as a terminal shows them, oldest first.
+
+    At most `most` lines within the last `reach` bytes; empty lines are left out.
+    """
     lines = data[-reach:].split(b"\n")
     if len(data) > reach:
         lines = lines[1:]

@@ -1,4 +1,4 @@
-"""Which lines around a message belong to it: its own process's frames and markers, no metrics."""
+"""Selects the context of a message: frames and markers of its own process, without metrics."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from autotune.policies.values.failure import Cause, Component, Phase
 
 _OF_THE_NODE = (Cause.OBJECT_STORE, Cause.HOST_OOM)
 _RANKS = re.compile(r"(?:\[\d+\])+")
-# A program that leads the others through the phases, one after another.
+# Programs that coordinate the others through the phases.
 _DRIVERS = (
     "TaskRunner", "main_task", "(PPOTrainer", "(TrainingActor", "(SingleController", "(APIServer",
     "(FullyAsync", "(ParameterSync", "(RolloutManager", "(Orchestrator",
 )  # fmt: skip
 _WORKER = re.compile(r"^\((\w+)(?:\[[^\]]*\])? pid=")
-# Whose lines a component's process may print.
+# Components whose lines a component's process may print.
 _PARTS = {
     Component.TRAINER: (Component.TRAINER, Component.DATA),
     Component.REF: (Component.TRAINER,),
@@ -33,34 +33,34 @@ _PARTS = {
     Component.ROLLOUT: (Component.ROLLOUT, Component.DRIVER),
     Component.DATA: (Component.DATA,),
 }
-REACH = 120  # lines above a message that may belong to it
-_LONGEST = 500  # characters of a line of context
-_MARKERS = 25  # lines above a message without frames that may say what was going on
-_AFTER = 8  # lines below a message that may say so without being frames
+REACH = 120  # maximum lines of context above a message
+_LONGEST = 500  # maximum characters of a line of context
+_MARKERS = 25  # lines above a message without frames in which markers may show the phase
+_AFTER = 8  # lines below a message in which other lines than frames may show the phase
 _AHEAD = 40  # lines after a message that may belong to it
-OPEN = (Phase.NONE, Phase.FORWARD)  # phases that frames after the message may still tell
-_JOINED = 6  # rows over which one message may be spread
-# A frame that a terminal broke, and a whole one.
+OPEN = (Phase.NONE, Phase.FORWARD)  # phases that frames after the message may refine
+_JOINED = 6  # maximum rows of one wrapped message
+# A frame that a terminal wrapped, and a whole one.
 _CUT_FRAME = re.compile(r"^\s*File(?: \"[^\"]*| \"[^\"]+\",?(?: line(?: \d+,?(?: in)?)?)?)?$")
 _FRAME = re.compile(r"^\s*File \"[^\"]+\", line \d+, in \S")
-# The name of its function may be cut too: what continues it begins a row and is nothing but a word.
+# The function name may be wrapped as well: its rest is a row of a single word.
 _CUT_NAME = re.compile(r"^\s*File \"[^\"]+\", line \d+, in \w+$")
 _REST_OF_NAME = re.compile(r"[a-z0-9_]\w{0,60}")
-# What an engine's server says it was asked for, and that its engine failed to answer.
+# Lines of an engine's server about a request, or about an engine that failed to answer it.
 _OF_THE_SERVER = ("resume_memory_occupation", "AsyncLLM output_handler failed")
-_STAGE = 300  # lines for which an engine's start-up line counts
-# Lines that every healthy run prints: they name phases and say nothing of this failure.
+_STAGE = 300  # lines after which an engine's start-up line no longer counts
+# Lines that every healthy run prints: they name phases but do not describe the failure.
 _ROUTINE = re.compile(
     r"(?:[\w\-]+/)+[\w\-]+['\"]?[:=]\s*-?\d|\bstep[:= ]+\d+ - |\d%\||it/s|s/it|HTTP/1|"
     r"throughput|(?:[\w\-]+['\"]?\s?[=:]\s?-?\d[\d.e+\-]*\D{1,4}){2}|Timer \w+ end|"
     r"\bINFO\b.*\b(?:took|elapsed)\b|#(?:retracted|running|new)[-_]\w+|\{['\"]"
 )
-# A framework's own word on what it begins.
+# A framework's announcement of a phase.
 _SAYS_SO = re.compile(
     r"Memory-Usage before \w|Timer \w+ start|\bComputing \w+|Before \w+|Start(?:ing)? rollout|"
     r"\bSaving \w+"
 )
-# An engine that answers, or a trainer that has done a step, is not starting any more.
+# Signs that start-up is over: an engine that answers, or a trainer that completed a step.
 _RUNNING = re.compile(
     r"\bstep[:= ]+\d+ - |[Tt]rain(?:ing)? step \d|(?:Decode|Prefill) batch|fired up|startup complete|"
     r"(?:prompt|generation|gen) throughput|\d+/\d+ \[\d+:\d\d|perf/step_time|Epoch \d+[^:]*Step \d"
@@ -68,23 +68,23 @@ _RUNNING = re.compile(
 
 
 class Waiting:
-    """A message whose frames or figures may still come: its own text, and the lines after it."""
+    """A message that waits for frames or figures after it: its own text, and the lines that follow."""
 
     def __init__(self, message: Line, finding: Finding, *, guessed: bool = False) -> None:
         self.tag = message.tag
-        self.text = [message.bare]  # of the message, over the rows that it was wrapped to
-        self.lines = 0  # of its process, after it
-        self.broken = False  # another process has written since
+        self.text = [message.bare]  # rows of the wrapped message
+        self.lines = 0  # number of lines of its process after it
+        self.broken = False  # whether another process has written since
         self.context: list[str] = []
-        self.guessed = guessed  # whether no frame has said the phase yet
+        self.guessed = guessed  # whether no frame has shown the phase yet
         told = finding.cause is Cause.KV_POOL and finding.phase not in OPEN and not guessed
-        self.reach = CAUGHT_WITHIN if told else _AHEAD  # lines after the message that may say more
+        self.reach = CAUGHT_WITHIN if told else _AHEAD  # number of lines to read after the message
         self._users = Table([message.text], finding.facts.holders)
 
     def continued(self, line: Line) -> bool:
-        """Take a line of the same process; return whether it may be a row of the same message."""
+        """Add a line; return whether it may be a row of the same message of the same process."""
         if line.tag != self.tag and (self.broken or not self.tag.startswith(line.tag)):
-            self.broken = True  # a terminal wraps without the last prefixes, yet only at once
+            self.broken = True  # rows wrapped by a terminal lack prefixes, but follow immediately
             return False
         self.lines += 1
         if self.lines > _JOINED or is_frame(line.bare):
@@ -93,29 +93,32 @@ class Waiting:
         return True
 
     def supervised(self, line: Line, finding: Finding) -> bool:
-        """Return whether a line is Ray's or the kernel's word about the memory that a finding is about."""
+        """Return whether a line is Ray's or the kernel's report on the memory of a finding."""
         return finding.cause in _OF_THE_NODE and ("(raylet" in line.tag or "memory: usage " in line.bare)
 
     def listing(self, line: Line, finding: Finding) -> Finding | None:
-        """Return the finding with a process that a line lists as a user of the node's memory, if it does."""
+        """Return the finding with the process that a line lists as a user of host memory; None if none."""
         if finding.cause is not Cause.HOST_OOM or not self._users.take(line.text):
             return None
         facts = msgspec.structs.replace(finding.facts, holders=self._users.holders)
         return msgspec.structs.replace(finding, facts=facts)
 
     def figures(self) -> Facts:
-        """Return the figures of the message with its rows joined, broken at words or within them."""
+        """Return the figures of the message with its rows joined, both with and without spaces."""
         return filled(facts_of(" ".join(self.text)), facts_of("".join(self.text)))
 
     def wider(self, line: Line) -> bool:
-        """Return whether a line carries no process, or less of one than the message."""
+        """Return whether a line has the message's prefix, a part of it or none, or is an engine server's."""
         if not self.tag and not self.lines and is_frame(line.bare):
-            self.tag = line.tag  # the traceback of a message that was printed bare
+            self.tag = line.tag  # the traceback of a message that was printed without a prefix
         return self.tag.startswith(line.tag) or any(word in line.bare for word in _OF_THE_SERVER)
 
 
 def above(before: list[str], line: Line) -> list[str]:
-    """Return the lines above a message that its own process printed, up to the end of another error."""
+    """Return the lines of a message's own process above it, back to the end of an earlier error.
+
+    For Ray's raylet, the last announcement of any process.
+    """
     if "(raylet" in line.tag:
         return _said_last(before)
     own = _above(before, line.tag)
@@ -125,7 +128,7 @@ def above(before: list[str], line: Line) -> list[str]:
 
 
 def ends_traceback(lines: Sequence[str]) -> bool:
-    """Return whether the last line stands below a whole traceback of its process, from head to last frame."""
+    """Return whether a complete traceback of its process, from head to last frame, precedes the last line."""
     rows = map(parsed, reversed(lines))
     message, framed = next(rows), False
     for row in rows:
@@ -140,13 +143,13 @@ def ends_traceback(lines: Sequence[str]) -> bool:
 
 
 def doing(before: list[str], line: Line, component: Component, *, anyone: bool = False) -> Stage | None:
-    """Return what a message's process, or one without a prefix, last said that it does.
+    """Return the last stage that a message's process, or a line without a prefix, announced.
 
-    Where nothing tells whose message it is and several programs write to one log, nothing does.
-    A supervisor's message may be about `anyone`.
+    None if there is none, or if the message has no prefix and several components announced stages.
+    `anyone`: consider stages of all processes, for a supervisor's message.
     """
     own: Stage | None = None
-    synced = False  # whether an engine's message stands after the end of a weight sync
+    synced = False  # whether the trainer's last stage shows that the weight sync is over
     for other in reversed([parsed(part) for text in before for part in segments(text)]):
         if not (anyone or _told_by(other.tag, line.tag)):
             continue
@@ -161,7 +164,7 @@ def doing(before: list[str], line: Line, component: Component, *, anyone: bool =
             continue
         elsewhere = other.tag != line.tag and "(APIServer" not in other.tag and '"POST /' not in other.bare
         if component is Component.ROLLOUT is said.component and elsewhere:
-            continue  # of several engines
+            continue  # it may be of another engine
         if line.tag or component is not Component.UNKNOWN:
             return said
         if own is not None and own.component is not said.component:
@@ -171,26 +174,26 @@ def doing(before: list[str], line: Line, component: Component, *, anyone: bool =
 
 
 def _told_by(teller: str, process: str) -> bool:
-    """Return whether one who prints with a tag tells of a process: itself, its parent, or who leads it."""
+    """Return whether lines with tag `teller` describe a process: its own, its parent's or its leader's."""
     if process.startswith(teller):
         return True
     if "pid=" in process and teller.startswith(process) and _RANKS.fullmatch(teller, len(process)):
-        return True  # itself, which names its rank only now and then
+        return True  # the same process, which prints its rank only in some lines
     if teller == "[0]" and _RANKS.fullmatch(process):
-        return True  # the first rank speaks for all
+        return True  # the first rank reports for all
     worker, its = _WORKER.match(teller), _WORKER.match(process)
     if worker is not None and its is not None and worker[1] == its[1]:
-        return True  # so does the first of a group of workers
+        return True  # one worker of a group reports for the others
     return any(driver in teller for driver in _DRIVERS)
 
 
 def _leads(teller: str) -> bool:
-    """Return whether a line is of a program that leads trainers and engines alike."""
+    """Return whether a tag is that of a program that coordinates trainers and engines."""
     return not teller or any(driver in teller for driver in _DRIVERS)
 
 
 def _said_last(before: list[str]) -> list[str]:
-    """Return what any process said last that it starts: a supervisor's message is about them."""
+    """Return the last announcement of a phase by any process: a supervisor's message may be about any."""
     said = (parsed(text).bare[:_LONGEST] for text in before[-_MARKERS:])
     return [text for text in said if _SAYS_SO.search(text)][-1:]
 
@@ -214,7 +217,7 @@ def _above(before: list[str], tag: str) -> list[str]:
 
 
 def _rows(before: list[str]) -> list[Line]:
-    """Return the lines, with a frame that a terminal broke in the middle made whole again."""
+    """Return the lines, with frames that a terminal wrapped joined again."""
     rows: list[Line] = []
     for text in (part for line in before for part in segments(line)):
         row = parsed(text)
@@ -235,24 +238,24 @@ def _rows(before: list[str]) -> list[Line]:
 
 
 def below(text: str, *, distance: int) -> bool:
-    """Return whether a line below a message may say what was continuing."""
+    """Return whether a line below a message may show its phase."""
     return is_frame(text) or (distance <= _AFTER and not routine(text))
 
 
 def follows(text: str) -> bool:
-    """Return whether a line tells of what a failure led to: it says nothing of where that happened."""
+    """Return whether a line reports a consequence of a failure, which does not show its phase."""
     telling = is_frame(text) or any(word in text for word in _OF_THE_SERVER)
     rule = None if telling else matching(text)
     return rule is not None and rule.cause is None and not rule.harmless
 
 
 def routine(text: str) -> bool:
-    """Return whether a line is what a healthy run prints again and again."""
+    """Return whether a line is one that a healthy run prints repeatedly."""
     return _ROUTINE.search(text) is not None and _SAYS_SO.search(text) is None
 
 
 def starting(before: list[str], *, since_stage: int) -> bool:
-    """Return whether an engine that said it starts, so many lines ago, had not become ready."""
+    """Return whether an engine that announced its start `since_stage` lines ago had not become ready."""
     if since_stage > _STAGE:
         return False
     latest = max((at for at, text in enumerate(before) if is_stage(text)), default=-1)
@@ -260,11 +263,11 @@ def starting(before: list[str], *, since_stage: int) -> bool:
 
 
 def with_parts(before: Callable[[], list[str]], parts: list[str]) -> list[str]:
-    """Return the lines above a line with the parts of it that come first."""
+    """Return the lines above a line, followed by its first parts."""
     return [*before(), *parts]
 
 
 def until(before: Callable[[], list[str]], row: str) -> list[str]:
-    """Return the lines above up to a row."""
+    """Return the lines above `row`; all lines if it is not among them."""
     rows = before()
     return next((rows[:at] for at in range(len(rows) - 1, -1, -1) if parsed(rows[at]).text == row), rows)

@@ -1,4 +1,4 @@
-"""What stands before a message: process, rank, container, journal and logger prefixes, boxes and escapes."""
+"""Strips the prefixes of a message: process, rank, container, journal, logger, boxes and escape codes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import json
 import re
 from typing import NamedTuple
 
-# What a model reads and writes has the marks of its chat template; an error's record quotes a traceback.
+# Prompts and responses contain marks of a chat template; an error's record quotes them with a traceback.
 SAMPLED = (
     r"^(?!.*Traceback \(most recent).*"
     r"(?:<\|(?:im_start|im_end|start_header_id|eot_id|endoftext|user|assistant)\|>|<start_of_turn>)"
 )
 _SAMPLED = re.compile(SAMPLED)
-LONGEST = 8192  # characters of a line that are kept
+LONGEST = 8192  # maximum characters kept of a line
 _RANK_IN_TEXT = re.compile(r"\bRank (\d{1,6})\b|\brank[= ](\d{1,6})\b")
-_RECENT = 512  # lines: one is asked for as the row below another, for itself, and as context of a message
-_PREFIXES = 8  # how many may stand before one message
+_RECENT = 512  # lines cached: each is parsed as a continuation, for itself, and as context of a message
+_PREFIXES = 8  # maximum prefixes of one message
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-# Colours whose escape character a collector has spelled out or dropped; `[5m]` is a span of time.
+# Colours whose escape character a log collector has spelled out or dropped; `[5m]` is a duration.
 _COLOUR = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,4}m(?!\])")
 _SPELLED = re.compile(rf"(?:#033|\^\[|\\x1b|\\u001b|\\033|\\e)?{_COLOUR.pattern}")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
-# A process, which makes lines of one traceback belong together.
+# The process, which identifies the lines of one traceback.
 _ACTOR = re.compile(r"^(?:([\w.\-]*)\s*\|\s+)?(\([A-Za-z][^()\n]{0,200}(?:\([^()\n]*\)[^()\n]*)?\))\s?")
 _PRINTER = re.compile(
     r"(?:\x1b\[[\d;]{0,20}m| )*(\((?:[A-Za-z][^()\n]{0,200}(?:\([^()\n]{0,200}\)[^()\n]{0,200})?"
@@ -42,8 +42,8 @@ _CONTAINER = re.compile(
     r"^([a-z][\w.\-]{0,40}/\d{1,4}) (?=\S|  )|"
     r"^((?!step|epoch|iter)[a-z][a-z\-]{0,40}\d{1,6}(?:\.[\w.\-]{1,80})?): (?=\S|  )"
 )
-# The number of a line, which a tool put before it: grep, cat, editors, GitHub, Kaggle, lists. Tracebacks are
-# indented by an even number of spaces; a rank such as `3: ` brings one of its own.
+# A line number that a tool added: grep, cat, editors, GitHub, Kaggle, lists. Tracebacks are indented by an
+# even number of spaces; a rank such as `3: ` adds one.
 _NUMBER = re.compile(
     r"^\d{1,8}:(?=(?:  ){0,6}[^\s\d])|^[\w./\-]{1,120}\.(?:log|txt|out|err)[:\-](?:\d{1,8}[:\-])?(?! \d)|"
     r"^\[\d{1,8}\] (?! *\d)|^\d{1,8}\. (?! *\d)|^ {0,6}\d{1,8} \| (?! *\d+ \|)"
@@ -74,13 +74,13 @@ _LOGGER = re.compile(
 )
 _BOX = re.compile(r"^\s*[│┃║]\s?|^\s*\|\s?(?=(?:  )?File |Traceback )")
 _BOX_END = re.compile(r"\s*[│┃║]\s*$")
-# It begins with a word and goes on as no prefix does.
+# A message without a prefix: it begins with a word and continues as no prefix does.
 _BARE = re.compile(r"[A-Za-z]?[a-z]+:? (?![\[|\d\s])")
 _QUOTED = re.compile(r"^(?:>|E  ) ?(?=\S|\s{2})")
-# The last open string of an object, up to which everything is its envelope.
+# The envelope of a JSON object: everything up to its last open string.
 _JSON_HEAD = re.compile(r"""^.*[{,]\s*(["'])\w+\1:\s*["'](?=(?:[^"'\\]|\\.)*$)""")
 _JSON_TAIL = re.compile(r"""["']\s*(?:,\s*["']\w+["']:.*)?[}\])]+\s*$""")
-# A structured log's record: its message, and what tells it from data that a job prints.
+# A structured log's record: its message, and the keys that distinguish it from data that a job prints.
 _RECORD = re.compile(
     r"""^\s*\{(?=.*"(?:level|levelname|severity|stream|ts|@?time(?:stamp)?|asctime|logger)":)"""
     r"""(?!.*"(?:exc_\w+|exception|traceback|stack\w*|error)": ?")"""
@@ -90,17 +90,17 @@ _ESCAPED = re.compile(r"\\r?\\n|\\n")
 
 
 class Line(NamedTuple):
-    """A line without its prefixes."""
+    """A line split into its message and its process."""
 
-    text: str  # as printed, without escapes
+    text: str  # as printed, without escape codes
     bare: str  # without the prefixes of process and logger
-    tag: str  # the process that printed it; empty where nothing says
+    tag: str  # the process that printed it; empty if unknown
     rank: int | None
 
 
 @functools.lru_cache(_RECENT)
 def parsed(text: str) -> Line:
-    """Return a line apart from the prefixes of Ray, torchrun, containers, journals and loggers."""
+    """Split off the prefixes of Ray, torchrun, containers, journals and loggers."""
     text = _ANSI.sub("", text[:LONGEST]) if "\x1b" in text else text[:LONGEST]
     if _COLOUR.search(text):
         text = _SPELLED.sub("", text)
@@ -129,13 +129,13 @@ def parsed(text: str) -> Line:
 
 
 def _first(bare: str) -> re.Match[str] | None:
-    """Return what stands before a message and names no process."""
+    """Return the match of a prefix that names no process: line number, logger, box or quote."""
     numbered = _NUMBER.match(bare) or (_TABBED.match(bare) if "\t" in bare else None)
     return numbered or _LOGGER.match(bare) or _BOX.match(bare) or _QUOTED.match(bare)
 
 
 def _message(text: str) -> str:
-    """Return the message of a structured log's record, any other text as it is."""
+    """Return the message of a structured log's record; any other text unchanged."""
     record = _RECORD.match(text) if "{" in text[:8] else None
     if record is None:
         return text
@@ -146,15 +146,15 @@ def _message(text: str) -> str:
 
 
 class Printer(NamedTuple):
-    """A process that a line says to be from, as Ray and vLLM write it."""
+    """A process in the prefix of a line, in the form of Ray and vLLM."""
 
     prefix: str
-    pid: int | None  # None: a daemon of Ray's
-    address: str  # of its node; empty: the node of the program
+    pid: int | None  # None: a Ray daemon
+    address: str  # of its node; empty: the node of the main program
 
 
 def printers_of(text: str) -> list[Printer]:
-    """Return the processes that the prefixes of a line name: a worker, and a process below it."""
+    """Return the processes in the prefixes of a line: a worker, and a child process of it."""
     if not text.startswith(("(", "\x1b")):
         return []
     result: list[Printer] = []
@@ -166,15 +166,15 @@ def printers_of(text: str) -> list[Printer]:
 
 
 def rank_in(text: str) -> int | None:
-    """Return the rank that a message names."""
+    """Return the rank in a message; None if it names none."""
     match = _RANK_IN_TEXT.search(text)
     return int(match[1] or match[2]) if match else None
 
 
 def segments(text: str) -> list[str]:
-    """Return what one line of a log shows as several: progress bars, and a traceback inside JSON.
+    """Split one line of a log at the carriage returns of progress bars and at escaped newlines in quotes.
 
-    A text that a model has read or written stays whole.
+    JSON around an escaped traceback is removed. Prompts and responses of a model stay whole.
     """
     parts = text.split("\r") if "\r" in text else [text]
     if "\\n" not in text:

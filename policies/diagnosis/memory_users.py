@@ -1,4 +1,4 @@
-"""Who held a node's memory: the tables and sentences of Ray, the kernel, systemd-oomd, Kubernetes, Slurm."""
+"""Finds the users of host memory in messages of Ray, the kernel, systemd-oomd, Kubernetes and Slurm."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from autotune.policies.values.diagnosis import Facts, Holder
 from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.value import Value
 
-_PAGE_BYTES = 4096  # in which the kernel counts
-_MOST = 16  # holders kept
-_LONGEST = 120  # characters of a command
-_SHARE = 0.5  # of what the table lists, from which on a group is the one that matters
-_OF_USED = 0.25  # of the memory in use
-_ALIKE = 0.75  # of the largest process of a group: what its others hold at least if all do the same
+_PAGE_BYTES = 4096  # the kernel's table counts pages
+_MOST = 16  # maximum processes kept
+_LONGEST = 120  # maximum characters of a command
+_SHARE = 0.5  # minimum share of the listed memory that makes a group the largest user
+_OF_USED = 0.25  # minimum share of the memory in use
+_ALIKE = 0.75  # minimum memory of each process of a group, relative to its largest, if all hold the same
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-# Ray's table, one row a line or, since 2.50, all in one line.
+# Ray's table: one row per line or, since 2.50, all rows in one line.
 _RAY_HEAD = re.compile(r"\bPID\s+MEM\(GB\)\s+COMMAND\b")
 _RAY_ROW = re.compile(r"(?:^|[\s,])(\d{1,9})\s+(\d{1,6}\.\d{1,4})\s+(\S.*?)(?=,\s+\d{1,9}\s+\d{1,6}\.\d|$)")
 _RAY_KILLED = re.compile(
@@ -36,16 +36,16 @@ _KERNEL_KILLED = re.compile(
 _KERNEL_KILL = re.compile(r"\binvoked oom-killer:|\boom-kill:constraint=|\bKilled process \d+")
 _SYSTEMD = re.compile(r"Killed (\S{1,200}) due to memory used \((\d{1,18})\)")
 _EVICTED = re.compile(r"[Cc]ontainer ([\w.-]{1,80}) was using (\d{1,15}(?:\.\d+)?)([KMGT])i\b")
-# Slurm's `sacct`, as a table over a line of dashes or with `|` between its columns, and `seff`.
+# Slurm's `sacct`, with a line of dashes below its header or `|` between its columns, and `seff`.
 _SACCT_HEAD = re.compile(r"\bJobID(?:Raw)?\b.*\bMaxRSS\b|\bMaxRSS\b.*\bJobID(?:Raw)?\b")
 _DASHES = re.compile(r"-{3,}")
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([KMGT])")
 _SEFF = re.compile(r"\bMemory Utilized: (\d{1,9}(?:\.\d{1,6})?) ([KMGT])B\b")
-# A process that leads the others, and holds their batches rather than a model.
+# A process that coordinates the others and holds their batches rather than a model.
 _DRIVER = re.compile(r"TaskRunner|\bmain_(?!thread)\w+\b|Orchestrator|\bdriver\b|SingleController")
 _LOADER = re.compile(r"pt_data_worker|[Dd]ata[Ll]oader|DatasetActor|DataWorker|ray::Map|ray::Read|\bdataset")
 _METHOD = re.compile(r"\bray::(\w+)\.(\w+)")
-# Programs that a training is made of, its launchers and what lists a part of it; kernels print 15 letters.
+# Programs and launchers of a training, and names of its containers and job steps; kernels print 15 letters.
 _OF_JOBS = re.compile(
     r"^(?:container |step |the )|\.(?:slice|service|scope)|"
     r"^\S*?(?:ray|python|pt_|vllm|sglang|sgl_|trtllm|torch|accelerate|deepspeed|verl|slime|areal|swift|axolotl|"
@@ -56,33 +56,33 @@ _IDLE = re.compile(r"ray::IDLE|gcs_server|/raylet|dashboard|log_monitor")
 
 
 class Group(Value, frozen=True, kw_only=True):
-    """The processes of one command that hold the most."""
+    """The processes of the command that holds the most memory."""
 
     command: str
     count: int
     held_bytes: int
     component: Component
-    phase: Phase  # that the method of a worker names; NONE for any other process
-    alike: bool  # each of several holds much the same, as state that was moved to the host does
+    phase: Phase  # from the worker's method; NONE for any other process
+    alike: bool  # several processes hold similar amounts, as with state offloaded to the host
 
     @property
     def foreign(self) -> bool:
-        """Whether nothing in the command's name says that it belongs to a training."""
+        """Whether the command's name does not show that it belongs to a training."""
         return self.component is Component.UNKNOWN and _OF_JOBS.search(self.command) is None
 
 
 class Table:
-    """The processes that the lines around a message list, read line by line."""
+    """The processes listed in the lines around a message, read line by line."""
 
     def __init__(self, lines: Iterable[str] = (), holders: Iterable[Holder] = ()) -> None:
         self._found: dict[int | str, Holder] = {_key(holder): holder for holder in holders}
-        self._of_ray = False  # whether its head stands above
+        self._of_ray = False  # whether the head of Ray's table precedes
         self._steps = _Steps()
         for line in lines:
             self.take(line)
 
     def take(self, line: str) -> bool:
-        """Take the next line; return whether it lists a process."""
+        """Read the next line; return whether it lists a process."""
         head = _RAY_HEAD.search(line)
         self._of_ray = self._of_ray or head is not None
         rows = _ray_rows(line[head.end() :] if head else line) if self._of_ray else ()
@@ -91,7 +91,7 @@ class Table:
             key = _key(holder)
             known = self._found.get(key, holder)
             larger = max(known, holder, key=lambda one: one.held_bytes)
-            row = holder if known.killed else known  # a table names what a process does, not what created it
+            row = holder if known.killed else known  # a table shows what an actor does, not its class
             self._found[key] = msgspec.structs.replace(
                 larger, command=row.command, killed=known.killed or holder.killed
             )
@@ -99,19 +99,19 @@ class Table:
 
     @property
     def holders(self) -> tuple[Holder, ...]:
-        """The processes, the largest first."""
+        """The processes, largest first; at most _MOST."""
         return tuple(sorted(self._found.values(), key=lambda holder: -holder.held_bytes)[:_MOST])
 
 
 class _Steps:
-    """The steps of a Slurm job that `sacct` lists, with the largest memory of one task of each."""
+    """The steps of a Slurm job in a table of `sacct`, each with the largest memory of one of its tasks."""
 
     def __init__(self) -> None:
         self._head = ""
         self._columns: dict[str, slice] = {}
 
     def take(self, line: str) -> Iterator[Holder]:
-        """Yield the step of the next line."""
+        """Read the next line and yield its step, if any."""
         if _SACCT_HEAD.search(line):
             self._head, self._columns = line, {}
             return
@@ -133,7 +133,7 @@ class _Steps:
 
 
 def _of_unit(size: re.Match[str]) -> int:
-    """Return the bytes of a number and the letter of its binary unit."""
+    """Return the bytes of a match of a number and the letter of its binary unit."""
     return round(float(size[1]) * _UNITS[size[2]])
 
 
@@ -142,9 +142,9 @@ def _key(holder: Holder) -> int | str:
 
 
 def without_table(text: str) -> str:
-    """Return a message without the processes that it lists in the same line.
+    """Return a message without the processes that the same line lists; empty for the kernel's.
 
-    Whom the kernel kills, or who asked for the last page, need not be what filled the memory.
+    The process that the kernel kills, or that requested the last page, need not have filled the memory.
     """
     if _KERNEL_KILL.search(text) or _KERNEL_ROW.search(text):
         return ""
@@ -153,10 +153,10 @@ def without_table(text: str) -> str:
 
 
 def largest(facts: Facts) -> Group | None:
-    """Return the processes of one command that hold most of what is listed; None where none stands out.
+    """Return the processes of the command that holds most of the listed memory; None if none stands out.
 
-    Where the log also says how much of the node was in use, they hold a good part of that. Who was killed
-    need not hold much: alone it stands out only where the log says so.
+    If the log also shows how much host memory was in use, the group must hold at least _OF_USED of it.
+    Otherwise a list of killed processes alone does not count: they need not have held much.
     """
     capacity, group = facts.capacity_bytes, first_listed(facts)
     used = 0 if capacity is None else capacity - (facts.free_bytes or 0)
@@ -165,7 +165,7 @@ def largest(facts: Facts) -> Group | None:
 
 
 def without_loaders(facts: Facts) -> bool:
-    """Return whether a table of the kernel, which has every process, lists none that may load data."""
+    """Return whether a kernel's table, which lists every process, contains none that may load data."""
     names = [one.command for one in facts.holders]
     if len(names) < 2 or any(
         name.startswith("ray::") or _component(name) is Component.DATA for name in names
@@ -177,7 +177,10 @@ def without_loaders(facts: Facts) -> bool:
 
 
 def first_listed(facts: Facts) -> Group | None:
-    """Return the processes of one command that hold most of what is listed, however little that is."""
+    """Return the processes of the command that holds _SHARE or more of the listed memory; None if none does.
+
+    None as well for idle processes and Ray's daemons.
+    """
     holders = facts.holders
     groups: dict[str, list[Holder]] = {}
     for holder in holders:
@@ -207,9 +210,9 @@ def _ray_rows(text: str) -> Iterator[Holder]:
 
 
 def _killed(line: str) -> Iterator[Holder]:
-    """Yield the process or unit that a sentence says was killed or evicted, with what it used."""
+    """Yield the process, unit or job that a message reports as killed, evicted or ended, with its memory."""
     if match := _RAY_KILLED.search(line):
-        # An actor goes by what created it, whatever it was doing.
+        # Ray names an actor after its creation, not after the method that it was running.
         command = f"ray::{match[1].rpartition(':')[2].removesuffix('.__init__')}"
         yield Holder(pid=int(match[2]), held_bytes=_gib(match[3]), command=command[:_LONGEST], killed=True)
     if match := _KERNEL_KILLED.search(line):
@@ -230,7 +233,7 @@ def _kernel_rows(line: str) -> Iterator[Holder]:
 
 
 def _kind(command: str) -> str:
-    """Return a command without what differs between processes of one kind: ranks, addresses, ids."""
+    """Return a command without what differs between processes of one kind: ranks, ids, arguments."""
     words = command.split()
     if words and words[0] in ("container", "step", "the"):
         return command
@@ -250,5 +253,5 @@ def _component(command: str) -> Component:
 
 
 def _gib(number: str) -> int:
-    """Return the bytes of a size that Ray prints as GB: it divides by 1024 three times."""
+    """Return the bytes of a size that Ray prints as GB of 1024**3 bytes."""
     return round(float(number) * (1 << 30))

@@ -1,4 +1,4 @@
-"""The figures of failure messages, in bytes, in every wording they have had."""
+"""Parses the figures of failure messages, in bytes, in all known wordings."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _UNITS = {
     "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
     "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40,  # Kubernetes
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-}  # fmt: skip  # Ray and SGLang's host messages print decimal GB
+}  # fmt: skip  # Ray's messages about /dev/shm and SGLang's about host memory print decimal GB
 _SIZE = r"(\d{1,20}(?:,\d{3})*(?:\.\d{1,9}|\.(?= [KMGT]i?B))?) ?([KMGT]i?B|[KMGT]i?\b|bytes|B)?"
 
-# Ordered: the first pattern that matches gives the figure.
+# Ordered: the first matching pattern gives the figure.
 _REQUESTED = (
     r"allocate \S{1,24} \((\d{1,20}) (bytes)\)",
     rf"[Tt]ried to allocate {_SIZE}",
@@ -126,14 +126,14 @@ _ALLOCATED = (
 )
 _UNALLOCATED = (rf"{_SIZE} is reserved by PyTorch but unallocated", rf"; {_SIZE} cached\)")
 _RESERVED = (rf"{_SIZE} reserved in total by PyTorch",)
-_ALLOWED = (rf"{_SIZE} allowed;",)  # of a process with a fraction of the card
-# Of the memory as a whole, printed before a message or by a supervisor after it.
+_ALLOWED = (rf"{_SIZE} allowed;",)  # of a process limited to a fraction of the GPU
+# Of the whole memory, printed before a message or by a supervisor after it.
 _STATED_CAPACITY = (
     rf"calculating max tokens .*total: {_SIZE}",
     r"memory: usage \d+kB, limit (?P<number>\d{1,15})(?P<unit>k)B",
 )
 _STATED_FREE = (rf"calculating max tokens .*available: {_SIZE}", rf"shm has only {_SIZE} available")
-# PyTorch's sentences, read without spaces: a terminal breaks them anywhere, and a copy of it pads the rows.
+# PyTorch's sentences, matched without spaces: terminals wrap them anywhere, and copies of these pad the rows.
 _UNSPACED_SIZE = r"(\d{1,20}(?:\.\d{1,9})?)([KMGT]iB|bytes)"
 _UNSPACED = {
     name: tuple(Pattern(sentence.replace(" ", "").replace("SIZE", _UNSPACED_SIZE)) for sentence in sentences)
@@ -148,13 +148,13 @@ _UNSPACED = {
     }.items()
 }
 _REQUEST = "Tried to"  # in every message of PyTorch's allocator
-# The same figure in bytes, where the message before it rounds.
+# The exact bytes of a figure that the message before it rounds.
 _EXACT = re.compile(r"\bbuffer of size (\d{1,20})\b")
-_ROUNDED = 0.001  # of a figure: how far the exact one may be from it
-_MPS_UNIT = re.compile(r"\b([KMGT])B\b")  # that allocator writes MB for 1024 x 1024 bytes
-# An engine that has just started: what is not free is held by others.
+_ROUNDED = 0.001  # maximum relative difference between a rounded figure and the exact one
+_MPS_UNIT = re.compile(r"\b([KMGT])B\b")  # the MPS allocator writes MB for 1024 x 1024 bytes
+# An engine that has just started: other processes hold all memory that is not free.
 _AT_START = re.compile(r"Free memory on device .* on startup")
-# Of a node, as Ray's monitor prints them: what is used, what it allows, and all that there is.
+# Host memory of a node as Ray's memory monitor prints it: used, total, and the allowed share.
 _HOST = re.compile(
     r"(?:was running|\(IP: [^)]{1,80}\)) was (?P<used>\d{1,9}\.\d+)Gi?B / (?P<all>\d{1,9}\.\d+)Gi?B \("
     r"(?:[\d.]{1,12}\), which exceeds the memory usage threshold of (?P<share>[01](?:\.\d{1,9})?))?"
@@ -191,7 +191,7 @@ _PRINTED = ("requested", "capacity", "free", "allocated", "unallocated", "reserv
 
 
 def facts_of(text: str) -> Facts:
-    """Return the figures that a message prints."""
+    """Return the figures in a message."""
     if "MPS backend" in text:
         text = _MPS_UNIT.sub(r"\1iB", text)
     result = _facts({name: _first(_COMPILED[name], text) for name in _PRINTED} | _unspaced(text))
@@ -210,7 +210,10 @@ def facts_of(text: str) -> Facts:
 
 
 def _of_node(text: str) -> tuple[int, int | None, int] | None:
-    """Return the bytes of a node that are used, that Ray allows and that there are; Ray divides by 1024."""
+    """Return a node's used bytes, those that Ray allows (None if not printed), and its total.
+
+    Ray's memory monitor prints GB of 1024**3 bytes. None if the text has no such figures.
+    """
     if exact := next(filter(None, (one.search(text) for one in _HOST_IN_BYTES)), None):
         return int(exact[1]), int(exact[2]), int(exact[3])
     if (host := _HOST.search(text) or _HOST_ONCE.search(text)) is None:
@@ -220,7 +223,7 @@ def _of_node(text: str) -> tuple[int, int | None, int] | None:
 
 
 def filled(facts: Facts, other: Facts) -> Facts:
-    """Return `facts` with what it lacks taken from `other`."""
+    """Return `facts` with its unset fields taken from `other`."""
     missing = {
         name: getattr(other, name)
         for name in Facts.__struct_fields__
@@ -234,10 +237,10 @@ def _is_unset(value: object) -> bool:
 
 
 def refined(facts: Facts, other: Facts, rows: list[str]) -> Facts:
-    """Return a message's facts with those of the rows that it is spread over.
+    """Return a message's facts completed from its wrapped rows.
 
-    What a terminal broke within a figure is read from the rows together. The request is in bytes where the
-    last row prints it so.
+    Figures that a terminal split are read from the joined rows. The request is exact if the last row prints
+    it in bytes.
     """
     whole = _unspaced("".join(rows)) if _REQUEST in rows[0] else {}
     result = filled(_facts(whole), filled(facts, other))
@@ -248,7 +251,7 @@ def refined(facts: Facts, other: Facts, rows: list[str]) -> Facts:
 
 
 def stated_above(context: list[str]) -> Facts:
-    """Return the figures of a card that a program printed before its message."""
+    """Return a memory's capacity and free bytes that a program printed before its message."""
     text = "\n".join(context)
     return Facts(
         capacity_bytes=_first(_COMPILED["stated capacity"], text),
@@ -257,7 +260,10 @@ def stated_above(context: list[str]) -> Facts:
 
 
 def with_outside(facts: Facts) -> Facts:
-    """Return the facts with what the card holds outside this process's allocator, where that follows."""
+    """Return the facts with the bytes in use outside this process's allocator, if they can be computed.
+
+    outside = capacity - free - allocated - reserved but unallocated, in bytes.
+    """
     capacity, free, allocated = facts.capacity_bytes, facts.free_bytes, facts.allocated_bytes
     unallocated = facts.reserved_unallocated_bytes
     if capacity is None or free is None or allocated is None or unallocated is None:
@@ -266,7 +272,11 @@ def with_outside(facts: Facts) -> Facts:
 
 
 def fragmented(facts: Facts) -> bool:
-    """Return whether reserved but unusable pieces explain the failure."""
+    """Return whether fragmentation, reserved memory that cannot be allocated, explains the failure.
+
+    True if the idle reserve is at least the request, or a quarter of it and enough with the free memory
+    added.
+    """
     requested, idle = facts.requested_bytes, facts.reserved_unallocated_bytes
     if requested is None or idle is None or requested == 0:
         return False
@@ -274,7 +284,7 @@ def fragmented(facts: Facts) -> bool:
 
 
 def _facts(figures: Mapping[str, int | None]) -> Facts:
-    """Return printed figures as facts; what is reserved is more than what is allocated by the idle part."""
+    """Return printed figures as facts; unallocated = reserved - allocated, unless it is printed."""
     allocated, reserved = figures.get("allocated"), figures.get("reserved")
     unallocated = figures.get("unallocated")
     if unallocated is None and reserved is not None and allocated is not None:
@@ -292,7 +302,7 @@ def _facts(figures: Mapping[str, int | None]) -> Facts:
 
 
 def _unspaced(text: str) -> dict[str, int]:
-    """Return the figures of a message of PyTorch's allocator, wherever a terminal broke it."""
+    """Return the figures of a message of PyTorch's allocator, even if a terminal wrapped it."""
     packed = "".join(text.split())
     figures = {name: _first(patterns, packed) for name, patterns in _UNSPACED.items()}
     return {name: figure for name, figure in figures.items() if figure is not None}
@@ -314,6 +324,6 @@ def _bytes(number: str, unit: str | None) -> int:
 
 
 def adds(whole: str, *rows: str) -> bool:
-    """Return whether a message has a figure that none of its two rows has."""
+    """Return whether a message joined from two rows has a figure that neither row has alone."""
     apart = filled(facts_of(rows[0]), facts_of(rows[1]))
     return filled(apart, facts_of(whole)) != apart

@@ -1,4 +1,4 @@
-"""Which phase and component the frames, methods and prefixes around a message point to."""
+"""Infers phase and component from the frames, methods and prefixes around a message."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from autotune.policies.diagnosis.software.phases import ENGINES, PHASES
 from autotune.policies.values.diagnosis import Facts
 from autotune.policies.values.failure import Component, Phase
 
-# What engines print when they start; weaker than frames.
+# Lines that engines print while starting; weaker evidence than frames.
 STAGE = re.compile(
     r"Capturing cuda ?graphs?|Capture (target|cuda|CUDA|prefill)|Loading safetensors|Load weight (begin|end)|"
     r"Memory pool end|KV Cache is allocated|# GPU blocks"
 )
-STAGE_LITERALS = literals_of(STAGE.pattern)  # one of them is in every line of a stage
+STAGE_LITERALS = literals_of(STAGE.pattern)  # every match of STAGE contains one of them
 _FRAME = re.compile(
     r"File \"[^\"\n]+\", line \d+|File \"?[^\"\s]+\"?(, line |:)\d+|^\S*\.py:\d+:? in |\S+\.py:\d+ \w+|"
     r"\.py\(\d+\): \w+|"
     r"\.py in \w+\(|ray::\w"
 )
-_FRAME_LITERALS = ("File ", ".py", "ray::")  # one of them is in every frame
+_FRAME_LITERALS = ("File ", ".py", "ray::")  # every frame contains one of them
 # Frames of rich, of torch's own tracebacks, of faulthandler and Ray, of profilers, of IPython.
 _OTHER_FRAMES = tuple(
     re.compile(pattern)
@@ -39,7 +39,7 @@ _OTHER_FRAMES = tuple(
 _ERROR_END = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?!\()(?:: .*)?$")
 
 
-# An engine has no passes of training and no models but those it serves.
+# An engine runs no training micro-batches, and builds only the models that it serves.
 _ENGINES_OWN = {Phase.INIT: Phase.ROLLOUT_INIT, Phase.FORWARD: Phase.ROLLOUT}
 _OWNERS = {
     Phase.ROLLOUT_INIT: Component.ROLLOUT,
@@ -52,14 +52,14 @@ _OWNERS = {
     Phase.DATA: Component.DATA,
 }
 _ENGINE_FRAME = re.compile(rf"(?:^|[/\\\"]){ENGINES}/\S+, line \d+")
-# Where a trainer turns logits into log-probs or an entropy; engines sample in frames of their own.
+# Frames in which a trainer computes log-probs or an entropy from logits; engines sample in other frames.
 _SCORE_FRAME = re.compile(
     r"torch/nn/functional\.py\S*, line \d+, in (?:log_)?softmax\b|"
     r"\bin (?:logsumexp\w*|\w*entropy_from_logits\w*|log_?probs?_from_logits\w*)$"
 )
 _SAMPLER_FRAME = re.compile(rf"{ENGINES}/\S+, line \d+|generation/utils\.py|\bin _?generate(?:_samples)?\b")
 _VALIDATES = re.compile(r"\b_?validate\b|\bevaluation_loop\b|\beval_rollout")
-# What a driver's message without figures was asked for, where its innermost frame pins host memory.
+# Innermost frames that allocate pinned host memory; a driver's message without figures does not say so.
 _PINS = re.compile(
     r"\bpin_memory\b|_allocate_(?:cpu|host|pinned)\w*|cudaHost(?:Alloc|Register)|cudaMallocHost|pinned_(?:memory|buffer|tensor)"
 )
@@ -69,17 +69,17 @@ _RELAYS = re.compile(
     r"ray::(?:\w*(?:TaskRunner|Driver|Pipeline|Orchestrator|Main|Coordinator)\w*)\.|"
     r"\.(?:execute\w*|_?call\w*|__\w+__|run|apply|invoke|fit|dispatch\w*|get\w*|sync_func|remote\w*)\("
 )
-# An engine builds and fills its layers, before it has a pool or captures anything.
+# An engine builds its layers and loads their weights, before it has a pool or captures graphs.
 _LOADS = re.compile(
     r"\bin (?:load_model|_?load_weights?|create_weights|_?initialize_model|\w*weight_loader|"
     r"process_weights_after_loading|get_model|_?create_weight\w*|\w*weights_iterator)\b|"
     r"^load_tensors: "  # llama.cpp
 )
-# It runs its largest batch once, to see what is left for the pool.
+# An engine runs its largest batch once, to measure the memory that remains for the pool.
 _PROFILES = re.compile(
     r"\bin (?:_?profile_run|determine_(?:available_memory|num_available_blocks)|profile_max_num_token)\b"
 )
-# A trainer makes, loads or gathers the state of its optimizer.
+# A trainer creates, loads or gathers the state of its optimizer.
 _STATES = re.compile(
     r"\bin (?:initialize_optimizer_states|_?init_group|_?configure_(?:zero|basic)_optimizer|"
     r"_?create_fp32_partitions|_setup_for_real_optimizer|\w*load_optim\w*)\b|"
@@ -94,13 +94,13 @@ _SHARED = re.compile(
 
 
 def phase_of(context: str) -> Phase:
-    """Return the phase that a context of frames and methods shows, NONE where it shows none."""
+    """Return the phase that a context of frames and methods shows; NONE if it shows none."""
     ranked = min(map(_phase_rank, context.split("\n")))
     return PHASES[ranked][0] if ranked < len(PHASES) else Phase.NONE
 
 
 def as_frame(line: str) -> str:
-    """Return a frame as Python itself prints it, whichever tool printed it."""
+    """Return a frame of any tool in Python's own format; any other line unchanged."""
     for pattern in _OTHER_FRAMES:
         if (match := pattern.search(line)) is not None:
             path, number, function = match["path"], match["number"], match["function"]
@@ -108,7 +108,7 @@ def as_frame(line: str) -> str:
     return line
 
 
-@functools.lru_cache(1024)  # the context of one message is mostly that of the next
+@functools.lru_cache(1024)  # consecutive messages share most of their context
 def _phase_rank(line: str) -> int:
     line = as_frame(line)
     matches = (at for at, (_, pattern) in enumerate(PHASES) if pattern.search(line))
@@ -116,9 +116,9 @@ def _phase_rank(line: str) -> int:
 
 
 def from_worker(context: list[str]) -> list[str]:
-    """Return a context from the innermost method of a worker that Ray's errors name, else all of it.
+    """Return a context from the innermost worker method that Ray's errors name; all of it if there is none.
 
-    A driver's task relays the error of a worker, and a worker's general method may do anything.
+    Methods of a driver, which relays a worker's error, and general ones (`execute`, `run`) do not count.
     """
     for at in range(len(context) - 1, -1, -1):
         call = _RAY_CALL.search(context[at])
@@ -128,12 +128,12 @@ def from_worker(context: list[str]) -> list[str]:
 
 
 def calls_worker(context: list[str]) -> bool:
-    """Return whether a context begins with a worker's method, as `from_worker` returns it."""
+    """Return whether a context begins with a worker's method, as one from `from_worker` may."""
     return bool(context) and _RAY_CALL.search(context[0]) is not None and not _RELAYS.search(context[0])
 
 
 def phase_around(context: list[str], line: str) -> Phase:
-    """Return the phase of a message: of its traceback as a whole, or of the nearest line that names one."""
+    """Return the phase of a message: of its whole traceback, or of the nearest line that shows one."""
     if any(is_frame(text) for text in context):
         phase = phase_of("\n".join([*context, line]))
         return Phase.LOG_PROB if phase is Phase.ROLLOUT and _scores(context) else phase
@@ -142,14 +142,14 @@ def phase_around(context: list[str], line: str) -> Phase:
 
 
 def _scores(context: list[str]) -> bool:
-    """Return whether a rollout's own pass over the logits failed: some releases score within it."""
+    """Return whether a rollout failed while computing log-probs, which some releases do inside it."""
     return any(_SCORE_FRAME.search(as_frame(line)) for line in _innermost(context)) and not any(
         _SAMPLER_FRAME.search(as_frame(line)) for line in context
     )
 
 
 def finer(phase: Phase, context: str) -> Phase:
-    """Return the phase with frames that come after the message: a training method has several."""
+    """Return the phase refined by frames after the message: a training method has several phases."""
     result = phase_of(context)
     if phase is Phase.NONE:
         return result
@@ -157,7 +157,7 @@ def finer(phase: Phase, context: str) -> Phase:
 
 
 def implied(phase: Phase, component: Component) -> Component:
-    """Return the component, or the only one that has such a phase; a worker may be trainer and engine."""
+    """Return the component that a phase implies if it is unknown; a worker may be trainer and engine."""
     if phase is Phase.ROLLOUT_INIT and component is Component.TRAINER:
         return Component.ROLLOUT
     if phase is Phase.LOG_PROB and component is Component.ROLLOUT:
@@ -166,7 +166,7 @@ def implied(phase: Phase, component: Component) -> Component:
 
 
 def role(phase: Phase, component: Component) -> Phase:
-    """Return the phase as its component allows it: reference models only score, engines start."""
+    """Return the phase adapted to its component: reference models only compute log-probs, engines start."""
     if component is Component.ROLLOUT and phase in _ENGINES_OWN:
         return _ENGINES_OWN[phase]
     scores = component in (Component.REF, Component.REWARD)
@@ -174,50 +174,50 @@ def role(phase: Phase, component: Component) -> Phase:
 
 
 def serves(context: list[str]) -> bool:
-    """Return whether the innermost frames of a traceback are an inference engine's."""
+    """Return whether one of the innermost frames of a traceback is an inference engine's."""
     return any(_ENGINE_FRAME.search(line) for line in _innermost(context))
 
 
 def in_validation(facts: Facts, phase: Phase, context: list[str]) -> Facts:
-    """Return the facts with the word on whether a rollout was one of a validation."""
+    """Return the facts, with `validation` set if the context shows a rollout of a validation."""
     if phase is Phase.ROLLOUT and any(_VALIDATES.search(text) for text in context):
         return msgspec.structs.replace(facts, validation=True)
     return facts
 
 
 def pins_host_memory(context: list[str]) -> bool:
-    """Return whether the innermost frame of a traceback asks for page-locked host memory."""
+    """Return whether the innermost frame of a traceback allocates pinned host memory."""
     innermost = _innermost(context)
     return any(_PINS.search(line) for line in innermost) and not any("set_device" in x for x in innermost)
 
 
 def loads_weights(context: list[str]) -> bool:
-    """Return whether an engine that starts was loading its weights."""
+    """Return whether a starting engine was loading its weights."""
     return any(_LOADS.search(as_frame(line)) for line in context)
 
 
 def profiles_batch(context: list[str]) -> bool:
-    """Return whether an engine that starts was running its largest batch to measure it."""
+    """Return whether a starting engine was running its largest batch to measure its memory."""
     return any(_PROFILES.search(as_frame(line)) for line in context)
 
 
 def makes_states(context: list[str]) -> bool:
-    """Return whether a trainer was making, loading or gathering the state of its optimizer."""
+    """Return whether a trainer was creating, loading or gathering the state of its optimizer."""
     return any(_STATES.search(as_frame(line)) for line in context)
 
 
 def asks_shared_memory(context: list[str]) -> bool:
-    """Return whether the innermost frame of a traceback asks for shared memory: its disk is /dev/shm."""
+    """Return whether the innermost frame of a traceback allocates shared memory: the disk is /dev/shm."""
     return any(_SHARED.search(line) for line in _innermost(context))
 
 
 def _innermost(context: list[str]) -> list[str]:
-    """Return the last frame of a context, or its last two lines where it shows the code."""
+    """Return the last two frames or code lines of a context: a frame with its code, or two frames."""
     return [line for line in context if is_frame(line) or line.startswith("    ")][-2:]
 
 
 def component_of(context: str) -> Component:
-    """Return the component that a context of prefixes and frames shows."""
+    """Return the component that a context of prefixes and frames shows; UNKNOWN if it shows none."""
     ranked = min(map(_component_rank, context.split("\n")))
     return COMPONENTS[ranked][0] if ranked < len(COMPONENTS) else Component.UNKNOWN
 
@@ -229,15 +229,15 @@ def _component_rank(line: str) -> int:
 
 
 def is_stage(line: str) -> bool:
-    """Return whether an engine says with this line that it is starting."""
+    """Return whether a line is one that engines print while starting."""
     return STAGE.search(line) is not None
 
 
 def is_frame(line: str) -> bool:
-    """Return whether a line belongs to a traceback's frames."""
+    """Return whether a line is a frame of a traceback."""
     return any(literal in line for literal in _FRAME_LITERALS) and _FRAME.search(line) is not None
 
 
 def ends_error(line: str) -> bool:
-    """Return whether a line is the last of a traceback: what is above belongs to another error."""
+    """Return whether a line ends a traceback, so that lines above it belong to another error."""
     return _ERROR_END.match(line) is not None

@@ -1,4 +1,4 @@
-"""Failures over a checkpoint that is loaded, told from those of the training by the run's history."""
+"""Distinguishes failures of loading a checkpoint from those of training by the run's history."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from autotune.policies.values.profile import Profile
 
 _MEMORIES = frozenset({Cause.GPU_OOM, Cause.HOST_OOM})
 _LOADS = frozenset({Phase.INIT, Phase.CHECKPOINT})
-# Passes that may lack what a load left in pieces, or did not give back.
+# Phases that may fail because a load fragmented the memory or did not free all of it.
 _PASSES = frozenset({Phase.NONE, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER})
-_PROVEN = 2  # steps: from the second one on the optimizer's state is there
+_PROVEN = 2  # steps: from the second one on the optimizer's state exists
 _ENGINES = frozenset({Component.ROLLOUT, Component.REWARD})
 
 
 def while_loading(history: History, diagnosis: Diagnosis, *, attempt: int) -> Diagnosis:
-    """Return the diagnosis of an attempt, its phase `resume` where the load of a checkpoint is the cause.
+    """Return the diagnosis of an attempt, with phase `resume` if loading a checkpoint is the cause.
 
-    It is where the attempt loads a checkpoint, ends before a first step, and an attempt that loaded none got
-    past that point: a pass or a host only under the knobs that trained for steps without a load, a device's
-    start also under knobs that asked for no less of it. A pass that fails again after a remedy for the load
-    is not the load's, nor is anything that fails under knobs with which another load passed.
+    It is the cause if the attempt loads a checkpoint and fails before its first step, and an earlier attempt
+    that loaded none passed this point: with the same knobs, or if device memory failed during start-up or
+    loading, with knobs that need at least as much of it. A training phase needs two completed steps of such
+    an attempt, and is not the load's fault if a load already failed before. Nothing is the load's fault that
+    fails with knobs with which another load succeeded.
     """
     run = rehearsal_of(history) if _rehearses(history, attempt) else fold(history)
     place = max((n for n, each in enumerate(run.attempts) if each.number == attempt), default=None)
@@ -57,12 +58,12 @@ def _rehearses(history: History, attempt: int) -> bool:
 
 
 def _loaded(earlier: Attempt) -> bool:
-    """Return whether an attempt got past the load of a checkpoint."""
+    """Return whether an attempt loaded a checkpoint and completed a step."""
     return earlier.continued and bool(earlier.progress)
 
 
 def _asked_no_less(profile: Profile, diagnosis: Diagnosis, fresh: Knobs, knobs: Knobs) -> bool:
-    """Return whether a start that passed asked for at least as much of the memory as one that failed."""
+    """Return whether knobs of a start that succeeded need at least as much memory as those that failed."""
     if diagnosis.cause is Cause.HOST_OOM:
         return fresh == knobs
     return all(
@@ -74,6 +75,6 @@ def _asked_no_less(profile: Profile, diagnosis: Diagnosis, fresh: Knobs, knobs: 
 
 
 def _trained(earlier: Attempt, last: Attempt) -> bool:
-    """Return whether an attempt completed steps under the same knobs and ran out of no memory."""
+    """Return whether an attempt completed _PROVEN steps with the same knobs and no failure of memory."""
     same = earlier.knobs == last.knobs
     return same and len(earlier.progress) >= _PROVEN and not earlier.out_of_memory

@@ -1,4 +1,4 @@
-"""scan(chunks) -> Evidence: one streaming pass over a log of any size, bounded memory."""
+"""scan(chunks) -> Evidence: reads a log of any size once, as a stream, in bounded memory."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from autotune.policies.values.diagnosis import BUILTIN_FAILURE, Evidence, Findin
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.observation import Outcome
 
-_CAUSES, _WEAK, _CONSEQUENCES = 80, 20, 100  # kept of each
-_OF_EACH = 5  # kept of a rule that a hundred messages of others precede
-_BACK, _BACK_BYTES = 120, 32768  # lines and bytes of context before a message
-_WAITING = 8  # findings that may wait for it at once
+_CAUSES, _WEAK, _CONSEQUENCES = 80, 20, 100  # maximum findings kept of each kind
+_OF_EACH = 5  # findings kept per rule once _CAUSES + _WEAK causes are kept
+_BACK, _BACK_BYTES = 120, 32768  # maximum lines and bytes of context before a message
+_WAITING = 8  # maximum findings that wait for context after their message
 
-# A line that does so, or that any rule but a harmless one matches, holds one of them.
+# Every line that marks a phase, a stage or an end, or that a rule matches (unless harmless), contains one.
 SEARCHED = minimal(
     [*familiar_lines.MARKING, *(literal for rule in RULES if not rule.harmless for literal in rule.literals)]
 )
@@ -40,7 +40,7 @@ _needles, _wrong = Search(SEARCHED, ()), Search((), WRONG)
 
 
 class Scanner:
-    """Reads a log line by line, or in bulk through `scan`; keeps what says why a run died."""
+    """Reads a log line by line, or in bulk through `scan`, and keeps the evidence of why a run failed."""
 
     def __init__(self, *, match: Matcher | None = None) -> None:
         self._match = _search.matcher() if match is None else match
@@ -53,17 +53,17 @@ class Scanner:
         self._step: int | None = None
         self._lines = 0
         self._ahead: dict[int, Waiting] = {}  # finding -> its context after the message
-        self._open: Row | None = None  # a line that may go on in the next one
-        self._until = 0  # the line up to which every line is read
-        self._read = 0  # bytes before the block at hand
-        self._at = 0  # bytes before the piece at hand
+        self._open: Row | None = None  # a line that the next one may continue
+        self._until = 0  # number of the last line that must be read whatever it contains
+        self._read = 0  # bytes before the current block
+        self._at = 0  # bytes before the current piece
         self._going_on = survived_failures.GoingOn()
         self._familiar = Familiar()
-        self._shape = b""  # of the piece at hand
-        self._said = False  # whether it says more than a healthy run does
+        self._shape = b""  # of the current piece
+        self._said = False  # whether the current piece contains more than lines of a healthy run
 
     def line(self, text: str, *, number: int, source: str = "") -> tuple[Finding, ...]:
-        """Take one line and return the findings in it."""
+        """Read one line and return its findings."""
         memory = self.recent(source)
         block = text.encode("utf-8", "replace")
         findings = self.read(block, number=number, source=source, before=lambda _: list(memory))
@@ -72,7 +72,7 @@ class Scanner:
         return findings
 
     def skip(self, texts: list[str], block: bytes, *, number: int, source: str = "") -> bool:
-        """Take lines at once where none of them can matter; false where each has to be read."""
+        """Skip a block of lines that contain no evidence and return True; False if each must be read."""
         if self._expects(number) or any(self._match(block)):
             return False
         self._going_on.next_block(block)
@@ -82,7 +82,7 @@ class Scanner:
         return True
 
     def recent(self, source: str) -> deque[str]:
-        """Return the last lines of a source, the line at hand included."""
+        """Return the last lines of a source, to which the current line is to be appended."""
         memory = self._recent.get(source)
         if memory is None:
             if len(self._recent) >= 256:
@@ -99,7 +99,11 @@ class Scanner:
         before: Callable[[int], list[str]],
         needles: list[int] | None = None,
     ) -> tuple[Finding, ...]:
-        """Take whole lines, of which the first has a number; `before` gives those above a position."""
+        """Read a block of whole lines and return their findings.
+
+        `number`: of the first line. `before`: returns the lines above a byte position of the block.
+        `needles`: positions where a string of SEARCHED ends; None: searched for here.
+        """
         ends, wrong = self._match(block) if needles is None else (needles, None)
         findings: list[Finding] = []
         examined: list[int] = []
@@ -126,16 +130,16 @@ class Scanner:
         return tuple(findings)
 
     def progress(self, step: int) -> None:
-        """Take note that a step is done: what could have been a warning was one."""
+        """Record a completed step: earlier findings that may have been warnings were warnings."""
         self._step, self._stage, self._until = step, None, 0
         self._survive()
 
     def outlive(self, number: int) -> None:
-        """Take note that two more steps follow the lines up to a number: nothing in them ended the job."""
+        """Record that two steps followed the lines up to a number: nothing in them ended the job."""
         self._hold(survived_failures.outlived(self._findings, number))
 
     def make_room(self) -> None:
-        """Drop all but the first and the last findings: more may come from a job that runs."""
+        """Drop all but the first and last findings if the limit is reached: a running job may add more."""
         if len(self._findings) >= _CAUSES:
             self._ahead.clear()
             self._hold([*self._findings[:_WEAK], *self._findings[-_WEAK:]])
@@ -143,15 +147,15 @@ class Scanner:
     def _hold(self, findings: list[Finding]) -> None:
         self._findings = findings
         self._causes = sum(finding.cause is not None for finding in findings)
-        self._familiar = Familiar()  # there may be room again for what a line says
+        self._familiar = Familiar()  # there may be room again for findings of familiar lines
 
     def _survive(self) -> None:
-        """Record that the job continued after everything found so far."""
+        """Record that the job continued after all findings so far."""
         self._ahead.clear()
         self._hold(survived_failures.survived(self._findings))
 
     def _expects(self, number: int) -> bool:
-        """Return whether a line may complete what stands above it."""
+        """Return whether a line may complete a finding or a wrapped line above it."""
         return (
             bool(self._ahead)
             or number <= self._until
@@ -165,7 +169,7 @@ class Scanner:
         source: str,
         before: Callable[[int], list[str]],
     ) -> tuple[Finding, ...]:
-        """Take a piece that holds a needle, and learn whether its like says anything."""
+        """Read a piece that contains a needle, and record whether lines of its shape need reading."""
         cursor, start, stop = piece
         self._shape, self._said = shape, False
         findings = self._piece(cursor.block, (cursor.number, start, stop), source, before)
@@ -184,7 +188,7 @@ class Scanner:
         source: str,
         before: Callable[[int], list[str]],
     ) -> tuple[Finding, ...]:
-        """Take a piece of a block that may matter: its line number and bounds."""
+        """Read a piece of a block that may contain evidence; `piece`: its line number, start and end."""
         number, start, stop = piece
         self._at = self._read + start
         self._going_on.advance(block, start)
@@ -202,7 +206,7 @@ class Scanner:
     def examine(
         self, text: str, *, number: int, source: str, before: Callable[[], list[str]]
     ) -> tuple[Finding, ...]:
-        """Take one line that may matter; `before` gives the lines above it."""
+        """Read one line that may contain evidence; `before` returns the lines above it."""
         findings = []
         parts = segments(text)
         for index, segment in enumerate(parts):
@@ -218,11 +222,11 @@ class Scanner:
 
     @property
     def lines(self) -> int:
-        """How many lines are read."""
+        """The number of lines read."""
         return self._lines
 
     def evidence(self, *, outcome: Outcome | None = None, host_peak_share: float | None = None) -> Evidence:
-        """Return what is known so far."""
+        """Return the evidence so far."""
         return Evidence(
             findings=tuple(survived_failures.at_the_end(self._findings, self._going_on)),
             last_errors=self._errors.lines(),
@@ -236,7 +240,7 @@ class Scanner:
     def _attend(
         self, cursor: Cursor, stop: int, source: str, before: Callable[[int], list[str]]
     ) -> Iterator[Finding]:
-        """Read the lines before a position while a finding waits for its context."""
+        """Read the lines before a position as long as a finding waits for its context."""
         self._shape = b""
         while cursor.number <= self._until and (line := cursor.next_line(stop)) is not None:
             yield from self._piece(cursor.block, line, source, before)
@@ -273,13 +277,13 @@ class Scanner:
             self._survive()
         self._keep(finding, line, guessed=guessed)
         if self._full(rule):
-            self._familiar, self._shape = Familiar(), b""  # its like need no reading any more
+            self._familiar, self._shape = Familiar(), b""  # lines of this rule need no more reading
         return finding
 
     def _wrapped(self, rule: Rule | None, line: Parsed, number: int) -> tuple[int, Parsed, Rule | None]:
-        """Return the line with the one that it continues, where only both together say what happened."""
+        """Return the line joined with the one that it continues, if only both together match a rule."""
         first, self._open = self._open, row_of(line, number, self._shape)
-        if first is None or (rule is not None and rule.name == QUOTED_OOM):  # its type decides, and is whole
+        if first is None or (rule is not None and rule.name == QUOTED_OOM):  # its exception type is complete
             return number, line, rule
         above = first.line.bare
         for whole in first.joined(line, number):
@@ -293,7 +297,7 @@ class Scanner:
         return number, line, rule
 
     def _full(self, rule: Rule) -> bool:
-        """Return whether enough of a kind is kept: what comes after repeats it."""
+        """Return whether enough findings of a rule's kind are kept; later ones repeat them."""
         if rule.cause is None and rule.name != BUILTIN_FAILURE:
             return len(self._findings) - self._causes >= _CONSEQUENCES
         if rule.weak:
@@ -311,7 +315,7 @@ class Scanner:
         self._findings.append(finding)
 
     def _look_ahead(self, line: Parsed, number: int) -> None:
-        """Complete findings whose frames or figures come after their message."""
+        """Complete findings whose frames or figures follow their message."""
         consequence = follows(line.bare[:WIDEST])
         for index, waiting in list(self._ahead.items()):
             finding = self._findings[index]
@@ -327,7 +331,7 @@ class Scanner:
                 finding = msgspec.structs.replace(finding, facts=filled(finding.facts, figures))
             if (listing := waiting.listing(line, finding)) is not None:
                 self._findings[index] = listing
-                continue  # what the listed processes were doing is not what this one did
+                continue  # the phases of listed processes are not that of the failed one
             room = len(waiting.context) < waiting.reach
             if (
                 room
@@ -357,7 +361,7 @@ def scan(
     host_peak_share: float | None = None,
     match: Matcher | None = None,
 ) -> Evidence:
-    """Return the evidence in a log, given as bytes in any chunking."""
+    """Return the evidence in a log, given as chunks of bytes of any size."""
     scanner = Scanner(match=match)
     match = _needles.matcher() if match is None else match
     tail, number = b"", 1

@@ -1,4 +1,4 @@
-"""Signs that a job continued after a message: it says so, it does steps, it comes to its end."""
+"""Detects that a job continued after a failure message: it says so, completes steps, or ends normally."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.policies.diagnosis.rules.catalogue import BY_NAME
 from autotune.policies.diagnosis.rules.rule import NEVER, UNLESS_PROGRESS
 from autotune.policies.values.diagnosis import Finding
 
-# A program that caught a failure tells what it does instead; advice to the reader is no such word.
+# What a program prints after it caught a failure; advice to the reader does not count.
 _CAUGHT = re.compile(
     r"(?i)\bskip(?:ping|s|ped)? (?:this |the |current )?(?:batch|sample|tactic)\b|"
     r"\brecover(?:ed|ing)? from (?:an? |the )?(?:cuda )?(?:oom|out[- ]of[- ]memory)\b|"
@@ -22,21 +22,21 @@ _CAUGHT = re.compile(
     r"\b[Aa]bort(?:ing|ed)(?: the)? last request\b"
 )
 CAUGHT_WITHIN = 5  # lines after a message
-# A warning of the program's own: not an exception's last line that a collector of logs has stamped.
+# A warning by the program itself, not the last line of an exception that a log collector labelled.
 _MILD = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b(?!.*(?:\bERROR\b|\bCRITICAL\b|Error\b))")
 _WORDS = re.compile(r"(?i)out of memory")
-_OUTLIVED = 20  # findings kept that a job has outlived
-_ENOUGH = 3  # rising step numbers: one or two may be what other processes had still to print
-_RESUMED = 2  # of them after a program has reported what it does about the failure
-_READ = 20_000  # lines looked at of a log: the steps of a job that goes on are among the first
-_LONGEST = 1000  # characters of a line that are looked at
+_OUTLIVED = 20  # maximum survived findings kept
+_ENOUGH = 3  # rising step numbers: one or two may be late output of other processes
+_RESUMED = 2  # rising step numbers after a program reported how it handled the failure
+_READ = 20_000  # maximum lines examined after messages: a job that continues soon completes steps
+_LONGEST = 1000  # maximum characters examined of a line
 _ENDS = (
     "'train_runtime': ", "raining completed", "raining complete", "raining finished", "done training",
     "Final validation metrics", "' succeeded",
 )  # fmt: skip
 _SERVES = ("startup complete", "fired up and ready")
-NEEDLES = (*_ENDS, *_SERVES)  # of lines that a reader must hear
-# What every line of a kind that reports a step holds, and its number.
+NEEDLES = (*_ENDS, *_SERVES)  # lines that contain one must be passed to `hear`
+# By a string that every line of a kind contains: the pattern of its step number.
 _STEPS = {
     mark: re.compile(pattern)
     for mark, pattern in {
@@ -44,7 +44,7 @@ _STEPS = {
         "iteration ": r"\biteration\s+(\d{1,9})/ *\d{1,9} *\|",
         "num_updates=": r"\bnum_updates=(\d{1,9})\b",
         "'epoch': ": r"'epoch': (\d{1,6}(?:\.\d{1,9})?)",
-        # A bar of the training itself: an engine's bar moves on when another engine has died.
+        # A bar of the training itself: an engine's bar advances even if another engine has died.
         "%|": r"(?:^|Training(?: Progress)?: |Steps: )\s{0,3}\d{1,3}%\|[^|]{0,200}\| *(\d{1,9})/\d{1,9} \[",
     }.items()
 }
@@ -57,30 +57,30 @@ def caught(text: str) -> bool:
 
 
 def mild(text: str) -> bool:
-    """Return whether a message was printed as a warning."""
+    """Return whether an out-of-memory message was printed as a warning."""
     words = _WORDS.search(text)
     return words is not None and _MILD.search(text[: words.start()]) is not None
 
 
 class GoingOn:
-    """What the lines after a message report of steps, and of the job's end."""
+    """Observes the lines after a message for completed steps and the job's normal end."""
 
     def __init__(self) -> None:
-        self.open = False  # whether there is a message to go on after
+        self.open = False  # whether there was a message
         self.ended = False
         self.serves = False  # whether an engine has become ready since
-        self._at = 0  # up to where the block at hand is read
+        self._at = 0  # position up to which the current block is read
         self._left = _READ
-        self._rising: dict[str, tuple[float, int]] = {}  # mark of a line -> last number, how many rose
+        self._rising: dict[str, tuple[float, int]] = {}  # mark of a line -> last number, count of increases
 
     @property
     def proven(self) -> bool:
-        """Whether steps were done since the last message of a cause."""
+        """Whether at least _ENOUGH steps were completed since the last message of a cause."""
         return self._steps >= _ENOUGH
 
     @property
     def resumed(self) -> bool:
-        """Whether the job continued after a failure that its program reports as handled."""
+        """Whether at least _RESUMED steps were completed, enough after a failure reported as handled."""
         return self._steps >= _RESUMED
 
     @property
@@ -88,7 +88,7 @@ class GoingOn:
         return max((count for _, count in self._rising.values()), default=0)
 
     def message(self, at: int, above: Iterable[str], *, weak: bool) -> None:
-        """Take note of a message that ends at a position of the block at hand, with the lines above it."""
+        """Record a message that ends at a position of the current block; `above`: the lines before it."""
         self.open, self.ended, self.serves, self._at = True, False, False, at
         if not weak:
             self._rising.clear()
@@ -105,12 +105,12 @@ class GoingOn:
             self._at = stop
 
     def hear(self, text: str) -> None:
-        """Take a line that holds one of the needles."""
+        """Read a line that contains one of NEEDLES."""
         self.ended = self.ended or any(mark in text for mark in _ENDS)
         self.serves = self.serves or any(mark in text for mark in _SERVES)
 
     def next_block(self, block: bytes) -> None:
-        """Read what is left of a block; the next one follows."""
+        """Read the rest of a block, before the next one."""
         self.advance(block, len(block))
         self._at = 0
 
@@ -143,7 +143,10 @@ class GoingOn:
 
 
 def survived(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings as they are once the job is known to have gone on after them."""
+    """Return the findings of a job that continued after them.
+
+    Those fatal unless the job progresses become non-fatal; those of rules that are never fatal are dropped.
+    """
     return [
         msgspec.structs.replace(finding, fatal=NEVER) if finding.fatal == UNLESS_PROGRESS else finding
         for finding in findings
@@ -152,14 +155,17 @@ def survived(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def outlived(findings: list[Finding], number: int) -> list[Finding]:
-    """Return the findings of a job that continues, those up to a line as survived; few of these are kept."""
+    """Return the findings of a job that continued after line `number`: earlier ones become non-fatal.
+
+    Of these only the last _OUTLIVED are kept.
+    """
     past = [f for f in findings if f.line.line <= number or f.fatal == NEVER]
     rest = [f for f in findings if f.line.line > number and f.fatal != NEVER]
     return [msgspec.structs.replace(finding, fatal=NEVER) for finding in past[-_OUTLIVED:]] + rest
 
 
 def at_the_end(findings: list[Finding], going_on: GoingOn) -> list[Finding]:
-    """Return the findings of a whole log, those marked that the job outlived."""
+    """Return the findings of a whole log, with those that the job survived made non-fatal."""
     causes = [finding for finding in findings if finding.cause is not None]
     if going_on.ended and causes:
         followed = any(f.cause is None and f.line.line > causes[0].line.line for f in findings)

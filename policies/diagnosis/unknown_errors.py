@@ -1,4 +1,4 @@
-"""The last distinct lines that look wrong and that no rule knows."""
+"""Collects the last distinct lines that look like errors but match no rule."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from autotune.policies.values.diagnosis import Line
 
 _KEPT = 20
 _TEXT = 2000  # characters kept of a line
-_COMPARED = 200  # characters by which two lines are told apart
-_TOGETHER = 8  # blocks looked at together: the lines of the last one mostly make the others useless
-_SMALL = 1 << 16  # bytes; so few are looked at at once
-_SEARCHED = 1 << 16  # bytes of a block that are searched for such words at once
+_COMPARED = 200  # leading characters by which lines are compared
+_TOGETHER = 8  # blocks searched together, last first: its lines mostly make the others needless
+_SMALL = 1 << 16  # bytes; a smaller block is searched immediately
+_SEARCHED = 1 << 16  # bytes of a block to search for error words at once
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _WORDS = ("error", "exception", "fatal", "failed")
 _LOOKS_WRONG = re.compile(rf"\b({'|'.join(_WORDS)})\b", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
-# One of them is in nearly every line that looks wrong; mixed case is not worth a search.
+# Nearly every line that looks like an error contains one of them; mixed case is not worth a search.
 WRONG = tuple(spelling for word in _WORDS for spelling in (word, word.capitalize(), word.upper()))
 _LONGEST = max(map(len, WRONG))
 
@@ -38,28 +38,28 @@ def looks_wrong(line: str) -> bool:
 
 
 class Suspects(NamedTuple):
-    """A block with places where it may say that something went wrong."""
+    """A block with the positions of error words."""
 
     block: bytes
-    wrong: list[int] | None  # where such words end; None: not looked for
-    read: list[int]  # where needles end: their pieces are read already
+    wrong: list[int] | None  # end positions of error words; None: not searched for
+    read: list[int]  # end positions of needles, whose pieces are already read
     number: int  # of the line after the block
     place: int  # bytes of the log before the block
 
 
 class LastErrors:
-    """Keeps the last distinct ones, in whatever order they are noted."""
+    """Keeps the last distinct lines that look like errors, in any order of `note`."""
 
     def __init__(self, harmless: Callable[[str], bool], match: Matcher) -> None:
         self._harmless = harmless
-        self._match = match  # finds such words; most blocks are never searched for them
+        self._match = match  # finds error words; most blocks are never searched
         self._waiting: list[Suspects] = []
         self._kept: dict[str, tuple[int, Line]] = {}
-        self._places: list[tuple[int, str]] = []  # of those kept, in their order
-        self._oldest = -1  # the lowest place kept, once there is no room
+        self._places: list[tuple[int, str]] = []  # of the kept lines, sorted
+        self._oldest = -1  # the lowest place kept, once the limit is reached
 
     def suspect(self, suspects: Suspects) -> None:
-        """Add a block; only its last lines that look wrong are kept."""
+        """Add a block; only its last lines that look like errors are kept."""
         self._waiting.append(suspects)
         if len(self._waiting) >= _TOGETHER or len(suspects.block) < _SMALL:
             self._look()
@@ -69,7 +69,7 @@ class LastErrors:
             self._note_last(self._waiting.pop())
 
     def _note_last(self, suspects: Suspects) -> None:
-        """Note lines from the last one, until older ones are of no use."""
+        """Note lines from the last one backward, until older ones would not be kept."""
         block, wrong, read, number, begin = suspects
         if begin + len(block) <= self._oldest:
             return
@@ -93,7 +93,7 @@ class LastErrors:
                     self.note(line, number=number, place=begin + start)
 
     def _from_last(self, block: bytes) -> Iterator[int]:
-        """Yield where such words end, the last one first; what is above those needed is not searched."""
+        """Yield the end positions of error words, last first; earlier bytes are searched only on demand."""
         for stop in range(len(block), 0, -_SEARCHED):
             start = max(0, stop - _SEARCHED)
             first = max(0, start - _LONGEST)
@@ -102,7 +102,7 @@ class LastErrors:
             )
 
     def note(self, line: Parsed, *, number: int, place: int) -> None:
-        """Keep a line; `place` orders the lines of a log."""
+        """Keep a line; `place`, bytes of the log before it, orders the lines."""
         key = _DIGITS.sub("0", line.bare[:_COMPARED])
         known = self._kept.get(key)
         if known is not None:
@@ -117,6 +117,6 @@ class LastErrors:
             self._oldest = self._places[0][0]
 
     def lines(self) -> tuple[Line, ...]:
-        """Return them in the order of the log."""
+        """Return the kept lines in the order of the log."""
         self._look()
         return tuple(line for _, line in sorted(self._kept.values(), key=lambda one: one[0]))

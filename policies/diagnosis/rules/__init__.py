@@ -1,1 +1,1 @@
-"""The failure signatures, one row each."""
+"""The failure signatures: tables with one row per rule."""

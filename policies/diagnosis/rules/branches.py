@@ -1,4 +1,4 @@
-"""branches_of(signature): its alternatives apart, since most lines with its words can show but one."""
+"""branches_of(signature): splits it into its alternatives, since most lines can match only one of them."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import NamedTuple, TypeAlias
 
 from autotune.policies.diagnosis.literal_search import minimal
 
-# An escape, a class, a count, plain text up to what is counted, or a character.
+# An escape, a class, a quantifier, plain text without a quantified last character, or a character.
 _PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d*,?\d*\}|[\w ]+(?![?*+{])|.", re.DOTALL)
 _WIDTHLESS = ("^", "$", r"\b", r"\B")
-_LOOKS = (("?", "="), ("?", "!"), ("?", "<"))  # how a group begins that has no width itself
+_LOOKS = (("?", "="), ("?", "!"), ("?", "<"))  # how a lookaround begins, which has no width
 _COUNTS = "?*+{"
 _DEPTH = {"(": 1, ")": -1}
 _FLAGS = re.compile(r"\(\?[aiLmsux]+\)")  # of a whole pattern
-_MOST = 24  # texts written out of one stretch of a pattern
-_SHORTEST = 3  # characters of a text that is worth a look
-_LONGEST = 20  # characters of a literal: a terminal's end of row would cut a longer one more often
+_MOST = 24  # maximum texts enumerated for one stretch of a pattern
+_SHORTEST = 3  # minimum characters of a text worth searching for
+_LONGEST = 20  # maximum characters of a literal: wrapping by a terminal would split a longer one more often
 
-# Texts of which one stands in all that a pattern matches.
+# Texts of which every match of a pattern contains at least one.
 Words: TypeAlias = frozenset[str]
 
 
 class Branch(NamedTuple):
-    """Alternatives of a signature that need the same of a line."""
+    """Alternatives of a signature with the same requirements on a line."""
 
-    needs: frozenset[int]  # literals of the rule, by number: each is in the line
-    words: tuple[Words, ...]  # of each, one text is in the line
+    needs: frozenset[int]  # numbers of the rule's literals that the line must all contain
+    words: tuple[Words, ...]  # the line must contain one text of each
     signature: str
 
 
 @functools.cache
 def literals_of(signature: str) -> tuple[str, ...]:
-    """Return short texts of which one is in all that a signature matches, and none in another.
+    """Return short texts of which every match of a signature contains at least one; none contains another.
 
-    Raises ValueError for a signature with an alternative that needs no fixed text, or any case of it.
+    Raises ValueError if an alternative requires no fixed text, or the signature ignores case.
     """
     result: list[str] = []
     for pieces in _alternatives(_PIECE.findall(signature)):
@@ -48,7 +48,10 @@ def literals_of(signature: str) -> tuple[str, ...]:
 
 
 def branches_of(signature: str, literals: Iterable[str], numbers: Mapping[str, int]) -> tuple[Branch, ...]:
-    """Return patterns of which one matches wherever the whole does, each with what it needs."""
+    """Return patterns of which one matches wherever the signature does, each with its requirements.
+
+    `numbers`: the number of each literal.
+    """
     if _FLAGS.match(signature) is not None:
         return (Branch(frozenset(), (), signature),)
     result: dict[tuple[frozenset[int], tuple[Words, ...]], list[str]] = {}
@@ -70,7 +73,7 @@ def _longest_first(found: Iterable[Words]) -> tuple[Words, ...]:
 
 
 def _alternatives(pieces: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the pieces between the bars that stand in no group."""
+    """Yield the pieces between the bars outside groups."""
     depth = 0
     part: list[str] = []
     for piece in pieces:
@@ -84,7 +87,7 @@ def _alternatives(pieces: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _items(pieces: Sequence[str]) -> Iterator[tuple[Sequence[str], str]]:
-    """Yield each character, class or group of an alternative, and how often it may stand there."""
+    """Yield each character, class or group of an alternative, with its quantifier ('' if it has none)."""
     at = 0
     while at < len(pieces):
         stop, depth = at + 1, _DEPTH.get(pieces[at], 0)
@@ -95,20 +98,20 @@ def _items(pieces: Sequence[str]) -> Iterator[tuple[Sequence[str], str]]:
         if stop < len(pieces) and pieces[stop][0] in _COUNTS:
             count = pieces[stop]
             stop += 1
-            stop += stop < len(pieces) and pieces[stop] in ("?", "+")  # as few or as many as possible
+            stop += stop < len(pieces) and pieces[stop] in ("?", "+")  # lazy or possessive
         yield item, count
         at = stop
 
 
 def _inner(item: Sequence[str]) -> Sequence[str] | None:
-    """Return what stands in a group; None where it has a flag or a name."""
+    """Return the contents of a group; None if it has a flag or a name."""
     if item[1] != "?":
         return item[1:-1]
     return item[3:-1] if item[2] == ":" else None
 
 
 def _required(pieces: Sequence[str]) -> Iterator[Words]:
-    """Yield texts of which one stands in all that an alternative matches, and so on."""
+    """Yield sets of texts; every match of an alternative contains one text of each set."""
     stretch = {""}
     for item, count in _items(pieces):
         if item[0] in _WIDTHLESS or tuple(item[1:3]) in _LOOKS:
@@ -144,7 +147,7 @@ def _required_of_group(item: Sequence[str]) -> Iterator[Words]:
 
 
 def _texts(item: Sequence[str], count: str) -> set[str] | None:
-    """Return every text that an item matches; None where they are too many or not known."""
+    """Return every text that an item matches; None if they are too many or unknown."""
     if count not in ("", "?"):
         return None
     first = item[0]

@@ -1,4 +1,4 @@
-"""Signatures of the records of autotune's own code in a job: the built-in one, and TRL's entry."""
+"""Signatures of the records that autotune's own code prints in a job: the built-in one, TRL and ms-swift."""
 
 from __future__ import annotations
 

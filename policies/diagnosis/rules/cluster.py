@@ -9,7 +9,7 @@ CLUSTER: tuple[Rule, ...] = (
     Rule(
         "node-lost",
         Cause.INFRASTRUCTURE,
-        # By its address, id or name: a tree and a linked list have nodes too.
+        # Only with an address, id or name: trees and linked lists have nodes too.
         r"has been marked dead because|NodeDiedError|because its node has died|"
         r"\b[Nn]ode (?:with \w+ )?(?:\d+(?:\.\d+){3}|[0-9a-f]{8,}|[a-z][\w.\-]*\d[\w.\-]*) (?:has )?"
         r"(?:died|was lost)\b|"
@@ -21,7 +21,7 @@ CLUSTER: tuple[Rule, ...] = (
         "The node with node id: 9f and address: 10.0.0.2 has been marked dead because the "
         "detector has missed too many heartbeats from it.",
     ),
-    # An actor whose process has ended is dead, not unavailable: nobody takes connections where it ran.
+    # An actor whose process ended is dead; an unavailable one is on a node that accepts no connections.
     Rule(
         "actor-unreachable",
         Cause.INFRASTRUCTURE,
@@ -33,7 +33,7 @@ CLUSTER: tuple[Rule, ...] = (
     Rule(
         "hardware-fault",
         Cause.INFRASTRUCTURE,
-        # An Xid that names a channel, a fault of an address or an exception reports a kernel, not the GPU.
+        # An Xid with a channel, an MMU fault or an exception reports a failed kernel, not a failed GPU.
         r"uncorrectable ECC|uncorrectable NVLink|GPU has fallen off the bus|"
         r"NVRM: Xid(?!.*(?:MMU Fault|Exception|, Ch [0-9a-f]{4}))|"
         r"peer GPU memory over nvlink|"
@@ -53,7 +53,7 @@ CLUSTER: tuple[Rule, ...] = (
         hint="read the node's kernel log (`dmesg`) for a reset or a hang of the device, then reset it or "
         "restart the node; where it comes back at the same place, use another release of the driver",
     ),
-    # An engine that measures cards while others use them: nothing of the job would change that.
+    # An engine that measures GPUs while other processes use them: no setting of the job changes that.
     Rule(
         "gpu-occupied",
         Cause.INFRASTRUCTURE,
@@ -66,7 +66,7 @@ CLUSTER: tuple[Rule, ...] = (
         what="others used the GPU while the engine measured its memory",
         hint="start the engines one after another, and nothing else on their GPUs meanwhile",
     ),
-    # The libraries of the program and the driver of the node: the same pair fails at every start.
+    # The program's libraries and the node's driver do not match, which fails at every start.
     Rule(
         "driver-mismatch",
         Cause.INFRASTRUCTURE,
@@ -106,7 +106,7 @@ CLUSTER: tuple[Rule, ...] = (
         what="a port is in use",
         hint="end what an earlier start left on this node, or choose another port",
     ),
-    # A fabric or a service that does not answer; a peer that died of something else looks the same.
+    # A network or a service that does not answer; a peer that died of another cause looks the same.
     Rule(
         "network-fault",
         Cause.INFRASTRUCTURE,

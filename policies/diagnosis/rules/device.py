@@ -1,4 +1,4 @@
-"""Signatures of device memory, of every allocator that a job may use."""
+"""Signatures of device memory failures, of every allocator that a job may use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autotune.policies.diagnosis.rules.rule import UNLESS_PROGRESS, Rule
 from autotune.policies.values.failure import Cause, Component, Phase
 
 _DEVICES = r"(?:CUDA|HIP|NPU|XPU|MLU|MUSA|HPU|GCU|MPS backend)"
-# The words as an exception or at the head of a message, not in a sentence about them nor in a source line.
+# The words in an exception or at the start of a message, not in a sentence about them or in source code.
 _TORCH = (
     r"\b[A-Z]{2,6}(?: backend)? out of memory(?:[.,] Tried to allocate|\. Allocation| \(MPS)|"
     rf"(?:[:=>]|\(?['\"]|\d\))\s*(?:(?:\w+\.)*\w*(?:Error|Exception)[:(]\s*['\"]?)?{_DEVICES} out of memory|"
@@ -17,7 +17,7 @@ _TORCH = (
 )
 
 DEVICE: tuple[Rule, ...] = (
-    # A size that no card has is a corrupted one: the failure is whatever corrupted it.
+    # A size larger than any GPU's memory is corrupt: the cause is the code that corrupted it.
     Rule(
         "impossible-size",
         Cause.CODE,
@@ -163,7 +163,7 @@ DEVICE: tuple[Rule, ...] = (
         "cublas-alloc",
         Cause.GPU_OOM,
         r"(?:CU|HIP|ROC)\w+_ALLOC_FAILED|_DEVICE_ALLOCATION_FAILED|"
-        # The runtimes of other makers: HSA, Level Zero, Vulkan and SYCL, Gaudi
+        # Runtimes of other vendors: HSA, Level Zero, Vulkan and SYCL, Gaudi
         r"ErrorOutOfDeviceMemory|Device memory allocation of size \d+ failed|"
         r"HSA_STATUS_ERROR_OUT_OF_RESOURCES|_OUT_OF_DEVICE_MEMORY\b|\b(?:UR_RESULT|"
         r"PI)_ERROR_OUT_OF_RESOURCES|"

@@ -6,8 +6,8 @@ from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, QUOTED_OOM, UN
 from autotune.policies.values.failure import Cause, Component, Phase
 
 HOST: tuple[Rule, ...] = (
-    # An exception that no allocator raises quotes a message; where it was raised from a memory error, that
-    # error's own traceback stands above it.
+    # An exception type that no allocator raises quotes a message; if it was raised from a memory error, that
+    # error's own traceback precedes it.
     Rule(
         QUOTED_OOM,
         Cause.CODE,
@@ -60,7 +60,7 @@ HOST: tuple[Rule, ...] = (
         "slurm-oom-kill",
         Cause.HOST_OOM,
         r"[Dd]etected \d+ oom[-_]kill event|OOM Killed|tasks?\b.*: Out Of Memory|"
-        # Of a job or with its figures: a judge of programs says the word of its tests.
+        # Only of a job or step, or with figures: a code judge prints the same words about its tests.
         r"[Ee]xceeded (?:job|step) memory limit|\b(?:[Jj]ob|[Ss]tep)\S*(?: [\d._]+)? exceeded memory limit|"
         r"[Ee]xceeded memory limit \(\d|[Ss]tate\W{1,4}OUT_OF_MEMORY|\bOUT_OF_ME\+",
         ALWAYS,
@@ -81,7 +81,7 @@ HOST: tuple[Rule, ...] = (
     Rule(
         "kubernetes-oom-killed",
         Cause.HOST_OOM,
-        # Not the word in a sentence: the field of a status, a table's column, or a container's end.
+        # Not the word in a sentence, but a status field, a table's column, or the end of a container.
         r"(?i:reason|status|state)\"?\W{1,12}OOMKilled|OOMKilled\"?\s*[:=]\s*\"?[Tt]rue|\d/\d\s+OOMKilled|"
         r"(terminated|killed|failed)\W{1,4}OOMKilled|\b(was|been|got) OOMKilled|"
         r"exit ?code:? 137\W{1,3}OOMKilled|"
@@ -145,8 +145,8 @@ HOST: tuple[Rule, ...] = (
     Rule(
         "host-memory-error",
         Cause.HOST_OOM,
-        # As an exception: quoted or explained in a sentence it is somebody's output.
-        # What is raised for a card's memory names the card.
+        # Only as an exception: quoted or explained in a sentence it is some program's output.
+        # One raised for device memory names the device.
         r"^\W{0,4}(?:\w+\.)*_?(?:Array|Arrow)?MemoryError(?:"
         r"(?::|\()(?!.*(?:CUDA|cuda[A-Z]|HIP|\bGPU ran out))|$)|"
         r"std::bad_alloc(?!: out_of_memory: )|"
@@ -164,7 +164,7 @@ HOST: tuple[Rule, ...] = (
         "MemoryError: Unable to allocate 3.2 GiB for an array with shape (1, 2)",
     ),
     # ---- shared memory, object store, disk
-    # Ray measures /dev/shm before it starts its object store there.
+    # Ray measures /dev/shm before it starts its object store in it.
     Rule(
         "shm-refused",
         Cause.SHM,
@@ -178,7 +178,7 @@ HOST: tuple[Rule, ...] = (
         hint="or start Ray with a smaller store (`ray start --object-store-memory=BYTES`), or let it use a "
         "disk (RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE=1)",
     ),
-    # vLLM measures it before it creates the queues to its workers.
+    # vLLM measures /dev/shm before it creates the queues to its workers.
     Rule(
         "shm-engine-refused",
         Cause.SHM,

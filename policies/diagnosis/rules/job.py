@@ -1,4 +1,4 @@
-"""Signatures of the job's settings and code, and of what follows from other failures."""
+"""Signatures of failures of the job's settings and code, and of consequences of other failures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autotune.policies.diagnosis.rules.rule import ALWAYS, NEVER, UNLESS_PROGRES
 from autotune.policies.values.failure import Cause, Component, Phase
 
 JOB: tuple[Rule, ...] = (
-    # ---- on-chip memory is a kernel's own affair
+    # ---- on-chip memory, which only the kernel's code determines
     Rule(
         "triton-resources",
         Cause.CODE,
@@ -75,7 +75,7 @@ JOB: tuple[Rule, ...] = (
         hint="raise object_store_memory (`ray start --object-store-memory=BYTES`) to what is allowed, "
         "or leave it out; a container then needs as much /dev/shm (--shm-size)",
     ),
-    # CANN's words for memory stand for the streams and queues of a captured graph as well.
+    # CANN reports missing streams and queues of a captured graph in the same words as missing memory.
     Rule(
         "acl-graph-resources",
         Cause.CONFIG,
@@ -125,7 +125,7 @@ JOB: tuple[Rule, ...] = (
         "saved during the original forward and recomputation.",
         what="an activation was not the same when it was computed again",
     ),
-    # ---- a collective or an answer that never came: what a rank prints whose peer died, or a hang
+    # ---- a collective or response that timed out: a peer of this rank died, or the job hangs
     Rule(
         "collective-timeout",
         Cause.HANG,

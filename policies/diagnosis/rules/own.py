@@ -1,4 +1,4 @@
-"""What autotune itself writes into run.log about a run that goes wrong without saying so."""
+"""Lines that autotune writes into run.log about failures that the job itself does not report."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _PREFIX = "autotune: "
 
 
 def restarted(*, step: int, saved: int) -> str:
-    """Return the line about an attempt that started again although it had a checkpoint to continue."""
+    """Return the line about an attempt that began at `step` although a checkpoint of step `saved` existed."""
     return f"{_PREFIX}restarted at step {step} although a checkpoint of step {saved} existed"
 
 
 def stalled(reason: str) -> str:
-    """Return the line about an attempt that is found to hang."""
+    """Return the line about an attempt that hangs."""
     return f"{_PREFIX}the attempt hangs: {reason}"
 
 

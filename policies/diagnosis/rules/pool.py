@@ -1,4 +1,4 @@
-"""Signatures of the engines' pools, and harmless lines with tempting words."""
+"""Signatures of the engines' memory pools, and harmless lines that resemble failures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HARMLESS: tuple[Rule, ...] = (
         "switching to eager mode.",
         harmless=True,
     ),
-    # A compiler that measures kernels drops those that a processor cannot hold, and says so.
+    # A compiler that benchmarks kernels reports and drops those that exceed the GPU's resources.
     Rule(
         "autotune-choice",
         None,
@@ -120,7 +120,7 @@ POOL: tuple[Rule, ...] = (
         phase=Phase.ROLLOUT,
         component=Component.ROLLOUT,
     ),
-    # SGLang ends a request that the whole pool cannot hold, and serves the others.
+    # SGLang aborts a request that exceeds the whole pool, and continues to serve the others.
     Rule(
         "sglang-request-aborted",
         Cause.KV_POOL,
@@ -131,7 +131,7 @@ POOL: tuple[Rule, ...] = (
         phase=Phase.ROLLOUT,
         component=Component.ROLLOUT,
     ),
-    # ---- refused before a pool exists: the card is too full, a smaller pool would fit
+    # ---- refused before a pool exists: the GPU is too full, a smaller pool would fit
     Rule(
         "vllm-startup-memory",
         Cause.GPU_OOM,

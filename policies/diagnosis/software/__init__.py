@@ -1,1 +1,1 @@
-"""How the software of each phase looks in a log: tables of frames, methods, prefixes and stage lines."""
+"""Tables of the frames, methods, prefixes and stage lines by which a log shows phase and component."""

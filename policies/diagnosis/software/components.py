@@ -1,4 +1,4 @@
-"""COMPONENTS: which part of a job a prefix, a frame or a method points to."""
+"""COMPONENTS: the part of a job that a prefix, a frame or a method belongs to; the first match counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autotune.policies.values.failure import Component
 COMPONENTS: tuple[tuple[Component, Pattern], ...] = tuple(
     (component, Pattern(pattern))
     for component, pattern in (
-        # The role in a worker's id or a method's name says more than the code that both roles share.
+        # The role in a worker's id or a method's name is more specific than code that several roles share.
         (
             Component.REF,
             (
@@ -45,7 +45,7 @@ COMPONENTS: tuple[tuple[Component, Pattern], ...] = tuple(
             (
                 r"worker '(?:actor|train\w*)/|megatron_utils|fsdp_utils/actor|TrainRayActor|"
                 r"Actor training failed|"
-                # what gathers a sharded parameter, whichever engine asked for it
+                # gathers a sharded parameter, whichever engine requested it
                 r"torch/distributed/\S+, line \d+, in full_tensor\b|"
                 r"_post_state_dict_hook|actor_train-\d"
             ),
@@ -68,7 +68,7 @@ COMPONENTS: tuple[tuple[Component, Pattern], ...] = tuple(
                 r"Failed to update (?:parameter|weights)|func=resume|generation/utils\.py|vllm_(?:ascend|"
                 r"omni)/|actor_infer-\d|"
                 r"GenerationWorker|InferenceWorker|TensorRT-LLM|TRT-LLM|tensorrt_llm|\[TM\]\[|turbomind|"
-                # llama.cpp, and the loggers of vLLM and of LMCache by their form
+                # llama.cpp, and the logger formats of vLLM and LMCache
                 r"\bggml[_-]|\bllama_\w+: |\bload_tensors: |alloc_tensor_range|^(?:srv|slot) +\w+: |"
                 r"\blmcache\b|"
                 r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d \[?[\w/]+\.py:\d+\]|"
@@ -102,7 +102,7 @@ COMPONENTS: tuple[tuple[Component, Pattern], ...] = tuple(
         ),
         (Component.DATA, r"[Dd]ata[Ll]oader"),
         (Component.DRIVER, r"main_task|TaskRunner"),
-        # Frames of a training framework and of nothing more telling.
+        # Frames of a training framework, which show nothing more specific.
         (
             Component.TRAINER,
             (

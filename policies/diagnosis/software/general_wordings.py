@@ -1,4 +1,4 @@
-"""What a program of no known wording says that it starts, and how its methods are called."""
+"""Phases of unknown programs, from general words in their lines, progress bars and method names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autotune.policies.values.failure import Component, Phase
 
 _IN = r", line \d+, in (?!\w*(?:patch|prepare|enable|disable|register|hook|config))"
 _OF_WEIGHTS = r"(?:weights?|params?|parameters?)"
-# Methods of programs that the tables do not know; whatever else a traceback shows goes before.
+# Methods of programs that the tables do not know; the rows of PHASES for known programs precede them.
 GENERAL_FRAMES: tuple[tuple[Phase, str], ...] = (
     (
         Phase.WEIGHT_SYNC,
@@ -115,7 +115,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         ),
     ),
 )
-# What progress bars are called, in whichever form of the verb: a bar that is not full counts what goes on.
+# Names of progress bars, with any form of the verb: a bar that is not full shows the current activity.
 _BARS: tuple[tuple[Component, Phase, str], ...] = (
     (
         Component.TRAINER,
@@ -158,12 +158,12 @@ _OVER = re.compile(
     r"every|each|after|if)\b|\bcost\b|\bin [\d.]+ ?m?s",
     re.IGNORECASE,
 )
-_LONGEST = 300  # characters: a longer line is no program's word on what it does
-_KEY = re.compile(r"\w*['\"]?\s?[:=]\s{0,2}(?!\s*\d+%\|)\S")  # a metric or a setting has such a name
+_LONGEST = 300  # characters: a longer line is no announcement of a phase
+_KEY = re.compile(r"\w*['\"]?\s?[:=]\s{0,2}(?!\s*\d+%\|)\S")  # the words are the name of a metric or setting
 
 
 def bar_stage(line: str) -> tuple[Phase, Component] | None:
-    """Return phase and component of what a progress bar counts; None where it is full or has no name."""
+    """Return phase and component of a progress bar; None if it is full, has no name or an unknown one."""
     bar = _BAR.match(line)
     if bar is None:
         return None
@@ -172,12 +172,12 @@ def bar_stage(line: str) -> tuple[Phase, Component] | None:
 
 
 def counting(line: str) -> bool:
-    """Return whether a line is a named progress bar that is not full: what it counts is going on."""
+    """Return whether a line is a named progress bar that is not full, so that its activity continues."""
     return _BAR.match(line) is not None
 
 
 def general_stage(line: str) -> tuple[Phase, Component] | None:
-    """Return phase and component of a line that says what is started; None for any other line."""
+    """Return phase and component of a line that announces an activity; None for any other line."""
     if len(line) > _LONGEST or 'File "' in line or "100%|" in line or _OVER.search(line):
         return None
     for component, phase, pattern in _COMPILED:

@@ -1,4 +1,4 @@
-"""Pattern: a regular expression that is compiled at its first use; a healthy log needs few of hundreds."""
+"""Pattern: a regular expression compiled at its first use, because a healthy log needs few of hundreds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 
 class Pattern:
-    """A text of a regular expression and its flags."""
+    """The text of a regular expression and its flags."""
 
     def __init__(self, text: str, flags: int = 0) -> None:
         self.text = text
@@ -15,9 +15,9 @@ class Pattern:
 
     @functools.cached_property
     def compiled(self) -> re.Pattern[str]:
-        """The regular expression; raises re.error at its first use where the text is none."""
+        """The regular expression; raises re.error at its first use if the text is invalid."""
         return re.compile(self.text, self.flags)
 
     def search(self, line: str) -> re.Match[str] | None:
-        """Return the first match in a line."""
+        """Return the first match in a line; None if there is none."""
         return self.compiled.search(line)

@@ -1,4 +1,4 @@
-"""PHASES: which phase a frame, a method or a message points to."""
+"""PHASES: the phase that a frame, a method or a message belongs to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autotune.policies.diagnosis.software.general_wordings import GENERAL_FRAMES
 from autotune.policies.diagnosis.software.patterns import Pattern
 from autotune.policies.values.failure import Phase
 
-# Packages of inference engines, with their plugins for other makers' cards.
+# Packages of inference engines, with their plugins for other vendors' devices.
 ENGINES = (
     r"(?:vllm(?:_[a-z]+)?|sglang|sgl_jax|lmdeploy|tensorrt_llm|mlc_llm|aphrodite|xllm|tpu_inference|"
     r"text_generation_server|exllamav\d|mindie\w*|ktransformers|llama_cpp|ctranslate2)"
@@ -45,7 +45,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"\b(?:send|receive)_weights\b|update_weight_from_|_update_\w*bucket|\breload_weights\b|"
                 r"[Uu]pdating (?:\w+ )?weights\b|Update weights begin|sync_model_(?:to|from)_|"
                 r"mbridge/\S+, line \d+, in export_|export_(?:hf_)?weights\b|"
-                # an engine that is put to sleep keeps a copy of its weights in host memory
+                # a sleeping engine keeps a copy of its weights in host memory
                 r"vllm\S*, line \d+, in sleep\b|release_memory_occupation"
             ),
         ),
@@ -65,7 +65,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"[Bb]roadcasting (?:\w+ ){0,3}weights\b"
             ),
         ),
-        # What engines do between generating and training, by the stem of the verb.
+        # Methods of engines between generation and training, by the stem of the verb.
         (
             Phase.WEIGHT_SYNC,
             (
@@ -115,7 +115,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
             ),
         ),
         (Phase.WEIGHT_SYNC, r"summon_full_params|GatheredParameters"),
-        # Whatever it builds on the way, an engine whose loop runs has started.
+        # An engine whose loop runs has started, whatever the frames below build.
         (Phase.ROLLOUT, r"\bevent_loop_\w+|\brun_(?:event|busy)_loop\b|_process_engine_step"),
         (
             Phase.ROLLOUT_INIT,
@@ -143,7 +143,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"Engine process) failed to start|"
                 r"process_weights_after_loading|engine-init-barrier|server launch failed|"
                 rf"{ENGINES}/\S+, line \d+, in (?:__init__|load_model|"
-                # sglang's `init_new`, `init_forward_metadata` and others are done for every batch
+                # SGLang's `init_new`, `init_forward_metadata` and others run for every batch
                 r"_?init(?!_(?:new|forward|next|load|incremental|attn_metadata))\w*|get_model|"
                 r"from_engine_args|load_weights?)\b"
             ),
@@ -161,11 +161,11 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"alloc\w*_pools?|create_memory_pool\w*|calculate_pool_sizes|_?capture\w*|\w*autotune\w*|"
                 r"load(?!_(?:lora|adapter|batch|kv|cpu|image|video|audio))\w*|post_?load\w*|"
                 r"postprocess_weight\w*|\w*weights_iterator|_prepare_weights|\w+_repack)\b|"
-                # TensorRT-LLM in C++: what its constructors call
+                # TensorRT-LLM in C++: functions that its constructors call
                 r"tensorrt_llm::\S*::(?:createBuffers|createExecutionContexts|createKvCacheManager|"
                 r"allocatePools|createDecoder|loadEngine|createModel|loadModel|initializeExecutionContext)\b|"
                 r"tensorrt_llm::\S*?(\w+)::\1\(|RuntimeBuffers::create\b|deserializeCudaEngine|"
-                # llama.cpp: buffers of weights, cache and graph are all reserved before it serves
+                # llama.cpp reserves the buffers of weights, cache and graph before it serves
                 r"\bgraph_reserve\b|sched_reserve|alloc_tensor_range|llama_(?:model_load|init_from_model|"
                 r"new_context|kv_cache_(?:unified_)?init)\w*: |ErrorLoadingModel|error loading model"
             ),
@@ -227,7 +227,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"(?:engine|strategy|impl|actor)\w*\.py\S*, line \d+, in (?:init|initialize)\b"
             ),
         ),
-        # A gathered or sharded state dict that neither a start nor a weight sync asked for is a checkpoint's.
+        # A gathered or sharded state dict that is not part of a start or a weight sync is a checkpoint's.
         (
             Phase.CHECKPOINT,
             (
@@ -245,7 +245,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"torch::autograd::(?:Engine|generated::\w+Backward)|"
                 r"in (?!\w*(?:forward|fwd|loss)_(?:and_)?(?:backward|bwd))\w*(?:backward|_bwd)\w*\b|"
                 r"independent_gradient|allreduce_gradients|finalize_model_grads|(?:start|finish)_grad_sync|"
-                # an activation checkpoint that is computed anew
+                # recomputation of an activation checkpoint
                 r"\bunpack_(?:hook|from_cpu)\b|\brecompute_fn\b|in _recompute\w*\b"
             ),
         ),
@@ -271,7 +271,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
             ),
         ),
         (Phase.DATA, r"in _?(?:get|process)_rollout_data\b"),
-        # A loss computes log-probs too; scoring never computes a loss.
+        # Computing a loss includes log-probs; the log-prob phase never computes a loss.
         (
             Phase.FORWARD,
             (
@@ -280,7 +280,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"skyrl\w*/workers/\S+, line \d+, in _?forward_backward\w*"
             ),
         ),
-        # An engine's sampler returns the log-probs of what it has sampled.
+        # An engine's sampler returns the log-probs of the sampled tokens.
         (Phase.ROLLOUT, rf"{ENGINES}/\S*\bsampler\.py\S*, line \d+, in \w*logprobs?\b"),
         (
             Phase.LOG_PROB,
@@ -329,7 +329,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 rf"{ENGINES}/\S+, line \d+, in (?:execute_\w+|_?prepare_\w*inputs?\w*|_?sample\w*|"
                 r"_execute_\w+|_?model_forward|_bookkeeping\w*|propose_\w+|_get_prompt_logprobs\w*|"
                 r"_?executor_loop\w*|_async_\w+|async_\w+|_?forward_step\w*|step_\w+|"
-                # which builds the engine, then serves with it
+                # `run_engine_core` builds the engine, then serves with it
                 r"_?run_(?!engine_core\b)\w+)\b|"
                 r"tensorrt_llm::\S*::(?:forward|forwardAsync|forwardSync|executeStep|executeBatch|"
                 r"executeContext|"
@@ -354,7 +354,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"torch/nn/functional\.py\S*, line \d+, in (?:log_)?softmax\b"
             ),
         ),
-        # The method that trains: forward, unless frames below it say more.
+        # Methods that train: forward, unless frames show another phase.
         (
             Phase.FORWARD,
             (
@@ -377,7 +377,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
             ),
         ),
         *GENERAL_FRAMES,
-        # Engines record their graphs before they serve; a trainer's recording has frames of a pass.
+        # Engines capture their graphs before they serve; a trainer's capture has frames of its own phase.
         (Phase.ROLLOUT_INIT, r"cuda/graphs\.py\S*, line \d+, in capture_(?:begin|end)\b"),
         (
             Phase.INIT,

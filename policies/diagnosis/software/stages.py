@@ -1,4 +1,4 @@
-"""STAGES: which phase a program says with a line of its own that it is in, before it fails without frames."""
+"""The phases that programs announce in lines of their logs, for failures without frames."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from autotune.policies.values.failure import Component, Phase
 
 
 class Stage(NamedTuple):
-    """What a line shows about the process that printed it."""
+    """The stage of a process according to one of its lines."""
 
-    phase: Phase  # NONE: it runs, and the line does not say which pass it is in
+    phase: Phase  # NONE: the process runs, and the line does not show its phase
     component: Component
-    running: bool = False  # the line is a progress bar that is not full: the pass has not ended since
+    running: bool = False  # the line is a progress bar that is not full: the phase has not ended
 
 
 _TABLE: tuple[tuple[Component, Phase, str], ...] = (
-    # ---- inference engines: a line of serving ends a start
+    # ---- inference engines: a line about serving ends the start-up
     (
         Component.ROLLOUT,
         Phase.WEIGHT_SYNC,
@@ -102,7 +102,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
      r"▶ Generating|Generating responses for|[Ss]tart(?:ing)? rollout\b|"
      r"test_gen_batch meta info|generate global step|(?:Timer |Started: ')\w*generat\w*(?: start|')|"
      r"▶ Starting validation|Running initial validation|\bstart sampling, ")),
-    # ---- trainers: what they begin; a step that is done ends it
+    # ---- trainers: announcements of a phase; a completed step ends it
     (
         Component.TRAINER,
         Phase.CHECKPOINT,
@@ -207,7 +207,7 @@ _COMPILED = tuple((Stage(phase, component), Pattern(pattern)) for component, pha
 
 
 def stage_of(line: str) -> Stage | None:
-    """Return what the process of a line is doing, according to the line."""
+    """Return the stage that a line announces for its process; None if it announces none."""
     running = counting(line)
     for stage, pattern in _COMPILED:
         if pattern.search(line):
