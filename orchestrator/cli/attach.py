@@ -38,7 +38,7 @@ def attach(run: directory.RunFolder, *, options: Options) -> ExitCode:
     past = news[:-1] if news and isinstance(news[-1], Finished) else news
     console.replay(past)
     news = news[len(past) :]
-    leaves = "" if tail.view.verdict is not None else "; Ctrl-C leaves it running"
+    leaves = "; Ctrl-C leaves it running" if claims.owner() is not None else ""
     console.say(f"run {run.id} · attempts on record: {len(tail.view.attempts)}{leaves}")
     try:
         while True:

@@ -66,6 +66,9 @@ def drafted(
 
     `otherwise` is the hint where the source is a log; `text` stands for what the script's file holds.
     """
+    if source[0].startswith("-") and source[0] != "-":
+        hint = "options of a script follow its name; `--help` lists those of this command"
+        raise Failure(f"no such option: {source[0]}", hint=hint, code=ExitCode.USAGE)
     now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     try:
         return draft_of(
@@ -156,9 +159,6 @@ def write(
     from autotune.orchestrator.config.loader import parse_unfinished, unfilled
     from autotune.orchestrator.init.job_text import job_text, with_variables
 
-    if source[0].startswith("-") and source[0] not in ("-", "--"):
-        hint = f"options of a script follow its name; `autotune init -- {source[0]} ...` takes any command"
-        raise Failure(f"no such option: {source[0]}", hint=hint, code=ExitCode.USAGE)
     source = source[1:] if source[0] == "--" else source
     if not source:
         raise click.UsageError("`--` is followed by no command")

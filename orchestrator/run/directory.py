@@ -182,7 +182,8 @@ class RunFolder:
         )
         failed = [each for each in attempts if each.diagnosis is not None]
         if not failed:
-            raise Failure(f"run {self.id} has no failed attempt", code=ExitCode.NO)
+            hint = f"`{self.call('report', '--open')}` shows every attempt"
+            raise Failure(f"run {self.id} has no failed attempt", hint=hint, code=ExitCode.NO)
         return self.attempt(failed[-1].number).path / "run.log", failed[-1]
 
     def attempt(self, number: int) -> AttemptFolder:

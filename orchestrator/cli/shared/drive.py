@@ -186,10 +186,13 @@ def end(run: directory.RunFolder, *, options: Options) -> None:
         history = journal.history()
         if isinstance(history[-1], Finished) and accepted_of(history).cluster.address == "local":
             require_gone(run, end_run(run.id, grace_s=SWEEP_GRACE_S))  # its Ray ended with its driver
-            return
-        job, _ = secrets.filled(accepted_of(history).job)  # nothing starts that needs the rest
-        with _insisted(run, journal, views, interrupts):
-            _drive(run, job, journal, views, interrupts, ends=True)
+        else:
+            job, _ = secrets.filled(accepted_of(history).job)  # nothing starts that needs the rest
+            with _insisted(run, journal, views, interrupts):
+                _drive(run, job, journal, views, interrupts, ends=True)
+        last = journal.history()[-1]
+        if isinstance(last, Finished) and not last.gone:
+            journal.append(msgspec.structs.replace(last, gone=True))
 
 
 def _drive(

@@ -110,6 +110,8 @@ def test_what_a_driver_could_not_reach_is_looked_for_although_the_run_has_finish
         assert run("stop", cwd=home, play=play).code == 3
     seen = run("stop", cwd=home, play="forever" + CLUSTER)
     assert seen.code == 0 and "was already stopped; no process of it is left" in seen.err
+    removed = run("remove", the_run(home).id, "--yes", cwd=home)
+    assert removed.code == 0 and removed.err.startswith("removed "), removed.err
 
 
 def test_a_finished_run_is_rid_of_what_its_driver_could_not_end(home: Path) -> None:
