@@ -1,4 +1,4 @@
-"""What in a certificate is not so, in sentences that name it."""
+"""Compares a certificate with the framework's facts or another certificate, and describes the differences."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.value import Value
 
-_SHOWN = 80  # characters of a value
+_SHOWN = 80  # maximum characters of a value in a message
 
 
 class Derived(Value, frozen=True, kw_only=True):
-    """What the framework says of the certificate's job, whatever the certificate says."""
+    """What the framework derives from the certificate's job, independently of the certificate's claims."""
 
     profile: Profile  # of the job as written
-    settings: dict[str, Any]  # that the declared changes make of the job's
+    settings: dict[str, Any]  # settings of the job that the declared changes produce
     before: Training
     after: Training
 
 
 def declared(certificate: Certificate, profile: Profile) -> Knobs:
-    """Return the job's knobs with the declared changes; raises msgspec.ValidationError for an unfit value.
+    """Return the job's knobs with the declared changes; raises msgspec.ValidationError for an invalid value.
 
-    What the framework does not offer is left out.
+    Changes of knobs that the framework does not support are left out.
     """
     values = {c.knob: c.after for c in certificate.changes if c.knob in profile.supported}
     return msgspec.convert({**msgspec.structs.asdict(profile.knobs), **values}, Knobs)
 
 
 def differences(certificate: Certificate, derived: Derived) -> tuple[str, ...]:
-    """Return what contradicts the claim that the same is trained before and after the changes."""
+    """Return the contradictions to the claim that the changes leave unchanged what is trained."""
     return (
         *_undeclared(certificate, derived),
         *_unfounded(certificate, derived.profile),
@@ -46,7 +46,7 @@ def differences(certificate: Certificate, derived: Derived) -> tuple[str, ...]:
 
 
 def deviations(certificate: Certificate, other: Certificate, *, source: str) -> tuple[str, ...]:
-    """Return in what a certificate differs from the one that `source` gives."""
+    """Return the differences between a certificate and the one from `source`."""
     result = [
         _deviation(f"{part}.{name}", here, there, source)
         for part in ("before", "after")
@@ -60,7 +60,7 @@ def deviations(certificate: Certificate, other: Certificate, *, source: str) -> 
 
 
 def unequal(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the keys whose values differ, with both values; None if one has no such key."""
+    """Yield each key whose values differ, with both values; None for a missing key."""
     for name in sorted({*first, *second}):
         here, there = first.get(name), second.get(name)
         if not same(here, there) or (name in first) != (name in second):
@@ -68,7 +68,7 @@ def unequal(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tup
 
 
 def same(first: Any, second: Any) -> bool:
-    """Return whether two values of settings are equal; 1 and true are not."""
+    """Return whether two values of settings are equal; 1 and true are different."""
     if isinstance(first, bool) or isinstance(second, bool):
         return first is second
     if isinstance(first, Mapping) and isinstance(second, Mapping):
@@ -79,7 +79,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, by dotted key."""
+    """Return nested mappings as one with dotted keys."""
     out: dict[str, Any] = {}
     for key, inner in value.items():
         out |= (
@@ -89,7 +89,7 @@ def flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def words(value: Any) -> str:
-    """Return a value as a person would type it, cut where it is long."""
+    """Return a value as a person would type it, truncated to _SHOWN characters."""
     if isinstance(value, dict | list | tuple):
         text = msgspec.json.encode(value).decode()
     else:

@@ -1,4 +1,4 @@
-"""The certificate of a run, from its journal alone: the same events always give the same one."""
+"""Composes the certificate of a run from its events alone, so that the same events give the same one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autotune.policies.values.run.view import RunView
 def certificate_of(
     history: History, *, knobs: Knobs, settings: dict[str, Any], training: Training
 ) -> Certificate:
-    """Return the certificate of stable knobs; `settings` are those that differ from the job as written."""
+    """Return the certificate of stable knobs; `settings`: those that differ from the job as written."""
     accepted = accepted_of(history)
     view = _since_edited(history)
     losses = losses_of(view)
@@ -58,13 +58,13 @@ def changes_of(profile: Profile, knobs: Knobs) -> tuple[Change, ...]:
 
 
 def _since_edited(history: History) -> RunView:
-    """Return the run since the user last changed the job: earlier attempts may have trained another."""
+    """Return the run since the user last edited the job: earlier attempts may have trained something else."""
     last = max((n for n, event in enumerate(history) if isinstance(event, Edited)), default=-1)
     return RunView(history[last + 1 :])
 
 
 def _stability(view: RunView, knobs: Knobs, *, steps: int) -> Stability:
-    """Return what held with these knobs, the strongest first."""
+    """Return the strongest evidence that these knobs are stable: search, goal, completed or only probe."""
     confirmed = sum(
         row.knobs == knobs and row.purpose is Purpose.CONFIRM and row.result is Result.FITS
         for row in view.tried

@@ -1,4 +1,4 @@
-"""What a certificate holds; certificate.json is this value as JSON, fields are added and never renamed."""
+"""The contents of a certificate; certificate.json is this value as JSON: fields are added, never renamed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from autotune.policies.values.remedy import Effect
 from autotune.policies.values.value import Value
 
 SCHEMA = 1
-# Of an update in fp32: sums of thousands of terms in another order differ by a few 1e-7, a change of what is
-# trained by far more (1e-3 and above for a learning rate or batch that is 0.1 % off).
+# Relative error of an update in fp32: sums of thousands of terms in another order differ by a few 1e-7, a
+# change of what is trained by far more (1e-3 and above for a learning rate or batch that is 0.1 % off).
 UPDATE_LIMIT = 1e-5
 
 
 class Training(Value, frozen=True, kw_only=True):
     """What is trained, as a framework reads it from a job's settings; None if they do not say."""
 
-    samples_per_step: int | None = None  # answers of one rollout
-    global_batch: int | None = None  # samples of one update of the weights
-    updates_per_step: int | None = None  # optimizer steps after one rollout
+    samples_per_step: int | None = None  # responses per rollout
+    global_batch: int | None = None  # samples per optimizer step
+    updates_per_step: int | None = None  # optimizer steps per rollout
     steps: int | None = None
     epochs: int | None = None
-    prompt_tokens: int | None = None  # longest
-    response_tokens: int | None = None  # longest
+    prompt_tokens: int | None = None  # maximum
+    response_tokens: int | None = None  # maximum
     learning_rate: float | None = None
-    seeds: dict[str, int] = {}  # by the framework's own setting
+    seeds: dict[str, int] = {}  # by the framework's setting
     data_order: str = ""  # in words
 
 
@@ -42,18 +42,18 @@ class Change(Value, frozen=True, kw_only=True):
 
 
 class Overlap(Value, frozen=True, kw_only=True):
-    """A step that several attempts trained: its loss in each."""
+    """A step that several attempts trained, with its loss in each."""
 
     step: int
-    losses: dict[str, float]  # by attempt
+    losses: dict[str, float]  # by the attempt's number
 
 
 class Losses(Value, frozen=True, kw_only=True):
-    """The losses of the steps that attempts have in common, and how far apart they may be."""
+    """The losses of steps that several attempts trained, and how much they may differ."""
 
     overlapping: tuple[Overlap, ...] = ()
-    band: float | None = None  # largest difference; None: too few steps tell how much a loss varies
-    pairs: int = 0  # neighbouring steps from which the band was taken
+    band: float | None = None  # maximum difference; None: too few steps to estimate how much a loss varies
+    pairs: int = 0  # pairs of neighbouring steps from which the band was computed
 
 
 class Replayed(StrEnum):
@@ -69,14 +69,14 @@ class Comparison(Value, frozen=True, kw_only=True):
 
     samples: int
     tokens: int
-    loss_error: float  # each relative to the value before
+    loss_error: float  # each error is relative to the value before the changes
     gradient_error: float
-    update_error: float  # of what the optimizer does to the weights
+    update_error: float  # of the optimizer's update of the weights
     skipped: str = ""  # why nothing was compared
 
     @property
     def agrees(self) -> bool:
-        """Whether all errors are within UPDATE_LIMIT; NaN is not."""
+        """Whether all errors are at most UPDATE_LIMIT; False for NaN."""
         return all(
             error <= UPDATE_LIMIT for error in (self.loss_error, self.gradient_error, self.update_error)
         )
@@ -85,9 +85,9 @@ class Comparison(Value, frozen=True, kw_only=True):
 class Stability(Value, frozen=True, kw_only=True):
     """What `stable` rests on."""
 
-    by: str  # goal: `goal.steps` consecutive steps; search: its runs; completed: trainings to their end
-    steps: int  # that each run had to complete; of completed trainings the fewest that one made
-    confirmations: int  # runs with these settings that held
+    by: str  # goal: `goal.steps` consecutive steps; search: its trials; completed: trainings; probe: no run
+    steps: int  # steps that each run had to complete; of completed trainings the fewest of any
+    confirmations: int  # successful runs with these settings
 
 
 class Certificate(Value, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ class Certificate(Value, frozen=True, kw_only=True):
 
     schema: int = SCHEMA
     run: str
-    at: str  # UTC, ISO 8601: of the newest event that it rests on
+    at: str  # UTC, ISO 8601: time of the newest event
     job: Job  # as written, secrets masked; its settings are `before`
     cluster: Cluster
     training: Training

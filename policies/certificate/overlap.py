@@ -1,4 +1,4 @@
-"""The losses of steps that several attempts trained, and the band in which they must lie."""
+"""The losses of steps that several attempts trained, and the band within which they must agree."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from autotune.policies.certificate.contents import Losses, Overlap, Replayed
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.run.view import RunView
 
-# Two runs of a step differ as two neighbouring steps do: other samples are drawn. Four standard deviations
-# of that difference are exceeded once in 16,000 steps of a normal distribution; losses of policies have rare
-# steps far outside it, so a jump half as large again as any within one attempt is inside the band too.
+# Two runs of a step differ as much as two neighbouring steps, because other samples are drawn. In a normal
+# distribution four standard deviations of that difference are exceeded once in 16,000 steps. Losses of
+# policies have rare steps far outside it, so the band includes 1.5 times the largest jump in one attempt.
 _SIGMAS, _JUMPS = 4.0, 1.5
-_STRAYS = 0.01  # of the compared steps may lie outside by chance
+_STRAYS = 0.01  # share of the compared steps that may be outside the band by chance
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _FEWEST_PAIRS = 8  # of neighbouring steps; with fewer the deviation itself is off by more than a third
 _ROUNDING = 1e-5  # of the largest loss: fp32 sums in another order
-_MOST_STEPS = 10_000  # that are kept; the newest
+_MOST_STEPS = 10_000  # kept, the newest
 
 
 def step_loss(metrics: Mapping[str, float], name: str, *, updates: Sequence[float]) -> float | None:
-    """Return the loss that the line of a step names, else the mean of its updates'; None if not finite."""
+    """Return a step's loss from its metric `name`, else the mean over its `updates`; None if not finite."""
     loss = metrics.get(name, sum(updates) / len(updates) if updates else nan)
     return loss if isfinite(loss) else None
 
 
 def losses_of(view: RunView) -> Losses:
-    """Return the overlapping steps of a run's own attempts; trials of a search train other checkpoints."""
+    """Return the overlapping steps of a run's attempts, without trials, which train other checkpoints."""
     by_attempt = {
         attempt.number: {row.step: row.loss for row in attempt.steps if row.loss is not None}
         for attempt in view.training
@@ -46,7 +46,7 @@ def losses_of(view: RunView) -> Losses:
 
 
 def outside(compared: Sequence[Overlap], *, band: float | None) -> tuple[Overlap, ...]:
-    """Return the steps whose losses are further apart than the band, where more are than chance explains."""
+    """Return the steps whose losses differ by more than the band; empty if chance explains their number."""
     if band is None:
         return ()
     beyond = tuple(o for o in compared if spread(o) > band)
@@ -54,14 +54,14 @@ def outside(compared: Sequence[Overlap], *, band: float | None) -> tuple[Overlap
 
 
 def spread(overlap: Overlap) -> float:
-    """Return how far apart the losses of a step are."""
+    """Return the difference between the largest and smallest loss of a step."""
     return max(overlap.losses.values()) - min(overlap.losses.values()) if overlap.losses else 0.0
 
 
 def replay_of(view: RunView, losses: Losses, *, stable: Knobs) -> tuple[Replayed, str]:
-    """Return whether overlapping steps show the same training, and in words what was compared.
+    """Return whether overlapping steps show the same training, and a description of what was compared.
 
-    They do where an attempt with the stable knobs repeated steps of one with other knobs.
+    Compared are the steps that attempts with the stable knobs and with others both trained.
     """
     with_stable = {str(attempt.number) for attempt in view.attempts.values() if attempt.knobs == stable}
     repeated = [o for o in losses.overlapping if 0 < len(with_stable & o.losses.keys()) < len(o.losses)]
@@ -82,7 +82,7 @@ def replay_of(view: RunView, losses: Losses, *, stable: Knobs) -> tuple[Replayed
 
 
 def apart(overlap: Overlap, *, band: float) -> str:
-    """Return what is wrong with a step outside the band."""
+    """Return a description of a step outside the band."""
     return (
         f"step {overlap.step}: the losses of its attempts are {spread(overlap):.6g} apart; "
         f"the band is {band:.6g}"

@@ -1,1 +1,1 @@
-"""The analysis of a finished job from its log or memory snapshot."""
+"""Analysis of a finished job from its log or memory snapshot."""

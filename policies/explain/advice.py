@@ -1,4 +1,4 @@
-"""prescribe(diagnosis) -> ranked cures, whether or not anything is known of the job."""
+"""prescribe(diagnosis) -> ranked cures, with or without knowledge of the job's settings."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from autotune.policies.values.profile import Profile
 from autotune.policies.values.remedy import Effect, Remedy
 from autotune.policies.values.value import Value
 
-_ABOVE_POOLS = 0.92  # of the card; vLLM takes 0.9 for weights and pool, SGLang less, unless told otherwise
-_BESIDE_POOL = 0.02  # of the card, above an engine's share of it
+_ABOVE_POOLS = 0.92  # of the GPU; by default vLLM takes 0.9 for weights and pool, SGLang less
+_BESIDE_POOL = 0.02  # of the GPU, above an engine's share of it
 _BY = re.compile(r"for instance by [\d.]+")
-# Directions that presume of a job what few jobs have, but for a failure in a phase.
+# Directions that few jobs can follow; with a phase: offered for failures in that phase alone.
 _PRESUME = {
     "save_synchronously": Phase.CHECKPOINT,
     **dict.fromkeys(
@@ -39,37 +39,37 @@ _ENGINE_PARTS = (Component.ROLLOUT, Component.REWARD)
 
 
 class Cure(Value, frozen=True, kw_only=True):
-    """A remedy for people: exact where the job's settings are known, a direction where they are not."""
+    """A remedy for people: exact if the job's settings are known, otherwise a direction."""
 
     name: str
-    action: str  # what to do, in neutral words
+    action: str  # what to do, without names of a framework's settings
     reason: str
     changes: dict[str, Setting] = {}  # knob -> new value, or the direction: lower, raise, on, off, more
     exact: bool = False
-    effect: Effect | None = None  # on the numbers of the training; None: not known
+    effect: Effect | None = None  # on the numbers of the training; None: unknown
     slows: str = ""
 
 
 class Known(Value, frozen=True, kw_only=True):
     """What a log shows about its job."""
 
-    profile: Profile | None = None  # the present knobs; those without a value are not known
+    profile: Profile | None = None  # the current knobs; those without a value are unknown
     complete: bool = False  # every knob that the profile supports has its value
     job: Job | None = None  # of that profile, with its model
-    cluster: Cluster | None = None  # with the size of its cards: then the estimate ranks what is exact
-    offered: frozenset[str] = frozenset(KNOBS)  # what the tools seen in the log can change
-    fixed: frozenset[str] = frozenset()  # what the log shows to be at its most saving value
-    engine: bool | None = None  # whether an inference engine is seen; None: the log shows no tool at all
-    counts_tokens: bool = False  # an RL framework is seen, which fills micro-batches by tokens
-    scores_by_tokens: bool = False  # a tool is seen that has a setting for the tokens of a scoring pass
-    run: Run | None = None  # of autotune, whose last attempt failed so
+    cluster: Cluster | None = None  # with its GPU memory: the estimate then ranks exact remedies
+    offered: frozenset[str] = frozenset(KNOBS)  # knobs that the tools in the log can change
+    fixed: frozenset[str] = frozenset()  # knobs that already have the value that saves most memory
+    engine: bool | None = None  # whether the log shows an inference engine; None: it shows no tool at all
+    counts_tokens: bool = False  # the log shows an RL framework, which fills micro-batches by tokens
+    scores_by_tokens: bool = False  # the log shows a tool with a token budget for computing log-probs
+    run: Run | None = None  # of autotune, whose last attempt ended with this failure
 
 
 def prescribe(diagnosis: Diagnosis, known: Known) -> tuple[Cure, ...]:
-    """Return what cures a failure, what recovery would take first; empty if no change of the job would.
+    """Return the cures of a failure, in the order of recovery; empty if no change of the job cures it.
 
-    Where the job's settings are known these are recovery's own remedies. Where they are not, the same ladder
-    gives directions, those last that presuppose what the log does not show.
+    If the job's settings are known, these are recovery's own remedies. Otherwise the same ladder gives
+    directions; those that presuppose facts which the log does not show come last.
     """
     held = free_before_relaunch(diagnosis) if diagnosis.cause is Cause.GPU_OOM else ()
     result = {remedy.name: _cure(remedy, Knobs()) for remedy in held}
@@ -78,13 +78,13 @@ def prescribe(diagnosis: Diagnosis, known: Known) -> tuple[Cure, ...]:
         return tuple((result | exact).values())
     directions = _directions(known, diagnosis, exact)
     ranked = sorted(directions.values(), key=lambda cure: _presupposes(cure, diagnosis, known))
-    # Who holds the rest of a GPU on which an engine wakes up is its own job's trainer, most often.
+    # Other memory of a GPU on which an engine wakes up mostly belongs to the job's own trainer.
     before = ranked[:1] if diagnosis.phase is Phase.WEIGHT_SYNC else []
     return (*before, *result.values(), *ranked[len(before) :])
 
 
 def _exact(known: Known, diagnosis: Diagnosis) -> dict[str, Cure]:
-    """Return what recovery would take, in its order; of remedies with one name the first."""
+    """Return the remedies of recovery, in its order; of several with one name the first."""
     if known.profile is None:
         return {}
     result: dict[str, Cure] = {}
@@ -95,24 +95,24 @@ def _exact(known: Known, diagnosis: Diagnosis) -> dict[str, Cure]:
 
 
 def remedies_after(run: Run, *, complete: bool = True) -> Iterator[Remedy]:
-    """Yield what recovery takes after the last failure, then what it would take by the ladder alone.
+    """Yield the remedy that recovery applies after the last failure, then those of the ladder alone.
 
     Names may repeat; the first counts. `complete`: every knob that the profile supports has its value.
     """
     if run.accepted.policy is Policy.ESTIMATE:
         from autotune.policies.recovery.next_remedy import (
-            next_remedy,  # numpy, for the few logs that show so much
+            next_remedy,  # needs numpy; imported only for the few logs that show enough
         )
 
         remedy = next_remedy(run)
         if remedy is not None:
             yield remedy
-    # Beside the estimate's answer, and where settings are missing, the ladder's steps are told one by one.
+    # In addition to the estimate's remedy, or if settings are missing, list the ladder's steps one by one.
     yield from by_ladder(run, single=not complete or run.accepted.policy is Policy.ESTIMATE)
 
 
 def _failed_once(profile: Profile, known: Known, diagnosis: Diagnosis) -> Run:
-    """Return the history of a job as recovery would see it after its first attempt failed so."""
+    """Return a history whose first and only attempt ended with this failure, as input of recovery."""
     nowhere = Cluster(address="", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=0)
     estimated = known.complete and known.job is not None and known.cluster is not None
     accepted = Accepted(
@@ -127,7 +127,7 @@ def _failed_once(profile: Profile, known: Known, diagnosis: Diagnosis) -> Run:
 
 
 def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> dict[str, Cure]:
-    """Return the ladder's remedies for a failure: exact where a value is known, else which way to go."""
+    """Return the ladder's remedies for a failure: exact if the value is known, otherwise a direction."""
     result: dict[str, Cure] = {}
     for rung in LADDER:
         if rung.name not in result and can_act(rung.name, diagnosis) and rung.serves(diagnosis, None):
@@ -149,7 +149,7 @@ def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> d
         result |= {} if cure is None else {cure.name: cure}
     by_tokens = known.counts_tokens or (known.scores_by_tokens and diagnosis.phase is Phase.LOG_PROB)
     if not by_tokens and {"reduce_micro_batch", "reduce_tokens_per_mb"} <= result.keys():
-        # Scripts without an RL framework count sequences, most often.
+        # Scripts without an RL framework mostly count sequences.
         order = [name for name in result if name != "reduce_tokens_per_mb"]
         order.insert(order.index("reduce_micro_batch") + 1, "reduce_tokens_per_mb")
         result = {name: result[name] for name in order}
@@ -161,7 +161,7 @@ def _knobs(known: Known) -> Knobs:
 
 
 def fragmentation_excluded(diagnosis: Diagnosis) -> bool:
-    """Return whether the figures show that pieces of the reserve would not have helped."""
+    """Return whether the figures exclude fragmentation: the reserved memory would not have sufficed."""
     facts = diagnosis.facts
     return (
         diagnosis.cause is Cause.GPU_OOM
@@ -224,7 +224,7 @@ def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
 
 
 def _may_have_engine(diagnosis: Diagnosis, known: Known) -> bool:
-    """Return whether an engine may share what failed: one is seen, failed, or holds a part of the card."""
+    """Return whether an engine may use the failed memory: it is in the log, failed, or may hold a part."""
     if known.engine or _is_engine(diagnosis) or diagnosis.phase in (Phase.WEIGHT_SYNC, Phase.COMM):
         return True
     return known.engine is None and (
@@ -233,7 +233,7 @@ def _may_have_engine(diagnosis: Diagnosis, known: Known) -> bool:
 
 
 def _sized(action: str, knob: str, diagnosis: Diagnosis) -> str:
-    """Return what to do by how much, where the message says what was missing of which card."""
+    """Return the action with its amount, if the message shows the missing bytes and the GPU's size."""
     missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.limit_bytes
     if knob != "memory_fraction" or not missing or not capacity:
         return action
@@ -246,17 +246,17 @@ def _price(slows: str) -> str:
 
 
 def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
-    """Return how much a direction presupposes that the log does not show; below 0: its figures ask for it."""
+    """Return the rank of a cure: above 0 if it presupposes unknown facts, below 0 if figures suggest it."""
     if cure.name == "offload_optimizer" and diagnosis.facts.states:
         return -1
     if cure.name == "tensor_parallel" and _weights_fill_the_card(diagnosis, known):
         return -2
     if cure.name == "expandable_segments":
         if diagnosis.phase is Phase.ROLLOUT_INIT or (known.counts_tokens and _is_engine(diagnosis)):
-            # An engine that starts keeps what is idle for its graphs; one that sleeps refuses it, and what RL
-            # frameworks set is the trainer's.
+            # A starting engine keeps idle memory for its graphs; one with a sleep mode refuses the setting,
+            # and RL frameworks set it for the trainer.
             return 1
-        # NCCL's messages have no figures, and what it competes with is PyTorch's reserve.
+        # NCCL's messages have no figures, and NCCL competes with PyTorch's reserved memory.
         alone = diagnosis.phase is Phase.COMM and not known.engine
         return -1 if alone or fragmentation_prevails(diagnosis) else 0 if diagnosis.phase is Phase.COMM else 1
     if cure.name in SMALLER_PASSES and fills_host(_knobs(known), diagnosis):
@@ -272,14 +272,15 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
 
 
 def _is_engine(diagnosis: Diagnosis) -> bool:
-    """Return whether it is the engine that failed."""
+    """Return whether an engine failed."""
     return diagnosis.phase.is_engine or diagnosis.component in _ENGINE_PARTS
 
 
 def _weights_fill_the_card(diagnosis: Diagnosis, known: Known) -> bool:
-    """Return whether a starting engine holds more than any share that people give to a pool.
+    """Return whether an engine holds more than its share of the GPU, so that its weights alone fill it.
 
-    Where no phase is named, more than the share that the log shows.
+    The share is the one in the log, otherwise _ABOVE_POOLS for an engine that starts. If the phase is
+    unknown, the log must show the share.
     """
     facts = diagnosis.facts
     share = None if known.profile is None else known.profile.knobs.memory_fraction

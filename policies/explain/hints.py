@@ -1,4 +1,4 @@
-"""What helps besides the settings that recovery turns: the words of experts, by what a failure shows."""
+"""Hints beyond the knobs of recovery: expert advice selected by the details of a failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.value import Value
 
 _LONGEST_REQUEST = re.compile(r"estimated maximum model length is (\d{1,3}(?:,\d{3})+|\d{1,9})")
-_NARROW_BYTES = 2 << 30  # missing, up to which a larger share of an unknown card is likely to do
+_NARROW_BYTES = 2 << 30  # missing bytes up to which a larger share of a GPU of unknown size probably suffices
 _IMAGES = re.compile(r"\bvit_|vision|visual|mm_encoder|image|video|pixel")
 _QUADRATIC = re.compile(r"sdpa|scaled_dot_product|eager_attention|attn_weights|_ops\.py")
 _SLEPT = "leep mode "
@@ -25,20 +25,20 @@ _DIFFUSION = re.compile(
 )
 _VAE = re.compile(r"(?i)[/_](?:\w*vaes?|autoencoder\w*)(?:/|\.py)|\bvae\.(?:decode|encode)")
 _OF_TRAINING = (Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)
-POOL_IN_BYTES = "memory for KV Cache as specified by kv_cache_memory_bytes"  # vLLM, as it starts
-_ALIKE = 0.1  # relative difference of two sizes of the same process
-_GROWN = 1.5  # times the first residue
+POOL_IN_BYTES = "memory for KV Cache as specified by kv_cache_memory_bytes"  # printed by vLLM at start-up
+_ALIKE = 0.1  # maximum relative difference of two sizes of the same process
+_GROWN = 1.5  # multiple of the first residue from which it counts as growth
 
 
 class Hint(Value, frozen=True, kw_only=True):
     """One thing to do, as a sentence."""
 
     text: str
-    leads: bool = False  # it comes before the remedies
+    leads: bool = False  # it precedes the remedies
 
 
 class Residue(Value, frozen=True, kw_only=True):
-    """What an engine kept on the card when it slept, first and last."""
+    """GPU memory that an engine kept while asleep, at its first and last sleep."""
 
     first_bytes: int
     last_bytes: int
@@ -46,16 +46,16 @@ class Residue(Value, frozen=True, kw_only=True):
 
     @property
     def grows(self) -> bool:
-        """Whether it became more from sleep to sleep."""
+        """Whether the last residue exceeds the first by the factor _GROWN."""
         return self.last_bytes > _GROWN * self.first_bytes
 
 
 _FOREACH = "_multi_tensor_|_foreach_"
 _HUGGING_FACE = (
-    r"transformers/|accelerate/|\btrl/|swift/|llamafactory/"  # whose trainers name their optimizer
+    r"transformers/|accelerate/|\btrl/|swift/|llamafactory/"  # their trainers select the optimizer by name
 )
 _FUSED = "use a fused optimizer, which keeps no copies of the parameters while it steps"
-# (phase, what the lines around the failure hold, the hint); of failures of GPU memory.
+# (phase, pattern of the lines around the failure, hint) for failures of GPU memory.
 _ON_GPU: tuple[tuple[Phase, str, Hint], ...] = (
     (
         Phase.OPTIMIZER,
@@ -101,7 +101,7 @@ _ON_GPU: tuple[tuple[Phase, str, Hint], ...] = (
         ),
     ),
 )
-# ... of failures of host memory; no phase: in any.
+# The same for failures of host memory; None: in any phase.
 _ON_HOST: tuple[tuple[Phase | None, str, Hint], ...] = (
     (
         Phase.CHECKPOINT,
@@ -146,7 +146,7 @@ _ON_HOST: tuple[tuple[Phase | None, str, Hint], ...] = (
 )
 
 
-# Of engines that ask for too much host memory as they start, by the rule that says so.
+# Hints for engines that request too much host memory at start-up, by the rule that matched.
 _OF_ENGINES = {
     "sglang-host-memory": "lower what the engine keeps in host memory (SGLang: --hicache-size or "
     "--hicache-ratio, of each of its processes), or serve a smaller model",
@@ -155,7 +155,7 @@ _OF_ENGINES = {
 
 
 def hints(diagnosis: Diagnosis, around: str, *, residue: Residue | None = None) -> tuple[Hint, ...]:
-    """Return what helps besides settings; `around`: the lines of the log near the failure."""
+    """Return hints beyond the knobs of recovery; `around`: the lines of the log near the failure."""
     match diagnosis.cause:
         case Cause.GPU_OOM:
             first = (*_refused(diagnosis), *_too_large(diagnosis, around), *_asleep(residue))
@@ -169,7 +169,7 @@ def hints(diagnosis: Diagnosis, around: str, *, residue: Residue | None = None) 
 
 
 def residue_of(text: str, diagnosis: Diagnosis, holders: tuple[Holder, ...]) -> Residue | None:
-    """Return what a sleeping engine kept of the card, where others or one process hold as much of it."""
+    """Return what a sleeping engine kept of the GPU; None unless other processes hold about as much."""
     sleeps = _RESIDUE.findall(text) if _SLEPT in text else []
     kept = [round(float(size) * (1 << 30)) for _, size in sleeps]
     held = (diagnosis.facts.held_by_others_bytes, *(one.held_bytes for one in holders))
@@ -179,7 +179,7 @@ def residue_of(text: str, diagnosis: Diagnosis, holders: tuple[Holder, ...]) -> 
 
 
 def _refused(diagnosis: Diagnosis) -> Iterator[Hint]:
-    """Yield what else may refuse a request for which enough of the card is free."""
+    """Yield hints about limits that may refuse a request although enough GPU memory is free."""
     facts = diagnosis.facts
     requested, free, allowed = facts.requested_bytes, facts.free_bytes, facts.allowed_bytes
     if requested is None or free is None or free < requested:
@@ -199,7 +199,7 @@ def _refused(diagnosis: Diagnosis) -> Iterator[Hint]:
 
 
 def _too_large(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
-    """Yield what makes a tensor smaller that no card holds."""
+    """Yield hints to shrink a tensor that is larger than the GPU."""
     if not diagnosis.facts.impossible:
         return
     if _IMAGES.search(around):
@@ -233,7 +233,7 @@ def _asleep(residue: Residue | None) -> Iterator[Hint]:
 
 
 def _of_images(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
-    """Yield what makes images and videos smaller while they are made."""
+    """Yield hints to reduce the memory of generating images and videos."""
     if diagnosis.phase in _OF_TRAINING or not _DIFFUSION.search(around):
         return
     if _VAE.search(around):
@@ -265,9 +265,9 @@ def _on_gpu(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
 
 
 def _shorter_requests(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
-    """Yield the size of a pool that was set in bytes, and the longest request that the engine computed.
+    """Yield hints about a pool size set in bytes, and the longest request that the engine computed.
 
-    How long requests may be is the user's choice.
+    The length of requests is the user's choice.
     """
     if POOL_IN_BYTES in around:
         yield Hint(

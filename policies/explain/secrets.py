@@ -1,4 +1,4 @@
-"""What a secret is, by its name and by its shape, and texts without them: the one place that decides."""
+"""Detects secrets by name and by shape, and masks them; the only module that defines what a secret is."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MASK = "***"
 
 
 class Grade(IntEnum):
-    """How sure it is that a value is a secret."""
+    """The certainty that a value is a secret."""
 
-    RANDOM = 0  # 40 hexadecimal digits: a key of W&B or a revision of git
-    LIKELY = 1  # masked in logs; too many settings are named so to refuse one
-    CERTAIN = 2  # a secret's name with a value that is no placeholder, or a provider's own form
+    RANDOM = 0  # 40 hexadecimal digits: a W&B key or a git revision
+    LIKELY = 1  # masked in logs; too many settings have such names to refuse them
+    CERTAIN = 2  # a secret's name with a value that is no placeholder, or a provider's key format
 
 
 class Secret(NamedTuple):
@@ -31,7 +31,7 @@ class Secret(NamedTuple):
     grade: Grade
 
 
-# Shapes that providers give their keys; each alternative begins with a literal, so that one pass suffices.
+# Formats of providers' keys; each alternative begins with a literal, so that one scan suffices.
 _SHAPES = re.compile(
     r"\b(?:(?P<HF_TOKEN>hf_[A-Za-z0-9]{16,256}|api_org_[A-Za-z0-9]{16,256})"
     r"|(?P<API_KEY>sk-[A-Za-z0-9_\-]{16,256}|AIza[0-9A-Za-z_\-]{30,64})"
@@ -56,12 +56,12 @@ _HEADER = re.compile(
     r"(?!(?:token|bearer|basic)\b)" + _CREDENTIALS.replace("NAME", "AUTH_TOKEN")
 )
 _BASIC = re.compile(r"(?i)\bbasic\s{1,4}" + _CREDENTIALS.replace("NAME", "BASIC_AUTH"))
-# `wandb login KEY`, and the functions of that name.
+# `wandb login KEY`, and functions called `login`.
 _LOGIN = re.compile(
     r"\b(?:wandb\s{1,4}login\s{1,4}(?:--\S{1,40}\s{1,4}(?:http\S{1,200}\s{1,4})?){0,4}|login\(\s{0,4}(?:\w{1,20}\s{0,4}=\s{0,4})?)"
     r"\\{0,3}['\"]?(?P<WANDB_API_KEY>[A-Za-z0-9_\-]{20,256})"
 )
-# Programs that take a password by an option of one letter, or on their standard input.
+# Programs that accept a password in a one-letter option, or on standard input.
 _ARGUMENT = re.compile(
     r"\bcurl\b[^|;&]{0,200}?\s(?:-[A-Za-z]{0,8}[uU]|--user|--proxy-user)[\s=]{0,4}['\"]?[^\s:'\"]{0,100}:(?P<CURL_PASSWORD>[^\s'\"]{1,400})"
     r"|\b(?:mysql|mysqldump|mysqladmin|mariadb)\b[^|;&]{0,200}?\s-p['\"]?(?P<DB_PASSWORD>[^\s'\"]{1,400})"
@@ -75,26 +75,26 @@ _ARGUMENT = re.compile(
 _TAKES_ARGUMENT = re.compile(
     r"curl|mysql|mariadb|sshpass|mongo|twine|redis-cli|login|<<<|sudo|configure\s|machine\s"
 )
-# A name that ends in one of these words, what stands between, and its value: `NAME=x`, `"name": "x"`,
-# `["name"] = "x"`, `--name x`, `name ........ x`. The names' beginnings are judged in `_named`, since a
-# pattern for them could be tried from every character of a long word.
+# A name that ends in one of these words, a separator, and its value: `NAME=x`, `"name": "x"`,
+# `["name"] = "x"`, `--name x`, `name ........ x`. `_parts` looks up the beginnings of names, since a pattern
+# for them could be tried from every character of a long word.
 _NAMED = re.compile(
     r"(?P<word>(?i:passw(?:or)?d|passwd|passphrase|pwd|secret(?:[_\-]?(?:access)?[_\-]?key)?|token|api[_\-]?key"
     r"|access[_\-]?key(?:[_\-]?id)?|private[_\-]?key|auth[_\-]?key|wandb[_\-]?key|credentials?|signature)|_KEY)"
     r"(?P<between>\\{0,3}['\"]?\]?\s{0,4}(?::[-=]|[=:])\s{0,4}(?:['\"]?\$\{\w{1,64}:[-=]|[bru$](?=['\"]))?|\s{1,4}\.{3,200}\s{0,4}|['\"],?\s{1,4}|\s{1,4})"
     r"(?P<quote>\\{0,3}['\"])?(?P<value>(?(quote)[^'\"\n]{1,4096}|[^\s,;'\"&)}\]]{1,4096}))"
 )
-# Whole words only: TOKENIZERS_PARALLELISM is no secret.
+# Whole words only: TOKENIZERS_PARALLELISM is not a secret.
 _VARIABLE = re.compile(
     r"(?:^|_)(?:TOKEN|KEY|APIKEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(?:_|$)", re.IGNORECASE
 )
-# Names, in lower case with `_` between their words, whose values are secrets whatever they look like.
+# Names, in lower case with `_` between words, whose values are secrets in any form.
 _STRONG = re.compile(
     r"(?:^|_)(?:passw(?:or)?d|passwd|passphrase|\w+_pwd|(?:secret_)?access_?key(?:_id)?|secret_?key|private_key"
     r"|(?:api|auth|wandb|swanlab|hf|hugging_?face|openai|anthropic)_?(?:api_?)?key"
     r"|(?:api|auth|bearer|refresh|hf|hub|hugging_?face|github|gitlab|wandb|swanlab|openai|slack|bot)_?token)$"
 )
-# Names whose values are secrets where they look like one: `secret: my-kubernetes-secret` is a name.
+# Names whose values are secrets only if they look like one: in `secret: my-kubernetes-secret` it is a name.
 _WEAK = re.compile(r"(?:^|_)(?:secret|credentials?)$|^token$|(?:_token|_key)$")
 _ONLY_RANDOM = re.compile(r"(?:_token|_key)$")
 _TOKEN_LIKE = re.compile(r"(?=.*\d)[A-Za-z0-9+/=_\-.~:]{8,}$|[A-Za-z0-9+/=_\-.~:]{24,}$")
@@ -106,18 +106,18 @@ _RANDOM = re.compile(rf"(?<![\w@./+-]){_HEX_KEY.pattern}(?![\w-])")
 _OF_REVISION = re.compile(
     r"(?i)(?:^|[^a-z])(?:rev|revision|commit|sha\d{0,3}|hash|digest|checksum|version|ref|tag|git\b[^;|&]{0,80})[^a-z]{0,3}$"
 )
-_NAME_REACH = 64  # characters before the word that may belong to the name
-# No secrets: words for none, references to variables, what a shell fetches by a command, numbers.
+_NAME_REACH = 64  # maximum characters of a name before the word
+# Not secrets: words for none, references to variables, command substitutions, numbers.
 _PLAIN = re.compile(
     r"(?i)(none|null|true|false|\*+|\?|<\w+>|\$\{?\w+.{0,20}|(?:\$\(|`).*|\{env:|-?\d+(\.\d+)?(e[+-]?\d+)?%?)$"
 )
-# No secrets in a job either: references of any kind, paths, URLs, names of variables, code.
+# Not secrets in a job either: references of any kind, paths, URLs, names of variables, code.
 _REFERENCE = re.compile(
     r"[$`{<\[(*%@!?\-\\].*|\+[a-z]*|(?:~|\.{0,2})/[\w.\-/]*|[A-Za-z][\w+.\-]*://.*"
     r"|.*\.(?:json|pem|key|txt|ya?ml|env|crt|pub|ini)"
     r"|(?:[A-Z][A-Z0-9]*_)+(?:TOKEN|KEY|SECRET|PASSWORD|ID)|[A-Za-z_]+(?:\.[A-Za-z_]+)+|[A-Za-z_][\w.]*[(\[].*|env:.*"
 )
-# What examples and servers without access control take for a key.
+# Keys in examples and of servers without access control.
 _PLACEHOLDER = re.compile(
     r"(?i)(?:none|null|nil|true|false|yes|no|on|off|auto|default|empty|dummy|fake|test|local|todo|tbd|unset|unused"
     r"|na|n/a|str\??|string|pass|token|key|secret|password"
@@ -126,20 +126,20 @@ _PLACEHOLDER = re.compile(
     r"|not[_\-](?:needed|used|required|set)|no[_\-](?:key|token|auth)).*|x{3,}|[a-z_\-]*(?:key|token|secret)[a-z_\-]*)"
 )
 _NAME_END = re.compile(r"[A-Za-z0-9_.\-]*$")
-# Tokens of a vocabulary, counts of tokens, and keys of rows.
+# Special tokens, counts of tokens, and keys of rows.
 _VOCABULARY = re.compile(
     r"(?i)(^|[_.\-])(eos|bos|pad|unk|sep|cls|mask|image|video|audio|vision|next|new|start|end|stop|special|think"
     r"|prefix|suffix|decoder_start|eot|per|max|min|num|of|first|last|each|added|bad|tool|by|forced)[_\-]?$"
 )
-# Columns of a data set: `--input_key question2024`.
+# Dataset columns: `--input_key question2024`.
 _COLUMN = re.compile(
     r"(?:^|_)(?:input|output|prompt|messages|question|label|answer|response|chosen|rejected|system|reward(?:_\w+)?"
     r"|image|video|audio|tools?|metadata|id|index|sort|group|data_source)_keys?$"
 )
-_GENERIC = ("TOKEN", "KEY", "PASSWORD", "SECRET", "API_KEY", "AUTH_TOKEN")  # the form of a value says more
+_GENERIC = ("TOKEN", "KEY", "PASSWORD", "SECRET", "API_KEY", "AUTH_TOKEN")  # any other variable is preferred
 _TOLD_BY_SHAPE = ("GITHUB_TOKEN", "GITLAB_TOKEN", "AWS_ACCESS_KEY_ID", "SLACK_TOKEN", "WEBHOOK_URL", "TOKEN")
 _FLAG = re.compile(r"(--?[A-Za-z][\w.-]*|[+~]*[A-Za-z_][\w.@/-]*)=(.+)", re.DOTALL)
-_CONTINUED = re.compile(r"\\\n\s*")  # a line of a shell that goes on in the next
+_CONTINUED = re.compile(r"\\\n\s*")  # a line continuation in a shell
 
 
 def is_secret_variable(name: str) -> bool:
@@ -148,7 +148,7 @@ def is_secret_variable(name: str) -> bool:
 
 
 def secrets_in(text: str, *, before: str = "") -> tuple[Secret, ...]:
-    """Return the secrets in a text, disjoint and in order; `before` is the text before it, such as a name."""
+    """Return the secrets in a text, disjoint and in order; `before`: the preceding text, such as a name."""
     random = (
         Secret(*match.span(), "KEY", Grade.RANDOM)
         for match in _RANDOM.finditer(text)
@@ -158,7 +158,7 @@ def secrets_in(text: str, *, before: str = "") -> tuple[Secret, ...]:
 
 
 def secrets_of(name: str, value: str) -> tuple[Secret, ...]:
-    """Return the secrets in the value of a variable, a setting or a flag; it may be one as a whole."""
+    """Return the secrets in the value of a variable, a setting or a flag, or the whole value as one."""
     if _is_named(name, value):
         return (Secret(0, len(value), variable_of(name), Grade.CERTAIN),)
     result = secrets_in(value, before=name)
@@ -168,7 +168,7 @@ def secrets_of(name: str, value: str) -> tuple[Secret, ...]:
 
 
 def secrets_in_words(words: Sequence[str]) -> Iterator[tuple[int, str, Secret]]:
-    """Yield the number of each word of a command with a secret, what a shell reads of the word, and where."""
+    """Yield each secret in a command's words: the word's index, its text as a shell reads it, the secret."""
     line, begin = "\n".join(words), 0
     arguments = tuple(_of_patterns((_ARGUMENT, _LOGIN), line)) if _TAKES_ARGUMENT.search(line) else ()
     for index, word in enumerate(words):
@@ -191,17 +191,17 @@ def secrets_in_words(words: Sequence[str]) -> Iterator[tuple[int, str, Secret]]:
 
 
 def is_text(words: Sequence[str], index: int) -> bool:
-    """Return whether a word of a command is a text for a shell or an interpreter."""
+    """Return whether a word of a command is code for a shell or an interpreter."""
     return any(map(str.isspace, words[index])) or bool(index and re.fullmatch(r"-[a-z]*c", words[index - 1]))
 
 
 def looks_random(text: str) -> bool:
-    """Return whether a text holds a long run of mixed letters and digits, as keys do and words do not."""
+    """Return whether a text contains a long run of mixed letters and digits or of mixed case, as keys do."""
     return _RANDOM_RUN.search(text) is not None
 
 
 def variable_of(name: str) -> str:
-    """Return the environment variable for the value of a name: `trainer.wandb-key` is WANDB_KEY."""
+    """Return the environment variable for a setting's name: WANDB_KEY for `trainer.wandb-key`."""
     own = re.sub(r"[^A-Za-z0-9]+", "_", name.rpartition(".")[2]).strip("_").upper()
     return f"_{own}" if not own or own[0].isdigit() else own
 
@@ -217,13 +217,13 @@ def masked(text: str) -> str:
 
 
 def one_line(text: str, *, longest: int) -> str:
-    """Return a text as one line without secrets and control characters, of `longest` characters at most."""
+    """Return a text as one line of at most `longest` characters, without secrets and control characters."""
     line = " ".join("".join(c if c.isprintable() else " " for c in masked(text)).split())
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 def without_secrets(line: Line) -> Line:
-    """Return a line of a log as it may be stored and printed."""
+    """Return a line of a log with its secrets masked, safe to store and print."""
     return msgspec.structs.replace(line, text=masked(line.text))
 
 
@@ -232,7 +232,7 @@ def _moved(secrets: Iterable[Secret], by: int) -> tuple[Secret, ...]:
 
 
 def _disjoint(secrets: Iterable[Secret]) -> tuple[Secret, ...]:
-    """Return what does not overlap, the surest first, then the longest."""
+    """Return the secrets that do not overlap, in order; certain, early and long ones take precedence."""
     out: list[Secret] = []
     for each in sorted(secrets, key=lambda s: (-s.grade, s.start, -s.end, s.variable in _GENERIC)):
         if all(each.end <= other.start or other.end <= each.start for other in out):
@@ -241,7 +241,7 @@ def _disjoint(secrets: Iterable[Secret]) -> tuple[Secret, ...]:
 
 
 def _parts(text: str) -> Iterator[Secret]:
-    """Yield what logs mask of a text; parts may overlap."""
+    """Yield the parts of a text to mask in logs; they may overlap."""
     patterns = [_SHAPES, _HEADER, _BASIC]
     if "PRIVATE KEY" in text:
         patterns.append(_PRIVATE_KEY)
@@ -257,7 +257,7 @@ def _parts(text: str) -> Iterator[Secret]:
         name_end = _NAME_END.search(text[max(0, begin - _NAME_REACH) : begin])
         name = name_end[0] if name_end else ""
         if _is_masked(name, match):
-            # A shell sets `NAME= x` to nothing, and what follows in the next word or line is another value.
+            # In a shell `NAME= x` sets NAME to nothing; the next word or line is another value.
             apart = (
                 not name.startswith("--")
                 and not match["quote"]
@@ -278,7 +278,7 @@ def _of_patterns(patterns: Iterable[re.Pattern[str]], text: str) -> Iterator[Sec
 
 
 def _is_shape(variable: str, value: str) -> bool:
-    """Return whether what a pattern found for a variable is a secret and no example of one."""
+    """Return whether the match of a pattern is a secret and not an example of one."""
     if _PLACEHOLDER.fullmatch(value):
         return False
     if variable in _TOLD_BY_SHAPE or value.startswith(("local-", "wandb_v")):
@@ -291,9 +291,9 @@ def _is_shape(variable: str, value: str) -> bool:
 
 
 def _is_plausible(value: str) -> bool:
-    """Return whether a value can be a secret: it is none for no access, no reference and no example."""
+    """Return whether a value can be a secret: neither a word for none nor a reference nor an example."""
     return (
-        len(value) >= 4  # characters; a shorter one is part of everything
+        len(value) >= 4  # characters; a shorter one occurs in any text
         and not _REFERENCE.fullmatch(value)
         and not _PLACEHOLDER.fullmatch(value)
         and not _PLAIN.match(value)
@@ -301,7 +301,7 @@ def _is_plausible(value: str) -> bool:
 
 
 def _is_named(name: str, value: str) -> bool:
-    """Return whether a name makes a value a secret for certain."""
+    """Return whether a name makes its value certainly a secret."""
     own = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rpartition(".")[2])
     own = re.sub(r"_\d+$", "", re.sub(r"[^a-z0-9]+", "_", own.lower()).strip("_"))
     if "passw" in own and re.fullmatch(r"\d{4,}", value):
@@ -321,7 +321,7 @@ def _is_named(name: str, value: str) -> bool:
 
 
 def _is_masked(name: str, match: re.Match[str]) -> bool:
-    """Return whether a name that ends so, written so, has a secret for its value in a log."""
+    """Return whether to mask the value of a match of _NAMED; `name`: the characters before its word."""
     word, between, value = match["word"], match["between"], match["value"]
     flag = name.startswith("--")
     upper = (name + word).isupper() and "_" in name + word

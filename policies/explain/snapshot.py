@@ -1,4 +1,4 @@
-"""summarised(snapshot) -> Snapshot: who held a card's memory when it was fullest, and how torn it was."""
+"""summarised(snapshot) -> Snapshot: what used a GPU's memory at its peak, and how fragmented it was."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from autotune.policies.explain.snapshot_replay import Allocation, Moment, Segmen
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.value import Value
 
-_SITES = 40  # kept per device
-_FRAMES = 256  # read of a stack
-_TEXT = 300  # characters kept of a name
+_SITES = 40  # maximum sites kept per device
+_FRAMES = 256  # maximum frames read of a stack
+_TEXT = 300  # maximum characters kept of a name
 _NO_STACK = "(no stack recorded)"
 _LIBRARIES = ("/torch/", "\\torch\\", "<frozen ")
 _AUTOGRAD = "torch::autograd::Engine"  # the backward pass runs in a thread without Python frames
@@ -34,11 +34,11 @@ class DeviceMemory(Value, frozen=True, kw_only=True):
     """One card's allocator at the moment that matters."""
 
     device: int
-    moment: str  # oom: the first failure | peak: of what was recorded | state: nothing was recorded
+    moment: str  # oom: first failed request | peak: of the recorded events | state: nothing was recorded
     allocated_bytes: int
     peak_bytes: int
     reserved_bytes: int
-    free_pieces: int  # inside what is reserved
+    free_pieces: int  # free chunks of the reserved memory
     largest_free_bytes: int
     requested_bytes: int | None = None  # by the request that failed
     device_free_bytes: int | None = None  # outside the allocator, at that request
@@ -47,11 +47,11 @@ class DeviceMemory(Value, frozen=True, kw_only=True):
     events: int = 0
     sites: tuple[Site, ...] = ()  # largest first
     phases: dict[str, int] = {}  # bytes, largest first
-    labels: dict[str, int] = {}  # bytes by what the program calls them, where it does
+    labels: dict[str, int] = {}  # bytes by the program's own labels, if any
 
     @property
     def unallocated_bytes(self) -> int:
-        """Reserved from the driver and in no use."""
+        """Bytes reserved from the driver but not in use."""
         return max(0, self.reserved_bytes - self.allocated_bytes)
 
 
@@ -70,7 +70,7 @@ class _Raw(msgspec.Struct):
 
 def summarised(raw: object) -> Snapshot:
     """Return the summary of a snapshot; raises ValueError if it is not in torch's format."""
-    if isinstance(raw, list):  # torch before 1.13 dumped the segments alone
+    if isinstance(raw, list):  # torch before 1.13 dumped only the segments
         raw = {"segments": raw}
     if not isinstance(raw, dict) or not {"segments", "device_traces"} & raw.keys():
         raise ValueError("no snapshot of torch's allocator: it has no segments and no traces")
@@ -117,14 +117,14 @@ def _device(number: int, events: list[TraceEvent], segments: list[Segment]) -> D
 
 
 def _torn(moment: Moment, requested: int) -> bool:
-    """Return whether the request had found room, were the free pieces one."""
+    """Return whether the request would have fitted if the free chunks were contiguous."""
     outside = moment.failed.device_free or 0 if moment.failed is not None else 0
     idle = sum(moment.free)
     return max(moment.free, default=0) < requested and idle >= min(requested, max(requested - outside, 1))
 
 
 def _sites(alive: Iterable[Allocation]) -> list[Site]:
-    known: dict[int, tuple[str, Phase]] = {}  # stacks are shared, and alive while this runs
+    known: dict[int, tuple[str, Phase]] = {}  # by id: stacks are shared, and stay alive during this call
     sizes: dict[tuple[str, Phase], list[int]] = defaultdict(lambda: [0, 0])
     for one in alive:
         key = id(one.frames)
@@ -141,7 +141,7 @@ def _sites(alive: Iterable[Allocation]) -> list[Site]:
 
 
 def _place(frames: object) -> tuple[str, Phase]:
-    """Return the innermost place of the program's own code in a stack, and the phase that the stack shows."""
+    """Return the innermost frame of the program's own code in a stack, and the stack's phase."""
     stack = [_frame(frame) for frame in frames[:_FRAMES]] if isinstance(frames, list | tuple) else []
     python = [(file, line, name) for file, line, name in stack if file.endswith(".py")]
     own = [frame for frame in python if not any(part in frame[0] for part in _LIBRARIES)]

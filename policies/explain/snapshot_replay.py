@@ -1,4 +1,4 @@
-"""What an allocator held at the moment that matters, replayed from the events of a memory snapshot."""
+"""Replays the events of a memory snapshot up to its first failure or its peak."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import msgspec
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _ROUNDED_TO = (
-    512  # bytes: torch's allocator gives out multiples (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
+    512  # bytes: torch's allocator returns multiples (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
 )
 _MAPS, _UNMAPS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 _ACTIVE, _WAITING = "active_allocated", "active_awaiting_free"
 
 
 class Block(msgspec.Struct, gc=False):
-    """A piece of a segment, as a snapshot holds it."""
+    """A block of a segment in a snapshot."""
 
     size: _Count
     state: str
     address: _Count | None = None
     requested_size: _Count | None = None
     frames: Any = None
-    history: Any = None  # of torch before 2.1: where the frames were
+    history: Any = None  # contains the frames in torch before 2.1
 
 
 class Segment(msgspec.Struct, gc=False):
-    """What the allocator got from the driver at once."""
+    """Memory that the allocator got from the driver in one call."""
 
     total_size: _Count
     blocks: list[Block]
@@ -49,33 +49,33 @@ class TraceEvent(msgspec.Struct, gc=False):
 
 
 class Allocation(NamedTuple):
-    """Memory that is in use, and the stack that asked for it."""
+    """Memory in use, and the stack that allocated it."""
 
     size_bytes: int
     frames: Any
-    label: str  # what the program calls it, where it does
+    label: str  # the program's own label, if any
 
 
 class Moment(NamedTuple):
-    """The allocator at one point of its history."""
+    """The state of the allocator at one point of its history."""
 
     kind: str  # oom | peak | state
     alive: tuple[Allocation, ...]
     peak_bytes: int
     reserved_bytes: int
-    free: tuple[int, ...]  # sizes of the free pieces inside what is reserved
+    free: tuple[int, ...]  # bytes of each free chunk of the reserved memory
     failed: TraceEvent | None
 
 
 def moment_of(events: Sequence[TraceEvent], segments: Iterable[Segment]) -> Moment:
-    """Return the first failure if there is one, else the peak; without records, the state at the end."""
+    """Return the state at the first failure, else at the peak; without recorded allocations, at the end."""
     segments = tuple(segments)
     final, waiting = _final(segments)
     if not any(event.action == "alloc" for event in events):
         return _state(final, segments, next((e for e in events if e.action == "oom"), None))
     start = _at_start(events, final)
     totals = enumerate([sum(one.size_bytes for one in start.values()), *_replay(events, dict(start), {})], -1)
-    at, peak_bytes = max(totals, key=lambda each: each[1])  # the first of several
+    at, peak_bytes = max(totals, key=lambda each: each[1])  # the first of equal peaks
     failed = next((index for index, event in enumerate(events) if event.action == "oom"), None)
     moment = at if failed is None else failed
     alive, pending = dict(start), dict[int, int]()
@@ -97,7 +97,7 @@ def moment_of(events: Sequence[TraceEvent], segments: Iterable[Segment]) -> Mome
 
 
 def _final(segments: Iterable[Segment]) -> tuple[dict[int, Allocation], dict[int, int]]:
-    """Return what is in use, and what waits for another stream, at the end."""
+    """Return the allocations in use, and the bytes that wait for another stream, at the end by address."""
     used: dict[int, Allocation] = {}
     waiting: dict[int, int] = {}
     unplaced = -1
@@ -136,7 +136,7 @@ def _state(final: dict[int, Allocation], segments: Iterable[Segment], failed: Tr
 
 
 def _at_start(events: Iterable[TraceEvent], final: dict[int, Allocation]) -> dict[int, Allocation]:
-    """Return what was in use before the first event: the history is a ring that forgets its beginning."""
+    """Return the allocations in use before the first event: the history is a ring buffer that overwrites."""
     start: dict[int, Allocation] = {}
     visited: set[int] = set()
     for event in events:
@@ -153,7 +153,7 @@ def _at_start(events: Iterable[TraceEvent], final: dict[int, Allocation]) -> dic
 def _replay(
     events: Iterable[TraceEvent], alive: dict[int, Allocation], pending: dict[int, int]
 ) -> Iterator[int]:
-    """Yield the bytes in use after each event, which changes what is `alive` and what waits (`pending`)."""
+    """Yield the bytes in use after each event; updates `alive` and `pending`, which waits for a stream."""
     total = sum(one.size_bytes for one in alive.values())
     for event in events:
         if event.addr is not None and event.action == "alloc":
@@ -176,7 +176,7 @@ def _allocation(event: TraceEvent) -> Allocation:
 
 
 def _reserved(later: Sequence[TraceEvent], segments: Iterable[Segment]) -> list[tuple[int, int]]:
-    """Return the ranges that were reserved before the later events, which are undone from the last."""
+    """Return the address ranges reserved before the `later` events, by undoing these from the last one."""
     held = {s.address: s.address + s.total_size for s in segments if s.address is not None and s.total_size}
     for event in reversed(later):
         if event.addr is None or not event.size:
@@ -191,7 +191,7 @@ def _reserved(later: Sequence[TraceEvent], segments: Iterable[Segment]) -> list[
 def _cut(held: dict[int, int], begin: int, end: int) -> None:
     whole = held.pop(begin, None)
     if whole is None:
-        # Part of a longer range: an expandable segment shows what is mapped as one.
+        # Part of a longer range: a snapshot shows the mapped memory of an expandable segment as one.
         first = next((at for at, until in held.items() if at < begin < until), None)
         if first is None:
             return
@@ -212,7 +212,7 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _gaps(reserved: Sequence[tuple[int, int]], occupied: Iterable[tuple[int, int]]) -> Iterable[int]:
-    """Yield the sizes of the free pieces of the reserved ranges."""
+    """Yield the bytes of each free chunk of the reserved ranges."""
     begins = [begin for begin, _ in reserved]
     inside: list[list[tuple[int, int]]] = [[] for _ in reserved]
     for address, size in occupied:

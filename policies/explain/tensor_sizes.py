@@ -1,4 +1,4 @@
-"""What a failed request was for: matches a size with logits, an activation, a matrix or a layer."""
+"""Identifies the tensor of a failed request: logits, an activation, a matrix or a layer of its size."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from autotune.policies.values.architecture.model import Model, model_from_config
 from autotune.policies.values.value import Value
 
 _TOLERANCE = 0.005  # of the size; messages round to two decimals
-_ROUND_TOKENS = 1024  # budgets of tokens are multiples of it, most often
-_CHANCE = 0.05  # of a round number of tokens being one by accident: above, nothing is claimed
+_ROUND_TOKENS = 1024  # token budgets are mostly multiples of it
+_CHANCE = 0.05  # maximum probability that a round number of tokens is a coincidence
 _DTYPES = ((4, "fp32"), (2, "bf16"))
 _FIELDS = (
     "hidden_size",
@@ -34,7 +34,7 @@ _Dimension: TypeAlias = tuple[int, str]
 
 
 class Named(Value, frozen=True, kw_only=True):
-    """A size and what it is made of."""
+    """A size and its formula."""
 
     formula: str  # "24,576 tokens × 151,936 vocab × 4 bytes"
     meaning: str  # "one fp32 copy of the logits"
@@ -43,9 +43,10 @@ class Named(Value, frozen=True, kw_only=True):
 
 
 def named(requested_bytes: int, model: Model, *, tokens: tuple[int, ...] = ()) -> Named | None:
-    """Return what a request is, None if nothing fits within 0.5 %.
+    """Return the tensor of a request; None if none matches within 0.5 %.
 
-    `tokens` are the budgets of a pass; without them only sizes that need none, and round numbers of tokens.
+    `tokens`: the token budgets of a micro-batch. Without them only weights match, and logits of a round
+    number of tokens.
     """
     if requested_bytes <= 0:
         return None
@@ -60,7 +61,7 @@ def named(requested_bytes: int, model: Model, *, tokens: tuple[int, ...] = ()) -
 
 
 def printed_model(fields: Mapping[str, int | str]) -> Model | None:
-    """Return the shape of the model whose fields a log prints; None if it prints none, or several."""
+    """Return the shape of the model whose config fields a log prints; None if they do not make one."""
     try:
         return model_from_config(dict(fields))
     except ValueError:
@@ -68,7 +69,7 @@ def printed_model(fields: Mapping[str, int | str]) -> Model | None:
 
 
 def printed_fields(text: str) -> dict[str, int | str]:
-    """Return the entries of a config.json that a log prints; none if it prints several models."""
+    """Return the entries of a config.json in a log; empty if it prints several models."""
     fields: dict[str, int | str] = {}
     for name, value in _FIELD.findall(text):
         written = value if name == "model_type" else int(value) if value.isdecimal() else None
@@ -109,7 +110,7 @@ def _weights(model: Model) -> Iterator[Named]:
 
 
 def _round_logits(requested_bytes: int, model: Model) -> Named | None:
-    """Return logits of a round number of tokens, where the figure is precise enough to tell."""
+    """Return logits of a round number of tokens; None if none match or the figure is too imprecise."""
     unit = 1 << 30 if requested_bytes >= 1 << 30 else 1 << 20
     error = 0.005 * unit  # of a size printed with two decimals
     for size, dtype in _DTYPES:
