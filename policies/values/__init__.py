@@ -1,1 +1,1 @@
-"""Every value that passes between the parts of the product: frozen and serialisable."""
+"""Values passed between the parts of autotune: frozen and serialisable."""

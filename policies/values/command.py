@@ -10,7 +10,7 @@ class File(Value, frozen=True, kw_only=True):
 
     name: str
     text: str
-    source: str = ""  # the text's place below autotune's own folder; empty: it is made for the attempt
+    source: str = ""  # the text's path below autotune's own folder; empty: generated for the attempt
 
 
 class Command(Value, frozen=True, kw_only=True):
@@ -24,13 +24,13 @@ class Command(Value, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     cwd: str = "."
     files: tuple[File, ...] = ()
-    ray_native: bool = True  # takes its GPUs from Ray itself
+    ray_native: bool = True  # requests its GPUs from Ray itself
 
 
 class Addition(Value, frozen=True, kw_only=True):
     """A setting or variable that differs from the user's own command."""
 
-    name: str  # as it stands in the command; of a variable `export NAME`
+    name: str  # as in the command; `export NAME` for a variable
     before: str | None = None  # null: the user's command has none
     after: str | None = None  # null: it is left out
     reason: str

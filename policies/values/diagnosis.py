@@ -1,4 +1,4 @@
-"""What is concluded from a run: evidence and its diagnosis."""
+"""The evidence of a run and the diagnosis made of it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.observation import Outcome
 from autotune.policies.values.value import Value
 
-_ROOM_LEFT = 0.8  # share of host memory in use up to which it was not the host that ran out
-_HELD_SHARE = 0.25  # of a card held outside a process before that is named as the reason of its failure
+_ROOM_LEFT = 0.8  # share of host memory in use up to which the host itself did not run out
+_HELD_SHARE = 0.25  # share of a GPU held outside a process from which on it explains a failure
 
-FORESEEN = "autotune-forecast"  # the rule of a line that says what is expected
-CURED = "autotune-cured"  # the rule of a line that says what the job itself cured
+FORESEEN = "autotune-forecast"  # the rule of a line that reports a forecast
+CURED = "autotune-cured"  # the rule of a line that reports a cure in place
 BUILTIN_FAILURE = "builtin-failure"  # the rule of the built-in job's own record of a failure
 
 
@@ -40,23 +40,23 @@ class Facts(Value, frozen=True, kw_only=True):
     allocated_bytes: int | None = None
     reserved_unallocated_bytes: int | None = None
     outside_bytes: int | None = None
-    allowed_bytes: int | None = None  # of the device, for the process's allocator; of a node, for Ray's jobs
+    allowed_bytes: int | None = None  # limit of the process's allocator on a device; of Ray's jobs on a node
     device: str | None = None  # cpu-budget | cuda | None
     validation: bool = False
     loading: bool = False  # an engine was loading its weights: neither its pool nor its graphs existed
-    states: bool = False  # a trainer was making or loading the state of its optimizer
-    profiling: bool = False  # an engine was measuring its largest batch: it had its weights and no pool
-    holders: tuple[Holder, ...] = ()  # of a node's memory, as the log lists them, the largest first
+    states: bool = False  # a trainer was creating or loading its optimizer state
+    profiling: bool = False  # an engine was profiling its largest batch: it had its weights and no pool
+    holders: tuple[Holder, ...] = ()  # of a node's memory, as listed in the log, largest first
 
     @property
     def limit_bytes(self) -> int | None:
-        """What the process may use of the device: all of it, or what its allocator is allowed."""
+        """Device memory that the process may use: capacity or its allocator's limit; None if unknown."""
         known = [size for size in (self.allowed_bytes, self.capacity_bytes) if size is not None]
         return min(known, default=None)
 
     @property
     def room_bytes(self) -> int | None:
-        """What the process could still take: what is free, or less where its allocator is allowed less."""
+        """Device memory that the process could still allocate: what is free, within its allocator's limit."""
         free, allowed, used = self.free_bytes, self.allowed_bytes, self.allocated_bytes
         if used is not None:
             used += self.reserved_unallocated_bytes or 0
@@ -66,13 +66,13 @@ class Facts(Value, frozen=True, kw_only=True):
 
     @property
     def impossible(self) -> bool:
-        """Whether the request is larger than the device: no memory that others give back would do."""
+        """Whether the request exceeds what the process may use, so that no freed memory would suffice."""
         requested, limit = self.requested_bytes, self.limit_bytes
         return requested is not None and limit is not None and requested > limit
 
     @property
     def held_by_others_bytes(self) -> int:
-        """The device memory outside the process that failed; 0 where it explains no failure."""
+        """Device memory held outside the process that failed; 0 if too small to explain a failure."""
         outside, capacity = self.outside_bytes, self.capacity_bytes
         return outside if outside and capacity and outside >= _HELD_SHARE * capacity else 0
 
@@ -80,17 +80,17 @@ class Facts(Value, frozen=True, kw_only=True):
 class Finding(Value, frozen=True, kw_only=True):
     """A rule's match in a log, with what the scanner knew at that moment."""
 
-    cause: Cause | None  # None: a consequence of something else
+    cause: Cause | None  # None: a consequence of another failure
     line: Line
     fatal: str  # always | unless_progress | never
     phase: Phase = Phase.NONE
-    phase_shown: bool = False  # by a record, by frames of the failure, or by what its process had begun
+    phase_shown: bool = False  # by a record, the failure's stack frames, or what its process had begun
     component: Component = Component.UNKNOWN
     rank: int | None = None
     step: int | None = None
     facts: Facts = Facts()
     source: str = ""
-    caught: bool = False  # the log says that the program dealt with it: it matters where nothing else does
+    caught: bool = False  # the log says that the program handled it: it counts only if nothing else does
 
 
 class Evidence(Value, frozen=True, kw_only=True):
@@ -100,11 +100,11 @@ class Evidence(Value, frozen=True, kw_only=True):
     last_errors: tuple[Line, ...] = ()  # distinct error lines that no rule knows
     last_phase: Phase = Phase.NONE  # the last phase marker that was not closed
     last_step: int | None = None
-    steps: int | None = None  # of the whole training, where the log or the job says it
+    steps: int | None = None  # of the whole training, if the log or the job gives it
     lines: int = 0
     outcome: Outcome | None = None
     host_peak_share: float | None = None  # used / limit within 5 s of the death
-    host_growth: int | None = None  # bytes of host memory that its processes gained with each step at the end
+    host_growth: int | None = None  # bytes of host memory by which its processes grew per step at the end
 
 
 class Diagnosis(Value, frozen=True, kw_only=True):
@@ -112,7 +112,7 @@ class Diagnosis(Value, frozen=True, kw_only=True):
 
     cause: Cause
     phase: Phase = Phase.NONE
-    phase_shown: bool = False  # by a record, by frames of the failure, or by what its process had begun
+    phase_shown: bool = False  # by a record, the failure's stack frames, or what its process had begun
     component: Component = Component.UNKNOWN
     rank: int | None = None
     step: int | None = None
@@ -121,15 +121,15 @@ class Diagnosis(Value, frozen=True, kw_only=True):
     fragmentation: bool = False
     confidence: float = 1.0
     consequences: int = 0  # further failures that follow from the first
-    other_ranks: tuple[int, ...] = ()  # that failed after it, as far as they are kept
-    streak: int = 1  # equal failures in a row without a new step, this one included: cuts grow with it
-    reason: str = ""  # how the job ended, where its log does not say why
-    host_share: float | None = None  # used of the host's memory when an allocation in it failed
-    host_growth: int | None = None  # bytes that the job's processes gained with each step until then
+    other_ranks: tuple[int, ...] = ()  # that failed after it, as far as recorded
+    streak: int = 1  # equal failures in a row without a new step, with this one: changes grow with it
+    reason: str = ""  # how the job ended, if its log does not say why
+    host_share: float | None = None  # of host memory in use when a host allocation failed
+    host_growth: int | None = None  # bytes per step by which the job's processes grew until then
 
     @property
     def own_limit(self) -> str:
-        """Why host memory ran out on a host that had plenty; empty where it had not, or nobody measured."""
+        """Why an allocation failed on a host with free memory; empty if it had none or was not measured."""
         if self.host_share is None or self.host_share > _ROOM_LEFT:
             return ""
         return (
@@ -139,12 +139,12 @@ class Diagnosis(Value, frozen=True, kw_only=True):
 
     @property
     def expected(self) -> bool:
-        """Whether the failure was foreseen and has not happened."""
+        """Whether the failure was predicted and has not happened."""
         return any(line.rule == FORESEEN for line in self.evidence)
 
     @property
     def step_text(self) -> str:
-        """`step 3` where a record of the failure names it, else `after step 2`, the last that was done."""
+        """`step 3` if a record of the failure names it, otherwise `after step 2`, the last completed step."""
         if self.step is None:
             return ""
         named = bool(self.evidence) and self.evidence[0].rule in (BUILTIN_FAILURE, FORESEEN)

@@ -18,15 +18,15 @@ from autotune.policies.values.rehearsing import Part, Rehearsal
 from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.value import Value
 
-SURE = 0.9  # chance from which on a failure is said to be expected, and acted on
+SURE = 0.9  # chance from which on a failure is reported as expected, and acted on
 
 
 class TrainingCompleted(Value, frozen=True, kw_only=True, tag="completed", tag_field="verdict"):
     """The training ran to its end."""
 
     marginal: bool = False
-    faster: Remedy | None = None  # what the memory that stayed free would allow, as predicted
-    growth: MemoryGrowth | None = None  # for which the run was restarted
+    faster: Remedy | None = None  # a faster configuration, predicted to fit in the memory that stayed free
+    growth: MemoryGrowth | None = None  # because of which the run was restarted
 
 
 class Stable(Value, frozen=True, kw_only=True, tag="stable", tag_field="verdict"):
@@ -48,7 +48,7 @@ class GaveUp(Value, frozen=True, kw_only=True, tag="gave_up", tag_field="verdict
 
     reason: str
     nearest: str = ""  # by how much the nearest configuration misses
-    would_help: tuple[str, ...] = ()  # changes that are the user's to make
+    would_help: tuple[str, ...] = ()  # changes that only the user may make
 
 
 class NeedsHuman(Value, frozen=True, kw_only=True, tag="needs_human", tag_field="verdict"):
@@ -75,11 +75,11 @@ Verdict: TypeAlias = (
 
 
 class EventBase(Value, frozen=True, kw_only=True):
-    """What every row carries."""
+    """The fields of every row."""
 
     at: str = ""  # UTC, ISO 8601, milliseconds
     attempt: int = 0  # 1-based; 0: the run itself
-    after_s: float | None = None  # in which a driver was at work since the row before; None: by `at`
+    after_s: float | None = None  # in which a driver was at work since the previous row; None: by `at`
 
 
 class Policy(StrEnum):
@@ -99,9 +99,9 @@ class Accepted(EventBase, frozen=True, kw_only=True, tag="accepted", tag_field="
     schema: int = 1
     versions: dict[str, str] = {}
     policy: Policy = Policy.ESTIMATE
-    learned: Learned | None = None  # what earlier runs of such jobs showed
+    learned: Learned | None = None  # from earlier runs of jobs of the same kind
     mode: str = "launch"  # launch | search | rehearse
-    rehearsal: Rehearsal | None = None  # that the run begins with
+    rehearsal: Rehearsal | None = None  # with which the run begins
 
 
 class Started(EventBase, frozen=True, kw_only=True, tag="started", tag_field="type"):
@@ -111,12 +111,12 @@ class Started(EventBase, frozen=True, kw_only=True, tag="started", tag_field="ty
     command: tuple[str, ...] = ()
     resume: bool = False
     trial: int | None = None  # of a search
-    longest: bool = False  # every sequence was made as long as the job allows
-    rehearsal: Part | None = None  # it is no part of the training
+    longest: bool = False  # every sequence was forced to the job's longest length
+    rehearsal: Part | None = None  # it is not part of the training
 
     @property
     def trains(self) -> bool:
-        """Whether it is an attempt at the training itself, and neither a trial nor a rehearsal."""
+        """Whether it is an attempt at the training itself, not a trial or a rehearsal."""
         return self.trial is None and self.rehearsal is None
 
 
@@ -130,14 +130,14 @@ class Progressed(EventBase, frozen=True, kw_only=True, tag="progressed", tag_fie
     peaks: dict[str, Peak] = {}  # phase -> peak since the attempt's last step
     resumed_from: int | None = None
     saved: int | None = None  # step of the attempt's last checkpoint so far
-    loss: float | None = None  # as the log shows it, where it is finite
+    loss: float | None = None  # from the log, if it is finite
 
 
 class FailureSeen(EventBase, frozen=True, kw_only=True, tag="failure_seen", tag_field="type"):
     """A failure was seen while the job may still be running: a line, and what bears it out."""
 
     finding: Finding
-    witness: str = ""  # why the line is believed, such as "process 1234, which printed it, ended"
+    witness: str = ""  # what confirms the line, such as "process 1234, which printed it, ended"
 
 
 class Foreseen(EventBase, frozen=True, kw_only=True, tag="foreseen", tag_field="type"):
@@ -145,31 +145,31 @@ class Foreseen(EventBase, frozen=True, kw_only=True, tag="foreseen", tag_field="
 
     cause: Cause  # gpu-oom | host-oom
     phase: Phase  # for the host: the one in which it was fullest
-    seen_at: int  # the step after which this was seen
+    seen_at: int  # the step after which the forecast was made or withdrawn
     holds: bool = True  # False: it is no longer expected
-    step: int | None = None  # at which it is as likely to have run out as not
+    step: int | None = None  # 50 % chance that it ran out by then
     earliest: int | None = None  # 5 % chance that it ran out by then
-    latest: int | None = None  # 95 %, or the last step that was looked at
+    latest: int | None = None  # 95 %, or the last step considered
     of: int | None = None  # steps of the training
-    chance: float = 0.0  # that it runs out by the last step that was looked at
-    since: int | None = None  # step from which on it grows so
-    used_bytes: int = 0  # the usual step's, now
+    chance: float = 0.0  # that it runs out by the last step considered
+    since: int | None = None  # step since which it grows at this rate
+    used_bytes: int = 0  # of a usual step, now
     limit_bytes: int = 0
     per_step_bytes: int = 0  # growth
-    at_end_bytes: int = 0  # what the last step that was looked at would use
+    at_end_bytes: int = 0  # predicted for the last step considered
     lengths: bool = False  # it grows with the lengths of the responses
     component: Component = Component.TRAINER
-    upper_bound: bool = False  # as the driver or an allocator reports it: a cache may be in it
-    process: str = ""  # that gains most of the host's memory; empty: not known
+    upper_bound: bool = False  # reported by the driver or an allocator: may include a cache
+    process: str = ""  # the one whose host memory grows most; empty: unknown
 
     @property
     def memory(self) -> str:
-        """The memory it is about: a phase's, or the host's in whichever phase that was fullest."""
+        """The memory it is about: a phase's device memory, or the host's whatever the phase."""
         return HOST if self.cause is Cause.HOST_OOM else self.phase.value
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """The failure that is expected, as if it had happened."""
+        """The expected failure, as if it had happened."""
         text = f"expected to run out of memory at step {self.step}, as seen after step {self.seen_at}"
         return Diagnosis(
             cause=self.cause,
@@ -207,7 +207,7 @@ class CuredInPlace(EventBase, frozen=True, kw_only=True, tag="cured_in_place", t
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """The failure of the configuration before it."""
+        """The failure of the configuration before the cure."""
         text = f"out of memory in step {self.step}; the job went on with {self.knob} {self.after}"
         return Diagnosis(
             cause=self.cause,
@@ -243,17 +243,17 @@ class Ended(EventBase, frozen=True, kw_only=True, tag="ended", tag_field="type")
 
     outcome: Outcome
     seconds: float | None = (
-        0.0  # where `unwatched`, at least, up to the last sign of it; None: there was none
+        0.0  # if `unwatched`, a minimum: until the last sign of life; None: there was none
     )
     step: int | None = None  # last completed step
     saved: int | None = None  # step of its last checkpoint
     stop_s: float | None = None  # request -> processes gone
     drain_s: float | None = None  # processes gone -> memory back
     held: str = ""  # who holds memory that did not come back
-    foreign: bool = False  # that is memory of cards, and no process of the attempt is left
-    peaks: dict[str, Peak] = {}  # of phases that it passed after its last completed step
+    foreign: bool = False  # that is GPU memory, and no process of the attempt is left
+    peaks: dict[str, Peak] = {}  # of phases after its last completed step
     unreached: str = ""  # what did not answer, so that processes or memory of the attempt may be left there
-    unwatched: bool = False  # no driver was there when it ended: when that was is not known
+    unwatched: bool = False  # no driver was at work when it ended, so the time is unknown
 
 
 class Diagnosed(Diagnosis, frozen=True, kw_only=True, tag="diagnosed", tag_field="type"):
@@ -280,17 +280,17 @@ class Edited(EventBase, frozen=True, kw_only=True, tag="edited", tag_field="type
     job: Job
     profile: Profile
     cluster: Cluster
-    file: str = ""  # where the changed job stands; empty: the run left its cluster
+    file: str = ""  # path of the changed job; empty: the run left its cluster
     changes: dict[str, tuple[Any, Any]] = {}  # dotted key of job.yaml -> value before and after
-    knobs: bool = False  # knobs are among them: the next attempt runs as the job is written now
-    forgets: bool = False  # what is trained may be: earlier failures say nothing about it
+    knobs: bool = False  # knobs are among them: the next attempt uses the values in the changed job
+    forgets: bool = False  # what is trained may have changed: earlier failures say nothing about it
 
 
 class Finished(EventBase, frozen=True, kw_only=True, tag="finished", tag_field="type"):
     """The run is over."""
 
     verdict: Verdict
-    gone: bool = False  # every node was asked: no process of the run was left
+    gone: bool = False  # checked on every node: no process of the run was left
 
 
 class Purpose(StrEnum):
@@ -319,7 +319,7 @@ class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type")
     purpose: Purpose
     result: Result
     tokens_per_second: float | None = None  # median after the warm-up
-    steps_per_second: float | None = None  # the same where the log tells no tokens; one of both at most
+    steps_per_second: float | None = None  # the same if the log gives no tokens; at most one of both is set
     noise: float | None = None  # relative standard error of it
     headroom: float | None = None  # smallest free share over phases
     constraints: dict[str, float] = {}  # phase -> use above what is allowed, in units of the limit
@@ -332,7 +332,7 @@ class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type")
 
     @property
     def unit(self) -> Unit | None:
-        """What its rate counts; None: it was not measured."""
+        """The unit of its rate; None if it was not measured."""
         if self.tokens_per_second is not None:
             return Unit.TOKENS
         return None if self.steps_per_second is None else Unit.STEPS
@@ -367,8 +367,8 @@ class Notified(EventBase, frozen=True, kw_only=True, tag="notified", tag_field="
 
     occasion: Occasion
     of: str = ""  # `at` of the row that it is about; empty: the driver ended without one
-    by: tuple[str, ...] = ()  # channels that took it: command, webhook, apprise.0
-    failed: dict[str, str] = {}  # channel -> why it did not
+    by: tuple[str, ...] = ()  # channels that accepted it: command, webhook, apprise.0
+    failed: dict[str, str] = {}  # channel -> why it failed
 
 
 class DriverBegan(EventBase, frozen=True, kw_only=True, tag="driver_began", tag_field="type"):
@@ -389,7 +389,7 @@ class Launch(Value, frozen=True, kw_only=True, tag="launch", tag_field="action")
     remedy: Remedy | None = None
     not_before_s: float = 0.0  # backoff, seconds from the decision
     rehearsal: Part | None = None  # not the training itself
-    longest: bool = False  # with every sequence as long as the job allows
+    longest: bool = False  # with every sequence forced to the job's longest length
     growth: MemoryGrowth | None = None  # why these settings are started again
 
 

@@ -1,4 +1,4 @@
-"""Why a job failed, in which phase and in which of its parts."""
+"""Why a job failed, in which phase and in which component."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Cause(StrEnum):
 
     GPU_OOM = "gpu-oom"
     HOST_OOM = "host-oom"
-    KV_POOL = "kv-pool"  # a token pool ran dry and crashed
-    POOL_TOO_SMALL = "pool-too-small"  # a start-up refusal: the pool must grow
+    KV_POOL = "kv-pool"  # an engine's KV pool ran out, and the job crashed
+    POOL_TOO_SMALL = "pool-too-small"  # the engine refused to start: the pool must grow
     SHM = "shm"
     OBJECT_STORE = "object-store"
     DISK = "disk"
@@ -33,7 +33,7 @@ class Cause(StrEnum):
 
     @property
     def resource(self) -> str:
-        """The memory concerned: gpu, host, gpu_pool, shm, object_store or none."""
+        """The memory that was too small: gpu, host, gpu_pool, shm, object_store or none."""
         return _RESOURCES.get(self, "none")
 
 
@@ -54,10 +54,10 @@ class Phase(StrEnum):
     """What the job was doing; validation is `rollout`, wake-up of an engine is `weight_sync`."""
 
     INIT = "init"
-    RESUME = "resume"  # a checkpoint is loaded, and only such attempts fail there
+    RESUME = "resume"  # a checkpoint is loaded; only attempts that resume fail here
     ROLLOUT_INIT = "rollout_init"
     ROLLOUT = "rollout"
-    LOG_PROB = "log_prob"  # also critic values, reference, scoring
+    LOG_PROB = "log_prob"  # also values of the critic, log-probs of the reference, scores
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
@@ -69,22 +69,22 @@ class Phase(StrEnum):
 
     @property
     def is_engine(self) -> bool:
-        """Whether an engine works alone."""
+        """Whether only an engine works."""
         return self in ENGINE_PHASES
 
     @property
     def is_start(self) -> bool:
-        """Whether a process begins, before its first rollout or step."""
+        """Whether a process is starting, before its first rollout or step."""
         return self in (Phase.INIT, Phase.RESUME, Phase.ROLLOUT_INIT)
 
     @property
     def is_pass(self) -> bool:
-        """Whether a trainer's pass over the samples is under way, with its activations or logits."""
+        """Whether a trainer runs micro-batches, which hold activations or logits."""
         return self in (Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD)
 
 
-ENGINE_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)  # work of an engine alone
-# Work of a trainer alone, during which an engine of the same device may sleep.
+ENGINE_PHASES = (Phase.ROLLOUT, Phase.ROLLOUT_INIT)  # only an engine works
+# Only a trainer works, and an engine on the same device may sleep.
 TRAINER_PHASES = (Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 

@@ -1,4 +1,4 @@
-"""Values as people read them."""
+"""Format values for people."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def show_value(value: object) -> str:
 
 
 def show_size(size: int) -> str:
-    """Return `2 GiB` or `512 MiB` where that is exact, else the size as `show_gib` does."""
+    """Return `2 GiB` or `512 MiB` if that is exact, otherwise the size as `show_gib` does."""
     for unit, name in ((_GIB, "GiB"), (_MIB, "MiB")):
         if size and size % unit == 0:
             return f"{size // unit:,} {name}"
@@ -36,7 +36,7 @@ def show_size(size: int) -> str:
 
 
 def show_setting(knob: str, value: object) -> str:
-    """Return a knob's value as `show_value` does, and sizes with their unit."""
+    """Return a knob's value as `show_value` does; sizes in bytes as `show_size` does."""
     if knob in BYTE_KNOBS and isinstance(value, int):
         return show_size(value)
     return show_value(value)

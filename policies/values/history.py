@@ -1,4 +1,4 @@
-"""The history as attempts: the settings, last step and outcome of each."""
+"""Fold a run's history into attempts: the knobs, last step and outcome of each."""
 
 from __future__ import annotations
 
@@ -37,46 +37,46 @@ from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.value import Value
 
-RESUMED = "resumed by the user"  # the reason of the `Decided` row that says that the user goes on
-FORECAST = "forecast"  # who stopped an attempt before the failure that was expected of it
-RESTART = "restart"  # who stopped an attempt for a fresh process with the same settings
+RESUMED = "resumed by the user"  # the reason of the `Decided` row that is written when the user resumes a run
+FORECAST = "forecast"  # `Cancelled.by` of an attempt stopped before its predicted failure
+RESTART = "restart"  # `Cancelled.by` of an attempt stopped for a fresh process with the same settings
 
 
 class Attempt(Value, frozen=True, kw_only=True):
-    """One launch and what became of it."""
+    """One launch and its outcome."""
 
     number: int
     knobs: Knobs
-    remedy: Remedy | None = None  # that led to it
+    remedy: Remedy | None = None  # that led to this attempt
     step: int | None = None  # last completed
-    new_step: bool = False  # completed a step that no attempt before it had
-    stopping: str = ""  # by whom a stop was requested
+    new_step: bool = False  # completed a step that no earlier attempt had completed
+    stopping: str = ""  # who requested its stop; empty: nobody
     failure: FailureSeen | None = None
-    foreseen: tuple[Foreseen, ...] = ()  # what is expected of each memory, as it was said last
-    withdrawn: frozenset[str] = frozenset()  # memories of which it was wrong at least once
+    foreseen: tuple[Foreseen, ...] = ()  # the latest forecast for each memory
+    withdrawn: frozenset[str] = frozenset()  # memories whose forecast was withdrawn at least once
     goal: GoalReached | None = None
     ended: Ended | None = None
     diagnosis: Diagnosis | None = None
     progress: Sequence[Progressed] = ()  # its completed steps
-    resumed: bool = False  # the user asked to go on after it
-    renewed: int = 0  # how often the user had asked to go on before it: budgets count anew
-    continued: bool = False  # it loads the optimizer state that an attempt before it saved
-    cured: bool = False  # the job itself went on with other knobs, which are an attempt of their own here
+    resumed: bool = False  # the user resumed the run, or edited its job, after it
+    renewed: int = 0  # how often the user had resumed the run before it; budgets restart each time
+    continued: bool = False  # it loads the optimizer state that an earlier attempt saved
+    cured: bool = False  # the job itself continued with other knobs, which are an attempt of their own here
     rehearsal: Part | None = None
-    longest: bool = False  # a rehearsal whose answers were made as long as the job allows
-    growth: MemoryGrowth | None = None  # for which the same settings were started again after it
-    start_s: float = 0.0  # from its start to the begin of its first completed step; 0: not known
+    longest: bool = False  # a rehearsal with responses forced to the job's longest length
+    growth: MemoryGrowth | None = None  # because of which the same settings were started again after it
+    start_s: float = 0.0  # seconds from its start until its first completed step began; 0: unknown
 
     @property
     def infrastructure(self) -> bool:
-        """Whether the cluster ended it, as far as is known."""
+        """Whether the cluster ended it, by its diagnosis if there is one, otherwise by its outcome."""
         if self.diagnosis is not None:
             return self.diagnosis.cause is Cause.INFRASTRUCTURE
         return self.ended is not None and isinstance(self.ended.outcome, Lost)
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether its configuration failed for want of a memory."""
+        """Whether it failed because a memory was too small for its configuration."""
         return self.diagnosis is not None and self.diagnosis.cause.is_memory
 
     @property
@@ -86,7 +86,7 @@ class Attempt(Value, frozen=True, kw_only=True):
 
     @property
     def imminent(self) -> Foreseen | None:
-        """The first failure that is surely expected; what a cache may have filled is none."""
+        """The earliest expected failure, without forecasts from figures that may include a cache."""
         return min(
             (each for each in self.expected if not each.upper_bound),
             key=lambda each: each.step or 0,
@@ -95,7 +95,7 @@ class Attempt(Value, frozen=True, kw_only=True):
 
     @property
     def expected(self) -> tuple[Foreseen, ...]:
-        """The failures that are surely expected, also by figures of which a cache may be part."""
+        """The failures with a chance of at least SURE, also from figures that may include a cache."""
         return tuple(
             each for each in self.foreseen if each.holds and each.step is not None and each.chance >= SURE
         )
@@ -109,12 +109,12 @@ class Attempt(Value, frozen=True, kw_only=True):
 
     @property
     def foregone(self) -> bool:
-        """Whether it was stopped in good health, before the failure that was expected of it."""
+        """Whether it was stopped while healthy, before its predicted failure."""
         return self.ended is not None and self.ended.outcome == Cancelled(by=FORECAST)
 
     @property
     def restarted(self) -> bool:
-        """Whether it was stopped in good health for a fresh process with the same settings."""
+        """Whether it was stopped while healthy, for a fresh process with the same settings."""
         return self.ended is not None and self.ended.outcome == Cancelled(by=RESTART)
 
     @property
@@ -128,26 +128,26 @@ class Attempt(Value, frozen=True, kw_only=True):
 
 
 class Refused(Value, frozen=True, kw_only=True):
-    """The change of an attempt that the job refused."""
+    """A change of knobs that the job refused when an attempt made it."""
 
     number: int  # of the attempt
     changes: dict[str, tuple[Setting, Setting]]  # value before and after by knob
     error: str  # its decisive line
-    renewed: int = 0  # as of its attempt
+    renewed: int = 0  # that of its attempt
 
 
 class Run(Value, frozen=True, kw_only=True):
-    """A history, folded."""
+    """A history folded into attempts."""
 
     accepted: Accepted
     attempts: tuple[Attempt, ...] = ()
     finished: Verdict | None = None  # unless resumed since
-    elapsed_s: float = 0.0  # in which attempts ran or a relaunch was waited for
+    elapsed_s: float = 0.0  # in which attempts ran or a relaunch was pending
     renewed: int = 0
-    edited: bool = False  # the user changed knobs, and nothing has run with them yet
-    refused: tuple[Refused, ...] = ()  # changes; their attempts are not among `attempts`
-    rehearsed: tuple[Attempt, ...] = ()  # before the training, and not among `attempts`
-    saved: bool = False  # a checkpoint of attempts before an edit of the training, which are not among them
+    edited: bool = False  # the user changed knobs, and no attempt has run with them yet
+    refused: tuple[Refused, ...] = ()  # their attempts are not among `attempts`
+    rehearsed: tuple[Attempt, ...] = ()  # the rehearsals before the training, which are not among `attempts`
+    saved: bool = False  # attempts before an edit of what is trained, dropped from `attempts`, saved one
 
     @property
     def best_step(self) -> int | None:
@@ -156,17 +156,17 @@ class Run(Value, frozen=True, kw_only=True):
 
     @property
     def growth(self) -> MemoryGrowth | None:
-        """What grew when settings were last started again for it."""
+        """The growth that caused the latest restart with the same settings; None if there was none."""
         return next((a.growth for a in reversed(self.attempts) if a.growth is not None), None)
 
     @property
     def since_resumed(self) -> tuple[Attempt, ...]:
-        """The attempts since the user asked to go on."""
+        """The attempts since the user last resumed the run."""
         return tuple(a for a in self.attempts if a.renewed == self.renewed)
 
     @property
     def since_gain(self) -> tuple[Attempt, ...]:
-        """The attempts that count against the budgets: from the last that saved new steps on."""
+        """The attempts that count against the budgets: since the last that saved new steps, inclusive."""
         furthest = -1
         gained = 0
         for place, attempt in enumerate(self.attempts):
@@ -178,17 +178,17 @@ class Run(Value, frozen=True, kw_only=True):
 def fold(history: History, *, trials: bool = False) -> Run:
     """Return the history as attempts; raises ValueError if it does not start with Accepted.
 
-    With `trials` those of a search are there too, as far as they show the worst case: where the longest
-    sequences were forced, attempts on the job's own lengths are left out. Rehearsals stand apart.
+    With `trials`, include the trials of a search that show the worst case: if any forced the longest
+    sequences, those on the job's own lengths are left out. Rehearsals are in `rehearsed` alone.
     """
     return Folding(history, trials=trials).run()
 
 
 class Folding:
-    """A history that is folded row by row: what a row costs does not grow with the rows before it."""
+    """Folds a history row by row; the cost of a row does not grow with the number of rows before it."""
 
     def __init__(self, history: History = (), *, trials: bool = False) -> None:
-        """Fold `history`; `take` adds to it. With `trials`, as for `fold`, it has to be whole."""
+        """Fold `history`; `take` extends it. With `trials` (see `fold`) it must be complete."""
         self._all_trials = trials
         self._forced = trials and any(
             isinstance(e, Started) and e.trial is not None and e.longest for e in history
@@ -204,7 +204,7 @@ class Folding:
             self.take(event)
 
     def take(self, event: Event) -> None:
-        """Fold the next row; raises ValueError where a history does not begin with its only Accepted."""
+        """Fold the next row; raises ValueError unless the first row, and no other, is Accepted."""
         if self._first is None or isinstance(event, Accepted):
             if self._first is not None or not isinstance(event, Accepted):
                 raise ValueError("a history begins with Accepted, and has one")
@@ -224,14 +224,14 @@ class Folding:
             self._rehearsals.take(event, self._elapsed.seconds)
 
     def run(self) -> Run:
-        """Return the rows so far as attempts; raises ValueError where there is none."""
+        """Return the rows so far as attempts; raises ValueError if there are no rows."""
         run = self._launches.run(accepted=self._accepted, elapsed_s=self._elapsed.seconds)
         if run.accepted.rehearsal is None or self._forgot:
             return run
         return msgspec.structs.replace(run, rehearsed=self._rehearsals.attempts)
 
     def rehearsal(self) -> Run:
-        """Return the rehearsals as if there was nothing else."""
+        """Return the rehearsals as a run of their own; raises ValueError if there are no rows."""
         return self._rehearsals.run(accepted=self._accepted, elapsed_s=self._elapsed.seconds)
 
     @property
@@ -245,16 +245,16 @@ class Folding:
 
 
 class Steps(Sequence[Progressed]):
-    """The completed steps of an attempt as of a moment; the attempt may go on."""
+    """A snapshot of an attempt's completed steps; the attempt may add more."""
 
     __slots__ = ("_count", "_rows")
 
     def __init__(self, rows: list[Progressed]) -> None:
-        """Take the first rows of a list to which others are only added."""
+        """Keep the present rows of `rows`, a list that only grows."""
         self._rows, self._count = rows, len(rows)
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of steps."""
         return self._count
 
     @overload
@@ -262,30 +262,30 @@ class Steps(Sequence[Progressed]):
     @overload
     def __getitem__(self, at: slice) -> tuple[Progressed, ...]: ...
     def __getitem__(self, at: int | slice) -> Progressed | tuple[Progressed, ...]:
-        """Return one of them, or some."""
+        """Return one step, or a slice of them as a tuple."""
         if isinstance(at, slice):
             return tuple(self._rows[n] for n in range(*at.indices(self._count)))
         return self._rows[range(self._count)[at]]
 
     def __iter__(self) -> Iterator[Progressed]:
-        """Yield them in order."""
+        """Yield the steps in order."""
         return islice(self._rows, self._count)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether they are the same steps."""
+        """Return whether `other` has the same steps."""
         return isinstance(other, Steps | tuple) and tuple(self) == tuple(other)
 
     def __hash__(self) -> int:
-        """Return a hash that equal steps share."""
+        """Return the hash of the steps as a tuple."""
         return hash(tuple(self))
 
     def __repr__(self) -> str:
-        """Show them as a tuple."""
+        """Show the steps as a tuple."""
         return repr(tuple(self))
 
 
 class _Attempts:
-    """The attempts of some rows."""
+    """The attempts folded from some of the rows."""
 
     def __init__(self) -> None:
         self._edited = self._saved_before = False
@@ -295,7 +295,7 @@ class _Attempts:
         self._renewed = 0
         self._started_s = 0.0
         self._steps: list[list[Progressed]] = []  # of each attempt
-        self._furthest: list[int] = []  # step of those before each attempt
+        self._furthest: list[int] = []  # for each attempt: the furthest step of those before it
         self._places: dict[int, int] = {}
 
     @property
@@ -307,7 +307,7 @@ class _Attempts:
         )
 
     def run(self, *, accepted: Accepted, elapsed_s: float) -> Run:
-        """Return what was taken so far."""
+        """Return the attempts so far as a run."""
         return Run(
             accepted=accepted,
             attempts=self.attempts,
@@ -319,7 +319,7 @@ class _Attempts:
         )
 
     def take(self, event: Event, elapsed_s: float) -> None:
-        """Extend the attempts by a row, which came after so many seconds of the run."""
+        """Fold a row, which came `elapsed_s` seconds into the run."""
         self._time(event, elapsed_s)
         match event:
             case Accepted() | Tried():
@@ -359,7 +359,7 @@ class _Attempts:
                 assert_never(event)
 
     def _time(self, event: Event, elapsed_s: float) -> None:
-        """Take note of how long an attempt needs until its first step begins."""
+        """Record the seconds from an attempt's start until its first completed step began."""
         if isinstance(event, Started):
             self._started_s = elapsed_s
         elif isinstance(event, Progressed) and self._attempts and not self._steps[-1]:
@@ -367,7 +367,7 @@ class _Attempts:
             self._attempts[-1] = msgspec.structs.replace(self._attempts[-1], start_s=start_s)
 
     def _excuse(self, event: Decided) -> None:
-        """Take note of growth: it says nothing of what the settings need, and is no failure of theirs."""
+        """Record growth and drop the diagnosis, because growth is no failure of the settings."""
         if event.growth is not None and self._attempts:
             last = self._attempts[-1]
             self._attempts[-1] = msgspec.structs.replace(last, growth=event.growth, diagnosis=None)
@@ -379,7 +379,7 @@ class _Attempts:
         self._places[number] = len(attempts)
         self._edited, saved = False, self._saved_before or _saved(attempts, self._steps)
         if attempts and attempts[-1].diagnosis is not None and attempts[-1].diagnosis.expected:
-            # What followed was its cure; that it would have failed is not known.
+            # The relaunch prevented the expected failure; whether it would have happened is unknown.
             attempts[-1] = msgspec.structs.replace(attempts[-1], diagnosis=None)
         attempts.append(
             Attempt(
@@ -424,12 +424,12 @@ class _Attempts:
 
 
 def rehearsal_of(history: History) -> Run:
-    """Return the rehearsals of a run as if there was nothing else."""
+    """Return the rehearsals of a history as a run of their own."""
     return Folding(history).rehearsal()
 
 
 def _split(attempt: Attempt, cure: CuredInPlace, steps: list[Progressed]) -> tuple[Attempt, Attempt]:
-    """Split an attempt at a failure that it cured itself after `steps`: the part before, the part after."""
+    """Return the parts of an attempt before and after a cure in place; `steps` are those before it."""
     reached = attempt.goal is not None and attempt.goal.step < cure.step
     before = msgspec.structs.replace(
         attempt,
@@ -459,15 +459,15 @@ def _saved(attempts: list[Attempt], steps: list[list[Progressed]]) -> bool:
 
 
 def _raise_after(place: int, furthest: list[int], step: int) -> None:
-    """Take note of a step for the attempts that started later: trials run at the same time."""
+    """Record a step as furthest for the attempts that started later: trials run at the same time."""
     for later in range(place + 1, len(furthest)):
         furthest[later] = max(furthest[later], step)
 
 
 def elapsed_s(history: History) -> float:
-    """Return the seconds in which attempts ran or a relaunch was waited for, and a driver was at work.
+    """Return the seconds in which a driver was at work and attempts ran or a relaunch was pending.
 
-    Rows that do not say how long that was are measured by their times, as far as they have some.
+    For rows without `after_s` the difference of their times counts, if they have times.
     """
     elapsed = _Elapsed()
     for event in history:
@@ -476,7 +476,7 @@ def elapsed_s(history: History) -> float:
 
 
 class _Elapsed:
-    """What `elapsed_s` returns, row by row."""
+    """Computes `elapsed_s` row by row."""
 
     def __init__(self) -> None:
         self.seconds = self._wait_s = 0.0
@@ -484,7 +484,7 @@ class _Elapsed:
         self._under_way: set[int] = set()
 
     def take(self, event: Event) -> None:
-        """Count the time before the next row."""
+        """Add the time between the previous row and this one."""
         passed = event.after_s
         if passed is None and event.at and self._before:
             passed = max(0.0, seconds_between(self._before, event.at))
@@ -508,9 +508,9 @@ class _Elapsed:
 
 
 def accepted_of(history: History) -> Accepted:
-    """Return the row that a history starts with, its job as the user changed it since.
+    """Return the Accepted row of a history, with the user's last edit of the job.
 
-    Raises ValueError where there is none, or a second one.
+    Raises ValueError if the history does not begin with Accepted or has a second one.
     """
     if not history or not isinstance(history[0], Accepted):
         raise ValueError("a history begins with Accepted")
@@ -523,7 +523,7 @@ def accepted_of(history: History) -> Accepted:
 
 
 def plain(diagnosis: Diagnosis) -> Diagnosis:
-    """Return a journal row's diagnosis without what makes it a row."""
+    """Return a journal row's diagnosis without the fields of a row."""
     return Diagnosis(**{name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__})
 
 
@@ -559,7 +559,7 @@ def _seen(
 
 
 def seconds_between(first: str, last: str) -> float:
-    """Return the seconds from one row's time to another's; 0 where they cannot be compared."""
+    """Return the seconds from one row's time to another's; 0 if they cannot be compared."""
     try:
         return (datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds()
     except (ValueError, TypeError):  # rows without a time, or one with and one without a zone

@@ -14,13 +14,13 @@ from autotune.policies.values.value import Value
 class ClusterSpec(Value, frozen=True, kw_only=True):
     """`cluster:` of a job; null sizes are measured."""
 
-    address: str | None = None  # None: an existing cluster, else our own; "auto", "local" or host:port
+    address: str | None = None  # None: an existing cluster, otherwise our own; "auto", "local" or host:port
     nodes: int = 1
     gpus_per_node: int | None = None  # None: as many as the cluster reports
     gpu_memory_bytes: int | None = None
     host_memory_bytes: int | None = None
-    gpu: str | None = None  # a name of the table of cards, for what is decided away from the cluster
-    wait_for_nodes_s: float | None = None  # None: 30 min where an autoscaler starts nodes, else not at all
+    gpu: str | None = None  # a name of the table of GPUs, for decisions made without the cluster
+    wait_for_nodes_s: float | None = None  # None: 30 min if an autoscaler starts nodes, otherwise not at all
 
 
 class Then(StrEnum):
@@ -54,11 +54,11 @@ class Forecasting(StrEnum):
     ACT = "act"
 
 
-# What `save_every: auto` means: the rarer of the two.
+# `save_every: auto` means every SAVE_STEPS steps or every SAVE_S seconds, whichever is rarer.
 SAVE_STEPS, SAVE_S = 10, 1200
 
 
-ASSUMED_SHAPE = "assumed"  # begins `shape_from` where only a name tells the shape
+ASSUMED_SHAPE = "assumed"  # `shape_from` begins so if the shape follows from a name alone
 
 
 class MeanLengths(Value, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class MeanLengths(Value, frozen=True, kw_only=True):
 class PromptSample(Value, frozen=True, kw_only=True):
     """The length of a training's prompts as a sample of its data shows it."""
 
-    mean: int  # tokens, by the bytes of their text
+    mean: int  # tokens, computed from the bytes of their text
     source: str  # in words
 
 
@@ -87,7 +87,7 @@ class Recovery(Value, frozen=True, kw_only=True):
     preflight: Preflight = Preflight.APPLY
     climb: bool = False
     forecast: Forecasting = Forecasting.TELL
-    in_place: bool | None = None  # None: where the framework can
+    in_place: bool | None = None  # None: if the framework can
     save_every: int | None = None  # steps; None: auto
     duration_s: float | None = None
 
@@ -144,10 +144,10 @@ class Launcher(Value, frozen=True, kw_only=True):
     sharding: str = ""  # zero0 to zero3, fsdp1, fsdp2, multi_gpu for a whole copy per process; empty: unknown
     optimizer_on_host: bool = False
     parameters_on_host: bool = False
-    processes: int = 0  # of all nodes; 0 where the file does not say
+    processes: int = 0  # of all nodes; 0 if the file does not say
     source: str = ""  # the file, as the job names it; empty without one
     is_json: bool = False  # DeepSpeed's own file: flags of accelerate change nothing in it
-    is_assumed: bool = False  # the file cannot be read here: its name says it
+    is_assumed: bool = False  # the file cannot be read here: its name suggests the sharding
 
 
 class Job(Value, frozen=True, kw_only=True):
@@ -155,33 +155,33 @@ class Job(Value, frozen=True, kw_only=True):
 
     name: str
     framework: str
-    framework_version: str | None = None  # written, or found where the framework is installed
-    version_from: str = ""  # where `framework_version` was found, in words; empty where the job names it
-    own_code: OwnCode | None = None  # what the code of the framework that the job runs says of itself
+    framework_version: str | None = None  # stated, or detected where the framework is installed
+    version_from: str = ""  # where `framework_version` was detected, in words; empty if the job states it
+    own_code: OwnCode | None = None  # what was read from the code of the framework that the job runs
     engine_versions: dict[str, str] = {}  # of inference engines that are installed where the job runs
-    notes: tuple[str, ...] = ()  # what the user should know of the job as it was read
+    notes: tuple[str, ...] = ()  # remarks for the user about the job as parsed
     literals: tuple[
         str, ...
-    ] = ()  # dotted keys of values that look unfilled and that the file marks as meant
-    unfilled: tuple[str, ...] = ()  # settings that are left out, since nobody filled in their values
+    ] = ()  # dotted keys of values that look like placeholders and that the file marks as literal
+    unfilled: tuple[str, ...] = ()  # settings that are left out because their placeholders are not filled in
     command: tuple[str, ...] = ()
-    server: tuple[str, ...] = ()  # the inference server beside the training, which somebody else starts
+    server: tuple[str, ...] = ()  # command of the training's inference server, which autotune does not start
     python: str | None = None
     settings: dict[str, Any] = {}
     config: str | None = None  # path of the framework's own YAML file
     model: str | dict[str, int | str] | None = None
     shape: Model | None = None  # read from `model`, or from the model that the settings name
     shape_from: str = ""  # where `shape` was read, in words
-    document: dict[str, Any] = {}  # what the file `config` holds
-    launcher: Launcher = Launcher()  # what the file of accelerate or DeepSpeed says that the job names
+    document: dict[str, Any] = {}  # the contents of the file `config`
+    launcher: Launcher = Launcher()  # from the accelerate or DeepSpeed file that the job names
     cluster: ClusterSpec = ClusterSpec()
     env: dict[str, str] = {}
     log_limit_bytes: int = 1 << 30  # on disk, of the logs of all attempts of a run
-    variables: dict[str, str] = {}  # the values that `{env: NAME}` stood for; never recorded
+    variables: dict[str, str] = {}  # the values substituted for `{env: NAME}`; never recorded
     workdir: str = "."  # absolute once parsed
     resume: bool = False
     lengths: MeanLengths = MeanLengths()
-    prompts: PromptSample | None = None  # of the data that the settings name, where `lengths` states no mean
+    prompts: PromptSample | None = None  # of the data that the settings name, if `lengths` states no mean
     goal: Goal = Goal()
     recovery: Recovery = Recovery()
     search: Search = Search()
@@ -190,7 +190,7 @@ class Job(Value, frozen=True, kw_only=True):
 
     @property
     def assumes_shape(self) -> bool:
-        """Whether only a name tells the shape of the model."""
+        """Whether the shape of the model follows from a name alone."""
         return self.shape_from.startswith(ASSUMED_SHAPE)
 
 
@@ -207,7 +207,7 @@ _OTHER_MAKERS = (
 
 
 def no_expandable_segments(gpu_name: str) -> str:
-    """Return why a job's CUDA allocator gets no expandable segments on a GPU; empty on those of NVIDIA."""
+    """Return why expandable segments have no effect on a GPU; empty if they may have, as on NVIDIA's."""
     name = gpu_name.lower()
     return next((why for maker, why in _OTHER_MAKERS if maker in name), "")
 
@@ -218,6 +218,6 @@ class Cluster(Value, frozen=True, kw_only=True):
     address: str  # GCS address host:port, or "local"
     nodes: int
     gpus_per_node: int
-    gpu_memory_bytes: int  # smallest card; 0 without GPUs
-    host_memory_bytes: int  # smallest node
+    gpu_memory_bytes: int  # of the smallest GPU; 0 without GPUs
+    host_memory_bytes: int  # of the smallest node
     gpu_name: str = ""

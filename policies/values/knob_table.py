@@ -1,4 +1,4 @@
-"""KNOB_TABLE: what holds of a knob in every framework: its unit, the order of its values, what it saves."""
+"""KNOB_TABLE: the framework-independent facts of a knob: unit, order of values, memory that it saves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.policies.values.value import Value
 
 
 class Unit(Enum):
-    """What the values of a knob count."""
+    """The unit of a knob's values."""
 
     REQUESTS = "requests"
     SEQUENCES = "sequences"
@@ -29,18 +29,18 @@ class Unit(Enum):
 
 
 class Part(Enum):
-    """What a knob belongs to."""
+    """The part of a job that a knob belongs to."""
 
     ENGINE = "engine"
     TRAINER = "trainer"
     WEIGHT_SYNC = "weight sync"
-    HOST = "host"  # moves host memory only
+    HOST = "host"  # changes host memory only
     RUN = "run"
-    DIAGNOSTICS = "diagnostics"  # moves no memory
+    DIAGNOSTICS = "diagnostics"  # changes no memory
 
 
 class Memory(Enum):
-    """What a knob can save."""
+    """A memory that a knob can save."""
 
     GPU = "gpu"
     HOST = "host"
@@ -65,30 +65,30 @@ _MEMORY_OF = {
 
 
 class Condition(Value, frozen=True, kw_only=True):
-    """The values of another knob without which a knob has no effect."""
+    """Another knob's values that a knob needs to have an effect."""
 
     knob: str
     values: tuple[Setting, ...]
 
 
 class Knob(Value, frozen=True, kw_only=True):
-    """One knob of `Knobs`; what differs by framework, as its legal values do, is in `Profile.supported`."""
+    """One knob of `Knobs`; facts that differ by framework, as legal values, are in `Profile.supported`."""
 
     name: str
     unit: Unit
     part: Part
-    saves: dict[Memory, Way] = {}  # the way that asks for less of a memory; unknown for those left out
-    phases: tuple[Phase, ...] = ()  # in which it moves device memory; empty: all
-    idle_in: tuple[Phase, ...] = ()  # of them, those in which it does not
+    saves: dict[Memory, Way] = {}  # the direction that needs less of a memory; unknown for those left out
+    phases: tuple[Phase, ...] = ()  # in which it changes device memory; empty: all
+    idle_in: tuple[Phase, ...] = ()  # those of them in which it does not
     modes: tuple[str, ...] = ()  # in order
-    unset: str = ""  # the mode where the knob has no value
-    follows: str = ""  # the knob whose value holds where this one has none
+    unset: str = ""  # the mode if the knob has no value
+    follows: str = ""  # the knob whose value applies if this one has none
     only_with: Condition | None = None
-    kept_asleep: dict[str, int] = {}  # bytes, at most, that engines keep of it on the device while they sleep
-    smallest: float | None = None  # of what a search tries
+    kept_asleep: dict[str, int] = {}  # engine -> bytes, at most, that it keeps on the device while it sleeps
+    smallest: float | None = None  # value that a search tries
     largest: float | None = None
     searched: bool = True  # its value may change the speed of a step
-    estimated: bool = True  # the estimate tells its values apart
+    estimated: bool = True  # the estimate distinguishes its values
 
     @property
     def order(self) -> tuple[Setting, ...]:
@@ -97,15 +97,15 @@ class Knob(Value, frozen=True, kw_only=True):
 
     @property
     def default(self) -> Setting:
-        """What a framework does where a switch or a mode has no value; None for numbers."""
+        """The value that an unset switch or mode amounts to; None for numbers."""
         return False if self.unit is Unit.SWITCH else self.unset or None
 
     def towards(self, memory: Memory) -> tuple[Setting, ...]:
-        """Return the values of a switch or of a mode, from what asks for most of a memory to the least."""
+        """Return the values of a switch or of a mode, from the most memory needed to the least."""
         return self.order[::-1] if self.saves.get(memory) is Way.DOWN else self.order
 
     def turn(self, memory: Memory) -> str:
-        """Return how a memory is saved: lower, raise, more, on, off, the mode to take, or either."""
+        """Return how a memory is saved: lower, raise, more, on, off, the mode to use, or either."""
         way = self.saves.get(memory)
         if self.unit is Unit.SWITCH:
             return "off" if way is Way.DOWN else "on"
@@ -117,12 +117,12 @@ class Knob(Value, frozen=True, kw_only=True):
         return "more" if self.unit is Unit.RANKS and way is Way.UP else way.value
 
     def way(self, cause: Cause) -> Way | None:
-        """Return the way that asks for less of the memory of a failure; None: not known, or neither."""
+        """Return the direction that needs less of the memory of a failure; None: unknown, or neither does."""
         memory = _MEMORY_OF.get(cause)
         return None if memory is None else self.saves.get(memory)
 
     def asks_no_less(self, cause: Cause, before: Setting, after: Setting) -> bool:
-        """Return whether `after` surely needs as much as `before` of the memory that a failure names."""
+        """Return whether `after` certainly needs no less than `before` of the memory of a failure."""
         memory = _MEMORY_OF.get(cause)
         return before == after if memory is None else not self.asks_less(memory, before, after)
 
@@ -134,12 +134,12 @@ class Knob(Value, frozen=True, kw_only=True):
         return second < first if self.saves[memory] is Way.DOWN else second > first
 
     def acts(self, cause: Cause, phase: Phase, placement: Placement) -> bool:
-        """Return whether it may move the memory that ran out in a phase."""
+        """Return whether it may change the use of the memory that ran out in a phase."""
         colocated = placement is Placement.COLOCATED
         if self.part in (Part.DIAGNOSTICS, Part.RUN):
             return False
         if cause is Cause.HOST_OOM and self.part is Part.ENGINE:
-            # Requests exist while there is a rollout; ranks are processes, which are there all the time.
+            # Requests exist only during a rollout; ranks are processes, which always exist.
             return self.unit is Unit.RANKS or (Memory.HOST in self.saves and phase in WITH_REQUESTS)
         if cause in (Cause.KV_POOL, Cause.POOL_TOO_SMALL):
             return self.part is Part.ENGINE or (colocated and self.part is Part.TRAINER)
@@ -152,7 +152,7 @@ class Knob(Value, frozen=True, kw_only=True):
         return self.part is not Part.HOST and self.holds(phase)
 
     def holds(self, phase: Phase) -> bool:
-        """Return whether what it moves exists in a phase, on the device or on the host."""
+        """Return whether the memory that it changes exists in a phase, on the device or on the host."""
         everywhere = not self.phases or phase is Phase.NONE
         return phase not in self.idle_in and (everywhere or phase in self.phases)
 
@@ -165,7 +165,7 @@ class Knob(Value, frozen=True, kw_only=True):
 
 _WITH_ENGINE = (*ENGINE_PHASES, Phase.WEIGHT_SYNC, Phase.COMM)
 WITH_REQUESTS = (Phase.ROLLOUT, Phase.NONE)  # a failure of unknown phase may be one of them
-# In which a trainer has its card to itself once the engine of the same card sleeps.
+# Phases in which a trainer has its GPU to itself while the engine on it sleeps.
 BESIDE_ENGINE = (
     Phase.LOG_PROB,
     Phase.FORWARD,
@@ -184,7 +184,7 @@ _BY_TOKENS = Condition(knob="dynamic_batching", values=(True, None))
 _BY_SEQUENCES = Condition(knob="dynamic_batching", values=(False, None))
 _OFFLOADED = Condition(knob="optimizer_offload", values=(True,))
 
-# The update comes after the passes: nothing of their activations and logits is left.
+# The update follows the micro-batches, whose activations and logits are freed by then.
 _pass_knob = partial(Knob, part=Part.TRAINER, idle_in=(Phase.OPTIMIZER,))
 _engine_knob = partial(Knob, part=Part.ENGINE, phases=_WITH_ENGINE)
 _diagnostic = partial(Knob, unit=Unit.SWITCH, part=Part.DIAGNOSTICS, searched=False, estimated=False)
@@ -277,7 +277,7 @@ ROWS: tuple[Knob, ...] = (
         saves=_TO_HOST,
         searched=False,
     ),
-    # --------------------------------------------------------------------- scoring
+    # --------------------------------------------------------------------- log-probs
     _pass_knob(
         name="logprob_tokens",
         unit=Unit.PASS_TOKENS,
@@ -356,7 +356,7 @@ ROWS: tuple[Knob, ...] = (
         modes=("default", "expandable"),
         unset="default",
     ),
-    # More of it serves NCCL and less of it PyTorch: neither way saves memory as such.
+    # More of it helps NCCL and less of it PyTorch: neither direction saves memory as such.
     Knob(name="memory_margin", unit=Unit.BYTES, part=Part.TRAINER, smallest=1 << 28, estimated=False),
     # --------------------------------------------------------------------- run
     Knob(

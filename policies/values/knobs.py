@@ -41,7 +41,7 @@ class Knobs(Value, frozen=True, kw_only=True):
     fused_kernels: bool | None = None
     loss_recompute: bool | None = None
     memory_efficient_load: bool | None = None
-    # scoring
+    # log-probs
     logprob_tokens: int | None = None
     logprob_chunk: int | None = None
     entropy_chunking: bool | None = None
@@ -69,7 +69,7 @@ class Knobs(Value, frozen=True, kw_only=True):
 
 Setting: TypeAlias = int | float | bool | str | None
 
-# The name of a knob, as mypy checks it; a test holds it to the fields of `Knobs`.
+# The name of a knob, for mypy; a test compares it with the fields of `Knobs`.
 KnobName: TypeAlias = Literal[
     "concurrency",
     "memory_fraction",
@@ -127,5 +127,5 @@ def changed(before: Knobs, after: Knobs) -> dict[str, tuple[Setting, Setting]]:
 
 
 def new_values(before: Knobs, after: Knobs) -> dict[str, Setting]:
-    """Return what turns `before` into `after`, as name -> value."""
+    """Return the values of `after` that differ from `before`, as name -> value."""
     return {name: new for name, (_, new) in changed(before, after).items()}

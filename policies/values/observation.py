@@ -1,4 +1,4 @@
-"""What a run shows: samples, markers and outcomes."""
+"""What is observed of a run: samples of memory, markers in its logs and outcomes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.value import Value
 
-HOST = "host"  # the memory of a node, where a phase names that of its devices
+HOST = "host"  # names the memory of a node; a phase names that of its devices
 
 
 class ProcessMemory(Value, frozen=True, kw_only=True):
@@ -19,11 +19,11 @@ class ProcessMemory(Value, frozen=True, kw_only=True):
     name: str
     rss_bytes: int
     cpu_share: float = 0.0  # cores used by it and its descendants since the last sample
-    gpu: bool = False  # it or a descendant is known to run on a card
+    gpu: bool = False  # it or a descendant is known to run on a GPU
 
 
 class GpuMemory(Value, frozen=True, kw_only=True):
-    """Memory of one card, as NVML reports it."""
+    """Memory of one GPU, as NVML reports it."""
 
     index: int
     used_bytes: int
@@ -42,7 +42,7 @@ class Sample(Value, frozen=True, kw_only=True):
     gpus: tuple[GpuMemory, ...] = ()
     processes: tuple[ProcessMemory, ...] = ()
     cpu_share: float = 0.0  # cores used by the attempt's processes since the last sample
-    gpu_share: float = 0.0  # highest utilisation of a card, 0 to 1; of the attempt's where they are known
+    gpu_share: float = 0.0  # highest utilisation of a GPU, 0 to 1; only of the attempt's GPUs if known
 
 
 class Peak(Value, frozen=True, kw_only=True):
@@ -58,14 +58,14 @@ class MemoryGrowth(Value, frozen=True, kw_only=True):
     """Memory that a process gains with its steps until it runs out; a fresh process begins without it."""
 
     memory: str  # host, or the phase in which a GPU ran out
-    steps: int  # that one process completes until then
+    steps: int  # that one process completes before it runs out
     per_step_bytes: int = 0  # 0: not measured
     component: Component = Component.UNKNOWN
-    process: str = ""  # that gains most of it; empty: not known
+    process: str = ""  # the process that grows most; empty: unknown
 
     @property
     def text(self) -> str:
-        """What grew, by how much a step and in which process."""
+        """What grew, by how much per step and in which process."""
         memory = "host memory" if self.memory == HOST else f"GPU memory in {self.memory}"
         owner = "" if self.component is Component.UNKNOWN else f" of the {self.component.value}"
         owner = f" of process {self.process}" if self.process else owner
@@ -99,7 +99,7 @@ class StepDone(Value, frozen=True, kw_only=True, tag="step_done", tag_field="kin
     seconds: float | None = None
     tokens_per_second: float | None = None
     metrics: dict[str, float] = {}
-    peaks: dict[str, Peak] = {}  # phase -> peak, where the line of the step reports them
+    peaks: dict[str, Peak] = {}  # phase -> peak, if the line of the step reports them
     saved: bool = False  # the line says that a checkpoint after this step is complete
 
 
@@ -110,22 +110,22 @@ class StepTokens(Value, frozen=True, kw_only=True, tag="step_tokens", tag_field=
 
 
 class UpdateDone(Value, frozen=True, kw_only=True, tag="update_done", tag_field="kind"):
-    """A marker: one update of the weights in the step in progress is complete."""
+    """A marker: one update of the weights in the current step is complete."""
 
     loss: float
 
 
 class Resumed(Value, frozen=True, kw_only=True, tag="resumed", tag_field="kind"):
-    """A marker: the job continues a checkpoint written after `step`."""
+    """A marker: the job continues from a checkpoint written after `step`."""
 
     step: int
 
 
 class Saved(Value, frozen=True, kw_only=True, tag="saved", tag_field="kind"):
-    """A marker: a checkpoint after `step` is complete; None: after the step in progress, or the last."""
+    """A marker: a checkpoint after `step` is complete; None: after the current step, or the last."""
 
     step: int | None
-    last: bool = False  # without `step`: it is of the last completed step
+    last: bool = False  # without `step`: it is after the last completed step
 
 
 class TrainingDone(Value, frozen=True, kw_only=True, tag="training_done", tag_field="kind"):
@@ -190,7 +190,7 @@ class Unit(StrEnum):
 
 
 class Speed(Value, frozen=True, kw_only=True):
-    """How fast steps were."""
+    """The measured speed of steps."""
 
     per_second: float
     unit: Unit

@@ -1,4 +1,4 @@
-"""What runs taught about an estimate: factors to carry from one job to the next of its kind."""
+"""Correction factors of the estimate, learned from runs and carried to later jobs of the same kind."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import msgspec
 
 from autotune.policies.values.value import Value
 
-# A new version of a framework may move memory between phases; half of what is known is kept, and its error
-# grows by as much as published releases moved peaks (verl 0.4 -> 0.5 and SGLang 0.4 -> 0.5 notes: some 10 %).
+# A new version of a framework may move memory between phases: half of a factor's deviation from 1 is kept,
+# and its error grows by as much as published releases moved peaks (verl 0.4 -> 0.5 and SGLang 0.4 -> 0.5
+# notes: about 10 %).
 _VERSION_ERROR = 0.10
 _VERSION_SHARE = 0.5
 _LEAST_ERROR = 0.01  # two runs of one job differ by about this much
@@ -41,7 +42,7 @@ class Learned(Value, frozen=True, kw_only=True):
 
 
 def merged(older: Learned, newer: Learned) -> Learned:
-    """Return both as one, each factor weighed by how sure it is; raises ValueError for different kinds."""
+    """Return both combined, factors weighted by inverse variance; raises ValueError for different kinds."""
     if older.kind != newer.kind:
         raise ValueError("what different kinds of jobs taught is not merged")
     factors = dict(older.factors)
@@ -52,7 +53,7 @@ def merged(older: Learned, newer: Learned) -> Learned:
 
 
 def widened(learned: Learned, *, version: str) -> Learned:
-    """Return what is left of it under another version; the same under its own."""
+    """Return `learned` with weaker factors for another framework version; unchanged for its own."""
     if version == learned.kind.version:
         return learned
     factors = {

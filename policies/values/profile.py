@@ -26,7 +26,7 @@ class Placement(StrEnum):
 class Grid(Value, frozen=True, kw_only=True):
     """Legal values of a knob: an explicit list, or a range with a step (`multiple`)."""
 
-    values: tuple[int | float | bool | str, ...] = ()  # in the order: more memory -> less memory
+    values: tuple[int | float | bool | str, ...] = ()  # ordered from more memory to less memory
     minimum: float | None = None
     maximum: float | None = None
     multiple: float | None = None
@@ -39,7 +39,7 @@ class Support(Value, frozen=True, kw_only=True):
     grid: Grid
     effect: Effect = Effect.EXACT
     phases: tuple[Phase, ...] = ()  # in which it changes the device memory in use; empty: in all
-    is_set: bool = False  # by the job, under this name or another of the same setting
+    is_set: bool = False  # by the job, under this or another name of the setting
 
 
 class AtLeast(Value, frozen=True, kw_only=True, tag="at_least", tag_field="kind"):
@@ -111,31 +111,31 @@ class Profile(Value, frozen=True, kw_only=True):
     trainer_budget_bytes: int | None = None  # device budget of a trainer rank without a GPU
     engine_budget_bytes: int | None = None
     resumable: bool = True
-    cures_in_place: bool = False  # the job itself can go on in smaller micro-batches
-    not_in_place: str = ""  # why it cannot, where another job of the framework can
+    cures_in_place: bool = False  # the job itself can continue in smaller micro-batches
+    not_in_place: str = ""  # why it cannot, if other jobs of the framework can
     layout: Layout = Layout()
-    facts: tuple[Fact, ...] = ()  # that the rest follows from, beside the settings that the job writes
-    alternatives: tuple[Alternative, ...] = ()  # of its assumptions, where anything here would be another
+    facts: tuple[Fact, ...] = ()  # from which the rest follows, in addition to the job's settings
+    alternatives: tuple[Alternative, ...] = ()  # for other values of its assumptions, if they change it
     warnings: tuple[str, ...] = ()  # what the user should know before the launch, one sentence each
 
     @property
     def unknown_program(self) -> bool:
-        """Whether nothing is known of how the program is built: it may have no model and no engine."""
+        """Whether nothing is known about the program's structure: it may have no model and no engine."""
         return self.layout == Layout()
 
     def may_be_any(self, phase: Phase) -> bool:
-        """Return whether a failure may be of any phase: program and phase are unknown."""
+        """Return whether a failure may be of any phase, because program and phase are unknown."""
         return phase is Phase.NONE and self.unknown_program
 
     def held(self, phase: Phase) -> tuple[str, ...] | None:
-        """Return the components that hold device memory in a phase; None where that is not known."""
+        """Return the components that hold device memory in a phase; None if unknown."""
         held = self.resident.get(phase.value)
         if held is None and self.layout.engine_sleeps and phase in TRAINER_PHASES:
             return (Component.TRAINER.value,)
         return held
 
     def without(self, knob: KnobName, why: str) -> Profile:
-        """Return the profile with a knob that is not offered, for a reason; unchanged where there is none."""
+        """Return the profile with `knob` unsupported for the reason `why`; unchanged if `why` is empty."""
         if not why or knob not in self.supported:
             return self
         return msgspec.structs.replace(

@@ -17,28 +17,28 @@ class Origin(StrEnum):
     WRITTEN = "written"  # in the job itself
     READ = "read"  # in the job's own checkout or interpreter
     EXACT = "exact"  # the record of the release that the job runs
-    PUBLIC = "public"  # a table of public models or cards
+    PUBLIC = "public"  # a table of public models or GPUs
     MEASURED = "measured"
     ASSUMED = "assumed"  # another release, a guessed layout or launcher, a name that may mislead
 
     @property
     def is_assumed(self) -> bool:
-        """Whether no decision before the first launch may rest on it; every such decision asks here."""
+        """Whether no decision before the first launch may rest on it; every such decision checks this."""
         return self is Origin.ASSUMED
 
 
 class Fact(Value, frozen=True, kw_only=True):
     """A fact about a job that its settings, its prediction or its checks are made with."""
 
-    name: str  # of what it is about, such as `release`
+    name: str  # what it is about, such as `release`
     value: str  # in words
     origin: Origin
     resolve: str = ""  # what would make an assumption known
-    is_open: bool = False  # nobody can list the other plausible values of an assumption
+    is_open: bool = False  # the other plausible values of an assumption cannot be listed
 
     @property
     def is_assumed(self) -> bool:
-        """Whether nothing but an assumption says so."""
+        """Whether it rests on an assumption."""
         return self.origin.is_assumed
 
 
@@ -46,22 +46,22 @@ class OwnCode(Value, frozen=True, kw_only=True):
     """What the code of a framework that a job would run says of itself, read without running it."""
 
     folder: str  # of the package
-    names: tuple[str, ...]  # of the settings and words asked for, which stand somewhere in the code, sorted
-    defaults: dict[str, Any] = {}  # of its own configuration by dotted keys; empty where none could be read
-    is_partial: bool = False  # some of it could not be read: what is not in `names` may be there
+    names: tuple[str, ...]  # those of the queried settings and words that occur in the code, sorted
+    defaults: dict[str, Any] = {}  # of its own configuration by dotted keys; empty if none could be read
+    is_partial: bool = False  # some of it could not be read, so names missing from `names` may occur
 
     def lacks(self, name: str) -> bool:
-        """Return whether a name stands nowhere in the code: that the job has it is an assumption then."""
+        """Return whether a name occurs nowhere in the code; that the job supports it is then assumed."""
         origin = Origin.READ if name in self.names or self.is_partial else Origin.ASSUMED
         return origin.is_assumed
 
 
 class CodeQuery(Value, frozen=True, kw_only=True):
-    """What to read of the code of a framework."""
+    """What to read from a framework's code."""
 
     package: str  # the module whose folder holds the code
     names: frozenset[str]  # settings, flags and words to look for
     as_flags: bool = False  # the names count only where a parser declares them: `"--name"`
-    patterns: dict[str, str] = {}  # name -> regular expression of what has to stand in the code for it
-    program: str = ""  # a file of the job itself, which is read in place of the package
-    configs: tuple[str, ...] = ()  # YAML files below the package, of which the first that is there counts
+    patterns: dict[str, str] = {}  # name -> regular expression that the code must match for it
+    program: str = ""  # a file of the job itself to read instead of the package
+    configs: tuple[str, ...] = ()  # YAML files below the package; the first that exists is read

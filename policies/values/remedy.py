@@ -30,10 +30,10 @@ class Remedy(Value, frozen=True, kw_only=True):
     effect: Effect = Effect.EXACT
     predicted: dict[str, int] = {}  # phase -> bytes that its peak is expected to need; empty: no estimate
     predicted_host: int | None = None  # bytes of one node
-    step_s: float | None = None  # expected of a step, corrected by measured ones
+    step_s: float | None = None  # predicted seconds of a step, corrected by measured ones
 
     def __post_init__(self) -> None:
-        """Refuse an unexplained change, and an empty one except where no setting is the cure."""
+        """Raise ValueError without a reason, or without a change for a remedy that needs one."""
         if not self.reason or not (self.changes or self.name in _WITHOUT_CHANGES):
             raise ValueError("a remedy needs a reason and a change")
 

@@ -8,5 +8,5 @@ import msgspec
 class Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base of all values: immutable, compared by content, written as JSON by msgspec.
 
-    A value holds no reference back to itself, so that the garbage collector need not look at long histories.
+    Values have no reference cycles, so the garbage collector need not scan long histories.
     """

@@ -1,1 +1,1 @@
-"""What a config.json and its family's code say of a model, in the names of `Model`."""
+"""Read a model's shape, as a `Model`, from its config.json and the facts of its family's code."""

@@ -1,4 +1,4 @@
-"""What a family's code does and its config does not say (transformers 5.19, models/<family>)."""
+"""Facts that are in a family's code and not in its config.json (transformers 5.19, models/<family>)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DELTA = {
 }
 _OLMO = {"qk_norm": "all", "norm": "rms32"}
 
-# Every family that is known; what is not here is named as unknown.
+# Every known family; all others are reported as unknown.
 FAMILIES: dict[str, dict[str, Any]] = {
     "arcee": {"gated": False},
     "cohere": _COHERE,
@@ -108,5 +108,5 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"tied": True},
     "starcoder2": {"norm": "layer", "gated": False, "tied": True},
 }
-# Families whose `attention_bias` stands for q, k and v alone.
+# Families whose `attention_bias` applies to q, k and v alone.
 QKV_ONLY = frozenset({"glm", "glm4", "glm4_moe", "qwen2", "qwen2_moe", "seed_oss"})

@@ -1,4 +1,4 @@
-"""Read single entries of a config.json; whatever else it holds is a ValueError that names the entry."""
+"""Read single entries of a config.json; an invalid one raises a ValueError that names it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LARGEST = 1 << 24  # any dimension; a larger one is a typing error or an attack
 
 
 def count(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
-    """Return the first entry that is present, as a whole number; raises ValueError."""
+    """Return the first entry that is present, else `default`; raises ValueError if it is no count."""
     for name in names:
         value = config.get(name)
         if value is None:
@@ -27,7 +27,7 @@ def count(config: Mapping[str, Any], *names: str, default: int | None = None) ->
 
 
 def flag(config: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    """Return a switch; raises ValueError."""
+    """Return a boolean entry, `default` if absent; raises ValueError if it is not boolean."""
     value = config.get(name)
     if value is None:
         return default
@@ -37,7 +37,7 @@ def flag(config: Mapping[str, Any], name: str, *, default: bool = False) -> bool
 
 
 def wrong(name: str, value: object, wanted: str) -> ValueError:
-    """Return the error of an entry that is not what it should be."""
+    """Return the error for an entry that is not what `wanted` names."""
     text = repr(value) if isinstance(value, float | str | bool) else type(value).__name__
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 1 << 64:
         text = str(value)

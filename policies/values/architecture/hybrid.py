@@ -1,4 +1,4 @@
-"""Which layers of a model hold what: attention, linear attention or a state space, an MLP, experts."""
+"""Count layers by their parts: attention, linear attention or a state space, an MLP, experts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def mixed(
     layers: int,
     hidden: int,
 ) -> dict[str, Any]:
-    """Return the fields of `Model` that count layers of more than one kind; empty if all are alike."""
+    """Return the fields of `Model` for layers of more than one kind; empty if all are alike."""
     linear = sum(kind in _LINEAR or kind in _BOTH for kind in kinds)
     alone = family in _MIXERS_ALONE
     if not linear and not alone:
@@ -129,7 +129,7 @@ def sparse_layers(
 def sliding(
     config: Mapping[str, Any], kinds: tuple[str, ...], *, known: Mapping[str, Any], layers: int
 ) -> tuple[int, int]:
-    """Return the tokens of a window (or of a chunk) and the layers that look no further back."""
+    """Return the tokens of the attention window (or chunk) and the number of layers that it limits."""
     window = count(config, "sliding_window", default=0)
     if not window and "chunked_attention" in kinds:
         window = count(config, "attention_chunk_size", default=0)
@@ -145,7 +145,7 @@ def sliding(
 
 
 def unknown_kinds(kinds: tuple[str, ...], *, family: str) -> tuple[str, ...]:
-    """Return the kinds of layers that nothing here counts, each once."""
+    """Return the kinds of layers that are not counted here, each once."""
     known = _ATTENTION | _LINEAR | _BOTH
     if family in _MIXERS_ALONE:
         known = known | {"mlp", "moe"}
@@ -153,7 +153,7 @@ def unknown_kinds(kinds: tuple[str, ...], *, family: str) -> tuple[str, ...]:
 
 
 def short_intermediate(config: Mapping[str, Any]) -> int:
-    """Return the width of an LFM2 layer's MLP, which its code makes from the config's."""
+    """Return the width of an LFM2 layer's MLP, which its code derives from the config's."""
     width = count(config, "block_ff_dim", "intermediate_size")
     if not flag(config, "block_auto_adjust_ff_dim", default=True):
         return width

@@ -1,4 +1,4 @@
-"""What is trained, and how it is spread over the devices."""
+"""The shape of the trained model, and its layout on the devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Model(Value, frozen=True, kw_only=True):
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate: int = 0
-    expert_hidden: int = 0  # rows that the routed experts see, after a projection; 0: the hidden size
+    expert_hidden: int = 0  # input size of the routed experts, after a projection; 0: the hidden size
     shared_intermediate: int = 0  # of all shared experts together
     shared_gate: bool = False  # a one-row projection weighs the shared experts
     dense_layers: int = 0  # of a model with experts: layers without
@@ -48,7 +48,7 @@ class Model(Value, frozen=True, kw_only=True):
     norm: str = "rms"  # rms | rms32 (scaled in fp32) | layer (with bias) | layer32 (in fp32, without)
     fused_qkv: bool = False  # q, k and v are one matrix
     fused_gate: bool = False  # gate and up are one matrix
-    partial_rotary: bool = False  # only a part of each head is rotated, so its parts are joined again
+    partial_rotary: bool = False  # only a part of each head is rotated, so its parts are concatenated
     sliding_window: int = 0  # tokens; 0: full attention everywhere
     sliding_layers: int = 0  # layers that use it
     q_lora_rank: int = 0  # multi-head latent attention
@@ -63,17 +63,17 @@ class Model(Value, frozen=True, kw_only=True):
     linear_key_dim: int = 0  # of one head; a state space's state
     linear_values: int = 0  # heads of the values
     linear_value_dim: int = 0  # of one head
-    linear_conv: int = 0  # tokens that the convolution before it sees
-    attention_gate: bool = False  # queries bring a gate of their own size
+    linear_conv: int = 0  # kernel size, in tokens, of the convolution before it
+    attention_gate: bool = False  # the query projection also computes a gate of the same size
     sinks: bool = False  # attention has one learned logit per head
     softcap: bool = False  # the logits are bounded by a tanh
     router_fp32: bool = False  # the experts' router computes in fp32
     expert_bias: bool = False
     clamped_gate: bool = False  # the experts' gate is clamped and scaled step by step
     all_experts: bool = False  # every expert computes every token
-    tower: int = 0  # parameters of the encoders of images and sound, which are no part of the above
+    tower: int = 0  # parameters of the encoders of images and sound, not counted in the above
     family: str = ""  # `model_type` of the config
-    unknown: str = ""  # what of the model nothing here counts, in words
+    unknown: str = ""  # parts of the model that are not counted here, in words
 
 
 _MOMENTS = 8  # bytes per parameter of Adam's two averages in fp32
@@ -89,24 +89,24 @@ class Layout(Value, frozen=True, kw_only=True):
     ranks: int = 1  # devices of the trainer
     # ranks over which FSDP or a distributed optimizer spreads one copy of the state; ddp: ZeRO-1 and ZeRO-2
     shards: int = 1
-    shards_gradients: bool = False  # ddp: of the gradients too, a rank keeps its part alone (ZeRO-2)
-    # DeepSpeed's buffers for gradients on their way: alive in backward, with ZeRO-3 always; 0: no DeepSpeed
+    shards_gradients: bool = False  # ddp: a rank keeps only its shard of the gradients too (ZeRO-2)
+    # DeepSpeed's buffers for gradients in flight: alive in backward, with ZeRO-3 always; 0: no DeepSpeed
     reduce_bucket_bytes: float = 0
     gradients_stay: bool = False  # in a buffer that exists between steps too, as Megatron's does
-    # ZeRO++: ranks that share a second copy of the weights, from a step's first pass to its update; 0: none
+    # ZeRO++: ranks that share a second copy of the weights, from the first micro-batch to the update; 0: none
     secondary_shards: int = 0
-    update_parameters: int = 0  # of a rank, that one update takes at once (ZeRO-3's sub_group_size); 0: all
+    update_parameters: int = 0  # of a rank, updated at once (ZeRO-3's sub_group_size); 0: all
     pipeline_parallel: int = 1
-    pipeline_chunks: int = 1  # of layers, into which a stage is cut where stages are interleaved
-    pipeline_group: int = 0  # micro-batches that a chunk takes in a row; 0: as many as there are stages
-    pipeline_ahead: int = 0  # further chunks that go forward before the first goes backward
+    pipeline_chunks: int = 1  # of layers, into which a stage is split if stages are interleaved
+    pipeline_group: int = 0  # micro-batches that a chunk processes in a row; 0: the number of stages
+    pipeline_ahead: int = 0  # further chunks computed forward before the first backward
     first_stage_layers: int = 0  # 0: as many as the others have
     last_stage_layers: int = 0
-    stage_layers: tuple[int, ...] = ()  # of each stage, where the job writes them one by one
+    stage_layers: tuple[int, ...] = ()  # of each stage, if the job lists them
     predicting_layers: int = 0  # of multi-token prediction, beside the model's own
     predicting_after: int = 0  # stages after the one that has them
     predicting_loss: bool = False  # their logits and loss are computed
-    embedding_is_layer: bool = False  # where layers are spread evenly: the first stage has one less
+    embedding_is_layer: bool = False  # if layers are spread evenly: the first stage has one less
     loss_is_layer: bool = False  # ... and the last
     expert_parallel: int = 1
     expert_tensor_parallel: int = 1
@@ -114,21 +114,21 @@ class Layout(Value, frozen=True, kw_only=True):
     dispatcher: Literal["alltoall", "allgather", "flex"] = "alltoall"  # Megatron's, of tokens to experts
     engine_ranks: int = 0  # devices of all rollout engines together; colocated: the trainer's own
     parameter_bytes: int = 4  # per resident (sharded) parameter: 4 where FSDP keeps fp32
-    compute_bytes: int = 2  # per parameter and activation inside a pass
+    compute_bytes: int = 2  # per parameter and activation in forward and backward
     autocast: bool = False  # weights and residual stream stay in fp32, products are cast (torch.autocast)
     autocast_head: bool = True  # ... the head's too, as a whole; else its kernel casts tiles
     gradient_bytes: int = 4  # per parameter
     reduce_bytes: int = 0  # per parameter in a reduce-scatter's input; 0: as gradient_bytes
     optimizer_bytes: int = 8  # per parameter; 12 with an fp32 master copy of its own
     fp8: bool = False  # Transformer Engine computes the products of the layers in fp8
-    fp8_weights: bool = False  # ... and has their weights in fp8 alone, once for each direction
+    fp8_weights: bool = False  # ... and keeps their weights in fp8 alone, once for each direction
     logits_bytes: int = 4  # per logit
     engine_bytes: float = 2  # per parameter inside the engine
     kv_bytes: float = 2  # per element of the engine's cache
-    pool_bytes: float = 0  # of the cache on a device, whatever the engine's share; 0: what the share leaves
-    reference: bool = False  # a frozen copy is scored
+    pool_bytes: float = 0  # of the KV pool on a device, whatever the engine's share; 0: what the share leaves
+    reference: bool = False  # a frozen copy computes log-probs
     reference_bytes: int = 0  # per resident parameter of it; 0: compute_bytes
-    reference_offload: bool = False  # ... and is in host memory outside its own pass
+    reference_offload: bool = False  # ... and is in host memory except while it computes them
     critic: bool = False  # a second model of the same shape is trained
     critic_offload: bool = False
     lora_rank: int = 0  # 0: all parameters are trained
@@ -136,17 +136,17 @@ class Layout(Value, frozen=True, kw_only=True):
     engine_sleeps: bool = False  # the engine frees its memory while training runs
     engine_weights_on_host: bool = True  # ... and keeps its weights in host memory until it wakes
     wakes_whole: bool = False  # ... and its pool wakes with its weights, before these are updated
-    embedding_apart: bool = True  # FSDP2 gathers an untied embedding by itself; else with the root
-    head_apart: bool = False  # FSDP2 gathers an untied head by itself; else with the root
+    embedding_apart: bool = True  # FSDP2 gathers an untied embedding separately; else with the root
+    head_apart: bool = False  # FSDP2 gathers an untied head separately; else with the root
     reshard_after_forward: bool = (
         True  # else all weights stay gathered from a layer's forward to its backward
     )
-    reshards_root: bool = False  # ... and what no unit wraps, at once; torch's own default keeps it whole
+    reshards_root: bool = False  # ... and the root's parameters, at once; torch's default keeps them whole
     reduces_last: bool = False  # gradients stay whole on every rank until the last micro-batch
     sequence_parallel: bool = (
         True  # FSDP: tensor parallelism splits the residual stream too (AReaL, torchtitan)
     )
-    expandable_segments: bool = False  # the framework switches them on for the trainer by itself
+    expandable_segments: bool = False  # the framework itself enables them for the trainer
     trainer_sleeps: bool = False  # gradients and optimizer go to host memory too while the engine works
     weights_sleep: bool = False  # ... the weights do, whatever the knobs say
     masters_stay: bool = False  # ... but the optimizer's copy of the weights stays on the device
@@ -154,44 +154,46 @@ class Layout(Value, frozen=True, kw_only=True):
     masters_beside: bool = False
     optimizer_stays_offloaded: bool = False  # offloaded state is used from host memory, not loaded back
     optimizer_passes_through: bool = False  # ... one tensor at a time, and the update is on the device
-    # Offloaded weights are gathered layer by layer in a pass; gradients and optimizer are beside them.
+    # Offloaded weights are gathered layer by layer from host memory, where gradients and optimizer are too.
     parameters_stay_offloaded: bool = False
     grad_offload_takes_optimizer: bool = False  # ... to the host between updates (DeepSpeed's offload_states)
-    # ... and weights, for good: a pass gathers them from host memory, where the update is (CPUOffloadPolicy).
+    # ... and weights, permanently: they are gathered from host memory, where the update runs
+    # (CPUOffloadPolicy).
     grad_offload_takes_all: bool = False
     critic_follows: bool = False  # the trainer's own settings offload the critic's optimizer too
     tokens_before_split: bool = (
         False  # token budgets count before sequence and context parallelism split them
     )
-    padded: bool = False  # a micro-batch is a rectangle as long as its longest sequence
-    padded_to_limit: bool = False  # or as long as any sequence of the job may be
+    padded: bool = False  # micro-batches are padded to their longest sequence
+    padded_to_limit: bool = False  # or to the job's longest length
     masked_attention: bool = False  # attention reads a dense mask: heads are repeated, layers keep the mask
-    selective_share: float = 0.0  # of a layer, kept by selective recomputation; 0: all but attention's core
+    selective_share: float = 0.0  # of a layer that selective recomputation keeps; 0: all but attention's core
     # Selective recomputation by operation: a layer keeps attention and every second product (torchtitan).
     selective_operations: bool = False
-    keeps_hybrids: bool = False  # Megatron before 0.18 computes no layer of a model with state spaces again
-    # Megatron: what selective recomputation computes again; empty: attention's core
+    keeps_hybrids: bool = False  # Megatron before 0.18 recomputes no layer of a model with state spaces
+    # Megatron: modules that selective recomputation recomputes; empty: attention's core
     recompute_modules: tuple[str, ...] = ()
-    more_modules: tuple[str, ...] = ()  # ... and what the mode `modules` does
-    offload_modules: tuple[str, ...] = ()  # Megatron: whose inputs wait in host memory, where activations do
+    more_modules: tuple[str, ...] = ()  # ... and those that the mode `modules` recomputes
+    offload_modules: tuple[str, ...] = ()  # Megatron: whose inputs `activation_offload` moves to the host
     logits_in_place: bool = False  # the loss and its gradient overwrite the logits
     loss: Literal["softmax", "kernel", "pieces", "rows", "logprob"] = (
         "softmax"  # what it keeps: policies/estimate/passes.py
     )
     compiled_loss: bool = True  # `kernel`: the entropy is one compiled function
     scaled_logits: bool = False  # `kernel`: a temperature other than 1 divides the logits
-    logits_share: float = 1.0  # of a micro-batch's tokens, those whose logits are computed
+    logits_share: float = 1.0  # share of a micro-batch's tokens whose logits are computed
     chunked_head: bool = False  # chunks of logits begin at the head; else its whole output exists
     per_tensor_optimizer: bool = False  # temporaries of the largest tensor; else of all (foreach)
     optimizer_temporary_bytes: float = 4  # per parameter while the optimizer runs
     sync_buckets: int = 2  # transfer buffers alive at once in a weight sync
     gathers_whole: bool = False  # a weight sync first gathers the whole model on every device
     copies_shards: bool = False  # ... or copies its shards (FSDP1's sharded state dict)
-    # Copies of weights in host memory are page-locked, each tensor or Megatron's buffers; empty: they are not
+    # Page-locked copies of weights in host memory: of each tensor, or Megatron's buffers; empty: not
+    # page-locked
     pinned: Literal["", "tensors", "buffers"] = ""
-    # Every rank builds the whole model in host memory before it is sharded; empty: one of a node does
+    # Every rank builds the whole model in host memory before it is sharded; empty: one rank per node does
     loads: Literal["", "ranks"] = ""
-    # What a rank stages in host memory while it saves: its part, that of its data-parallel group (gathered),
+    # What a rank stages in host memory while it saves: its shard, that of its data-parallel group (gathered),
     # rank 0 the whole model, or none of these.
     staged: Literal["shard", "gathered", "whole", "none"] = "shard"
     saves_optimizer: bool = True  # a checkpoint has the optimizer's state too
@@ -208,17 +210,17 @@ class Layout(Value, frozen=True, kw_only=True):
 
     @property
     def masters(self) -> float:
-        """Share of the optimizer's state that is Megatron's fp32 copy of the weights."""
+        """Share of the optimizer state that is Megatron's fp32 copy of the weights."""
         masters = max(0, self.optimizer_bytes - _MOMENTS) if self.strategy == "megatron" else 0
         return masters / max(1, self.optimizer_bytes)
 
     @property
     def parts_gradients(self) -> bool:
-        """Whether DeepSpeed spreads gradients; an optimizer in host memory then takes what is reduced."""
+        """Whether DeepSpeed shards gradients; an optimizer in host memory then uses what is reduced."""
         return bool(self.reduce_bucket_bytes) and (self.shards_gradients or self.strategy.startswith("fsdp"))
 
 
-# The fields that a family's code settles; the others are its config's to say.
+# The fields that a family's code determines; the others are read from its config.
 _OF_FAMILIES = (
     "gated",
     "norms_per_layer",
@@ -234,7 +236,7 @@ _OF_FAMILIES = (
     "clamped_gate",
     "all_experts",
 )
-# What the fields that hold a name may hold.
+# The allowed values of the fields that hold a name.
 CHOICES: dict[str, tuple[str, ...]] = {
     "qk_norm": ("", "head", "all", "l2"),
     "norm": ("rms", "rms32", "layer", "layer32"),
@@ -244,7 +246,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def model_from_config(config: Mapping[str, Any]) -> Model:
-    """Return the shape that a Hugging Face config.json describes; raises ValueError saying what is wrong."""
+    """Return the shape that a Hugging Face config.json describes; raises ValueError if it is invalid."""
     if not isinstance(config, Mapping):
         raise wrong("the config", config, "mapping of names to values")
     nested = config.get("text_config")
@@ -302,7 +304,7 @@ def model_from_config(config: Mapping[str, Any]) -> Model:
 def model_from_shape(shape: Mapping[str, int | str]) -> Model:
     """Return the model that a job's own `{hidden: ..., layers: ...}` describes; raises ValueError.
 
-    A `family` brings what its code settles; what is written beside it goes before.
+    `family` supplies the facts of its code; explicitly stated values take precedence.
     """
     for name in ("layers", "hidden", "heads", "intermediate", "vocab"):
         if not shape.get(name):
@@ -376,7 +378,7 @@ def _experts(
 
 
 def _unknown(family: str, kinds: tuple[str, ...], encoders: str) -> str:
-    """Describe the parts of the model that the estimate omits; without a family it is taken as plain."""
+    """Describe the parts of the model that the estimate omits; no family counts as a known one."""
     result = [f"the family {family}"] if family and family not in FAMILIES else []
     result += [f"layers of the kind {kind}" for kind in unknown_kinds(kinds, family=family)]
     return ", ".join([*result, *([encoders] if encoders else [])])

@@ -1,4 +1,4 @@
-"""Parameters of the image encoders beside a language model (transformers 5.19, models/<family>)."""
+"""Count the parameters of a language model's image encoders (transformers 5.19, models/<family>)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ENCODERS = ("vision_config", "audio_config")
 
 
 def tower_of(config: Mapping[str, Any]) -> tuple[int, str]:
-    """Return the parameters of a model's encoders, and what is unknown, in words; raises ValueError."""
+    """Return the parameters of a model's encoders and, in words, those unknown; raises ValueError."""
     total, unknown = 0, []
     for name in _ENCODERS:
         encoder = config.get(name)
@@ -39,7 +39,7 @@ def _patches(encoder: Mapping[str, Any], wide: int) -> int:
 
 
 def _block(wide: int, inner: int) -> int:
-    """Return a layer of attention and an MLP of two matrices, all with biases, and two layer norms."""
+    """Count attention and an MLP of two matrices, all with biases, and two layer norms."""
     return 4 * wide * wide + 4 * wide + 2 * wide * inner + inner + wide + 4 * wide
 
 
@@ -86,7 +86,7 @@ def _qwen3_vl(encoder: Mapping[str, Any], hidden: int) -> int:
 
 
 def _glm4v(encoder: Mapping[str, Any], hidden: int) -> int:
-    """Return a tower whose layers are as wide inside as what it puts out; its merger has the larger MLP."""
+    """Count an encoder whose layers' MLPs are out_hidden_size wide, and the merger's intermediate_size."""
     wide, inner = count(encoder, "hidden_size", default=1536), count(encoder, "intermediate_size")
     out = count(encoder, "out_hidden_size", default=hidden)
     joined = wide * count(encoder, "spatial_merge_size", default=2) ** 2

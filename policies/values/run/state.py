@@ -55,7 +55,7 @@ class RunState(StrEnum):
 
     @property
     def is_success(self) -> bool:
-        """Whether the run is over and did what it was asked for."""
+        """Whether the run is over and did what the user requested."""
         return self in (RunState.COMPLETED, RunState.STOPPED_AT_GOAL, RunState.REHEARSED)
 
 
@@ -114,7 +114,7 @@ class StateMachine:
 
 
 def with_driver(state: RunState, *, driven: bool) -> RunState:
-    """Return a state as it is with or without a driver at work."""
+    """Return `state` corrected for whether a driver is at work."""
     if state is RunState.NOT_STARTED:
         return RunState.PREPARING if driven else state
     return state if driven or state.is_terminal else RunState.UNATTENDED

@@ -37,16 +37,16 @@ from autotune.policies.values.run.state import RunState, StateMachine, with_driv
 
 @dataclass
 class AttemptView:
-    """One launch and what became of it."""
+    """One launch and its outcome."""
 
     started: Started
-    place: int  # of that row in the history
-    before: Knobs  # with which the attempt before it ended; of a trial: the job's own
+    place: int  # index of that row in the history
+    before: Knobs  # with which the previous attempt ended; for a trial: the job's own
     knobs: Knobs  # with which it continues after its cures in place
     decided: Decided | None = None  # that led to it
     started_s: float = 0.0  # seconds in which drivers were at work on the run before it started
     steps: list[Progressed] = field(default_factory=list)
-    stepped_s: list[float] = field(default_factory=list)  # the same before the end of each step
+    stepped_s: list[float] = field(default_factory=list)  # the same until the end of each step
     failures: list[FailureSeen] = field(default_factory=list)
     forecasts: dict[str, Foreseen] = field(default_factory=dict)  # the latest of each memory
     cures: list[CuredInPlace] = field(default_factory=list)
@@ -54,7 +54,7 @@ class AttemptView:
     stop: StopRequested | None = None  # the first
     ended: Ended | None = None
     diagnosed: Diagnosed | None = None  # the first
-    diagnosed_place: int = 0  # of that row in the history
+    diagnosed_place: int = 0  # index of that row in the history
     next: Decided | None = None  # the latest decision after it
 
     @property
@@ -74,7 +74,7 @@ class AttemptView:
 
     @property
     def saved(self) -> int | None:
-        """The furthest step of which it wrote a checkpoint."""
+        """The furthest step after which it wrote a checkpoint; None if it wrote none."""
         result = [row.saved for row in (*self.steps, self.ended) if row is not None]
         return max((step for step in result if step is not None), default=None)
 
@@ -88,7 +88,7 @@ class AttemptView:
 
 
 class RunView:
-    """A run as its history shows it so far."""
+    """The view of a run, built from its history so far."""
 
     def __init__(self, history: Iterable[Event] = ()) -> None:
         """Build the view of `history`; `take` extends it."""
@@ -96,24 +96,24 @@ class RunView:
         self.accepted: Accepted | None = None  # with the user's edits of the job
         self.attempts: dict[int, AttemptView] = {}  # by number, in the order of their starts
         self.tried: list[Tried] = []
-        self.trial_rows: dict[int, Started | Tried] = {}  # trial -> the latest row that is about it
+        self.trial_rows: dict[int, Started | Tried] = {}  # trial -> its latest row
         self.edits: list[Edited] = []
         self.goals: list[GoalReached] = []
         self.last: Event | None = None
         self.count = 0  # events
-        self.driven_s = 0.0  # in which drivers were at work; of rows that do not say it, by their times
+        self.driven_s = 0.0  # in which drivers were at work; by the rows' times if they do not record it
         self.step: Progressed | None = None  # the latest of any attempt
         self._machine = StateMachine()
         self._decided: Decided | None = None  # since the last attempt started or ended
-        self.knobs = Knobs()  # with which the last attempt runs or ended that is no trial
+        self.knobs = Knobs()  # the current ones of the last attempt that is no trial, or the job's
         for event in history:
             self.take(event)
 
-    # ------------------------------------------------------------------ what it shows
+    # ------------------------------------------------------------------ queries
 
     @property
     def state(self) -> RunState:
-        """The state of the run, its driver taken to be at work."""
+        """The state of the run, assuming that its driver is at work."""
         return self._machine.state
 
     def state_with(self, *, driven: bool) -> RunState:
@@ -122,12 +122,12 @@ class RunView:
 
     @property
     def finished(self) -> Finished | None:
-        """The end of the run, unless it was resumed since."""
+        """The row that ended the run; None if it was resumed since or has not ended."""
         return self.last if isinstance(self.last, Finished) else None
 
     @property
     def verdict(self) -> Verdict | None:
-        """How the run ended, unless it was resumed since."""
+        """How the run ended; None if it was resumed since or has not ended."""
         return self.last.verdict if isinstance(self.last, Finished) else None
 
     @property
@@ -160,7 +160,7 @@ class RunView:
         """The attempt that started last."""
         return next(reversed(self.attempts.values()), None)
 
-    # ------------------------------------------------------------------ how it grows
+    # ------------------------------------------------------------------ updates
 
     def take(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
         """Extend the view by the next event of the history."""
