@@ -303,13 +303,12 @@ def _remedies(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
             if _out_of_memory_in(rung) == name:
                 changes = ",\n".join(messages.arrow(knob, *values) for knob, values in rung.changes.items())
                 rows.append((textwrap.indent(changes, _INDENT), _price(rung)))
-    left = [name for name in phases if name not in near]
     body = rendered(table(rows, wrap={1: 16}), width=None if width is None else width - len(_INDENT))
-    return [
-        "if it runs out of memory, in this order",
-        *textwrap.indent(body, _INDENT).split("\n"),
-        *([f"{_INDENT}far from the limit: {', '.join(left)} (their remedies: -v)"] if left else []),
-    ]
+    lines = ["if it runs out of memory, in this order", *textwrap.indent(body, _INDENT).split("\n")]
+    if left := ", ".join(name for name in phases if name not in near):
+        far = f"far from the limit: {left} (their remedies: -v)"
+        lines += _wrapped(far, width or PIPED_WIDTH, _INDENT)
+    return lines
 
 
 def _out_of_memory_in(rung: RungPlan) -> str:

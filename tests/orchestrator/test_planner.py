@@ -121,6 +121,8 @@ def test_remedies_for_a_phase_far_from_its_limit_wait_for_a_question(tmp_path: P
     short = render_plan(outcome, file="job.yaml", verbose=False).split("if it runs out of memory")[1]
     assert re.findall(r"^  (\w+), \d+%", short, re.MULTILINE)[0] == "rollout"
     assert "far from the limit: " in short and "  init, " not in short
+    narrow = render_plan(outcome, file="job.yaml", verbose=False, width=80).split("if it runs out of")[1]
+    assert max(map(len, narrow.splitlines())) <= 80
     assert "  init, " in render_plan(outcome, file="job.yaml", verbose=True)
 
 
