@@ -1,4 +1,4 @@
-"""Cards by the names that people write: what a driver reports of each, for plans made away from a cluster."""
+"""GPUs by the names that people write, with what the driver reports, for plans made away from a cluster."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _MIB = 1 << 20
 
 
 class Card(Value, frozen=True, kw_only=True):
-    """A device as PyTorch counts them; its speed and links are in `policies/estimate/constants.py`."""
+    """A GPU, one per PyTorch device; its speed and links are in `policies/estimate/constants.py`."""
 
-    name: str  # as it is written in `cluster.gpu`
-    device: str  # as its driver names it
-    memory_bytes: int  # the driver's total, such as `nvidia-smi` prints; what a process can have is less
-    also: tuple[str, ...] = ()  # other ways to write it
+    name: str  # as written in `cluster.gpu`
+    device: str  # the driver's name
+    memory_bytes: int  # the driver's total, as printed by `nvidia-smi`; a process can use less
+    also: tuple[str, ...] = ()  # other accepted names
 
 
 def _card(name: str, device: str, mib: int, *also: str) -> Card:
     return Card(name=name, device=device, memory_bytes=mib * _MIB, also=also)
 
 
-# Total memory as `nvidia-smi` of drivers 525 and newer prints it. Older drivers subtract what they reserve
-# (A100-80GB 81251, A100-40GB 40536, V100 32510): up to 1 % less. The first of a family is the one that its
-# name alone stands for.
+# Total memory in MiB as printed by `nvidia-smi` of drivers 525 and newer. Older drivers subtract what they
+# reserve (A100-80GB 81251, A100-40GB 40536, V100 32510): up to 1 % less. The name of a family alone means its
+# first entry.
 CARDS: tuple[Card, ...] = (
     _card("A100-80GB", "NVIDIA A100-SXM4-80GB", 81920, "A100"),
     _card("A100-40GB", "NVIDIA A100-SXM4-40GB", 40960),
@@ -54,7 +54,7 @@ CARDS: tuple[Card, ...] = (
     _card("RTX-6000-Ada", "NVIDIA RTX 6000 Ada Generation", 49140, "RTX-6000", "6000-Ada"),
     _card("V100-32GB", "Tesla V100-SXM2-32GB", 32768, "V100"),
     _card("V100-16GB", "Tesla V100-SXM2-16GB", 16384),
-    # AMD: VRAM of the ROCm documentation's "AMD GPU specifications", of which the driver keeps 16 MiB.
+    # AMD: VRAM by the ROCm documentation's "AMD GPU specifications", minus 16 MiB that the driver reserves.
     # An MI250 and an MI250X are two devices each, one per die.
     _card("MI210", "AMD Instinct MI210", 65520, "MI210-64GB"),
     _card("MI250", "AMD Instinct MI250", 65520, "MI250-64GB"),
@@ -64,12 +64,12 @@ CARDS: tuple[Card, ...] = (
     _card("MI325X", "AMD Instinct MI325X", 262128, "MI325X-256GB"),
     _card("MI350X", "AMD Instinct MI350X", 294896, "MI350X-288GB"),
     _card("MI355X", "AMD Instinct MI355X", 294896, "MI355X-288GB"),
-    # Huawei: HBM as `npu-smi info` prints it. A 910C is two devices, one per die.
+    # Huawei: HBM as printed by `npu-smi info`. A 910C is two devices, one per die.
     _card("Ascend-910B", "Ascend910B3", 65536, "910B-64GB", "910B1", "910B2"),
     _card("Ascend-910B-32GB", "Ascend910B4", 32768),
     _card("Ascend-910C", "Ascend910_9392", 65536, "910C-64GB"),
-    # Intel: HBM of its product pages. A Max 1550 is two devices, one per stack: Level Zero's hierarchy FLAT,
-    # which is its default.
+    # Intel: HBM by its product pages. A Max 1550 is two devices, one per stack, with Level Zero's default
+    # hierarchy FLAT.
     _card("Max-1550", "Intel(R) Data Center GPU Max 1550", 65536, "Max-1550-64GB"),
     _card("Max-1100", "Intel(R) Data Center GPU Max 1100", 49152, "Max-1100-48GB"),
     _card("Gaudi2", "Intel Gaudi2", 98304, "Gaudi2-96GB"),
@@ -79,7 +79,7 @@ _MAKERS = re.compile(r"^(nvidia|amd|huawei|intel(\(r\))?)?(instinct|ascend|datac
 
 
 def find_card(written: str) -> Card | None:
-    """Return the card of a name, whatever its case, dashes and spaces; None for an unknown one."""
+    """Return the GPU with a name, ignoring case, dashes and spaces; None if unknown."""
     wanted = _plain(written)
     return next((c for c in CARDS if wanted in {_plain(each) for each in (c.name, c.device, *c.also)}), None)
 
@@ -89,7 +89,7 @@ def _plain(name: str) -> str:
 
 
 class Gpus(Value, frozen=True, kw_only=True):
-    """Cards of a cluster as a person writes them: `8xH100`, `2x8xH100-80GB`, or only `H100`."""
+    """The GPUs of a cluster as a person writes them: `8xH100`, `2x8xH100-80GB`, or only `H100`."""
 
     card: Card
     per_node: int | None = None
@@ -97,7 +97,7 @@ class Gpus(Value, frozen=True, kw_only=True):
 
 
 def parse_gpus(written: str) -> Gpus:
-    """Return the cards that a text stands for; raises ValueError saying what it should be."""
+    """Parse a text such as `2x8xH100`; raises ValueError with the accepted forms."""
     match = re.fullmatch(
         r"(?:(\d+)\s*[x×*]\s*)?(?:(\d+)\s*[x×*]\s*)?(\S.*?)\s*", written.strip(), re.IGNORECASE
     )

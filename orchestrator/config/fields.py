@@ -1,4 +1,4 @@
-"""The kinds of value a job.yaml holds: what each accepts, its error message, and its JSON schema."""
+"""The value types of job.yaml: what each accepts, its error message, and its JSON schema."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from autotune.policies.values.remedy import Effect
 
 _T = TypeVar("_T")
 
-UNFIT = "unfit"  # the type of every error raised here
+UNFIT = "unfit"  # the error type of `unfit`
 
 
 def unfit(must: str, *, hint: str = "") -> PydanticCustomError:
-    """Return the error of a value that a key cannot take: what it must be, and a suggestion."""
+    """Return the error for a value that a key does not accept: what it must be, and a suggestion."""
     return PydanticCustomError(UNFIT, "must be {must}", {"must": must, "hint": hint})
 
 
 def _must(text: str, words: Iterable[str] = ()) -> WrapValidator:
-    """Say `must be <text>` of a value that is refused without words of ours, and suggest one of `words`."""
+    """Report `must be <text>` for a value that pydantic itself refuses, and suggest one of `words`."""
     known = tuple(words)
 
     def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -66,7 +66,7 @@ def _one_of(words: Iterable[str], text: str = "") -> WrapValidator:
 
 
 def _optional(word: str, *, meaning: str | None = None) -> WrapValidator:
-    """Read `word` as its meaning and null as None; what is said of another value starts with the word."""
+    """Read `word` as `meaning` and null as None; the error for any other value starts with the word."""
 
     def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         if value is None or value == word:
@@ -94,7 +94,7 @@ def _above_zero(kind: str) -> AfterValidator:
 
 
 def _plausible(what: str, least_gib: int, most_tib: int) -> AfterValidator:
-    """Refuse a size in bytes that no machine has; the hint guesses the unit that was meant."""
+    """Refuse a size in bytes that no machine has; the hint guesses the intended unit."""
     least, most = least_gib * units.GIB, most_tib * 1024 * units.GIB
 
     def check(value: int) -> int:
@@ -110,7 +110,7 @@ def _plausible(what: str, least_gib: int, most_tib: int) -> AfterValidator:
 
 
 def _in_other_units(value: int) -> Iterator[str]:
-    """Yield the sizes that may be meant by a number whose unit is missing, too small or too large."""
+    """Yield the sizes that a number whose unit is missing, too small or too large may mean."""
     yield from (f"{value}{unit}" for unit in ("GiB", "MiB") if value < 1024**2)
     for unit, base in (("GiB", 1024), ("GB", 1000)):
         yield from (f"{value // base**power}{unit}" for power in (2, 4) if value and value % base**power == 0)
@@ -144,7 +144,7 @@ def _list(value: Any) -> Any:
 
 
 def _or_empty(kind: type[list[Any] | dict[str, Any]], must: str) -> BeforeValidator:
-    """Read null as an empty value; anything that is not of `kind` is refused."""
+    """Read null as an empty value, and refuse anything that is not of `kind`."""
 
     def check(value: Any) -> Any:
         if value is None:
@@ -191,7 +191,7 @@ Share = Annotated[
 EffectName = Annotated[Effect, _one_of(Effect), WithJsonSchema({"enum": list(Effect)})]
 ThenName = Annotated[Then, _one_of(Then), WithJsonSchema({"enum": list(Then)})]
 PreflightName = Annotated[Preflight, _one_of(Preflight), WithJsonSchema({"enum": list(Preflight)})]
-_FORECASTS = ("off", "warn", "act", "tell")  # `tell` is the earlier name of `warn`, and that of the records
+_FORECASTS = ("off", "warn", "act", "tell")  # `tell` is the earlier name of `warn`, still used in records
 _as_recorded = BeforeValidator(lambda value: Forecasting.TELL if value == "warn" else value)
 ForecastName = Annotated[
     Forecasting, _as_recorded, _one_of(_FORECASTS), WithJsonSchema({"enum": list(_FORECASTS)})
@@ -297,7 +297,7 @@ def _empty_where_null(value: Any) -> Any:
 
 
 def _named_variable(value: Any) -> Any:
-    """Read `{env: NAME}` as `${NAME:?}`, which is filled in from the driver's environment."""
+    """Read `{env: NAME}` as `${NAME:?}`, which the driver's environment fills in."""
     if isinstance(value, dict) and list(value) == ["env"] and isinstance(value["env"], str):
         return f"${{{_variable(value['env'])}:?}}"
     return value
@@ -319,7 +319,7 @@ Environment = Annotated[
 
 
 def _url(scheme: str, kind: str) -> tuple[BeforeValidator, Any, WithJsonSchema]:
-    """Return what makes a text a URL that a variable may stand for: a URL often is a secret itself."""
+    """Return the validators of a URL, or of a variable in its place: a URL is often a secret itself."""
 
     def check(value: Any) -> Any:
         if isinstance(value, str) and not re.fullmatch(rf"{scheme}://[^\s\0]+|\$\{{\w+:\?\}}", value):
@@ -345,12 +345,12 @@ Settings = Annotated[
     WithJsonSchema({"type": ["object", "null"]}),
 ]
 
-# What a person can write; what nothing counts is for a config.json to show.
+# The fields that a person can write; `unknown` is only set from a config.json.
 _SHAPE = {field.name: field.type for field in msgspec.structs.fields(Model) if field.name != "unknown"}
 
 
 def _dimension(value: Any, name: str) -> int | str:
-    """Return a field of a shape; raises ValueError that names what it accepts."""
+    """Return the validated value of a shape's field; raises ValueError with what the field accepts."""
     if _SHAPE[name] is str:
         if value not in CHOICES[name]:
             choices = ", ".join(f"`{choice}`" for choice in CHOICES[name] if choice)
@@ -416,7 +416,7 @@ Address = Annotated[str, Strict(), AfterValidator(_address), _must(_ADDRESS)]
 
 
 def framework_name(names: Callable[[], Iterable[str]]) -> AfterValidator:
-    """Return a check that a name is that of a framework."""
+    """Return a validator for the name of a framework."""
 
     def check(value: str) -> str:
         known = tuple(names())

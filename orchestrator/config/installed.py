@@ -1,4 +1,4 @@
-"""The version and the code of a framework that a job would run, and what only an older release accepts."""
+"""The version and code of a framework that a job would run, and settings that only older releases accept."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from autotune.orchestrator.containers import is_container
 from autotune.policies.values.job import Job
 
 _ENGINES = ("sglang", "vllm")
-_ENOUGH = 3  # settings by which a framework is recognised
-_MOST = 0.8  # of them
-_TAKE_OTHERS = ("builtin", "command")  # no release of theirs is on record
+_ENOUGH = 3  # settings needed to recognise a framework
+_MOST = 0.8  # share of the settings
+_TAKE_OTHERS = ("builtin", "command")  # without releases on record
 
 
 def with_version(job: Job, framework: Framework) -> Job:
-    """Return the job with the versions and the code that it would run, and a note where it names another."""
+    """Return the job with the versions and code that it would run, and a note if it names another version."""
     job = msgspec.structs.replace(job, engine_versions=_engines(job))
     query = framework.code_query(job)
     code = own_code.Code() if query is None else own_code.find(job, framework)
@@ -50,8 +50,8 @@ def with_version(job: Job, framework: Framework) -> Job:
 def accepted_before(job: Job, framework: Framework) -> Mapping[KeyPath, str]:
     """Return each setting that the job's release refuses, with the newest older release that accepts it.
 
-    A setting that every known release refuses is left out. Without a version of its own, the job is checked
-    against the release that its settings imply, else against the newest known.
+    Settings that every known release refuses are left out. If the job names no version, it is checked against
+    the release that its settings imply, otherwise against the newest known.
     """
     if len(framework.releases) < 2:
         return {}
@@ -67,9 +67,9 @@ def accepted_before(job: Job, framework: Framework) -> Mapping[KeyPath, str]:
 
 
 def with_releases(job: Job, framework: Framework) -> Job:
-    """Return the job with a note on the settings that only an older release than the newest accepts.
+    """Return the job with notes on the settings that only an older release accepts.
 
-    Only where the version of its framework is not known: settings that nobody knows are then passed on.
+    Only if the framework's version is unknown: unknown settings are then passed on to the framework.
     """
     if job.framework_version:
         return job
@@ -96,9 +96,9 @@ def hinted(problem: Problem, older: Mapping[KeyPath, str], job: Job, framework: 
 
 
 def doubt(problem: Problem, job: Job, framework: Framework) -> str:
-    """Return a sentence on a rule of another release than the job's, which may not hold for it.
+    """Return a note on a rule of another release than the job's, which may not apply to the job.
 
-    What to do instead is left out: the job's own release may not have it.
+    The rule's hint is left out: the job's own release may not support it.
     """
     own = job.framework_version or framework.release_by_settings(job)
     release = f" {choose(own or None, framework.releases).version}" if framework.releases else ""
@@ -109,7 +109,7 @@ def doubt(problem: Problem, job: Job, framework: Framework) -> str:
 
 
 def of_another_framework(job: Job, framework: Framework) -> Problem | None:
-    """Return the mistake of a job whose settings are those of another framework; None for any other."""
+    """Return the problem of a job whose settings are those of another framework; None if they are not."""
     if len(job.settings) < _ENOUGH or len(framework.lacking(job)) < _MOST * len(job.settings):
         return None
     owners = [name for name in frameworks.FRAMEWORKS if name not in _TAKE_OTHERS and _has(name, job)]
@@ -138,6 +138,6 @@ def _refused(job: Job, framework: Framework, release: Version) -> set[KeyPath]:
 
 
 def _has(name: str, job: Job) -> bool:
-    """Return whether a framework has nearly all of a job's settings."""
+    """Return whether a framework has more than the share `_MOST` of a job's settings."""
     theirs = msgspec.structs.replace(job, framework=name, framework_version=None)
     return len(frameworks.find(name).lacking(theirs)) < (1 - _MOST) * len(job.settings)

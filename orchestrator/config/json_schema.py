@@ -1,4 +1,4 @@
-"""The JSON schema of job.yaml and its reference page, both made of the definition of its keys.
+"""The JSON schema of job.yaml and its reference page, both generated from the definition of its keys.
 
 `python -m autotune.orchestrator.config.json_schema > configs/job.schema.json`; with `--page`, docs/job.md.
 """
@@ -19,7 +19,7 @@ from autotune.orchestrator.config.yaml_nodes import DEEPEST, LARGEST_BYTES, MOST
 
 
 class _Untitled(GenerateJsonSchema):
-    """A schema in which a key has its own name and no second one."""
+    """A JSON schema without titles for keys."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -91,18 +91,18 @@ def _markdown(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _default_text(default: object) -> str:
-    """Return a default as it is written in a job.yaml."""
+    """Return a default as written in a job.yaml."""
     if isinstance(default, list):
         return f"[{', '.join(map(_default_text, default))}]"
     return default if isinstance(default, str) else json.dumps(default)
 
 
 class _Nothing:
-    """A value that no key takes."""
+    """A value that no key accepts."""
 
 
 def _kind(path: tuple[str, ...]) -> str:
-    """Return what the value of a key must be: the words of the error about a value that it cannot be."""
+    """Return what the value of a key must be, taken from the error for an invalid value."""
     if path == ("framework",):
         return "one of " + ", ".join(f"`{name}`" for name in schema()["properties"]["framework"]["enum"])
     must = _refusal(path, _Nothing())

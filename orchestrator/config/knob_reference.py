@@ -1,4 +1,4 @@
-"""What each knob is, in a sentence: the vocabulary of `--set`, of `search.vary` and of `recovery.deny`."""
+"""A one-sentence description of each knob, as used by `--set`, `search.vary` and `recovery.deny`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ MEANINGS: dict[str, str] = {
 
 
 def kind(name: str) -> str:
-    """Return what a knob's value is, such as `a whole number`."""
+    """Return the kind of a knob's value in words, such as `a whole number`."""
     if name in BYTE_KNOBS:
         return "a size such as `64MiB`"
     return KINDS.get(value_type(name), "text")
@@ -76,5 +76,5 @@ def value_type(name: str) -> object:
 
 
 def table() -> list[tuple[str, str, str]]:
-    """Return name, kind and meaning of every knob."""
+    """Return the name, kind and meaning of every knob."""
     return [(name, kind(name), MEANINGS[name]) for name in KNOBS]

@@ -1,4 +1,4 @@
-"""job.yaml -> Job, with every mistake of the file at once, each at its line and column."""
+"""Load job.yaml as a Job, and report all mistakes of the file at once with line and column."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from autotune.orchestrator.placeholders import dotted
 from autotune.policies.explain.secrets import Grade, looks_random, secrets_in
 from autotune.policies.values.job import Cluster, Job
 
-_ROUNDED = 1.05  # of a card's memory: how far above it people write it
+_ROUNDED = 1.05  # people round a GPU's memory up by at most this factor
 Names = tuple[str, ...]
 _LOOKS_RANDOM = (
     "`{}` looks like a key and is masked, except in copies of the job file: write `{{env: NAME}}` for a key,"
@@ -54,16 +54,16 @@ _LOOKS_RANDOM = (
 
 
 def load(path: str | Path) -> Job:
-    """Return the job in a file; raises JobErrors with everything that is wrong in it."""
+    """Return the job in a file; raises JobErrors with all mistakes."""
     return parse(read_text(path), file=str(path))
 
 
 def parse_elsewhere(
     text: str, *, file: str = "job.yaml", lookup: secrets.Lookup = os.environ.get, leave_out: Names = ()
 ) -> tuple[Job, tuple[str, ...]]:
-    """Return the job in a text that runs on another machine, and which of its files are not on this one.
+    """Return the job in a text that runs on another machine, and notes on its files that are not on this one.
 
-    `leave_out` are settings that the job has not. Raises JobErrors with everything else that is wrong in it.
+    Settings in `leave_out` are removed from the job. Raises JobErrors with all other mistakes.
     """
     missing: list[Problem] = []
     job = _parse(text, file=file, missing=missing, lookup=lookup, leave_out=leave_out)
@@ -71,7 +71,7 @@ def parse_elsewhere(
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a job file; raises Failure with the reason."""
+    """Return the text of a job file; raises Failure with the reason if it cannot be read."""
     try:
         return yaml_nodes.read_text(path)
     except UnreadableError as error:
@@ -84,10 +84,10 @@ def read_text(path: str | Path) -> str:
 def parse(
     text: str, *, file: str = "job.yaml", lookup: secrets.Lookup = os.environ.get, recorded: bool = False
 ) -> Job:
-    """Return the job in a text; raises JobErrors with everything that is wrong in it.
+    """Return the job in a text; raises JobErrors with all mistakes.
 
-    `lookup` gives the values of the variables that `{env: NAME}` names; `recorded`: the text is that of a
-    run, which an earlier release may have begun with a secret in it.
+    `lookup` returns the values of variables in `{env: NAME}`; `recorded`: the text belongs to a run, which an
+    earlier release may have started with a secret in it.
     """
     return _parse(text, file=file, missing=None, lookup=lookup, recorded=recorded)
 
@@ -101,7 +101,7 @@ def _parse(
     recorded: bool = False,
     leave_out: Names = (),
 ) -> Job:
-    """Return the job in a text; files that are not here go to `missing`, without it they are mistakes."""
+    """Return the job in a text; absent files are added to `missing`, or are mistakes if that is None."""
     document = Document(text, file, literal=LITERAL)
     hidden: tuple[str, ...] = ()
     job = _job(document)
@@ -135,7 +135,7 @@ def _parse(
 
 
 def unfilled(text: str, *, file: str = "job.yaml") -> tuple[Complaint, ...]:
-    """Return the values of a job that somebody has to fill in before a launch, each at its place."""
+    """Return the placeholders of a job that must be filled in before a launch, each with its place."""
     document = Document(text, file, literal=LITERAL)
     job = _job(document)
     document.complaints.clear()
@@ -151,7 +151,7 @@ def _complain_of_placeholders(document: Document, job: Job) -> None:
 
 
 def _complain_of_secrets(document: Document, job: Job) -> None:
-    """Record the secrets that are written out: a job file is copied, uploaded and shown."""
+    """Record a complaint for each literal secret: job files are copied, uploaded and shown."""
     for path, masked, instead in secrets.certain(job):
         excerpt = f": {masked}" if masked else ""
         place = document.entry(path).value
@@ -164,7 +164,7 @@ def _complain_of_secrets(document: Document, job: Job) -> None:
 
 
 def _complain_of_comments(document: Document, values: tuple[str, ...]) -> None:
-    """Record the secrets in comments, which are copied with the file; `values` are those that it states."""
+    """Record complaints for secrets in comments, which are copied too, except those in `values`."""
     for number, line in enumerate(document.lines):
         _, mark, comment = line.partition("#")
         for each in secrets_in(comment) if mark else ():
@@ -175,7 +175,7 @@ def _complain_of_comments(document: Document, values: tuple[str, ...]) -> None:
 
 
 def _without_values(complaint: Complaint, hidden: tuple[str, ...]) -> Complaint:
-    """Return a mistake without the secrets that may stand in the line that it shows."""
+    """Return a complaint with the secrets in its line masked."""
     before, after = complaint.text[: complaint.column - 1], complaint.text[complaint.column - 1 :]
     for value in hidden:
         before, after = before.replace(value, "***"), after.replace(value, "***")
@@ -183,16 +183,16 @@ def _without_values(complaint: Complaint, hidden: tuple[str, ...]) -> Complaint:
 
 
 def written(text: str) -> Job | None:
-    """Return the job that a text states, without what it refers to; None if it is no job."""
+    """Return the job in a text without resolving the files it refers to; None if it is invalid."""
     document = Document(text, "job.yaml", literal=LITERAL)
     job = _job(document)
     return None if document.complaints else job
 
 
 def _job(document: Document) -> Job | None:
-    """Return the job as far as its keys can be read; mistakes go to the document.
+    """Return the job from the keys that are valid, and record complaints in the document.
 
-    None if not even its name and framework can be read.
+    None if not even its name and framework are valid.
     """
     values = document.value
     if not isinstance(values, dict) or (values and is_other_file(values)):
@@ -226,7 +226,7 @@ def _job(document: Document) -> Job | None:
 
 
 def _unfit_numbers(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    """Yield where numbers stand that neither JSON nor a framework can take, and what they must be."""
+    """Yield the paths of numbers that JSON or a framework cannot represent, and what they must be."""
     if isinstance(value, float) and not math.isfinite(value):
         yield path, "a finite number"
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -237,7 +237,7 @@ def _unfit_numbers(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _complain_of_key(document: Document, error: ErrorDetails) -> KeyPath:
-    """Record what is wrong with a key or its value; returns the key that has to be left out."""
+    """Record a complaint about a key or its value; returns the path of the key to leave out."""
     path = error["loc"][:-1] if error["loc"][-1] == "[key]" else error["loc"]
     name, label = str(path[-1]), dotted(path)
     entry = document.entry(path)
@@ -267,7 +267,7 @@ def _complained_at(document: Document, place: Place) -> bool:
 
 
 def _without(values: dict[str, Any], paths: list[KeyPath]) -> dict[str, Any]:
-    """Return the values without some keys."""
+    """Return the values without the keys at `paths`."""
     left = dict(values)
     for *section, name in (map(str, path) for path in paths):
         if section and isinstance(left[section[0]], dict):
@@ -278,7 +278,7 @@ def _without(values: dict[str, Any], paths: list[KeyPath]) -> dict[str, Any]:
 
 
 def _hint_for_unknown(path: KeyPath) -> str:
-    """Return the key that was probably meant, or where a key of this name belongs."""
+    """Return a hint: the key that was probably meant, or the section that a key of this name belongs to."""
     *section, name = map(str, path)
     here = keys(SECTIONS[section[0]]) if section else keys(JobFile)
     near = suggestion(name, here)
@@ -293,7 +293,7 @@ def _hint_for_unknown(path: KeyPath) -> str:
 
 
 def _complete(document: Document, job: Job, framework: Framework, missing: list[Problem] | None) -> Job:
-    """Return the job with what it refers to; mistakes go to the document."""
+    """Return the job with the files that it refers to resolved; complaints go to the document."""
     job = with_version(job, framework)
     job, included, problems = with_document(job, builds_on=framework.builds_on)
     if missing is not None and problems and not is_there(Path(job.workdir) / str(job.config)):
@@ -329,14 +329,14 @@ def _complete(document: Document, job: Job, framework: Framework, missing: list[
 
 
 def _check(document: Document, job: Job, framework: Framework, included: Document | None = None) -> Job:
-    """Complain of what the job's framework refuses; return the job with notes on what it may refuse."""
+    """Record what the job's framework refuses; return the job with notes on what it may refuse."""
     another = of_another_framework(job, framework)
     every = (another,) if another else framework.check(job)
     problems = refusals(every)
     if any("unknown" in each.message.lower() and each.hint for each in problems):
-        # What is missing may be what has a wrong name.
+        # A setting reported as missing may be the one with a misspelt name.
         problems = tuple(p for p in problems if p.path[:1] != ("settings",) or document.holds(p.path))
-    if document.complaints:  # what is missing may be what could not be read
+    if document.complaints:  # a setting reported as missing may be one that could not be read
         open_ones = {path for path, _ in placeholders.unfilled(job)}
         problems = tuple(p for p in problems if document.holds(p.path) and p.path not in open_ones)
         every = problems
@@ -357,7 +357,7 @@ def _complain_of_problem(document: Document, problem: Problem) -> None:
     name = str(problem.path[-1]) if problem.path else ""
     path = problem.path
     if name and not document.holds(path) and document.holds((name,)):
-        path = (name,)  # a setting that a key of the job itself stands for
+        path = (name,)  # a setting that comes from a key of the job itself
     entry = document.entry(path)
     about_key = entry.key is not None and ("unknown" in problem.message.lower() or not entry.is_scalar)
     label = dotted(problem.path)
@@ -366,7 +366,7 @@ def _complain_of_problem(document: Document, problem: Problem) -> None:
 
 
 def assumed(job: Job) -> Cluster:
-    """Return the cluster as the job describes it, for what is decided before one is reached."""
+    """Return the cluster as the job describes it, for decisions before a cluster is connected."""
     spec = job.cluster
     card = find_card(spec.gpu) if spec.gpu is not None else None
     return Cluster(
@@ -380,7 +380,7 @@ def assumed(job: Job) -> Cluster:
 
 
 def expected_cluster(job: Job) -> Cluster:
-    """Return the cluster as the job describes it, with this machine's sizes where the job can run here."""
+    """Return the cluster as the job describes it, with this machine's sizes added if the job can run here."""
     spec = assumed(job)
     if job.cluster.address not in (None, "local"):
         return spec
@@ -398,23 +398,23 @@ def expected_cluster(job: Job) -> Cluster:
 
 
 def _lacks(spec: Cluster, cards: tuple[Card, ...]) -> bool:
-    """Return whether a job asks for GPUs that this machine does not have, so that it runs elsewhere."""
+    """Return whether a job needs GPUs that this machine does not have, so that it runs elsewhere."""
     largest = max((card.total_bytes for card in cards), default=0)
     return spec.gpus_per_node > len(cards) or spec.gpu_memory_bytes > _ROUNDED * largest
 
 
 def load_unfinished(path: str | Path) -> tuple[Job, tuple[str, ...]]:
-    """Return what `parse_unfinished` returns of the text in a file."""
+    """Return what `parse_unfinished` returns for the text of a file."""
     return parse_unfinished(read_text(path), file=str(path))
 
 
 def parse_unfinished(
     text: str, *, file: str = "job.yaml", lookup: secrets.Lookup = os.environ.get
 ) -> tuple[Job, tuple[str, ...]]:
-    """Return the job in a text that runs on another machine, and which of its files are not on this one.
+    """Return the job in a text that runs on another machine, and notes on its files that are not on this one.
 
-    A setting that cannot be read before its value is filled in is left out, and the job names it in
-    `unfilled`: a prediction then rests on the framework's default. Raises JobErrors for every other mistake.
+    A setting with a placeholder that its framework refuses is left out and named in `unfilled` of the job;
+    predictions then use the framework's default. Raises JobErrors with all other mistakes.
     """
     left_out: tuple[str, ...] = ()
     first: JobErrors | None = None
@@ -430,7 +430,7 @@ def parse_unfinished(
 
 
 def _unfilled_settings(text: str, error: JobErrors) -> list[str]:
-    """Return the settings that errors are about and that nobody filled in."""
+    """Return the settings that have complaints and are still placeholders."""
     job = written(text)
     if job is None:
         return []

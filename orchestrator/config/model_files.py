@@ -1,4 +1,4 @@
-"""Find a model on this machine and read its shape; never asks the network."""
+"""Find a model on this machine and read its shape, without network access."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from autotune.policies.values.architecture.model import Model, model_from_config
 from autotune.policies.values.job import ASSUMED_SHAPE
 
 _EXAMPLE = "Qwen/Qwen3-8B"
-_LARGEST_CONFIG_BYTES = 8 << 20  # the longest public ones list every layer's quantisation, below 1 MiB
-_LARGEST_SIZE = 10**9  # of any count in a shape; the largest vocabularies are below 10**6
+_LARGEST_CONFIG_BYTES = 8 << 20  # the longest public ones list every layer's quantisation in less than 1 MiB
+_LARGEST_SIZE = 10**9  # of any count in a shape; the largest vocabularies have fewer than 10**6 entries
 
 
 def read_model(path: str | Path) -> Model:
@@ -43,7 +43,7 @@ def read_model(path: str | Path) -> Model:
 
 
 def find_model(name: str, workdir: str | Path) -> tuple[Model | None, str]:
-    """Return a model's shape and where it was read: a folder, the Hugging Face cache, or what is shipped."""
+    """Return a model's shape and its source: a folder, the Hugging Face cache, or the shipped table."""
     place = find_folder(name, workdir)
     if place is not None:
         return read_model(place), str(place / CONFIG if is_folder(place) else place)
@@ -58,7 +58,7 @@ def find_model(name: str, workdir: str | Path) -> tuple[Model | None, str]:
 
 
 def shipped_as(known: PublicModel) -> str:
-    """Return in words that a shape is shipped, and the public file that it was read from."""
+    """Return a description of a shipped shape's source: the table entry and the public file behind it."""
     source = known.read_from
     return (
         f"autotune's table of public models, {known.names[0]} "
@@ -67,7 +67,7 @@ def shipped_as(known: PublicModel) -> str:
 
 
 def unknown_model(name: str) -> Failure:
-    """Return the failure of an option `--model` whose model is found nowhere, with a way to find it."""
+    """Return the failure for an option `--model` whose model is unknown, with a hint how to provide it."""
     if name.endswith(".json"):
         return _failure(Path(name), "does not exist")
     near = names_like(name)

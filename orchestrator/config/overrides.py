@@ -1,4 +1,4 @@
-"""Options of the command line that change a job, with every mistake of theirs at once."""
+"""Command-line options that change a job; all their mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from autotune.policies.values.profile import Grid, Profile
 
 
 class _RefusedError(Exception):
-    """What is wrong with one option: its name, or else its value."""
+    """An invalid option; `name` says that its name is wrong, otherwise its value."""
 
     def __init__(self, message: str, *, hint: str = "", name: bool = False) -> None:
         super().__init__(message)
@@ -35,10 +35,10 @@ class _RefusedError(Exception):
 
 
 def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
-    """Return the framework's settings that `--set name=value` options stand for; raises JobErrors.
+    """Return the framework's settings for `--set name=value` options; raises JobErrors.
 
-    A name is that of a knob, or of a setting of the framework: one of the job, one that a knob turns, or one
-    written as no knob is.
+    A name is a knob, or a setting of the framework: one that the job has, one that a knob changes, or any
+    name with `.` or `-`, which no knob has.
     """
     if not written:
         return {}
@@ -63,7 +63,7 @@ def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
     proposed = msgspec.structs.replace(profile.knobs, **changes)
     if not complaints:
         whole = " ".join(written)
-        # The user may leave the grids of the ladder, but not what the framework demands.
+        # The user may leave the grids of the knobs, but must meet what the framework requires.
         free = {name: msgspec.structs.replace(each, grid=Grid()) for name, each in profile.supported.items()}
         demands = msgspec.structs.replace(profile, supported=free)
         complaints += [
@@ -75,7 +75,7 @@ def override(job: Job, written: tuple[str, ...]) -> dict[str, Any]:
 
 
 def with_edits(job: Job, edits: list[Edit]) -> Job:
-    """Return a job with the values that options stand for; raises JobErrors for what it cannot take."""
+    """Return a job with the values of options; raises JobErrors for values that it does not accept."""
     if not edits:
         return job
     options = {edit.path: edit for edit in edits}
@@ -146,7 +146,7 @@ def _setting(name: str, text: str | None, profile: Profile) -> Setting:
 
 
 def _converted(name: str, text: str) -> Setting:
-    """Return what was written as a value of the knob's type."""
+    """Return a text converted to the knob's type."""
     kind, value = knob_reference.value_type(name), scalar(text)
     try:
         if name in BYTE_KNOBS and isinstance(value, str):

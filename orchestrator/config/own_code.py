@@ -1,8 +1,9 @@
-"""The code of a framework that a job would run: where it lies, its version, which settings it has.
+"""The code of a framework that a job would run: its location, its version, and which settings it has.
 
-Files are read; nothing is imported or started. Python's own order counts: the working directory, PYTHONPATH,
-the interpreter. Only where none of them has the package, a checkout nested in the working directory or
-around it is taken, if it is the only one so near. Of a container, the folders mounted from here count.
+Files are only read; nothing is imported or started. The search order is Python's: working directory,
+PYTHONPATH, interpreter. If none of them has the package, the nearest checkout below or above the working
+directory is used, unless two are equally near. For a container, only folders mounted from this machine are
+searched.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from autotune.policies.values.provenance import CodeQuery, OwnCode
 
 _VERSION = re.compile(r"[\w.+!-]{1,64}")
 _SITES = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
-_DEPTH, _MOST_FOLDERS = 3, 400  # below the working directory, where a nested checkout is looked for
-_MOST_FILES, _MOST_BYTES = 4000, 1 << 20  # of a package, and of one of its files
+_DEPTH, _MOST_FOLDERS = 3, 400  # levels and folders to search for a nested checkout
+_MOST_FILES, _MOST_BYTES = 4000, 1 << 20  # files of a package; bytes of a file
 _SUFFIXES = (".py", ".yaml", ".yml")
 _STATED = re.compile(
     r"^_*version(?:__)?\s*(?::\s*\w+\s*)?=\s*[\"']([^\"']+)[\"']", re.MULTILINE | re.IGNORECASE
@@ -39,27 +40,27 @@ _STATED = re.compile(
 _OF_SETUP = {
     key: re.compile(rf"^\s*{key}\s*=\s*[\"']([^\"']+)[\"'],", re.MULTILINE) for key in ("name", "version")
 }
-_CLASS = "_target_"  # ends a key of Hydra that names the class of a section
+_CLASS = "_target_"  # suffix of a Hydra key that names the class of a section
 _SKIPPED = frozenset({"node_modules", "site-packages", "__pycache__", "wandb", "outputs", "checkpoints"})
 
 
 class Code(NamedTuple):
     """The code that a job would run."""
 
-    version: str = ""  # empty: not known
-    place: str = ""  # where the version was found, in words
-    package: Path | None = None  # the folder of the package; None: not here
+    version: str = ""  # empty: unknown
+    place: str = ""  # source of the version, in words
+    package: Path | None = None  # the package's folder; None: not on this machine
 
     @property
     def is_installed(self) -> bool:
-        """Whether an installer put it where it is, so that it is the release that it says."""
+        """Whether it was installed into site-packages, so that it is the release that it claims to be."""
         return self.package is not None and self.package.parent.name in ("site-packages", "dist-packages")
 
 
 def find(job: Job, framework: Framework) -> Code:
-    """Return the code of a framework that a job would run, as far as this machine shows it."""
+    """Return the framework code that a job would run, as far as it is on this machine."""
     module, base = framework.modules_of(job)[0], Path(job.workdir)
-    if is_container(job.command):  # neither its interpreter nor what its image holds is here
+    if is_container(job.command):  # its interpreter and its image's packages are not on this machine
         inside = (folder / module for folder in code_folders(job))
         mounted = next((package for package in inside if _is_package(package, framework)), None)
         return Code() if mounted is None else _checkout(mounted, framework)
@@ -75,9 +76,9 @@ def find(job: Job, framework: Framework) -> Code:
 
 
 def is_importable(job: Job, command: Command) -> bool:
-    """Return whether the interpreter that runs autotune has the code of a job that it starts on this machine.
+    """Return whether autotune's interpreter can import the framework of a job that it starts on this machine.
 
-    True where another interpreter starts the job, or a container.
+    True if another interpreter or a container starts the job.
     """
     framework = frameworks.find(job.framework)
     is_ours = job.python is None and command.argv[0] == "{python}" and not is_container(job.command)
@@ -88,7 +89,7 @@ def is_importable(job: Job, command: Command) -> bool:
 
 
 def read(query: CodeQuery, package: Path) -> OwnCode:
-    """Return which names stand in the code of a package, and the defaults of its configuration."""
+    """Return which of the query's names occur in a package's code, and the defaults of its configuration."""
     left, names, unread = set(query.names), set[str](), list[object]()
     patterns = {name: re.compile(pattern) for name, pattern in query.patterns.items()}
     for text in _texts(package, unread.append) if package.is_dir() else (_text(package, unread.append),):
@@ -106,7 +107,7 @@ def read(query: CodeQuery, package: Path) -> OwnCode:
 
 
 def installed_version(distribution: str, python: str | None) -> str:
-    """Return the version of a distribution for an interpreter, empty if there is none."""
+    """Return the version of a distribution for an interpreter; empty if it is not installed."""
     result = _distribution(distribution, python)
     return "" if result is None else _release(result)
 
@@ -119,7 +120,7 @@ def _any_of(names: Iterable[str], *, as_flags: bool) -> re.Pattern[str]:
 
 
 def _texts(package: Path, missed: Callable[[object], None]) -> Iterator[str]:
-    """Yield the texts of a package; what is not read of it, or not to its end, goes to `missed`."""
+    """Yield the texts of a package; files that are skipped or truncated are reported to `missed`."""
     files = 0
     for folder, inner, names in os.walk(package, onerror=missed):
         inner[:] = sorted(name for name in inner if name not in _SKIPPED and not name.startswith("."))
@@ -136,9 +137,9 @@ def _texts(package: Path, missed: Callable[[object], None]) -> Iterator[str]:
 
 
 def _text(file: Path, missed: Callable[[object], None] = lambda _: None) -> str:
-    """Return the beginning of a regular file, empty where it cannot be read."""
+    """Return the first MiB of a regular file; empty if it cannot be read."""
     try:
-        if not file.is_file():  # to open a pipe would wait for its writer
+        if not file.is_file():  # opening a pipe would block until it has a writer
             return ""
         with file.open("rb") as stream:
             text = stream.read(_MOST_BYTES)
@@ -151,7 +152,7 @@ def _text(file: Path, missed: Callable[[object], None] = lambda _: None) -> str:
 
 
 def _defaults(query: CodeQuery, package: Path) -> dict[str, object]:
-    """Return the values of the configuration; none of one that is composed of other files."""
+    """Return the values of the configuration; empty if it is composed of other files."""
     file = next((package / name for name in query.configs if is_file(package / name)), None)
     if file is None:
         return {}
@@ -172,17 +173,17 @@ def _is_package(folder: Path, framework: Framework) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a path is a regular file, as far as this user may know."""
+    """Return whether a path is a regular file; false if this user cannot access it."""
     return _holds(path.is_file)
 
 
 def is_there(path: Path) -> bool:
-    """Return whether a path exists, as far as this user may know."""
+    """Return whether a path exists; false if this user cannot access it."""
     return _holds(path.exists)
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a path is a folder, as far as this user may know."""
+    """Return whether a path is a folder; false if this user cannot access it."""
     return _holds(path.is_dir)
 
 
@@ -200,7 +201,7 @@ def _version_file(package: Path, framework: Framework) -> str:
 
 
 def _version(text: str | None) -> str:
-    """Return the version that a text is, empty where it is none."""
+    """Return a text if it is a version, otherwise empty."""
     text = (text or "").strip()
     return text if _VERSION.fullmatch(text) else ""
 
@@ -211,19 +212,19 @@ def _stated(file: Path) -> str:
 
 
 def _of_project(file: Path, names: Container[str]) -> str:
-    """Return the version that a pyproject.toml states, if its project has one of the names."""
+    """Return the version in a pyproject.toml if its project has one of the names; otherwise empty."""
     try:
         project = tomllib.loads(_text(file)).get("project")
     except (tomllib.TOMLDecodeError, RecursionError):
         return ""
     if not isinstance(project, dict) or str(project.get("name")).lower().replace("_", "-") not in names:
-        return ""  # of a project that has the framework's code in it
+        return ""  # another project that contains the framework's code
     version = project.get("version")
     return _version(version) if isinstance(version, str) else ""
 
 
 def _of_setup(file: Path, names: Container[str]) -> str:
-    """Return the version that a setup.py states as a literal, if its project has one of the names."""
+    """Return the literal version in a setup.py if its project has one of the names; otherwise empty."""
     text = _text(file)
     name, version = (pattern.search(text) for pattern in _OF_SETUP.values())
     if name is None or version is None or name[1].lower().replace("_", "-") not in names:
@@ -232,7 +233,7 @@ def _of_setup(file: Path, names: Container[str]) -> str:
 
 
 def _checkout(package: Path, framework: Framework) -> Code:
-    """Return a package that lies in a checkout, with the version that its files state."""
+    """Return the package of a checkout, with the version in its files."""
     if version := _version_file(package, framework):
         return Code(version, str(package.parent / framework.version_file), package)
     for file in (package / name for name in ("__init__.py", "_version.py", "version.py")):
@@ -253,7 +254,7 @@ def _distribution(name: str, python: str | None) -> Distribution | None:
 
 
 def _release(dist: Distribution) -> str:
-    """Return the version of a distribution, empty for what an interrupted installation left of one."""
+    """Return the version of a distribution; empty if it is left over from an interrupted installation."""
     try:
         return _version(dist.version)
     except (KeyError, TypeError, ValueError, OSError):
@@ -261,7 +262,7 @@ def _release(dist: Distribution) -> str:
 
 
 def _installed(dist: Distribution, module: str, framework: Framework, python: str | None) -> Code:
-    """Return an installed package; of an editable one the checkout that it points to."""
+    """Return an installed package; for an editable installation, the checkout that it points to."""
     place = f"installed for {_interpreter(python)}"
     package = Path(str(dist.locate_file(module)))
     for source in _editable(dist):
@@ -283,7 +284,7 @@ def _editable(dist: Distribution) -> Iterator[Path]:
 
 
 def _nested(base: Path, module: str, framework: Framework) -> Path | None:
-    """Return the only package of a checkout around or below a folder, none where two are equally near."""
+    """Return the nearest package of a checkout above or below a folder; None if two are equally near."""
     level, opened = [base, *_above(base)], 0
     for _ in range(_DEPTH):
         below: list[Path] = []
@@ -292,7 +293,7 @@ def _nested(base: Path, module: str, framework: Framework) -> Path | None:
             if opened > _MOST_FOLDERS:
                 return None
             below += _folders(folder)
-        # Many a folder has the name of a framework: a checkout states its version.
+        # Other folders may have the framework's name: only a checkout has a version.
         named = [each for each in below if each.name == module and _is_package(each, framework)]
         result = [each for each in named if _checkout(each, framework).version]
         if result:
@@ -302,7 +303,7 @@ def _nested(base: Path, module: str, framework: Framework) -> Path | None:
 
 
 def _above(base: Path) -> Iterator[Path]:
-    """Yield the folders above one, up to that of its repository; none outside of a repository."""
+    """Yield the folders above `base`, up to its repository's root; none outside a repository."""
     above = [base, *base.parents]
     root = next((n for n, folder in enumerate(above) if is_there(folder / ".git")), 0)
     yield from above[1 : root + 1]

@@ -1,8 +1,8 @@
-"""Shapes of public models, shipped as data: found by hub name, by the name of a folder, or by their numbers.
+"""Shipped shapes of public models, looked up by hub name, folder name, or numbers of a config.json.
 
-`public_models.json` holds them. An entry has the hub names that share a shape, the fields of its config.json,
-the file that they were read from, and a parameter count published elsewhere; tests/orchestrator/config
-compares that count with the one computed from the fields.
+They are in `public_models.json`. An entry has the hub names that share a shape, the fields of its
+config.json, the file that they were read from, and a parameter count published elsewhere;
+tests/orchestrator/config compares that count with the one computed from the fields.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SNAPSHOT = re.compile(
 _SIZE = re.compile(
     r"(?i)(?<![A-Za-z0-9])(?:\d+(?:\.\d+)?x)?a?\d+(?:\.\d+)?[bm](?![A-Za-z0-9])|\d[bm](?![A-Za-z0-9])"
 )
-_SUFFIX = re.compile(r"[-_](?:base|instruct|chat|hf|it)$")  # of another training of the same shape
-# Copies with weights of another kind, number or purpose than the model in their name.
+_SUFFIX = re.compile(r"[-_](?:base|instruct|chat|hf|it)$")  # of other trainings of the same shape
+# Names of copies whose weights differ in type, number or purpose from the model in their name.
 _OTHER_COPY = re.compile(
     r"(?i)(?<![a-z])(?:\w*vlm?|llava\w*|ovis\w*|omni|audio|vision|eagle\d?|draft|mtp|moe|lora|adapter|embed\w*|rerank\w*|awq|gptq|gguf|fp8|fp4"
     r"|nvfp4|mxfp4|int[48]|w4a16|w8a8|[48]bit|prun\w*|\d+layers?|layers?)(?![a-z])"
 )
-_FEWEST = 4  # numbers that a text must show before it is taken to mean one of these models
+_FEWEST = 4  # numbers that a text must show to identify a model
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that another one was trained from, whose shape it has, and where that is stated."""
+    """The base model that a model was trained from, which has the same shape, and the source for that."""
 
     base: str
     stated_at: str
@@ -54,13 +54,13 @@ class PublicModel(msgspec.Struct, frozen=True, kw_only=True):
     """One shape and the names under which it is published."""
 
     names: tuple[str, ...]
-    config: dict[str, Any]  # of its config.json, what a shape is made of
+    config: dict[str, Any]  # the fields of its config.json that define the shape
     read_from: Source
     parameters: int  # published, of the model `counted_by.name`
     counted_by: Source
     prediction_layers: int = 0  # of multi-token prediction, which the published count includes
-    prediction_has_ends: bool = False  # ... each with an embedding and a head of its own
-    trained: dict[str, Trained] = {}  # of the names, those of models that were trained from another one here
+    prediction_has_ends: bool = False  # ... each with its own embedding and head
+    trained: dict[str, Trained] = {}  # names of models that were trained from another one of this table
     head_stored_apart: bool = False  # the published count includes a head that is tied to the embedding
 
     @property
@@ -71,12 +71,12 @@ class PublicModel(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def public_models() -> tuple[PublicModel, ...]:
-    """Return every shape that is shipped."""
+    """Return all shipped shapes."""
     return msgspec.json.decode(_FILE.read_bytes(), type=tuple[PublicModel, ...])
 
 
 def find_public(name: str) -> PublicModel | None:
-    """Return the model that a hub name, a folder's name or a folder of the hub's cache stands for."""
+    """Return the model with a hub name, a folder's name or a folder of the hub's cache; None if unknown."""
     kept = _SNAPSHOT.search(f"{name}/")
     wanted = f"{kept[1]}/{kept[2]}" if kept else name.strip().rstrip("/")
     by_name = _by_name()
@@ -84,10 +84,10 @@ def find_public(name: str) -> PublicModel | None:
 
 
 def find_like(name: str) -> tuple[str, PublicModel] | None:
-    """Return the public model that a checkpoint was made from, by its name: `sft-qwen-2.5-7b-step_300`.
+    """Return the public model whose name is part of a checkpoint's name, such as `sft-qwen-2.5-7b-step_300`.
 
-    A trained copy has the shape of the model that its name holds. The last part of a path that tells a size
-    counts; one that tells of another kind of copy (`AWQ`, a draft model, a part of the layers) is none.
+    A trained copy has the shape of that model. The last part of the path that contains a size is used; None
+    if it indicates another kind of copy (`AWQ`, a draft model, some of the layers).
     """
     plain, suffixed = _SUFFIX.subn("", name.strip().rstrip("/").rpartition("/")[2].lower())
     if suffixed and plain in _by_name():
@@ -107,7 +107,7 @@ def find_like(name: str) -> tuple[str, PublicModel] | None:
 
 
 def names_like(name: str) -> str:
-    """Return `did you mean ...?` for the hub name that is most like another one, or the empty string."""
+    """Return `did you mean ...?` with the most similar hub name; empty if none is similar."""
     known = {each.lower(): each for model in public_models() for each in model.names}
     known |= {each.rpartition("/")[2]: full for each, full in known.items()}
     near = nearest(name.strip().rstrip("/").lower(), known, cutoff=MISSPELT)
@@ -115,12 +115,12 @@ def names_like(name: str) -> str:
 
 
 def find_by_numbers(fields: Mapping[str, int | str]) -> PublicModel | None:
-    """Return the only model that agrees with every field of a config.json; None if too few are given."""
+    """Return the only model that matches all fields of a config.json; None if there are too few fields."""
     numbers = [name for name, value in fields.items() if isinstance(value, int)]
     if len(numbers) < _FEWEST or not {"hidden_size", "num_hidden_layers"} <= set(numbers):
         return None
     fitting = [model for model in public_models() if _agrees(model, fields)]
-    fitting = [model for model in fitting if not model.shape.tower] or fitting  # a tower would be printed too
+    fitting = [model for model in fitting if not model.shape.tower] or fitting  # a tower would be printed
     return fitting[0] if len({model.shape for model in fitting}) == 1 else None
 
 
@@ -136,7 +136,7 @@ def _by_name() -> dict[str, PublicModel]:
 
 @cache
 def _inside() -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Return a pattern for every name that tells a size, with or without the separators in it."""
+    """Return a pattern for every name that contains a size, with optional separators, and that name."""
     patterns = []
     for model in public_models():
         for full in model.names:

@@ -1,4 +1,4 @@
-"""What a job refers to, read before it starts: its model's shape, its files of settings, its prompts."""
+"""Files that a job refers to, read before it starts: its model's shape, its config files, its prompts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from autotune.policies.values.architecture.model import Model, model_from_shape
 from autotune.policies.values.job import ASSUMED_SHAPE, Job, Launcher, PromptSample
 
 _DEEPEST = 16  # files that extend one another
-_REPLACES = "_override_"  # a section with it replaces the one that it would extend
-_SAMPLE = 256  # prompts, from the beginning of a file
+_REPLACES = "_override_"  # a section with this key replaces the one that it would extend
+_SAMPLE = 256  # prompts from the beginning of a file
 _LONGEST_LINE = 4 << 20  # bytes
 _SHAPE = "{layers: 36, hidden: 4096, heads: 32, kv_heads: 8, intermediate: 12288, vocab: 151936}"
 _LAUNCHER_FILE = re.compile(r".*\.(?:json|ya?ml)")
@@ -35,22 +35,22 @@ _LAUNCHER_KEYS = (
     "deepspeed",
     "config_file",
     "accelerate_config",
-)  # of settings; flags of a launcher bear them too
+)  # settings, and also flags of a launcher
 _ON_HOST = ("cpu", "nvme")
 _STAGE_NAME = re.compile(r"(?:zero|stage|ds)[-_]?([0-3])(?!\d)", re.IGNORECASE)
 _FSDP_NAME = re.compile(r"(fsdp)[-_]?v?([12])?(?!\d)", re.IGNORECASE)
 _UNSHARDED = ("NO_SHARD", "3")
-_PATHS = ("/", "./", "../", "~")  # begin the name of a model on a disk, not on a hub
+_PATHS = ("/", "./", "../", "~")  # prefixes of a model's path on disk, unlike a hub name
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh|\{python\}")
 _SCRIPT = re.compile(r"[^\s{}$]+\.(?:py|sh)")
 
 
 def with_document(job: Job, *, builds_on: str = "") -> tuple[Job, Document | None, tuple[Problem, ...]]:
-    """Return the job with the content of `config:`, that file, and why it cannot be read.
+    """Return the job with the content of its `config:` file, that file, and why it cannot be read.
 
-    `builds_on` is the key of the file that names the files which it extends, relative to its own folder: a
-    later one counts before an earlier one, the file itself before all (NeMo-RL, utils/config.py). Mistakes of
-    form are complaints of the file itself.
+    `builds_on` is the key in the file that names the files it extends, relative to its own folder: later ones
+    override earlier ones, and the file itself overrides all (NeMo-RL, utils/config.py). Syntax errors are
+    complaints of the returned document.
     """
     if job.config is None:
         return job, None, ()
@@ -66,7 +66,7 @@ def with_document(job: Job, *, builds_on: str = "") -> tuple[Job, Document | Non
 
 
 def with_extended(own: dict[str, Any], path: Path, *, builds_on: str) -> dict[str, Any]:
-    """Return settings on top of those of the files that they extend; raises Failure if one is unusable."""
+    """Return settings merged over those of the files they extend; raises Failure if a file is unusable."""
     try:
         return _extended(own, path, builds_on, ())
     except _ChainError as error:
@@ -95,7 +95,7 @@ def _document(path: Path) -> tuple[Document | None, Problem | None]:
 
 
 def _extended(own: dict[str, Any], path: Path, key: str, above: tuple[Path, ...]) -> dict[str, Any]:
-    """Return a file's settings on top of those of the files that it extends."""
+    """Return a file's settings merged over those of the files that it extends."""
     named = own.get(key)
     base: dict[str, Any] = {}
     within = (*above, path.resolve())
@@ -125,7 +125,7 @@ def _merged(base: dict[str, Any], own: dict[str, Any], *, top: bool = True) -> d
 
 
 def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]]:
-    """Return the job with its model's shape where that can be known, and what is wrong with the model."""
+    """Return the job with its model's shape if it can be resolved, and problems with the model."""
     if isinstance(job.model, dict):
         shape, problem = _written(job.model)
         return msgspec.structs.replace(job, shape=shape, shape_from="`model:` of the job"), problem
@@ -136,7 +136,7 @@ def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]
         path: tuple[str | int, ...] = ("model",) if job.model is not None else ("settings",)
         hint = f"{failure.hint}, or write its shape: `model: {_SHAPE}`"
         return job, (Problem(path=path, message=failure.message, hint=hint),)
-    # Settings may describe a model that is not on this machine; they go before a mere name.
+    # Settings may describe a model that is not on this machine; they have priority over its name alone.
     own = framework.shape(job)
     read_here = name is not None and find_folder(name, job.workdir) is not None
     if own is not None and (result is None or (not read_here and _differ(own, result))):
@@ -148,7 +148,7 @@ def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]
 
 
 def _differ(own: Model, other: Model) -> bool:
-    """Return whether settings describe another model than the one of the same name."""
+    """Return whether the shape in the settings differs from the shape found by name."""
     return (own.layers, own.hidden, own.heads, own.vocab) != (
         other.layers,
         other.hidden,
@@ -158,7 +158,7 @@ def _differ(own: Model, other: Model) -> bool:
 
 
 def _written(shape: dict[str, int | str]) -> tuple[Model | None, tuple[Problem, ...]]:
-    """Return a shape written in the job; what follows from the rest may be left out."""
+    """Return a shape written in the job; fields that follow from others may be left out."""
     try:
         return model_from_shape(shape), ()
     except ValueError as error:
@@ -169,8 +169,9 @@ def _written(shape: dict[str, int | str]) -> tuple[Model | None, tuple[Problem, 
 def with_prompts(job: Job, framework: Framework) -> Job:
     """Return the job with the mean tokens of its prompts, if it states none and its data can be read here.
 
-    The tokens are those of the first prompts of the first file, by the bytes of their text: within about a
-    quarter, and without what a chat template adds. Data that is not here or cannot be read changes nothing.
+    The mean is over the first 256 prompts of the first file, estimated from the bytes of their text: accurate
+    to about a quarter, and without the tokens of a chat template. If the data is absent or unreadable, the
+    job is unchanged.
     """
     named = framework.prompts(job) if job.lengths.prompt is None else None
     file = next((path for name in named.files if (path := _data_file(job, name))), None) if named else None
@@ -185,16 +186,16 @@ def with_prompts(job: Job, framework: Framework) -> Job:
 
 
 def _data_file(job: Job, name: str) -> Path | None:
-    """Return the file of this machine that a name stands for; None if there is none that can be read."""
+    """Return the file on this machine with a name; None if there is none in a supported format."""
     try:
         path = Path(job.workdir) / Path(name).expanduser()
         return path if path.suffix in _READERS and is_file(path) else None
-    except (OSError, RuntimeError):  # a name that no file can have, a home that nobody has
+    except (OSError, RuntimeError):  # an invalid file name, or the home of an unknown user
         return None
 
 
 def _json_lines(file: Path, field: str) -> Iterator[int]:
-    """Yield the bytes of the prompt in each line, up to one that is no JSON."""
+    """Yield the bytes of the prompt in each line, up to the first that is not JSON."""
     try:
         with file.open("rb") as stream:
             while line := stream.readline(_LONGEST_LINE):
@@ -205,7 +206,7 @@ def _json_lines(file: Path, field: str) -> Iterator[int]:
 
 
 def _parquet_rows(file: Path, field: str) -> Iterator[int]:
-    """Yield the bytes of the prompt in each row; none without pyarrow, which frameworks bring along."""
+    """Yield the bytes of the prompt in each row; none without pyarrow, which frameworks install."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError:
@@ -222,7 +223,7 @@ _READERS = {".jsonl": _json_lines, ".parquet": _parquet_rows}
 
 
 def _text_bytes(prompt: Any) -> int:
-    """Return the UTF-8 bytes of a text or of chat messages, but for the assistant's; 0 for anything else."""
+    """Return the UTF-8 bytes of a text or of chat messages except the assistant's; 0 for anything else."""
     match prompt:
         case str():
             return len(prompt.encode(errors="replace"))
@@ -236,9 +237,9 @@ def _text_bytes(prompt: Any) -> int:
 
 
 def with_launcher(job: Job) -> Job:
-    """Return the job with what its launcher's file says; of a file that is not here, what its name says.
+    """Return the job with the layout from its launcher's file.
 
-    A note tells that the layout is assumed where the file is not here.
+    If the file is not on this machine, the layout is assumed from its name, and a note says so.
     """
     name = _launcher_file(job)
     if not name:
@@ -255,7 +256,7 @@ def with_launcher(job: Job) -> Job:
     inner = content.get("deepspeed_config")
     file = inner.get("deepspeed_config_file") if isinstance(inner, dict) else None
     result = _of_mapping_in(content, name)
-    if isinstance(file, str):  # accelerate's file names DeepSpeed's own
+    if isinstance(file, str):  # accelerate's file refers to a DeepSpeed file
         nested = with_launcher(
             msgspec.structs.replace(job, settings={"deepspeed": file}, document={}, command=())
         )
@@ -266,7 +267,7 @@ def with_launcher(job: Job) -> Job:
 
 
 def _launcher_file(job: Job) -> str:
-    """Return the file that a job's settings, its own file or its command name; empty if none."""
+    """Return the launcher file named in a job's settings, its config file or its command; empty if none."""
     for place in (job.settings, job.document):
         for key in _LAUNCHER_KEYS:
             value = place.get(key)
@@ -282,7 +283,7 @@ def _launcher_file(job: Job) -> str:
 
 
 def _mapping_in(path: Path) -> dict[str, Any]:
-    """Return the mapping in a file of YAML or JSON; raises UnreadableError if there is none."""
+    """Return the mapping in a YAML or JSON file; raises UnreadableError if there is none."""
     document = Document(read_text(path), str(path), read=scalar_1_1)
     if document.complaints or not isinstance(document.value, dict):
         raise UnreadableError(path, "it holds no mapping of settings")
@@ -333,7 +334,7 @@ def _device_of(section: Any) -> str:
 
 
 def absent_paths(job: Job, framework: Framework) -> Iterator[Problem]:
-    """Yield what is not there of a job's model, and if it runs here of its folder and its programs."""
+    """Yield a problem for a missing model and, if the job runs here, a missing folder or program."""
     base = Path(job.workdir)
     looked = f"looked in {base}"
     if isinstance(job.model, str) and find_public(job.model) is None and not _is_in(base, job.model):
@@ -347,7 +348,7 @@ def absent_paths(job: Job, framework: Framework) -> Iterator[Problem]:
             yield Problem(path=("settings", key), message="no such file or folder", hint=looked)
     if not is_folder(base):
         yield Problem(path=("workdir",), message="no such folder", hint=f"looked for {base}")
-    elif job.cluster.address == "local":  # else a cluster may be found, whose nodes have other files
+    elif job.cluster.address == "local":  # otherwise a cluster with other files may be detected
         yield from _absent_programs(job, base)
 
 

@@ -53,7 +53,7 @@ from autotune.policies.values.job import Job
 def _key(
     default: object, *, description: str, alias: str | None = None, schema: dict[str, Any] | None = None
 ) -> Any:
-    """Return a key of a mapping; `default` is as a person writes it, `...` where there is none."""
+    """Return a key of a mapping; `default` is as a person writes it, `...` if the key is required."""
     return Field(default, alias=alias, description=description, json_schema_extra=schema)
 
 
@@ -403,7 +403,7 @@ SECTIONS: dict[str, type[Section]] = {
     "search": SearchKeys,
     "notify": NotifyKeys,
 }
-LITERAL = ("command", "env")  # keys below which `01` and `off` are the text that was written
+LITERAL = ("command", "env")  # keys below which `01` and `off` stay text
 
 
 def keys(model: type[Keys]) -> tuple[str, ...]:
@@ -411,12 +411,12 @@ def keys(model: type[Keys]) -> tuple[str, ...]:
     return tuple(field.alias or name for name, field in model.model_fields.items())
 
 
-# Fields of a job that no key of its file states: they are read or measured elsewhere.
+# Fields of a job without a key in its file: they are read or measured elsewhere.
 READ_ELSEWHERE = tuple(name for name in Job.__struct_fields__ if name not in JobFile.model_fields)
 
 
 def is_other_file(values: dict[str, Any]) -> bool:
-    """Return whether the keys of a YAML file are those of another program's."""
+    """Return whether the keys of a YAML file are those of another program's file."""
     known = keys(JobFile)
     if "framework" in values or nearest("framework", [str(key) for key in values]):
         return False
@@ -424,7 +424,7 @@ def is_other_file(values: dict[str, Any]) -> bool:
 
 
 def way_from(file: str) -> str:
-    """Return the hint for a file that is no job."""
+    """Return the hint for a file that is not a job file."""
     name = shlex.quote(file)
     if file.endswith(".py"):
         return f"`autotune launch -- python {name}` runs it as it is"
@@ -435,7 +435,7 @@ def way_from(file: str) -> str:
 
 
 def values_of(job: Job) -> dict[str, Any]:
-    """Return the values of a job file that states all of a job."""
+    """Return the values of a job file that defines a whole job."""
     return _values(msgspec.to_builtins(job), JobFile)
 
 

@@ -1,7 +1,7 @@
-"""The secrets of a job: refused where they are written out, filled in for what runs, masked elsewhere.
+"""Secrets of a job: refused as literals, filled in for programs that run, masked everywhere else.
 
-A masked value is `{env: NAME}` under `env` and `settings` of YAML, and `${NAME:?}` in words of a command and
-in shell files. What a secret is, `policies.explain.secrets` decides.
+A masked value is `{env: NAME}` under `env` and `settings` in YAML, and `${NAME:?}` in words of a command and
+in shell files. `policies.explain.secrets` decides what a secret is.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from autotune.policies.values.job import Job, Notify
 
 Lookup = Callable[[str], str | None]
 
-_SHORTEST = 4  # characters; a shorter text is part of everything
-_EXCERPT_CHARS = 120  # characters of a command that an error shows
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # in settings: `{env: CartPole}` is a setting of a game
+_SHORTEST = 4  # characters; a shorter text occurs in too many others to be masked as a part
+_EXCERPT_CHARS = 120  # characters of a command shown in an error
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # in settings, `{env: CartPole}` is a game
 _WORD = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):\?\}")
 _URLS = (("notify", "webhook"), ("notify", "apprise"))
-_HOST = re.compile(r"^(?:https?|jsons?|ntfys?)://[^/]*")  # of other schemes Apprise reads it as a key
+_HOST = re.compile(r"^(?:https?|jsons?|ntfys?)://[^/]*")  # other schemes have a key here for Apprise
 _SHELL, _PYTHON = re.compile(r"\b(?:ba|da|z|k)?sh\b"), re.compile(r"\bpython[\d.]*\b")
 
 
 class Held(NamedTuple):
-    """A secret that is written out in a job."""
+    """A literal secret in a job."""
 
     path: Path
-    text: str  # the value at `path`, a shell's lines that go on joined
+    text: str  # the value at `path`, with continued shell lines joined
     secret: Secret
 
     @property
@@ -56,24 +56,24 @@ class Held(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the value at `path` is the secret."""
+        """Whether the secret is the whole value at `path`."""
         return self.value == self.text
 
     def replaced(self, by: str) -> str:
-        """Return the value at `path` with something else in place of the secret, as one short line."""
+        """Return the value at `path` with the secret replaced, as one short line."""
         text = self.text[: self.secret.start] + by + self.text[self.secret.end :]
         return one_line(text, longest=_EXCERPT_CHARS)
 
 
 class Missing(NamedTuple):
-    """A value that no variable fills in."""
+    """A reference to a variable that is not set."""
 
     path: Path
     variable: str
 
 
 def reference(value: Any) -> str | None:
-    """Return the variable that `{env: NAME}` names, None for any other value."""
+    """Return the variable in `{env: NAME}`; None for any other value."""
     if not isinstance(value, dict) or list(value) != ["env"] or not isinstance(value["env"], str):
         return None
     name: str = value["env"]
@@ -81,7 +81,7 @@ def reference(value: Any) -> str | None:
 
 
 def filled(job: Job, lookup: Lookup = os.environ.get) -> tuple[Job, tuple[Missing, ...]]:
-    """Return a job with its variables filled in, and those that are not set."""
+    """Return a job with its variables filled in, and the variables that are not set."""
     missing: list[Missing] = []
     names: dict[str, str] = {}  # variable -> value
 
@@ -110,7 +110,7 @@ def filled(job: Job, lookup: Lookup = os.environ.get) -> tuple[Job, tuple[Missin
     env = {name: fill_word(value, ("env", name)) for name, value in job.env.items()}
 
     def fill_argument(word: str, path: Path) -> str:
-        return word if any(map(str.isspace, word)) else fill_word(word, path)  # or a shell does it
+        return word if any(map(str.isspace, word)) else fill_word(word, path)  # a text is left to its shell
 
     command = tuple(fill_argument(word, ("command", index)) for index, word in enumerate(job.command))
     notify = _each_text(job.notify, lambda text, path: fill_argument(text, ("notify", *path)))
@@ -130,7 +130,7 @@ def _each_text(notify: Notify, change: Callable[[str, Path], str]) -> Notify:
 
 
 def written_out(job: Job) -> tuple[Held, ...]:
-    """Return what a job itself holds of secrets, and of values that may be some."""
+    """Return the literal secrets of a job, and values that may be secrets."""
     taken = set(job.variables.values())
     out: dict[tuple[Path, int], Held] = {}
     for path, text, secret in _secrets_of(job):
@@ -160,10 +160,10 @@ def _secrets_of(job: Job) -> Iterator[tuple[Path, str, Secret]]:
                 yield (*path, index), text, whole if path[0] == "settings" else secret
         elif path[:2] in _URLS and value and not _WORD.search(value):
             yield path, value, _of_url(path, value)
-        elif "command" not in path[:2] and not _WORD.search(value):  # words are judged with those before
+        elif "command" not in path[:2] and not _WORD.search(value):  # a command is checked as a list above
             for secret in secrets_of(name, value):
                 whole = secret._replace(start=0, end=len(value), variable=variable_of(name))
-                yield path, value, whole if path[0] == "settings" else secret  # nothing fills a part of one
+                yield path, value, whole if path[0] == "settings" else secret  # filled in as a whole
     for path, value in _values(job.document, ("document",)):
         if isinstance(value, str):
             result = secrets_of(str(path[-1]), value)
@@ -171,14 +171,14 @@ def _secrets_of(job: Job) -> Iterator[tuple[Path, str, Secret]]:
 
 
 def _of_url(path: Path, url: str) -> Secret:
-    """Return the URL of a notification as a secret: who knows it can use it."""
+    """Return the URL of a notification as a secret: whoever knows it can use it."""
     certain = any(each.grade is Grade.CERTAIN for each in secrets_in(url)) or looks_random(_HOST.sub("", url))
     grade = Grade.CERTAIN if certain else Grade.RANDOM
     return Secret(0, len(url), variable_of("_".join(map(str, path))), grade)
 
 
 def _values(value: Any, path: Path) -> Iterator[tuple[Path, str | Sequence[str]]]:
-    """Yield the texts of a value with their places, and each list of texts as a whole too."""
+    """Yield the texts in a value with their paths, and also each list of texts as a whole."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict) and reference(value) is None:
@@ -192,23 +192,23 @@ def _values(value: Any, path: Path) -> Iterator[tuple[Path, str | Sequence[str]]
 
 
 def certain(job: Job) -> Iterator[tuple[Path, str, str]]:
-    """Yield where a job holds secrets, how their values look without them, and what to write instead."""
+    """Yield the path of each secret, its value with the secret masked, and what to write instead."""
     for each in written_out(job):
         if each.secret.grade is Grade.CERTAIN:
             yield each.path, "" if each.is_whole else each.replaced("***"), _instead(each, job)
 
 
 def doubtful(job: Job) -> Iterator[Path]:
-    """Yield where values stand that only look like keys."""
+    """Yield the paths of values that look like keys but may not be."""
     result = (each for each in written_out(job) if each.secret.grade is Grade.RANDOM)
     yield from dict.fromkeys(each.path for each in result if each.path[0] != "notify")
 
 
 def without_secrets(job: Job) -> tuple[Job, tuple[str, ...]]:
-    """Return a job that names variables in place of its secrets, and these variables."""
+    """Return a job with its secrets replaced by variables, and these variables."""
     result = [each for each in written_out(job) if each.secret.grade is Grade.CERTAIN]
     env, command, settings = dict(job.env), list(job.command), msgspec.to_builtins(job.settings)
-    for each in reversed(result):  # from the end of a text, so that the places before it stay
+    for each in reversed(result):  # from the end of a text, so that earlier offsets stay valid
         section, key = each.path[0], each.path[-1]
         if section == "env":
             env[str(key)] = _replaced(env[str(key)], each, job)
@@ -227,13 +227,13 @@ def without_secrets(job: Job) -> tuple[Job, tuple[str, ...]]:
 
 
 def _replaced(text: str, held: Held, job: Job) -> str:
-    """Return a text of the job with a variable in place of a secret."""
+    """Return a text of the job with a secret replaced by its variable."""
     by, quotes = _reference_to(held, job)
     return text[: held.secret.start - quotes] + by + text[held.secret.end + quotes :]
 
 
 def _reference_to(held: Held, job: Job) -> tuple[str, int]:
-    """Return what stands for a secret in its text, and how many quotes around it that replaces."""
+    """Return the reference that replaces a secret, and how many quotes on each side it also replaces."""
     path, name = held.path, held.secret.variable
     words = {"command": job.command, "notify": job.notify.command}.get(str(path[0]), ())
     if not words or not is_text(words, int(path[-1])):
@@ -245,7 +245,7 @@ def _reference_to(held: Held, job: Job) -> tuple[str, int]:
 
 
 def _instead(held: Held, job: Job) -> str:
-    """Return what a user writes in place of a secret."""
+    """Return a hint on what to write in place of a secret."""
     path, name = held.path, held.secret.variable
     export = f"and `export {name}=...` where autotune runs"
     by, quotes = _reference_to(held, job)
@@ -262,7 +262,7 @@ def _instead(held: Held, job: Job) -> str:
 
 
 def _is_single_quoted(text: str, position: int) -> bool:
-    """Return whether a shell reads a position within single quotes, where it expands nothing."""
+    """Return whether a position of a shell text is inside single quotes, where nothing is expanded."""
     quote = ""
     for each in re.findall(r"\\.|['\"]", text[:position], re.DOTALL):
         if each == quote:
@@ -273,19 +273,19 @@ def _is_single_quoted(text: str, position: int) -> bool:
 
 
 def values_of(job: Job) -> dict[str, str]:
-    """Return the values that nothing may show, each with its variable; the longest first."""
+    """Return the secret values of a job with their variables, longest first."""
     hidden = {value: name for name, value in job.variables.items()}
     hidden |= {each.value: each.secret.variable for each in written_out(job)}
     return dict(sorted(hidden.items(), key=lambda item: -len(item[0])))
 
 
 def masked_text(text: str, job: Job) -> str:
-    """Return a text with variables in place of the values of a job that nothing may show."""
+    """Return a text with a job's secret values replaced by their variables."""
     return _without(text, values_of(job))
 
 
 def masked(job: Job) -> Job:
-    """Return the job as it may be recorded."""
+    """Return the job with its secrets masked, to be recorded."""
     whole = values_of(job)
     parts = {value: name for value, name in whole.items() if len(value) >= _SHORTEST}
     own = {each.value: each.secret.variable for each in written_out(job)}
@@ -313,7 +313,7 @@ def masked(job: Job) -> Job:
 
 
 def restored(recorded: Job, stated: Job | None) -> Job:
-    """Return a masked job with what only looked like a secret, as its own file states it."""
+    """Return a masked job with the values of its own file, if masking those gives the same job."""
     if stated is None:
         return recorded
     fields = ("env", "settings", "command", "notify")
@@ -322,7 +322,7 @@ def restored(recorded: Job, stated: Job | None) -> Job:
 
 
 def job_values(recorded: Job) -> dict[str, Any]:
-    """Return the values of a job file that states all of a masked job."""
+    """Return the values of a job file that defines a whole masked job."""
     values = schema.values_of(recorded)
     env = {name: as_yaml(value) for name, value in recorded.env.items()}
     notify = {
@@ -334,7 +334,7 @@ def job_values(recorded: Job) -> dict[str, Any]:
 
 
 def shown_command(command: Command, job: Job) -> Command:
-    """Return a command as it may be recorded: secrets of the job, of flags and of known shapes masked."""
+    """Return a command to be recorded: secrets of the job, of flags and of known formats are masked."""
     hidden = {value: name for value, name in values_of(job).items() if len(value) >= _SHORTEST}
     hidden |= {v: n for n, v in command.env.items() if len(v) >= _SHORTEST and is_secret_variable(n)}
     of_env = {each.path[1]: each.secret.variable for each in written_out(job) if each.path[0] == "env"}
@@ -353,7 +353,7 @@ def shown_command(command: Command, job: Job) -> Command:
 
 
 def _without(text: str, hidden: Mapping[str, str]) -> str:
-    """Return a text with secrets as `${NAME:?}`, also where they are written as JSON."""
+    """Return a text with secrets, also JSON-escaped ones, replaced by `${NAME:?}`."""
     for value, variable in hidden.items():
         for form in {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}:
             text = text.replace(form, f"${{{variable}:?}}")
@@ -361,6 +361,6 @@ def _without(text: str, hidden: Mapping[str, str]) -> str:
 
 
 def as_yaml(value: str) -> Any:
-    """Return a masked text as a job file states it: `{env: NAME}` for a whole `${NAME:?}`."""
+    """Return a masked text as written in a job file: `{env: NAME}` if it is just `${NAME:?}`."""
     whole = _WORD.fullmatch(value)
     return {"env": whole[1]} if whole else value

@@ -1,4 +1,4 @@
-"""Edits of a YAML text: values replaced or added, each with its reason as a comment, the rest as written."""
+"""Edit a YAML text: replace or add values, with the reasons as comments, and keep the rest as written."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ruamel.yaml.tokens import CommentToken
 from autotune.orchestrator.config.yaml_nodes import Document, Path, round_trip, scalar
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*|[0-9]+[KMGT]iB")
-_YAML_1_1 = {"on", "off", "yes", "no", "y", "n"}  # which other readers take for booleans
+_YAML_1_1 = {"on", "off", "yes", "no", "y", "n"}  # read as booleans by other parsers
 _INDENT = 2
-_MAP_COMMENT, _SEQUENCE_COMMENT = 2, 0  # where ruamel keeps the comment that follows an item
+_MAP_COMMENT, _SEQUENCE_COMMENT = 2, 0  # ruamel's index of the comment after an item
 
 
 class Edit(NamedTuple):
@@ -29,14 +29,14 @@ class Edit(NamedTuple):
     path: Path
     value: Any
     why: str
-    is_repeated: bool = False  # the reason stands in full at another edit
+    is_repeated: bool = False  # another edit has the reason in full
 
 
 def edited(text: str, edits: list[Edit], *, literal: tuple[str, ...] = ()) -> str:
-    """Return a YAML text with values replaced or added; a text that is no mapping is returned as it is.
+    """Return a YAML text with values replaced or added; a text that is not a mapping is returned unchanged.
 
-    Comments, anchors, quotes and the order of keys stay. A text whose values would come out otherwise than
-    intended (a section that is an alias of another) is written again, without its comments.
+    Comments, anchors, quotes and the order of keys are kept. If the edited text would not have the intended
+    values (a section may be an alias of another), all values are written anew, without the comments.
     """
     before = Document(text, "", literal=literal)
     if not edits or before.complaints or not isinstance(before.value, dict):
@@ -45,7 +45,7 @@ def edited(text: str, edits: list[Edit], *, literal: tuple[str, ...] = ()) -> st
     edits = _with_each_reason_once(before.value, edits)
     try:
         out = _in_place(before.text, edits)
-    except YAMLError:  # the writer takes less than the reader, such as one `<<` in a mapping
+    except YAMLError:  # the writer accepts less than the reader, such as only one `<<` in a mapping
         out = ""
     if Document(out, "", literal=literal).value == values:
         return out
@@ -53,7 +53,7 @@ def edited(text: str, edits: list[Edit], *, literal: tuple[str, ...] = ()) -> st
 
 
 def with_values(values: dict[str, Any], edits: list[Edit]) -> dict[str, Any]:
-    """Return values with those of the edits in place."""
+    """Return values with the edits applied."""
     out = copy.deepcopy(values)
     for *parents, name, value in ((*map(str, edit.path), edit.value) for edit in edits):
         mapping = out
@@ -66,9 +66,9 @@ def with_values(values: dict[str, Any], edits: list[Edit]) -> dict[str, Any]:
 
 
 def _with_each_reason_once(values: dict[str, Any], edits: list[Edit]) -> list[Edit]:
-    """Return edits of which only the first in the text says a reason in full; the others of it say its name.
+    """Return edits in which only the first in the text has a reason in full; the others have only its name.
 
-    A reason such as `remedy: why` has a name; one without is short, and stands at each.
+    A reason such as `remedy: why` has a name; a reason without a name is short and is repeated.
     """
 
     def place(at: int) -> tuple[int, int]:
@@ -101,7 +101,7 @@ def _in_place(text: str, edits: list[Edit]) -> str:
 
 
 def _apply(root: CommentedMap, edit: Edit, *, indent: int) -> str | None:
-    """Make one edit; returns its comment where it belongs above the whole text, which is in braces."""
+    """Apply one edit; returns its comment if that must go above the text because the text is in braces."""
     *parents, name = map(str, edit.path)
     owner, depth, value = root, 0, _node(edit.value)
     for part in parents:
@@ -128,7 +128,7 @@ def _apply(root: CommentedMap, edit: Edit, *, indent: int) -> str | None:
 
 
 def _deepest_block(root: CommentedMap, parents: list[str]) -> int:
-    """Return how many of the mappings along a path are written in block style below the root; -1: none."""
+    """Return how many mappings below the root are in block style along a path; -1 if the root is not."""
     level, mapping = -1, root
     for part in [*parents, None]:
         if mapping.fa.flow_style():
@@ -139,7 +139,7 @@ def _deepest_block(root: CommentedMap, parents: list[str]) -> int:
 
 
 def _comment(edit: Edit, old: Any, below: Path) -> str:
-    """Return the reason of an edit on one line; `below` is the path from the line it stands above."""
+    """Return an edit's comment on one line; `below` is the path relative to the line that it precedes."""
     before = old if isinstance(old, str) else "" if old is None else json.dumps(old, ensure_ascii=False)
     name, named, _ = edit.why.partition(": ")
     why = name if named and edit.is_repeated else edit.why
@@ -155,7 +155,7 @@ def _above(comments: list[str], text: str) -> str:
 
 
 def _put(mapping: CommentedMap, name: str, value: Any) -> None:
-    """Set a key; comment lines below the last value of the mapping stay below it."""
+    """Set a key, and keep the comment lines after the mapping's last value behind it."""
     own = [key for key, _ in mapping.non_merged_items()]
     last = name if name in own else own[-1] if own else None
     following = None if last is None else _take_following(mapping, last)
@@ -172,7 +172,7 @@ def _put(mapping: CommentedMap, name: str, value: Any) -> None:
 
 
 def _take_following(owner: Any, key: Any) -> str | None:
-    """Remove and return the comment lines that follow the last line of a value, behind its own line."""
+    """Remove and return the comment lines after the last line of a value, except the comment on that line."""
     value = owner[key]
     if isinstance(value, (CommentedMap, CommentedSeq)) and len(value) and not value.fa.flow_style():
         return _take_following(value, list(value)[-1] if isinstance(value, CommentedMap) else len(value) - 1)
@@ -187,7 +187,7 @@ def _take_following(owner: Any, key: Any) -> str | None:
 
 
 def _node(value: Any) -> Any:
-    """Return a value as it is written on one line, which every reader of YAML understands the same way."""
+    """Return a value as a one-line node that all YAML parsers read the same way."""
     match value:
         case dict():
             mapping = CommentedMap((_node(str(name)), _node(item)) for name, item in value.items())
@@ -208,7 +208,7 @@ def _node(value: Any) -> Any:
 
 
 def _keep_anchors(value: Any) -> None:
-    """Make the writer keep anchors that no alias uses."""
+    """Make the writer keep unused anchors."""
     if isinstance(value, (CommentedMap, CommentedSeq)):
         value.anchor.always_dump = True
         for item in value.values() if isinstance(value, CommentedMap) else value:
@@ -216,7 +216,7 @@ def _keep_anchors(value: Any) -> None:
 
 
 def _keep_layout(yaml: YAML, root: CommentedMap) -> int:
-    """Make the writer indent as the text does; returns the columns by which mappings are indented."""
+    """Set the writer's indentation to that of the text; returns the indentation of mappings in columns."""
     mapping = sequence = offset = None
     for value in root.values():
         if not isinstance(value, (CommentedMap, CommentedSeq)) or value.fa.flow_style() or not len(value):

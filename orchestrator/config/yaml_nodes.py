@@ -1,6 +1,6 @@
-"""A YAML text as plain values whose places are known, read by the core schema of YAML 1.2 and within limits.
+"""Read a YAML text as plain values with their places, by the core schema of YAML 1.2 and within size limits.
 
-YAML 1.1 reads `off` as false and `3e-3` as text; both are everyday values of a training job.
+YAML 1.1 reads `off` as false and `3e-3` as text; both are common values in a training job.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _MERGE = f"{_TAG}merge"
 
 
 class Place(NamedTuple):
-    """Where something stands in the text."""
+    """A range on one line of the text."""
 
     line: int  # 0-based
-    column: int
+    column: int  # 0-based
     width: int
 
 
 class Entry(NamedTuple):
-    """Where a value stands and, in a mapping, its key."""
+    """The places of a value and, in a mapping, of its key."""
 
     key: Place | None
     value: Place
@@ -60,15 +60,15 @@ class Entry(NamedTuple):
 
 
 class _TooLargeError(Exception):
-    """The aliases of a text expand to more nodes than a job can need."""
+    """The aliases of a text expand to more than `MOST_NODES` nodes."""
 
 
 class _TooManyNodesError(MarkedYAMLError):
-    """A text holds more nodes than a job can need."""
+    """A text has more than `MOST_NODES` keys and values."""
 
 
 class _Composer(Composer):
-    """Stops at the first node that is too many: composing 256 KiB of them takes many seconds."""
+    """Stops at the first node above the limit: composing 256 KiB of nodes takes many seconds."""
 
     _composed = 0
 
@@ -80,7 +80,7 @@ class _Composer(Composer):
 
 
 class _TextResolver(BaseResolver):
-    """Leaves every plain scalar as the text that was written; only `<<` has a meaning of its own."""
+    """Keeps every plain scalar as text; only `<<` is resolved."""
 
     def __init__(self, version: object = None, loader: Any = None, loadumper: Any = None) -> None:
         super().__init__(loader or loadumper)
@@ -94,7 +94,7 @@ _TextResolver.add_implicit_resolver_base(_MERGE, re.compile(r"<<\Z"), ["<"])
 
 
 class UnreadableError(Failure):
-    """A file that the user names is absent or no text."""
+    """A file named by the user is absent, unreadable or not text."""
 
     def __init__(self, path: str | FilePath, reason: str, *, hint: str = "", absent: bool = False) -> None:
         super().__init__(f"cannot read `{path}`: {reason}", hint=hint, code=ExitCode.USAGE)
@@ -117,7 +117,7 @@ def read_text(path: str | FilePath) -> str:
 
 
 def _not_text(path: str | FilePath, data: bytes, wrong: int) -> UnreadableError:
-    """Return the error about a file whose byte `wrong` is the first that UTF-8 does not allow."""
+    """Return the error for a file whose first invalid UTF-8 byte is at offset `wrong`."""
     begin = data.rfind(b"\n", 0, wrong) + 1
     line, column = data.count(b"\n", 0, wrong) + 1, len(data[begin:wrong].decode()) + 1
     encoding = "UTF-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "ISO-8859-1"
@@ -128,10 +128,10 @@ def _not_text(path: str | FilePath, data: bytes, wrong: int) -> UnreadableError:
 
 
 def round_trip() -> YAML:
-    """Return a reader and writer that keeps comments, anchors, quotes and the spelling of every scalar."""
+    """Return a YAML reader and writer that keeps comments, anchors, quotes and the spelling of scalars."""
     yaml = _limited("rt")
     yaml.preserve_quotes = True
-    yaml.width = LARGEST_BYTES  # a line is never wrapped
+    yaml.width = LARGEST_BYTES  # never wrap a line
     return yaml
 
 
@@ -145,10 +145,10 @@ def _limited(kind: str) -> YAML:
 
 
 class Document:
-    """The values of a YAML text; mistakes of form are collected in `complaints`.
+    """The values of a YAML text; syntax errors are collected in `complaints`.
 
-    What stands below the keys named in `literal` is not converted: `01` stays the text `01`. `read` gives the
-    value of every other plain scalar.
+    Scalars below the keys in `literal` are not converted: `01` stays the text `01`. `read` converts every
+    other plain scalar.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Document:
                 self.value = self._read(root, (), ())
 
     def complain(self, message: str, place: Place, *, hint: str = "", hides: bool = False) -> None:
-        """Record a mistake at a place; with `hides` the line is shown up to there."""
+        """Record a mistake at a place; with `hides` the line is shown only up to that place."""
         text = self.lines[place.line] if place.line < len(self.lines) else ""
         text = f"{text[: place.column]}***" if hides else text
         self.complaints.append(
@@ -190,17 +190,17 @@ class Document:
         )
 
     def entry(self, path: Path) -> Entry:
-        """Return where the deepest part of `path` stands that is written."""
+        """Return the places of the deepest part of `path` that exists in the text."""
         while path and path not in self._entries:
             path = path[:-1]
         return self._entries.get(path, Entry(None, Place(0, 0, 1)))
 
     def line_of(self, path: Path) -> str:
-        """Return the line in which the value at a path begins."""
+        """Return the text of the line on which the value at a path begins."""
         return self.lines[self.entry(path).value.line]
 
     def holds(self, path: Path) -> bool:
-        """Return whether something is written at a path."""
+        """Return whether the text has a value at a path."""
         return path in self._entries
 
     def _compose(self) -> Node | None:
@@ -215,7 +215,7 @@ class Document:
         return root
 
     def _read(self, node: Node, path: Path, within: tuple[Node, ...], key: Node | None = None) -> Any:
-        """Return the value of a node that stands at `path`, inside the nodes `within`."""
+        """Return the value of the node at `path`, inside the nodes `within`."""
         place = self._place(node)
         self._entries[path] = Entry(
             key=None if key is None else self._place(key),
@@ -250,7 +250,7 @@ class Document:
     def _entries_of(
         self, node: MappingNode, within: tuple[Node, ...], path: Path
     ) -> list[tuple[ScalarNode, Node]]:
-        """Return the keys and values of a mapping, those of `<<` last; wrong keys are recorded."""
+        """Return the keys and values of a mapping, those of `<<` last; invalid keys are recorded."""
         own: dict[str, tuple[ScalarNode, Node]] = {}
         merged: list[Node] = []
         for key, value in node.value:
@@ -275,7 +275,7 @@ class Document:
         return list(own.values())
 
     def _place(self, node: Node) -> Place:
-        """Return where a node stands; of a node of several lines, its first."""
+        """Return the place of a node; if it spans several lines, its part on the first."""
         start, end = node.start_mark, node.end_mark
         line = min(start.line, len(self.lines) - 1)
         to = end.column if end.line == start.line else len(self.lines[line].rstrip())
@@ -307,7 +307,7 @@ class Document:
 
 
 def scalar_1_1(text: str) -> Any:
-    """Return the value of a plain scalar as PyYAML and OmegaConf read it, which hold with YAML 1.1."""
+    """Return the value of a plain scalar as PyYAML and OmegaConf read it, by YAML 1.1."""
     if text in _BOOL_1_1:
         return _BOOL_1_1[text]
     if _INT_1_1.fullmatch(text) and "_" in text:
