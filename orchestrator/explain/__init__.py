@@ -1,1 +1,1 @@
-"""`autotune explain`: the cause of a failure and its remedies, from a log alone."""
+"""`autotune explain`: finds the cause of a failure and its remedies from a log alone."""

@@ -1,4 +1,4 @@
-"""The analysis of one log, as one value for the text and the JSON document."""
+"""Analyses one log, as one value for the text and the JSON document."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ from autotune.policies.values.value import Value
 
 _HOLDER = re.compile(r"Process (\d{1,9}) has (\d{1,9}(?:\.\d{1,4})?) (GiB|MiB|KiB|bytes) memory in use")
 _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1}
-_PREDICTED = 4  # cures
-_NAMED = 3  # processes
+_PREDICTED = 4  # maximum cures with a prediction
+_NAMED = 3  # maximum processes named
 _SAME_MESSAGE = 8  # lines within which one failure repeats its message
-_WHOLE_NODE = ",global_oom,"  # the kernel's word for a kill that no limit of a group brought about
-_SAME = 0.05  # relative difference of two sizes of the same process
+_WHOLE_NODE = ",global_oom,"  # in the kernel's message if the whole node ran out, not a cgroup
+_SAME = 0.05  # maximum relative difference of two sizes of the same process
 
 
 class Explanation(Value, frozen=True, kw_only=True):
-    """Why a job died, and what would fix it."""
+    """The cause of a job's failure, and what would fix it."""
 
     file: str
     diagnosis: Diagnosis
     evidence: Evidence
     context: Context
     remedies: tuple[Remedied, ...]
-    followers: tuple[Finding, ...] = ()  # what failed after the first, in order
+    followers: tuple[Finding, ...] = ()  # the failures after the first, in order
     holders: tuple[Holder, ...] = ()
     request: Named | None = None
     predictions: dict[str, Prediction] = {}  # by the name of the cure
-    late: str = ""  # what grew before a failure that came after steps that went well
-    ceilings: tuple[tuple[str, str], ...] = ()  # (place, where it sets the memory that ran out)
+    late: str = ""  # what grew over successful steps before a late failure
+    ceilings: tuple[tuple[str, str], ...] = ()  # (place, the setting there that limits the memory)
     printed: frozenset[str] = frozenset()  # settings of the framework's guides that the log shows
-    checkpoint: str = ""  # the last one that the log says was saved
+    checkpoint: str = ""  # the last saved checkpoint in the log
     hints: tuple[Hint, ...] = ()
-    residue: Residue | None = None  # what the job's own sleeping engine keeps on the card
+    residue: Residue | None = None  # GPU memory that the job's own sleeping engine keeps
     lines: int = 0
-    run: str = ""  # the id of the run of autotune whose failure this is; empty: none is known
+    run: str = ""  # the id of the failed run of autotune; empty: unknown
 
     @property
     def main_line(self) -> Line:
-        """The line to print: the first with the requested size, else the first."""
+        """The line of evidence to print: the first with the requested size, otherwise the first."""
         requested = self.diagnosis.facts.requested_bytes
         lines = self.diagnosis.evidence
         if requested:
@@ -72,16 +72,16 @@ class Explanation(Value, frozen=True, kw_only=True):
 
     @property
     def is_answer(self) -> bool:
-        """Whether a cause was found."""
+        """Whether the cause is known."""
         return self.diagnosis.cause is not Cause.UNKNOWN
 
 
 def explain(
     reading: Reading, *, framework: str | None, model: Model | None, run: Run | None = None
 ) -> Explanation:
-    """Return the explanation of a log; its cause is UNKNOWN where no rule matches.
+    """Return the explanation of a log; its cause is UNKNOWN if no rule matches.
 
-    `run` ends with the attempt that wrote the log: then the remedies are those that the launch tries.
+    `run`: the run of autotune whose last attempt wrote the log; the remedies are then those of the launch.
     """
     diagnosis = (run.attempts[-1].diagnosis if run is not None else None) or diagnose(reading.evidence)
     before = reading.before(diagnosis.evidence[0].line if diagnosis.evidence else reading.evidence.lines)
@@ -97,7 +97,7 @@ def explain(
     grew = run is not None and run.attempts[-1].growth is not None
     cures = () if grew else remedied(context, diagnosis)
     remedies = tuple(_named(each, holders, context.device) for each in cures)
-    if residue is not None:  # who holds the card is known, and what sets how much
+    if residue is not None:  # the user of the memory is known, and the setting that determines the amount
         remedies = tuple(each for each in remedies if each.cure.changes)
         if run is None:
             remedies = tuple(sorted(remedies, key=lambda each: each.cure.name != "reduce_mem_fraction"))
@@ -124,12 +124,12 @@ def explain(
 
 
 def _users(run: Run | None) -> tuple[Hint, ...]:
-    """Return the restart of a run whose memory grew; else what its user may change where nothing is left."""
+    """Return the restart of a run whose memory grew, or what its user may change if no remedy is left."""
     if run is None:
         return ()
     if (growth := run.attempts[-1].growth) is not None:
         return (Hint(text=f"restart from the last checkpoint, as the launch did: {growth.text}"),)
-    from autotune.policies.recovery.next_remedy import gave_up, next_remedy  # numpy, which no log needs
+    from autotune.policies.recovery.next_remedy import gave_up, next_remedy  # needs numpy; only for runs
 
     if next_remedy(run) is not None:
         return ()
@@ -137,7 +137,7 @@ def _users(run: Run | None) -> tuple[Hint, ...]:
 
 
 def _named(remedied: Remedied, holders: tuple[Holder, ...], device: str) -> Remedied:
-    """Return what to do about memory of others with the processes that the log names."""
+    """Return a remedy with the processes to end or let sleep, or with words for the log's kind of device."""
     if remedied.cure.changes or not holders:
         action = remedied.cure.action.replace("CUDA graphs", "graphs") if device else remedied.cure.action
         return msgspec.structs.replace(remedied, cure=msgspec.structs.replace(remedied.cure, action=action))
@@ -147,7 +147,7 @@ def _named(remedied: Remedied, holders: tuple[Holder, ...], device: str) -> Reme
 
 
 def _printed(context: Context, text: str) -> frozenset[str]:
-    """Return the settings that guides of the log's framework recommend and the log shows."""
+    """Return the settings in the log that guides of its framework recommend."""
     if context.framework is None:
         return frozenset()
     settings = (row.setting for row in context.framework.advice)
@@ -194,9 +194,9 @@ def _followers(evidence: Evidence, diagnosis: Diagnosis) -> tuple[Finding, ...]:
 
 
 def _holders(diagnosis: Diagnosis) -> tuple[Holder, ...]:
-    """Return the other processes that the message lists; it may list the failed one as well.
+    """Return the other processes that the message lists, without the failed one.
 
-    Of a node's memory, all that the log lists.
+    For host memory, all processes that the log lists.
     """
     if diagnosis.cause is Cause.HOST_OOM:
         return diagnosis.facts.holders
@@ -217,8 +217,8 @@ def _holders(diagnosis: Diagnosis) -> tuple[Holder, ...]:
     return tuple(holder for holder in holders if holder.held_bytes)
 
 
-_GPUS = 8  # of a node, where the log's settings do not say
-_NEAR = 0.85  # of the card: a prediction that sees no failure here is not of this job
+_GPUS = 8  # GPUs of a node, if the log's settings do not show them
+_NEAR = 0.85  # of the GPU: a lower predicted peak contradicts the failure and is not used
 
 
 class Prediction(Value, frozen=True, kw_only=True):
@@ -237,7 +237,7 @@ def predicted(context: Context, diagnosis: Diagnosis, cure: Cure) -> Prediction 
     if not known or not cure.exact or not cure.changes or diagnosis.cause is not Cause.GPU_OOM:
         return None
     assert profile is not None and model is not None and capacity is not None
-    from autotune.policies.estimate.peaks import (  # numpy, for the few logs that show so much
+    from autotune.policies.estimate.peaks import (  # needs numpy; imported only for logs that show enough
         PHASES,
         estimates,
     )
@@ -253,7 +253,7 @@ def predicted(context: Context, diagnosis: Diagnosis, cure: Cure) -> Prediction 
             warnings.simplefilter("ignore")
             result = estimates(profile, cluster, model, (profile.knobs, after))
         peaks: list[float] = result.gpu[PHASES.index(phase)].tolist()
-    except Exception:  # a layout that only a broken log can print
+    except Exception:  # an invalid layout, which only a broken log can contain
         return None
     if not all(math.isfinite(peak) for peak in peaks) or peaks[0] < _NEAR * capacity or peaks[1] >= peaks[0]:
         return None
@@ -266,11 +266,11 @@ _MEMORY = re.compile(
 _LENGTH = re.compile(r"(?i)(len(gth)?|seqlen)s?[_/]max|max_(seq_?len|length|response)|global_seqlen/max")
 _ANY_LENGTH = re.compile(r"(?i)(len(gth)?|seqlen)s?[_/](mean|max)|(mean|max)_(len(gth)?|seqlen)|response_len")
 _RUNNING_MAXIMUM = re.compile(r"(?i)max_mem|peak|mem\w*_max")
-_FEWEST = 4  # steps that make a trend
-_STEADY = 0.75  # of the steps; a running maximum that rose once shows one long batch
-_GROWTH = 0.02  # of the first value
-_LONGER = 0.1  # of the longest before
-_KEPT = 200  # steps
+_FEWEST = 4  # minimum steps of a trend
+_STEADY = 0.75  # minimum share of steps with growth; a running maximum that rose once shows one long batch
+_GROWTH = 0.02  # minimum growth, of the first value
+_LONGER = 0.1  # minimum increase over the longest before
+_KEPT = 200  # maximum steps examined
 _STEP = re.compile(
     r"Training Progress: [^|]{0,40}\|[^|]*\| (\d{1,9})/\d|\bstep[:=] ?(\d{1,9}) - |"
     r"Global Step: {1,8}(\d{1,9})/|\biteration +(\d{1,9})/ *\d+ *\|"
@@ -282,7 +282,7 @@ _SAVED = re.compile(
 
 
 def last_step(framework: Framework | None, text: str) -> int | None:
-    """Return the number of the last step that a text reports, in words of its framework or of any trainer."""
+    """Return the last step in a text, in the format of its framework or a common one; None if none."""
     if step := next(_steps(framework, reversed(text.split("\n"))), None):
         return step.step
     numbers = [int(next(filter(None, match.groups()))) for match in _STEP.finditer(text)]
@@ -290,12 +290,12 @@ def last_step(framework: Framework | None, text: str) -> int | None:
 
 
 def last_checkpoint(text: str) -> str:
-    """Return the folder of the last checkpoint that a text says was saved."""
+    """Return the folder of the last checkpoint that a text reports as saved; empty if none."""
     return next(reversed(_SAVED.findall(text)), "")
 
 
 def steps_of(framework: Framework | None, lines: Iterable[str]) -> tuple[StepDone, ...]:
-    """Return the last steps that the lines of a log report."""
+    """Return the last _KEPT steps in the lines of a log."""
     return tuple(_steps(framework, lines))[-_KEPT:]
 
 
@@ -305,7 +305,7 @@ def _steps(framework: Framework | None, lines: Iterable[str]) -> Iterator[StepDo
 
 
 def what_changed(steps: tuple[StepDone, ...]) -> str:
-    """Return what grew before a late failure; empty if the steps show no growth."""
+    """Return a description of what grew before a late failure; empty if the steps show no growth."""
     return _longest(steps) or _growth(steps)
 
 
@@ -323,7 +323,7 @@ def _growth(steps: tuple[StepDone, ...]) -> str:
 
 
 def _reason(steps: tuple[StepDone, ...], memory: str) -> str:
-    """Return what may have made a memory metric grow: sequences where they grew too, else a leak."""
+    """Return a possible reason for the growth of a memory metric: longer sequences, otherwise a leak."""
     for name, values in _series(steps, _ANY_LENGTH):
         half = len(values) // 2
         if min(values[half:]) >= max(values[:half]) and values[-1] >= values[0] * (1 + _LONGER):

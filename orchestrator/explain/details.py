@@ -1,4 +1,4 @@
-"""The details of a failure: what used the GPU, what the request was for, why it did not fit."""
+"""The details of a failure: what used the memory, what the request was for, why it did not fit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from autotune.policies.values.failure import Cause, Component, Phase
 
 _CARD = re.compile(r"\b[GNX]PU (\d{1,4})\b")
 _OLD_ADVICE = "max_split_size_mb"
-_HELD = 4  # processes listed
+_HELD = 4  # maximum processes listed
 
 
 def forensics(explanation: Explanation) -> list[str]:
-    """Return the `info:` lines."""
+    """Return the `info:` lines of an explanation."""
     lines = [_place(explanation)]
     if explanation.diagnosis.cause is Cause.GPU_OOM:
         lines += [
@@ -66,7 +66,7 @@ def _card(explanation: Explanation) -> str:
         (facts.free_bytes, "free"),
     )
     sizes = [(figure(size, text), label) for size, label in figures if size is not None]
-    if all(size.endswith(" GiB") for size, _ in sizes):  # the unit stands once, behind the sum
+    if all(size.endswith(" GiB") for size, _ in sizes):  # print the unit only once, after the total
         sizes = [(size.removesuffix(" GiB"), label) for size, label in sizes]
     parts = [f"{size} {label}" for size, label in sizes]
     whole = facts.outside_bytes is not None
@@ -104,7 +104,7 @@ def _others(explanation: Explanation) -> list[str]:
 
 
 def _users(explanation: Explanation) -> list[str]:
-    """Return the largest users of a node's memory, and whether who was killed is one of them."""
+    """Return the largest users of host memory, or a note that the killed process was not one of them."""
     facts = explanation.diagnosis.facts
     if largest(facts) is not None and len(facts.holders) > 1:
         ordered = facts.holders[:_HELD]
@@ -128,7 +128,7 @@ def _users(explanation: Explanation) -> list[str]:
 
 
 def _about(size: int, text: str) -> str:
-    """Return a size as the log prints it, or with `about` where it is derived from other figures."""
+    """Return a size as the log prints it, or with `about` if it is derived from other figures."""
     written = figure(size, text)
     return written if written in text else f"about {written}"
 
@@ -141,7 +141,7 @@ def _fragmentation(explanation: Explanation) -> list[str]:
     if diagnosis.fragmentation and idle is not None and requested is not None:
         enough = "more than the request" if idle >= requested else "enough with the free memory"
         if idle < requested <= (facts.room_bytes or 0):
-            return []  # what was free was enough for the request: something else refused it
+            return []  # enough was free for the request: something else refused it
         if idle < requested:
             unused = f"{_about(idle, text)} is reserved but unallocated"
             return [

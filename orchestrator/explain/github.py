@@ -1,6 +1,6 @@
 """An explanation as Markdown for an issue on GitHub.
 
-What the log holds stands in code blocks and code spans, where it makes no mention, link or markup.
+Text from the log is in code blocks and code spans, so that it creates no mention, link or markup.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.explain.text_output import MOST_REMEDIES, render_explanation
 from autotune.policies.values.failure import Phase
 
-_BELOW = ("help:", "hint:", "why these?", "next:", " " * 12)  # lines that are a list of their own here
+_BELOW = ("help:", "hint:", "why these?", "next:", " " * 12)  # lines that are listed separately here
 _TICKS = re.compile("`+")
 
 
 def render_github(explanation: Explanation) -> str:
-    """Return one log's explanation: cause, evidence, what helps, the software, and what the issue lacks."""
+    """Return one log's explanation: cause, evidence, what helps, the software, and what to attach."""
     diagnosis = explanation.diagnosis
     where = f" in {diagnosis.phase}" if diagnosis.phase is not Phase.NONE else ""
     lines = [f"### {diagnosis.cause}{where}", ""]
@@ -57,7 +57,7 @@ def _software(explanation: Explanation) -> str:
 
 
 def _missing(explanation: Explanation) -> str:
-    """Return what a reader of the issue needs and the log does not show."""
+    """Return what a reader of the issue needs but the log does not show."""
     context = explanation.context
     lacks = []
     if not explanation.is_answer:

@@ -1,4 +1,4 @@
-"""The first line of an explanation: which memory, in which phase, by how much."""
+"""The first line of an explanation: the memory, the phase and the missing amount."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _HOST_WHO = {
     "pinned-memory": "a pinned allocation failed",
     "sglang-host-memory": "the engine asked for too much host memory",
 }
-# Who killed, of a rule that recognises several; a supervisor of the kernel's kills repeats its word.
+# The killers that the rule `kernel-oom-kill` recognises, besides the kernel, by their names in the message.
 _KILLERS = {"systemd-oomd": "systemd-oomd killed a unit", "earlyoom": "earlyoom killed a process"}
 _REFUSALS = {
     Cause.INFRASTRUCTURE: "the cluster failed, not the job",
@@ -59,7 +59,7 @@ def phase_name(explanation: Explanation) -> str:
 
 
 def figure(size: int, text: str) -> str:
-    """Return a size as the log prints it, or in GiB where it prints bytes or nothing."""
+    """Return a size as the log prints it, or in GiB if it prints bytes or no size."""
     for match in _SIZE.finditer(text):
         if match[0].endswith("iB") and size_bytes(match[0]) == size:
             return match[0] if " " in match[0] else re.sub(r"([KMGT]iB)", r" \1", match[0])
@@ -72,13 +72,13 @@ def on_budget(explanation: Explanation) -> bool:
 
 
 def device_name(explanation: Explanation) -> str:
-    """Return what the failed device is called, which is a GPU but for Ascend's and Intel's."""
+    """Return the name of the failed device: NPU for Ascend, XPU for Intel, otherwise GPU."""
     device = explanation.context.device
     return device if device in ("NPU", "XPU") else "GPU"
 
 
 def headline(explanation: Explanation) -> str:
-    """Return what happened, in one line without the name of the cause."""
+    """Return a description of the failure in one line, without the name of the cause."""
     diagnosis = explanation.diagnosis
     text = explanation.main_line.text if diagnosis.evidence else ""
     phase = phase_name(explanation)
@@ -95,7 +95,7 @@ def headline(explanation: Explanation) -> str:
 
 
 def _exhausted(explanation: Explanation, text: str, phase: str, where: str) -> str:
-    """Return what ran out of which memory or space, other than the host's."""
+    """Return a description of an exhausted memory or space other than host memory, or of a hang."""
     match explanation.diagnosis.cause:
         case Cause.GPU_OOM:
             memory = "its memory budget" if on_budget(explanation) else f"{device_name(explanation)} memory"
@@ -122,7 +122,7 @@ def _exhausted(explanation: Explanation, text: str, phase: str, where: str) -> s
 
 
 def span(explanation: Explanation) -> tuple[int, int]:
-    """Return the characters to underline in the shown line: the requested size, else the message."""
+    """Return start and end of the text to underline in the main line: the requested size or the message."""
     line = explanation.main_line
     text = plain(line.text)
     requested = explanation.diagnosis.facts.requested_bytes
@@ -177,7 +177,7 @@ def _host(explanation: Explanation, text: str, where: str) -> str:
 
 
 def _killer(killed: Holder | None, text: str) -> str:
-    """Return who killed what to free host memory."""
+    """Return a description of who killed which process to free host memory."""
     if killer := next((words for name, words in _KILLERS.items() if name in text), ""):
         return killer
     named = "a process" if killed is None else f"{plain(killed.command)} (pid {killed.pid})"
@@ -185,7 +185,7 @@ def _killer(killed: Holder | None, text: str) -> str:
 
 
 def holder_text(explanation: Explanation) -> str:
-    """Return which processes of one kind hold most of a node's memory; empty where the log does not say."""
+    """Return a description of the processes of one kind that hold most host memory; empty if unknown."""
     group = largest(explanation.diagnosis.facts)
     if group is None:
         return ""

@@ -1,4 +1,4 @@
-"""Several logs of one failure, or a folder of them: which tells the first cause, and what the rest show."""
+"""Orders several logs of one failure, so that the log with the first cause leads, and relates the others."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from autotune.policies.values.value import Value
 
 _LOGS = (".log", ".out", ".err", ".txt")
 _COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
-# Of a Ray session: what its services say of themselves, and what repeats the workers' lines.
+# Logs of a Ray session's services, and those that repeat the workers' lines.
 _SERVICES = re.compile(
     r"(?:dashboard|monitor|log_monitor|runtime_env|agent|gcs_server|debug_state|ray_client|event_)\w*\b[^/]*$"
 )
-_MOST = 4096  # logs of a folder
-_DEPTH = 8
+_MOST = 4096  # maximum logs read of a folder
+_DEPTH = 8  # maximum levels below it
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
-_STRONG = 0.8  # confidence of a cause that no other one explains
-_SHOWN = 3  # logs named of each kind
+_STRONG = 0.8  # minimum confidence of a cause that no other cause explains
+_SHOWN = 3  # maximum logs named per relation
 
 
 class Read(Value, frozen=True, kw_only=True):
-    """One log of an incident, and when it failed as far as that is known."""
+    """One log of an incident, and the time of its failure if known."""
 
     explanation: Explanation
     failed_at: datetime
 
 
 def logs_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the logs that are named, those of a folder in the order of their names.
+    """Return the named logs, with a folder replaced by its logs in the order of their names.
 
-    Raises Failure for a folder that holds no log.
+    Raises Failure for a folder without logs.
     """
     result: list[str] = []
     for name in names:
@@ -51,7 +51,7 @@ def logs_of(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def read_of(explanation: Explanation, lines: list[str]) -> Read:
-    """Return a log with the time of its failure: of the last line up to it that has one, else of its file."""
+    """Return a log with the time of its failure: the last in `lines`, else the file's modification time."""
     times = [match[0] for line in lines if (match := _TIME.search(line)) is not None]
     if times:
         try:
@@ -66,21 +66,21 @@ def read_of(explanation: Explanation, lines: list[str]) -> Read:
 
 
 def ordered(reads: Iterable[Read]) -> list[Read]:
-    """Return the logs with the one first that tells the first cause."""
+    """Return the logs, beginning with the one that shows the first cause."""
     return sorted(reads, key=lambda read: (_rank(read.explanation), read.failed_at))
 
 
 class Relation(enum.StrEnum):
     """What another log of an incident has to do with its first cause."""
 
-    SAME = "same"  # the same failure
-    WAITED = "waited"  # for a rank that failed
-    OTHER = "other"  # errors of another cause
-    NONE = "none"  # no failure
+    SAME = "same"  # shows the same failure
+    WAITED = "waited"  # its rank waited for the failed one
+    OTHER = "other"  # shows errors of another cause
+    NONE = "none"  # shows no failure
 
 
 def others(reads: list[Read]) -> Iterator[tuple[Relation, Explanation]]:
-    """Yield the logs behind the one that leads, each with what it has to do with it."""
+    """Yield the logs after the first, each with its relation to it."""
     lead, *rest = (read.explanation for read in reads)
     cause = lead.diagnosis.cause
     for other in rest:
@@ -95,7 +95,7 @@ def others(reads: list[Read]) -> Iterator[tuple[Relation, Explanation]]:
 
 
 def summary(reads: list[Read]) -> Iterator[str]:
-    """Yield what the other logs show, a line for each relation."""
+    """Yield a line for each relation, with the number of other logs and some of their names."""
     groups: dict[Relation, list[Explanation]] = {relation: [] for relation in Relation}
     for relation, other in others(reads):
         groups[relation].append(other)
@@ -116,7 +116,7 @@ _WEAK, _NONE, _SILENT = 1, 2, 3
 
 
 def _rank(explanation: Explanation) -> int:
-    """Return how much a log explains: a cause, one that others explain, errors of no known kind, nothing."""
+    """Return the rank of a log: 0 for a strong cause, then a weak cause, unknown errors, and no errors."""
     diagnosis = explanation.diagnosis
     if explanation.is_answer:
         return 0 if diagnosis.confidence >= _STRONG else _WEAK
@@ -140,7 +140,7 @@ def _inside(folder: Path) -> list[str]:
 
 
 def is_log_name(path: str) -> bool:
-    """Return whether a file of this name is a log of a job, not of a cluster's services."""
+    """Return whether a file name is that of a job's log, not of a cluster service's."""
     name = PurePath(path).name
     for suffix in _COMPRESSED:
         name = name.removesuffix(suffix)

@@ -1,4 +1,4 @@
-"""What a log tells of its job: the framework, its settings, the model, the tools around it."""
+"""Detects the job of a log: the framework, its settings, the model, and other tools."""
 
 from __future__ import annotations
 
@@ -33,54 +33,54 @@ from autotune.policies.values.profile import Profile, Support
 from autotune.policies.values.value import Value
 
 _TOKEN_KNOBS = ("tokens_per_microbatch", "logprob_tokens", "max_batched_tokens", "logprob_chunk")
-_FEWEST = 2  # knobs that a log must print before what it leaves out is taken for a default
-_BLANK = "..."  # stands for a value that is not known
+_FEWEST = 2  # knobs that a log must print before the others count as defaults
+_BLANK = "..."  # placeholder for an unknown value
 _QUOTED = re.compile(r"""(['"])\.\.\.\1""")
 _SWITCHED = {"on": True, "off": False}
 _SETTINGS_FILE = re.compile(r"--config[= ]\S{1,500}\.ya?ml")
-_BY_TOKENS = "TrainRayActor"  # of slime and what is made of it: their micro-batches are filled by tokens
+_BY_TOKENS = "TrainRayActor"  # of slime and frameworks based on it, which fill micro-batches by tokens
 _TRAINERS = ("trl", "ms-swift")  # frameworks that also train without an engine
-_GPUS = 8  # of a node, where the log's settings do not say
+_GPUS = 8  # GPUs of a node, if the log's settings do not show them
 
 
 class Context(Value, frozen=True, kw_only=True):
-    """What is known of the job behind a log."""
+    """What is known about the job of a log."""
 
     framework: Framework | None = None
-    job: Job | None = None  # with the settings that the log prints; None where it prints none
+    job: Job | None = None  # with the settings that the log prints; None if it prints none
     tools: tuple[Tool, ...] = ()
     known: Known = Known()
     model: Model | None = None
-    offers: dict[str, Support] = {}  # how the framework offers the knobs, in any job that its guides show
-    advised: dict[str, str] = {}  # settings that its guides name for a knob, where no preset uses them
-    implied: dict[str, Any] = {}  # settings that the log tells without printing them
-    device: str = ""  # PyTorch's name of one whose memory ran out; empty: CUDA's
+    offers: dict[str, Support] = {}  # the framework's support for the knobs, in any job of its presets
+    advised: dict[str, str] = {}  # knob -> working setting of its guides, used if `offers` lacks the knob
+    implied: dict[str, Any] = {}  # settings that the log shows without printing them
+    device: str = ""  # PyTorch's name for the kind of device that ran out of memory; empty: CUDA
     note: str = ""  # why the printed settings could not be used
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The budgets of tokens per pass that are known."""
+        """The known token budgets of a micro-batch or a chunk."""
         profile = self.known.profile
         values = [getattr(profile.knobs, name) for name in _TOKEN_KNOBS] if profile is not None else []
         return tuple(value for value in values if isinstance(value, int) and value > 0)
 
 
 class Remedied(Value, frozen=True, kw_only=True):
-    """A cure with what to type for it: (framework or tool, lines)."""
+    """A cure with the lines to type for it."""
 
     cure: Cure
-    words: tuple[tuple[str, tuple[str, ...]], ...]
-    assumed: bool = False  # the present value is the framework's default: the log does not show it
+    words: tuple[tuple[str, tuple[str, ...]], ...]  # (framework or tool, lines)
+    assumed: bool = False  # the current value is assumed to be the framework's default: the log lacks it
 
 
 def context_of(
     reading: Reading, diagnosis: Diagnosis, *, framework: str | None, model: Model | None, run: Run | None
 ) -> Context:
-    """Return what the log shows of its job, or what the run of autotune that wrote it knows."""
+    """Return what the log shows about its job, or what `run` knows, the run of autotune that wrote it."""
     context = _context(reading, diagnosis, framework=framework, model=model) if run is None else _of_run(run)
     device = spellings.device_of("\n".join(line.text for line in diagnosis.evidence))
     known = context.known
-    if device == "HIP" and run is None:  # where what a framework sets itself has no effect in most builds
+    if device == "HIP" and run is None:  # a framework's allocator setting has no effect in most builds
         known = msgspec.structs.replace(
             known, offered=known.offered | {"allocator"}, fixed=known.fixed - {"allocator"}
         )
@@ -163,9 +163,9 @@ def _context(
 
 
 def recognised(text: str, known: Mapping[str, Traces]) -> str | None:
-    """Return the framework whose traces a text holds most often; None if it holds none.
+    """Return the framework whose traces occur most often in a text; None if none occurs.
 
-    A framework inside another one is a library of it.
+    A framework that another one in the text uses as a library does not count.
     """
     hits = Naming(trace for own in known.values() for trace in own.traces).counted(text)
     counts = {name: sum(hits.get(trace, 0) for trace in own.traces) for name, own in known.items()}
@@ -175,7 +175,7 @@ def recognised(text: str, known: Mapping[str, Traces]) -> str | None:
 
 
 def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
-    """Return the cures of a failure, each in the words of what runs the job."""
+    """Return the cures of a failure, each in the words of the job's framework or tools."""
     served = _is_served(context, diagnosis)
     if served and not context.tools[0].only:
         diagnosis = msgspec.structs.replace(diagnosis, component=Component.ROLLOUT)
@@ -183,7 +183,7 @@ def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             cures = prescribe(diagnosis, context.known)
-    except Exception:  # a layout that only a broken log can print, of which nothing can be estimated
+    except Exception:  # an invalid layout of a broken log, for which no estimate exists
         cures = prescribe(diagnosis, msgspec.structs.replace(context.known, cluster=None))
     return tuple(
         Remedied(cure=cure, words=_words(context, cure), assumed=_is_assumed(context, cure))
@@ -193,7 +193,7 @@ def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
 
 
 def _is_served(context: Context, diagnosis: Diagnosis) -> bool:
-    """Return whether an engine ran out of its card's memory in a log that shows engines alone."""
+    """Return whether a log shows engines alone, one of which failed; an LLM engine out of its memory."""
     alone = context.framework is None and bool(context.tools) and all(tool.engine for tool in context.tools)
     if alone and context.tools[0].only:
         return True
@@ -206,9 +206,9 @@ def _is_served(context: Context, diagnosis: Diagnosis) -> bool:
 
 
 def _is_trainers(cure: Cure, diagnosis: Diagnosis) -> bool:
-    """Return whether a cure changes nothing but how a trainer works.
+    """Return whether a cure changes knobs of the trainer alone.
 
-    PyTorch's allocator is any process's, but not what takes the memory of a sleeping engine back.
+    Engines use PyTorch's allocator as well, except when one wakes up and reclaims its memory.
     """
     common = () if wakes(diagnosis) else ("allocator",)
     own = (knob not in common and KNOB_TABLE[knob].part is Part.TRAINER for knob in cure.changes)
@@ -216,7 +216,7 @@ def _is_trainers(cure: Cure, diagnosis: Diagnosis) -> bool:
 
 
 def _job(framework: Framework, settings: Mapping[str, Any], shape: Model | None = None) -> Job:
-    """Return the job of a log, of the newest release: a log seldom says its own."""
+    """Return the job of a log, with the framework's newest release, because few logs show theirs."""
     release = framework.releases[-1] if framework.releases else None
     return Job(
         name="log",
@@ -228,16 +228,16 @@ def _job(framework: Framework, settings: Mapping[str, Any], shape: Model | None 
 
 
 def _public(fields: Mapping[str, int | str]) -> Model | None:
-    """Return the public model of which a log prints enough numbers to tell it from all others."""
+    """Return the public model that the numbers in a log identify; None if they are too few or none match."""
     known = find_by_numbers(fields)
     return known.shape if known is not None else None
 
 
 def _named(framework: Framework, settings: dict[str, Any]) -> Model | None:
-    """Return the public model that the printed settings name."""
+    """Return the public model that the printed settings name; None if unknown."""
     try:
         name = framework.model_path(_job(framework, settings))
-    except Exception:  # settings read from a log may be ones that the adapter refuses
+    except Exception:  # the adapter may refuse settings from a log
         return None
     known = find_public(name) if name else None
     return known.shape if known is not None else None
@@ -295,7 +295,7 @@ def _words(context: Context, cure: Cure) -> tuple[tuple[str, tuple[str, ...]], .
 
 
 def _own_words(framework: Framework, context: Context, cure: Cure) -> tuple[str, ...]:
-    """Return the change as the framework's users type it; else the names of what to change."""
+    """Return the change as the framework's users type it; without a known job, the settings to change."""
     if cure.exact and context.job is not None:
         return _typed(framework, _own_settings(context, cure))
     offers, advised = context.offers, context.advised
@@ -313,7 +313,7 @@ def _own_words(framework: Framework, context: Context, cure: Cure) -> tuple[str,
 
 
 def _mode(framework: Framework, context: Context, knob: str, mode: Setting) -> tuple[str, ...]:
-    """Return how the framework's users type a mode of a knob; nothing where it is no mode that is offered."""
+    """Return a mode of a knob as the framework's users type it; empty if the framework does not offer it."""
     if not isinstance(mode, str) or mode not in context.offers[knob].grid.values:
         return ()
     job = _job(framework, context.implied)
@@ -326,18 +326,18 @@ def _own_settings(context: Context, cure: Cure) -> dict[str, Any]:
         return {}
     try:
         return framework.settings(job, msgspec.structs.replace(profile.knobs, **cure.changes))
-    except Exception:  # settings read from a log may be ones that the adapter refuses
+    except Exception:  # the adapter may refuse settings from a log
         return {}
 
 
 def _knobs_in(settings: dict[str, Any], profile: Profile) -> int:
-    """Return how many knobs the printed settings set."""
+    """Return the number of knobs that the printed settings set."""
     printed = {_bare(name) for name in settings}
     return sum(_bare(support.setting) in printed for support in profile.supported.values())
 
 
 def _printed_only(profile: Profile, settings: dict[str, Any]) -> Profile:
-    """Return the profile without what follows from defaults, which a file may have replaced."""
+    """Return the profile with the printed knobs alone, because a settings file may replace defaults."""
     printed = {_bare(name) for name in settings}
     unknown = {
         knob: None
@@ -353,7 +353,7 @@ def _typed(framework: Framework, settings: dict[str, Any]) -> tuple[str, ...]:
     try:
         lines = framework.words(settings) if settings else ()
         return tuple(_QUOTED.sub(_BLANK, line) for line in lines)
-    except Exception:  # a value that the framework's language cannot hold
+    except Exception:  # a value that the framework's language cannot express
         return ()
 
 
@@ -370,7 +370,7 @@ def _bare(name: str) -> str:
 
 
 def _advised(framework: Framework) -> dict[str, str]:
-    """Return the settings that guides name for a knob and that work, where no preset uses them."""
+    """Return, by knob, the settings that guides recommend and that work."""
     result: dict[str, str] = {}
     for row in framework.advice:
         setting = re.split("[:=]", row.setting)[0]
@@ -380,7 +380,7 @@ def _advised(framework: Framework) -> dict[str, str]:
 
 
 def _of_part(own: Mapping[str, str], offers: dict[str, Support]) -> dict[str, Support]:
-    """Return how a part of the job offers the knobs: by its own settings, not those of other trainers."""
+    """Return the support for the knobs in one part of the job, by its `own` settings, not other trainers'."""
     others = {Part.TRAINER, *(KNOB_TABLE[knob].part for knob in own)}
     return {
         knob: msgspec.structs.replace(support, setting=own.get(knob, support.setting))
@@ -390,7 +390,7 @@ def _of_part(own: Mapping[str, str], offers: dict[str, Support]) -> dict[str, Su
 
 
 def _offers(framework: Framework, implied: Mapping[str, Any]) -> dict[str, Support]:
-    """Return how the framework offers the knobs, in any job of its guides with the `implied` settings."""
+    """Return the framework's support for the knobs, in any of its presets with the `implied` settings."""
     result: dict[str, Support] = {}
     for preset in (*framework.presets.values(), {}):
         job = _job(framework, {**preset, **implied})

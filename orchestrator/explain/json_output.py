@@ -1,4 +1,4 @@
-"""The JSON document of one incident: names that scripts rely on; fields are added, never renamed."""
+"""The JSON document of one incident. Scripts rely on its names: fields are added, never renamed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RemedyDocument(Value, frozen=True, kw_only=True):
     reason: str
     changes: dict[str, Setting]  # knob -> new value, or the direction: lower, raise, on, off, more
     exact: bool  # the job's settings are known, and these are the values to use
-    effect: Effect | None  # on the numbers of the training: exact or numeric (rounding); null: not known
+    effect: Effect | None  # on the numbers of the training: exact or numeric (rounding); null: unknown
     slows: str
     predicted: Prediction | None
     words: dict[str, list[str]]  # framework or tool -> lines to type
@@ -81,13 +81,13 @@ class ExplanationDocument(Value, frozen=True, kw_only=True):
     framework: str | None
     tools: list[str]
     remedies: list[RemedyDocument]
-    hints: list[str]  # what helps besides the settings of a remedy; those that lead stand first
+    hints: list[str]  # what helps besides the settings of a remedy; leading ones first
     lines: int  # of the log
     others: list[OtherDocument]
 
 
 def document(reads: list[Read]) -> bytes:
-    """Return the explanation of an incident, of which the first log leads, as one line of JSON."""
+    """Return the explanation of an incident as one line of JSON; the first log shows the cause."""
     explanation = reads[0].explanation
     diagnosis, request = explanation.diagnosis, explanation.request
     framework = explanation.context.framework

@@ -1,4 +1,4 @@
-"""Reads a log in one pass, compressed or in an archive too: its evidence, its beginning and its end."""
+"""Reads the evidence, beginning and end of a log in one pass, also if it is compressed or in an archive."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from autotune.policies.values.value import Value
 
 STDIN = "-"
 _CHUNK_BYTES = 1 << 20
-_HEAD_BYTES = 2 << 20  # frameworks print their settings within
+_HEAD_BYTES = 2 << 20  # contains the settings that frameworks print
 _TAIL_BYTES = 256 << 10
 MAGIC_BYTES = 6
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
-_LOOKED_AT = 4096  # bytes that tell what a file is
-_NULS, _CONTROLS = 0.2, 0.05  # shares from which on bytes are wide characters, or no text
+_LOOKED_AT = 4096  # leading bytes from which the kind of a file is detected
+_NULS, _CONTROLS = 0.2, 0.05  # shares of bytes above which a file has wide characters, or is not text
 _CONTROL = bytes(code for code in range(32) if code not in b"\t\n\r\b\f\x1b\x00")
 _PROTOCOLS = (2, 3, 4, 5)
 _PICKLE = b"\x80"  # no text begins with it
-_AROUND = 60  # lines that belong to a failure, above it and below
-_KEPT_BYTES = 32 << 20  # of freed memory
+_AROUND = 60  # lines of context above a failure, and below it
+_KEPT_BYTES = 32 << 20  # freed memory that the allocator keeps
 _MALLOC_OPTIONS = (-1, -3)  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
 class Reading(Value, frozen=True, kw_only=True):
-    """What is kept of a log."""
+    """The evidence of a log, and the parts kept of its text."""
 
     name: str  # as the user gave it
     evidence: Evidence
@@ -53,18 +53,18 @@ class Reading(Value, frozen=True, kw_only=True):
 
     @property
     def ends(self) -> str:
-        """The beginning and the end, as one text."""
+        """The kept beginning and end as one text."""
         return f"{self.head}\n{self.tail}" if self.tail else self.head
 
     def before(self, line: int) -> str:
-        """Return what is kept of the log up to a line."""
+        """Return the kept text up to a line; the whole kept end if the line is not in the beginning."""
         rows = self.head.split("\n")
         if line <= len(rows) or not self.tail:
             return "\n".join(rows[:line])
         return self.tail
 
     def around(self, line: int) -> list[str]:
-        """Return the lines near one; empty where neither the beginning nor the end holds it."""
+        """Return the lines near a line; empty if neither the kept beginning nor the end contains it."""
         lines = self.head.split("\n")
         at = line - 1
         if at >= len(lines) - 1 and self.tail:
@@ -74,7 +74,7 @@ class Reading(Value, frozen=True, kw_only=True):
 
 
 class _Tap:
-    """Yields the chunks of a file and keeps the first and the last of them."""
+    """Yields the chunks of a file and keeps its first and last bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -86,7 +86,7 @@ class _Tap:
         self.is_text = True
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the file's bytes; lines that a terminal broke are made whole."""
+        """Yield the file's bytes, with lines that a terminal wrapped joined again."""
         for chunk in self._with_whole_lines():
             room = _HEAD_BYTES - len(self.head)
             self.head += chunk[:room]
@@ -113,12 +113,12 @@ class _Tap:
         raw = self._next()
         if not self.size and raw:
             self._decoder, self.is_text = _decoder_of(raw[:_LOOKED_AT])
-            self._returns = b"\n" not in raw and raw.count(b"\r") > 1  # rows end with it alone
+            self._returns = b"\n" not in raw and raw.count(b"\r") > 1  # lines end with carriage returns alone
         self.size += len(raw)
         chunk = raw if self._decoder is None else self._decoder.decode(raw, final=not raw).encode()
         chunk = chunk.removeprefix(codecs.BOM_UTF8)
         if raw and not chunk:
-            return self._read()  # a half character
+            return self._read()  # an incomplete character
         return chunk.replace(b"\r", b"\n") if self._returns else chunk
 
     def _next(self) -> bytes:
@@ -131,7 +131,7 @@ class _Tap:
 
 
 def _decoder_of(raw: bytes) -> tuple[codecs.IncrementalDecoder | None, bool]:
-    """Return what decodes wide characters, None where a byte is one, and whether the bytes are text."""
+    """Return the decoder of a text with wide characters (None for other texts), and whether it is text."""
     name = _UTF16.get(raw[:2], "")
     if not name and raw.count(0) > _NULS * len(raw):
         name = "utf-16-le" if raw[1::2].count(0) >= raw[::2].count(0) else "utf-16-be"
@@ -141,7 +141,7 @@ def _decoder_of(raw: bytes) -> tuple[codecs.IncrementalDecoder | None, bool]:
 
 
 def check(names: tuple[str, ...]) -> None:
-    """Raise a Failure that names every log that cannot be read."""
+    """Raise a Failure that names all unreadable logs, if any."""
     problems = [problem for name in names if name != STDIN and (problem := _problem(Path(name)))]
     if names.count(STDIN) > 1:
         problems.append("`-` is standard input and can be read only once")
@@ -152,7 +152,7 @@ def check(names: tuple[str, ...]) -> None:
 def read(name: str) -> Reading:
     """Return a log, or standard input for `-`, read in one pass; raises Failure if it cannot be read.
 
-    What gzip or zstd compressed is read as what it holds.
+    Files compressed with gzip, xz, bzip2 or zstd are decompressed.
     """
     try:
         if name == STDIN:
@@ -167,7 +167,7 @@ def read(name: str) -> Reading:
 
 
 def _text(reading: Reading) -> Reading:
-    """Return a log; raises OSError where it is none."""
+    """Return a log; raises OSError if it is not text."""
     if not reading.is_text:
         raise OSError("it is not text")
     return reading
@@ -190,7 +190,7 @@ def is_snapshot(head: bytes) -> bool:
 
 
 def _reuse_freed_blocks() -> None:
-    """Keep what is freed for the next blocks: glibc would give it back, and fetch each page of it anew."""
+    """Keep freed memory for the next blocks: glibc would return it, and fault in each of its pages again."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         for option in _MALLOC_OPTIONS:
@@ -228,12 +228,12 @@ def _problem(path: Path) -> str:
 
 _ZIP = b"PK\x03\x04"
 _MARKS = 265  # bytes up to the end of a tar header's magic
-# A password and an unknown compression are a RuntimeError of zipfile.
+# zipfile raises RuntimeError for a password and for an unknown compression.
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
 
 
 def is_archive(name: str) -> bool:
-    """Return whether a file is a zip or tar archive, by what it holds; standard input is none."""
+    """Return whether a file is a zip or tar archive by its contents; False for standard input."""
     if name == STDIN:
         return False
     head = first_bytes(name, _MARKS)
@@ -243,9 +243,9 @@ def is_archive(name: str) -> bool:
 
 
 def read_members(name: str, is_log: Callable[[str], bool]) -> Iterator[Reading]:
-    """Yield the logs of an archive, all of its files where none has the name of a log.
+    """Yield the logs of an archive; all of its text files if none has the name of a log.
 
-    Raises Failure for an archive that holds no text, is damaged or has a password.
+    Raises Failure for an archive without text, a damaged one, or one with a password.
     """
     count = 0
     try:
@@ -266,7 +266,7 @@ def read_members(name: str, is_log: Callable[[str], bool]) -> Iterator[Reading]:
 
 @contextmanager
 def _opened(name: str) -> Iterator[tuple[list[str], Callable[[str], BinaryIO]]]:
-    """Yield the names of an archive's regular files, and what opens one of them."""
+    """Yield the names of an archive's regular files, and a function that opens one of them."""
     if first_bytes(name, len(_ZIP)) == _ZIP:
         with zipfile.ZipFile(name) as archive:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
@@ -279,12 +279,12 @@ def _opened(name: str) -> Iterator[tuple[list[str], Callable[[str], BinaryIO]]]:
 
 XZ, BZIP2 = b"\xfd7zXZ\x00", b"BZh"
 GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-# Module, and the name of what opens a file object: Python 3.14's own, its backport, the older binding.
+# Module and function that opens a file object: Python 3.14's own, its backport, the older binding.
 _ZSTD_LIBRARIES = (("compression.zstd", "open"), ("backports.zstd", "open"), ("zstandard", "open"))
 
 
 class _Gunzipped:
-    """Returns what a cut file still holds before it raises EOFError, where `GzipFile.read` would lose it."""
+    """A reader that returns all data of a truncated file before EOFError; `GzipFile.read` would lose it."""
 
     def __init__(self, file: gzip.GzipFile) -> None:
         self._file = file
@@ -294,9 +294,9 @@ class _Gunzipped:
 
 
 def decompressed(file: BinaryIO, magic: bytes, *, name: str) -> BinaryIO:
-    """Return what reads the text of a log whose first bytes are `magic`.
+    """Return a reader of the decompressed text of a log whose first bytes are `magic`.
 
-    Raises Failure for zstd where no library reads it.
+    Raises Failure for zstd if no library for it is installed.
     """
     if magic.startswith(GZIP):
         return cast(BinaryIO, _Gunzipped(gzip.GzipFile(fileobj=file)))

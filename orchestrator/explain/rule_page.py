@@ -25,11 +25,11 @@ class RuleDocument(Value, frozen=True, kw_only=True):
     rule: str
     cause: Cause | None  # None: a consequence of another failure, or a harmless line
     meaning: str
-    example: str  # a line that it recognises
+    example: str  # a line that matches
     pattern: str
     fatal: str  # always | unless_progress | never
     harmless: bool
-    weak: bool  # applies only where a log shows no other cause
+    weak: bool  # applies only if the log shows no other cause
     remedies: dict[str, list[str]]  # by phase, the most promising first
 
 
@@ -41,7 +41,7 @@ class CauseDocument(Value, frozen=True, kw_only=True):
     meaning: str
     is_oom: bool
     resource: str  # the memory that ran out, or `none`
-    rules: list[str]  # that recognise it
+    rules: list[str]  # names of the rules with this cause
     remedies: dict[str, list[str]]  # by phase, the most promising first
 
 
@@ -64,7 +64,7 @@ _FATAL = {
     NEVER: "does not end the job by itself",
 }
 _UNLESS = "ends the job unless it makes progress afterwards (the line can be a warning)"
-_SHOWN = 4  # remedies of a phase
+_SHOWN = 4  # maximum remedies per phase
 _PHASES = (
     Phase.ROLLOUT_INIT,
     Phase.ROLLOUT,
@@ -95,7 +95,7 @@ def explain_rule(name: str, *, as_json: bool) -> str:
 
 
 def cures_by_phase(cause: Cause, phases: tuple[Phase, ...]) -> dict[Phase, tuple[Cure, ...]]:
-    """Return the remedies for a cause in each phase, for a job of which nothing is known."""
+    """Return the remedies for a cause in each phase, for an unknown job with an engine."""
     known = Known(engine=True)
     remedies = {}
     for phase in phases:

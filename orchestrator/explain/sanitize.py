@@ -1,4 +1,4 @@
-"""Text of a log made safe to print: without secrets, control sequences and endless lines."""
+"""Makes text of a log safe to print: removes secrets and control sequences, and truncates long lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,512}
 
 
 def uncoloured(text: str) -> str:
-    """Return a text without the control sequences of terminals."""
+    """Return a text without terminal control sequences."""
     return _ESCAPES.sub("", text) if "\x1b" in text else text
 
 

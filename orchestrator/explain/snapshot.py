@@ -1,4 +1,4 @@
-"""Explains a PyTorch memory snapshot without a GPU: what held the memory, and how fragmented it was."""
+"""Explains a PyTorch memory snapshot without a GPU: what used the memory, and how fragmented it was."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.value import Value
 
 _READER = "autotune.orchestrator.explain.unpickle"
-_SITES = 10  # printed; the JSON document has more
-_LONGEST_S = 1800.0  # the reader's own limit grows with the file and is shorter
+_SITES = 10  # maximum sites printed; the JSON document has more
+_LONGEST_S = 1800.0  # timeout; the reader's own limit grows with the file
 _INDENT = " " * 6
 _MOMENTS = {
     "oom": "at the first failed request",
@@ -81,12 +81,12 @@ def _refused(path: Path, reason: str) -> Failure:
 
 
 def cause(snapshot: Snapshot) -> Cause:
-    """Return GPU_OOM if the snapshot holds a failed request, else UNKNOWN."""
+    """Return GPU_OOM if the snapshot contains a failed request, otherwise UNKNOWN."""
     return Cause.GPU_OOM if any(device.moment == "oom" for device in snapshot.devices) else Cause.UNKNOWN
 
 
 def snapshot_document(name: str, snapshot: Snapshot) -> bytes:
-    """Return a snapshot as one line of JSON, with the fields of a log's document where they apply."""
+    """Return a snapshot as one line of JSON, with those fields of a log's document that apply."""
     why = cause(snapshot)
     failed = next((device for device in snapshot.devices if device.moment == "oom"), None)
     facts = SnapshotFacts(

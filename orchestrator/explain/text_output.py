@@ -1,4 +1,4 @@
-"""An explanation as text: what happened, where, why, and what to do."""
+"""Renders an explanation as text: what happened, where, why, and what to do."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MOST_REMEDIES = 3  # on a screen or in an issue; the JSON document has all
 _ERRORS = 3
 _ADVICE = 2
 _PARTS = (Component.CRITIC, Component.REF, Component.REWARD)
-_COUNTED = 100  # the scan keeps no more
-_PLACES = 3  # of consequences
+_COUNTED = 100  # the scan keeps at most so many consequences
+_PLACES = 3  # maximum line numbers of consequences
 _ELSE = {
     Cause.CODE: "the line above names no memory; what the program did stands in the traceback before it",
     Cause.CONFIG: "correct the setting named above; no memory setting fixes this",
@@ -35,11 +35,11 @@ _ELSE = {
 _INDENT = " " * 12
 _ROUNDING = "results may differ by rounding"
 _OF_RAY = "actor-died"
-_ENDED = frozenset({"killed", _OF_RAY})  # rules of lines that say that a process ended, but not why
+_ENDED = frozenset({"killed", _OF_RAY})  # rules of lines that report the end of a process without a reason
 
 
 def render_explanation(explanation: Explanation, *, verbose: bool = False) -> str:
-    """Return the explanation of one log."""
+    """Return the explanation of one log as text; `verbose`: with all remedies."""
     if not explanation.is_answer:
         return "\n".join(_unknown(explanation))
     lines = [
@@ -168,14 +168,14 @@ def _help(explanation: Explanation, *, most: int) -> list[str]:
 
 
 def _limit_leads(explanation: Explanation) -> bool:
-    """Return whether a limit comes first: of /dev/shm, or of a host where nothing shows what to reduce."""
+    """Return whether a limit comes first: of /dev/shm, or of a host if nothing shows what to reduce."""
     facts, cause = explanation.diagnosis.facts, explanation.diagnosis.cause
     known = largest(facts) is not None or any(remedied.cure.exact for remedied in explanation.remedies)
     return cause is Cause.SHM or (cause is Cause.HOST_OOM and not known)
 
 
 def _hint_of_rule(explanation: Explanation) -> str:
-    """Return what the rule of the failure says to do; empty where its cause says it."""
+    """Return the hint of the rule that matched; empty if it has none."""
     rule = BY_NAME.get(explanation.main_line.rule)
     return "" if rule is None else rule.hint
 
@@ -189,7 +189,7 @@ def _predicted(explanation: Explanation, name: str) -> str:
 
 
 def _advice(explanation: Explanation) -> list[str]:
-    """Return the advice of public guides for such a failure that no longer holds, and why."""
+    """Return notes on settings in the log that public guides recommend but that do not work, with reasons."""
     framework = explanation.context.framework
     if framework is None:
         return []
@@ -214,7 +214,7 @@ def _outdated(row: Advice) -> str:
 
 
 def _typed(advice: str) -> str:
-    """Return a setting in backticks, a sentence as it is."""
+    """Return a setting in backticks, a sentence unchanged."""
     visible = plain(advice)
     return visible if ", " in visible or "; " in visible else f"`{visible}`"
 

@@ -1,4 +1,4 @@
-"""Reads a pickled memory snapshot in a process with limited memory that executes nothing from it."""
+"""Reads a pickled memory snapshot in a process with limited memory, without executing anything from it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import msgspec
 
 from autotune.policies.explain.snapshot import Snapshot, summarised
 
-LARGEST_BYTES = 4 << 30  # of a file
-_PER_BYTE = 12  # bytes of Python objects for one of a pickle: torch writes small dictionaries
-_LEAST_BYTES, _MOST_BYTES = 1 << 30, 24 << 30
-_LEAST_S, _BYTES_PER_S = 30, 1 << 20  # measured: 3.5 MB of records in a second
-_TEXT = 200
+LARGEST_BYTES = 4 << 30  # maximum size of a file
+_PER_BYTE = 12  # bytes of Python objects per byte of a pickle: torch writes small dictionaries
+_LEAST_BYTES, _MOST_BYTES = 1 << 30, 24 << 30  # bounds of the memory limit
+_LEAST_S, _BYTES_PER_S = 30, 1 << 20  # of CPU time; measured: 3.5 MB of records per second
+_TEXT = 200  # maximum characters of a message
 
 
 class _Builtins(pickle.Unpickler):
-    """Unpickles lists, dictionaries, tuples, strings and numbers, and refuses everything else."""
+    """An unpickler of lists, dictionaries, tuples, strings and numbers that refuses everything else."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(
@@ -60,7 +60,7 @@ def main(path: Path) -> int:
     longest_s = _LEAST_S + size // _BYTES_PER_S
     resource.setrlimit(resource.RLIMIT_CPU, (longest_s, longest_s))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    gc.disable()  # it would walk millions of dictionaries again and again, and finds no garbage
+    gc.disable()  # it would repeatedly walk millions of dictionaries, and find no garbage
     try:
         result = summary(path)
     except ValueError as error:

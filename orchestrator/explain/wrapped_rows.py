@@ -1,4 +1,4 @@
-"""Makes whole the lines of a log that a terminal broke at its width: a paste, a capture of tmux or screen."""
+"""Joins the lines of a log that a terminal wrapped at its width: a paste, a capture of tmux or screen."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from unicodedata import combining, east_asian_width
 
 LARGEST = 4 << 20  # bytes; more than a terminal keeps of its output
-_NARROWEST = 40  # columns
-_MOST_ROWS = 8  # of one broken line that shows the width
-_BEGUN, _BROKEN = 3, 2  # rows with a prefix and rows without one that together show it
-# What is printed on one line, and how it begins: only a terminal breaks it.
+_NARROWEST = 40  # minimum columns of a terminal
+_MOST_ROWS = 8  # maximum rows of a wrapped line that proves the width
+_BEGUN, _BROKEN = 3, 2  # minimum rows with a prefix, and wrapped rows, that prove it together
+# Text that is printed on one line, so that only a terminal wraps it: its beginning, and the whole.
 _PRINTED_WHOLE = (
     (re.compile(r"\bFile \"[^\"]"), re.compile(r"\bFile \"[^\"\n]+\", line \d+, in \S")),
     (
@@ -17,7 +17,7 @@ _PRINTED_WHOLE = (
         re.compile(r"out of memory\. Tried to allocate [\d.]+ \w+[. ].{0,200}?\bfree\b"),
     ),
 )
-# No line goes on with it.
+# Beginnings of lines, which never continue another line.
 _BEGINS = re.compile(
     r" {2,}File \"|Traceback \(|\((?:[A-Za-z_]\w*[ =][^()\n]{0,60})?pid=\d|\(raylet|\[rank\d+\]:|"
     r"\[?\d{4}-\d\d-\d\d[ T]|(?:INFO|WARNING|ERROR|DEBUG)\b"
@@ -27,11 +27,11 @@ _QUOTE = re.compile(r"^> ?")
 
 
 def whole_lines(text: bytes) -> bytes:
-    """Return a log with the lines that a terminal broke made whole; any other log as it is.
+    """Return a log with the lines that a terminal wrapped joined; any other log unchanged.
 
-    What proves the width: a frame or PyTorch's message that ends in a row as wide as the widest and goes on
-    in the next, or prefixes that only the rows below the widest lack. As many empty lines follow a joined
-    line as rows were joined to it, so that all others keep their numbers.
+    The width is proven by a frame or PyTorch's message that continues after a row as wide as the widest, or
+    by prefixes that only rows after a widest one lack. A joined line is followed by an empty line for each
+    row joined to it, so that all other lines keep their numbers.
     """
     if len(text) > LARGEST or not any(word in text for word in _WORDS):
         return text
@@ -43,14 +43,14 @@ def whole_lines(text: bytes) -> bytes:
 
 
 def _unquoted(lines: list[str]) -> list[str]:
-    """Return the lines without the mark of a quotation where each of them carries it."""
+    """Return the lines without `>` quotation marks, if all nonempty lines have one."""
     if all(line.startswith(">") for line in lines if line.strip()):
         return [_QUOTE.sub("", line) for line in lines]
     return lines
 
 
 class _Rows:
-    """The rows of a log, without what a terminal pads them with, and which of them are full."""
+    """The rows of a log without the terminal's padding, with those marked that fill its width."""
 
     def __init__(self, rows: list[str]) -> None:
         self._rows = rows
@@ -62,7 +62,7 @@ class _Rows:
         self._begins = [_BEGINS.match(row) is not None for row in rows]
 
     def cut_a_message(self) -> bool:
-        """Return whether a full row ends in the midst of what is always printed on one line."""
+        """Return whether a full row ends within text that is always printed on one line."""
         for at, row in enumerate(self._rows):
             for begins, whole in _PRINTED_WHOLE if self._full[at] else ():
                 start = begins.search(row)
@@ -78,14 +78,14 @@ class _Rows:
         return False
 
     def cut_lines_with_prefixes(self) -> bool:
-        """Return whether most rows name a process or a time, and all that do not follow a full one."""
+        """Return whether the rows without a prefix all follow full rows, with enough rows of both kinds."""
         without = [at for at, row in enumerate(self._rows) if row and not self._begins[at]]
         above = {self._rows[at - 1] for at in without if at and self._full[at - 1]}
         lacking = all(at and self._full[at - 1] for at in without)
         return lacking and len(above) >= _BROKEN and sum(self._begins) >= _BEGUN
 
     def joined(self) -> list[str]:
-        """Return the rows with those of one line joined, and an empty one for each that was joined."""
+        """Return the rows with those of one line joined, followed by an empty row for each joined one."""
         joined: list[str] = []
         at = 0
         while at < len(self._rows):
@@ -99,12 +99,12 @@ class _Rows:
         return joined
 
     def _goes_on(self, at: int) -> bool:
-        """Return whether a row may go on in the next."""
+        """Return whether the next row may continue a row."""
         return self._full[at] and self._rows[at + 1] != "" and not self._begins[at + 1]
 
 
 def _columns(row: str) -> int:
-    """Return how many columns of a terminal a row takes."""
+    """Return the terminal columns of a row."""
     if row.isascii():
         return len(row)
     return sum(1 + (east_asian_width(letter) in "WF") for letter in row if not combining(letter))
