@@ -1,1 +1,1 @@
-"""When memory that grows from step to step will run out."""
+"""Forecast when memory that grows from step to step runs out."""

@@ -1,4 +1,4 @@
-"""Which memories of an attempt will run out before it is done, by what its steps showed so far."""
+"""Forecast which memories of an attempt run out before its end, from its measured steps."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.observation import HOST, Peak
 from autotune.policies.values.value import Value
 
-FOLLOWS = 3.0  # standard errors by which peaks follow lengths
+FOLLOWS = 3.0  # standard errors from which on peaks depend on lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjusted:
-    """A memory whose peaks follow the lengths of a step's responses."""
+    """A memory whose peaks depend on the lengths of a step's responses."""
 
     steps: Floats
     used: Floats  # bytes
     lengths: Floats  # tokens
-    slope: float  # bytes a token
+    slope: float  # bytes per token
 
     @property
     def rest(self) -> Floats:
-        """Return the peaks as if every step had the same lengths."""
+        """The peaks as if every step had the median length."""
         return np.asarray(self.used - self.slope * (self.lengths - np.median(self.lengths)))
 
     def trend(self) -> Trend | None:
-        """Return the growth that lengths do not explain, with the spread that they cause; None: none."""
-        # Lengths explain what comes and goes; what they leave, and lasts for steps, wanders.
+        """Return the growth that lengths do not explain, with the spread that they cause; None if none."""
+        # Lengths explain temporary changes; lasting ones that remain are a random walk.
         result = trend(self.steps, self.rest, resembling=False)
         if result is None:
             return None
@@ -51,11 +51,11 @@ class Adjusted:
 
 
 def adjusted(steps: Floats, used: Floats, lengths: Mapping[str, Floats]) -> Adjusted | None:
-    """Return a memory with the lengths that its peaks follow most closely; None if they follow none.
+    """Return a memory with the lengths that best explain its peaks; None if none do.
 
-    The slope is that of the differences between consecutive steps, in which a drift of the memory is a
-    constant: a drift and lengths that grow at the same time are told apart. Steps without lengths (NaN) are
-    left out.
+    The slope is fitted to differences between consecutive steps, in which a drift of the memory is constant,
+    so that a drift is separated from lengths that grow at the same time. Steps without lengths (NaN) are left
+    out.
     """
     return min(_each(steps, used, lengths), key=_unexplained, default=None)
 
@@ -75,10 +75,10 @@ def _unexplained(one: Adjusted) -> float:
     return float(np.median(np.abs(changes - np.median(changes))))
 
 
-# ---- at which step a trend crosses a limit, and how surely
+# ---- the step at which a trend crosses a limit, and the chance that it does
 
-# How far ahead a trend is believed, in times the steps in which it was seen: growth that levels off has shown
-# it by then. Measured with `python -m benchmarks.forecast`.
+# How far ahead a trend is extrapolated, as a multiple of the steps that show it: growth that levels off does
+# so within them. Measured with `python -m benchmarks.forecast`.
 AHEAD = 1.0
 _EARLIEST, _LATEST = 0.05, 0.95
 # Rates from two standard errors below to two above, with their weights.
@@ -89,22 +89,22 @@ _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """When a series passes a limit: steps, and the chance that it does by the last one looked at."""
+    """When a series crosses a limit: the steps, and the chance that it does by the last step considered."""
 
     chance: float
-    step: int  # as likely before as after
+    step: int  # 50 % chance that it crosses by then
     earliest: int
     latest: int
-    until: int  # the last step looked at
+    until: int  # the last step considered
     at_end: float  # the usual value there
 
 
 def crossing(growth: Trend, limit: float, *, last: int | None) -> Crossing | None:
-    """Return when a trend passes a limit before the step `last`; None if that is less likely than not.
+    """Return when a trend crosses a limit by the step `last`; None if that is less likely than not.
 
-    Each future step passes the limit with the chance that its spread gives it, as if no step said anything of
-    another; the mean rate until then is taken at nine places of its error and of the lasting changes that
-    add up by then.
+    Given the mean rate until then, future steps cross the limit independently, each with the chance of its
+    spread. The rate is integrated over nine values within two standard errors, which include the random walk
+    that accumulates by then.
     """
     now = int(growth.now)
     until = now + max(1, int(AHEAD * growth.count))
@@ -137,25 +137,25 @@ def crossing(growth: Trend, limit: float, *, last: int | None) -> Crossing | Non
     )
 
 
-# ---- which memories of an attempt will run out before it is done, by what its steps showed so far
+# ---- the forecasts of an attempt's memories
 
-WARM_UP = 2  # steps of an attempt: the optimizer's state and the caches of kernels and allocator appear
-_DROPPED = 0.7  # chance below which it is taken back
-_SURER = 0.05  # beyond SURE, before what was less sure meanwhile counts as sure again
-_DUE = 3  # steps: what was expected by now, and still is, is not said again
-_HEADROOM = 0.01  # share of a device that no peak shows: an allocator fails before its last byte
-_MOVED = 0.25  # of the steps that were left, by which the expected step moves before it is said again
-_FASTER = 2.0  # times what all steps so far differ by
+WARM_UP = 2  # first steps of an attempt, in which optimizer state and caches of kernels and allocator appear
+_DROPPED = 0.7  # chance below which a forecast is withdrawn
+_SURER = 0.05  # beyond SURE, before a forecast that had fallen below it counts as sure again
+_DUE = 3  # steps: a forecast that is due within them is not repeated
+_HEADROOM = 0.01  # share of a device that no peak reaches: an allocator fails before its last byte
+_MOVED = 0.25  # share of the remaining steps by which the expected step must move to be reported again
+_FASTER = 2.0  # times the range of all steps so far
 _KNOWN = 0.9  # share of the steps whose lengths must be known
 
 
 class Measured(Value, frozen=True, kw_only=True):
-    """What one step of an attempt showed."""
+    """The measurements of one step of an attempt."""
 
     step: int
     peaks: dict[str, Peak] = {}  # phase -> peak
     host: Peak | None = None  # of the fullest node
-    host_phase: Phase = Phase.NONE  # in which it was so full
+    host_phase: Phase = Phase.NONE  # in which it was fullest
     lengths: dict[str, float] = {}  # of responses in tokens, by the framework's names
 
 
@@ -169,7 +169,7 @@ def foresee(
 ) -> dict[str, Foreseen]:
     """Return the forecasts that are new or changed, by phase or `host`.
 
-    `last` is the last forecast of each, `of` the last step of the training and `longest` the tokens of the
+    `last`: the last forecast for each; `of`: the last step of the training; `longest`: the tokens of the
     longest response that the job allows.
     """
     if len(measured) < FEWEST + WARM_UP:
@@ -177,7 +177,7 @@ def foresee(
     names = dict.fromkeys(name for one in measured[-FEWEST:] for name in one.peaks)
     newest, result = measured[-1], {}
     for name in (*names, HOST):
-        # A phase that this step did not have, such as a validation, said nothing new.
+        # A phase that this step did not have, such as a validation, has no new measurement.
         if not _peak(newest, name):
             continue
         rows = _rows(measured, name)
@@ -196,7 +196,7 @@ def foresee(
 
 
 def host_growth(measured: Sequence[Measured]) -> int | None:
-    """Return the bytes that host memory gained with each step at the end; None: it did not grow."""
+    """Return the bytes per step by which host memory grew at the end; None if it did not grow."""
     rows = _rows(measured, HOST)
     if len(rows) < FEWEST:
         return None
@@ -213,16 +213,17 @@ def _taken_back(before: Foreseen, last: Measured) -> Foreseen:
 
 
 def _reaches(rows: Sequence[tuple[Measured, Peak]], before: Foreseen) -> bool:
-    """Return whether enough is known of a memory to withdraw its forecast.
+    """Return whether a memory has enough steps to withdraw its forecast.
 
-    A driver that attaches takes the host's series up in its middle: it sees as far ahead as it has steps.
+    A driver that attaches to a running attempt has the host's series from its middle only, and can forecast
+    only as far ahead as it has steps.
     """
     first, last = rows[0][0].step, rows[-1][0].step
     return first <= before.seen_at or before.step is None or len(rows) >= before.step - last
 
 
 def _vanished(measured: Sequence[Measured], name: str) -> bool:
-    """Return whether a phase is missing where others are measured, for longer than it ever was before."""
+    """Return whether a phase is missing while others are measured, for longer than ever before."""
     if name == HOST or not all(one.peaks for one in measured[-FEWEST:]):
         return False
     places = [place for place, one in enumerate(measured) if name in one.peaks]
@@ -247,7 +248,7 @@ def _peak(one: Measured, name: str) -> Peak | None:
 
 
 def _rows(measured: Sequence[Measured], name: str) -> list[tuple[Measured, Peak]]:
-    """Return the steps that show a memory against its size, those of the warm-up left out."""
+    """Return the steps with a peak and capacity of a memory, without those of the warm-up."""
     return [
         (one, peak)
         for one in measured[WARM_UP:]
@@ -258,14 +259,14 @@ def _rows(measured: Sequence[Measured], name: str) -> list[tuple[Measured, Peak]
 def _expected(
     rows: Sequence[tuple[Measured, Peak]], name: str, *, of: int | None, longest: float | None
 ) -> Foreseen | None:
-    """Return the failure that a memory's steps make more likely than not."""
+    """Return the forecast of a failure that is more likely than not; None if there is none."""
     one, last = rows[-1]
     limit = last.capacity_bytes * (HOST_LIMIT if name == HOST else 1 - _HEADROOM)
     steps = np.array([float(each.step) for each, _ in rows])
-    # The fullest node may be another one, with more memory or less.
+    # The fullest node may differ from step to step, and so may its capacity.
     used = np.array([peak.used_bytes * (last.capacity_bytes / peak.capacity_bytes) for _, peak in rows])
     if limit - used.max() > _FASTER * AHEAD * np.ptp(used):
-        return None  # growth as fast as any that was seen would not do
+        return None  # even the fastest growth so far would not reach the limit
     each = [one for one, _ in rows]
     result = trend(steps, used)
     crosses, explained = None, False
@@ -298,7 +299,7 @@ def _expected(
 
 
 def _lengths(measured: Sequence[Measured]) -> dict[str, Floats]:
-    """Return the lengths by step, NaN where one is missing; a name that is missing often is left out."""
+    """Return the lengths by step, NaN if missing; names that are missing in many steps are left out."""
     names = dict.fromkeys(name for one in measured[-FEWEST:] for name in one.lengths)
     result = {name: np.array([one.lengths.get(name, np.nan) for one in measured]) for name in names}
     return {name: values for name, values in result.items() if np.mean(~np.isnan(values)) >= _KNOWN}
@@ -313,9 +314,9 @@ def _by_length(
     of: int | None,
     longest: float | None,
 ) -> tuple[Crossing | None, bool]:
-    """Return when lengths that grow make a memory run out, and whether lengths explain its growth.
+    """Return when growing lengths make a memory run out, and whether lengths explain its growth.
 
-    They do where peaks follow lengths and nothing of their trend is left without them. Lengths end at the
+    They do if peaks depend on lengths and have no trend once these are removed. Lengths grow at most to the
     longest that the job allows.
     """
     for values in _lengths(measured).values():

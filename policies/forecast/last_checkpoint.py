@@ -1,4 +1,4 @@
-"""Before memory that grows runs out: at which checkpoint a run that wants it changes its configuration."""
+"""Choose the checkpoint at which a run changes its configuration before growing memory runs out."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Forecasting, Then
 
 SHOWN = 100  # steps of a process, or half of a shorter training, before its growth is acted on
-_SEEN = 4 * WINDOW  # latest steps that are looked at
-_PARTS = 4  # of them, whose least peaks rise one after the other where memory does not return
-_GOES_ON = 0.5  # of the rise from the first part to the second, which the last one still shows
+_SEEN = 4 * WINDOW  # latest steps that are considered
+_PARTS = 4  # of these steps; their minimum peaks rise from part to part if memory is not released
+_GOES_ON = 0.5  # share of the rise from the first part to the second that the last rise must reach
 
 
 def lasts(run: Run, last: Attempt, ahead: Foreseen) -> bool:
-    """Return whether memory that is expected to run out, and never did, grew for so long that it will.
+    """Return whether memory has grown for long enough to act on its forecast before it ran out even once.
 
-    A sawtooth returns to where it began, and a cache fills ever more slowly: the least peaks of a stretch of
-    steps then rise no more, or less than before. A forecast that was withdrawn once may be wrong again. What
-    is not acted on costs one failure, and with it the steps since the last checkpoint.
+    The minimum peaks of a sawtooth, which returns to its start, and of a cache, which fills ever more slowly,
+    stop rising or rise less than before. A forecast that was withdrawn once may be wrong again. Not acting
+    costs one failure, and with it the steps since the last checkpoint.
     """
     of = last.progress[-1].of
     if len(last.progress) < (SHOWN if of is None else min(SHOWN, of / 2)):
@@ -36,24 +36,24 @@ def lasts(run: Run, last: Attempt, ahead: Foreseen) -> bool:
     recent = last.progress[max(WARM_UP, len(last.progress) - _SEEN) :]
     used = [event.peaks[ahead.memory].used_bytes for event in recent if ahead.memory in event.peaks]
     if len(used) < _PARTS:
-        return True  # of a host, whose peaks only the forecast has
+        return True  # host memory, whose peaks are not in the history
     parts = np.array(used[len(used) % _PARTS :], dtype=float).reshape(_PARTS, -1)
     rises = np.diff(parts.min(axis=1))
     return bool(rises.min() > 0 and rises[-1] >= _GOES_ON * rises[0])
 
 
-# ---- before memory that grows runs out: at which checkpoint a run that wants it changes its configuration
+# ---- the checkpoint at which to stop
 
-_LOST = 1  # step after a checkpoint that a stop may cost: the next decision may come a step late
-_MOST = 2  # stops of one run
+_LOST = 1  # steps after a checkpoint that a stop may cost: the decision may come a step late
+_MOST = 2  # stops per run
 
 
 def forewarned(run: Run, last: Attempt) -> Foreseen | None:
-    """Return the failure to go out of the way of now; None if there is time, no checkpoint or no wish.
+    """Return the expected failure for which to stop now; None if none, not yet, or not `forecast: act`.
 
-    The checkpoint is the last before the step by which the failure is at all likely, as far as the intervals
-    between checkpoints so far tell, and so fresh that a stop costs next to nothing. A job that ends with its
-    goal is left alone where that comes first, and so is one that such stops did not bring on.
+    It is time at the last checkpoint before the earliest likely step of the failure, by the usual interval
+    between checkpoints, while the checkpoint is at most _LOST steps old. A run is not stopped if its job ends
+    with a goal that comes first, or if such stops brought no progress.
     """
     ahead = last.imminent
     if run.accepted.job.recovery.forecast is not Forecasting.ACT or ahead is None or not last.progress:
@@ -71,7 +71,7 @@ def forewarned(run: Run, last: Attempt) -> Foreseen | None:
 
 
 def why_now(ahead: Foreseen) -> str:
-    """Return the reason of a stop before a failure that is expected."""
+    """Return the reason for a stop before an expected failure."""
     memory = "host memory" if ahead.cause is Cause.HOST_OOM else f"GPU memory in {ahead.phase.value}"
     return f"{memory} is expected to run out at step {ahead.step}, and this is the checkpoint before"
 
@@ -95,7 +95,7 @@ def _in_vain(run: Run, last: Attempt, ahead: Foreseen) -> bool:
 
 
 def _interval(last: Attempt) -> int:
-    """Return the usual steps between an attempt's checkpoints; before a second one, those to the first."""
+    """Return the median steps between an attempt's checkpoints; before a second one, those to the first."""
     saves = sorted({event.saved for event in last.progress if event.saved is not None})
     if len(saves) > 1:
         return int(median([after - before for before, after in pairwise(saves)]))

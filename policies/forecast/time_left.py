@@ -1,4 +1,4 @@
-"""How long a run still takes, as a range: the steps that are left times the step times that were measured."""
+"""Estimate the time left of a run, as a range: the remaining steps times the measured step times."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from autotune.policies.values.job import Then
 from autotune.policies.values.run.view import AttemptView, RunView
 from autotune.policies.values.value import Value
 
-_RECENT = 100  # latest step times of an attempt; older ones say little of what comes
-_FEWEST = 3  # step times without the first, which also warms up
+_RECENT = 100  # latest step times of an attempt; older ones predict little
+_FEWEST = 3  # step times, without the first, which includes the warm-up
 _TOGETHER_S = 0.1  # steps that a driver reads together after its absence follow each other faster than this
-_AWAY_S = 5.0  # between the clock on the wall and a driver's time: no driver was there, or the clock was set
+_AWAY_S = 5.0  # between wall clock and a driver's time: no driver was at work, or the clock was set
 _Z = 1.282  # quantile of the normal distribution that leaves 10 % on each side
-_FEW = 0.95  # Student's t exceeds it by about this share divided by the degrees of freedom
-# Share by which the mean may move later: for every time that the rest is as long as what was seen, at most.
+_FEW = 0.95  # Student's t exceeds _Z by about this share divided by the degrees of freedom
+# Share by which the mean may move later, for each time that the rest is as long as the measured steps; at
+# most.
 _DRIFT, _MOST_DRIFT = 0.02, 0.2
-_TREND, _CLEARLY = 30, 2.0  # step times and standard errors from which on a slope among them counts
-_START = 0.25  # share by which a start may take longer or shorter than those that were measured
+_TREND, _CLEARLY = 30, 2.0  # step times, and standard errors, from which on their slope counts
+_START = 0.25  # share by which a start may take longer or shorter than the measured ones
 # Shares by which a remedy may change the time of a step: a larger micro-batch saves some percent, and
-# recomputation, the slowest, adds a forward pass to a forward and a backward one of twice its cost.
+# recomputation, the slowest, adds a forward pass to a forward and a backward pass of twice its cost.
 _FASTER, _SLOWER = 0.1, 0.35
 
 
@@ -47,10 +48,10 @@ class TimeLeft(Value, frozen=True, kw_only=True):
 
 
 def time_left(view: RunView, *, last_step: int | None, now: float) -> TimeLeft | None:
-    """Return how long a launch still takes at `now`, in Unix seconds: to its goal where the job ends there.
+    """Return the time left of a launch at `now` (Unix seconds), until its goal if the job stops there.
 
-    `last_step` ends the training where the job's settings name it. The relaunch after a failure that is
-    expected is counted, and so is what it repeats. None: not enough is known, or nothing is left to do.
+    `last_step`: the last step of the training, if the job's settings give it. An expected failure counts with
+    its relaunch and the steps repeated after it. None if too little is known or nothing is left to do.
     """
     accepted, latest = view.accepted, view.latest
     if accepted is None or latest is None or view.finished or not latest.started.trains:
@@ -76,18 +77,18 @@ def time_left(view: RunView, *, last_step: int | None, now: float) -> TimeLeft |
 
 
 def step_seconds(attempt: AttemptView) -> tuple[float, ...]:
-    """Return the latest step times of an attempt, without the first."""
+    """Return the latest step times of an attempt in seconds, without the first."""
     rows = zip(attempt.steps[-_RECENT - 1 :], attempt.stepped_s[-_RECENT - 1 :], strict=True)
     gaps = ((after - before, one.at, other.at) for (one, before), (other, after) in pairwise(rows))
     return tuple(s for s, a, b in gaps if s > _TOGETHER_S and abs(seconds_between(a, b) - s) < _AWAY_S)
 
 
 def seconds_of_more(count: int, measured: Sequence[float], *, of: int = 0) -> tuple[float, float]:
-    """Return least and most seconds of so many more as those `measured`, the latest of `of`, two at least.
+    """Return the least and the most seconds of `count` more steps.
 
-    It is the prediction interval of their sum, 80 % of a normal distribution, and a share for what the rest
-    may be that was not measured yet. Where they grow or shrink, as with the lengths of responses, it reaches
-    to where that would go on to the end.
+    `measured`: at least two step times, the latest of `of`. The range is the 80 % prediction interval of the
+    sum of normally distributed times, widened by a share for a later change of their mean. If the times grow
+    or shrink, as with the lengths of responses, it also includes that trend continued to the end.
     """
     size, mean, deviation = len(measured), fmean(measured), stdev(measured)
     error = _Z * (1 + _FEW / (size - 1)) * deviation * math.sqrt(count * count / size + count)
@@ -104,7 +105,7 @@ def seconds_of_more(count: int, measured: Sequence[float], *, of: int = 0) -> tu
 def _left(
     view: RunView, latest: AttemptView, count: int, *, resumable: bool, now: float
 ) -> tuple[float, float] | None:
-    """Return the least and the most seconds in which so many steps are made, or started and made."""
+    """Return the least and the most seconds of `count` steps, with the attempt's start if it is pending."""
     training = _since_edited(view)
     before = next((each for each in reversed(training) if len(step_seconds(each)) >= _FEWEST), None)
     if before is None:
@@ -158,13 +159,13 @@ def _since_edited(view: RunView) -> list[AttemptView]:
 
 
 def _in_a_row(attempt: AttemptView, *, most: int) -> int:
-    """Return how many steps followed each other up to the latest, which count towards the goal."""
+    """Return the number of consecutive steps up to the latest, which count towards the goal."""
     pairs = pairwise(islice(reversed(attempt.steps), most + 1))
     return 1 + sum(1 for _ in takewhile(lambda pair: pair[0].step == pair[1].step + 1, pairs))
 
 
 def unix_seconds(stamp: str) -> float:
-    """Return the Unix seconds of a row's time, 0 if it has none that can be read."""
+    """Return a row's time in Unix seconds; 0 if it has none or an invalid one."""
     try:
         return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
     except ValueError:

@@ -1,4 +1,4 @@
-"""A trend in a series with one value per step: robust slopes since its last break."""
+"""Detect a trend in a series with one value per step, by robust slopes since its last break."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy.typing as npt
 
 from autotune.policies.estimate.belief.gaussian import Floats
 
-_MEDIAN_TO_SIGMA = 1.4826  # of a normal distribution, from its median absolute deviation
+_MEDIAN_TO_SIGMA = 1.4826  # standard deviation of a normal distribution per median absolute deviation
 _TAIL, _TAIL_SIGMAS = 0.95, 1.645
 _OUTLIER = 3.0  # standard deviations
 
 
 def clipped(residuals: Floats) -> Floats:
-    """Return residuals whose outliers are moved to three standard deviations."""
+    """Return the residuals, with outliers clipped to three standard deviations."""
     most = _OUTLIER * spread_of(residuals)
     return np.clip(residuals, -most, most)
 
 
 def spread_of(residuals: Floats) -> float:
-    """Return the standard deviation of residuals that their upper side shows, single peaks left out."""
+    """Return the standard deviation of residuals by their upper side, without single peaks."""
     ordered = np.sort(residuals)
     usual = _MEDIAN_TO_SIGMA * middle(np.sort(np.abs(ordered - middle(ordered))))
     return max(usual, quantile(ordered, _TAIL) / _TAIL_SIGMAS if len(ordered) >= 20 else 0.0)
@@ -42,36 +42,36 @@ def quantile(ordered: Floats, share: float) -> float:
     return float(ordered[below]) + (place - below) * (float(ordered[below + 1]) - float(ordered[below]))
 
 
-# ---- how surely a memory drifts, when what it holds may also wander from step to step without a drift
+# ---- the drift of a series and its error, when its level may also wander without a drift
 
-# How much of a step's noise is left in the next one, in the models without a random walk.
+# Autocorrelation of the noise of consecutive steps, in the models without a random walk.
 _LEFT = np.array([[0.3], [0.6]])
-# Variance of a step of the random walk, as a share of the variance of a single step's noise.
+# Variance of the random walk per step, as a share of the variance of a step's noise.
 _SHARES = np.array([0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0])
-# Standard errors by which a slope differs from none: 5 % false alarms, one-sided, of a series that is tested
-# again and again, as at ten equally spaced looks (Pocock 1977; Jennison and Turnbull 2000, table 2.1).
+# Standard errors from which on a slope is significant: 5 % false alarms, one-sided, of a series that is
+# tested repeatedly, as at ten equally spaced looks (Pocock 1977; Jennison and Turnbull 2000, table 2.1).
 SURE = 2.27
-_KEPT = 128  # designs: one for each number of steps in a window, 14 MiB at most
+_KEPT = 128  # cached designs: one per number of steps in a window, 14 MiB at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Design:
-    """Steps by which a slope is estimated, in the basis in which noise and random walk are independent."""
+    """The regression of a slope on some steps, in a basis that makes noise and random walk independent."""
 
     slope: Floats  # weights of ordinary least squares
     basis: Floats  # orthonormal, orthogonal to every line
-    powers: Floats  # variance of the random walk along each of them
-    along: Floats  # its covariance with the slope
-    own: float  # its variance of the slope
+    powers: Floats  # variance of the random walk along each basis vector
+    along: Floats  # covariance of the random walk along each with the slope
+    own: float  # variance of the slope by the random walk
 
 
 def drift(steps: Floats, values: Floats, *, resembling: bool = True) -> tuple[float, float, float]:
-    """Return a series' slope, its standard error, and the standard deviation of a step of its random walk.
+    """Return a series' slope, its standard error, and the standard deviation per step of its random walk.
 
-    It is the local level model with a constant drift (Harvey 1989, chapter 2.3), by generalized least
-    squares. With `resembling` it may as well be noise that resembles that of the step before, as a sawtooth
-    does, and wanders nowhere. The share of the random walk and what is left of noise are averaged over their
-    restricted likelihood (Patterson and Thompson 1971). The error is widened, since few steps tell it.
+    The model is a local level with a constant drift (Harvey 1989, chapter 2.3), estimated by generalized
+    least squares. With `resembling`, autocorrelated noise without a random walk, as of a sawtooth, is an
+    alternative. The share of the random walk and the autocorrelation are averaged over their restricted
+    likelihood (Patterson and Thompson 1971). The error is widened by Student's t for the few steps.
     """
     run, values = steps - steps[0], clipped(values)
     models = [_walking(run, values)]
@@ -86,12 +86,12 @@ def drift(steps: Floats, values: Floats, *, resembling: bool = True) -> tuple[fl
 
 
 def _student(free: int) -> float:
-    """Return Student's quantile as a share of the normal one (Abramowitz and Stegun 1964, 26.7.5)."""
+    """Return Student's quantile divided by the normal one (Abramowitz and Stegun 1964, 26.7.5)."""
     return 1 + (SURE**2 + 1) / (4 * free) + (5 * SURE**4 + 16 * SURE**2 + 3) / (96 * free**2)
 
 
 def _walking(run: Floats, values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return slope, its variance, likelihood and variance of a step of the walk, by share of the walk."""
+    """Return slope, its variance, log-likelihood and the walk's variance per step, for each of _SHARES."""
     design = _design(tuple(run.tolist()))
     projected, free = design.basis.T @ values, len(design.powers)
     powers = 1 + _SHARES[:, None] * design.powers
@@ -107,12 +107,12 @@ def _walking(run: Floats, values: Floats) -> tuple[Floats, Floats, Floats, Float
 
 
 def _resembling(run: Floats, values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the same without a walk, by what is left of a step's noise in the next one."""
+    """Return the same without a random walk, for each autocorrelation in _LEFT."""
     kept = _LEFT ** np.maximum(1.0, np.diff(run))
     new = np.sqrt(1 - kept**2)
 
     def alone(series: Floats) -> Floats:
-        """Return what each step adds to those before it, in standard deviations of its noise."""
+        """Return the innovation of each step, in standard deviations of the noise."""
         first = np.full_like(_LEFT, series[0])
         return np.concatenate([first, (series[1:] - kept * series[:-1]) / new], axis=1)
 
@@ -147,19 +147,19 @@ def _design(steps: tuple[float, ...]) -> _Design:
     )
 
 
-# ---- a trend in a series with one value per step: robust slopes since its last break
+# ---- the trend at the end of a series, since its last break
 
-FEWEST = 8  # steps after the last break before anything is said of their trend
-WINDOW = 120  # latest steps that are looked at
-# SURE by how often a series was cut at a break: tests of its pieces share the 5 %.
+FEWEST = 8  # steps after the last break that a trend needs
+WINDOW = 120  # latest steps that are considered
+# SURE by the number of breaks at which a series was split: the tests of its parts share the 5 %.
 _SURE_AFTER = (SURE, 2.56, 2.70, 2.81)
 _DIFFER = 2.0  # standard errors by which growth slows down or speeds up
 _GOES_ON = 1.0  # and by which the latest half of growth that slows down still grows
-_LEAST = 0.003  # share of the level: growth over the seen steps that is not worth a word
+_LEAST = 0.003  # share of the level: growth over the measured steps that is negligible
 _FLOOR = 0.001  # share of the level: the least spread of single steps
-_BREAK_COST = 12.0  # of the log-likelihood ratio that a break must gain beside 3 log n
+_BREAK_COST = 12.0  # log-likelihood ratio that a break must gain, in addition to 3 log n
 _MOST_BREAKS = 3
-_PLACES = 40  # at which a break is looked for
+_PLACES = 40  # candidate places of a break
 _MOST_CORRELATED = 0.9
 
 
@@ -171,15 +171,15 @@ class Trend:
     now: float  # the last step
     count: int  # values since the break
     level: float  # usual value at `now`
-    rate: float  # growth of a step at `now`
+    rate: float  # growth per step at `now`
     error: float  # standard error of it
-    decay: float  # factor of the growth from one stretch of steps to the next; 1: it goes on
+    decay: float  # factor of the growth from one stretch of steps to the next; 1: it is constant
     stretch: float  # steps
     spread: float  # standard deviation of single steps, their upper side
-    walk: float = 0.0  # standard deviation of a step's lasting change
+    walk: float = 0.0  # standard deviation of the random walk per step
 
     def grown(self, ahead: Floats, rate: float | Floats) -> Floats:
-        """Return the growth over so many further steps at a present rate."""
+        """Return the growth over `ahead` further steps at a present `rate`."""
         if self.decay >= 1.0:
             return np.asarray(rate * ahead)
         slowing = -math.log(max(self.decay, 1e-6)) / self.stretch
@@ -187,11 +187,11 @@ class Trend:
 
 
 def trend(steps: Floats, values: Floats, *, resembling: bool = True) -> Trend | None:
-    """Return the growth that a series shows at its end; None if it surely shows none.
+    """Return the growth at the end of a series; None if it has no significant growth.
 
-    A slope begins at the median of the slopes of all pairs (Theil 1950, Sen 1968), which one-off peaks do not
-    move. What is left, and its error, is that of a drift beside noise and a random walk. Only what came after
-    the last break counts: a jump upwards, or where growth set in.
+    The slope is the median slope of all pairs (Theil 1950, Sen 1968), which single peaks do not change, plus
+    the drift of its residuals, whose error allows for noise and a random walk (`drift`). Only steps after
+    the last break count: a jump upwards, or the start of growth.
     """
     steps, values = steps[-WINDOW:], values[-WINDOW:]
     first, breaks = _last_break(steps, values)
@@ -216,7 +216,7 @@ def trend(steps: Floats, values: Floats, *, resembling: bool = True) -> Trend | 
         return None
     if slows or apart > _DIFFER * unsure:
         rate, error, residuals = late, late_error, late_residuals
-        if slows and late < early:  # a geometric series: each half adds the same share of the one before
+        if slows and late < early:  # a geometric series: each half adds the same share of the previous one
             decay = late / early
             rate *= math.sqrt(decay)  # from the middle of the latest half to its end
     spread = max(spread_of(residuals), _FLOOR * level)
@@ -236,7 +236,7 @@ def trend(steps: Floats, values: Floats, *, resembling: bool = True) -> Trend | 
 
 @lru_cache(maxsize=WINDOW)
 def _pairs(count: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return the places of all pairs of a series."""
+    """Return the indices of all pairs in a series."""
     return np.triu_indices(count, 1)
 
 
@@ -263,13 +263,13 @@ def _slope(steps: Floats, values: Floats) -> tuple[float, float, Floats]:
     low, high = (
         quantile(rises, min(1.0, max(0.0, 0.5 + side / max(1, rises.size - 1)))) for side in (-pairs, pairs)
     )
-    # Few pairs end before one standard error does: what the residuals say is the least.
+    # Few pairs underestimate the error: that of the residuals is the minimum.
     own = spread_of(residuals) * _widened(residuals) / (float(np.std(steps)) * math.sqrt(count))
     return slope, max((high - low) / 2, own), residuals
 
 
 def _bend(steps: Floats, residuals: Floats) -> float:
-    """Return by how many standard errors growth speeds up within a series; negative: it slows down."""
+    """Return the acceleration of growth within a series, in standard errors; negative: it slows down."""
     run = steps - steps.mean()
     curve = _without_line(run[:, None] ** 2, run)[:, 0]
     rest = _without_line(clipped(residuals)[:, None], run)[:, 0]
@@ -281,7 +281,7 @@ def _bend(steps: Floats, residuals: Floats) -> float:
 
 
 def _widened(residuals: Floats) -> float:
-    """Return by what factor an error grows because a residual resembles the one before."""
+    """Return the factor by which autocorrelation of the residuals increases an error."""
     usual = clipped(residuals)
     power = float(usual @ usual)
     if power <= 0.0:
@@ -291,7 +291,7 @@ def _widened(residuals: Floats) -> float:
 
 
 def _last_break(steps: Floats, values: Floats) -> tuple[int, int]:
-    """Return from where a series follows one line, after its last jump or bend upwards, and how many."""
+    """Return the index of a series' last break (a jump or bend upwards) and the number of breaks."""
     first = 0
     for breaks in range(_MOST_BREAKS):
         place = _break(steps[first:], _without_peaks(values[first:]))
@@ -302,12 +302,12 @@ def _last_break(steps: Floats, values: Floats) -> tuple[int, int]:
 
 
 def _break(steps: Floats, values: Floats) -> int | None:
-    """Return where a jump or a bend upwards explains a series better than a line, if anywhere."""
+    """Return the index at which a jump or bend upwards fits a series better than a line, if any."""
     count = len(values)
     if count < 2 * FEWEST:
         return None
     run = steps - steps.mean()
-    # A jump of the last few steps is one from which nothing can be told yet.
+    # A jump in the last few steps cannot be judged yet.
     places = np.unique(np.linspace(3, count - 3, min(_PLACES, count - 5)).astype(int))
     jumps = (np.arange(count)[:, None] >= places[None, :]).astype(float)
     bends = np.maximum(0.0, steps[:, None] - steps[places][None, :])
@@ -325,13 +325,13 @@ def _break(steps: Floats, values: Floats) -> int | None:
 
 
 def _without_line(columns: Floats, run: Floats) -> Floats:
-    """Return what a line over the steps leaves of each column."""
+    """Return the residuals of each column from its line over the steps."""
     columns = columns - columns.mean(axis=0)
     return np.asarray(columns - np.outer(run, (run @ columns) / float(run @ run)))
 
 
 def _without_peaks(values: Floats) -> Floats:
-    """Return running medians of three: one-off peaks are gone, jumps and ramps stay."""
+    """Return running medians of three, which remove single peaks and keep jumps and ramps."""
     ends = np.concatenate([values[:1], values, values[-1:]])
     before, own, after = ends[:-2], ends[1:-1], ends[2:]
     return np.asarray(np.maximum(np.minimum(before, own), np.minimum(np.maximum(before, own), after)))

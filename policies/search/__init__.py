@@ -1,1 +1,1 @@
-"""What a search for the fastest stable configuration runs next."""
+"""Choose the next trial of a search for the fastest stable configuration."""

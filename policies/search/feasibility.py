@@ -1,4 +1,4 @@
-"""The calibrated estimate of a search's candidates: which must not run, and which are worth a run."""
+"""Judge a search's candidates by the calibrated estimate: which must not run, and which are worth a run."""
 
 from __future__ import annotations
 
@@ -31,47 +31,47 @@ from autotune.policies.values.history import fold
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement
 
-# The chance that some memory overflows above which a candidate is not run; one in twenty runs may.
+# The chance of an overflow above which a candidate is not run, so that about one run in twenty overflows.
 RISK = 0.07
 _OPTIMISM = 0.5  # standard deviations by which a candidate may be faster than predicted
-_SPEEDS = 60  # results of each kind that the pace looks at
-_MARGIN = 1.5  # standard deviations kept free while looking around
+_SPEEDS = 60  # results of each kind from which the pace is fitted
+_MARGIN = 1.5  # standard deviations kept free during the beam search
 _KEPT = 3
-_WEIGHTS = (0.03, 0.3, 3.0, 30.0)  # of what does not fit against the share of a step's seconds
-_SURELY, _AS_FAST = 2.0, 0.1  # standard deviations, and the share by which no model is off beyond them
+_WEIGHTS = (0.03, 0.3, 3.0, 30.0)  # of the overflow against the relative step time
+_SURELY, _AS_FAST = 2.0, 0.1  # standard deviations, and a share for the error of the model beyond them
 
 Neighbours: TypeAlias = Callable[[Knobs], Sequence[Knobs]]
 
 
 class Forecast:
-    """What is predicted of configurations before they run: nothing, where no model is known or wanted."""
+    """The prediction for configurations before they run; this base class predicts nothing."""
 
     def excess(self, knobs: Knobs) -> dict[str, float]:
-        """Return by how much a candidate is foreseen to overflow, in units of the limits; empty: it fits."""
+        """Return by how much a candidate is predicted to overflow, in units of the limits; empty: it fits."""
         return {}
 
     def expectations(self, knobs: Knobs) -> dict[str, float]:
-        """Return by how much each phase is expected to exceed what it may use; empty if unknown."""
+        """Return by how much each phase is predicted to exceed what it may use; empty if unknown."""
         return {}
 
     def much_slower(self, best: Knobs, knobs: Knobs) -> float:
-        """Return by what share a candidate is surely slower than the fastest so far; 0: it may be as fast."""
+        """Return the share by which a candidate is certainly slower than `best`; 0 if it may be as fast."""
         return 0.0
 
     def proposals(self, centers: Sequence[Knobs], *, gain: float) -> Sequence[Knobs]:
-        """Return the candidates worth a run, the most promising first."""
+        """Return the candidates worth a run, most promising first."""
         return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foresight(Forecast):
-    """Everything that judges candidates before they run."""
+    """The prediction of the calibrated estimate."""
 
     view: Outlook
     dimensions: tuple[Dimension, ...]
-    neighbours: Neighbours  # what one move leads to
+    neighbours: Neighbours  # configurations that one move reaches
     pace: Pace | None
-    needs_less: Callable[[Estimates], NDArray[np.bool_]]  # than the failed attempts, of what ran out
+    needs_less: Callable[[Estimates], NDArray[np.bool_]]  # of what ran out, than each failed attempt
 
     @property
     def axes(self) -> Axes:
@@ -80,18 +80,18 @@ class Foresight(Forecast):
 
     @property
     def headroom(self) -> float:
-        """The share of every memory that is to stay free."""
+        """The share of every memory that must stay free."""
         return self.view.run.accepted.job.goal.headroom
 
     @property
     def host_share(self) -> float:
-        """The share of a node's host memory that a trial may use next to parallel trials."""
+        """The share of a node's host memory that a trial may use beside parallel trials."""
         accepted = self.view.run.accepted
         parallel = accepted.job.search.parallel
         return HOST_LIMIT / trials_on_a_node(accepted.profile, accepted.cluster, parallel=parallel)
 
     def excess(self, knobs: Knobs) -> dict[str, float]:
-        """Return by how much a candidate is foreseen to overflow, in units of the limits; empty: it fits."""
+        """Return by how much a candidate is predicted to overflow, in units of the limits; empty: it fits."""
         one = assess(self, (knobs,))
         expected = _expected(self, one.estimate, one.prediction)
         out = {phase: value for phase, value in expected.items() if value > 0}
@@ -113,12 +113,12 @@ class Foresight(Forecast):
         return {name: round(value, 4) for name, value in out.items()}
 
     def expectations(self, knobs: Knobs) -> dict[str, float]:
-        """Return by how much each phase's expected peak exceeds what it may use, in units of the limit."""
+        """Return by how much each phase's predicted peak exceeds what it may use, in units of the limit."""
         estimate = self.view.estimates((knobs,))
         return _expected(self, estimate, predicted(self.view.calibration, estimate))
 
     def much_slower(self, best: Knobs, knobs: Knobs) -> float:
-        """Return by what share a candidate is surely slower than the fastest so far; 0: it may be as fast."""
+        """Return the share by which a candidate is certainly slower than `best`; 0 if it may be as fast."""
         if self.pace is None:
             return 0.0
         both = offered(self.view.estimates((knobs, best)), (knobs, best), self.axes)
@@ -127,10 +127,11 @@ class Foresight(Forecast):
         return least if least > _AS_FAST else 0.0
 
     def proposals(self, centers: Sequence[Knobs], *, gain: float) -> tuple[Knobs, ...]:
-        """Return the candidates that are foreseen to fit and are worth a run, the fastest first.
+        """Return the candidates that are predicted to fit and are worth a run, fastest first.
 
-        From the centers, the fastest so far first, every single move is assessed; the best by several weights
-        of fit against speed are moved again. Less than `gain` above the fastest so far is not worth a run.
+        A beam search assesses every single move from `centers` (the fastest so far first) and continues from
+        the best by several weights of fit against speed. A gain below `gain` over the fastest is not worth a
+        run.
         """
         reference = self.view.estimates(centers[:1])
         center = offered(reference, centers[:1], self.axes)
@@ -150,13 +151,13 @@ class Foresight(Forecast):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """What is foreseen of many candidates."""
+    """The predictions for many candidates."""
 
     estimate: Estimates
     prediction: Prediction
     risk: Floats  # chance that some memory overflows
-    over: Floats  # what does not fit with its margin, in units of the limits
-    allowed: NDArray[np.bool_]  # to run
+    over: Floats  # overflow with the margin, in units of the limits
+    allowed: NDArray[np.bool_]  # whether it may run
 
 
 def foreseen(
@@ -167,7 +168,7 @@ def foreseen(
     *,
     neighbours: Neighbours,
 ) -> Foresight | None:
-    """Return the foresight after these events; None if no model is known or none is wanted."""
+    """Return the prediction after these events; None if no model is known or none is wanted."""
     run = fold((accepted, *events), trials=True)
     view = outlook(run)
     if view is None:
@@ -199,7 +200,7 @@ def _axes(dimensions: Sequence[Dimension]) -> Axes:
 
 
 def _telling_speeds(results: Sequence[Tried]) -> list[Tried]:
-    """Return the measured results that say most about speed: the fastest and the latest."""
+    """Return the measured results that are most informative about speed: the fastest and the latest."""
     unit = unit_of(results)
     measured = [r for r in results if r.rate and r.unit is unit and r.result in (Result.FITS, Result.SLOW)]
     before, latest = measured[:-_SPEEDS], measured[-_SPEEDS:]
@@ -208,7 +209,7 @@ def _telling_speeds(results: Sequence[Tried]) -> list[Tried]:
 
 
 def assess(sight: Foresight, knobs: Sequence[Knobs]) -> Assessment:
-    """Return what is foreseen of candidates."""
+    """Return the predictions for candidates."""
     estimate = sight.view.estimates(knobs)
     prediction = predicted(sight.view.calibration, estimate)
     risk = any_of(chances(estimate, prediction, headroom=0.0, host_share=sight.host_share))
@@ -235,7 +236,7 @@ def _expected(sight: Foresight, estimate: Estimates, prediction: Prediction) -> 
 def _hoped(
     sight: Foresight, knobs: Sequence[Knobs], estimate: Estimates, reference: Estimates, center: Offered
 ) -> Floats:
-    """Return by what share steps may be hoped to take longer than the reference's; negative is faster."""
+    """Return an optimistic share by which steps take longer than the reference's; negative is faster."""
     if sight.pace is None:
         plain: Floats = estimate.step_s / float(reference.step_s[0]) - 1
         return plain

@@ -1,4 +1,4 @@
-"""next_trial(history) -> the configuration that a search runs next: its pure decision function."""
+"""next_trial(history): a search's pure decision function, which returns the configuration to run next."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.value import Value
 
-_DRAWS = 40  # of the sampler in one decision, before the space counts as searched
-_SAMPLER_EVERY = 3  # so many trials the sampler comes first, whatever the estimate says
+_DRAWS = 40  # draws of the sampler in one decision before the space counts as exhausted
+_SAMPLER_EVERY = 3  # in every so many trials, the sampler comes before the estimate
 
 
 class Proposed(Value, frozen=True, kw_only=True):
-    """A configuration to try."""
+    """A configuration proposed as the next trial."""
 
     knobs: Knobs
     by: str  # start | estimate | sampler
-    refused: str = ""  # why it may not run; only of a start, which is on record then
-    excess: dict[str, float] = {}  # by how much it is foreseen to overflow, in units of the limits
+    refused: str = ""  # why it may not run; only for a start, which is then recorded
+    excess: dict[str, float] = {}  # by how much it is predicted to overflow, in units of the limits
 
 
 class Proposals(Protocol):
-    """Proposals of a sampler, one after another."""
+    """The proposals of a sampler, one after another."""
 
     def next(self) -> Mapping[str, Setting]:
         """Return a value for every dimension."""
 
     def refuse(self, *, violation: float) -> None:
-        """Tell the sampler by how much the last proposal violates what is allowed."""
+        """Report by how much the last proposal exceeds what is allowed."""
 
 
 class Sampler(Protocol):
-    """Opens the proposals of one decision; they follow from the arguments alone."""
+    """Creates the proposals of one decision; they depend on the arguments alone."""
 
     def __call__(
         self,
@@ -53,35 +53,35 @@ class Sampler(Protocol):
         near: Knobs | None,
         seed: int,
     ) -> Proposals:
-        """Return proposals after these results; with `near` each moves only some knobs away from it."""
+        """Return proposals given these results; with `near`, each differs from it in some knobs only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """What stays the same during a search."""
+    """The constants of a search."""
 
     profile: Profile
     dimensions: tuple[Dimension, ...]
     starts: tuple[Knobs, ...]  # tried first; the first of them is the stable start
-    min_gain: float  # share above the fastest so far that is worth a run
-    started: bool = False  # trials continue a checkpoint
+    min_gain: float  # gain over the fastest so far, as a share, that is worth a run
+    started: bool = False  # trials resume from a checkpoint
     recovery: Recovery = PERMIT_ALL
 
     @property
     def base(self) -> Knobs:
-        """The stable start, around which is searched."""
+        """The stable start, which the search varies."""
         return self.starts[0]
 
     @cached_property
     def neighbours(self) -> Callable[[Knobs], tuple[Knobs, ...]]:
-        """What one move leads to."""
+        """The function from a configuration to those that one move reaches."""
         return cache(
             lambda knobs: neighbours(self.profile, self.base, knobs, self.dimensions, recovery=self.recovery)
         )
 
 
 def forecast_of(history: TrialHistory, space: SearchSpace) -> Forecast:
-    """Return the calibrated estimate after what has run; without a known model one that predicts nothing."""
+    """Return the forecast calibrated by the trials so far; one that predicts nothing if no model is known."""
     foresight = foreseen(
         history.accepted, history.evidence, history.results, space.dimensions, neighbours=space.neighbours
     )
@@ -96,10 +96,10 @@ def next_trial(
     sampler: Sampler,
     running: Sequence[Knobs] = (),
 ) -> Proposed | None:
-    """Return the next configuration of a search; None if none is worth a run next to those in progress.
+    """Return the next configuration of a search; None if none is worth a run beside those in progress.
 
-    The starts come first, then what the cluster took away; then the forecast and the sampler propose, the
-    sampler first every third time, so that no wrong estimate hides a part of the space for good.
+    First come the starts, then configurations lost with the cluster; then the forecast or the sampler
+    proposes, every third time the sampler first, so that a wrong estimate cannot hide a part of the space.
     """
     known = _Known(
         history=history,
@@ -136,7 +136,7 @@ class _Known:
     suspects: tuple[trials.Suspects, ...]
 
     def refusal(self, knobs: Knobs) -> tuple[str, dict[str, float]]:
-        """Return why a configuration is not run, and by how much it is foreseen to overflow."""
+        """Return why a configuration must not run, empty if it may, and by how much it overflows."""
         why = self.objection(knobs)
         if why:
             return why, {"known": 0.01}
@@ -147,7 +147,7 @@ class _Known:
         return "", {}
 
     def objection(self, knobs: Knobs) -> str:
-        """Return why a configuration need not run, by what is known without a forecast."""
+        """Return why a configuration need not run, without a forecast; empty if it need."""
         if knobs in self.history.tried:
             return f"the same as trial {self.history.tried[knobs]}"
         if knobs in self.running:
@@ -161,7 +161,7 @@ class _Known:
 
 
 def _waiting(known: _Known) -> Iterator[Knobs]:
-    """Yield the start configurations without a result, then those that were lost with the cluster."""
+    """Yield the start configurations without a result, then those lost with the cluster."""
     results = known.history.results
     with_result = {r.knobs for r in results if r.result is not Result.LOST}
     lost = [r.knobs for r in results if r.result is Result.LOST and r.purpose is not Purpose.CONFIRM]

@@ -1,4 +1,4 @@
-"""When the trials of a search start, wait and end, and which configurations are proven."""
+"""Decide when trials of a search start, wait and end, and which configurations are confirmed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from autotune.policies.values.run.view import RunView
 from autotune.policies.values.value import Value
 
 _LEAST_PATIENCE, _PATIENCE_SHARE = 8, 0.3  # trials without gain before a search ends
-_FEWEST_STEPS = 3  # of a trial, the first of which warms up, that can show that it is slow
-_SLOW_SHARE = 0.8  # of the best: below, and certainly so, a trial is not worth its remaining steps
+_FEWEST_STEPS = 3  # of a trial, including a warm-up step, before it may count as slow
+_SLOW_SHARE = 0.8  # of the best speed: a trial that is certainly below it is stopped
 _SIGMAS = 3.0
-_PAIRS = 2  # runs of the stable start and of the winner under the same conditions
-_PROOF_SHARE = 0.5  # of search.duration, at most, that is kept for the proof
+_PAIRS = 2  # runs each of the stable start and the winner under the same conditions
+_PROOF_SHARE = 0.5  # of search.duration that is kept for confirmation runs, at most
 
 _WITHOUT_RESULT = {
     Result.FAILS: "out of memory",
@@ -31,7 +31,7 @@ _WITHOUT_RESULT = {
 
 
 def count(results: Iterable[Tried]) -> int:
-    """Return how many trials of the budget are spent; runs for proof are of the same trials."""
+    """Return how many trials of the budget are spent; a confirmation run belongs to its trial."""
     return len({r.trial for r in results if r.result not in (Result.GATED, Result.LOST)})
 
 
@@ -58,7 +58,7 @@ def why_end(
 
 
 def _proof_s(results: Sequence[Tried], search: Search, *, goal_steps: int) -> float:
-    """Return the seconds kept for the proof: goal.steps of the fastest, start-ups included."""
+    """Return the seconds kept for confirmation: goal.steps of the fastest, start-ups included."""
     timed = [r.seconds for r in results if r.purpose is Purpose.PROBE and r.seconds]
     if not timed or not search.confirm:
         return 0.0
@@ -69,7 +69,7 @@ def _proof_s(results: Sequence[Tried], search: Search, *, goal_steps: int) -> fl
 
 
 def too_slow(steps: Sequence[Progressed], *, best: Tried | None) -> bool:
-    """Return whether the first steps already say that a trial cannot come near the best."""
+    """Return whether the first steps show that a trial certainly stays well below the best."""
     speed = trials.speed(steps)
     if best is None or speed is None or len(steps) < _FEWEST_STEPS or speed.unit is not best.unit:
         return False
@@ -77,9 +77,9 @@ def too_slow(steps: Sequence[Progressed], *, best: Tried | None) -> bool:
 
 
 def next_proof(results: Sequence[Tried], search: Search, *, start: Knobs) -> Knobs | None:
-    """Return what runs next for goal.steps: the fastest that did not, then the start and the winner in turn.
+    """Return what runs next for goal.steps: the fastest that has not, then start and winner in turn.
 
-    None: enough is proven.
+    None if enough is confirmed.
     """
     proofs = [r for r in results if r.purpose is Purpose.CONFIRM and r.result is not Result.LOST]
     compared = {r.knobs for r in proofs}
@@ -91,12 +91,12 @@ def next_proof(results: Sequence[Tried], search: Search, *, start: Knobs) -> Kno
     if not search.confirm or held is None or held.knobs == start:
         return None
     runs = {knobs: sum(r.knobs == knobs for r in proofs) for knobs in (start, held.knobs)}
-    fewest = min(runs, key=lambda knobs: runs[knobs])  # the start where both have as many
+    fewest = min(runs, key=lambda knobs: runs[knobs])  # the start if both have as many
     return fewest if runs[fewest] < _PAIRS else None
 
 
 def most_proofs(search: Search) -> int:
-    """Return the most runs for proof: of so many of the fastest, and the rest of the pairs."""
+    """Return the most confirmation runs: those of the fastest configurations, and the rest of the pairs."""
     return search.confirm + 2 * _PAIRS - 1 if search.confirm else 0
 
 
@@ -104,12 +104,12 @@ class Losses(Value, frozen=True, kw_only=True):
     """What the cluster took away of one configuration."""
 
     count: int
-    wait_s: float  # before the next trial begins
+    wait_s: float  # before the next trial starts
     too_many: bool
 
 
 def losses(results: Iterable[Tried], knobs: Knobs, *, retries: int) -> Losses:
-    """Return how often a configuration was lost, and whether that is more often than `retries` allow."""
+    """Return how often a configuration was lost with the cluster, and whether that exceeds `retries`."""
     lost = sum(r.knobs == knobs and r.result is Result.LOST for r in results)
     return Losses(count=lost, wait_s=backoff_s(lost), too_many=lost > retries)
 
@@ -125,9 +125,9 @@ def verdict_of(
     """Return the verdict of a finished search.
 
     It is a success if a trial was measured, or if none was started because, with time and trials left, no
-    configuration is expected to be faster than the start (`exhausted`). `began_with` is the attempt that made
-    the job stable, which is no trial. A success is marginal where the stable start leaves too little headroom
-    and nothing better was proven.
+    configuration is predicted to be faster than the start (`exhausted`). `began_with` is the attempt that
+    made the job stable, which is no trial. A success is marginal if the stable start leaves too little
+    headroom and nothing better was confirmed.
     """
     made = [r for r in results if r.attempt != began_with]
     complete = exhausted and not tried_besides(results, began_with=began_with)
@@ -147,7 +147,7 @@ def verdict_of(
 
 
 def gpus_of(profile: Profile) -> int:
-    """Return the GPUs that one trial takes."""
+    """Return the number of GPUs that one trial uses."""
     trainers = max(1, profile.layout.ranks)
     if profile.placement is Placement.COLOCATED:
         return trainers
@@ -157,24 +157,24 @@ def gpus_of(profile: Profile) -> int:
 def trials_on_a_node(profile: Profile, cluster: Cluster, *, parallel: int) -> int:
     """Return how many of `parallel` trials can share one node and its host memory.
 
-    Ray fills nodes one after the other; a trial that needs all GPUs of a node has its nodes to itself.
+    Ray fills nodes one after the other; a trial that needs all GPUs of a node shares it with no other.
     """
     if not cluster.gpus_per_node:
         return -(-parallel // max(1, cluster.nodes))
     return max(1, min(parallel, cluster.gpus_per_node // gpus_of(profile)))
 
 
-# ---- how long a search still takes at most: its trials and the proof of the fastest, within search.duration
+# ---- the most time left of a search: its trials and confirmation runs, within search.duration
 
-_ENOUGH = 3  # trials that show how long one takes
+_ENOUGH = 3  # trials from which the duration of one is estimated
 
 
 def time_left(view: RunView, *, now: float) -> TimeLeft | None:
     """Return the maximum time left of a search at `now` (Unix seconds), once its trials have started.
 
-    It may end at any time because nothing that is worth a run is left, so there is no lower bound. Until
-    some trials have shown how long one takes, what is left of search.duration is all that is known. None:
-    no trial has started, or the search is over.
+    There is no lower bound, because a search may end at any time when nothing is worth a run. Before _ENOUGH
+    trials have ended, the rest of search.duration is returned. None if no trial has started or the search is
+    over.
     """
     assert view.accepted is not None and view.last is not None
     job, results = view.accepted.job, view.tried

@@ -1,4 +1,4 @@
-"""What a search may vary: the legal values of the knobs that a launch may change."""
+"""The search space: the legal values of the knobs that a launch may change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.policies.values.profile import FixedDuringRun, Profile, Requires
 from autotune.policies.values.value import Value
 
 PERMIT_ALL = Recovery()  # permits everything
-_FEW = 10  # values of one knob that a move may lead to
+_FEW = 10  # values of one knob that a move may reach, roughly
 
 
 class Dimension(Value, frozen=True, kw_only=True):
@@ -25,17 +25,17 @@ class Dimension(Value, frozen=True, kw_only=True):
 
     knob: str
     values: tuple[Setting, ...]
-    ordered: bool  # numbers, whose neighbours behave alike
+    ordered: bool  # whether they are numbers, of which close ones behave alike
 
     def nearest(self, value: Setting) -> Setting:
-        """Return the largest value not above `value`, or the smallest there is."""
+        """Return the largest value not above `value`, or the smallest of all."""
         if not self.ordered or not isinstance(value, int | float):
             return value
         above = bisect_right(self.values, value * (1 + 1e-9))  # type: ignore[type-var]  # all are numbers
         return self.values[max(0, above - 1)]
 
     def few(self, present: Setting) -> tuple[Setting, ...]:
-        """Return some values other than the present one: all of a few, of many the near and the far."""
+        """Return values other than the present one: all if few, otherwise near ones and an even spread."""
         if len(self.values) <= _FEW:
             return tuple(v for v in self.values if v != present)
         every = range(0, len(self.values), -(-len(self.values) // _FEW))
@@ -46,16 +46,16 @@ class Dimension(Value, frozen=True, kw_only=True):
 
 
 def open_knobs(job: Job, profile: Profile) -> tuple[str, ...]:
-    """Return the knobs that a search of this job varies: those it names, else all that a launch may change.
+    """Return the knobs that a search varies: those in `search.vary`, otherwise all that a launch may change.
 
-    Whether the job file sets one makes no difference: `recovery.deny` keeps what is to stay.
+    Knobs that the job file sets are included; `recovery.deny` excludes knobs.
     """
     names = KNOBS if job.search.vary is None else dict.fromkeys(job.search.vary)
     return tuple(name for name in names if name in profile.supported)
 
 
 def space(job: Job, profile: Profile, knobs: Knobs) -> tuple[Dimension, ...]:
-    """Return the dimensions around `knobs`; a knob without at least two legal values is none."""
+    """Return the dimensions around `knobs`: the open knobs with at least two legal values."""
     result = []
     kept = {c.knob for c in profile.constraints if isinstance(c, FixedDuringRun)}
     fixed = kept if job.resume else set[str]()
@@ -76,7 +76,7 @@ def space(job: Job, profile: Profile, knobs: Knobs) -> tuple[Dimension, ...]:
 def assembled(
     profile: Profile, knobs: Knobs, dimensions: Iterable[Dimension], suggested: Mapping[str, Setting]
 ) -> Knobs:
-    """Return `knobs` with suggested values on their grids; one without effect keeps its present value."""
+    """Return `knobs` with the suggested values on their grids, without those that have no effect."""
     return _with(
         profile, knobs, {d.knob: d.nearest(suggested[d.knob]) for d in dimensions if d.knob in suggested}
     )
@@ -90,7 +90,7 @@ def neighbours(
     *,
     recovery: Recovery = PERMIT_ALL,
 ) -> tuple[Knobs, ...]:
-    """Return what one move along each dimension leads to, where the framework accepts it."""
+    """Return the legal configurations that one move along one dimension reaches."""
     dimensions = tuple(dimensions)
     here = {d.knob: d.nearest(getattr(knobs, d.knob)) for d in dimensions}
     result: dict[Knobs, None] = {}
@@ -127,7 +127,7 @@ def _values(profile: Profile, knobs: Knobs, name: str) -> tuple[Setting, ...]:
 
 
 def _stands_alone(profile: Profile, name: str, value: Setting) -> bool:
-    """Return whether a value can be legal at all, whatever the others are."""
+    """Return whether a value can be legal at all, regardless of other knobs' values."""
     before = msgspec.structs.replace(profile.knobs, **{name: None})
     free = [c for c in profile.constraints if not isinstance(c, Requires)]
     alone = msgspec.structs.replace(profile, constraints=tuple(free))

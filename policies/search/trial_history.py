@@ -1,4 +1,4 @@
-"""The history of a search, folded: results, failures, and the attempts that the estimate learns from."""
+"""Fold the history of a search: results, failures, and the attempts that calibrate the estimate."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from autotune.policies.values.observation import Cancelled, Lost
 from autotune.policies.values.run.view import AttemptView, RunView
 from autotune.policies.values.value import Value
 
-_REMEMBERED = 16  # attempts of each kind that the calibration looks at: those before say nothing new
+_REMEMBERED = 16  # attempts of each kind that the calibration uses; earlier ones add little
 
 
 class TrialHistory(Value, frozen=True, kw_only=True):
-    """The history of a search, folded."""
+    """The folded history of a search."""
 
     accepted: Accepted
     results: tuple[Tried, ...] = ()  # in the order of the journal
     tried: dict[Knobs, int] = {}  # configurations that ran to a result -> trial
     failures: dict[int, tuple[Knobs, Diagnosed]] = {}  # attempts that ran out of a memory
-    attempts: dict[int, tuple[Event, ...]] = {}  # the rows of each
-    complete: tuple[int, ...] = ()  # attempts that nobody outside cut short, in the order of their ends
+    attempts: dict[int, tuple[Event, ...]] = {}  # attempt -> its rows
+    complete: tuple[int, ...] = ()  # attempts not cut short from outside, in the order of their ends
     last_attempt: int = 0
 
     @property
     def evidence(self) -> tuple[Event, ...]:
-        """The rows of the attempts that say most about the job's memory.
+        """The rows of the attempts that are most informative about the job's memory.
 
-        What was cut short from outside is left out: a search that was killed chooses as if it was not.
+        Attempts cut short from outside are left out, so that a killed search decides as one that was not.
         """
         failed = [number for number in self.complete if number in self.failures]
         held = [number for number in self.complete if number not in self.failures]
@@ -51,7 +51,7 @@ class TrialHistory(Value, frozen=True, kw_only=True):
 
 
 def trial_history(history: History) -> TrialHistory:
-    """Return the history folded; raises ValueError if it does not start with Accepted."""
+    """Return the folded history; raises ValueError if it does not start with Accepted."""
     return extended(TrialHistory(accepted=accepted_of(history)), history[1:])
 
 
@@ -92,7 +92,7 @@ def extended(past: TrialHistory, events: Iterable[Event]) -> TrialHistory:
 
 
 def informative(failed: list[int], held: list[int]) -> set[int]:
-    """Return the numbers of the attempts worth remembering: the latest that failed and that held."""
+    """Return the numbers of the attempts to use: the latest that failed, the first and latest that held."""
     return {*failed[-_REMEMBERED:], *held[:1], *held[-_REMEMBERED:]}
 
 
@@ -102,7 +102,7 @@ def stable_start(view: RunView) -> AttemptView:
 
 
 def start_result(view: RunView, *, headroom: float) -> Tried:
-    """Return what the attempt that made the job stable showed, as a trial that held for goal.steps."""
+    """Return the attempt that made the job stable as the result of a trial that held for goal.steps."""
     start = stable_start(view)
     steps = start.steps
     peaks = trials.highest(*(step.peaks for step in steps))

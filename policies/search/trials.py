@@ -1,4 +1,4 @@
-"""The results of a search's trials: the best one, whether to continue, and what is not worth a run."""
+"""Evaluate the results of a search's trials: the best one, its gain, and what is not worth a run."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from autotune.policies.values.run.view import RunView
 from autotune.policies.values.value import Value
 
 _WARM_UP_STEPS = 1  # compiles kernels, fills caches
-_BLIND_EXCESS = 0.05  # of the limit: an out-of-memory message without figures
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
-_NUMBERS = re.compile(r"\d+")  # of processes, times and lines: what differs between equal messages
+_BLIND_EXCESS = 0.05  # of the limit, for an out-of-memory message without figures
+_MAD_TO_SIGMA = 1.4826  # standard deviation of a normal distribution per median absolute deviation
+_NUMBERS = re.compile(r"\d+")  # pids, times and line numbers, in which equal messages differ
 BETTER = "is surely faster and keeps every limit"
-_ROUNDED_S = 0.05  # by which the seconds of a result may be off
+_ROUNDED_S = 0.05  # rounding error of a result's seconds
 
 
 def speed(steps: Sequence[Progressed]) -> Speed | None:
-    """Return the median speed after the warm-up, in steps if the log shows no tokens."""
+    """Return the median speed after the warm-up, in steps/s if the log gives no tokens; None if unknown."""
     counted = list(steps)[_WARM_UP_STEPS:] or list(steps)
     unit, rates = Unit.TOKENS, [s.tokens_per_second for s in counted if s.tokens_per_second]
     if not rates:
@@ -48,7 +48,7 @@ def speed(steps: Sequence[Progressed]) -> Speed | None:
 
 
 def timed(result: Tried, measured: Speed | None) -> Tried:
-    """Return a result with this speed."""
+    """Return `result` with a measured speed, or with none."""
     if measured is None:
         return msgspec.structs.replace(result, tokens_per_second=None, steps_per_second=None, noise=None)
     tokens = measured.unit is Unit.TOKENS
@@ -61,9 +61,9 @@ def timed(result: Tried, measured: Speed | None) -> Tried:
 
 
 def unit_of(results: Iterable[Tried]) -> Unit | None:
-    """Return the unit in which results are compared: that of the first that was measured.
+    """Return the unit in which results are compared: that of the first measured result.
 
-    A result in another unit, from a log that told its tokens only now and then, counts as not measured.
+    A result in another unit, from a log that gave its tokens only sometimes, counts as not measured.
     """
     return next((r.unit for r in results if r.unit is not None), None)
 
@@ -81,7 +81,7 @@ def highest(*peaks: Mapping[str, Peak]) -> dict[str, Peak]:
 def excess(peaks: Mapping[str, Peak], *, headroom: float) -> dict[str, float]:
     """Return by how much each phase exceeds what it may use, in units of the limit; below 0 fits.
 
-    A reading that only bounds what is used says nothing: a caching allocator fills the card on healthy runs.
+    Upper bounds are ignored, because a caching allocator fills the GPU in healthy runs too.
     """
     return {
         str(phase): peak.used_bytes / peak.capacity_bytes - (1.0 - headroom)
@@ -91,7 +91,7 @@ def excess(peaks: Mapping[str, Peak], *, headroom: float) -> dict[str, float]:
 
 
 def free_share(peaks: Mapping[str, Peak]) -> float | None:
-    """Return the smallest free share over phases, from readings that bound it where there are no others."""
+    """Return the smallest free share over phases, from upper bounds of use only if there is nothing else."""
     known = [p for p in peaks.values() if p.capacity_bytes]
     exact = [p for p in known if not p.upper_bound]
     free = [1 - p.used_bytes / p.capacity_bytes for p in exact or known]
@@ -99,7 +99,7 @@ def free_share(peaks: Mapping[str, Peak]) -> float | None:
 
 
 def excess_of_failure(diagnosis: Diagnosis) -> dict[str, float]:
-    """Return by how much the failed phase exceeds its limit, in units of the limit."""
+    """Return by how much the failed phase exceeds its limit, in units of the limit, as phase -> excess."""
     missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.limit_bytes
     share = missing / capacity if missing is not None and capacity else _BLIND_EXCESS
     phase = diagnosis.phase if diagnosis.phase is not Phase.NONE else Phase.INIT
@@ -109,10 +109,10 @@ def excess_of_failure(diagnosis: Diagnosis) -> dict[str, float]:
 def fastest(
     results: Iterable[Tried], *, confirmed: bool = False, besides: Collection[Knobs] = ()
 ) -> Tried | None:
-    """Return the fastest result that keeps every limit; `confirmed`: that held for goal.steps.
+    """Return the fastest result that keeps every limit; with `confirmed`, only of runs for goal.steps.
 
-    A configuration that was measured several times under the same conditions counts with its median, one
-    that ever failed or exceeded a limit, or that is among `besides`, does not count.
+    A configuration measured several times under the same conditions counts with its median speed. One that
+    ever failed or exceeded a limit, or that is in `besides`, does not count.
     """
     every = list(results)
     unit = unit_of(every)
@@ -121,7 +121,7 @@ def fastest(
     best: Tried | None = None
     for r in sorted(compared, key=lambda r: r.rate, reverse=True):
         if unit is None or (best is not None and r.rate <= best.rate):
-            break  # what follows has no higher median
+            break  # no later result has a higher median
         if r.knobs in failed or r.knobs in besides or not keeps_limits(r):
             continue
         same = [s for s in compared if s.knobs == r.knobs and _held(s) is _held(r) and keeps_limits(s)]
@@ -132,12 +132,12 @@ def fastest(
 
 
 def _held(result: Tried) -> bool:
-    """Return whether a result is of a run for goal.steps."""
+    """Return whether a result is from a run for goal.steps."""
     return result.purpose is Purpose.CONFIRM
 
 
 def keeps_limits(result: Tried) -> bool:
-    """Return whether a configuration ran, with the headroom that the goal wants."""
+    """Return whether a configuration ran with a measured speed and the headroom of the goal."""
     return result.result is Result.FITS and result.unit is not None and not exceeds(result)
 
 
@@ -147,11 +147,11 @@ def exceeds(result: Tried) -> bool:
 
 
 def winner(results: Sequence[Tried], search: Search, *, start: Knobs | None) -> Tried | None:
-    """Return the fastest configuration that was proven; the stable `start` where none is surely faster.
+    """Return the fastest confirmed configuration, or the stable `start` if none is certainly faster.
 
-    A proof is a run of goal.steps, where the search makes any. What is faster than the start gains
-    `search.min_gain` over it, and none of its runs is slower than one of the start's: runs of one
-    configuration differ too. None: nothing was proven, or the start itself leaves too little free.
+    Confirmed means a run for goal.steps, if the search makes any. Certainly faster means a gain of
+    `search.min_gain` over the start, and every run faster than all of the start's, because runs of one
+    configuration differ too. None if nothing was confirmed within its limits.
     """
     confirmed = bool(search.confirm)
     best = fastest(results, confirmed=confirmed)
@@ -169,18 +169,18 @@ def winner(results: Sequence[Tried], search: Search, *, start: Knobs | None) -> 
 
 
 class Gain(Value, frozen=True, kw_only=True):
-    """The winner and the stable start under the same conditions."""
+    """The speeds of the winner and the stable start under the same conditions."""
 
     fast: float  # medians, in the winner's unit
     slow: float
     runs: int  # of each
-    apart: float  # the fastest over the slowest run of one configuration: what the machine's noise does
+    apart: float  # the fastest over the slowest run of one configuration: the noise of the machine
 
 
 def gain(results: Sequence[Tried], search: Search, *, start: Knobs) -> Gain | None:
-    """Return how the winner compares with the stable start; None if only one of them was measured so.
+    """Return the winner's speed compared with the stable start's; None if only one of them was measured.
 
-    The start may leave less headroom than the goal wants: that is for the winner to do better.
+    The start counts even if it leaves less headroom than the goal asks.
     """
     best = winner(results, search, start=start)
     if best is None:
@@ -205,7 +205,7 @@ def gain(results: Sequence[Tried], search: Search, *, start: Knobs) -> Gain | No
 
 
 def known_to_fail(profile: Profile, failures: Iterable[tuple[Knobs, Diagnosed]], proposed: Knobs) -> str:
-    """Return the failure that `proposed` would repeat, in words; empty when none is known."""
+    """Return the known failure that `proposed` would repeat, in words; empty if there is none."""
     for failed, event in failures:
         if repeats(profile, failed, event, proposed):
             return f"attempt #{event.attempt} failed with {event.cause.value} and asked for no more"
@@ -213,14 +213,14 @@ def known_to_fail(profile: Profile, failures: Iterable[tuple[Knobs, Diagnosed]],
 
 
 class Suspects(Value, frozen=True, kw_only=True):
-    """Settings that trials have with which the job did not run, and no configuration that ran."""
+    """Settings of trials that the job refused, which no configuration that ran had."""
 
     trial: int  # the first of them
     settings: dict[str, Setting]
 
 
 def with_expectations(result: Tried, expected: Mapping[str, float]) -> Tried:
-    """Return a result in which no phase is taken to need less than what is expected of it."""
+    """Return a result in which no phase's need is below the predicted one."""
     merged = {phase: max(value, result.constraints.get(phase, value)) for phase, value in expected.items()}
     return msgspec.structs.replace(
         result, constraints=result.constraints | {p: round(v, 4) for p, v in merged.items()}
@@ -228,10 +228,10 @@ def with_expectations(result: Tried, expected: Mapping[str, float]) -> Tried:
 
 
 def suspects(results: Sequence[Tried], *, start: Knobs) -> tuple[Suspects, ...]:
-    """Return what may be to blame where the job does not run, for reasons other than memory.
+    """Return the settings that may be why the job refused to run, for reasons other than memory.
 
-    Trials with the same reason share what is to blame, unless they have nothing of the kind in common. The
-    more settings of them ran elsewhere, the fewer are suspects; the stable `start` ran.
+    Trials with the same reason share their suspects, unless they have none in common. Settings that ran in
+    another trial or in the stable `start` are not suspects.
     """
     refused = [(r, changed(start, r.knobs)) for r in results if r.result is Result.REFUSED]
     ran = [r.knobs for r in results if r.result in (Result.FITS, Result.SLOW)] if refused else []
@@ -254,7 +254,7 @@ def suspects(results: Sequence[Tried], *, start: Knobs) -> tuple[Suspects, ...]:
 
 
 def suspected(suspects_of_trials: Iterable[Suspects], proposed: Knobs) -> str:
-    """Return the trial that did not run, and whose every suspect `proposed` has, in words; empty if none."""
+    """Return the refused trial all of whose suspects `proposed` has, in words; empty if there is none."""
     for suspect in suspects_of_trials:
         if all(getattr(proposed, name) == value for name, value in suspect.settings.items()):
             settings = ", ".join(f"{name} = {value}" for name, value in suspect.settings.items())
@@ -263,9 +263,9 @@ def suspected(suspects_of_trials: Iterable[Suspects], proposed: Knobs) -> str:
 
 
 def front(results: Iterable[Tried]) -> tuple[Tried, ...]:
-    """Return the results that no other beats in both speed and headroom, the fastest first.
+    """Return the results that no other beats in both speed and headroom, fastest first.
 
-    A configuration stands there as it was first measured, as all the others were.
+    Every configuration counts with its first measurement, so that all are compared alike.
     """
     every, first = list(results), dict[Knobs, Tried]()
     unit = unit_of(every)
@@ -282,7 +282,7 @@ def front(results: Iterable[Tried]) -> tuple[Tried, ...]:
 
 
 def spent(view: RunView) -> dict[str, float]:
-    """Return the seconds of attempts by what they were spent on: first of all making the job stable."""
+    """Return the seconds of attempts by purpose or result; `becoming stable` comes first."""
     seconds: dict[str, float] = {}
     results = view.tried
     every, own = (
@@ -295,7 +295,7 @@ def spent(view: RunView) -> dict[str, float]:
         what = result.purpose.value if result.result is Result.FITS else result.result.value
         if result.seconds:
             seconds[what] = seconds.get(what, 0.0) + result.seconds
-    stopped = every - sum(seconds.values())  # trials that time or the user cut short have no result
+    stopped = every - sum(seconds.values())  # trials stopped by a deadline or the user have no result
     if stopped > _ROUNDED_S * len(results):
         seconds["stopped"] = round(stopped, 3)
     return seconds
