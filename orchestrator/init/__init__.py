@@ -1,1 +1,1 @@
-"""A job file from what people have: a command, a launch script or a framework's own configuration."""
+"""Create a job file from a command, a launch script or a framework's own configuration."""

@@ -1,4 +1,4 @@
-"""Files that `init` is given or that a command names: what they hold, and what lies next to them."""
+"""Files passed to `init` or named by a command: their kind, their content, and the files next to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BUILDS_ON = "defaults"
 
 
 def areal_script(path: Path) -> str:
-    """Return the script next to a configuration that probably uses it; empty if there is none."""
+    """Return the script next to a configuration file that probably uses it; empty if there is none."""
     scripts = [each for each in sorted(path.parent.glob("*.py")) if not each.name.startswith("_")]
     stem = path.stem.split("_")[0]
     near = [s for s in scripts if s.stem == path.stem] or [
@@ -36,7 +36,7 @@ def areal_script(path: Path) -> str:
 
 
 def repository_of(path: Path) -> Path | None:
-    """Return the nearest folder above a file that is a repository or a project; None if there is none."""
+    """Return the nearest folder above a file with a `.git` or a pyproject.toml; None if there is none."""
     return next(
         (p for p in path.absolute().parents if is_there(p / ".git") or is_file(p / "pyproject.toml")), None
     )
@@ -57,9 +57,9 @@ def readable_document(path: Path) -> dict[str, Any] | None:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file; raises Failure with the reason and, in the file, its place.
+    """Return the mapping in a YAML file; raises Failure with the reason, for syntax errors with the place.
 
-    Files that it extends by their names are read too (NeMo-RL's recipes); Hydra's groups have no suffix.
+    Files that it extends by file name are read too (NeMo-RL's recipes); Hydra's groups have no suffix.
     """
     document = Document(read_text(path), str(path), read=scalar_1_1)
     if document.complaints:
@@ -76,7 +76,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a mapping's values by dotted key, without what belongs to Hydra."""
+    """Return a mapping's values by dotted key, without Hydra's own sections."""
     result: dict[str, Any] = {}
     for key, value in document.items():
         if key in (_BUILDS_ON, "hydra"):
@@ -93,7 +93,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 
 
 def folder_of(cwd: str, command: Sequence[str], config: str | None, script: Path | None) -> str:
-    """Return the folder that the program's relative paths start from: where they exist, if any is seen."""
+    """Return the folder that the program's relative paths start from: one where they exist, else `cwd`."""
     if script is not None:
         for name in _relative(command, config):
             result = _above(cwd, script, name)
@@ -103,7 +103,7 @@ def folder_of(cwd: str, command: Sequence[str], config: str | None, script: Path
 
 
 def trainer_of(framework: str, argv: Sequence[str], cwd: str, script: Path | None) -> str:
-    """Return the framework whose checkout holds `train.py`: slime, miles and vime name theirs alike."""
+    """Return the framework whose checkout contains `train.py`: slime, miles and vime use the same name."""
     if framework != "slime":
         return framework
     name = next((word for word in argv if re.fullmatch(r"(?:.*/)?train(?:_async)?\.py", word)), "")
@@ -117,13 +117,13 @@ def trainer_of(framework: str, argv: Sequence[str], cwd: str, script: Path | Non
 
 
 def _above(cwd: str, script: Path, name: str) -> Path | None:
-    """Return the folder in which a file is: where the program starts, else above the script."""
+    """Return the folder that contains a file: the program's start folder, otherwise one above the script."""
     folders = (Path(cwd), *script.resolve().parents)
     return next((folder for folder in folders if is_file(folder / name)), None)
 
 
 def _relative(command: Sequence[str], config: str | None) -> Iterator[str]:
-    """Yield the files of a program by their paths in its folder: of its script, its module, its settings."""
+    """Yield the relative paths of a program's script, config file and module."""
     yield from (word for word in (*command[1:4], config or "") if _FILE.fullmatch(word))
     for flag, word in itertools.pairwise(command[:4]):
         if flag == "-m" and _MODULE.fullmatch(word):
@@ -132,13 +132,13 @@ def _relative(command: Sequence[str], config: str | None) -> Iterator[str]:
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh", "ash"})
 _READ_BYTES = 256 * 1024
-_KEY = re.compile(r"---|%YAML|['\"]?[\w./+-]+['\"]?:(?:\s|$)")  # how a YAML mapping begins
+_KEY = re.compile(r"---|%YAML|['\"]?[\w./+-]+['\"]?:(?:\s|$)")  # the beginning of a YAML mapping
 _DOCUMENT_NAME = re.compile(r".*\.ya?ml")
 _PYTHON_NODES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Call)
 
 
 class Kind(Enum):
-    """What a file holds."""
+    """The kind of a file's content."""
 
     SHELL = "shell script"
     PYTHON = "Python program"
@@ -147,11 +147,11 @@ class Kind(Enum):
 
 
 def kind_of(path: Path) -> Kind:
-    """Return what a file holds; text that begins like nothing else is taken for a shell script."""
+    """Return the kind of a file; text of no other kind is a shell script."""
     try:
         data = path.open("rb").read(_READ_BYTES)
     except OSError:
-        return Kind.SHELL  # whoever reads it says why it cannot
+        return Kind.SHELL  # its reader reports the error
     if data.startswith(b"\x7fELF"):
         return Kind.PROGRAM
     text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
@@ -162,7 +162,7 @@ def kind_of(path: Path) -> Kind:
         return Kind.DOCUMENT
     if _is_python(text):
         return Kind.PYTHON
-    # A broken or empty file begins like nothing: its name says which reader is to complain.
+    # A broken or empty file has no recognisable beginning: its name decides which reader reports the error.
     begins_command = re.match(r"[A-Za-z_./$]", first) is not None
     return Kind.DOCUMENT if not begins_command and _DOCUMENT_NAME.fullmatch(path.name) else Kind.SHELL
 

@@ -1,4 +1,4 @@
-"""A job as it follows from a command line, a launch script or a framework's own file."""
+"""Derive a job from a command line, a launch script or a framework's own config file."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ _PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_]\w*(?::\w+|\?[^{}]*)?)\}(?!\})"
 
 
 class Draft(Value, frozen=True, kw_only=True):
-    """A job to be written, and what of its source did not become part of it."""
+    """A job to be written, and notes on what was left out or assumed."""
 
-    source: str  # what it was made from, in words
+    source: str  # its source in words
     name: str
     framework: str
-    other: str = ""  # a framework without an adapter, by name
+    other: str = ""  # name of a framework without an adapter
     command: tuple[str, ...] = ()
     python: str | None = None
     config: str | None = None
@@ -106,8 +106,8 @@ class Draft(Value, frozen=True, kw_only=True):
     hardware: Hardware = Hardware()
     notes: tuple[Note, ...] = ()
     assigned: dict[str, Use] = {}  # where the scripts set their variables
-    server: tuple[str, ...] = ()  # that the script starts beside the training
-    formulas: dict[str, str] = {}  # settings that the script calculates, and from what
+    server: tuple[str, ...] = ()  # command of the server that the script starts in addition to the training
+    formulas: dict[str, str] = {}  # setting -> the expression that the script calculates it from
 
 
 def draft_of(
@@ -119,10 +119,10 @@ def draft_of(
     training: int | None = None,
     text: str | None = None,
 ) -> Draft:
-    """Return the job of a command, of a script or of a YAML file; raises Failure if there is none.
+    """Return the job of a command, a script or a YAML file; raises Failure if there is none.
 
-    `training` says which of the trainings that a script starts is meant, from 1; `text` stands for what the
-    script's file holds.
+    `training` is the number, from 1, of the training to use if a script starts several; `text` replaces the
+    content of the script's file.
     """
     if _SHELLS.fullmatch(words[0]) and len(words) > 1 and not words[1].startswith("-"):
         words = words[1:]
@@ -225,7 +225,7 @@ def _of_script(
     )
     hardware = draft.hardware.or_else(followed.hardware)
     near = (msgspec.structs.replace(note, file=note.file.removeprefix(f"{cwd}/")) for note in draft.notes)
-    once = tuple(dict.fromkeys(near))  # a loop gives one several times
+    once = tuple(dict.fromkeys(near))  # a loop repeats notes
     places = {
         name: msgspec.structs.replace(use, file=use.file.removeprefix(f"{cwd}/"))
         for name, use in followed.assigned.items()
@@ -282,7 +282,7 @@ def _drafted(
     file = roll.file_of(command, workdir) if other == "ROLL" else Path(workdir, config) if config else None
     document = readable_document(file) if file is not None else None
     interpreter = command[0] if command and _INTERPRETER.fullmatch(command[0]) else None
-    # A framework's workers run in its environment: where the command names one, in that.
+    # A framework's workers run in the Python environment that the command names.
     is_named = interpreter is not None and "/" in interpreter and own != "command"
     beside = None if command else interpreter_beside(program.argv[0])
     python = interpreter if is_named or own == "areal" else beside
@@ -409,7 +409,7 @@ def _environment(variables: Mapping[str, str], note: Callable[[str], None]) -> d
 
 
 def _name(script: Path | None, framework: str, settings: Mapping[str, Any]) -> str:
-    """Return the name that the run has in its trackers, else that of the script, else of the model."""
+    """Return the run's name in its trackers, otherwise the script's name, otherwise the model's."""
     of_run = [settings.get(key) for key in _RUN_NAMES]
     of_model = [settings.get(key) for key in ("actor_rollout_ref.model.path", "hf-checkpoint")]
     named = next(
@@ -432,9 +432,9 @@ def fork_flags(
     workdir: str,
     env: Mapping[str, str],
 ) -> dict[str, tuple[str, ...]]:
-    """Return the words of each setting that no release of a framework of flags has.
+    """Return the command-line words of each flag that no release of the framework has.
 
-    One whose value has to be edited stays a setting, where the edit has a line of its own.
+    A flag whose value has to be edited stays a setting, so that the edit has its own line.
     """
     adapter = frameworks.find(framework)
     if not isinstance(adapter, FlagFramework):

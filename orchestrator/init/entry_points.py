@@ -1,4 +1,4 @@
-"""Which program a command line starts, behind `ray job submit`, `nohup`, `srun` and the like."""
+"""Detect the program that a command line starts, behind `ray job submit`, `nohup`, `srun` and the like."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WITH_VALUE = {
     "time": ("-f", "-o"),
     "exec": ("-a",),
 }
-# Programs with options of their own before the program that counts.
+# Wrappers with options of their own before the program that they start.
 _WRAPPERS = frozenset(
     {
         "srun",
@@ -49,7 +49,7 @@ _WRAPPERS = frozenset(
         "nsys",
     }
 )
-# Frameworks whose settings may follow the last word of a command, so also of one that a container runs.
+# Frameworks whose settings may be appended to any command, also to one that runs a container.
 _ADDED_BEHIND = frozenset({"verl", "skyrl", "nemo-rl", "slime", "miles", "relax", "openrlhf"})
 _PYTHONS_OWN = frozenset({"pip", "venv", "ensurepip", "http.server", "compileall", "zipfile"})
 _BLANK = re.compile(r"\s")
@@ -58,27 +58,27 @@ _SUBMIT_SWITCHES = frozenset({"--no-wait", "-v", "--verbose", "--verify"})
 _AREAL_KEYS = frozenset(
     {"gconfig", "rollout", "train_dataset", "actor", "allocation_mode", "sglang", "stats_logger"}
 )
-# Sections of NeMo-RL's files that name the script `examples/run_SECTION.py`; its GRPO has an adapter.
+# Sections of NeMo-RL's config files that imply the script `examples/run_SECTION.py`; GRPO has an adapter.
 NEMO_RL_TRAINERS = ("sft", "dpo", "rm", "ppo", "distillation")
-_FILES = (".yaml", ".yml", ".json")  # that `swift` takes in front of its flags
+_FILES = (".yaml", ".yml", ".json")  # config files that `swift` accepts before its flags
 _SKYRL_KEYS = ("trainer.policy.", "trainer.placement.", "generator.inference_engine.")
 _MILES = re.compile(
     r"(?:^|/)miles/train(?:_async)?\.py$"
-)  # in the folder of its checkout, or by a flag of its own
+)  # recognised by the folder of its checkout, or by its own flags
 _MILES_FLAGS = frozenset(
     {"--use-miles-router", "--use-miles-dashboard", "--update-weight-transfer-mode"}
     | {"--rematerialize-param-from-master-weight", "--offload-train-target", "--fully-async"}
 )
 _VIME = re.compile(r"(?:^|/)vime/train(?:_async)?\.py$")
-_VIME_ENGINE = "--vllm-"  # vime is slime's trainer with vLLM, whose arguments it takes behind this
+_VIME_ENGINE = "--vllm-"  # prefix of vLLM's arguments; vime is slime's trainer with vLLM
 _SLIME_FLAGS = frozenset({"--hf-checkpoint", "--rollout-batch-size", "--actor-num-gpus-per-node"})
 _TRL_FLAGS = frozenset(
     {"model_name_or_path", "dataset_name", "per_device_train_batch_size", "num_generations", "output_dir"}
     | {"max_completion_length", "use_vllm", "vllm_mode", "learning_rate", "reward_funcs"}
 )
-_ENOUGH = 3  # of them, by which a script named after GRPO is taken to start TRL's trainer
-_OF_NEMO_RL = re.compile(r"\buv run .*run_\w*grpo\w*\.py .*--config")  # a program of one's own
-# Other frameworks by what stands in their command lines: the first that is found.
+_ENOUGH = 3  # of these flags: then a script named after GRPO is assumed to start TRL's trainer
+_OF_NEMO_RL = re.compile(r"\buv run .*run_\w*grpo\w*\.py .*--config")  # a user's own program
+# Other frameworks by patterns of their command lines: the first match counts.
 _OTHERS: tuple[tuple[str, str], ...] = (
     ("verl's supervised trainer", r"verl[./].*sft_trainer"),
     ("SkyRL's supervised trainer", r"skyrl[./]train[./]main_sft\b"),
@@ -100,19 +100,19 @@ _OTHERS: tuple[tuple[str, str], ...] = (
 
 
 class Program(Value, frozen=True, kw_only=True):
-    """A program as a user starts it, without what stands before it."""
+    """A program with its arguments, without the wrappers before it."""
 
     argv: tuple[str, ...]
     env: dict[str, str] = {}
-    workdir: str = ""  # what a submission names
-    around: tuple[str, ...] = ()  # programs that were taken away
+    workdir: str = ""  # `--working-dir` of a submission
+    around: tuple[str, ...] = ()  # wrappers that were removed
     problems: tuple[str, ...] = ()
 
 
 def unwrapped(argv: Sequence[str], *, is_script: Callable[[str], bool] = lambda _: False) -> Program:
-    """Return the program that a command line starts in the end.
+    """Return the program that a command line finally starts.
 
-    `is_script` tells whether a word behind a wrapper names a shell script.
+    `is_script` returns whether a word after a wrapper names a shell script.
     """
     words, env, around, problems, workdir = list(argv), dict[str, str](), list[str](), list[str](), ""
     while words:
@@ -157,22 +157,22 @@ def unwrapped(argv: Sequence[str], *, is_script: Callable[[str], bool] = lambda 
 
 
 def _is_one(words: Sequence[str]) -> bool:
-    """Return whether a command line is a program, not a script to be read nor a job for a Ray cluster."""
+    """Return whether a command line starts a program other than a shell script or a Ray job submission."""
     is_program = _PROGRAM.fullmatch(words[0]) and PurePosixPath(words[0]).name not in ("bash", "sh", "ray")
     return bool(is_program) and not (words[0] == "uv" and _submission_at(words))
 
 
 def _submission_at(words: Sequence[str]) -> int:
-    """Return where `ray job submit` stands behind `uv run` and its options; 0 if it does not."""
+    """Return the index of `ray job submit` after `uv run` and its options; 0 if there is none."""
     own = list(words[: words.index("--")]) if "--" in words else list(words)
     at = own.index("ray") if "ray" in own[2:] else 0
     return at if words[1] == "run" and own[at + 1 : at + 3] == ["job", "submit"] else 0
 
 
 def _program_at(words: Sequence[str], is_script: Callable[[str], bool]) -> int | None:
-    """Return where the program begins behind a wrapper; None if nothing there is known to be one.
+    """Return the index of the program after a wrapper; None if no known program is there.
 
-    A file behind an option may be the option's value: it counts only where nothing else does.
+    A file after an option may be the option's value: it is used only if there is no other candidate.
     """
     programs = [n for n, word in enumerate(words) if n and (_PROGRAM.fullmatch(word) or is_script(word))]
     plain = (n for n in programs if _PROGRAM.fullmatch(words[n]) or not words[n - 1].startswith("-"))
@@ -186,9 +186,9 @@ def is_shell_text(words: Sequence[str]) -> bool:
 
 
 def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) -> str:
-    """Return the framework that a program belongs to, `command: NAME` for one without an adapter; else ``.
+    """Return the framework of a program, `command: NAME` if it has no adapter; empty if not recognised.
 
-    `document` is what the file of `--config` holds.
+    `document` is the content of the file of `--config`. `command:` means a training of unknown framework.
     """
     if is_container(argv) or is_inside_text(argv):
         return _of_container(argv) if is_container(argv) else "command:"
@@ -223,9 +223,9 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
 
 
 def is_inside_text(argv: Sequence[str]) -> bool:
-    """Return whether a training stands in a text that another shell reads, as in `ssh host 'python3 …'`.
+    """Return whether a training is in a text for another shell, as in `ssh host 'python3 …'`.
 
-    Nothing can follow it on the command line, and its settings are not read.
+    No settings can be appended to such a command line, and its settings are not read.
     """
     texts = [word for word in argv if _BLANK.search(word)]
     if not texts or _PROGRAM.fullmatch(argv[0]):
@@ -244,7 +244,7 @@ def _words_of(text: str) -> list[str]:
 
 
 def _of_container(argv: Sequence[str]) -> str:
-    """Return the framework of a program in a container: `command:` where no setting can follow it."""
+    """Return the framework of a program in a container; `command:` if no settings can be appended to it."""
     at = _program_at(argv, lambda _: False)
     inner = list(argv[at:]) if at is not None else []
     if inner and PurePosixPath(inner[0]).name in ("bash", "sh"):
@@ -265,7 +265,7 @@ def _of_flags(argv: Sequence[str]) -> str:
 
 
 def framework_of_document(document: dict[str, Any]) -> str:
-    """Return the framework that a configuration file belongs to; empty if none is recognised."""
+    """Return the framework of a configuration file; empty if not recognised."""
     keys = set(document)
     if {"actor", "gconfig"} <= keys or len(keys & _AREAL_KEYS) >= 4:
         return "areal"
@@ -289,14 +289,14 @@ def framework_of_document(document: dict[str, Any]) -> str:
 
 
 def interpreter_beside(program: str) -> str | None:
-    """Return the interpreter beside a console script that is named with its folder, such as `env/bin/trl`."""
+    """Return the interpreter next to a console script such as `env/bin/trl`; None if not in a `bin`."""
     path = PurePosixPath(program)
     known = path.parent.name == "bin" and not is_unknown(program)
     return str(path.with_name("python3")) if known else None
 
 
 def _is_grpo(argv: Sequence[str], document: dict[str, Any] | None) -> bool:
-    """Return whether TRL's own command starts its GRPOTrainer, or a script with the flags of one does."""
+    """Return whether TRL's command or a script with TRL's flags starts its GRPOTrainer."""
     if PurePosixPath(argv[0]).name == "trl":
         return list(argv[1:2]) == ["grpo"]
     script = next((PurePosixPath(word).name for word in argv if word.endswith(".py")), "")
@@ -306,7 +306,7 @@ def _is_grpo(argv: Sequence[str], document: dict[str, Any] | None) -> bool:
 
 
 def _is_swift_grpo(argv: Sequence[str]) -> bool:
-    """Return whether ms-swift's own command starts its GRPO trainer; a file may say so instead of a flag."""
+    """Return whether ms-swift's command starts its GRPO trainer, by a flag or by a config file."""
     if PurePosixPath(argv[0]).name != "swift" or list(argv[1:2]) != ["rlhf"]:
         return False
     words = " ".join(argv).replace("=", " ")
@@ -314,7 +314,7 @@ def _is_swift_grpo(argv: Sequence[str]) -> bool:
 
 
 def _trains(argv: Sequence[str]) -> bool:
-    """Return whether a program looks like a training: a script or module of Python with arguments."""
+    """Return whether a program looks like a training: a launcher, or Python with a name such as `train`."""
     name = PurePosixPath(argv[0]).name
     if name in ("torchrun", "accelerate", "deepspeed"):
         return True
@@ -325,7 +325,7 @@ def _trains(argv: Sequence[str]) -> bool:
 
 
 def is_own_program(argv: Sequence[str]) -> bool:
-    """Return whether a command starts a script or module of Python that is not one of Python's own tools."""
+    """Return whether a command starts a Python script or module that is not one of Python's own tools."""
     name = PurePosixPath(argv[0]).name if argv else ""
     if not name.startswith(("python", "uv", "torchrun", "accelerate", "deepspeed")) or is_container(argv):
         return False
@@ -334,7 +334,7 @@ def is_own_program(argv: Sequence[str]) -> bool:
 
 
 def _commands_of(text: str) -> list[list[str]]:
-    """Return the words of the commands that `&&` or `;` join in a text; none if it holds other operators."""
+    """Return the words of each command joined by `&&` or `;`; empty if a text has other operators."""
     reader = shlex.shlex(text, posix=True, punctuation_chars=True)
     reader.whitespace_split, reader.commenters = True, ""
     commands: list[list[str]] = [[]]
@@ -352,7 +352,7 @@ def _commands_of(text: str) -> list[list[str]]:
 
 
 def _submission(words: list[str]) -> tuple[list[str], dict[str, str], str, list[str]]:
-    """Return the program of `ray job submit`, its variables, its folder, and what could not be read."""
+    """Return the program of `ray job submit`, its environment, its folder, and what could not be read."""
     env: dict[str, str] = {}
     workdir, problems, at = "", list[str](), 0
     while at < len(words):

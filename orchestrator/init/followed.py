@@ -1,4 +1,4 @@
-"""The programs that a script starts, also through scripts and wrappers, and the trainings among them."""
+"""The programs that a script starts, also through other scripts and wrappers, and its trainings."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from autotune.orchestrator.init.hardware import Hardware
 from autotune.orchestrator.init.settings import settings_of
 from autotune.policies.values.value import Value
 
-_DEEPEST = 10  # scripts inside each other
+_DEEPEST = 10  # nested scripts
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
 _SCRIPT_NAME = re.compile(r"(?!-)(?:.*/[^/]+|.*\.(?:sh|bash|slurm|sbatch|job|py))")
-# Folders of this machine and of this shell, which say nothing of the job.
+# Variables of this machine and this shell, which are unrelated to the job.
 LOCAL = frozenset({"PWD", "OLDPWD", "SHLVL", "HOME", "USER", "HOSTNAME", "_"})
-# Wrappers that change nothing of where a program runs.
+# Wrappers that do not change where a program runs.
 QUIET = ("nohup", "env", "ray", "exec", "time")
 
 
 class Followed:
-    """What reading a script, and the scripts that it starts, finds."""
+    """Results of reading a script and the scripts that it starts."""
 
     def __init__(self, environment: Mapping[str, str], now: float) -> None:
         self._environment, self._now = environment, now
         self.notes: list[Note] = []
         self.outside: dict[str, Use] = {}  # variables of the caller that the scripts read
         self.assigned: dict[str, Use] = {}  # variables that the scripts set
-        self.depends: list[Note] = []  # which variables have one of several values
+        self.depends: list[Note] = []  # on variables with several possible values
         self.written: list[str] = []  # files that they would write
-        self._ray_inside = False  # a container of Slurm starts Ray
-        self.hardware = Hardware()  # what Slurm is asked for
-        self.missing: list[tuple[str, tuple[str, ...]]] = []  # files that are not here, with their arguments
+        self._ray_inside = False  # a Slurm container starts Ray
+        self.hardware = Hardware()  # requested from Slurm
+        self.missing: list[tuple[str, tuple[str, ...]]] = []  # absent scripts with their arguments
 
     def script(self, place: Path, text: str, arguments: Sequence[str], *, cwd: str) -> Iterator[Invocation]:
         """Yield each program that a script starts; raises ValueError if it is nested too deeply."""
@@ -79,7 +79,7 @@ class Followed:
         self.depends += reading.depends
 
     def _inside(self, invocation: Invocation, callers: tuple[str, ...]) -> Iterator[Invocation]:
-        """Yield a program, or those of the script or text that it runs."""
+        """Yield a program, or the programs of the script or shell text that it runs."""
         invocation = self._beside_ray(invocation)
         program = program_of(invocation)
         words, cwd = program.argv, program.workdir or invocation.cwd
@@ -89,7 +89,7 @@ class Followed:
             self.hardware = self.hardware.or_else(slurm.of_options(wrapper.split()))
         if is_shell_text(words):
             place, text = Path(invocation.file), words[2]
-        elif invocation.argv[0] == "sbatch" and env.get("COMMAND"):  # as NeMo-RL's ray.sub takes its training
+        elif invocation.argv[0] == "sbatch" and env.get("COMMAND"):  # NeMo-RL's ray.sub runs this variable
             place, text = Path(invocation.file), env.pop("COMMAND")
             self.hardware = self.hardware.or_else(slurm.of_options(invocation.argv))
             called = shlex.join(map(as_written, invocation.argv))
@@ -119,7 +119,7 @@ class Followed:
             yield msgspec.structs.replace(inner, jobs=jobs, waits=waits)
 
     def _beside_ray(self, invocation: Invocation) -> Invocation:
-        """Return a program without its container of Slurm where that is the one in which Ray was started."""
+        """Return a program without its Slurm container if Ray was started in that container."""
         argv = invocation.argv
         if argv[0] != SRUN or not is_container(argv):
             return invocation
@@ -134,10 +134,10 @@ class Followed:
     def own_program(
         self, path: Path, arguments: Sequence[str], started: Sequence[Invocation], *, cwd: str
     ) -> list[Training]:
-        """Return what to run of a script that starts no training of a known framework.
+        """Return what to run for a script that starts no training of a known framework.
 
-        That is the program of Python that it starts, or the whole script where there are several; nothing
-        where the script could not be read to its end.
+        That is the Python program that it starts, or the whole script if it starts several; empty if the
+        script could not be read to its end.
         """
         if self.missing or any(note.message.startswith(ENDS_HERE) for note in self.notes):
             return []
@@ -150,7 +150,7 @@ class Followed:
         ]
 
     def failure(self, path: Path, started: Sequence[Invocation], *, cwd: str) -> Failure:
-        """Return the error of a script without a training: what it starts, and what was not followed."""
+        """Return the error for a script without a training: what it starts, and what was not read."""
         programs = ", ".join(dict.fromkeys(i.argv[0] for i in started if i.argv[0] != "pkill")) or "none"
         lines = [f"{n.file.removeprefix(f'{cwd}/')}:{n.line}: {n.message}" for n in self.notes[-1:]]
         ways = []
@@ -174,7 +174,7 @@ class Followed:
 
 
 def unwrapping(wrapper: str) -> str:
-    """Return what becomes of a wrapper around the program of a job."""
+    """Return a note on a wrapper that was removed from a job's program."""
     inside = is_container(wrapper.split())
     where = "start autotune in the same container" if inside else "autotune starts the program itself"
     return f"left out: `{wrapper}`; {where}"
@@ -186,7 +186,7 @@ def program_of(invocation: Invocation) -> Program:
 
 
 def _script_in(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the file that `bash -x FILE ...`, `FILE ...` or a wrapper's line names, and its arguments."""
+    """Return the script in `bash -x FILE ...`, `FILE ...` or a wrapper's command, and its arguments."""
     if not words:
         return "", []
     rest = list(words)
@@ -206,12 +206,12 @@ def _is_script(cwd: str, word: str) -> bool:
     path = Path(cwd, word)
     try:
         return path.is_file() and kind_of(path) is Kind.SHELL
-    except (OSError, ValueError):  # a name that is too long, or no name
+    except (OSError, ValueError):  # a name that is too long or invalid
         return False
 
 
 def depending(depends: Sequence[Note], program: Program, invocation: Invocation) -> Iterator[Note]:
-    """Yield what decides the values of a job that could not be determined."""
+    """Yield the notes on variables that the job's undetermined values depend on."""
     texts = (*program.argv, *invocation.env.values(), *program.env.values())
     unknown = " ".join(text for text in texts if is_unknown(text))
     for note in depends:
@@ -220,9 +220,9 @@ def depending(depends: Sequence[Note], program: Program, invocation: Invocation)
 
 
 def from_outside(outside: Mapping[str, Use], invocation: Invocation, program: Program) -> Iterator[Note]:
-    """Yield, for each file, the variables of this machine whose values may be part of the job.
+    """Yield, for each file, a note on the variables of this environment whose values may be part of the job.
 
-    Those of the machine and its user count where their value is in the job.
+    Variables of the machine and its user are listed only if their value occurs in the job.
     """
     words = [*program.argv, *invocation.env.values(), *program.env.values()]
     names: dict[str, list[str]] = {}
@@ -241,7 +241,7 @@ _OWN_SERVER = {"trl": ("trl", "vllm-serve"), "ms-swift": ("swift", "rollout")}
 
 
 class Training(Value, frozen=True, kw_only=True):
-    """A program that a script starts, and the framework that it belongs to."""
+    """A training program that a script starts, and its framework."""
 
     invocation: Invocation
     program: Program
@@ -261,10 +261,10 @@ class Training(Value, frozen=True, kw_only=True):
 def chosen_of(
     trainings: Sequence[Training], number: int | None, path: Path, words: Sequence[str]
 ) -> Training:
-    """Return the training that becomes the job: the first, or the one with a number from 1.
+    """Return the training that becomes the job: the first, or the one with `number`, counted from 1.
 
-    Raises Failure where there is none with that number, and where the script runs several with other settings
-    at the same time, so that none of them is the first.
+    Raises Failure if there is none with that number, or if the script runs several with different settings at
+    the same time, so that none of them is the first.
     """
     candidates = [each for each in trainings if each.has_adapter] or list(trainings)
     if number is not None:
@@ -290,7 +290,7 @@ def chosen_of(
 
 
 def _overlap(first: Invocation, second: Invocation) -> bool:
-    """Return whether the second of two programs starts while a job with the first runs in the background."""
+    """Return whether the second of two programs starts while the first runs in a background job."""
     return second.jobs[: len(first.jobs)] != first.jobs and first.waits == second.waits
 
 
@@ -300,7 +300,7 @@ def is_server_of(framework: str, argv: Sequence[str]) -> bool:
 
 
 def left_out(trainings: Sequence[Training], chosen: Training) -> Iterator[Note]:
-    """Yield what the script starts beside the training that became the job."""
+    """Yield notes on what else the script starts, besides the training that became the job."""
     others: dict[tuple[str, str], list[str]] = {}
     for each in trainings:
         argv, file, line = each.program.argv, each.invocation.file, each.invocation.line

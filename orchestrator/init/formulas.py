@@ -1,4 +1,4 @@
-"""What a script writes for a setting, and the formula behind it."""
+"""The source text of a setting in a script, and the formula behind its value."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.init.bash.state import Invocation, Note
 from autotune.orchestrator.placeholders import placeholder_in
 
-_LONGEST = 90  # characters of a formula that a comment shows
+_LONGEST = 90  # characters of a formula in a comment
 _WORD = r"""("(?:[^"\\]|\\.)*"|'[^']*'|(?:\$\(\([^\n]*?\)\)|\$\([^\n]*?\)|`[^`\n]*`|[^\s\\'"])+)"""
 _EXPANDED = re.compile(r"\$\{([A-Za-z_]\w*)\}|\$([A-Za-z_]\w*)")
 _VARIABLE = re.compile(r"""["']?\$\{?([A-Za-z_]\w*)\}?["']?""")
 
 
 def source_of(name: str, script: str) -> str:
-    """Return the word that a script writes last for an override or a flag; empty if it does not name it."""
+    """Return the last word that a script has for an override or a flag; empty if it has none."""
     lines = "\n".join(line for line in script.splitlines() if not line.lstrip().startswith("#"))
     result = re.findall(rf"(?<![\w.]){re.escape(name)}(?:=|[ \t]+){_WORD}", lines)
     return str(result[-1]) if result else ""
 
 
 def with_places(source: str, unset: Collection[str]) -> str:
-    """Return a word with each of its variables as a place `$(NAME)`; empty unless none of them is set."""
+    """Return a word with each variable as a placeholder `$(NAME)`; empty unless all of them are unset."""
     plain = source.strip("\"'")
     names = {match[1] or match[2] for match in _EXPANDED.finditer(plain)}
     if not names or not names <= set(unset) or set(_EXPANDED.sub("", plain)) & set("$`"):
@@ -35,7 +35,7 @@ def with_places(source: str, unset: Collection[str]) -> str:
 
 
 def formula_of(source: str, script: str) -> str:
-    """Return what the value of a word is calculated from, on one line; empty where it is written out."""
+    """Return the expression that calculates the value of a word, on one line; empty for a literal value."""
     variable = _VARIABLE.fullmatch(source)
     if variable is not None:
         assigned = re.findall(
@@ -50,7 +50,7 @@ def formula_of(source: str, script: str) -> str:
 
 
 def placeholders_in(values: Sequence[Any], script: str, invocation: Invocation) -> Iterator[Note]:
-    """Yield which values of a job are placeholders, with the line of the script that has them."""
+    """Yield a note on each placeholder in a job's values, with its line in the script."""
     items = [item for value in values for item in (value if isinstance(value, list) else [value])]
     named = dict.fromkeys(placeholder_in(item) for item in items if isinstance(item, str))
     for placeholder in filter(None, named):
@@ -63,6 +63,6 @@ def placeholders_in(values: Sequence[Any], script: str, invocation: Invocation) 
 
 
 def text_behind(invocation: Invocation, script: Path | None) -> str:
-    """Return the text of the script that starts a program, and of the one that was given."""
+    """Return the texts of the script that starts a program and of the script passed to `init`."""
     places = dict.fromkeys((Path(invocation.file), *([script] if script is not None else [])))
     return "\n".join(read_text(place).replace("\r\n", "\n") for place in places if is_file(place))

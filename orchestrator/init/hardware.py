@@ -1,4 +1,4 @@
-"""How many nodes and cards a framework's settings ask for."""
+"""The nodes and GPUs that a framework's settings request."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _PLACED = "device_mapping"  # of a role: GPUs of the whole cluster, or a text su
 
 
 class Hardware(Value, frozen=True, kw_only=True):
-    """Nodes, cards and memory; None where nothing says them."""
+    """Nodes, GPUs and memory; None if unknown."""
 
     nodes: int | None = None
     gpus_per_node: int | None = None
     gpu: str | None = None  # a name of config/cards.py
-    host_memory: str | None = None  # of a node, as job.yaml has it
+    host_memory: str | None = None  # per node, as written in job.yaml
 
     def or_else(self, other: Hardware) -> Hardware:
-        """Return this, with what it does not say from another source."""
+        """Return this hardware, with unknown fields taken from `other`."""
         return Hardware(
             nodes=self.nodes or other.nodes,
             gpus_per_node=self.gpus_per_node or other.gpus_per_node,
@@ -42,9 +42,9 @@ def hardware_of(
     command: Sequence[str] = (),
     env: Mapping[str, str] = {},
 ) -> Hardware:
-    """Return what a job's settings say of its size; `document` is the framework's own file.
+    """Return the hardware that a job's settings request; `document` is the framework's own config file.
 
-    Where these say nothing, the launcher in `command` and the variables in `env` do.
+    For TRL and ms-swift, unknown fields are taken from the launcher in `command` and the variables in `env`.
     """
     return _of_settings(framework, settings, document).or_else(
         _of_launcher(command, env, settings) if framework in ("trl", "ms-swift") else Hardware()
@@ -52,9 +52,9 @@ def hardware_of(
 
 
 def _of_launcher(command: Sequence[str], env: Mapping[str, str], settings: Mapping[str, Any]) -> Hardware:
-    """Return the cards of torchrun, of accelerate, of ms-swift's variables, or those that are visible.
+    """Return the GPUs of torchrun, accelerate, ms-swift's variables or CUDA_VISIBLE_DEVICES.
 
-    An interpreter that starts the script itself has one process.
+    An interpreter that starts the script directly has one process.
     """
     flags = {name.lstrip("-").replace("-", "_"): value for name, value in _flags(command)}
     devices = [each for each in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
@@ -104,7 +104,7 @@ def _of_section(
     *,
     nodes: int | None = None,
 ) -> Hardware:
-    """Return the cards of a section `cluster`, whose keys overrides may set; `nodes` where it names none."""
+    """Return the GPUs of a section `cluster`, whose keys overrides may set; `nodes` is the default."""
     section = document.get("cluster")
     written = section if isinstance(section, dict) else {}
     return Hardware(
@@ -114,7 +114,7 @@ def _of_section(
 
 
 def _of_overrides(settings: Mapping[str, Any]) -> Hardware:
-    """Return verl's cards: the trainer's, and the engines' own where the two are apart."""
+    """Return verl's GPUs: the trainer's, and the engines' own if disaggregated."""
     nodes = _whole(settings.get("trainer.nnodes", 1))
     per_node = _whole(settings.get("trainer.n_gpus_per_node", 8))
     engines = "rollout" if {"rollout.nnodes", "rollout.n_gpus_per_node"} & set(settings) else ""
@@ -134,7 +134,7 @@ def _of_overrides(settings: Mapping[str, Any]) -> Hardware:
 
 
 def _of_skyrl(settings: Mapping[str, Any]) -> Hardware:
-    """Return SkyRL's cards: the trainer's, and those of engines on cards of their own."""
+    """Return SkyRL's GPUs: the trainer's, and the engines' own if disaggregated."""
     place = "trainer.placement.policy_num"
     nodes = _whole(settings.get(f"{place}_nodes", 1))
     per_node = _whole(settings.get(f"{place}_gpus_per_node", 1))
@@ -162,7 +162,7 @@ def _of_flags(settings: Mapping[str, Any]) -> Hardware:
 
 
 def _of_dotted_flags(settings: Mapping[str, Any]) -> Hardware:
-    """Return OpenRLHF's cards, also by the names that its flags had before 0.10."""
+    """Return OpenRLHF's GPUs, also from the names that its flags had before 0.10."""
     older = {row.new: row.old for row in RENAMED}
 
     def given(name: str, default: Any = None) -> Any:
@@ -183,7 +183,7 @@ def _of_dotted_flags(settings: Mapping[str, Any]) -> Hardware:
 
 
 def _spread(total: int) -> Hardware:
-    """Return cards as nodes of eight, which is how they are sold."""
+    """Return a number of GPUs as nodes of eight, the usual size."""
     if total <= 8:
         return Hardware(nodes=1, gpus_per_node=total or None)
     return Hardware(nodes=-(-total // 8), gpus_per_node=8)
@@ -197,7 +197,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _of_roles(document: Mapping[str, Any]) -> Hardware:
-    """Return the nodes and GPUs that the roles of a file of ROLL are placed on."""
+    """Return the nodes and GPUs that the roles of a ROLL config file are placed on."""
     per_node = document.get("num_gpus_per_node")
     last = max(_gpus(document), default=None)
     if not isinstance(per_node, int) or isinstance(per_node, bool) or per_node < 1 or last is None:
@@ -206,7 +206,7 @@ def _of_roles(document: Mapping[str, Any]) -> Hardware:
 
 
 def _gpus(document: Mapping[str, Any]) -> Iterator[int]:
-    """Yield the last GPU of each role."""
+    """Yield GPUs of each role, among them its last."""
     for name, value in document.items():
         if isinstance(value, Mapping):
             yield from _gpus(value)

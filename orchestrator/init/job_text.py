@@ -1,4 +1,4 @@
-"""A draft as the text of a commented job.yaml, with environment variables in place of secrets."""
+"""Render a draft as a commented job.yaml, with environment variables in place of secrets."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from autotune.orchestrator.placeholders import is_unfilled
 from autotune.policies.explain.secrets import masked
 from autotune.policies.values.job import Job
 
-_MOST_NOTES = 60  # notes in the head of the file; the rest is only said
+_MOST_NOTES = 60  # notes in the head of the file; the rest is only printed
 
 
 def job_text(draft: Draft, *, gpus: Gpus | None = None, checked: str = "") -> str:
-    """Return the file; every line of it is the user's to edit.
+    """Return the text of the job file, which the user may edit freely.
 
-    `checked` is the release of the framework that its settings were checked against, empty for none.
+    `checked` is the framework's release that its settings were checked against; empty: not checked.
     """
     lines = [f"# Made by `autotune init` from {draft.source}; nothing was run."]
     lines += _notes(draft.notes)
@@ -70,7 +70,7 @@ def job_text(draft: Draft, *, gpus: Gpus | None = None, checked: str = "") -> st
 
 
 def _settings(draft: Draft) -> list[str]:
-    """Return the lines of the settings: those that need an edit, those that decide memory, the rest."""
+    """Return the lines of the settings: those that need an edit, those that affect memory, then the rest."""
     blocks: dict[str, list[str]] = {"needs an edit": [], "decides memory": [], "the rest": []}
     for key, value in draft.settings.items():
         first = (
@@ -111,7 +111,7 @@ def _notes(notes: tuple[Note, ...]) -> list[str]:
 
 
 def place(note: Note) -> str:
-    """Return where a note belongs."""
+    """Return the place of a note as `FILE:LINE`."""
     return f"{note.file}:{note.line}"
 
 
@@ -145,7 +145,7 @@ def _value(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    """Return a text so that every YAML reader takes it for that text, numbers such as 1e-6 left plain."""
+    """Return a text that all YAML readers read as text, except numbers such as 1e-6, which stay plain."""
     if re.fullmatch(r"-?\d+(?:\.\d+)?[eE][-+]?\d+", value):
         return value
     if re.fullmatch(r"[-+.\d].*|(?i:true|false|null|yes|no|on|off|none|y|n|~)|", value, re.DOTALL):
@@ -162,7 +162,7 @@ def _scalar(value: Any) -> str:
 
 
 def with_variables(draft: Draft) -> Draft:
-    """Return a draft that names variables in place of its secrets, with a note on each of them."""
+    """Return a draft with its secrets replaced by variables, and a note on each of them."""
     job, variables = without_secrets(
         Job(name="", framework="", command=draft.command, settings=draft.settings, env=draft.env)
     )

@@ -1,6 +1,6 @@
-"""ROLL's file of settings: which of its programs trains with it, and from which folder.
+"""ROLL's config file: which of its programs trains with it, and from which folder.
 
-The programs lie in `examples/`, and Hydra takes `--config_path` from there (examples/start_rlvr_pipeline.py).
+The programs are in `examples/`; Hydra resolves `--config_path` from there (examples/start_rlvr_pipeline.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _EXAMPLES = "examples"
-# A section that only the settings of one pipeline have -> the pipeline; any other is `rlvr`.
+# A section that only one pipeline's config files have -> the pipeline; otherwise `rlvr`.
 _PIPELINES = {
     "student_train": "onpolicy_distill",
     "train_env_manager": "agentic",
@@ -22,20 +22,20 @@ _PIPELINES = {
 
 
 class Start(NamedTuple):
-    """How a training with a file is started."""
+    """The command and the folder that start a training."""
 
     command: tuple[str, ...]
     folder: str
 
 
 def is_roll(keys: frozenset[str]) -> bool:
-    """Return whether a file with these sections is one of ROLL's."""
+    """Return whether a file with these sections is a config file of ROLL."""
     trained = keys & {"actor_train", "sft_train", "student_train"}
     return {"actor_train", "actor_infer"} <= keys or ("pretrain" in keys and bool(trained))
 
 
 def start_of(path: Path, document: Mapping[str, Any]) -> Start:
-    """Return the program that trains with a file, by the sections that it has."""
+    """Return how to start the training of a config file, by its sections."""
     pipeline = next((name for section, name in _PIPELINES.items() if section in document), "rlvr")
     whole = path.absolute()
     examples = next((folder for folder in whole.parents if folder.name == _EXAMPLES), None)
@@ -50,7 +50,7 @@ def start_of(path: Path, document: Mapping[str, Any]) -> Start:
 
 
 def file_of(command: Sequence[str], folder: str) -> Path | None:
-    """Return the file of settings that a command names, None where it names none."""
+    """Return the config file that a command names; None if it names none."""
     program = next((word for word in command if word.endswith(".py")), "")
     given = dict(itertools.pairwise(command))
     place, name = given.get("--config_path"), given.get("--config_name")

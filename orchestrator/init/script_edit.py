@@ -1,4 +1,4 @@
-"""Edits of a launch script or a command, each proven by reading the result again."""
+"""Edit a launch script or a command, and verify each edit by reading the result again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 from autotune.orchestrator.init.draft import Draft
 
-_END = re.compile(r'\s+(?="?\$(?:@|\{@)|[|&;>]|\d>|#)|\s*$')  # of a command's own words
-_MOST_LINES = 2000  # a longer script is not searched for the end of its command
+_END = re.compile(r'\s+(?="?\$(?:@|\{@)|[|&;>]|\d>|#)|\s*$')  # end of a command's own words
+_MOST_LINES = 2000  # lines searched for the end of the command
 _PLAIN = re.compile(r"[\[\]'\"\s]")
 
 
@@ -23,11 +23,11 @@ def edited_script(
     *,
     read: Callable[[str], Draft],
 ) -> str | None:
-    """Return a script with other values of settings; None where no edit of it gives exactly the new command.
+    """Return a script with changed settings; None if no edit gives exactly the new command.
 
-    `changes` are the settings by name, `words` what stands for each on the command line, and `read` returns
-    the job of a text. A value that stands in the text is replaced, there or where its variable is set; else
-    the setting is added at the end of the command.
+    `changes` are the settings by name, `words` their command-line words, and `read` returns the job of a
+    text. A literal value is replaced in place or where its variable is set; otherwise the setting is added at
+    the end of the command.
     """
     wanted = before
     for name, value in changes.items():
@@ -53,7 +53,7 @@ def _job(draft: Draft) -> tuple[Any, ...]:
 def _is_same(read: Callable[[str], Draft], text: str, wanted: Draft) -> bool:
     try:
         return is_same_job(read(text), wanted)
-    except Exception:  # a candidate may be no script at all: then it is none
+    except Exception:  # a candidate may be an invalid script
         return False
 
 
@@ -62,7 +62,7 @@ def _bare(name: str) -> str:
 
 
 def _replaced(text: str, word: str) -> Iterator[str]:
-    """Yield the text with the value of one occurrence of a setting, or of its variable, replaced."""
+    """Yield the text with the value of each occurrence of a setting, or of its variable, replaced in turn."""
     name, separator, value = _parts(word)
     if not separator:
         return
@@ -81,7 +81,7 @@ def _replaced(text: str, word: str) -> Iterator[str]:
 
 
 def _added(text: str, word: str) -> Iterator[str]:
-    """Yield the text with a setting behind one of its commands, before what redirects or follows that."""
+    """Yield the text with the setting appended to each command in turn, before redirections and the like."""
     lines = text.split("\n")
     for at in reversed(range(min(len(lines), _MOST_LINES))):
         line = lines[at]
@@ -92,6 +92,6 @@ def _added(text: str, word: str) -> Iterator[str]:
 
 
 def _parts(word: str) -> tuple[str, str, str]:
-    """Return the name of a setting on a command line, what follows it, and its value."""
+    """Return the name of a setting on a command line, the separator, and the value."""
     match = re.fullmatch(r"([^\s=]+)(=|\s+)(.*)", word, re.DOTALL)
     return (match[1], match[2], match[3]) if match else (word, "", "")

@@ -1,4 +1,4 @@
-"""The words of a training's command line as settings under the framework's own names, in their order."""
+"""Parse a training's command line into settings under the framework's own names, in their order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AREAL = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*|~[A-Za-z_][\w.]*)=(.*)", re.DOTALL
 _HYDRA_SWITCHES = frozenset({"-m", "--multirun", "-r", "--run", "--resolve", "--"})
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
 
-_PROGRAM_END = {  # the last word of a program that takes flags
+_PROGRAM_END = {  # the last word of a program before its flags
     "slime": r"(?:^|/)train(?:_async)?\.py$",
     "miles": r"(?:^|/)train(?:_async)?\.py$",
     "relax": r"relax[./]entrypoints[./]train",
@@ -28,12 +28,12 @@ _PROGRAM_END = {  # the last word of a program that takes flags
 
 
 class Settings(Value, frozen=True, kw_only=True):
-    """The parts of a command line: the program with its own words, the settings, and a file of settings."""
+    """The parts of a command line: the program with its own words, the settings, and a config file."""
 
     command: tuple[str, ...]
     given: dict[str, Any]
     config: str | None = None
-    repeated: tuple[str, ...] = ()  # names that were given more than once: the last counts
+    repeated: tuple[str, ...] = ()  # names given more than once; the last value is used
 
 
 def settings_of(framework: str, argv: Sequence[str]) -> Settings:
@@ -54,7 +54,7 @@ def settings_of(framework: str, argv: Sequence[str]) -> Settings:
 
 
 def hydra_settings(argv: Sequence[str]) -> Settings:
-    """Return verl's overrides; every other word stays with the program."""
+    """Return Hydra's overrides; all other words stay with the program."""
     command: list[str] = []
     given: dict[str, Any] = {}
     repeated: list[str] = []
@@ -72,12 +72,12 @@ def hydra_settings(argv: Sequence[str]) -> Settings:
 
 
 def takes_value(option: str) -> bool:
-    """Return whether a word is an option that the next word may belong to; Hydra's own switches take none."""
+    """Return whether a word is an option that may take the next word as value; Hydra's switches do not."""
     return option.startswith("-") and "=" not in option and option not in _HYDRA_SWITCHES
 
 
 def hydra_value(text: str) -> Any:
-    """Return a value as YAML says it best: read where that loses nothing, else as it is written."""
+    """Return a parsed value if parsing loses nothing, otherwise the text."""
     value = value_of(text) if text else ""
     if isinstance(value, bool) or value is None:
         return value
@@ -116,7 +116,7 @@ def areal_settings(argv: Sequence[str]) -> Settings:
 
 
 def file_and_overrides(argv: Sequence[str]) -> Settings:
-    """Return Hydra's overrides and the file of `--config`; every other word stays with the program."""
+    """Return Hydra's overrides and the file of `--config`; all other words stay with the program."""
     at = next((n for n, word in enumerate(argv) if word.partition("=")[0] == "--config"), len(argv))
     config = next((word.partition("=")[2] for word in argv[at : at + 1] if "=" in word), None)
     after = at + (1 if config is not None else 2)
@@ -138,7 +138,7 @@ def trl_settings(argv: Sequence[str]) -> Settings:
 
 
 def _of_accelerate(command: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return a launcher and its script without the flags that TRL's settings name, and these."""
+    """Return the launcher and script without the flags that are also TRL settings, and these flags."""
     at = next((n for n, word in enumerate(command) if word in ("launch", "accelerate.commands.launch")), None)
     if at is None:
         return tuple(command), {}
@@ -151,7 +151,7 @@ def _of_accelerate(command: Sequence[str]) -> tuple[tuple[str, ...], dict[str, A
 
 
 def swift_settings(argv: Sequence[str]) -> Settings:
-    """Return the flags of `swift rlhf` and the file in front of them."""
+    """Return the flags of `swift rlhf` and the config file before them."""
     has_file = argv[2:3] != [] and not argv[2].startswith("-")
     parsed = flag_settings((*argv[:2], *argv[3 if has_file else 2 :]), last_of_program="^rlhf$")
     config = argv[2] if has_file else None
@@ -159,7 +159,7 @@ def swift_settings(argv: Sequence[str]) -> Settings:
 
 
 def flag_settings(argv: Sequence[str], *, last_of_program: str) -> Settings:
-    """Return flags by name; what stands up to the script or module is the program."""
+    """Return flags by name; the words up to the script or module are the program."""
     pattern = re.compile(last_of_program)
     at = next((n for n, word in enumerate(argv) if pattern.search(word)), 0)
     command, rest = list(argv[: at + 1]), list(argv[at + 1 :])
@@ -167,7 +167,7 @@ def flag_settings(argv: Sequence[str], *, last_of_program: str) -> Settings:
     repeated: list[str] = []
     name = ""
     for word in rest:
-        if is_unknown(word) and "[@]" in word:  # any number of flags: not the value of the one before
+        if is_unknown(word) and "[@]" in word:  # any number of flags, not the previous flag's value
             command.append(word)
             name = ""
         elif word.startswith("--") and len(word) > 2:
@@ -192,7 +192,7 @@ def flag_settings(argv: Sequence[str], *, last_of_program: str) -> Settings:
 
 
 def _flag_value(value: Any) -> Any:
-    """Return a whole number as such; every other text stays as it is written."""
+    """Return a number if it prints as the same text; otherwise the text."""
     if isinstance(value, list):
         return [_flag_value(item) for item in value]
     if isinstance(value, str) and _NUMBER.fullmatch(value):

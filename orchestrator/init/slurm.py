@@ -1,4 +1,4 @@
-"""The nodes, GPUs and memory that Slurm is asked for, in the header of a batch script or by options."""
+"""The nodes, GPUs and memory requested from Slurm in the header of a batch script or by options."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 
 
 def of_header(text: str) -> Hardware:
-    """Return what the `#SBATCH` lines of a script ask for; a later line counts, as it does for Slurm."""
+    """Return what the `#SBATCH` lines of a script request; later lines override earlier ones, as in Slurm."""
     return of_options([word for line in _HEADER.findall(text) for word in _words(line)])
 
 
 def of_options(words: Iterable[str]) -> Hardware:
-    """Return what options of `sbatch` or `srun` ask for."""
+    """Return what options of `sbatch` or `srun` request."""
     given = dict(_options(list(words)))
     nodes = int(match[0]) if (match := re.match(r"\d+", given.get("--nodes", ""))) else None
     card, per_node = None, None
@@ -34,7 +34,7 @@ def of_options(words: Iterable[str]) -> Hardware:
             if gpus is None or (name == "--gres" and not part.startswith("gpu")):
                 continue
             count = int(gpus[2])
-            spread = count % (nodes or 1) == 0  # of `--gpus`, which counts those of all nodes
+            spread = count % (nodes or 1) == 0  # `--gpus` counts the GPUs of all nodes
             per_node = count if name != "--gpus" else count // (nodes or 1) if spread else per_node
             found_card = find_card(gpus[1]) if gpus[1] else None
             card = found_card.name if found_card else card
@@ -44,7 +44,7 @@ def of_options(words: Iterable[str]) -> Hardware:
 
 
 def variables(asked: Hardware) -> dict[str, str]:
-    """Return the variables that Slurm sets to the size of what a script asks for."""
+    """Return the variables that Slurm sets to the requested numbers of nodes and GPUs."""
     result = dict.fromkeys(_OF_NODES, asked.nodes) | dict.fromkeys(_OF_GPUS, asked.gpus_per_node)
     return {name: str(count) for name, count in result.items() if count is not None}
 
@@ -52,7 +52,7 @@ def variables(asked: Hardware) -> dict[str, str]:
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line, comments=True)
-    except ValueError:  # a quote that the line does not close
+    except ValueError:  # an unclosed quote
         return line.split()
 
 

@@ -1,4 +1,4 @@
-"""Whole-number arithmetic as bash writes it."""
+"""Bash's integer arithmetic."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _ASSIGNMENT = re.compile(r"(\w+)\s*([-+*/%&|^]?)=(?!=)\s*(.+)", re.DOTALL)
 def arithmetic(
     text: str, value_of: Callable[[str], str], assign: Callable[[str, str], None] | None = None
 ) -> int | None:
-    """Return the value of an expression without `$`; None if it is none that can be determined.
+    """Return the value of an expression without `$`; None if it cannot be determined.
 
-    `value_of` gives the text of a variable or of an item `NAME[INDEX]`. `assign` takes what `=`, `+=` and
-    `++` set, in a list of expressions with commas too.
+    `value_of` returns the text of a variable or of an item `NAME[INDEX]`. `assign` receives what `=`, `+=`
+    and `++` set, also in expressions separated by commas.
     """
     if assign is not None and "," in text and "(" not in text:
         return [arithmetic(part, value_of, assign) for part in text.split(",")][-1]

@@ -1,4 +1,4 @@
-"""What bash does itself: folders, files read in, variables set and conditions."""
+"""Bash's builtins: folders, sourced files, variables and conditions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from autotune.orchestrator.init.bash.commands import Commands as Shell
 
 ENDS_HERE = "the script ends here"
-_OF_A_MACHINE = re.compile(r"rc$|activate|conda|profile|env")  # sourced for programs, not for settings
-_DEPTH = 25  # of files and functions inside each other
+_OF_A_MACHINE = re.compile(r"rc$|activate|conda|profile|env")  # sourced to find programs, not for settings
+_DEPTH = 25  # nested files and functions
 _NEAR = 3  # lines between a message and the `exit` that it explains
 
 
 class Call(Value, frozen=True, kw_only=True):
-    """The words behind a command's name, its input, and the variables set before it."""
+    """The words after a command's name, its input, and the variables set before it."""
 
     words: list[str]
     stdin: str | None = ""
@@ -42,7 +42,7 @@ class Leave(Exception):  # noqa: N818 - control flow of the script
         super().__init__(what)
         self.what = what  # exit | return | break | continue
         self.status = status
-        self.printed: str | None = ""  # by the statement that is left; None if that is unknown
+        self.printed: str | None = ""  # output of the statement that is left; None: unknown
 
 
 def _cd(shell: Shell, node: Node, call: Call) -> bool | None:
@@ -78,7 +78,7 @@ def _let(shell: Shell, node: Node, call: Call) -> bool | None:
 
 
 def read_file(shell: Shell, node: Node, call: Call, *, program: bool = False) -> bool | None:
-    """Read a script: as part of the present one (`source`), or as a program of its own (`bash FILE`)."""
+    """Read a script: as part of the current one (`source`), or as a separate program (`bash FILE`)."""
     name = call.words[0] if call.words else ""
     places = [] if is_unknown(name) else places_of(shell, name)
     text = shell.state.files.get(name)
@@ -243,14 +243,14 @@ def _exec(shell: Shell, node: Node, call: Call) -> bool | None:
 
 
 def places_of(shell: Shell, name: str) -> list[Path]:
-    """Return where a file that a script names may lie on this machine."""
+    """Return the possible paths on this machine of a file that a script names."""
     file = Path(shell.state.file)
     above = [] if name.startswith("/") else [folder / name for folder in file.resolve().parents[1:]]
     return [Path(shell.state.cwd, name), file.parent / name, *above, *_same_ending(name, file)]
 
 
 def _same_ending(name: str, script: Path) -> list[Path]:
-    """Return where a file of an absolute path lies when the script's repository was moved."""
+    """Return the possible paths of a file with an absolute path if the script's repository was moved."""
     parts = Path(name).parts[1:] if name.startswith("/") else ()
     return [
         folder.joinpath(*parts[at:]) for at in range(len(parts) - 1) for folder in script.resolve().parents

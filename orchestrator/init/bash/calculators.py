@@ -1,4 +1,4 @@
-"""`expr`, `bc` and the `awk` programs that scripts calculate with, as functions of their words and input."""
+"""`expr`, `bc` and the subset of `awk` that scripts calculate with, as functions of words and input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from decimal import ROUND_DOWN, Decimal, localcontext
 from typing import Any
 
-_LIBRARY_SCALE = 20  # digits behind the point that `bc -l` keeps in a division
+_LIBRARY_SCALE = 20  # decimal places of a division in `bc -l`
 _DIGITS = 100  # of every intermediate value; more than any launch script needs
 _MOST_POWER = 64
 _COMPARED: Mapping[type[ast.AST], Callable[[Any, Any], bool]] = {
@@ -29,7 +29,7 @@ _FLOATS: Mapping[str, Callable[[float, float], float]] = {
     "%": math.fmod,
     "**": operator.pow,
 }
-_MOST_WHOLE = 2**31  # above it versions of awk print differently
+_MOST_WHOLE = 2**31  # versions of awk print larger numbers differently
 _SIGNS: Mapping[type[ast.AST], Any] = {
     ast.Add: "+",
     ast.Sub: "-",
@@ -45,11 +45,11 @@ _RULE = re.compile(r"\s*(BEGIN|END|NR\s*[=<>!]=?\s*\d+|/[^/]*/)?\s*\{([^{}]*)\}\
 
 
 class UnreadableError(ValueError):
-    """A calculation has a form that is not read here."""
+    """A calculation has an unsupported form."""
 
 
 def expr(words: list[str]) -> str:
-    """Return the value of `expr WORD...`: whole numbers, their sums and comparisons."""
+    """Return what `expr WORD...` prints, for arithmetic and comparisons of integers."""
     if not words or any(re.fullmatch(r"-?\d+|[-+*/%()]|[<>]=?|!?=", word) is None for word in words):
         raise UnreadableError("expr")
     joined = " ".join("==" if word == "=" else word for word in words)
@@ -57,7 +57,7 @@ def expr(words: list[str]) -> str:
 
 
 def bc(words: list[str], text: str) -> str:
-    """Return what `bc` prints for its input: `scale=N` and expressions, by its rules of the scale."""
+    """Return what `bc` prints for its input, `scale=N` and expressions, with bc's rules for the scale."""
     if any(word not in ("-l", "-q", "-ql", "-lq") for word in words):
         raise UnreadableError("bc")
     scale = _LIBRARY_SCALE if any("l" in word for word in words) else 0
@@ -146,7 +146,7 @@ def _run(body: str, names: dict[str, Any], fields: list[str]) -> str:
 
 
 def _arguments(text: str) -> list[str]:
-    """Return the texts between the commas that are in no quotes and no parentheses."""
+    """Split a text at the commas outside quotes and parentheses."""
     parts, depth, quoted, start = list[str](), 0, False, 0
     for at, letter in enumerate(text):
         quoted ^= letter == '"' and text[at - 1 : at] != "\\"
@@ -158,7 +158,7 @@ def _arguments(text: str) -> list[str]:
 
 
 def _evaluated(text: str, names: Mapping[str, Any], fields: list[str]) -> Any:
-    """Return the value of one expression of awk; raises UnreadableError for texts that follow each other."""
+    """Return the value of one expression of awk; raises UnreadableError for concatenated texts."""
     literals = re.findall(r'"(?:[^"\\]|\\.)*"', text)
     if len(literals) > 1 and re.fullmatch(r"\s*" + r"\s*".join(map(re.escape, literals)) + r"\s*", text):
         raise UnreadableError("awk")
@@ -200,7 +200,7 @@ def _number(text: str) -> Any:
 
 
 def _parsed(text: str) -> ast.AST:
-    # Numbers become texts: their digits are not rounded, and a leading zero is none of Python's errors.
+    # Numbers become texts: so their digits are not rounded, and a leading zero is no syntax error.
     source = (
         re.sub(r"(?<![\w.\"])(\d+\.?\d*|\.\d+)(?![\w\"])", r'number("\1")', text) if '"' not in text else text
     )
@@ -216,7 +216,7 @@ def _value(
 ) -> Any:
     """Return the value of an expression.
 
-    `scale` is bc's number of digits behind the point, None for awk's numbers; `whole`: as expr divides.
+    `scale` is bc's number of decimal places, None for awk's numbers; `whole`: divide as expr does.
     """
 
     def inner(part: ast.AST) -> Any:

@@ -1,4 +1,4 @@
-"""Commands of a script: what they print where that can be determined, and which programs they would start."""
+"""Commands of a script: what they print, if it can be determined, and which programs they would start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autotune.orchestrator.init.bash.state import Invocation, State, Variable, a
 from autotune.orchestrator.init.bash.syntax import first_line, line_of, parse, text_of
 from autotune.orchestrator.init.bash.text_commands import CannotTell, is_known, output_of, reads_input
 
-_DEPTH = 25  # of files and functions inside each other
+_DEPTH = 25  # nested files and functions
 _IGNORED = frozenset(
     [
         "shopt",
@@ -68,21 +68,21 @@ WORDS = frozenset(
 
 
 class Commands(ABC):
-    """Reads commands and what sets variables; statements are read by whoever builds on it."""
+    """Reads commands and assignments; subclasses read statements."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         state.capture = self.capture
         self.depth = 0
-        self._printed: list[str | None] | None = None  # by the statements that are being read, where asked
+        self._printed: list[str | None] | None = None  # outputs of the statements being read; None: not kept
 
     @abstractmethod
     def statement(self, node: Node) -> bool | None:
-        """Read one statement; returns whether it succeeds, None if only running it would show."""
+        """Read one statement; returns whether it succeeds, None if only running it would tell."""
 
     @abstractmethod
     def statements(self, node: Node) -> bool | None:
-        """Read what a node contains, in order; returns the status of the last."""
+        """Read the statements of a node in order; returns the status of the last."""
 
     def capture(self, node: Node) -> str:
         """Return what a command substitution prints."""
@@ -132,9 +132,9 @@ class Commands(ABC):
         return self._collected(node, stdin)
 
     def _collected(self, node: Node, stdin: str | None) -> tuple[bool | None, str | None]:
-        """Read a statement that holds others; returns its status and what they print together.
+        """Read a statement that contains others; returns its status and their joint output.
 
-        What they print is unknown where it follows from an assumption, of which a note tells.
+        The output is None if it depends on an assumption, which a note states.
         """
         before, self._printed = self._printed, []
         around = self.state.input
@@ -155,14 +155,14 @@ class Commands(ABC):
             self._printed, self.state.input = before, around
 
     def passed(self, read: tuple[bool | None, str | None]) -> bool | None:
-        """Return the status of a command whose output goes where that of its statement goes."""
+        """Return the status of a command, and add its output to that of the enclosing statement."""
         status, output = read
         if self._printed is not None and output != "":
             self._printed.append(output)
         return status
 
     def _content(self, node: Node) -> str | None:
-        """Return the content of `$(< file)`, where the script itself wrote it."""
+        """Return the content of `$(< file)` if the script itself wrote the file; otherwise None."""
         name = expansion.text(self.state, node.children[-1])
         return self.state.files.get(name)
 
@@ -181,7 +181,7 @@ class Commands(ABC):
         return after, _joined(output, more)
 
     def pipeline(self, node: Node) -> tuple[bool | None, str | None]:
-        """Read the parts of a pipeline, each fed by the one before."""
+        """Read the parts of a pipeline, each with the output of the previous one as input."""
         output: str | None = ""
         status: bool | None = True
         with self.state.subshell():
@@ -191,9 +191,9 @@ class Commands(ABC):
         return status, output
 
     def redirected(self, node: Node, stdin: str | None) -> tuple[bool | None, str | None]:
-        """Read a statement with redirections; what it writes into a file is kept for later readers."""
+        """Read a statement with redirections; what it writes into a file is kept for later commands."""
         target, append, to_errors = "", False, False
-        behind: list[Node] = []  # `cat <<EOF | tee file`: the grammar puts the pipe into the redirection
+        behind: list[Node] = []  # in `cat <<EOF | tee file` the grammar puts the pipe into the redirection
         for redirect in node.children:
             if redirect.type == "heredoc_redirect":
                 stdin = self._here_document(redirect)
@@ -298,7 +298,7 @@ class Commands(ABC):
         return None, None
 
     def text_command(self, node: Node, words: list[str], stdin: str | None) -> tuple[bool | None, str | None]:
-        """Return the status and output of a program whose output follows from its words."""
+        """Return the status and output of a program whose output follows from its words and input."""
         reads = reads_input(words[0])
         takes_input = reads and words[1:2] != ["-d"]
         if words[0] == "cat" and len(words) == 2 and words[1] in self.state.files:
@@ -422,7 +422,7 @@ class Commands(ABC):
             return
         items = self.state.items(name)
         at += len(items) if at < 0 else 0
-        if at > len(items):  # items between are not set
+        if at > len(items):  # items in between are unset
             self.state.assign(name, {**{str(n): item for n, item in enumerate(items)}, key: value})
         else:
             self.state.assign(name, [*items[:at], value, *items[at + 1 :]])
@@ -433,7 +433,7 @@ class Commands(ABC):
         children = [child for child in node.named_children if child.type != "comment"]
         options = "".join(text_of(child)[1:] for child in children if text_of(child).startswith("-"))
         is_own = verb in ("local", "declare", "typeset") and "g" not in options
-        given = [(child, self._declared(child)) for child in children]  # before any of them is set
+        given = [(child, self._declared(child)) for child in children]  # evaluate all before setting any
         for child, (name, value) in given:
             if re.fullmatch(r"\w+", name) is None:
                 continue
@@ -458,7 +458,7 @@ class Commands(ABC):
         return True
 
     def _declared(self, child: Node) -> tuple[str, Variable | None]:
-        """Return the name that a word of a declaration has, and its value; None if it gives none."""
+        """Return the name and the value in a word of a declaration; the value is None if it has none."""
         if child.type == "variable_assignment":
             target = child.child_by_field_name("name")
             return "" if target is None else text_of(target).partition("[")[0], self._value(child)
@@ -471,7 +471,7 @@ class Commands(ABC):
             self.state.references[name] = self.state.references.get(target, target)
 
     def unset(self, node: Node) -> bool:
-        """Forget variables."""
+        """Unset variables."""
         for child in node.named_children:
             name, _, index = text_of(child).strip("'\"").partition("[")
             if index:
@@ -493,12 +493,12 @@ class Commands(ABC):
 
 
 def _joined(first: str | None, second: str | None) -> str | None:
-    """Return two outputs one after the other; None if one of them is unknown."""
+    """Return two outputs concatenated; None if one of them is unknown."""
     return None if first is None or second is None else first + second
 
 
 def _line_before(node: Node) -> int:
-    """Return where a line of assignments ends that the grammar takes for part of the next command; else 0."""
+    """Return the end byte of assignments on an earlier line that the grammar adds to a command; 0 if none."""
     source, end = node.text or b"", 0
     for child, following in itertools.pairwise(node.children):
         between = source[child.end_byte - node.start_byte : following.start_byte - node.start_byte]
@@ -513,6 +513,6 @@ def _file_redirects(redirect: Node) -> list[Node]:
 
 
 def _is_output(piece: Node) -> bool:
-    """Return whether a redirection is of what a program prints, and not of its errors."""
+    """Return whether a redirection is of stdout, not of stderr."""
     first = piece.children[0]
     return first.type != "file_descriptor" or text_of(first) == "1"

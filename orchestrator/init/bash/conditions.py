@@ -1,4 +1,4 @@
-"""`[ … ]`, `[[ … ]]`, `((…))` and `test`: true, false, or undetermined (None)."""
+"""Evaluate `[ … ]`, `[[ … ]]`, `((…))` and `test`: true, false, or None if undetermined."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test(state: State, node: Node) -> bool | None:
 
 
 def calculation(state: State, node: Node) -> bool | None:
-    """Return whether `((…))` or an expression in it is not zero, after the assignments that it may make."""
+    """Return whether `((…))` or an expression in it is not zero, and apply its assignments."""
     value = expansion.number(state, expansion.arithmetic_of(state, node))
     return None if value is None else bool(value)
 
@@ -49,12 +49,12 @@ def of_words(state: State, words: Sequence[str]) -> bool | None:
 
 
 def opposite(value: bool | None) -> bool | None:
-    """Return the opposite; what is not known stays so."""
+    """Return the negation; None stays None."""
     return None if value is None else not value
 
 
 def _leaves(node: Node) -> list[Node]:
-    """Return the operands and operators of a test in their order: the grammar's own nesting is not bash's."""
+    """Return the operands and operators of a test in order: the grammar nests them differently from bash."""
     if node.type in ("binary_expression", "unary_expression", "parenthesized_expression"):
         return [leaf for child in node.children for leaf in _leaves(child)]
     return [node]
@@ -70,7 +70,7 @@ class _Test:
         return self._any()() if self._parts else False
 
     def _sign(self, ahead: int = 0) -> str:
-        """Return what stands at a place, if it can be an operator; empty at the end and for a quoted text."""
+        """Return the part at a position if it can be an operator; empty at the end and for a quoted text."""
         at = self._at + ahead
         part = self._parts[at] if at < len(self._parts) else ""
         if isinstance(part, str):
@@ -121,7 +121,7 @@ class _Test:
         return lambda: _filled(self._text(word))
 
     def _adjacent(self, node: Node) -> list[Node]:
-        """Take the nodes that follow one without a blank: parts of the same word."""
+        """Take the nodes that follow `node` without a blank, which belong to the same word."""
         nodes: list[Node] = []
         while self._at < len(self._parts):
             part, before = self._parts[self._at], nodes[-1] if nodes else node

@@ -1,4 +1,4 @@
-"""Words of a script to the texts that its programs are given."""
+"""Expand words of a script to the texts that programs receive."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from autotune.orchestrator.init.bash.text_commands import unescaped
 
 _PLAIN_PARTS = {"word", "number", "brace_expression"}
 
-# A piece of a word: a text that stays whole, a text that is split at blanks, or the items of an array.
+# A piece of a word: a text that is not split ("whole"), a text that is ("split"), or items of an array.
 Piece = tuple[str, str | list[str]]
 
-# Names in capitals come from a scheduler or the user's environment: where one is not set here, bash's 0 is
-# another number where the job runs.
+# Names in capitals come from a scheduler or the user's environment: if one is not set here, its value where
+# the job runs is not bash's default 0.
 _FROM_OUTSIDE = re.compile(r"(?<![\w${#!:])[A-Z][A-Z0-9_]+\b(?!\s*(?:=(?!=)|\+\+|--|\[))")
 _PLAIN = re.compile(r"^\s*\$\{?(\w+)\}?$")
 
 
 def words(state: State, nodes: Iterable[Node]) -> list[str]:
-    """Return the words that several words of a script become."""
+    """Return the words that several words of a script expand to."""
     result: list[str] = []
-    torn: Node | None = None  # `*$N` is torn apart by the grammar, behind its `$`
+    torn: Node | None = None  # the grammar splits `*$N` after its `$`
     for node in nodes:
         if torn is not None and torn.end_byte == node.start_byte:
             result += _mended(state, torn, node).split()
@@ -43,7 +43,7 @@ def words(state: State, nodes: Iterable[Node]) -> list[str]:
 
 
 def _mended(state: State, torn: Node, rest: Node) -> str:
-    """Return a word that the grammar tore apart between a `$` and the name behind it."""
+    """Return a word that the grammar split between a `$` and the name after it."""
     left = "".join(text(state, child) for child in torn.children[:-1])
     name, *others = rest.children if rest.type == "concatenation" else [rest]
     right = re.sub(r"^\w+", lambda match: _value(state, match[0]) or "", text_of(name))
@@ -51,7 +51,7 @@ def _mended(state: State, torn: Node, rest: Node) -> str:
 
 
 def fields(state: State, node: Node) -> list[str]:
-    """Return the words that one word of a script becomes: none, one or several."""
+    """Return the words that one word of a script expands to: none, one or several."""
     if node.type == "word" and has_braces(text_of(node)):
         return [_unquoted(state, each) for each in braces(text_of(node))]
     plain = node.type == "concatenation" and {c.type for c in node.children} <= _PLAIN_PARTS
@@ -90,13 +90,13 @@ def fields(state: State, node: Node) -> list[str]:
 
 
 def text(state: State, node: Node) -> str:
-    """Return a word as one text, as an assignment takes it."""
+    """Return a word as one text, without splitting, as in an assignment."""
     return "".join(value if isinstance(value, str) else " ".join(value) for _, value in _pieces(state, node))
 
 
 def joined(state: State, node: Node) -> str:
     """Return a here-document's text."""
-    # Of its own backslashes bash takes those before these.
+    # Bash removes backslashes only before these characters.
     parts = (
         re.sub(r"\\([$`\\])", r"\1", part.replace("\\\n", "")) if isinstance(part, str) else text(state, part)
         for part in pieces(node)
@@ -105,10 +105,10 @@ def joined(state: State, node: Node) -> str:
 
 
 def pattern(state: State, nodes: Sequence[Node]) -> str:
-    """Return the shell pattern that adjacent nodes of a test or a `case` are, quoted parts as they are.
+    """Return the shell pattern of adjacent nodes of a test or a `case`, with quoted parts escaped.
 
-    The grammar splits `*"72B"*` in three there, and leaves quotes in others; read as the word of a command it
-    is whole. Unknown where it is no word, as with `@(a|b)"c"`.
+    The grammar splits `*"72B"*` in three there, and leaves quotes in others; parsed as a word of a command it
+    is one word. Unknown if it is not a word, as with `@(a|b)"c"`.
     """
     source = "".join(map(text_of, nodes))
     if not re.search(r"[\"'$`\\]", source):
@@ -131,7 +131,7 @@ def _pattern_part(state: State, node: Node) -> str:
 
 
 def number(state: State, source: str) -> int | None:
-    """Return the value of an arithmetic expression whose `$` are already read; None if unknown."""
+    """Return the value of an arithmetic expression whose `$` are already expanded; None if unknown."""
     if is_unknown(source):
         return None
 
@@ -147,7 +147,7 @@ def number(state: State, source: str) -> int | None:
 def _pieces(state: State, node: Node, *, quoted: bool = False) -> list[Piece]:
     split = "whole" if quoted else "split"
     blank = len(text_of(node)) - len(text_of(node).lstrip())
-    if blank and node.type.endswith("expansion"):  # the grammar counts a blank before it in
+    if blank and node.type.endswith("expansion"):  # the grammar includes a blank before it
         return [(split, text_of(node)[:blank]), *_expanded(state, node, split)]
     return _expanded(state, node, split)
 
@@ -168,7 +168,7 @@ def _expanded(state: State, node: Node, split: str) -> list[Piece]:
             return _expansion(state, node, split)
         case "command_substitution":
             if text_of(node).startswith("$((") and (value := _calculated(state, node)) is not None:
-                return [("whole", value)]  # the grammar takes `$((a - b))` for a subshell inside `${…}`
+                return [("whole", value)]  # the grammar parses `$((a - b))` inside `${…}` as a subshell
             return [(split, state.capture(node).rstrip("\n"))]
         case "arithmetic_expansion":
             return [("whole", _arithmetic(state, node))]
@@ -227,7 +227,7 @@ def _variable(state: State, node: Node, name: str, split: str) -> list[Piece]:
 
 
 def _between(state: State, split: str) -> str:
-    """Return what stands between the items of `"$*"`."""
+    """Return the separator of the items of `"$*"`."""
     return (state.text("IFS") or "")[:1] if split == "whole" else " "
 
 
@@ -241,7 +241,7 @@ def _value(state: State, name: str) -> str | None:
 
 
 def _expansion(state: State, node: Node, split: str) -> list[Piece]:
-    """Return what `${…}` becomes."""
+    """Expand `${…}`."""
     source = text_of(node).lstrip()[2:-1]
     inner = [child for child in node.children if child.type not in ("${", "}")]
     first = inner[0].type if inner else ""
@@ -285,7 +285,7 @@ def _expansion(state: State, node: Node, split: str) -> list[Piece]:
 
 
 def _alternative(state: State, node: Node, head: Node) -> list[Piece]:
-    """Return `"${A[@]+"${A[@]}"}"`, the idiom for an array that may be empty."""
+    """Expand `"${A[@]+"${A[@]}"}"`, the idiom for an array that may be empty."""
     return [
         piece
         for child in node.children
@@ -323,7 +323,7 @@ def _applied(state: State, node: Node, name: str, value: str | None, operator: s
 
 
 def _operator(state: State, node: Node, head: Node) -> tuple[str, str]:
-    """Return the operator behind a parameter's name, and its argument with its own expansions made."""
+    """Return the operator after a parameter's name, and its expanded argument."""
     source = (node.text or b"")[head.end_byte - node.start_byte : -1].decode(errors="replace")
     match = re.match(r":[-=+?]|##|%%|//|/[#%]|\^\^|,,|[-=+?#%/:^,@]", source)
     if match is None:
@@ -409,7 +409,7 @@ def _inside(state: State, node: Node) -> str:
 
 
 def _leaves(node: Node) -> Iterable[Node | str]:
-    """Yield the text of an arithmetic expression, and the nodes in it that are expansions."""
+    """Yield the literal texts and the expansion nodes of an arithmetic expression."""
     raw, at = node.text or b"", 0
     for child in node.children:
         begin = child.start_byte - node.start_byte
@@ -425,6 +425,6 @@ def _leaves(node: Node) -> Iterable[Node | str]:
 
 
 def arithmetic_of(state: State, node: Node) -> str:
-    """Return the text of `((…))` with its expansions made."""
+    """Return the text of `((…))` with its expansions replaced."""
     source = "".join(part if isinstance(part, str) else _inside(state, part) for part in _leaves(node))
     return re.sub(r"^\(\(|\)\)$", "", source.strip()).strip()

@@ -1,7 +1,7 @@
-"""The flags of a model that miles keeps in Python: what `model_args_utils.py NAME` prints, read and not run.
+"""Model flags that miles keeps in Python: derive what `model_args_utils.py NAME` prints without running it.
 
-`scripts/models/NAME.py` holds a function `model_args` whose result is put together from literal texts,
-constants of the file and the helpers below. Whatever else stands there cannot be told.
+`scripts/models/NAME.py` has a function `model_args` that builds its result from literal texts, constants of
+the file and the helpers below. Control flow and all other expressions raise CannotTell.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autotune.orchestrator.init.bash.text_commands import CannotTell
 _PROGRAM = "model_args_utils.py"
 _FUNCTION = "model_args"
 _UP = 4  # folders from the program to its checkout
-_DEPTH = 5  # models that are made from another one
+_DEPTH = 5  # nested models that are derived from another one
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -35,9 +35,9 @@ def prints_model_flags(words: Sequence[str]) -> bool:
 
 
 def model_flags(places: Sequence[Path], name: str, environment: Mapping[str, str]) -> str:
-    """Return the flags of a model as one line; raises CannotTell where they do not follow from the files.
+    """Return the flags of a model as one line; raises CannotTell if the files do not determine them.
 
-    `places` are the paths that the program may have.
+    `places` are the possible paths of the program.
     """
     for place in places:
         folder = Path(*place.resolve().parts[:-_UP], "scripts", "models")
@@ -47,7 +47,7 @@ def model_flags(places: Sequence[Path], name: str, environment: Mapping[str, str
 
 
 class _Model:
-    """Reads one function of Python, in which nothing but texts and numbers is computed."""
+    """Evaluates one Python function that only computes texts and numbers."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], depth: int = 0) -> None:
         self._folder, self._environment, self._depth = folder, environment, depth

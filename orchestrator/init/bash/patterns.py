@@ -1,4 +1,4 @@
-"""Shell patterns, brace expansions, and what operators do to a parameter's value."""
+"""Shell patterns, brace expansions, and operators on a parameter's value."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Numbers = Callable[[str], int | None]  # the value of an arithmetic expression
 
 
 def has_braces(source: str) -> bool:
-    """Return whether a word stands for several by its braces."""
+    """Return whether a word has a brace expansion."""
     return any(pattern.search(source) for pattern in (_RANGE, _LETTERS, _CHOICES))
 
 
 def matches(value: str, pattern: str) -> bool:
-    """Return whether a text fits a shell pattern."""
+    """Return whether a text matches a shell pattern."""
     return re.fullmatch(_regex(pattern), value) is not None
 
 
 def changed(value: str, operator: str, argument: str) -> str:
-    """Return a value after `#`, `%`, `/`, `^` or `,` of a parameter expansion."""
+    """Apply `#`, `%`, `/`, `^` or `,` of a parameter expansion to a value."""
     match operator:
         case "#" | "##":
             cuts = range(len(value) + 1) if operator == "#" else range(len(value), -1, -1)
@@ -55,7 +55,7 @@ def changed(value: str, operator: str, argument: str) -> str:
 
 
 def sliced(numbers: Numbers, items: list[str], argument: str, *, positional: bool) -> list[str]:
-    """Return the items of `${A[@]:first:count}`; all of them where it cannot be determined."""
+    """Return the items of `${A[@]:first:count}`; all items if the numbers cannot be determined."""
     parts = [numbers(part) for part in argument.split(":")]
     if None in parts or not parts:
         return items
@@ -65,7 +65,7 @@ def sliced(numbers: Numbers, items: list[str], argument: str, *, positional: boo
 
 
 def sliced_text(numbers: Numbers, value: str, argument: str) -> str | None:
-    """Return `${X:first:count}`, None if it cannot be determined."""
+    """Return `${X:first:count}`; None if it cannot be determined."""
     parts = [numbers(part) for part in argument.split(":")]
     if is_unknown(value) or None in parts:
         return None

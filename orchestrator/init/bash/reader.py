@@ -1,8 +1,8 @@
-"""Reads a bash script as bash would, without starting anything: what it would run, and in which environment.
+"""Read a bash script without starting anything: which programs it would run, and in which environment.
 
-What a program prints is known only of those in `text_commands`; everything else that a script asks of the
-machine is unknown. Where a condition depends on it, each branch is read, and a variable that they leave with
-different values is unknown. The ordinary one, of a false condition, counts first.
+Output is known only for the programs in `text_commands`; everything else that a script reads from the machine
+is unknown. If a condition depends on it, all branches are read, and a variable with different values after
+them is unknown. The programs of the branch for a false condition come first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from autotune.orchestrator.init.bash.state import (
 from autotune.orchestrator.init.bash.syntax import errors_in, first_line, line_of, parse, text_of
 from autotune.policies.values.value import Value
 
-_MOST_TURNS = 1000  # of one loop
+_MOST_TURNS = 1000  # iterations of one loop
 _MOST_STATEMENTS = 100_000
 _SEQUENCES = frozenset({"variable_assignments", "program", "do_group", "else_clause"})
 
@@ -43,7 +43,7 @@ class Reading(Value, frozen=True, kw_only=True):
     outside: dict[str, Use]  # variables of the caller that the script reads
     assigned: dict[str, Use]  # variables that the script sets
     written: tuple[str, ...]  # files that the script would write
-    depends: tuple[Note, ...]  # which variables have one of several values, and on what that depends
+    depends: tuple[Note, ...]  # on variables with several possible values, and what decides between them
 
 
 def read_script(
@@ -106,11 +106,11 @@ class _Reader(Commands):
     # --------------------------------------------------------------------- statements
 
     def statements(self, node: Node) -> bool | None:
-        """Read what a node contains, in order; returns the status of the last."""
+        """Read the statements of a node in order; returns the status of the last."""
         return self._each(node.children)
 
     def statement(self, node: Node) -> bool | None:
-        """Read one statement; returns whether it succeeds, None if only running it would show."""
+        """Read one statement; returns whether it succeeds, None if only running it would tell."""
         self._count += 1
         if self._count > _MOST_STATEMENTS:
             self.state.note(node, "the script is too long: the rest is left out")
@@ -132,19 +132,19 @@ class _Reader(Commands):
         return conditions.calculation(self.state, node) if opens else self.statements(node)
 
     def subshell(self, node: Node) -> bool | None:
-        """Read `( … )`, whose variables and folder end with it."""
+        """Read `( … )`, whose changes of variables and folder are undone at its end."""
         with self.state.subshell():
             return self.statements(node)
 
     def define(self, node: Node) -> bool:
-        """Keep a function for its calls."""
+        """Store a function for later calls."""
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None and body is not None:
             self.state.functions[text_of(name)] = (self.state.file, body)
         return True
 
     def _is_elsewhere(self, body: list[Node]) -> bool:
-        """Return whether a script would end only because a path of the cluster is not on this machine."""
+        """Return whether a script would exit only because a path of the cluster is not on this machine."""
         return bool(self.state.missing) and any(map(_ends, body))
 
     def _names(self, tests: list[Node]) -> str:
@@ -153,8 +153,8 @@ class _Reader(Commands):
     def both(self, node: Node, *, probed: bool = False) -> bool | None:
         """Read `a && b` or `a || b`.
 
-        A program whose success is unknown is assumed to succeed so that what follows is read, except where
-        the script itself says what follows a failure: `probe && this || that` is that.
+        A program whose success is unknown is assumed to succeed, so that what follows is read, unless the
+        script handles its failure: in `probe && this || that` the probe is assumed to fail.
         """
         parts = [child for child in node.children if child.type not in ("comment", "\n")]
         left, operator, right = parts[0], parts[1].type, parts[-1]
@@ -183,7 +183,7 @@ class _Reader(Commands):
         return self.statement(right) if status is False else status
 
     def branch(self, node: Node) -> bool | None:
-        """Read the branch of an `if` whose condition holds, and those of which nobody can tell."""
+        """Read the branch of an `if` whose condition is true, and those whose condition is unknown."""
         otherwise = next((child for child in node.children if child.type == "else_clause"), None)
         unknown: list[tuple[Node, list[Node]]] = []
         taken: list[Node] | None = None
@@ -211,10 +211,10 @@ class _Reader(Commands):
         return self._either(last, [(test, body) for test, body in unknown])
 
     def _either(self, ordinary: Sequence[Node], others: Sequence[tuple[Node, Sequence[Node]]]) -> bool | None:
-        """Read the branches of which only running the script would show which one is taken.
+        """Read all branches if only running the script would tell which one is taken.
 
-        What each of them would start counts, the ordinary one's first. A branch that leaves what it stands in
-        is left out with a note.
+        The programs of all branches are kept, those of `ordinary` first. A branch that leaves its loop,
+        function or script is left out with a note.
         """
         if not others:
             return self._each(ordinary)
@@ -254,7 +254,7 @@ class _Reader(Commands):
         return status
 
     def _merge(self, test: Node, ends: list[dict[str, Variable]]) -> None:
-        """Make unknown what the branches before leave with other values than the present one."""
+        """Make the variables unknown that have different values at the ends of the branches."""
         present = self.state.variables
         for name in dict.fromkeys(name for end in ends for name in (*end, *present)):
             values: list[Variable] = [present.get(name, ""), *(end.get(name, "") for end in ends)]
@@ -280,13 +280,13 @@ class _Reader(Commands):
         return status
 
     def case(self, node: Node) -> bool | None:
-        """Read the items of a `case` that fit: the first, and those that its end goes on to."""
+        """Read the items of a `case` that match: the first, and those that `;&` or `;;&` continues with."""
         value = node.child_by_field_name("value")
         subject = expansion.text(self.state, value) if value is not None else ""
         bodies: list[Sequence[Node]] = []
         otherwise: Sequence[Node] = []
         status: bool | None = True
-        is_taken = False  # whether the item before ended in `;&`
+        is_taken = False  # the previous item ended in `;&`
         for item in node.children:
             if item.type != "case_item":
                 continue
@@ -312,7 +312,7 @@ class _Reader(Commands):
         return self._either(otherwise, [(value or node, body) for body in bodies]) if bodies else status
 
     def loop(self, node: Node) -> bool | None:
-        """Read the turns of a `for`."""
+        """Read the iterations of a `for`."""
         name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
         if name is None or body is None:
             return None
@@ -326,7 +326,7 @@ class _Reader(Commands):
         return True
 
     def repeat(self, node: Node) -> bool | None:
-        """Read the turns of a `while` or `until` whose condition can be told."""
+        """Read the iterations of a `while` or `until` whose condition can be determined."""
         condition, body = node.child_by_field_name("condition"), node.child_by_field_name("body")
         if condition is None or body is None:
             return None
@@ -346,7 +346,7 @@ class _Reader(Commands):
         return None
 
     def count(self, node: Node) -> bool | None:
-        """Read the turns of `for ((…; …; …))`."""
+        """Read the iterations of `for ((…; …; …))`."""
         body = node.child_by_field_name("body")
         condition = node.child_by_field_name("condition")
 
@@ -386,7 +386,7 @@ def _arm(node: Node) -> tuple[list[Node], list[Node]]:
 
 
 def _sets(node: Node) -> bool:
-    """Return whether a statement does nothing but set variables."""
+    """Return whether a statement only sets variables."""
     if node.type == "compound_statement":
         return all(map(_sets, node.named_children))
     return node.type in ("variable_assignment", "variable_assignments", "declaration_command", "comment")
@@ -397,13 +397,13 @@ def _words(value: Variable) -> str:
 
 
 def _ends(node: Node) -> bool:
-    """Return whether a statement, or one in its braces, ends the script with an error."""
+    """Return whether a statement, or one in its braces, exits the script with an error."""
     inside = node.children if node.type == "compound_statement" else ()
     return re.fullmatch(r"exit\s+[1-9]\d*", text_of(node)) is not None or any(map(_ends, inside))
 
 
 def _patterns(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Return the patterns of an item of a `case`, each with the nodes that it consists of."""
+    """Return the patterns of an item of a `case`, each as its nodes."""
     result: list[list[Node]] = [[]]
     for node in nodes:
         if node.type == "|":

@@ -1,4 +1,4 @@
-"""What a script has set so far, what it would start, and what of it could not be determined."""
+"""What a script has set so far, what it would start, and what could not be determined."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tree_sitter import Node
 from autotune.orchestrator.init.bash.syntax import is_background, line_of, text_of
 from autotune.policies.values.value import Value
 
-# A text that only running the script would tell stands between these two; neither is in any script.
+# OPEN and CLOSE enclose a text that only running the script would determine; no script contains them.
 UNSET = "is not set in the script or your environment: assumed empty"
-_OF_BASH = {"IFS": " \t\n", "OPTIND": "1", "OSTYPE": "linux-gnu"}  # what bash sets itself
+_OF_BASH = {"IFS": " \t\n", "OPTIND": "1", "OSTYPE": "linux-gnu"}  # set by bash itself
 OPEN, CLOSE = "\ue000", "\ue001"
 
 Variable = str | list[str] | dict[str, str]
 
 
 class Note(Value, frozen=True, kw_only=True):
-    """Something in a script that was not understood, or only assumed."""
+    """A note on something in a script that was not understood, or was assumed."""
 
     file: str
     line: int  # from 1
@@ -30,7 +30,7 @@ class Note(Value, frozen=True, kw_only=True):
 
 
 class Use(Value, frozen=True, kw_only=True):
-    """Where a script first reads a variable of its caller, or last sets one of its own."""
+    """The place where a script first reads a variable of its caller, or last sets one of its own."""
 
     value: str = ""
     file: str
@@ -41,16 +41,16 @@ class Invocation(Value, frozen=True, kw_only=True):
     """A program that a script would start."""
 
     argv: tuple[str, ...]
-    env: dict[str, str]  # what the script exports, and what stands before the program
+    env: dict[str, str]  # exported variables, and assignments before the program
     cwd: str
     file: str
     line: int
-    jobs: tuple[int, ...] = ()  # in the background, that the program is part of; the outermost first
-    waits: int = 0  # how often the script waited for its jobs before
+    jobs: tuple[int, ...] = ()  # background jobs that contain the program, outermost first
+    waits: int = 0  # number of earlier `wait` commands of the script
 
 
 def unknown(text: str) -> str:
-    """Return a text as one that only running the script would show."""
+    """Mark a text as one that only running the script would determine."""
     return f"{OPEN}{text.replace(OPEN, '').replace(CLOSE, '')}{CLOSE}"
 
 
@@ -60,12 +60,12 @@ def is_unknown(text: str) -> bool:
 
 
 def as_written(text: str) -> str:
-    """Return a text with what could not be determined as the script writes it."""
+    """Return a text with its undetermined parts as written in the script."""
     return text.replace(OPEN, "").replace(CLOSE, "")
 
 
 def to_edit(text: str) -> str:
-    """Return a text in which each part that could not be determined is a substitution `$(…)`."""
+    """Return a text with each undetermined part as a substitution `$(…)`."""
 
     def substituted(match: re.Match[str]) -> str:
         return match[1] if "$(" in match[1] or "`" in match[1] else f"$({match[1].strip('${}')})"
@@ -74,7 +74,7 @@ def to_edit(text: str) -> str:
 
 
 def uncertain(name: str, values: Sequence[Variable]) -> Variable:
-    """Return the first of a variable's values with what another one has not, or has besides, as unknown."""
+    """Return a variable's first value, with the items in which the values differ marked as unknown."""
     mark = unknown(f"$({name})")
     if not isinstance(values[0], list):
         return mark
@@ -84,7 +84,7 @@ def uncertain(name: str, values: Sequence[Variable]) -> Variable:
 
 @dataclass
 class Kept:
-    """What the statements of a branch may change."""
+    """The state that the statements of a branch may change."""
 
     variables: dict[str, Variable]
     exported: set[str]
@@ -103,7 +103,7 @@ def _copy(value: Any) -> Any:
 
 @dataclass
 class State:
-    """Variables and folders of a script while it is read."""
+    """The state of a script while it is read."""
 
     cwd: str
     file: str
@@ -114,27 +114,27 @@ class State:
     exported: set[str] = field(default_factory=set)
     positional: list[str] = field(default_factory=list)
     functions: dict[str, tuple[str, Node]] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)  # what the script itself writes
+    files: dict[str, str] = field(default_factory=dict)  # files written by the script itself
     notes: list[Note] = field(default_factory=list)
-    references: dict[str, str] = field(default_factory=dict)  # `declare -n`: names that stand for others
+    references: dict[str, str] = field(default_factory=dict)  # `declare -n`: name -> referenced name
     integers: set[str] = field(default_factory=set)  # `declare -i`
     locals: list[dict[str, tuple[Variable | None, str | None]]] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)  # that `popd` goes back to
-    letter: int = 1  # of the word of options, such as `-ab`, that `getopts` reads next
-    status: bool | None = True  # of the last statement; None if only running it would show
-    depends: list[Note] = field(default_factory=list)  # on what only running it shows; each names variables
-    input: list[str] | None = None  # the lines that a loop or group is given, for `read`; None if unknown
-    unread: bool = False  # a file that the script sources could not be read: it may set what is not set
-    noted: int = 0  # how often something was not understood or assumed, other than an unset variable
-    message: tuple[str, int] = ("", 0)  # what `echo` or `printf` wrote last, and its line
+    folders: list[str] = field(default_factory=list)  # stack of `pushd`
+    letter: int = 1  # index that `getopts` reads next in a word of options such as `-ab`
+    status: bool | None = True  # of the last statement; None if only running it would tell
+    depends: list[Note] = field(default_factory=list)  # on variables that only running it would determine
+    input: list[str] | None = None  # input lines of a loop or group, for `read`; None if unknown
+    unread: bool = False  # a sourced file could not be read: it may set variables that seem unset
+    noted: int = 0  # number of things not understood or assumed, except unset variables
+    message: tuple[str, int] = ("", 0)  # the last output of `echo` or `printf`, and its line
     invocations: list[Invocation] = field(default_factory=list)
-    jobs: tuple[int, ...] = ()  # in the background, that the present statement is part of
-    started: int = 0  # jobs in the background so far
-    waits: int = 0  # how often the script waited for them
-    program: str = ""  # the script that was started; empty while `file` is that
-    callers: tuple[str, ...] = ()  # the files that sourced or called what is read, the innermost first
-    missing: set[str] = field(default_factory=set)  # paths that conditions looked for, and did not find here
-    line: int = 1  # of the statement that is read
+    jobs: tuple[int, ...] = ()  # background jobs that contain the current statement
+    started: int = 0  # background jobs so far
+    waits: int = 0  # `wait` commands so far
+    program: str = ""  # the script that was started; empty while it is `file`
+    callers: tuple[str, ...] = ()  # files that sourced or called the current one, innermost first
+    missing: set[str] = field(default_factory=set)  # paths that conditions tested and that are absent here
+    line: int = 1  # of the current statement
     read_from_outside: dict[str, Use] = field(default_factory=dict)  # variables of the caller
     assigned: dict[str, Use] = field(default_factory=dict)  # variables that the script sets
 
@@ -152,7 +152,7 @@ class State:
         return None
 
     def text(self, name: str) -> str | None:
-        """Return a variable as a plain text, of an array its first item; None if it is not set."""
+        """Return a variable as a text, for an array its first item; None if it is not set."""
         value = self.get(name)
         if isinstance(value, list):
             return value[0] if value else None
@@ -184,13 +184,13 @@ class State:
         self.assigned[name] = Use(file=self.file, line=self.line)
 
     def declare(self, name: str) -> None:
-        """Begin a variable of the function that is read, which ends with it."""
+        """Declare a local variable of the current function."""
         if self.locals:
             self.locals[-1].setdefault(name, (self.variables.get(name), self.references.pop(name, None)))
 
     @contextmanager
     def function(self, arguments: list[str]) -> Iterator[None]:
-        """Read a function's body; its own variables end with it."""
+        """Read a function's body; its local variables are removed afterwards."""
         before, self.positional = self.positional, arguments
         self.locals.append({})
         try:
@@ -206,18 +206,18 @@ class State:
                     self.references[name] = target
 
     def note(self, node: Node, message: str) -> None:
-        """Record what was not understood at a place; the same message counts once per file."""
+        """Record a note at a place; the same message is kept once per file."""
         self.noted += not message.endswith(UNSET)
         if not any(each.file == self.file and each.message == message for each in self.notes):
             self.notes.append(Note(file=self.file, line=line_of(node), message=message))
 
     def untold(self, node: Node) -> str:
-        """Return the text for something that only running the script would show."""
+        """Return the text for a node that only running the script would determine."""
         return unknown(text_of(node))
 
     @contextmanager
     def subshell(self) -> Iterator[None]:
-        """Undo afterwards what is set or entered inside."""
+        """Undo changes of variables and the folder afterwards."""
         kept = dict(self.variables), set(self.exported), list(self.positional), self.cwd
         try:
             yield
@@ -237,14 +237,14 @@ class State:
             self.jobs = around
 
     def enter(self, arguments: list[str], own: Mapping[str, str]) -> None:
-        """Begin a program that gets the exported variables and `own`, in a subshell."""
+        """Start a program with the exported variables and `own`; call it in a subshell."""
         self.exported |= set(own)
         kept = {name: value for name, value in self.variables.items() if name in self.exported}
         self.variables = kept | dict(own)
         self.positional = arguments
 
     def fork(self) -> Kept:
-        """Return what a branch may change, so that another branch can begin at the same place."""
+        """Return a copy of the state that a branch may change, so that another branch can start from it."""
         return Kept(
             variables={name: _copy(value) for name, value in self.variables.items()},
             exported=set(self.exported),
@@ -258,13 +258,13 @@ class State:
         )
 
     def resume(self, kept: Kept) -> None:
-        """Go back to what `fork` returned."""
+        """Restore a state returned by `fork`."""
         for name, value in vars(kept).items():
             setattr(self, name, _copy(value))
 
     @contextmanager
     def inside(self, file: str, *, program: bool = False) -> Iterator[None]:
-        """Read another file for a while, as a program of its own or on behalf of the present one."""
+        """Read another file meanwhile, as a separate program or as part of the current one."""
         before = self.file, self.program, self.callers
         self.program = file if program else self.program or self.file
         self.callers = () if program else (self.file, *self.callers)
@@ -275,6 +275,6 @@ class State:
             self.file, self.program, self.callers = before
 
     def source(self, depth: int) -> str:
-        """Return the file that is read (`depth` 0, BASH_SOURCE) or the one that called it (1, …)."""
+        """Return the current file (`depth` 0, BASH_SOURCE) or the one that called it (1, …)."""
         files = (self.file, *self.callers)
         return files[depth] if depth < len(files) else ""

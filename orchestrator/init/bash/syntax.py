@@ -1,4 +1,4 @@
-"""Bash text to a syntax tree, by tree-sitter's grammar; nothing here runs anything."""
+"""Parse bash into a syntax tree with tree-sitter's grammar, without running anything."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import tree_sitter
 import tree_sitter_bash
 from tree_sitter import Node
 
-# Words that go over the end of a line, variables that another word stands directly before, and places to be
-# filled in.
+# Words continued on the next line, `$[...]`, variables directly after another word, and placeholders `<...>`.
 _ODD_WORD = re.compile(r"<[A-Za-z]|\$\[|(?<=[^\s\\])\\\n(?=\S)|(?<=[^\s(\[\"'`|&;<>{$])\$[A-Za-z_]")
-# Here-documents, quoted texts, comments and `${...}` stay as they are.
+# Here-documents, quoted texts, comments and `${...}` are kept unchanged.
 _LEXEME = re.compile(
     r"""(?P<heredoc><<-?[ \t]*(?P<mark>['"]?)(?P<end>\w+)(?P=mark)[^\n]*\n
         (?:[^\n]*\n)*?[ \t]*(?P=end)(?=\n|\Z))
@@ -30,17 +29,17 @@ def _parser() -> tree_sitter.Parser:
 
 
 def parse(text: str) -> Node:
-    """Return the tree of a script; what the grammar cannot read are nodes of type `ERROR`."""
-    text = re.sub(r"(?<!\\)\\\s*\Z", "\n", text)  # a line that goes on behind the end of the file
+    """Return the tree of a script; parts that the grammar cannot parse are nodes of type `ERROR`."""
+    text = re.sub(r"(?<!\\)\\\s*\Z", "\n", text)  # a continued last line
     return _parser().parse(_whole_words(text).encode()).root_node
 
 
 def _whole_words(text: str) -> str:
-    r"""Return a script without two forms of words that the grammar reads wrongly, and with places as words.
+    r"""Return a script with forms of words that the grammar misreads replaced, and placeholders quoted.
 
-    Bash joins `a\` and the line `b` to `ab`; the line ends that are left out follow behind the next one, so
-    that every later line keeps its number. And `$a-$b-c` becomes `$a-${b}-c`. A place to be filled in,
-    `<YOUR_DATA>`, which bash would take for a file, becomes a quoted word.
+    Bash joins `a\` and the line `b` to `ab`; the removed line ends are added after the next one, so that all
+    later lines keep their numbers. `$a-$b-c` becomes `$a-${b}-c`. A placeholder `<YOUR_DATA>`, which bash
+    would read as a redirection, becomes a quoted word.
     """
     if not _ODD_WORD.search(text):
         return text
@@ -65,7 +64,7 @@ def _whole_words(text: str) -> str:
 
 
 def errors_in(tree: Node) -> list[Node]:
-    """Return the parts of a tree that the grammar could not read, the first of each line."""
+    """Return the parts of a tree that the grammar could not parse, the first of each line."""
     result: dict[int, Node] = {}
     waiting = [tree]
     while waiting:
@@ -78,7 +77,7 @@ def errors_in(tree: Node) -> list[Node]:
 
 
 def text_of(node: Node) -> str:
-    """Return a node as it is written."""
+    """Return the source text of a node."""
     return (node.text or b"").decode(errors="replace")
 
 
@@ -110,6 +109,6 @@ def pieces(node: Node) -> list[Node | str]:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a statement, cut where it is long."""
+    """Return the first line of a statement, at most 100 characters."""
     first = text.strip().split("\n")[0]
     return first if len(first) <= 100 else f"{first[:99]}…"

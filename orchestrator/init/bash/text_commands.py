@@ -1,4 +1,4 @@
-"""Programs whose output follows from their words and their input alone, so that they need not run."""
+"""Programs whose output follows from their words and input alone, so that they need not be run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 from autotune.orchestrator.init.bash.calculators import awk, bc, expr
 
-_MOST = 4096  # numbers that `seq` may print
+_MOST = 4096  # numbers printed by `seq`
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'"}
 _CLASSES = {"[:upper:]": "A-Z", "[:lower:]": "a-z", "[:digit:]": "0-9", "[:space:]": " \t\n"}
 
 
 class CannotTell(Exception):  # noqa: N818 - a state of knowledge, not a failure
-    """What a program would print does not follow from its words."""
+    """A program's output does not follow from its words and input."""
 
 
 def unescaped(text: str) -> str:
-    """Return a text with its backslash escapes read, as `echo -e`, `printf` and `$'…'` do."""
+    """Return a text with its backslash escapes resolved, as in `echo -e`, `printf` and `$'…'`."""
     return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), text, flags=re.DOTALL)
 
 
 def output_of(words: Sequence[str], stdin: str, *, now: float) -> str:
-    """Return what a program prints; raises CannotTell for every other program or option."""
+    """Return what a program prints; raises CannotTell for unsupported programs and options."""
     program = _PROGRAMS.get(words[0])
     if program is None:
         raise CannotTell(words[0])
@@ -32,7 +32,7 @@ def output_of(words: Sequence[str], stdin: str, *, now: float) -> str:
 
 
 def reads_input(name: str) -> bool:
-    """Return whether what a program prints follows from its input."""
+    """Return whether a program's output depends on its input."""
     return name in ("awk", "bc", "cat", "cut", "head", "sed", "tail", "tr", "wc", "xargs")
 
 
@@ -197,7 +197,7 @@ def _tail(words: list[str], stdin: str, now: float) -> str:
 
 
 def _sed(words: list[str], stdin: str, now: float) -> str:
-    """Substitute as `s/old/new/` does, in the expressions that Python's `re` reads as sed does."""
+    """Apply `s/old/new/`, for the expressions that mean the same in Python's `re` and sed."""
     extended = [word for word in words if word in ("-E", "-r")]
     scripts = [word for word in words if word not in ("-E", "-r", "-e")]
     if len(scripts) != max(1, words.count("-e")):
@@ -208,7 +208,7 @@ def _sed(words: list[str], stdin: str, now: float) -> str:
         if match is None:
             raise CannotTell("sed")
         old, new, everywhere = match[2], match[3], match[4]
-        # Letters that mean other things to one of both, and groups repeated, which could take for ever.
+        # Characters with different meanings in both, and repeated groups, which could take forever.
         if re.search(r"\\[^./^$*\[\]-]|\[:|\(\?|\)[*+{]", old) or (
             not extended and re.search(r"[+?(){}|]", old)
         ):
