@@ -1,1 +1,1 @@
-"""What may be changed about a configuration, in which order, and how far."""
+"""Remedies: which knobs may change, in which order, and how far."""

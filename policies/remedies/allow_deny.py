@@ -1,4 +1,4 @@
-"""What a job's `recovery.allow` and `recovery.deny` permit, for every way in which knobs come to change."""
+"""Check changes of knobs, whatever their origin, against a job's `recovery.allow` and `recovery.deny`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from autotune.policies.values.remedy import Effect, Remedy
 
 
 def denial(recovery: Recovery, profile: Profile, before: Knobs, after: Knobs, *, name: str = "") -> str:
-    """Return the knob, remedy or effect for which a change is not permitted; empty if it is.
+    """Return the knob, remedy or effect because of which a change is not permitted; empty if it is permitted.
 
-    A remedy's name in `deny` excludes what comes under this `name`, and its changes also when they come under
-    another one, as from the estimate, the check before the first launch, a climb or a search.
+    A remedy in `deny` excludes changes with this `name`, and the same changes under any other name, as from
+    the estimate, the check before the first launch, a climb or a search.
     """
     if name in recovery.deny:
         return name
@@ -40,12 +40,12 @@ def legal(profile: Profile, recovery: Recovery, before: Knobs, after: Knobs, *, 
 
 
 def denied(recovery: Recovery, profile: Profile, knobs: Knobs, remedy: Remedy) -> bool:
-    """Return whether a remedy is not permitted, for its name, its effect or what it changes."""
+    """Return whether a remedy is not permitted, because of its name, its effect or its changes."""
     return bool(denial(recovery, profile, knobs, remedy.apply(knobs), name=remedy.name))
 
 
 def remedies_of(knob: str, before: Setting, after: Setting) -> Iterator[str]:
-    """Yield the names of the remedies that change a knob in this way."""
+    """Yield the names of the remedies that change a knob from `before` towards `after`."""
     row = KNOB_TABLE.get(knob)
     for name, move in MOVES.items():
         if row is not None and knob in move.turns and row.asks_less(move.memory, before, after):

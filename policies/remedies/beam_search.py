@@ -1,4 +1,4 @@
-"""A search through combinations: every candidate is scored, the best by several weights are moved again."""
+"""A beam search: every candidate is scored, and the best by several weights are expanded."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def beam(
     weights: Sequence[float],
     kept: int,
 ) -> tuple[list[_T], Floats, Floats]:
-    """Return the evaluated candidates with their cost and their excess, as given by `score`.
+    """Return the scored candidates with their cost and their excess, as given by `score`.
 
-    `kept` candidates go on by each of the weights of what does not fit against what is slow.
+    In each of at most _ROUNDS rounds, the `kept` best by each weight of excess against cost are expanded.
     """
     seen: dict[_T, None] = {}
     slow, over = np.zeros(0), np.zeros(0)
@@ -45,5 +45,5 @@ def beam(
 
 
 def in_order(cost: Floats) -> NDArray[np.intp]:
-    """Return the indices of the costs in rising order; a stable sort, equal on every machine."""
+    """Return the indices of the costs in ascending order; stable, and equal on every machine."""
     return np.argsort(np.round(cost, 9), kind="stable")

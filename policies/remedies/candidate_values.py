@@ -1,4 +1,4 @@
-"""The values worth trying of a knob: near its present one for a remedy, over its whole range for a search."""
+"""The values of a knob worth trying: near its present one for a remedy, over its range for a search."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from autotune.policies.values.knob_table import KNOB_TABLE, Part, Unit
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Grid, Profile
 
-# Near: numbers at these shares of the written value and of the present one, and the least legal one.
+# Near: numbers at these shares of the larger of the job's and the present value, and the least legal one.
 _SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
 _FRACTIONS = tuple(share / 100 for share in range(10, 96, 5))
 _CHUNKS = (8192, 4096, 2048, 1024, 512, 256)
 # Over the whole range: hundredths, few processes, powers of two.
 _FRACTION_STEP = 0.01
 _PROCESSES = (0, 1, 2, 4, 8)
-_GROWTH = 8  # times the present value, where nothing else bounds a number
+_GROWTH = 8  # times the present value, if nothing else bounds a number
 _TOLERANCE = 1e-6
 
 
 def values_near(profile: Profile, knobs: Knobs, knob: str) -> Iterator[Setting]:
-    """Yield values around the present one, legal or not; numbers never exceed what the job itself wrote."""
+    """Yield values around the present one, legal or not; numbers up to the job's or the present value."""
     row, grid = KNOB_TABLE[knob], profile.supported[knob].grid
     own, written = getattr(knobs, knob), getattr(profile.knobs, knob)
     if grid.values:
@@ -53,7 +53,7 @@ def values_near(profile: Profile, knobs: Knobs, knob: str) -> Iterator[Setting]:
 
 
 def values_in_range(profile: Profile, knobs: Knobs, knob: str) -> list[Setting]:
-    """Return values from the smallest to the largest that may matter, legal or not."""
+    """Return values from the smallest to the largest that may be useful, legal or not."""
     grid, unit = profile.supported[knob].grid, KNOB_TABLE[knob].unit
     if grid.values:
         return list(grid.values)
@@ -73,7 +73,7 @@ def _hundredths(profile: Profile, knob: str) -> Iterator[float]:
 
 
 def _powers(profile: Profile, knobs: Knobs, knob: str) -> list[int]:
-    """Return powers of two, and for passes what lies half way between them, on the knob's own grid."""
+    """Return powers of two, for tokens of a micro-batch also their midpoints, on the knob's own grid."""
     row = KNOB_TABLE[knob]
     in_pass = row.unit is Unit.PASS_TOKENS
     multiple = int(profile.supported[knob].grid.multiple or 1)

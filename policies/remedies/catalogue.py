@@ -1,7 +1,7 @@
 """MOVES: the knobs that a remedy changes, the memory that it saves, and its description.
 
-The knob table says which way a knob saves a memory, `proposals` how far it goes and `ladder` when. Reason,
-gain and price stand here wherever a failure's figures say nothing better.
+The knob table gives the direction in which a knob saves a memory, `proposals` how far it is changed and
+`ladder` when. Reason, gain and cost are those written here, unless a failure's figures give better ones.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from autotune.policies.values.value import Value
 class Turn(Value, frozen=True, kw_only=True):
     """The description of one knob that a remedy changes."""
 
-    action: str = ""  # what to do, where nothing is known of the job; empty: the remedy needs its values
-    reason: str = ""  # empty: it is told with the figures
-    slows: str = ""  # empty: as the remedy does
+    action: str = ""  # what to do without knowledge of the job; empty: the remedy needs the job's values
+    reason: str = ""  # empty: made from the figures
+    slows: str = ""  # empty: that of the remedy
 
 
 class Move(Value, frozen=True, kw_only=True):
-    """A remedy in words."""
+    """The description of a remedy."""
 
     frees: str
     slows: str
     memory: Memory = Memory.GPU  # that it saves
-    turns: dict[str, Turn] = {}  # by knob: the ways to apply it; none where nothing of the job changes
+    turns: dict[str, Turn] = {}  # knob -> how it is applied; empty if the job does not change
 
 
 def _move(
@@ -37,7 +37,7 @@ def _move(
     action: str = "",
     reason: str = "",
 ) -> Move:
-    """Return a remedy that turns one knob."""
+    """Return a remedy that changes one knob."""
     turn = Turn(action=action, reason=reason)
     return Move(frees=frees, slows=slows, memory=memory, turns={knob: turn})
 
@@ -336,7 +336,7 @@ MOVES: dict[str, Move] = {
         reason="the cause of this failure is not known; the next one is recorded with its allocations",
     ),
 }
-# The remedy that turns each knob; of two that turn it either way, the one that saves device memory.
+# The remedy that changes each knob; of two in opposite directions, the one that saves device memory.
 SAVING: dict[str, str] = {
     knob: name
     for name, move in sorted(MOVES.items(), key=lambda item: item[1].memory is Memory.GPU)
@@ -345,7 +345,7 @@ SAVING: dict[str, str] = {
 
 
 def turn_of(name: str, knob: str) -> str:
-    """Return how a remedy turns a knob: lower, raise, more, on, off, the mode to take, or either."""
+    """Return how a remedy changes a knob: lower, raise, more, on, off, the mode to use, or either."""
     return KNOB_TABLE[knob].turn(MOVES[name].memory)
 
 
@@ -355,7 +355,7 @@ def spoken(name: str) -> dict[str, Turn]:
 
 
 def spoken_for(name: str, phase: Phase, *, engine: bool) -> dict[str, Turn]:
-    """Return those that help with the failed phase, most specific first; `engine`: an engine failed."""
+    """Return those that help with the failed phase, most specific first; `engine`: the engine failed."""
     every = spoken(name)
     own = {k: turn for k, turn in every.items() if (KNOB_TABLE[k].part is Part.ENGINE) is engine} or every
     near = {knob: turn for knob, turn in own.items() if phase in KNOB_TABLE[knob].phases}

@@ -1,4 +1,4 @@
-"""Failures that memory of others on a card explains: they say nothing of the job and change nothing of it."""
+"""Detect failures caused by other programs' memory on a GPU, for which the job's settings do not change."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.profile import Placement, Profile
 
 OCCUPIED = "gpu-occupied"
-_CONTEXTS = 0.1  # share of a card for contexts, graphs and what sleep leaves of the job's other processes
-_EXPLAINS = 0.25  # share of a card that others hold before it is named as the reason
-# Part of its share that an engine holds at least while it is awake: it takes weights and cache at its start,
-# and frees what it measured of activations (vllm/v1/worker/gpu_worker.py, determine_available_memory).
+_CONTEXTS = 0.1  # share of a GPU for contexts, graphs and the remains of sleeping processes of the job
+_EXPLAINS = 0.25  # share of a GPU that others must hold to be named as the reason
+# The least part of its share that an engine holds while it is awake: it allocates weights and cache at its
+# start, and frees the activations of its profiling (vllm/v1/worker/gpu_worker.py,
+# determine_available_memory).
 _HELD_AWAKE = 0.9
-_SETTLED = 20  # steps with the same settings, after which the figures of one failure tell that it sleeps
-_PROVEN = 2  # steps with the same settings, after which every process of the job has what it needs
+_SETTLED = 20  # steps with the same settings, after which one failure's figures show whether it sleeps
+_PROVEN = 2  # steps with the same settings, after which every process of the job has allocated its memory
 _CARDS = (Cause.GPU_OOM, Cause.POOL_TOO_SMALL)
 _HOLDER = re.compile(r"[Pp]rocess (\d+) has (\d+(?:\.\d+)? [GM]iB) (?:memory )?in use")
 
 
 def without_foreign(run: Run) -> Run:
-    """Return the run with failures that others' memory explains as failures of the infrastructure.
+    """Return the run with failures that others' memory explains changed to failures of the infrastructure.
 
-    The settings must have held for some steps before, in an earlier attempt if it is the start that failed,
-    and what the card holds outside the process that failed must be far more than the job's other processes
-    may hold there. Surer than a message is memory of a card that stays in use although no process of the
-    attempt is left: what fails at the next start with the same settings fails of the same.
+    The settings must have run for _PROVEN steps before, in an earlier attempt if a start failed, and the
+    memory of the GPU outside the failed process must be far more than the job's other processes may hold.
+    Stronger evidence than a message is GPU memory that stays in use although no process of the attempt is
+    left; a failure at the next start with the same settings has the same reason.
     """
     attempts: list[Attempt] = []
     for attempt in run.attempts:
@@ -54,10 +55,10 @@ def without_foreign(run: Run) -> Run:
 
 
 def foreign_bytes(profile: Profile, attempt: Attempt, steps: int) -> int:
-    """Return the bytes of the card that others surely held at a failure; 0 if they do not explain it.
+    """Return the bytes of the GPU that others certainly held at a failure; 0 if they do not explain it.
 
-    What an engine of the job may hold there, awake or asleep, is its own. After enough `steps` with the same
-    settings, one that would not have room awake beside the process that failed is known to sleep.
+    Memory that the job's own engine may hold, awake or asleep, does not count. After _SETTLED `steps` with
+    the same settings, an engine that would not fit awake beside the failed process must be asleep.
     """
     diagnosis = attempt.diagnosis
     if diagnosis is None or diagnosis.cause is not Cause.GPU_OOM:
@@ -68,7 +69,7 @@ def foreign_bytes(profile: Profile, attempt: Attempt, steps: int) -> int:
     share = _CONTEXTS
     if profile.placement is Placement.COLOCATED:
         if diagnosis.component in (Component.ROLLOUT, Component.REWARD):
-            return 0  # how much the trainer beside it may hold is not known
+            return 0  # how much the trainer beside it may hold is unknown
         asleep = attempt.knobs.engine_sleep
         own = attempt.knobs.memory_fraction or UNSET_SHARE * ("memory_fraction" in profile.supported)
         beside = (facts.outside_bytes + (facts.free_bytes or 0)) / facts.capacity_bytes
@@ -82,7 +83,7 @@ def foreign_bytes(profile: Profile, attempt: Attempt, steps: int) -> int:
 
 
 def _witnessed(before: Sequence[Attempt], attempt: Attempt) -> str:
-    """Return what of the cards others held after an attempt that ran out of them; empty: not known."""
+    """Return the GPU memory, in words, that others held after an attempt ran out; empty if unknown."""
     if attempt.diagnosis is None or attempt.diagnosis.cause not in _CARDS or attempt.ended is None:
         return ""
     if attempt.ended.foreign:
@@ -96,7 +97,7 @@ def _witnessed(before: Sequence[Attempt], attempt: Attempt) -> str:
 
 
 def _text(profile: Profile, attempt: Attempt, steps: int) -> str:
-    """Return who holds what of which card by the failure's message; empty if that does not explain it."""
+    """Return, in words, who holds how much of which GPU by the failure's message; empty if it is not why."""
     diagnosis, foreign = attempt.diagnosis, foreign_bytes(profile, attempt, steps)
     if diagnosis is None or not foreign:
         return ""

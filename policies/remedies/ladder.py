@@ -1,4 +1,4 @@
-"""LADDER: which remedies serve which failure, cheapest first."""
+"""LADDER: the remedies for each failure, cheapest first."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from autotune.policies.values.value import Value
 
 
 class Rung(Value, frozen=True, kw_only=True):
-    """One remedy at one place of the ladder; empty components or placements mean all."""
+    """A remedy at one place of the ladder; empty components or placements mean all."""
 
     name: str
     cause: Cause
     phases: tuple[Phase, ...]
     components: tuple[Component, ...] = ()
     placements: tuple[Placement, ...] = ()
-    joins: int = 0  # failures in a row from which on one relaunch may join it to others; 0: never
+    joins: int = 0  # failures in a row from which on a relaunch may combine it with others; 0: never
 
     def serves(self, diagnosis: Diagnosis, placement: Placement | None, *, any_phase: bool = False) -> bool:
-        """Return whether this rung is for such a failure; without a placement: in any."""
+        """Return whether this rung is for a failure; without a placement: for any placement."""
         return (
             diagnosis.cause is self.cause
             and (any_phase or diagnosis.phase in self.phases)
@@ -55,7 +55,7 @@ _TRAINER = (Component.TRAINER, Component.REF, Component.CRITIC)
 _TRAINING = (*_TRAINER, Component.DRIVER, Component.DATA, Component.UNKNOWN)
 
 
-# What takes the trainer's state off the card, and, once the passes failed, spreads the job further.
+# Remedies that move the trainer's state off the GPU or shard it further, after those of micro-batches.
 _STATE_AND_SPLITS = (
     "shard_wider offload_optimizer:3 offload_grads:3 offload_params:3 sequence_parallel expert_parallel "
     "tensor_parallel adjust_memory_margin"
@@ -70,7 +70,7 @@ def _rungs(
     components: tuple[Component, ...] = (),
     placements: tuple[Placement, ...] = (),
 ) -> tuple[Rung, ...]:
-    """Return a rung for each of the remedies named in a text, as `name` or `name:joins`."""
+    """Return a rung for each remedy in `names`, written as `name` or `name:joins`."""
     return tuple(
         Rung(
             name=name.partition(":")[0],
@@ -84,11 +84,11 @@ def _rungs(
     )
 
 
-# The order is the owner's: fewer rollouts at once, the engine's share, tokens per micro-batch,
-# recomputation, offload, weight sync through files; within a phase what costs least time comes first.
-# A rung that does not serve a component or a placement would leave the memory that failed as it was.
-# After the first failure of a pass one relaunch joins all that costs no more than some of the pass's time,
-# after further ones what costs more; of an engine, and while a checkpoint is loaded, it begins with one step.
+# The general order: fewer concurrent requests, the engine's share, tokens per micro-batch, recomputation,
+# offload, weight sync through files; within a phase, the remedy that costs least time comes first. A rung
+# excludes components and placements for which it would not change the memory that ran out. After the first
+# failure in a micro-batch, one relaunch combines all remedies that cost no more than some of its time, and
+# after further failures costlier ones; for an engine, and during a resume, it starts with one remedy.
 LADDER: tuple[Rung, ...] = (
     # Generation.
     *_rungs(
@@ -105,11 +105,11 @@ LADDER: tuple[Rung, ...] = (
         Cause.GPU_OOM, ENGINE_PHASES, "offload_optimizer:3 offload_params:2 offload_grads", placements=_SHARED
     ),
     *_rungs(Cause.GPU_OOM, ENGINE_PHASES, "tensor_parallel:2"),
-    # An engine that is awake beside the trainer: its whole share, for the time to wake it.
+    # An engine that is awake beside the trainer: sleeping frees its whole share, for the time to wake it.
     *_rungs(
         Cause.GPU_OOM, (*BESIDE_ENGINE, Phase.NONE), "engine_sleep", components=_TRAINING, placements=_SHARED
     ),
-    # Scoring.
+    # Log-probs.
     *_rungs(
         Cause.GPU_OOM,
         Phase.LOG_PROB,
@@ -117,7 +117,7 @@ LADDER: tuple[Rung, ...] = (
     ),
     *_rungs(Cause.GPU_OOM, Phase.LOG_PROB, "reduce_mem_fraction:2", placements=_SHARED),
     *_rungs(Cause.GPU_OOM, Phase.LOG_PROB, f"expandable_segments {_STATE_AND_SPLITS}"),
-    # Training passes.
+    # Micro-batches of the training.
     *_rungs(
         Cause.GPU_OOM,
         _PASSES,
@@ -127,7 +127,7 @@ LADDER: tuple[Rung, ...] = (
     ),
     *_rungs(Cause.GPU_OOM, _PASSES, "reduce_mem_fraction:2", components=_TRAINING, placements=_SHARED),
     *_rungs(Cause.GPU_OOM, _PASSES, f"offload_activations:2 {_STATE_AND_SPLITS}", components=_TRAINING),
-    # An engine that fails beside training, or in a phase nobody named, where it may have no requests.
+    # An engine that fails during training, or in an unknown phase, in which it may have no requests.
     *_rungs(Cause.GPU_OOM, Phase.NONE, "reduce_mem_fraction:2", components=_ENGINE),
     *_rungs(
         Cause.GPU_OOM,
@@ -143,7 +143,7 @@ LADDER: tuple[Rung, ...] = (
         "shard_wider offload_optimizer:2 expandable_segments offload_grads:2 offload_params:2 "
         "expert_parallel tensor_parallel adjust_memory_margin",
     ),
-    # New weights on their way to the engine, and waking it.
+    # Weight sync, and waking the engine.
     *_rungs(
         Cause.GPU_OOM, Phase.WEIGHT_SYNC, "reduce_mem_fraction:1", components=_ENGINE, placements=_SHARED
     ),
@@ -175,7 +175,7 @@ LADDER: tuple[Rung, ...] = (
         "expert_parallel tensor_parallel",
     ),
     *_rungs(Cause.GPU_OOM, (Phase.CHECKPOINT, Phase.DATA), "reduce_mem_fraction:2", placements=_SHARED),
-    # A checkpoint that is loaded: where its tensors go, and what room is left for them, before anything else.
+    # Loading a checkpoint: where its tensors go, and the memory left for them, before anything else.
     *_rungs(Cause.GPU_OOM, Phase.RESUME, "expandable_segments"),
     *_rungs(Cause.GPU_OOM, Phase.RESUME, "load_on_host", components=_TRAINING),
     *_rungs(Cause.GPU_OOM, Phase.RESUME, "offload_optimizer offload_params"),
@@ -198,7 +198,7 @@ LADDER: tuple[Rung, ...] = (
     ),
     # The engine's pool.
     *_rungs(Cause.KV_POOL, _ANY_PHASE, "reduce_concurrency increase_mem_fraction tensor_parallel"),
-    # An engine that had started lacks room for its requests, not for itself.
+    # An engine that had started lacks memory for its requests, not for itself.
     *_rungs(Cause.POOL_TOO_SMALL, Phase.ROLLOUT, "reduce_concurrency"),
     *_rungs(Cause.POOL_TOO_SMALL, Phase.ROLLOUT_INIT, "increase_mem_fraction:1 tensor_parallel:1"),
     *_rungs(Cause.POOL_TOO_SMALL, _BUT_AT_START, "increase_mem_fraction:3 tensor_parallel:2"),
@@ -219,7 +219,7 @@ LADDER: tuple[Rung, ...] = (
     *_rungs(Cause.HOST_OOM, _WITH_BATCHES, "reduce_micro_batch:1"),
     *_rungs(Cause.HOST_OOM, WITH_REQUESTS, "reduce_concurrency"),
     *_rungs(Cause.HOST_OOM, (Phase.FORWARD, Phase.BACKWARD), "recompute:1"),
-    *_rungs(Cause.SHM, _ANY_PHASE, "reduce_workers"),  # what is offloaded is pinned, not in /dev/shm
+    *_rungs(Cause.SHM, _ANY_PHASE, "reduce_workers"),  # offloaded state is pinned memory, not in /dev/shm
     *_rungs(Cause.OBJECT_STORE, Phase.WEIGHT_SYNC, "disk_weight_sync reduce_sync_buffer"),
     *_rungs(Cause.OBJECT_STORE, _ANY_PHASE, "reduce_concurrency reduce_workers"),
 )
@@ -228,11 +228,11 @@ LADDER: tuple[Rung, ...] = (
 def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started: bool) -> Iterator[Remedy]:
     """Yield the legal remedies for a failure, cheapest first.
 
-    Where fragmentation prevails, the allocator comes first: it costs nothing. Where it shows what an
-    engine misses, a smaller share comes first, because it frees just that. Where the optimizer's state did
-    not fit, its place on the host comes first. Where a pass fills the host,
-    what makes passes smaller comes first. Where nothing is known of the program and its log names no phase,
-    what serves other phases comes last.
+    If fragmentation prevails, the allocator comes first, because it costs nothing. If the message says how
+    much an engine lacks, a smaller share comes first, because it frees just that. If optimizer state did not
+    fit, its offload comes first. If a log shows what fills the host, remedies for that come first. If a
+    micro-batch fills the host, smaller ones come first. If program and phase are unknown, remedies for other
+    phases come last.
     """
     every = _rungs_of(diagnosis.cause, diagnosis.phase)
     rungs = [rung for rung in every if rung.serves(diagnosis, profile.placement)]
@@ -270,13 +270,13 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
                 yield remedy
 
 
-@functools.cache  # asked several times in every decision
+@functools.cache  # called several times in every decision
 def _rungs_of(cause: Cause, phase: Phase) -> tuple[Rung, ...]:
     return tuple(rung for rung in LADDER if rung.cause is cause and phase in rung.phases)
 
 
 def joinable(diagnosis: Diagnosis, failures: int) -> frozenset[str]:
-    """Return the remedies that one relaunch may join after so many failures in a row."""
+    """Return the remedies that one relaunch may combine after so many failures in a row."""
     rungs = _rungs_of(diagnosis.cause, diagnosis.phase)
     return frozenset(rung.name for rung in rungs if 0 < rung.joins <= failures)
 
@@ -284,13 +284,13 @@ def joinable(diagnosis: Diagnosis, failures: int) -> frozenset[str]:
 def order_of_knobs(
     profile: Profile, knobs: Knobs, diagnosis: Diagnosis | None, *, started: bool
 ) -> dict[str, int]:
-    """Return the knobs that serve a failure, each with its place by the first remedy that moves it."""
+    """Return the knobs that help with a failure, each with its rank by the first remedy that changes it."""
     remedies = () if diagnosis is None else candidates(profile, knobs, diagnosis, started=started)
     return {knob: place for place, knob in enumerate(dict.fromkeys(k for r in remedies for k in r.changes))}
 
 
 def _elsewhere(profile: Profile, remedy: Remedy, diagnosis: Diagnosis) -> bool:
-    """Return whether a remedy frees device memory in other phases only, as state that comes back does."""
+    """Return whether a remedy frees device memory in other phases only, as for state that is loaded back."""
     phases = [profile.supported[knob].phases for knob in remedy.changes if knob in profile.supported]
     return (
         diagnosis.cause is Cause.GPU_OOM
@@ -300,7 +300,7 @@ def _elsewhere(profile: Profile, remedy: Remedy, diagnosis: Diagnosis) -> bool:
 
 
 def _reaches(profile: Profile, knobs: Knobs, remedy: Remedy, diagnosis: Diagnosis) -> bool:
-    """Return whether what a remedy shrinks holds memory in the phase that failed."""
+    """Return whether a remedy shrinks something that holds memory in the failed phase."""
     held = profile.held(diagnosis.phase)
     if diagnosis.cause is not Cause.GPU_OOM or held is None or not remedy.changes:
         return True
@@ -313,7 +313,7 @@ def _shrinks(row: Knob, profile: Profile, knobs: Knobs, held: tuple[str, ...], d
     owners = {Part.ENGINE: _ENGINE, Part.TRAINER: _TRAINER}.get(row.part)
     if owners is None or any(component in held for component in owners):
         return True
-    # Of what an engine keeps while it sleeps, the first step frees nearly all.
+    # The first step frees nearly all of the memory that an engine keeps while it sleeps.
     kept, most = row.kept_asleep.get(profile.engine, 0), row.towards(Memory.GPU)[:1]
     untouched = getattr(knobs, row.name) in (None, *most)
     return untouched and (missing_bytes(diagnosis.facts) or 0) < kept

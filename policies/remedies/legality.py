@@ -1,4 +1,4 @@
-"""Which knobs a framework accepts: the profile's grids and constraints, applied."""
+"""Check which knobs a framework accepts, by the profile's grids and constraints."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from autotune.policies.values.profile import (
     Requires,
 )
 
-# Knobs that split a model or a sequence over ranks. Megatron's sequence parallelism needs none of its own.
+# Knobs that split a model or a sequence over ranks. Megatron's sequence parallelism needs no own ranks.
 _MEGATRON_SPLITS = ("tensor_parallel", "context_parallel")
 _SPLITS = (*_MEGATRON_SPLITS, "sequence_parallel")
 _TOLERANCE = 1e-6  # of a step: shares such as 0.07 are not exact in binary
 
 
 def objections(profile: Profile, before: Knobs, after: Knobs, *, started: bool) -> tuple[str, ...]:
-    """Return why `after` may not follow `before`; empty when it may.
+    """Return the reasons why `after` may not replace `before`; empty if it may.
 
-    Only what changed is judged: the job as written is the user's. `started` says that a checkpoint
-    may exist, so that what a checkpoint depends on stays as it is.
+    Only changes are checked, because the job's own values are the user's decision. `started`: a checkpoint
+    may exist, so knobs that it depends on must not change.
     """
     names = changed(before, after)
     result = [text for name in names if (text := _support(profile, name, getattr(after, name)))]
@@ -44,7 +44,7 @@ def objections(profile: Profile, before: Knobs, after: Knobs, *, started: bool) 
 
 
 def interlock(profile: Profile, knobs: Iterable[str]) -> bool:
-    """Return whether what one of these knobs may become depends on another of them."""
+    """Return whether the legal values of one of these knobs depend on another of them."""
     bound = {*_splits(profile), "microbatch_size", "dynamic_batching"} & set(knobs)
     return len(bound) > 1 or any(isinstance(constraint, Requires) for constraint in profile.constraints)
 
@@ -61,7 +61,7 @@ def _layout(profile: Profile, before: Knobs, after: Knobs) -> str:
     def ranks(knobs: Knobs) -> int:
         return math.prod(int(getattr(knobs, knob) or 1) for knob in splits) * layout.pipeline_parallel
 
-    # Where the job as it runs does not fit either, its layout is not the one that the profile describes.
+    # If the running job does not fit either, its layout differs from the profile's.
     if layout.ranks < 2 or layout.ranks % ranks(before):
         return ""
     if layout.ranks % ranks(after) == 0:
@@ -74,9 +74,10 @@ def _layout(profile: Profile, before: Knobs, after: Knobs) -> str:
 
 
 def _batch(layout: Layout, before: Knobs, replicas_before: int, after: Knobs, replicas: int) -> str:
-    """Return why the samples of an update no longer fill the passes of all data-parallel ranks evenly.
+    """Return why an update's samples no longer divide into equal micro-batches of all data-parallel ranks.
 
-    Megatron (core/num_microbatches_calculator.py) and DeepSpeed (runtime/config.py) assert it at the start.
+    Empty if they do. Megatron (core/num_microbatches_calculator.py) and DeepSpeed (runtime/config.py) assert
+    it at the start.
     """
     samples = layout.mini_batch or layout.sequences
     size = _fixed_size(after)
@@ -87,7 +88,7 @@ def _batch(layout: Layout, before: Knobs, replicas_before: int, after: Knobs, re
         return (
             f"{samples} samples of an update do not divide evenly over {replicas} data-parallel ranks{passes}"
         )
-    # As the job runs its micro-batches fill the groups, or the profile does not describe it.
+    # The running job's micro-batches fill the groups, or its layout differs from the profile's.
     old, new = _group(layout, before), _group(layout, after)
     if new and samples // (replicas * size) % new:
         if old and samples // (replicas_before * _fixed_size(before)) % old:
@@ -98,10 +99,10 @@ def _batch(layout: Layout, before: Knobs, replicas_before: int, after: Knobs, re
 
 
 def _group(layout: Layout, knobs: Knobs) -> int:
-    """Return how many micro-batches a rank's are a multiple of; 0: any number.
+    """Return the number of which a rank's micro-batches must be a multiple; 0: any number is legal.
 
-    Megatron (core/pipeline_parallel/schedules.py) raises at the first step of an interleaved pipeline. Packed
-    micro-batches are rounded to whole groups by those who pack them.
+    Otherwise Megatron (core/pipeline_parallel/schedules.py) raises at the first step of an interleaved
+    pipeline. Frameworks that pack micro-batches round them to whole groups.
     """
     if layout.pipeline_chunks < 2 or knobs.dynamic_batching:
         return 0
@@ -109,12 +110,12 @@ def _group(layout: Layout, knobs: Knobs) -> int:
 
 
 def _fixed_size(knobs: Knobs) -> int:
-    """Return the samples of every micro-batch; 1 where micro-batches are packed by tokens."""
+    """Return the samples of every micro-batch; 1 if micro-batches are packed by tokens."""
     return 1 if knobs.dynamic_batching else int(knobs.microbatch_size or 1)
 
 
 def on_grid(grid: Grid, value: Setting) -> bool:
-    """Return whether `value` is one that the grid offers."""
+    """Return whether `value` is on the grid; None, the framework's default, always is."""
     if value is None:
         return True
     if grid.values:
@@ -134,7 +135,7 @@ def on_grid(grid: Grid, value: Setting) -> bool:
 
 
 def lowest(profile: Profile, knob: str) -> float | None:
-    """Return the smallest number that grid and constraints leave to a knob; None: there is no bound."""
+    """Return the smallest number that grid and constraints allow for a knob; None if there is no bound."""
     bounds = [c.value for c in profile.constraints if isinstance(c, AtLeast) and c.knob == knob]
     support = profile.supported.get(knob)
     if support is not None:
@@ -143,7 +144,7 @@ def lowest(profile: Profile, knob: str) -> float | None:
 
 
 def at_their_least(profile: Profile, values: Mapping[str, Setting]) -> tuple[str, ...]:
-    """Return, for each value that may go no lower because of the job, a sentence that says why."""
+    """Return the reason, as a sentence, for each value that is at a lower bound of the job."""
     return tuple(
         f"{show_value(value)} is the least: {bound.why}"
         for knob, value in values.items()
@@ -153,7 +154,7 @@ def at_their_least(profile: Profile, values: Mapping[str, Setting]) -> tuple[str
 
 
 def highest(profile: Profile, knob: str) -> float | None:
-    """Return the largest number that grid and constraints leave to a knob; None: there is no bound."""
+    """Return the largest number that grid and constraints allow for a knob; None if there is no bound."""
     bounds = [c.value for c in profile.constraints if isinstance(c, AtMost) and c.knob == knob]
     support = profile.supported.get(knob)
     if support is not None:
@@ -162,7 +163,7 @@ def highest(profile: Profile, knob: str) -> float | None:
 
 
 def completed(profile: Profile, knobs: Knobs, changes: dict[str, Setting]) -> dict[str, Setting]:
-    """Return `changes` with what the constraints demand to go with them."""
+    """Return `changes` and the further changes that constraints require with them."""
     full = dict(changes)
     for constraint in profile.constraints:
         if (

@@ -1,4 +1,4 @@
-"""Configurations near a given one: what each knob may become, and a search through their combinations."""
+"""The configurations near a given one: the values that each knob may take, and a search of combinations."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from autotune.policies.values.remedy import Effect
 
 Score: TypeAlias = Callable[[Sequence[Knobs]], tuple[Floats, Floats]]
 
-# The knobs that are varied, and what a move towards less memory is called on the ladder.
+# The varied knobs, each with the name of the remedy that saves memory with it.
 REMEDY_OF: dict[str, str] = {
     row.name: SAVING[row.name] for row in ROWS if row.name in SAVING and row.estimated
 }
-_WEIGHTS = (0.5, 3.0, 12.0, 1e3)  # of what does not fit against the logarithm of the step's seconds
-_KEPT = 5  # by each weight, from round to round
+_WEIGHTS = (0.5, 3.0, 12.0, 1e3)  # of the shortfall against the logarithm of the step's seconds
+_KEPT = 5  # candidates kept for each weight and round
 
 
 def choices(
     profile: Profile, present: Knobs, *, recovery: Recovery, started: bool
 ) -> dict[str, tuple[Setting, ...]]:
-    """Return what each knob may become by itself, its present value first."""
+    """Return the values that each knob may take by itself, its present value first."""
     simple = tuple(c for c in profile.constraints if not isinstance(c, Requires))
     alone = msgspec.structs.replace(profile, constraints=simple)
     result: dict[str, tuple[Setting, ...]] = {}
@@ -60,10 +60,10 @@ def search(
     recovery: Recovery,
     started: bool,
 ) -> tuple[list[Knobs], Floats, Floats]:
-    """Return candidates with log step time and predicted shortfall.
+    """Return candidates with the logarithm of their step time and their predicted shortfall.
 
-    From the present configuration every single change is scored; the best by several weights of fit
-    against speed are changed again, until nothing new is found.
+    A beam search scores every single change of the present configuration and continues from the best by
+    several weights of fit against speed, until nothing new is found.
     """
     names = tuple(options)
     linked = interlock(profile, names)

@@ -1,7 +1,7 @@
-"""What a remedy changes, by how much, and why it frees the memory that failed.
+"""Propose the changes of a remedy: which knobs, how far, and why they free the memory that ran out.
 
-Most remedies move each of their knobs by its next steps, in the words of `MOVES`. Those that depend on more
-than that have a function here.
+Most remedies change each of their knobs to its next values, with the texts of `MOVES`. The others have a
+function here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autotune.policies.values.remedy import Effect, Remedy
 
 _GIB = 1 << 30
 _OF_ENGINE = (Cause.GPU_OOM, Cause.KV_POOL, Cause.POOL_TOO_SMALL)
-_BUSY = 8  # requests below which an engine reads its weights for next to nothing
+_BUSY = 8  # requests below which an engine is bound by reading its weights
 _RECOMPUTED = {
     "off": ("", ""),
     "selective": ("the activations of attention", "training by about 5 %"),
@@ -33,17 +33,17 @@ _RECOMPUTED = {
 _FEWER_ENGINES = (
     "an engine that sleeps keeps its weights in host memory; fewer engines of more ranks keep less"
 )
-_CHUNK = 1024  # tokens of logits at once when nothing was chunked before
+_CHUNK = 1024  # tokens per chunk of logits if nothing was chunked before
 
 
 def propose(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Return the ways to apply a remedy, mildest first, where its knobs are offered and have an effect."""
+    """Return the ways to apply a remedy, mildest first, by knobs that are supported and have an effect."""
     of_its_own = _PROPOSALS.get(name, _by_steps)
     return of_its_own(name, profile, knobs, diagnosis)
 
 
 def free_before_relaunch(diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Yield the remedy for memory that others hold: nothing of the job changes, theirs must go first."""
+    """Yield the remedy for memory held by other processes: the job does not change, they must free it."""
     outside = diagnosis.facts.held_by_others_bytes
     if outside:
         size = f"{outside / _GIB:.1f} GiB"
@@ -52,7 +52,7 @@ def free_before_relaunch(diagnosis: Diagnosis) -> Iterator[Remedy]:
 
 
 def _by_steps(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Yield the remedy by the next steps of each of its knobs that has an effect beside the others."""
+    """Yield the remedy with the next values of each of its knobs that has an effect with the others."""
     for knob in MOVES[name].turns:
         needs = KNOB_TABLE[knob].only_with
         if needs is None or getattr(knobs, needs.knob) in needs.values:
@@ -62,7 +62,7 @@ def _by_steps(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -
 def _stepped(
     name: str, profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnosis, *, reason: str = ""
 ) -> Iterator[Remedy]:
-    """Yield the remedy that moves a knob by its next steps the way that saves the remedy's memory."""
+    """Yield the remedy with a knob's next values in the direction that saves the remedy's memory."""
     move = MOVES[name]
     for value in next_values(profile, knobs, knob, diagnosis, move.memory):
         ranks = f": {value} ranks instead of {getattr(knobs, knob)}"
@@ -80,7 +80,7 @@ def _change(
     frees: str = "",
     slows: str = "",
 ) -> Iterator[Remedy]:
-    """Yield the remedy where its knobs are offered, have a value and differ from the present ones."""
+    """Yield the remedy if its knobs are supported, have a value and differ from the present ones."""
     if any(value is None or knob not in profile.supported for knob, value in changes.items()):
         return
     full = completed(profile, knobs, changes)
@@ -101,9 +101,9 @@ def _change(
 
 
 def _fewer_requests(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Yield fewer requests at once: smaller batches in the engine and fewer live tokens in its pool.
+    """Yield fewer concurrent requests: smaller batches in the engine and fewer live tokens in its pool.
 
-    Against memory outside the engine not so few that it idles: requests are not most of what fills that.
+    Against memory outside the engine, at least _BUSY remain, because requests are a small part of it.
     """
     share = shrink_share(diagnosis) if diagnosis.cause is Cause.GPU_OOM else 0.5**diagnosis.streak
     least = 1 if diagnosis.cause in _OF_ENGINE else _BUSY
@@ -123,7 +123,7 @@ def _smaller_share(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnos
 
 
 def _fewer_tokens(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Yield fewer tokens per pass in the phase that failed: same batch, more micro-batches."""
+    """Yield fewer tokens per micro-batch in the failed phase: same batch, more micro-batches."""
     filled = fills_host(knobs, diagnosis) or profile.may_be_any(diagnosis.phase)
     if diagnosis.cause is Cause.HOST_OOM and not filled:
         return
@@ -147,7 +147,7 @@ def _chunks(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> 
 
 
 def _recompute(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Yield activations computed again in backward instead of kept in the memory that failed."""
+    """Yield activations recomputed in backward instead of kept in the memory that ran out."""
     computes = runs_on_host(knobs, diagnosis) or profile.may_be_any(diagnosis.phase)
     if diagnosis.cause is Cause.HOST_OOM and not computes:
         return
@@ -157,21 +157,22 @@ def _recompute(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) 
 
 
 def _offloaded_optimizer(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Yield the optimizer's state in host memory, by the switch or by the share of it."""
+    """Yield optimizer state in host memory, by the switch or by a larger share."""
     yield from _stepped(name, profile, knobs, "optimizer_offload", diagnosis)
     share = knobs.optimizer_offload_fraction
     most = highest(profile, "optimizer_offload_fraction") or 1.0
     switch = profile.supported.get("optimizer_offload")
-    # A switch that acts in some phases only parks the state; the fraction then moves the optimizer by itself.
+    # A switch that acts in some phases only parks the state; the fraction then offloads it independently.
     parks = switch is not None and bool(switch.phases)
     if share is not None and (parks or knobs.optimizer_offload is not False) and share < most:
         yield from _change(name, profile, knobs, {"optimizer_offload_fraction": most})
 
 
 def _more_ranks(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Yield every layer split over more ranks, of the engine where it failed or takes its weights back.
+    """Yield layers split over more ranks: of the engine if it failed or syncs weights, else of the trainer.
 
-    Engines of more ranks are fewer, and keep fewer copies of the weights on the host while they sleep.
+    With more ranks per engine there are fewer engines, and fewer copies of weights on the host while they
+    sleep.
     """
     engine, trainer = "rollout_tensor_parallel", "tensor_parallel"
     if diagnosis.cause is Cause.HOST_OOM:
@@ -189,7 +190,7 @@ def _more_ranks(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis)
 
 
 def _less_offload(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Yield what moves state from host memory back to the devices, that of the failed phase first."""
+    """Yield switches that move state from host memory back to the devices, the failed phase's first."""
     first = {
         Phase.INIT: "memory_efficient_load",
         Phase.RESUME: "memory_efficient_load",
@@ -212,13 +213,13 @@ def _fewer_workers(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnos
 
 
 def _smaller_cache(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Yield a smaller cache of processed images in the engines, at last none."""
+    """Yield a smaller cache of processed images in the engines, finally none."""
     yield from _stepped(name, profile, knobs, "multimodal_cache", diagnosis)
     yield from _change(name, profile, knobs, {"multimodal_cache": 0})
 
 
 def _other_allocator(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Yield the first allocator on offer that gives host memory back to the system."""
+    """Yield the first supported allocator that returns host memory to the system."""
     keeping = (None, "default", "glibc")
     support = profile.supported.get("host_allocator")
     if support is not None and knobs.host_allocator in keeping:
@@ -227,7 +228,7 @@ def _other_allocator(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagn
 
 
 def _other_margin(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
-    """Yield more memory kept free for NCCL, or less where the trainer's allocator itself lacks it."""
+    """Yield more memory kept free for NCCL, or less if the trainer's allocator itself lacks it."""
     present = knobs.memory_margin
     if "memory_margin" not in profile.supported or present is None:
         return

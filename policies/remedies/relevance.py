@@ -1,4 +1,4 @@
-"""Which remedies can act on what failed, and which first, by the figures and frames of a failure."""
+"""Which remedies can help with a failure, and which first, by its figures and stack frames."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from autotune.policies.values.knobs import Knobs
 
 SMALLER_PASSES = ("reduce_tokens_per_mb", "reduce_micro_batch", "recompute")
 
-# What makes the tensor itself smaller that was asked for; all others only give memory back.
+# Remedies that shrink the requested tensor itself; all others only free other memory.
 _SHRINKING = frozenset((
     "reduce_tokens_per_mb", "reduce_micro_batch", "reduce_concurrency", "chunk_logits", "loss_recompute",
     "fused_kernels", "sequence_parallel", "tensor_parallel", "reduce_sync_buffer", "disk_weight_sync",
 ))  # fmt: skip
-# What acts on an engine's pool, graphs and batches, which it has once its weights are loaded.
+# Remedies for an engine's pool, graphs and batches, which exist once its weights are loaded.
 _AFTER_LOADING = frozenset((
     "reduce_mem_fraction", "disable_cuda_graph", "reduce_concurrency", "reduce_tokens_per_mb",
 ))  # fmt: skip
-_AFTER_PROFILING = frozenset(("reduce_mem_fraction", "disable_cuda_graph"))  # which act on pool and graphs
+_AFTER_PROFILING = frozenset(("reduce_mem_fraction", "disable_cuda_graph"))  # for pool and graphs
 _REFUSED = ("shm-refused", "shm-engine-refused")  # before any process of the job runs
-_ASKED = ("sglang-host-memory", "vllm-swap-space")  # an engine, by settings of its own, as it started
-# An engine takes back its own memory, before any weights are sent.
+_ASKED = ("sglang-host-memory", "vllm-swap-space")  # requested by an engine's own settings at its start
+# An engine takes back its own memory, before weights are transferred.
 _WAKES = re.compile(r"cumem_allocator|wake_up method failed|\bfunc=resume\b")
 _SENT = ("reduce_sync_buffer", "disk_weight_sync")
 _OCCUPIED = "vllm-startup-memory"  # before the engine holds anything
-_LEAST_FREE = 0.2  # of a card, with which an engine may still start
-_GROWN = 3  # steps, which are all alike: what is fuller at the last than at the first has grown
+_LEAST_FREE = 0.2  # free share of a GPU with which an engine may still start
+_GROWN = 3  # steps; all need the same, so memory that first runs out at such a step has grown
 _OF_GROWTH = ("host_allocator",)
 _OF_STATE = ("drop_weights_backup", "reduce_host_offload")
 _OF_DATA = ("reduce_workers", "reduce_multimodal_cache")
@@ -36,14 +36,14 @@ _OF_SAVE = ("save_synchronously",)
 
 
 def wakes(diagnosis: Diagnosis) -> bool:
-    """Return whether a sleeping engine did not get its own memory back."""
+    """Return whether the failure is a sleeping engine's that could not take its own memory back."""
     return any(_WAKES.search(line.text) for line in diagnosis.evidence)
 
 
 def runs_on_host(knobs: Knobs, diagnosis: Diagnosis) -> bool:
-    """Return whether a pass of the trainer ran out of host memory because it computes there.
+    """Return whether a micro-batch of the trainer ran out of host memory because it is computed there.
 
-    The allocator failed in the pass, and no state is offloaded, a copy of which would be what it requested.
+    True if the allocator failed in it and no state is offloaded, of which the request could be a copy.
     """
     return (
         diagnosis.cause is Cause.HOST_OOM
@@ -55,13 +55,13 @@ def runs_on_host(knobs: Knobs, diagnosis: Diagnosis) -> bool:
 
 
 def fills_host(knobs: Knobs, diagnosis: Diagnosis) -> bool:
-    """Return whether a pass fills host memory: it computes there, or its activations wait there."""
+    """Return whether a micro-batch fills host memory: computed there, or by offloaded activations."""
     waiting = knobs.activation_offload is True and diagnosis.phase in (Phase.FORWARD, Phase.BACKWARD)
     return diagnosis.cause is Cause.HOST_OOM and (waiting or runs_on_host(knobs, diagnosis))
 
 
 def can_act(name: str, diagnosis: Diagnosis) -> bool:
-    """Return whether a remedy can act on what failed, wherever the job's settings would allow it."""
+    """Return whether a remedy can help with a failure at all, regardless of the job's settings."""
     facts = diagnosis.facts
     if any(line.rule in _REFUSED for line in diagnosis.evidence):
         return False
@@ -73,7 +73,7 @@ def can_act(name: str, diagnosis: Diagnosis) -> bool:
         if name == "reduce_workers" and without_loaders(facts):
             return False
         if name in _OF_SAVE and (diagnosis.phase.is_start or elsewhere):
-            return False  # nothing is saved yet, or by another process
+            return False  # nothing is saved yet, or another process saves
         return not elsewhere or name in (*_OF_DATA, *_OF_GROWTH)
     if diagnosis.cause is not Cause.GPU_OOM:
         return True
@@ -90,8 +90,8 @@ def can_act(name: str, diagnosis: Diagnosis) -> bool:
 
 
 def grew(diagnosis: Diagnosis) -> bool:
-    """Return whether memory must have grown over steps, as leaks and an allocator's arenas do."""
-    anew = diagnosis.phase.is_start or diagnosis.phase is Phase.CHECKPOINT  # it begins from nothing each time
+    """Return whether memory must have grown over steps, as with leaks and an allocator's arenas."""
+    anew = diagnosis.phase.is_start or diagnosis.phase is Phase.CHECKPOINT  # starts from nothing each time
     return diagnosis.step is not None and diagnosis.step >= _GROWN and not anew
 
 
@@ -101,7 +101,7 @@ def shows_holder(diagnosis: Diagnosis) -> bool:
 
 
 def precedence(name: str, diagnosis: Diagnosis) -> int:
-    """Return the place of a host memory remedy among the others: what acts on the memory's holder first."""
+    """Return the rank of a remedy against host memory: those for the largest user come first."""
     if diagnosis.cause is not Cause.HOST_OOM:
         return 0
     group = largest(diagnosis.facts)

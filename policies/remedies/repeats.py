@@ -1,4 +1,4 @@
-"""Whether a configuration asks for no less of a memory than one that already failed on it."""
+"""Detect configurations that need no less of a memory than one that already ran out of it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from autotune.policies.values.profile import Profile
 
 
 def repeats(profile: Profile, failed: Knobs, diagnosis: Diagnosis, proposed: Knobs) -> bool:
-    """Return whether `proposed` would fail as `failed` did, because nothing that matters asks for less.
+    """Return whether `proposed` would fail as `failed` did, because no relevant knob needs less memory.
 
-    True also for the same knobs again. False as soon as one knob asks for less of the memory, or moves
-    it in a way that is not known.
+    True for equal knobs. False if any knob needs less of the memory, or changes its use in an unknown way.
     """
     return all(
         row.asks_no_less(diagnosis.cause, getattr(failed, row.name), getattr(proposed, row.name))

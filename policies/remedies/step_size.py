@@ -1,4 +1,4 @@
-"""How far to move a knob: next values on a grid, and targets from the figures of a failure message."""
+"""Compute a knob's next values: steps on its grid, and targets from the figures of a failure message."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from autotune.policies.values.knob_table import KNOB_TABLE, Memory, Unit, Way
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Profile
 
-# What is left free beside the figures of the message: the failed request is seldom the last of its phase.
+# Share of the limit to use by the figures of the message: the failed request is seldom the last of its phase.
 MARGIN = 0.9
-# The least that the caching allocator loses of a pass (`fragmentation` in estimate/constants.py, 3 to 12 %).
-# With the 1.3 % of an H200 that expandable segments returned, the same pass failed again:
+# The least share that the caching allocator loses in a micro-batch (`fragmentation` in estimate/constants.py,
+# 3 to 12 %). With the 1.3 % of an H200 that expandable segments returned, the same micro-batch failed again:
 # benchmarks/gpu/measurements/h200-real-failures/trl-forward.log and trl-expandable.log.
 _NOTABLE = 0.03
-# Least and default cut of an engine's share of the card, and its default step upwards.
+# The least reduction of an engine's share of the GPU and its least step upwards; the reduction without
+# figures.
 FRACTION_STEP = 0.05
 FRACTION_STEP_BLIND = 0.1
 FRACTION_MULTIPLE = 0.01
-_FOURFOLD = 3  # failures in a row after which ranks may also grow fourfold
-UNSET_SHARE = 0.9  # of an engine that has no setting for it: vLLM's default, SGLang's is no larger
+_FOURFOLD = 3  # failures in a row from which on ranks may also grow fourfold
+UNSET_SHARE = 0.9  # of an engine whose job sets none: vLLM's default, SGLang's is no larger
 _SNAP = 1e-9  # keeps 0.7 / 0.01 from being rounded down to 69 steps
 
 
@@ -33,9 +34,10 @@ def missing_bytes(facts: Facts) -> int | None:
 
 
 def fragmentation_prevails(diagnosis: Diagnosis) -> bool:
-    """Return whether fragmentation is more than a pass usually has, so that the allocator is its first cure.
+    """Return whether fragmentation is above that of a usual micro-batch: the allocator is then changed first.
 
-    What it would return covers the failed request with a margin, and is a notable share of the device.
+    The idle memory that it would return must cover the failed request with a margin, and be a notable share
+    of the device. Without figures, what the diagnosis says counts.
     """
     facts = diagnosis.facts
     requested, idle, limit = facts.requested_bytes, facts.reserved_unallocated_bytes, facts.limit_bytes
@@ -47,7 +49,7 @@ def fragmentation_prevails(diagnosis: Diagnosis) -> bool:
 def needed_bytes(facts: Facts) -> int | None:
     """Return the bytes in use plus those of the failed request; None if the message lacks a figure.
 
-    What the allocator reserved and nothing uses is no need.
+    Memory that the allocator reserved and nothing uses does not count.
     """
     used, idle = _used_bytes(facts), facts.reserved_unallocated_bytes or 0
     if used is None or facts.requested_bytes is None:
@@ -56,10 +58,10 @@ def needed_bytes(facts: Facts) -> int | None:
 
 
 def shrink_share(diagnosis: Diagnosis) -> float:
-    """Return the share to which the load should shrink: a half, or less if the figures or a streak say so.
+    """Return the share to which the load should shrink: a half, or less by the figures or a streak.
 
-    The second failure in a row quarters, the third divides by eight: a message names the request that failed,
-    not those that would have followed, and each relaunch costs more than a few smaller passes.
+    The second failure in a row quarters, the third divides by eight: a message names the failed request, not
+    those that would have followed, and a relaunch costs more than a few smaller micro-batches.
     """
     facts, blind = diagnosis.facts, 0.5**diagnosis.streak
     needed = needed_bytes(facts)
@@ -78,7 +80,7 @@ def next_values(
     value: Setting
     if row.unit is Unit.RANKS:
         present = getattr(knobs, knob)
-        # Twice as many; after several failures in a row four times is worth a relaunch as well.
+        # Twice as many; after several failures in a row, also four times as many.
         times = (2,) if diagnosis.streak < _FOURFOLD else (2, 4)
         return tuple(present * more for more in times) if isinstance(present, int) else ()
     if row.unit is Unit.SHARE:
@@ -92,10 +94,10 @@ def next_values(
 def smaller(
     profile: Profile, knobs: Knobs, knob: str, *, share: float, base: int | None = None, least: float = 1.0
 ) -> int | None:
-    """Return the largest legal number of at most `share` of the present one, or the smallest there is.
+    """Return the largest legal number of at most `share` times the present one, or the smallest legal one.
 
-    Where the knob is unset, `base` stands for the present value, or the knob that it follows. None: nothing
-    smaller is legal, or at least `least`.
+    If the knob is unset, the present value is that of the knob that it follows, otherwise `base`, otherwise
+    the largest legal one. None if nothing smaller is legal and at least `least`.
     """
     if knob not in profile.supported:
         return None
@@ -121,12 +123,13 @@ def lower_fraction(profile: Profile, knobs: Knobs, knob: str, diagnosis: Diagnos
     step, needed = FRACTION_STEP_BLIND, 0.0
     if missing is not None and capacity:
         needed = 1.1 * missing / capacity + FRACTION_MULTIPLE
-        # An engine that runs out by itself asks for more later: its batches fill, and before the first update
-        # the trainer beside it has no optimizer state. A pool cut too far costs less than another relaunch.
+        # An engine that runs out alone will need more later: its batches fill, and before the first update
+        # the trainer beside it has no optimizer state. A pool that is too small costs less than another
+        # relaunch.
         by_itself = diagnosis.phase.is_engine
         step = max(FRACTION_STEP_BLIND, 2 * needed) if by_itself else max(FRACTION_STEP, needed)
     step *= 2 ** (diagnosis.streak - 1)
-    # At most half beyond what the message says: a pool cut to nothing does not show what would have sufficed.
+    # At most half of the share, unless the message asks for more: a tiny pool does not show what suffices.
     step = min(step, max(needed, present / 2))
     floor = lowest(profile, knob)
     floor = FRACTION_STEP_BLIND if floor is None else floor
@@ -162,7 +165,7 @@ def stronger(profile: Profile, knobs: Knobs, knob: str, memory: Memory) -> tuple
 
 
 def _share(profile: Profile, knobs: Knobs, knob: str) -> float | None:
-    """Return the present share of an engine, its default where the job sets none; None: it is not offered."""
+    """Return the present share of an engine, its default if the job sets none; None if unsupported."""
     if knob not in profile.supported:
         return None
     present: float | None = getattr(knobs, knob)
@@ -176,7 +179,7 @@ def _used_bytes(facts: Facts) -> int | None:
 
 
 def _snapped(profile: Profile, knob: str, target: float, *, down: bool, floor: float) -> float | None:
-    """Return the legal number nearest to `target` on its safe side, else the nearest on the other."""
+    """Return the legal number nearest to `target` on its safe side, otherwise on the other; None if none."""
     grid = profile.supported[knob].grid
     numbers = sorted(float(v) for v in grid.values if isinstance(v, int | float) and not isinstance(v, bool))
     if numbers:
