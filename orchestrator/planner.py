@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from math import isfinite, prod
+from math import isfinite
 
 import msgspec
 
 from autotune.launchers.base import Framework
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.policies.estimate.belief.calibration import kind_of, predicted
-from autotune.policies.estimate.beside import overflow, scales, spread
+from autotune.policies.estimate.beside import of_job, overflow, scales, spread
 from autotune.policies.estimate.constants import has_speed
 from autotune.policies.estimate.lengths import Assumption, lengths_of, longest_of
 from autotune.policies.estimate.parts import PARTS
@@ -341,7 +341,7 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
 
 
 def any_phase(rows: Sequence[PhasePlan]) -> float | None:
-    """Return the chance that any of these phases overflows; None where it is not known of one.
+    """Return the chance that any of these phases overflows; None if it is unknown for all of them.
 
     What one side leaves on a device is the same in all phases of the other.
     """
@@ -350,7 +350,7 @@ def any_phase(rows: Sequence[PhasePlan]) -> float | None:
         if row.chance is not None:
             side = row.phase in _ENGINE_SIDE
             sides[side] = max(sides.get(side, 0.0), row.chance)
-    return round(1 - prod(1 - chance for chance in sides.values()), 4) if sides else None
+    return round(of_job(sides.values()), 4) if sides else None
 
 
 def _lengths(profile: Profile, job: Job) -> LengthsPlan:

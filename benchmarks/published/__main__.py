@@ -22,6 +22,7 @@ _KINDS = [name for name in TABLE if name.startswith("fragmentation")]
 ABLATIONS: dict[str, dict[str, Constant]] = {
     "fragmentation": {name: Constant(0.0, "off") for name in _KINDS},
     "kinds": {name: Constant(0.06, "the same in every pass") for name in _KINDS},
+    "unforeseen": {"unforeseen": Constant(0.0, "off")},
     "expandable": {"fragmentation_expandable": TABLE["fragmentation_recompute_varied"]},
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from math import prod
 from statistics import NormalDist
 
 import numpy as np
@@ -59,6 +61,15 @@ def overflow(room: float, error: float, scale: float) -> float:
         return float(exceeded(np.array([room / max(1.0, error)]))[0])
     left = np.maximum(0.0, room - error * _NODES) / scale
     return float(_WEIGHTS @ (1.0 + left) ** -_TAIL)
+
+
+def of_job(sides: Collection[float]) -> float:
+    """Return the chance that a job fails, given that of each side: the trainer's, and any engine's.
+
+    A job with both is a whole RL job, a share of which fails for reasons that no term contains.
+    """
+    unforeseen = constant("unforeseen") if len(sides) > 1 else 0.0
+    return 1 - (1 - unforeseen) * prod(1 - chance for chance in sides)
 
 
 def spread(share: float, chance: float) -> float:

@@ -105,6 +105,11 @@ TABLE: dict[str, Constant] = {
         1.5 * GIB,
         "what a sleeping engine keeps: vLLM sleep mode's blog 1 to 2 GiB, SkyRL and NeMo-RL logs up to 4",
     ),
+    "unforeseen": Constant(
+        0.06,
+        "share of RL jobs that fail for what no term contains: least log loss over the 51 of the tuned half"
+        " (python -m benchmarks.published; docs/measured/estimate.md, section 7)",
+    ),
     "sync_bucket": Constant(2 * GIB, "bucket where the framework names none (verl 0.9.1: 2048 MB)"),
     # ------------------------------------------------------------------ host
     "process": Constant(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.estimate.beside import overflow, scales, spread
+from autotune.policies.estimate.beside import of_job, overflow, scales, spread
 from autotune.policies.estimate.constants import TABLE
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
@@ -101,3 +101,11 @@ def test_the_spread_of_a_phase_is_that_of_a_normal_error_with_its_chance():
     for share, chance in ((0.6, 0.05), (0.9, 0.3)):
         deviations = -np.log(share) / spread(share, chance)
         assert overflow(deviations, 1.0, 0.0) == pytest.approx(chance, abs=0.0095)
+
+
+def test_of_whole_jobs_a_share_fails_for_what_no_term_contains():
+    unforeseen = TABLE["unforeseen"].value
+    assert of_job([0.2]) == pytest.approx(0.2)
+    assert of_job([0.0, 0.0]) == pytest.approx(unforeseen)
+    assert of_job([0.5, 0.2]) == pytest.approx(1 - (1 - unforeseen) * 0.5 * 0.8)
+    assert of_job([1.0, 0.0]) == 1.0
