@@ -57,20 +57,22 @@ class Reading(Value, frozen=True, kw_only=True):
         return f"{self.head}\n{self.tail}" if self.tail else self.head
 
     def before(self, line: int) -> str:
-        """Return the kept text up to a line; the whole kept end if the line is not in the beginning."""
-        rows = self.head.split("\n")
-        if line <= len(rows) or not self.tail:
-            return "\n".join(rows[:line])
-        return self.tail
+        """Return the kept text up to a line; empty if neither the kept beginning nor the end contains it."""
+        lines, at = self._part_with(line)
+        return "\n".join(lines[: max(0, at + 1)])
 
     def around(self, line: int) -> list[str]:
         """Return the lines near a line; empty if neither the kept beginning nor the end contains it."""
-        lines = self.head.split("\n")
-        at = line - 1
+        lines, at = self._part_with(line)
+        return lines[max(0, at - _AROUND) : at + _AROUND] if at >= 0 else []
+
+    def _part_with(self, line: int) -> tuple[list[str], int]:
+        """Return the lines of the part with a line, and its index there; negative if no part has it."""
+        lines, at = self.head.split("\n"), line - 1
         if at >= len(lines) - 1 and self.tail:
             lines = self.tail.split("\n")
-            at = line - 1 - (self.evidence.lines - len(lines[:-1]))
-        return lines[max(0, at - _AROUND) : at + _AROUND] if at >= 0 else []
+            at -= self.evidence.lines - len(lines[:-1])
+        return lines, at
 
 
 class _Tap:

@@ -84,10 +84,8 @@ def _first(causes: list[Finding]) -> Finding | None:
     if first.line.rule == BUILTIN_FAILURE:
         return first
     records = [f for f in strong if f.line.rule == BUILTIN_FAILURE]
-    # Messages of the kernel or Ray about host memory take precedence: the actors' records follow from them.
-    if records and not BY_NAME[first.line.rule].name.startswith(("ray-memory", "kernel", "cgroup", "slurm")):
-        return records[0]
-    return first
+    # A process that the kernel, a scheduler or Ray ended for memory is the cause of the others' records.
+    return records[0] if records and not BY_NAME[first.line.rule].reported else first
 
 
 def _survived(finding: Finding) -> bool:

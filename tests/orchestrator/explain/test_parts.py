@@ -266,3 +266,15 @@ def test_the_worker_that_was_killed_counts_among_those_that_do_the_same() -> Non
         )
     )
     assert "3 x ray::WorkerDict.actor_rollout_generate_sequences hold 169.71 GiB" in page
+
+
+@pytest.mark.parametrize("far", [0, 3 << 20, 4 << 20])
+def test_what_is_kept_of_a_long_log_ends_at_the_failure(far):
+    """The failure is in the kept beginning, between the kept parts, or in the kept end."""
+    padding = ["x" * 1023] * (far // 1024)
+    lines = ["step 3", *padding, CUDA, *["y" * 1023] * (2500 if far < (4 << 20) else 9), "step 90"]
+    reading = read_from(io.BytesIO("\n".join([*lines, ""]).encode()), name="log")
+    before = reading.before(lines.index(CUDA) + 1)
+    assert "step 90" not in before
+    assert before == "" or before.endswith(CUDA)
+    assert (before == "") == (CUDA not in reading.ends)

@@ -118,6 +118,8 @@ RECORD = (
         "Out of memory: Killed process 7 (python) total-vm:1kB",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.",
         "Memory cgroup out of memory: Killed process 7 (python)",
+        "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
+        "    reason: OOMKilled",
     ],
 )
 def test_the_kernels_word_stands_above_the_records_that_follow(word):
