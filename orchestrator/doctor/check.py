@@ -1,4 +1,4 @@
-"""Checks of an examination, and their text: what several nodes have in common is one line."""
+"""The checks of `doctor` and their text, in which checks that several nodes share are one line."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ class Status(StrEnum):
     """How a check ended."""
 
     OK = "ok"
-    WARNING = "warning"  # a launch would begin, and may suffer from it
-    FAILED = "failed"  # a launch would fail, or not begin
-    SKIPPED = "skipped"  # could not be looked at
+    WARNING = "warning"  # a launch would start, but may have problems
+    FAILED = "failed"  # a launch would fail or not start
+    SKIPPED = "skipped"  # could not be checked
 
 
 class Check(Value, frozen=True, kw_only=True):
     """One check."""
 
     name: str
-    node: str = ""  # empty: of the whole cluster, or of the machine that asks
+    node: str = ""  # empty: the whole cluster, or the machine that runs `doctor`
     status: Status = Status.OK
-    what: str  # what was found
-    hint: str = ""  # what helps
+    what: str  # the result
+    hint: str = ""  # how to fix it
 
 
 def failed(name: str, what: str, *, hint: str = "") -> Check:
-    """Return a check with which a launch would fail, or not start."""
+    """Return a failed check: a launch would fail or not start."""
     return Check(name=name, status=Status.FAILED, what=what, hint=hint)
 
 
 def warned(name: str, what: str, *, hint: str = "") -> Check:
-    """Return a check from which a launch may suffer."""
+    """Return a warning: a launch would start, but may have problems."""
     return Check(name=name, status=Status.WARNING, what=what, hint=hint)
 
 
 def skipped(name: str, what: str) -> Check:
-    """Return a check that could not be made."""
+    """Return a check that could not be run."""
     return Check(name=name, status=Status.SKIPPED, what=what)
 
 
@@ -46,18 +46,18 @@ class Examined(Value, frozen=True, kw_only=True):
     """All checks of a machine, its cluster and a job."""
 
     schema: int = 1
-    job: str = ""  # its name; empty without a job
-    address: str = ""  # of the cluster; `local`: this machine alone; empty where none answered
-    nodes: int = 0  # that were asked
+    job: str = ""  # the job's name; empty without a job
+    address: str = ""  # of the cluster; `local`: only this machine; empty: no cluster answered
+    nodes: int = 0  # number of nodes examined
     checks: tuple[Check, ...] = ()
 
     def count(self, status: Status) -> int:
-        """Return how many checks ended so."""
+        """Return the number of checks with a status."""
         return sum(check.status is status for check in self.checks)
 
     @property
     def code(self) -> ExitCode:
-        """The exit code: 3 without a cluster, 1 where a check failed."""
+        """The exit code: 3 without a cluster, 1 if a check failed, otherwise 0."""
         if not self.address:
             return ExitCode.INFRASTRUCTURE
         return ExitCode.NO if self.count(Status.FAILED) else ExitCode.OK
@@ -74,7 +74,7 @@ _MOST_NAMED = 4  # nodes in a line
 
 
 def render(examined: Examined, *, quiet: bool = False, verbose: bool = False) -> str:
-    """Return all checks as text, `quiet` only those that failed, `verbose` every node's by itself."""
+    """Return all checks as text; `quiet`: only failed ones; `verbose`: those of each node separately."""
     lines = []
     for check, nodes in _grouped(examined.checks, apart=verbose):
         if quiet and check.status is not Status.FAILED:
@@ -89,7 +89,7 @@ def render(examined: Examined, *, quiet: bool = False, verbose: bool = False) ->
 
 
 def _grouped(checks: tuple[Check, ...], *, apart: bool) -> list[tuple[Check, list[str]]]:
-    """Return the checks that differ, each with its nodes; none for one of the whole cluster."""
+    """Return the distinct checks, each with its nodes; a check of the whole cluster has none."""
     groups: dict[tuple[str, ...], tuple[Check, list[str]]] = {}
     for check in checks:
         key = (check.name, check.status, check.what, check.hint, check.node if apart else "")

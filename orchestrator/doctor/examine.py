@@ -1,4 +1,4 @@
-"""Examines a machine, its cluster and a job, and collects the checks."""
+"""Examine a machine, its cluster and a job, and collect the checks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from autotune.orchestrator.units import counted, show_duration, show_gib
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Profile
 
-NODE_S = WAITS.start + IMPORT_S  # for a node's answer
+NODE_S = WAITS.start + IMPORT_S  # seconds to wait for a node's answer
 
 
 def examine_all(job: Job | None, *, runs_dir: Path, node_s: float = NODE_S) -> Examined:
@@ -76,7 +76,7 @@ def examine_all(job: Job | None, *, runs_dir: Path, node_s: float = NODE_S) -> E
 def _ask(
     job: Job | None, wanted: Examination, *, node_s: float
 ) -> tuple[str, tuple[Answer, ...], tuple[Check, ...], bool]:
-    """Return the address of the cluster, its nodes' answers, its own check, and whether it starts nodes."""
+    """Return the cluster's address, its nodes' answers, its own check, and whether it can start nodes."""
     if absent := missing(["ray"]):
         check = failed("cluster", f"a launch {absence(absent)}", hint=how_to_install(absent))
         return "", _here(wanted), (check,), False
@@ -100,7 +100,12 @@ def _ask(
             disconnect(connection)
     except Unreachable as unreachable:
         unanswered = failed("cluster", unreachable.message, hint=unreachable.hint)
-        return "", _here(Examination()), (unanswered,), False  # which need not be a node of the job's
+        return (
+            "",
+            _here(Examination()),
+            (unanswered,),
+            False,
+        )  # this machine may not be a node of the job
     count = counted(len(answers), "node")
     starts = "; its autoscaler starts nodes" if grows else ""
     result = Check(name="cluster", what=f"{connection.address} answers, {count}{starts}")
@@ -108,7 +113,7 @@ def _ask(
 
 
 def _here(wanted: Examination) -> tuple[Answer, ...]:
-    """Return what this machine is and has."""
+    """Return the facts of this machine."""
     facts = examine(wanted)
     return (Answer(node=socket.gethostname(), gpus=len(facts.cards), facts=facts),)
 
@@ -120,13 +125,13 @@ def _of_nodes(answers: tuple[Answer, ...], job: Job | None, profile: Profile | N
     else:
         placed = any(node.gpus for node in nodes)
         native = first_command(job, frameworks.find(job.framework), profile).ray_native
-        # As the runner does: the head's, or the first of the nodes that Ray reserves.
+        # As in the runner: the supervisor is on the head, or on the first of the nodes that Ray reserves.
         yield from weighed(nodes, needed=job.cluster.nodes, supervisor=None if placed and not native else 0)
     yield from _differing(answers)
 
 
 def _differing(answers: tuple[Answer, ...]) -> Iterator[Check]:
-    """Yield what the cards of the nodes do not have in common."""
+    """Yield warnings if GPUs or drivers differ between nodes."""
     cards = {card.name for each in answers if each.facts for card in each.facts.cards}
     drivers = {each.facts.driver for each in answers if each.facts and each.facts.cards}
     for name, versions in (("gpus", cards), ("driver", drivers)):
@@ -158,7 +163,7 @@ def _checks_of(answer: Answer, job: Job | None, profile: Profile | None) -> Iter
 
 
 def _notifications(job: Job) -> Iterator[Check]:
-    """Yield whether notifications can be sent from here, as far as that shows without sending one."""
+    """Yield whether notifications can be sent from here, checked without sending one."""
     result = tuple(faults(job.notify, workdir=job.workdir))
     for fault in result:
         what, _, hint = fault.partition("; hint: ")
@@ -169,7 +174,7 @@ def _notifications(job: Job) -> Iterator[Check]:
 
 
 def _annotations(job: Job) -> Iterator[Check]:
-    """Yield whether the packages of the trackers in which attempts are annotated are here."""
+    """Yield whether the packages of the trackers that autotune annotates are installed here."""
     trackers = () if isinstance(job.annotate, str) else job.annotate
     lacking = dict(absent(job, trackers, Child()))
     for tracker, words in lacking.items():
@@ -180,7 +185,7 @@ def _annotations(job: Job) -> Iterator[Check]:
 
 
 def _logs(runs_dir: Path, job: Job | None) -> Check:
-    """Return whether a run's journal and logs can be written here."""
+    """Return the check that a run's journal and logs can be written here."""
     folder = folder_facts(str(runs_dir))
     what = f"runs folder {folder.path}: {show_gib(folder.free_bytes)} free"
     if not folder.writable:

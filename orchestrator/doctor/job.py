@@ -24,10 +24,10 @@ from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.profile import Profile
 
-_SAVED_BYTES = 12  # of a parameter in a checkpoint: fp32 weights and Adam's two averages
-_OF_SETTINGS = ("release", "program")  # facts that decide which settings a job may have and what they do
-_ANEW = "step 0"  # in the frameworks' own words about a job that cannot be continued
-# In the frameworks' own words about what is as it should be, and only good to know.
+_SAVED_BYTES = 12  # per parameter in a checkpoint: fp32 weights and Adam's two averages
+_OF_SETTINGS = ("release", "program")  # facts that determine which settings a job may have and what they do
+_ANEW = "step 0"  # part of the adapters' warnings about a job that cannot be continued
+# Parts of the adapters' warnings that only inform.
 _NEWS = (
     "checkpoints go to ",
     "finds its checkpoints by itself",
@@ -42,23 +42,23 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def model_of(job: Job, framework: Framework) -> str | None:
-    """Return the path or hub name of the model that an attempt would read; None if there is none."""
+    """Return the path or hub name of the model that an attempt would load; None if there is none."""
     return framework.model_path(job) or (job.model if isinstance(job.model, str) else None)
 
 
 def first_command(job: Job, framework: Framework, profile: Profile) -> Command:
-    """Return what a first attempt would start."""
+    """Return the command of a first attempt."""
     return framework.command(job, profile.knobs, run="doctor", attempt=1, resume=job.resume)
 
 
 def _launcher(command: Command) -> str:
-    """Return the program that chooses a job's interpreter; empty if the command names that itself."""
+    """Return the program that selects a job's interpreter; empty if the command names the interpreter."""
     first = command.argv[0] if command.argv else ""
     return "" if first == "{python}" or _INTERPRETERS.fullmatch(first) else first
 
 
 def examination_of(job: Job, framework: Framework, profile: Profile) -> Examination:
-    """Return what to look at on every node for a job."""
+    """Return what to examine on every node for a job."""
     command = first_command(job, framework, profile)
     named = command.argv[0] if command.argv and command.argv[0] != "{python}" else job.python
     modules = framework.modules_of(job)
@@ -84,7 +84,7 @@ def examination_of(job: Job, framework: Framework, profile: Profile) -> Examinat
 
 
 def cluster_of(address: str, nodes: tuple[tuple[NodeFacts, int], ...]) -> Cluster:
-    """Return the cluster that nodes make, each with the GPUs that it offers."""
+    """Return the cluster of nodes, each given with the number of GPUs that it offers to Ray."""
     machines = [
         Machine(
             host_total_bytes=facts.host_total_bytes,
@@ -103,7 +103,7 @@ def cluster_of(address: str, nodes: tuple[tuple[NodeFacts, int], ...]) -> Cluste
 def cluster_checks(job: Job, cluster: Cluster, *, awaited: str = "") -> Iterator[Check]:
     """Yield whether the cluster matches the job's description.
 
-    `awaited` says for how long a launch waits for nodes that are not there yet; empty: it does not.
+    `awaited` is the time, in words, that a launch waits for missing nodes; empty: it does not wait.
     """
     if awaited and is_too_small(job, cluster):
         needed = nodes_of(job.cluster.nodes, gpus_of_a_node(job) or 0)
@@ -135,7 +135,7 @@ def cluster_checks(job: Job, cluster: Cluster, *, awaited: str = "") -> Iterator
 
 
 def settings_checks(job: Job, framework: Framework, profile: Profile) -> Iterator[Check]:
-    """Yield what the job itself tells: its settings, what cannot be looked at, whether it can be resumed."""
+    """Yield the checks of the job itself: its settings, what cannot be checked, whether it can be resumed."""
     assumed = [fact for fact in profile.facts if fact.is_assumed and fact.name in _OF_SETTINGS]
     known = settings_of(job, framework) or f"{framework.name} as it is on record"
     count = f"the job's {len(job.settings)} settings"
@@ -171,7 +171,7 @@ def settings_checks(job: Job, framework: Framework, profile: Profile) -> Iterato
 
 
 def node_checks(facts: NodeFacts, job: Job, framework: Framework, profile: Profile) -> Iterator[Check]:
-    """Yield what is found on a node of what a job needs there."""
+    """Yield the checks of what a job needs on a node."""
     if not facts.workdir_there:
         yield failed(
             "workdir",
@@ -192,13 +192,13 @@ def node_checks(facts: NodeFacts, job: Job, framework: Framework, profile: Profi
 
 
 def _own_extra(framework: Framework) -> str:
-    """Return the rest of the hint where the modules that a framework needs come with an extra of autotune."""
+    """Return the end of the hint if an extra of autotune installs the framework's modules."""
     own = tuple(module for module in framework.modules if module in EXTRAS)
     return f", or {how_to_install(own)}" if own and framework.name == "builtin" else ""
 
 
 def _how_to_import(program: ProgramFacts, framework: Framework) -> str:
-    """Return the hint: what the framework's own import lacks is to be installed beside it."""
+    """Return the hint: install what the framework's import lacks, or set another interpreter."""
     lacking = _NO_MODULE.search(program.error)
     if (
         lacking is None
@@ -306,17 +306,17 @@ _OF_JOB = frozenset({"workdir", "framework", "model", "data", "checkpoints"})
 
 
 class NodeChecks(NamedTuple):
-    """What was found of a node that offers `gpus` to Ray."""
+    """The checks of a node that offers `gpus` GPUs to Ray."""
 
     gpus: int
     checks: tuple[Check, ...]
 
 
 def weighed(nodes: Sequence[NodeChecks], *, needed: int, supervisor: int | None) -> Iterator[Check]:
-    """Yield all checks, a failed one of the job's as a warning on a node that the job can do without.
+    """Yield all checks; a failed check of the job is only a warning on a node that the job does not need.
 
-    `supervisor` is the place of the node where the job's command starts, which alone needs `workdir`; None:
-    any node with GPUs may be it. The nodes that train are those with GPUs, or all where none has any; once
+    `supervisor` is the index of the node where the job's command starts, the only one that needs `workdir`;
+    None: it may be any node with GPUs. The nodes that train are those with GPUs, or all if none has any; once
     `needed` of them pass, the others are spare.
     """
     workers = {place for place, node in enumerate(nodes) if node.gpus} or set(range(len(nodes)))

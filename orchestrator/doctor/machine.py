@@ -9,9 +9,9 @@ from autotune.launchers.runners.node.memory_release import CARD_TOLERANCE_BYTES
 from autotune.orchestrator.doctor.check import Check, failed, skipped, warned
 from autotune.orchestrator.units import GIB, show_gib
 
-# NCCL's guide asks containers for --shm-size=1g at least; Docker's own default is 64 MiB.
+# NCCL's guide recommends --shm-size=1g for containers; Docker's default is 64 MiB.
 _LEAST_SHM_BYTES = GIB
-# Ray's local_fs_capacity_threshold: above it a node stores no object on its disk.
+# Ray's local_fs_capacity_threshold: above it a node stores no objects on its disk.
 _FULLEST_DISK = 0.95
 _SHM_HINT = (
     "start the container with `--shm-size=16g` or `--ipc=host`; on Kubernetes mount a `medium: Memory` volume"
@@ -19,9 +19,9 @@ _SHM_HINT = (
 
 
 def machine_checks(facts: NodeFacts, *, driver: tuple[str, str, str], gpus: int) -> Iterator[Check]:
-    """Yield the checks of a node that offers `gpus` to Ray.
+    """Yield the checks of a node that offers `gpus` GPUs to Ray.
 
-    `driver` is the Python, Ray and autotune of the process that would drive a run.
+    `driver` has the versions of Python, Ray and autotune in the process that would drive a run.
     """
     yield from _versions(facts, driver)
     yield from _gpus(facts, gpus)
@@ -34,9 +34,9 @@ def machine_checks(facts: NodeFacts, *, driver: tuple[str, str, str], gpus: int)
 def _versions(facts: NodeFacts, driver: tuple[str, str, str]) -> Iterator[Check]:
     versions = (facts.python, facts.ray, facts.autotune)
     for name, here, there in zip(("python", "ray", "autotune"), driver, versions, strict=True):
-        unknown = "version unknown" if name == "autotune" else "not installed"  # it runs there all the same
+        unknown = "version unknown" if name == "autotune" else "not installed"  # autotune itself runs there
         if name == "ray" and not here and not there:
-            continue  # said by the check of the cluster
+            continue  # reported by the check of the cluster
         if here == there:
             yield Check(name=name, what=there or unknown)
         elif name == "autotune" and not there:
@@ -62,7 +62,7 @@ def _versions(facts: NodeFacts, driver: tuple[str, str, str]) -> Iterator[Check]
 
 
 def _release(python: str) -> list[str]:
-    """Return the major and the minor version of a Python, which Ray compares."""
+    """Return the major and minor version of Python, which Ray compares."""
     return python.split(".")[:2]
 
 

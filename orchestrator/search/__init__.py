@@ -1,1 +1,1 @@
-"""A search: Optuna's study around the same attempts."""
+"""The search for the fastest configuration: attempts as trials of an Optuna study."""

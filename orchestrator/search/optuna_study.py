@@ -1,4 +1,4 @@
-"""Optuna's part of a search: proposes values, and writes study.journal (the only importer of optuna)."""
+"""Optuna's part of a search: propose values and write study.journal. No other module imports optuna."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from autotune.policies.values.events import Result, Started, Tried
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.run.view import AttemptView, RunView
 
-_STARTUP_TRIALS = 4  # before the model of good and bad values is used; the start configurations count
-# What the sampler sees: its cost grows with the trials, its choice hardly changes after so many.
+_STARTUP_TRIALS = 4  # before the sampler's model is used, including the start configurations
+# The results passed to the sampler: its cost grows with them, and more hardly change its choice.
 _BEST_RESULTS, _LATEST_RESULTS = 60, 40
-_MOVED = (1, 1, 2, 3, 64)  # knobs that a proposal moves away from the best: in many dimensions few at a time
+_MOVED = (1, 1, 2, 3, 64)  # numbers of knobs in which a proposal differs from the best, mostly few
 _KNOBS = "knobs"
 STUDY = "study.journal"
 
 
 class _Records(BaseJournalBackend):  # type: ignore[misc]
-    """The records of a study in memory, as Optuna's JournalFileBackend keeps them in a file."""
+    """The records of a study in memory, in the format of Optuna's JournalFileBackend."""
 
     def __init__(self) -> None:
         self.logs: list[dict[str, Any]] = []
@@ -54,9 +54,9 @@ class _Records(BaseJournalBackend):  # type: ignore[misc]
 
 
 def write_study(path: Path, view: RunView, dimensions: Sequence[Dimension], *, name: str) -> None:
-    """Write the trials of a search as a study that Optuna and its dashboard open; raises Failure.
+    """Write the trials of a search as a study for Optuna and its dashboard; raises Failure.
 
-    The file follows from the run's history alone and is replaced as a whole.
+    The file is derived from the run's history alone and is replaced as a whole.
     """
     records, offered = _Records(), distributions(dimensions)
     with _quietly():
@@ -74,7 +74,7 @@ def write_study(path: Path, view: RunView, dimensions: Sequence[Dimension], *, n
 
 
 def _trials(view: RunView, offered: Mapping[str, BaseDistribution]) -> Iterator[FrozenTrial]:
-    """Yield the trials of a search by their numbers, each with its first result."""
+    """Yield the trials of a search in order of their numbers, each with its first result."""
     results: dict[int, Tried] = {}
     attempts: dict[int, AttemptView] = {}
     for result in view.tried:
@@ -90,13 +90,13 @@ def _trials(view: RunView, offered: Mapping[str, BaseDistribution]) -> Iterator[
 def _trial(
     result: Tried | None, attempt: AttemptView | None, offered: Mapping[str, BaseDistribution]
 ) -> FrozenTrial:
-    """Return a trial; out of memory is a result, a lost cluster is none."""
+    """Return an Optuna trial; running out of memory is a result, losing the cluster is not."""
     row = result or (attempt.started if attempt is not None else None)
-    if row is None:  # an earlier version left its number out
+    if row is None:  # an earlier version skipped this number
         return create_trial(state=TrialState.FAIL)
     state = _state(result, is_running=attempt is not None and attempt.ended is None)
     known = state in (TrialState.COMPLETE, TrialState.PRUNED)
-    # One that ran out of memory has the value 0.
+    # A trial that ran out of memory has the value 0.
     is_measured = state is TrialState.COMPLETE or (result is not None and result.unit is not None)
     rate = result.rate if result is not None and known and is_measured else None
     trial = create_trial(
@@ -137,12 +137,12 @@ def _attributes(row: Started | Tried, result: Tried | None) -> dict[str, Any]:
 
 
 def _local(at: str) -> datetime:
-    """Return a time as Optuna keeps it: of this machine's zone, without it."""
+    """Return a time in Optuna's format: local time without a time zone."""
     return datetime.fromtimestamp(seconds_of(at))
 
 
 def importance_of(dimensions: Sequence[Dimension], results: Sequence[Tried]) -> dict[str, float]:
-    """Return each knob's importance for throughput; empty while too little is known."""
+    """Return each knob's importance for throughput; empty with fewer than three different rates."""
     measured = [r for r in results if r.result not in (Result.LOST, Result.GATED, Result.SLOW)]
     if not dimensions or len({result.rate for result in measured}) < 3:
         return {}
@@ -156,7 +156,7 @@ def importance_of(dimensions: Sequence[Dimension], results: Sequence[Tried]) -> 
 
 
 class TpeProposals:
-    """Proposals of the tree-structured Parzen estimator after the results so far, one after another."""
+    """Successive proposals of the tree-structured Parzen estimator, given the results so far."""
 
     def __init__(
         self,
@@ -167,10 +167,10 @@ class TpeProposals:
         near: Knobs | None = None,
         seed: int,
     ) -> None:
-        """They follow from the arguments alone; with `near` each moves only some knobs away from it."""
+        """Proposals depend only on the arguments; with `near` each differs from it in only some knobs."""
         self._distributions = distributions(dimensions)
         self._near = None if near is None else parameters(self._distributions, near)
-        self._random = Random(seed)  # noqa: S311 - a choice that can be repeated
+        self._random = Random(seed)  # noqa: S311 - a reproducible choice
         with _quietly():
             self._sampler = optuna.samplers.TPESampler(
                 multivariate=True,
@@ -189,7 +189,7 @@ class TpeProposals:
         self._drawn: optuna.Trial | None = None
 
     def next(self) -> dict[str, Setting]:
-        """Return a proposal; one that is not followed by `refuse` counts as under way."""
+        """Return a proposal; unless `refuse` follows, it counts as running."""
         with _quietly():
             if self._near is not None:
                 moved = self._random.sample(
@@ -201,14 +201,14 @@ class TpeProposals:
         return dict(self._drawn.params)
 
     def refuse(self, *, violation: float) -> None:
-        """Let the sampler know that the last proposal may not run."""
+        """Tell the sampler that the last proposal is not allowed."""
         assert self._drawn is not None
         self._drawn.set_constraint("refused", violation)
         self._study.tell(self._drawn.number, 0.0)
 
 
 def _selected(results: Sequence[Tried]) -> list[Tried]:
-    """Return what the sampler learns from: the best and the latest."""
+    """Return the results for the sampler: the best and the latest."""
     unit = unit_of(results)
     known = [r for r in results if r.result is not Result.LOST and r.unit in (unit, None)]
     if len(known) <= _BEST_RESULTS + _LATEST_RESULTS:
@@ -230,7 +230,7 @@ def _frozen(distributions: Mapping[str, BaseDistribution], result: Tried) -> Fro
 
 
 def parameters(distributions: Mapping[str, BaseDistribution], knobs: Knobs) -> dict[str, Any]:
-    """Return the values of a configuration, those that are not offered by what stands for them."""
+    """Return the values of a configuration; a value outside its distribution is replaced by `_top`."""
     result = {}
     for name, distribution in distributions.items():
         value = getattr(knobs, name)
@@ -260,7 +260,7 @@ def _offers(distribution: BaseDistribution, value: Any) -> bool:
 
 
 def _top(distribution: BaseDistribution) -> Any:
-    """Return what stands for a framework's own default: the most that is offered."""
+    """Return the value that stands for a framework's own default: the highest, or the first choice."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[0]
     assert isinstance(distribution, FloatDistribution | IntDistribution)

@@ -15,7 +15,7 @@ from autotune.policies.values.knobs import Knobs
 def presets(
     framework: Framework, job: Job, accepted: Accepted, base: Knobs, dimensions: tuple[Dimension, ...]
 ) -> tuple[Knobs, ...]:
-    """Return the framework's own presets as configurations of this job, where they are legal for it."""
+    """Return those of the framework's presets that are legal for this job, as configurations of it."""
     result: dict[Knobs, None] = {}
     for settings in framework.presets.values():
         wanted = msgspec.structs.replace(job, settings={**job.settings, **settings})

@@ -1,4 +1,4 @@
-"""The trials of a search: what to try next, several at once, and when to end."""
+"""Schedule the trials of a search: what to try next, how many in parallel, and when to end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from autotune.policies.values.history import elapsed_s
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Lost
 
-_AT_A_TIME = 8  # starts and ends of attempts; more only take processors from the trials that run
-_POLLS_PER_S = 40.0  # of all trials together: each costs the driver and a supervisor some milliseconds
+_AT_A_TIME = 8  # parallel starts and ends of attempts; more would only take CPU time from running trials
+_POLLS_PER_S = 40.0  # of all trials together: a poll costs the driver and a supervisor some milliseconds
 
 
 class TrialScheduler:
-    """The trials of one run, from wherever its journal stands."""
+    """The trials of one run, continued from its journal."""
 
     def __init__(
         self,
@@ -45,25 +45,25 @@ class TrialScheduler:
         on_progress: Callable[[Mapping[int, Progress]], None],
         known: Tried | None = None,
     ) -> None:
-        """Search in `space`; `known` is what its base showed already, if that counts as a trial."""
+        """Search in `space`; `known` is the existing result of its base if it counts as a trial."""
         self._bench, self._rig = bench, bench.context
         self._exported, self._on_progress = exported, on_progress
         self._begun_at = self._rig.clock.monotonic() - elapsed_s(self._rig.journal.history())
         self._settings, self._space, self._ledger = bench.job.search, space, bench.ledger
-        self._proposers: dict[int, str] = {}  # of the trials that this driver began
+        self._proposers: dict[int, str] = {}  # trial -> proposer, of trials that this driver began
         self._known = known
         self._forecasts = forecasts
         self._forecast = forecasts(self._ledger.trials)
         self._running: list[Trial] = []
         self._beside = ThreadedInvoke(at_once=_AT_A_TIME) if self._settings.parallel > 1 else None
         self.exhausted = False
-        self._fruitless = -1  # results at which nothing was worth a run beside what is running
-        self._again_at = 0.0  # not before then does a trial begin, after a loss
+        self._fruitless = -1  # number of results at which no further parallel trial was worth a run
+        self._again_at = 0.0  # monotonic time before which no trial begins, after a loss
 
     # ------------------------------------------------------------------ the search
 
     def drive(self) -> str:
-        """Run trials until something ends the search; returns why it ended, empty when interrupted."""
+        """Run trials until the search ends; returns the reason, empty if interrupted."""
         with suppress(ForcedExit), self._kept():
             self._recover()
             return self._search()
@@ -86,9 +86,9 @@ class TrialScheduler:
         return ""
 
     def confirm(self) -> Tried | None:
-        """Let the fastest configurations run for goal.steps, the winner in turn with the stable start.
+        """Run the fastest configurations for goal.steps, the winner alternating with the stable start.
 
-        Returns the fastest that held, as far as the time and the user allow.
+        Stops early if the time is used up or the user interrupts. Returns the fastest confirmed result.
         """
         with suppress(ForcedExit), self._kept():
             while not self._rig.interrupts.by and self.elapsed_s < self._settings.duration_s:
@@ -107,7 +107,7 @@ class TrialScheduler:
 
     @property
     def elapsed_s(self) -> float:
-        """The seconds that count against search.duration: those in which no driver was there do not."""
+        """The seconds that count against search.duration, without those when no driver was running."""
         return self._rig.clock.monotonic() - self._begun_at
 
     @property
@@ -116,7 +116,7 @@ class TrialScheduler:
         return self._rig.clock.monotonic() < self._again_at
 
     def _why_end(self) -> str:
-        """Return why no further trial starts; those under way count as run."""
+        """Return why no further trial starts; running trials count towards the limits."""
         if self.exhausted:
             return "no remaining configuration is expected to be faster"
         return schedule.why_end(
@@ -144,7 +144,7 @@ class TrialScheduler:
             self._take(result)
 
     def _stop(self, *, by: str, reason: str) -> None:
-        """Stop the running trials, all at the same time; one that ends by itself keeps its result."""
+        """Stop the running trials in parallel; a trial that ends by itself keeps its result."""
         stopped = self._running[:]
         for trial in stopped:
             trial.stop(by=by, reason=reason)
@@ -155,7 +155,7 @@ class TrialScheduler:
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
-        """Leave no trial running behind an error, nor behind a user who asks a second time to end."""
+        """End running trials after an error, or after the user's second interrupt."""
         try:
             with self._rig.interrupts.cutting():
                 yield
@@ -163,7 +163,7 @@ class TrialScheduler:
             self._kill()
             raise
         except TakenOver:
-            raise  # what runs is the other driver's
+            raise  # the running trials belong to the other driver
         except Exception:
             if self._beside is not None:
                 self._beside.finish()
@@ -181,14 +181,14 @@ class TrialScheduler:
         self._leave(kill(self._rig, running, by=self._rig.interrupts.by))
 
     def _leave(self, attempts: tuple[int, ...], *, why: str = "") -> None:
-        """Warn of attempts that could not be ended: the search's next driver ends them."""
+        """Warn about attempts that could not be ended; the search's next driver ends them."""
         if attempts and self._bench.cluster.address != "local":
             numbers = ", ".join(f"#{number}" for number in attempts)
             hint = f"`{self._rig.folder.call('stop')}` ends what is left"
             self._rig.observer.warn(f"attempt {numbers} may still run{why}; {hint}")
 
     def _recover(self) -> None:
-        """End what a dead driver left running and close its trials."""
+        """End the trials that a dead driver left running, and record their ends."""
         context = self._rig
         end_survivors(context)
         left = [attempt for attempt in context.journal.view.trials if attempt.ended is None]
@@ -206,7 +206,7 @@ class TrialScheduler:
     # ------------------------------------------------------------------ what to try
 
     def _begin_next(self) -> bool:
-        """Begin the next configuration that is worth a run; false where none is left."""
+        """Begin the next configuration that is worth a run; return false if there is none."""
         if self._running and self._fruitless == len(self._results):
             return False
         while True:
@@ -218,7 +218,7 @@ class TrialScheduler:
                 running=[trial.knobs for trial in self._running],
             )
             if proposed is None:
-                # What runs may still teach that something else is worth a run.
+                # Results of the running trials may still make another configuration worth a run.
                 self.exhausted, self._fruitless = not self._running, len(self._results)
                 return False
             number = self._next_number()
@@ -241,14 +241,14 @@ class TrialScheduler:
             )
 
     def _next_number(self) -> int:
-        """Return the number of the next trial: the first that is neither on record nor running."""
+        """Return the number of the next trial, after all recorded and running ones."""
         numbers = (*self._rig.journal.view.trial_rows, *(trial.number for trial in self._running))
         return 1 + max(numbers, default=-1)
 
     def _add(self, number: int, knobs: Knobs, purpose: Purpose) -> None:
         """Begin a trial; after a loss its calls run in this thread, the only one that may reconnect.
 
-        Nodes are awaited while no trial runs: those that run hold a part of them.
+        Wait for nodes only while no trial runs, because running trials occupy some of them.
         """
         if not self._running and not await_nodes(self._rig):
             return
@@ -262,9 +262,9 @@ class TrialScheduler:
     # ------------------------------------------------------------------ what came of it
 
     def _take(self, result: Tried) -> None:
-        """Record a result, and keep the best so far in its files."""
+        """Record a result, and export the best configuration if it changed."""
         if result.result is Result.FITS and (result.extrapolated or not result.constraints):
-            # What the probe could not force, or no reading tells, the calibrated estimate does.
+            # Use the calibrated estimate for lengths that the probe could not force, or without readings.
             self._learn()
             result = trials.with_expectations(result, self._forecast.expectations(result.knobs))
         before = trials.winner(self._results, self._settings, start=self._space.base)
@@ -286,7 +286,7 @@ class TrialScheduler:
         return schedule.losses((*self._results, result), result.knobs, retries=retries)
 
     def _after_loss(self, result: Tried, losses: schedule.Losses) -> None:
-        """Wait, longer each time; give up where the cluster took the same configuration away too often."""
+        """Wait, longer each time; give up if the cluster lost the same configuration too often."""
         if losses.too_many:
             raise Failure(
                 f"trial {result.trial} was lost {losses.count} times: {result.reason}",
@@ -299,7 +299,7 @@ class TrialScheduler:
         )
 
     def _learn(self) -> None:
-        """Update the forecast from everything on record."""
+        """Update the forecast from all recorded trials."""
         self._forecast = self._forecasts(self._ledger.trials)
 
     # ------------------------------------------------------------------ proof

@@ -1,4 +1,4 @@
-"""One configuration on trial: the attempts that its purpose takes, and what they showed."""
+"""One trial of a configuration: the attempts that its purpose requires, and their result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from autotune.policies.values.observation import Completed, Lost, Peak, Speed
 
 
 class TrialResults:
-    """The trials on record, folded as rows arrive."""
+    """The recorded trials, updated as rows are added to the journal."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal, self._rows = journal, 0
@@ -44,7 +44,7 @@ class TrialResults:
 
     @property
     def trials(self) -> TrialHistory:
-        """Everything on record so far."""
+        """The trials recorded so far."""
         history = self._journal.history()
         if self._trials is None:
             self._trials = trial_history(history)
@@ -55,7 +55,7 @@ class TrialResults:
 
 
 class TrialContext:
-    """What every trial of a search needs."""
+    """The context that all trials of a search share."""
 
     def __init__(self, context: RunContext, *, cluster: Cluster) -> None:
         self.context, self.job, self.cluster = context, context.job, cluster
@@ -67,7 +67,7 @@ class TrialContext:
         return Path(self.job.workdir) / "trials"
 
     def clear(self) -> None:
-        """Remove what the trials of this run have written; says where it stays if it cannot be removed."""
+        """Remove the files written by this run's trials; report where they are if that fails."""
         mine = f"{self.context.folder.id}-*"
         try:
             if not Path(self.job.workdir).is_dir():
@@ -80,14 +80,14 @@ class TrialContext:
             self.context.observer.say(f"the trials' files stay in {self._folder / mine}: {reason_of(error)}")
 
     def trial_job(self, trial: str, *, longest: bool, steps: int) -> Job:
-        """Return the job as a trial runs it, under names and folders of its own."""
+        """Return the job of a trial, with its own names and folders."""
         folder = self._folder / f"{self.context.folder.id}-{trial}"
         job = self.context.framework.trial(self.job, folder=str(folder), steps=steps, longest=longest)
         goal = msgspec.structs.replace(job.goal, steps=steps)
         return msgspec.structs.replace(job, goal=goal)
 
     def parts(self, purpose: Purpose) -> list[tuple[bool, int]]:
-        """Return the attempts that a purpose takes: longest sequences forced or not, and steps."""
+        """Return the attempts that a purpose requires, each as: longest sequences forced, and steps."""
         steps = self.job.goal.steps if purpose is Purpose.CONFIRM else self.job.search.probe_steps
         if not self.forced:
             return [(False, steps)]
@@ -98,25 +98,25 @@ class TrialContext:
 
 
 class Trial:
-    """A configuration that is being tried."""
+    """A running trial of a configuration."""
 
     def __init__(
         self, bench: TrialContext, *, number: int, knobs: Knobs, purpose: Purpose, invoke: Invoke
     ) -> None:
-        """Try `knobs`; calls that block, which start and end attempts, go through `invoke`."""
+        """Try `knobs`; blocking calls, which start and end attempts, go through `invoke`."""
         self.number, self.knobs, self.purpose = number, knobs, purpose
         self.over = False
-        self.unreached = ""  # why the attempt, which the user asked to end, may still run
+        self.unreached = ""  # why the attempt may still run although the user stopped it
         self._bench, self._invoke = bench, invoke
         self._parts = bench.parts(purpose)
         self._longest, self._wanted = False, 0
         self._under_way: RunningAttempt | None = None
-        self.handle: Handle | None = None  # from the moment that there is an attempt to end
-        self.attempt = 0  # the running one; 0: none yet
+        self.handle: Handle | None = None  # set as soon as there is an attempt to end
+        self.attempt = 0  # number of the running attempt; 0: none yet
         self._failed = False
         self._steps: list[Progressed] = []  # of the running attempt
-        self._peaks: dict[str, Peak] = {}  # of all its attempts
-        self._speed: Speed | None = None  # on the job's own lengths
+        self._peaks: dict[str, Peak] = {}  # of all attempts of the trial
+        self._speed: Speed | None = None  # with the job's own lengths
         self._seconds = 0.0
         self._best: Tried | None = None
         self._pace_s = 0.0
@@ -124,9 +124,9 @@ class Trial:
         self._course = self._run()
 
     def turn(self, *, best: Tried | None, pace_s: float) -> Tried | None:
-        """Process new output and samples, at most every `pace_s`.
+        """Process new output and samples, at most every `pace_s` seconds.
 
-        Returns the result once the trial is over, none of one that was stopped.
+        Returns the result once the trial is over; None before that, and for a trial that was stopped.
         """
         self._best, self._pace_s = best, pace_s
         try:
@@ -138,11 +138,11 @@ class Trial:
         return None
 
     def stop(self, *, by: str, reason: str) -> None:
-        """Make the next turns stop the attempt; a resumed search tries its configuration again."""
+        """Stop the attempt in the next turns; a resumed search tries its configuration again."""
         self._stop_by, self._stop_reason = by, reason
 
     def abandon(self) -> None:
-        """End the running attempt although nothing can be recorded any more."""
+        """End the running attempt without recording anything."""
         if self.handle is not None:
             abandon(self.handle)
 
@@ -153,7 +153,7 @@ class Trial:
 
     @property
     def _own_lengths(self) -> bool:
-        """Whether the running attempt shows the speed of the job itself."""
+        """Whether the running attempt measures the job's own speed."""
         return not self._longest or not self._parts
 
     def _record(self, event: Event) -> None:
@@ -164,7 +164,7 @@ class Trial:
         self._bench.context.record(event)
 
     def _run(self) -> Generator[None, None, Tried | None]:
-        """Run the attempts that the purpose takes, one after another."""
+        """Run the attempts that the purpose requires, one after another."""
         result: Tried | None = None
         while result is None and self._parts and not self._stop_by:
             result = yield from self._start()
@@ -209,7 +209,7 @@ class Trial:
         return None
 
     def _follow(self) -> Generator[None, None, str]:
-        """Poll the attempt until it is over or has to be stopped; ends with who stops it."""
+        """Poll the attempt until it is over or has to be stopped; returns who stops it, empty if over."""
         attempt = self._under_way
         assert attempt is not None
         while not self._stop_by:
@@ -236,7 +236,7 @@ class Trial:
         return by
 
     def _end(self, by: str) -> Generator[None, None, Tried | None]:
-        """End the running attempt; the trial continues with its next one, or is over."""
+        """End the running attempt; returns None if the trial continues with its next one."""
         attempt = self._under_way
         assert attempt is not None
         try:
@@ -265,11 +265,11 @@ class Trial:
         return None if self._parts else self._result(Result.FITS)
 
     def _failure(self, ended: Ended, evidence: Evidence) -> Tried:
-        """Record why the attempt failed and return what that implies for the configuration."""
+        """Record why the attempt failed and return the result for the configuration."""
         diagnosis = explain(self._bench.context, evidence, number=self.attempt)
         reason = diagnosis.evidence[0].text.strip()[:160] if diagnosis.evidence else diagnosis.cause.value
         if diagnosis.cause is Cause.DISK:
-            # No configuration is to blame: the next would meet the same disk.
+            # The configuration is not the cause: the next one would fail on the same disk.
             raise Failure(
                 f"attempt {self.attempt}: {reason}",
                 hint=f"free space on the disk, then run `{self._bench.context.folder.call('resume')}`",
@@ -306,6 +306,6 @@ class Trial:
 
 
 def _in_short(speed: Speed) -> Speed:
-    """Return a speed with the digits that are worth a place in the journal."""
+    """Return a speed rounded for the journal."""
     rate, noise = float(f"{speed.per_second:.6g}"), round(speed.noise, 4)
     return msgspec.structs.replace(speed, per_second=rate, noise=noise)

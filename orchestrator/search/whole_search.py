@@ -1,4 +1,4 @@
-"""A whole search: make the job stable first, then try what is faster, and prove the winner."""
+"""A whole search: make the job stable, try faster configurations, and confirm the winner."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from autotune.policies.values.job import Job, Search
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.run.view import RunView
 
-_STEADY = 1.25  # between runs of one configuration; beyond, a comparison needs a word of warning
-_FIRST = "base"  # the name of the attempts that make the job stable
+_STEADY = 1.25  # ratio between runs of one configuration above which the summary warns
+_FIRST = "base"  # folder name of the attempts that make the job stable
 
 
 def search(
@@ -46,9 +46,9 @@ def search(
     exported: Callable[[], None],
     forecasts: Callable[[TrialHistory], Forecast] | None = None,
 ) -> Verdict:
-    """Search from wherever the journal stands; returns the verdict, which is also its last row.
+    """Run or continue the search of a journal; returns the verdict, which is also the journal's last row.
 
-    Without `forecasts` the calibrated estimate says what may run and what is worth it.
+    Without `forecasts` the calibrated estimate decides which trials are allowed and worth a run.
     """
     journal, job, clock, observer = context.journal, context.job, context.clock, context.observer
     accepted = accepted_of(journal.history())
@@ -116,7 +116,7 @@ def _left(duration_s: float, scheduler: TrialScheduler) -> str:
 
 
 def so_far(results: Sequence[Tried], search: Search, *, start: Knobs) -> str:
-    """Return what an interrupted search has measured, and which configuration `stable.yaml` holds."""
+    """Return a summary of an interrupted search: the trials, the fastest, and what `stable.yaml` has."""
     text = f"measured so far: {schedule.count(results)} of {counted(search.trials, 'trial')}"
     best, kept = trials.fastest(results), trials.winner(results, search, start=start)
     if best is not None:
@@ -127,7 +127,7 @@ def so_far(results: Sequence[Tried], search: Search, *, start: Knobs) -> str:
 
 
 def check(job: Job, accepted: Accepted) -> None:
-    """Refuse a search that has nothing to vary or no room for its trials."""
+    """Raise Failure for a search without knobs to vary or without enough GPUs for its trials."""
     profile = accepted.profile
     for name in job.search.vary or ():
         if name not in profile.supported:
@@ -160,7 +160,7 @@ def check(job: Job, accepted: Accepted) -> None:
 
 
 def summary(view: RunView, importance: dict[str, float], *, say: Callable[[str], None]) -> None:
-    """Report a search through `say`: the winner, the Pareto front, each knob's importance and the cost."""
+    """Print a summary with `say`: the winner, the Pareto front, each knob's importance and the cost."""
     results = tuple(view.tried)
     began_with = stable_start(view)
     start = began_with.started.knobs
@@ -210,13 +210,13 @@ def summary(view: RunView, importance: dict[str, float], *, say: Callable[[str],
 
 
 def _reopen(context: RunContext) -> None:
-    """Take note that the user continues with a search that was interrupted."""
+    """Record that the user continues an interrupted search."""
     last = context.journal.history()[-1]
     if isinstance(last, Finished) and isinstance(last.verdict, Interrupted):
         context.record(reconcile.resumed(last.attempt))
 
 
 def _finish(context: RunContext, verdict: Verdict) -> Verdict:
-    if not context.journal.view.unended:  # what may still run is to be ended first
+    if not context.journal.view.unended:  # attempts that may still run must be ended first
         context.record(Finished(verdict=verdict))
     return verdict
