@@ -1,4 +1,4 @@
-"""What autotune changes in the user's command: each setting that is added, replaced or left out, and why."""
+"""Settings that autotune adds to, replaces in or leaves out of the user's command, with the reasons."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _COMMON = {
 def additions(
     framework: Framework, job: Job, knobs: Knobs, command: Command, *, why: str, otherwise: str = ""
 ) -> tuple[Addition, ...]:
-    """Return what a command with the values of `knobs` has beside what the job itself says.
+    """Return the differences between a command with the values of `knobs` and the job as written.
 
-    `why` is the reason of a knob's value; those of what a run needs stand in `reasons` of the framework, and
-    `otherwise` is that of the rest.
+    `why` is the reason for the knobs' values; reasons for settings that a run needs are in `reasons` of the
+    framework; `otherwise` is the reason for all others.
     """
     reasons = {**framework.reasons, **_COMMON}
     turned = {_bare(name) for name in framework.settings(job, knobs)}
@@ -66,7 +66,7 @@ def additions(
 
 
 def _named(words: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the settings of a command by their bare names: as spelled, and their values."""
+    """Return the settings of a command by bare name, each as the name as written and its value."""
     result: dict[str, tuple[str, str]] = {}
     flag = ""
     for word in words:
@@ -77,7 +77,7 @@ def _named(words: Iterable[str]) -> dict[str, tuple[str, str]]:
         elif word.startswith("--") and len(word) > 2:
             flag = word
             result[_bare(word)] = (word, "")
-        elif word.startswith("{attempt}") and word.endswith(".py"):  # a program, not the flag's value
+        elif word.startswith("{attempt}") and word.endswith(".py"):  # a program, not a value of the flag
             flag = ""
         elif flag:
             result[_bare(flag)] = (flag, f"{result[_bare(flag)][1]} {word}".strip())
@@ -97,7 +97,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: str) -> str:
-    """Return a value without what dialects write differently: brackets, quotes, case, a number's form."""
+    """Normalize a value: remove differences in brackets, quotes, case and number format."""
     words = _PLAIN.sub(" ", value).strip().casefold()
     try:
         return repr(float(words))
@@ -110,7 +110,7 @@ def _reason(reasons: Mapping[str, str], name: str) -> str:
 
 
 def printable(additions: Iterable[Addition], job: Job) -> tuple[Addition, ...]:
-    """Return the additions without the values of a job that nothing may show."""
+    """Return the additions with the job's secret values masked."""
     return tuple(
         msgspec.structs.replace(
             each,
@@ -122,7 +122,7 @@ def printable(additions: Iterable[Addition], job: Job) -> tuple[Addition, ...]:
 
 
 def change_lines(additions: Iterable[Addition]) -> Iterator[str]:
-    """Yield a line for each setting, and behind settings of one reason that reason."""
+    """Yield a line for each setting, and the common reason after consecutive settings that share one."""
     for reason, group in groupby(additions, key=lambda each: each.reason):
         yield from map(_line, group)
         if reason:
@@ -138,12 +138,12 @@ def _line(change: Addition) -> str:
 
 
 def passed_over(job: Job) -> tuple[str, ...]:
-    """Return a sentence on checkpoints of the job that lie here and that a launch does not continue."""
+    """Return a warning if the job has checkpoints here that a launch would not resume from."""
     folder = None if job.resume else frameworks.find(job.framework).checkpoint_folder(job)
     try:
         names = [each.name for each in Path(folder).iterdir()] if folder else []
     except OSError:
-        return ()  # elsewhere, or not there
+        return ()  # on another machine, or absent
     newest = max(filter(_CHECKPOINT.fullmatch, names), key=_number, default="")
     if not newest:
         return ()

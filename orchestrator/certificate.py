@@ -1,6 +1,6 @@
-"""Whether a certificate is true: read within limits, compared with the files next to it, and replayed.
+"""Verify a certificate: read it within limits, compare it with the files next to it, and replay an update.
 
-A certificate and the files next to it are data that anybody may have written: bounded, never executed.
+A certificate and the files next to it are untrusted data: read within limits and never executed.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.run.view import RunView
 from autotune.policies.values.value import Value
 
-# What code that expects a checked job raises for values that no job has.
+# Raised by code that expects a checked job, for values that no job has.
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _FILES = {"job.yaml": "before", "stable.yaml": "after"}
 
 
 class Verification(Value, frozen=True, kw_only=True):
-    """What was found."""
+    """The result of a verification."""
 
     certificate: Certificate
     differences: tuple[str, ...]  # a sentence each
-    compared: tuple[str, ...]  # the files beside it
+    compared: tuple[str, ...]  # files next to it
     missing: tuple[str, ...]
     replayed: Replayed
     replay: str  # in words
-    by: str  # update: one was computed twice; losses: those of steps that attempts repeated
+    by: str  # update: one update was computed twice; losses: of steps that attempts repeated
 
 
 class VerificationDocument(Value, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class VerificationDocument(Value, frozen=True, kw_only=True):
 
 
 def document(verification: Verification) -> VerificationDocument:
-    """Return what was found as it is printed."""
+    """Return the result of a verification as the document of `--json`."""
     certificate = verification.certificate
     return VerificationDocument(
         run=certificate.run,
@@ -101,7 +101,7 @@ def document(verification: Verification) -> VerificationDocument:
 
 
 def verify(path: Path) -> Verification:
-    """Return what contradicts a certificate; raises Failure if it, or a file next to it, is unusable.
+    """Verify a certificate; raises Failure if it, or a file next to it, is unusable.
 
     Nothing that the files name is run, opened or loaded.
     """
@@ -146,7 +146,7 @@ def verify(path: Path) -> Verification:
 def _contradictions(
     certificate: Certificate, framework: Framework, before: Job, after: Job, path: Path
 ) -> Iterator[str]:
-    """Yield where the framework and the certificate disagree on the settings."""
+    """Yield the differences between the certificate's settings and the framework's."""
     for problem in refusals(framework.check(before)):
         key = ".".join(map(str, problem.path))
         raise unusable(path, f"`{key}` of the job: {problem.message}", hint=problem.hint)
@@ -170,7 +170,7 @@ def _contradictions(
 
 
 def _against_journal(certificate: Certificate, framework: Framework, history: History) -> tuple[str, ...]:
-    """Return in what a certificate differs from the one that the journal gives for the same moment."""
+    """Return the differences between a certificate and the one made from the journal for the same time."""
     last = max((n for n, event in enumerate(history) if event.at == certificate.at), default=None)
     if last is None:
         return (f"`at` is {certificate.at}, when nothing happened according to events.jsonl",)
@@ -182,7 +182,7 @@ def _against_journal(certificate: Certificate, framework: Framework, history: Hi
 
 
 def _against_job(claimed: Job, job: Job, name: str, framework: Framework) -> Iterator[str]:
-    """Yield in what a job file differs from the job of the certificate, as far as it may concern training."""
+    """Yield the differences that may affect training between a job file and a certificate's job."""
     typed = with_units(claimed.settings, framework, claimed)
     sizes = {f"settings.{k}": v for k, v in typed.items() if v != claimed.settings[k]}
     parts = ("framework", "command", "python", "config", "model", "env")
@@ -193,17 +193,17 @@ def _against_job(claimed: Job, job: Job, name: str, framework: Framework) -> Ite
         f"settings.{k}": v for k, v in job.settings.items()
     }
     for key, here, there in unequal(keys, other):
-        if key not in sizes or there != sizes[key]:  # the same size with its unit is no difference
+        if key not in sizes or there != sizes[key]:  # the same size written with a unit is equal
             yield f"`{key}` is {words(here)} in the certificate and {words(there)} in {name}"
 
 
-MOST_BYTES = 16 << 20  # of a certificate: 10,000 overlapping steps are about 1 MiB
+MOST_BYTES = 16 << 20  # of a certificate: 10,000 overlapping steps take about 1 MiB
 MOST_JOURNAL_BYTES = 1 << 30
 _HINT = "name the certificate.json of a run"
 
 
 def certificate_in(path: Path) -> Certificate:
-    """Return the certificate in a file; raises Failure with exit code 2 where it is none."""
+    """Return the certificate in a file; raises Failure with exit code 2 if it is not one."""
     data = _bytes(path, most=MOST_BYTES)
     try:
         certificate = msgspec.json.decode(data, type=Certificate)
@@ -219,7 +219,7 @@ def certificate_in(path: Path) -> Certificate:
 
 
 def framework_of(certificate: Certificate, path: Path) -> Framework:
-    """Return the framework of a certificate's job; raises Failure for one that is not known."""
+    """Return the framework of a certificate's job; raises Failure if it is unknown."""
     try:
         return frameworks.find(certificate.job.framework)
     except KeyError:
@@ -228,7 +228,7 @@ def framework_of(certificate: Certificate, path: Path) -> Framework:
 
 
 def journal_beside(path: Path) -> History | None:
-    """Return the recorded events next to a certificate, None if there are none; raises Failure."""
+    """Return the events recorded next to a certificate; None if absent; raises Failure if unusable."""
     file = path.with_name("events.jsonl")
     if not os.path.lexists(file):
         return None
@@ -240,7 +240,7 @@ def journal_beside(path: Path) -> History | None:
 
 
 def job_beside(path: Path, name: str) -> Job | None:
-    """Return the job in a file next to a certificate, None if there is none; raises Failure."""
+    """Return the job in a file next to a certificate; None if there is none; raises Failure if invalid."""
     file = path.with_name(name)
     if not os.path.lexists(file):
         return None
@@ -254,12 +254,12 @@ def job_beside(path: Path, name: str) -> Job | None:
 
 
 def unusable(path: Path, why: str, *, hint: str = "") -> Failure:
-    """Return the failure of a file that cannot be used."""
+    """Return the failure for an unusable file."""
     return Failure(f"cannot use `{path}`: {why}", hint=hint, code=ExitCode.USAGE)
 
 
 def _bytes(path: Path, *, most: int, whole: bool = True) -> bytes:
-    """Return a regular file's bytes, none of them unless `whole`; no pipe or device is waited for."""
+    """Return a regular file's bytes, none unless `whole`; never blocks on a pipe or device."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             state = os.fstat(file.fileno())
@@ -276,12 +276,12 @@ def _bytes(path: Path, *, most: int, whole: bool = True) -> bytes:
     return data
 
 
-TIMEOUT_S = 600.0  # a small update takes seconds; a slow, busy machine a minute
+TIMEOUT_S = 600.0  # a small update takes seconds, on a slow, busy machine a minute
 _CARRIED = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 
 
 def replayed(framework: Framework, before: Job, after: Job) -> tuple[Replayed, str] | None:
-    """Return whether one update comes out the same, and in words how; None if there is no replay."""
+    """Replay one update under both settings; returns outcome and description, None if not supported."""
     command = framework.replay(before, after)
     if command is None:
         return None
@@ -290,7 +290,7 @@ def replayed(framework: Framework, before: Job, after: Job) -> tuple[Replayed, s
             (Path(folder) / file.name).write_text(file.text)
         argv = [w.replace("{attempt}", folder).replace("{python}", sys.executable) for w in command.argv]
         environment = {name: os.environ[name] for name in _CARRIED if name in os.environ}
-        # A training may run on this node.
+        # Hide the GPUs, because a training may run on this node.
         environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
         try:
             done = subprocess.run(
@@ -317,7 +317,7 @@ def replayed(framework: Framework, before: Job, after: Job) -> tuple[Replayed, s
 
 
 def agreement_of(comparison: Comparison) -> tuple[Replayed, str]:
-    """Return the outcome of a comparison of two updates."""
+    """Return the outcome of a comparison of two updates, and its description."""
     if comparison.skipped:
         return Replayed.NOT_RUN, comparison.skipped
     what = f"one update of {comparison.samples} samples ({comparison.tokens:,} tokens) in fp32"

@@ -1,4 +1,4 @@
-"""Wall-clock and monotonic time and sleep, as one value that tests replace."""
+"""Wall-clock time, monotonic time and sleep as one object that tests replace."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from datetime import UTC, datetime
 
 
 class Clock:
-    """The machine's own clock."""
+    """The machine's clock."""
 
     def now(self) -> float:
-        """Return Unix seconds: what is written and shown. An administrator or NTP may set them."""
+        """Return Unix seconds, for records and output; an administrator or NTP may change them."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Return seconds that nobody sets: what silence, waits and budgets are measured by."""
+        """Return seconds of a clock that cannot be set, for silence, waits and budgets."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Return after that many seconds."""
+        """Sleep for a number of seconds."""
         time.sleep(seconds)
 
 
 def timestamp(now: float) -> str:
-    """Return UTC as ISO 8601 with milliseconds."""
+    """Return Unix seconds as UTC in ISO 8601 with milliseconds."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def seconds_of(stamp: str) -> float:
-    """Return the Unix seconds of a timestamp."""
+    """Return the Unix seconds of a timestamp; 0 if it is empty."""
     return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0

@@ -1,4 +1,4 @@
-"""What a job needs of a cluster, and whether a cluster has it."""
+"""What a job needs from a cluster, and whether a cluster has it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from autotune.orchestrator.units import counted, show_gib
 from autotune.policies.values.job import Cluster, Job
 
 _CAPACITY_TOLERANCE = 0.03
-# A node with GPUs starts within minutes; pulling an image of tens of GB takes the most of them.
+# A node with GPUs starts within minutes, mostly spent on pulling an image of tens of GB.
 _WAIT_S = 1800.0
 _ON_CPUS_TOO = ("builtin", "command")  # frameworks whose jobs need no GPU
 
 
 def with_gpu_memory(job: Job, cluster: Cluster) -> Job:
-    """Return the job with the memory of the cluster's GPUs, which some defaults of an engine follow."""
+    """Return the job with the memory of the cluster's GPUs, which some engine defaults depend on."""
     if job.cluster.gpu_memory_bytes is not None or not cluster.gpu_memory_bytes:
         return job
     spec = msgspec.structs.replace(job.cluster, gpu_memory_bytes=cluster.gpu_memory_bytes)
@@ -27,7 +27,7 @@ def with_gpu_memory(job: Job, cluster: Cluster) -> Job:
 
 
 def with_stated_gpus(cluster: Cluster, stated: Cluster) -> Cluster:
-    """Return the cluster with the memory that a job states for GPUs that NVML could not measure."""
+    """Return the cluster with the GPU memory that a job states, if NVML could not measure it."""
     if cluster.gpu_memory_bytes or not cluster.gpus_per_node:
         return cluster
     return msgspec.structs.replace(
@@ -36,9 +36,9 @@ def with_stated_gpus(cluster: Cluster, stated: Cluster) -> Cluster:
 
 
 def on_gpus(job: Job, *, nodes: int, per_node: int) -> tuple[Job, tuple[str, ...]]:
-    """Return a job with its framework's own sizes set to a number of GPUs, and what was changed.
+    """Return a job with its framework's own sizes set to a number of GPUs, and the changes.
 
-    Raises Failure where they cannot be set to it, or where the framework refuses the sizes.
+    Raises Failure if the sizes cannot be set to it, or if the framework refuses them.
     """
     framework = frameworks.find(job.framework)
     asked, wanted = framework.gpus(job), nodes * per_node
@@ -70,13 +70,13 @@ def on_gpus(job: Job, *, nodes: int, per_node: int) -> tuple[Job, tuple[str, ...
 
 
 def _named(problem: Problem) -> str:
-    """Return what is wrong with a setting, and which one that is."""
+    """Return a problem's message, with the setting's name."""
     name = str(problem.path[-1]) if problem.path else ""
     return problem.message if name in problem.message else f"{name}: {problem.message}"
 
 
 def misfits(job: Job, cluster: Cluster) -> Iterator[Failure]:
-    """Yield why a cluster cannot take a job: it is smaller than the job says, or its GPUs differ."""
+    """Yield why a cluster cannot run a job: it is smaller than the job requires, or its GPUs differ."""
     spec = job.cluster
     here = cluster.address == "local"
     place = "this machine" if here else f"the Ray cluster at {cluster.address}"
@@ -117,15 +117,15 @@ def is_too_small(job: Job, cluster: Cluster) -> bool:
 
 
 def wait_s(job: Job, *, grows: bool) -> float | None:
-    """Return how long a run waits for nodes that are missing; None: not at all."""
+    """Return how many seconds a run waits for missing nodes; None if it does not wait."""
     stated = job.cluster.wait_for_nodes_s
     return stated if stated is not None else _WAIT_S if grows else None
 
 
 def gpus_of_a_node(job: Job) -> int | None:
-    """Return the GPUs that each node of a job needs at least; None where only the nodes can tell.
+    """Return the least number of GPUs per node that a job needs; None if it may run without GPUs.
 
-    Without `cluster.gpus_per_node` that is one: all GPUs of the nodes that come are measured, and count.
+    Without `cluster.gpus_per_node` that is one: a run then uses all GPUs that its nodes have.
     """
     spec = job.cluster
     if spec.gpus_per_node is not None:
@@ -135,7 +135,7 @@ def gpus_of_a_node(job: Job) -> int | None:
 
 
 def nodes_of(count: int, gpus: int) -> str:
-    """Return nodes in words, such as `4 nodes with 8 GPUs each`."""
+    """Return a description of nodes, such as `4 nodes with 8 GPUs each`."""
     nodes = counted(count, "node")
     if not gpus:
         return nodes

@@ -1,4 +1,4 @@
-"""Where the Python of a program in a container looks for code, as folders of this machine."""
+"""Containers in a job's command: the folders of this machine that they mount."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import msgspec
 from autotune.policies.values.job import Job
 
 CONTAINERS = frozenset({"docker", "podman", "apptainer", "singularity", "enroot", "shifter"})
-SRUN = "srun"  # starts a container where one of these options names it (pyxis, a plug-in of Slurm)
+SRUN = "srun"  # starts a container if given one of these options (pyxis, a plug-in of Slurm)
 _OF_SRUN = ("--container-image", "--container-name")
-_KEEP_FOLDER = frozenset({"apptainer", "singularity"})  # they start in the caller's folder, which they mount
-_KEEP_NOTHING = frozenset({"docker", "podman", SRUN})  # of what a program writes, where nothing is mounted
+_KEEP_FOLDER = frozenset({"apptainer", "singularity"})  # mount the caller's folder and start in it
+_KEEP_NOTHING = frozenset({"docker", "podman", SRUN})  # lose what a program writes outside mounts
 _FOLDER = ("-w", "--workdir", "--pwd", "--cwd", "--container-workdir")
 _MOUNT = ("-v", "--volume", "--mount", "-B", "--bind", "-m", "--container-mounts")
 _VARIABLE = ("-e", "--env")
@@ -30,15 +30,15 @@ def is_container(words: Sequence[str]) -> bool:
 
 
 def code_folders(job: Job) -> tuple[Path, ...]:
-    """Return the working directory of the container and its PYTHONPATH, as far as they are mounted from here.
+    """Return the folders of this machine mounted as a container's working directory and PYTHONPATH.
 
-    What the image holds cannot be read: a folder of it is left out.
+    Folders of the image itself cannot be read and are left out.
     """
     options = list(_options(job.command))
     mounts = [
         (target, Path(job.workdir, source))
         for target, source in _mounted(options)
-        if source.startswith(("/", "."))  # another one is a named volume
+        if source.startswith(("/", "."))  # otherwise it is a named volume
     ]
     inside = [value for name, value in options if name in _FOLDER][-1:]
     for name, value in options:
@@ -51,8 +51,8 @@ def code_folders(job: Job) -> tuple[Path, ...]:
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the options in front of the program in the container, each with its value or the next word."""
-    of_container = "--container-" if PurePosixPath(words[0]).name == SRUN else "-"  # its `-w` are nodes
+    """Yield the options before the program in the container, each with its value or the next word."""
+    of_container = "--container-" if PurePosixPath(words[0]).name == SRUN else "-"  # srun's `-w` names nodes
     for word, following in pairwise((*words[1:], "")):
         if _PROGRAM.fullmatch(word):
             return
@@ -62,7 +62,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _mounted(options: Iterable[tuple[str, str]]) -> Iterator[tuple[PurePosixPath, str]]:
-    """Yield the folder in the container of each mount, and what is mounted there."""
+    """Yield the target folder and the source of each mount."""
     values = [value for name, value in options if name in _MOUNT]
     for part in (part for value in values for part in ([value] if "=" in value else value.split(","))):
         if "=" in part:
@@ -77,9 +77,9 @@ def _mounted(options: Iterable[tuple[str, str]]) -> Iterator[tuple[PurePosixPath
 
 
 def with_lost_checkpoints(job: Job, folder: str | None) -> Job:
-    """Return the job with a note if the folder of its checkpoints is certain to be gone with its container.
+    """Return the job with a note if its checkpoints are certainly lost with its container.
 
-    That is so of docker, podman and Slurm's, where nothing is mounted there.
+    That is so for docker, podman and Slurm's containers if nothing is mounted at the checkpoint folder.
     """
     if not folder or not is_container(job.command):
         return job
@@ -97,7 +97,7 @@ def with_lost_checkpoints(job: Job, folder: str | None) -> Job:
 
 
 def _outside(folder: PurePosixPath, mounts: list[tuple[PurePosixPath, Path]]) -> Path | None:
-    """Return the folder of this machine that is mounted where a folder of the container lies."""
+    """Return the folder of this machine mounted at a folder of the container; None if it is not mounted."""
     above = [(target, source) for target, source in mounts if folder.is_relative_to(target)]
     if not above:
         return None

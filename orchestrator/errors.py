@@ -37,26 +37,26 @@ class Failure(Exception):  # noqa: N818 - named as in "infrastructure failure"
 
 
 def reason_of(error: OSError) -> str:
-    """Return the system's words for an error, as they stand in the middle of a sentence."""
+    """Return the system's message for an error in lower case, for the middle of a sentence."""
     return (error.strerror or str(error)).lower()
 
 
 def require(what: str, *modules: str) -> None:
-    """Raise the failure that names the extra where a module is not installed that `what` needs."""
+    """Raise a Failure that names the extra to install if a module that `what` needs is missing."""
     absent = packages.missing(modules)
     if absent:
         raise lacking(what, absent)
 
 
 def lacking(what: str, modules: Sequence[str]) -> Failure:
-    """Return the failure of something that needs modules of an extra; a later try would meet it again."""
+    """Return the failure of something that needs modules of an extra; a retry would fail again."""
     hint = packages.how_to_install(modules)
     return Failure(f"{what} {packages.absence(modules)}", hint=hint, code=ExitCode.USAGE)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise Failure, whose hint names a remedy, for an OSError while a file of a run is written."""
+    """Turn an OSError while a file of a run is written into a Failure whose hint names a way out."""
     try:
         yield
     except OSError as error:
@@ -122,7 +122,7 @@ class ErrorDocument(Value, frozen=True, kw_only=True):
 
 
 class JobErrors(Failure):
-    """Everything that is wrong with a job file, in order of line; the message shows the first of many."""
+    """All mistakes in a job file, in order of line; the message has the first `MOST_COMPLAINTS`."""
 
     MOST_COMPLAINTS = 20
 
@@ -135,7 +135,7 @@ class JobErrors(Failure):
         super().__init__("\n\n".join(parts), code=ExitCode.USAGE)
 
     def problems(self) -> list[Problem]:
-        """Return all of them as a JSON document has them."""
+        """Return all mistakes for a JSON document."""
         return [
             Problem(message=each.message, hint=each.hint, file=each.file, line=each.line, column=each.column)
             for each in self.complaints

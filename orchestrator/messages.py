@@ -1,4 +1,4 @@
-"""The text of a run's events, without colour or layout."""
+"""Texts for a run's events, without colour or layout."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _RULES = {"autotune-restarted": "config: the job started over instead of resumin
 _TRAIN = {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
 _MARGINAL = " with little free memory"
 _MAIN_ROWS = {"rollout", "log_prob", "train"}
-# Phases that need more than "in" and their name.
+# Phases that are not described as "in" and their name.
 _PLACES = {
     Phase.INIT: "while starting",
     Phase.RESUME: "while loading a checkpoint",
@@ -72,7 +72,7 @@ _PLACES = {
 
 
 def diagnosis(value: Diagnosis) -> str:
-    """Return `gpu-oom in backward, after step 2, rank 2`, or how a job ended whose log does not say why."""
+    """Return `gpu-oom in backward, after step 2, rank 2`, or the reason of a diagnosis without a log."""
     if value.reason:
         return f"{value.cause}: {value.reason}"
     rule = value.evidence[0].rule if value.evidence else ""
@@ -90,7 +90,7 @@ def _place(phase: Phase) -> str:
 
 
 def failure_line(finding: Finding) -> str:
-    """Return `gpu-oom in backward (line 5)`, or the line itself where its rule names no cause."""
+    """Return `gpu-oom in backward (line 5)`, or the line itself if its rule has no cause."""
     text = finding.line.text.strip()[:120]
     if finding.cause is not None:
         text = f"{finding.cause} {_place(finding.phase)}".strip()
@@ -98,7 +98,7 @@ def failure_line(finding: Finding) -> str:
 
 
 def not_usable(facts: Facts) -> str:
-    """Return what follows `was free` where that would have been enough; else the empty string."""
+    """Return ` but not usable` if the free memory would have been enough, otherwise the empty string."""
     requested, room = facts.requested_bytes, facts.room_bytes
     return " but not usable" if requested is not None and room is not None and room >= requested else ""
 
@@ -150,7 +150,7 @@ def cluster(value: Cluster) -> str:
 def peaks(values: dict[str, Peak], *, mark: str = "") -> str:
     """Return the main peaks in one line; forward, backward and optimizer are one entry, `train`.
 
-    `mark` stands before each size.
+    `mark` precedes each size.
     """
     rows: dict[str, Peak] = {}
     for phase, peak in values.items():
@@ -182,7 +182,7 @@ def time_left(value: TimeLeft) -> str:
 
 
 def speed(event: Progressed | None) -> str:
-    """Return `, 1,638 tok/s` of a step that reports it, else the empty string."""
+    """Return `, 1,638 tok/s` if a step reports its speed, otherwise the empty string."""
     return f", {show_rate(event.tokens_per_second, Unit.TOKENS)}" if event and event.tokens_per_second else ""
 
 
@@ -193,7 +193,7 @@ def cured(event: CuredInPlace) -> str:
 
 
 def forecast(event: Foreseen) -> str:
-    """Return `backward is expected to run out of GPU memory at step 96 …`, or that it no longer is."""
+    """Return `backward is expected to run out of GPU memory at step 96 …`, or that this no longer holds."""
     on_host = event.cause is Cause.HOST_OOM
     who, memory = ("the job", "host memory") if on_host else (str(event.phase), "GPU memory")
     if not event.holds or event.step is None:
@@ -203,7 +203,7 @@ def forecast(event: Foreseen) -> str:
 
 
 def forecast_figures(event: Foreseen) -> str:
-    """Return what a forecast rests on: use now, growth and limit; empty if it no longer holds."""
+    """Return the figures of a forecast: current use, growth and limit; empty if it no longer holds."""
     if not event.holds:
         return ""
     lengths = ", with the lengths of the responses" if event.lengths else ""
@@ -220,12 +220,12 @@ def forecast_figures(event: Foreseen) -> str:
 
 
 def step_of(step: int, total: int | None) -> str:
-    """Return `3/20`, or `3` where the number of steps is unknown."""
+    """Return `3/20`, or `3` if the number of steps is unknown."""
     return f"{step}/{total}" if total else str(step)
 
 
 def fullness(peak: Peak) -> tuple[float, int]:
-    """Return by what peaks are compared: the share of the capacity, then the bytes."""
+    """Return the sort key of peaks: the share of the capacity, then the bytes."""
     return (peak.used_bytes / peak.capacity_bytes if peak.capacity_bytes else 0.0, peak.used_bytes)
 
 
@@ -253,7 +253,7 @@ def outcome(value: Outcome, *, rehearsal: bool = False) -> str:
 
 
 def attempt(event: Started, *, before: Knobs, first: Knobs | None) -> str:
-    """Return what an attempt changes, and which part of a rehearsal it is."""
+    """Return what an attempt changes and, for a rehearsal, which part it is."""
     same = "as written" if event.knobs == first else "same settings again"
     change = setting_changes(before, event.knobs) or same
     if event.rehearsal is None:
@@ -295,14 +295,14 @@ def trial_result(result: Tried) -> str:
 
 
 def lasted(seconds: float | None, *, at_least: bool = False) -> str:
-    """Return how long something took; with `at_least` its end was not observed."""
-    if seconds is None or (at_least and not seconds):  # 0: of a journal from before that was recorded
+    """Return a duration as text; `at_least`: the end was not observed."""
+    if seconds is None or (at_least and not seconds):  # 0: an older journal, which did not record it
         return "unknown time"
     return f"at least {show_duration(seconds)}" if at_least else show_duration(seconds)
 
 
 def continues(view: RunView, *, report: str) -> str:
-    """Return what the command that resumes an interrupted run does; `report` is the command of its report."""
+    """Return what resuming an interrupted run does; `report` is the command for its report."""
     if view.tried:
         return f"continues the search; `{report}` shows its trials"
     saved = max((each.saved or 0 for each in view.training), default=0)
@@ -311,7 +311,7 @@ def continues(view: RunView, *, report: str) -> str:
 
 
 def verdict(value: Verdict, *, attempts: int, seconds: float, tried: Sequence[Tried] = ()) -> str:
-    """Return how a run ended, in one sentence; `tried` are the results of a search."""
+    """Return in one sentence how a run ended; `tried` are the results of a search."""
     tries = counted(attempts, "attempt")
     took = show_duration(seconds)
     match value:

@@ -1,4 +1,4 @@
-"""A run as figures for Prometheus: attempts, relaunches, steps, free memory per phase, state."""
+"""Prometheus metrics of a run: attempts, relaunches, steps, free memory per phase, state."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from autotune.policies.values.run.view import RunView
 
 
 class Metrics:
-    """The figures of one run, exported while its driver is connected to a cluster that is not its own."""
+    """The metrics of one run, exported while its driver is connected to an existing cluster."""
 
     def __init__(self) -> None:
         self._cluster: ClusterMetrics | None = None
         self._run = RunView()
         self._headroom: dict[str, float] = {}  # phase -> share of its memory that was free at its peak
-        self._step: int | None = None  # the last of the training or of a trial
-        self._pending = False  # a row changed figures that are not exported yet
+        self._step: int | None = None  # the last step of the training or of a trial
+        self._pending = False  # changes are not exported yet
 
     def take(self, event: Event) -> None:
         """Update metrics from a journal row; step metrics are exported by `settle`."""
@@ -25,12 +25,12 @@ class Metrics:
             self.export()
 
     def settle(self) -> None:
-        """Export what the steps since the last call changed."""
+        """Export the changes by steps since the last call."""
         if self._pending:
             self.export()
 
     def note(self, event: Event) -> None:
-        """Take in a row of the journal."""
+        """Update metrics from a journal row without exporting them."""
         self._pending = True
         self._run.take(event)
         match event:
@@ -52,7 +52,7 @@ class Metrics:
                 pass
 
     def export(self) -> None:
-        """Export every figure."""
+        """Export all metrics."""
         cluster, self._pending = self._cluster, False
         if cluster is None:
             return

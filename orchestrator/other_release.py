@@ -1,4 +1,4 @@
-"""What changes for a job with another release of its framework or of its inference engine."""
+"""What changes for a job with another release of its framework or its inference engine."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ class OtherRelease(Value, frozen=True, kw_only=True):
 
     schema: int = 1
     package: str
-    now: str  # the release with which the job is planned as it is; empty: not known
-    against: str  # the other one, as it was named
-    stands_in: str = ""  # the nearest release on record, where not all facts of the other one are
+    now: str  # the release of the job as it is; empty: unknown
+    against: str  # the other release, as named by the user
+    stands_in: str = ""  # the nearest release on record, used if the other one is not on record
     verdict_now: str
     verdict_against: str
-    placement: tuple[str, str] | None = None  # of trainer and engines, where it differs
+    placement: tuple[str, str] | None = None  # of trainer and engines, if it differs
     phases: tuple[PhaseChange, ...] = ()
-    knobs: dict[str, tuple[Setting, Setting]] = {}  # whose value differs, by defaults that changed
-    defaults: dict[str, tuple[Any, Any]] = {}  # of settings by whose names memory is concerned
+    knobs: dict[str, tuple[Setting, Setting]] = {}  # with different values because of changed defaults
+    defaults: dict[str, tuple[Any, Any]] = {}  # changed defaults of settings that affect memory
     lacking: tuple[str, ...] = ()  # settings of the job that the other release does not have
-    refused: tuple[str, ...] = ()  # what else it does not accept
+    refused: tuple[str, ...] = ()  # other problems of the job with the other release
     command: dict[str, tuple[str, ...]] = {}  # words of the command: `removed` and `added`
-    remedies_lost: dict[str, str] = {}  # knobs that a launch could no longer change, with the reason
+    remedies_lost: dict[str, str] = {}  # knobs that a launch could no longer change -> reason
     remedies_new: tuple[str, ...] = ()
 
 
 def with_release(job: Job, framework: Framework, engine: str, requirement: str) -> tuple[str, str, Job]:
-    """Return the package and version that `verl==0.8.0` names, and the job with it.
+    """Return the package and version in a requirement `verl==0.8.0`, and the job with that release.
 
-    Raises Failure for what names neither the job's framework nor its engine, or no version.
+    Raises Failure if it names neither the job's framework nor its engine, or no valid version.
     """
     match = _REQUIREMENT.fullmatch(requirement)
     package, version = (match[1].lower(), match[2]) if match else ("", "")
@@ -80,7 +80,7 @@ def with_release(job: Job, framework: Framework, engine: str, requirement: str) 
 
 
 def _options(argv: tuple[str, ...]) -> list[str]:
-    """Return the words of a command, a flag and its value as one."""
+    """Return the words of a command, with a flag and its value as one."""
     result: list[str] = []
     for word in argv:
         is_value = bool(result) and result[-1].startswith("--") and " " not in result[-1]
@@ -92,13 +92,13 @@ def _options(argv: tuple[str, ...]) -> list[str]:
 
 
 def _changed_defaults(framework: Framework, jobs: tuple[Job, Job]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield the settings that decide on memory, which the job leaves out, with both defaults; None: none."""
+    """Yield settings that affect memory and whose defaults differ, with both defaults; None: no default."""
     here, there = map(framework.defaults, jobs)
     for name in sorted(here.keys() | there.keys()):
         values = here.get(name), there.get(name)
         if values[0] == values[1] or not DECIDES_MEMORY.search(name):
             continue
-        # A release that gives it no default may not have it at all.
+        # A release without a default for it may not have the setting at all.
         others = (job for job, of in zip(jobs, (here, there), strict=True) if name not in of)
         written = (msgspec.structs.replace(job, settings={**job.settings, name: True}) for job in others)
         if not any(name in framework.lacking(job) for job in written):
@@ -115,7 +115,7 @@ def compared(
     profiles: tuple[Profile, Profile],
     verdicts: tuple[str, str],
 ) -> OtherRelease:
-    """Return what differs between a job as it is and with the other release, in that order."""
+    """Compare a job as it is with the job under the other release; pairs are in that order."""
     now, against = plans
     peaks = {phase.phase: phase for phase in against.phases}
     knobs = (

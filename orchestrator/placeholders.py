@@ -1,4 +1,4 @@
-"""Values of a job that are still to be filled in: text that only a shell can resolve, and placeholders."""
+"""Values of a job that must be filled in: text that only a shell can resolve, and placeholders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.policies.values.job import Job
 
 KeyPath = tuple[str | int, ...]
 
-LITERAL = "# autotune: literal"  # ends a line of a job file whose values are meant as they are
+LITERAL = "# autotune: literal"  # at the end of a job file's line: its values are not placeholders
 _FOR_A_SHELL = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)?|^[^\s`]*`[^`]+`[^\s`]*$")
 _WORDS = r"your|path|dir|folder|dataset|data|model|name|file|user|key|url|checkpoint|ckpt"
 _PLACEHOLDER = re.compile(
@@ -32,11 +32,11 @@ _MARKED = re.compile(r"(?<=\s)#\s*autotune:\s*literal\s*$")
 
 
 def unfilled(job: Job) -> Iterator[tuple[KeyPath, str]]:
-    """Yield where a job has values that nobody filled in, and what is wrong with each.
+    """Yield the paths of a job's unfilled values, and what is wrong with each.
 
-    A placeholder that is a path of this machine is a value; the text of `bash -c` may call programs; a
-    variable may have a dummy for a key (`OPENAI_API_KEY: xxx`), which servers of one's own take. What the
-    job file marks as `LITERAL` is meant.
+    Not reported are: a placeholder that is an existing path of this machine; shell substitutions in the text
+    of `bash -c`; dummy keys in variables (`OPENAI_API_KEY: xxx`), which self-hosted servers accept; and
+    values that the job file marks as `LITERAL`.
     """
     for path, reason in _unfilled(job):
         if dotted(path) not in job.literals:
@@ -44,12 +44,12 @@ def unfilled(job: Job) -> Iterator[tuple[KeyPath, str]]:
 
 
 def literals(job: Job, line_of: Callable[[KeyPath], str]) -> tuple[str, ...]:
-    """Return the dotted keys of values that look unfilled and stand in a line marked as `LITERAL`."""
+    """Return the dotted keys of values that look unfilled but are on a line marked as `LITERAL`."""
     return tuple(dotted(path) for path, _ in unfilled(job) if _MARKED.search(line_of(path)))
 
 
 def dotted(path: KeyPath) -> str:
-    """Return a path of keys as messages name it."""
+    """Return a path of keys joined by dots, for messages."""
     return ".".join(map(str, path))
 
 
@@ -66,7 +66,7 @@ def _unfilled(job: Job) -> Iterator[tuple[KeyPath, str]]:
 
 
 def warnings(job: Job) -> tuple[str, ...]:
-    """Return a sentence for each value that nobody filled in, for a command that launches nothing."""
+    """Return a warning for each unfilled value, for commands that launch nothing."""
     left_out = (
         f"`settings.{name}` has no value yet: planned with the default; `autotune launch` refuses it"
         for name in job.unfilled
@@ -78,18 +78,18 @@ def warnings(job: Job) -> tuple[str, ...]:
 
 
 def without(job: Job, names: tuple[str, ...]) -> Job:
-    """Return a job without the settings that nobody filled in, which it names instead."""
+    """Return a job without some unfilled settings, whose names are put into its `unfilled`."""
     settings = {name: value for name, value in job.settings.items() if name not in names}
     return msgspec.structs.replace(job, settings=settings, unfilled=names) if names else job
 
 
 def is_unfilled(setting: Any) -> bool:
-    """Return whether a setting has a value that nobody filled in."""
+    """Return whether a setting has an unfilled value."""
     return any(_inside(setting, (), for_a_shell=True))
 
 
 def placeholder_in(text: str) -> str:
-    """Return the placeholder in a text; empty if there is none, or if it is a path of this machine."""
+    """Return the placeholder in a text; empty if there is none, or if the text is a path of this machine."""
     match = _PLACEHOLDER.search(text)
     return match[0] if match and not _exists(text) else ""
 

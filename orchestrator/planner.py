@@ -40,7 +40,7 @@ from autotune.policies.values.value import Value
 
 GPU_UNKNOWN = "the memory of a GPU is unknown; set `cluster.gpu_memory`"
 _MOST_REMEDIES = 3  # remedies of a phase
-# Rows of the table: forward, backward and optimizer are one, `train`.
+# Rows of the table; forward, backward and optimizer share the row `train`.
 _ROWS: dict[str, tuple[Phase, ...]] = {
     "init": (Phase.INIT,),
     "rollout_init": (Phase.ROLLOUT_INIT,),
@@ -68,20 +68,20 @@ class PhasePlan(Value, frozen=True, kw_only=True):
     """The predicted peak of one phase on its device."""
 
     phase: str
-    parts: dict[str, float]  # bytes, whose sum is `total_bytes`; `rest` is what calibration and growth add
-    typical_bytes: float  # of a micro-batch of sequences of mean length
-    total_bytes: float  # of the largest micro-batch expected in the steps of the goal, after calibration
-    worst_bytes: float  # with sequences as long as the job allows
+    parts: dict[str, float]  # bytes that sum to `total_bytes`; `rest` is added by calibration and growth
+    typical_bytes: float  # for a micro-batch of sequences of mean length
+    total_bytes: float  # for the largest micro-batch expected in the steps of the goal, after calibration
+    worst_bytes: float  # with all sequences at the job's maximum length
     capacity_bytes: float | None
     host_bytes: float
     verdict: str  # fits | marginal | overflows | unknown
-    # Standard deviation of the total as a share of it; of a job with engines at least that of a normal
+    # Standard deviation as a share of the total; for a job with engines at least that of a normal
     # distribution that overflows with the phase's chance.
     error: float = 0.0
     chance: float | None = (
-        None  # that the phase overflows its device, with what nothing counts; None: unknown
+        None  # probability that the phase overflows its device, with uncounted memory; None: unknown
     )
-    pool_tokens: int | None = None  # that an engine's pool holds, whose devices share each token
+    pool_tokens: int | None = None  # capacity of an engine's KV pool, whose devices share each token
 
 
 class LengthsPlan(Value, frozen=True, kw_only=True):
@@ -90,14 +90,14 @@ class LengthsPlan(Value, frozen=True, kw_only=True):
     mean: float
     longest: float
     source: str  # job | usual | fixed: one length
-    prompt_from: str = ""  # the data in which prompts were measured; empty where none was
+    prompt_from: str = ""  # the data in which prompts were measured; empty: not measured
 
 
 class RungPlan(Value, frozen=True, kw_only=True):
     """A remedy that a launch would try after a failure in `phase`."""
 
     cause: str = Cause.GPU_OOM.value
-    phase: str  # none: in any, of a program about which nothing is known
+    phase: str  # none: any phase, for an unknown program
     remedy: str
     changes: dict[str, tuple[Setting, Setting]]
     effect: Effect
@@ -126,25 +126,25 @@ class Plan(Value, frozen=True, kw_only=True):
     first_phases: tuple[PhasePlan, ...] = ()  # with the first launch's changes; empty: it has none
     lengths: LengthsPlan | None = None
     error: float | None = None  # share of a peak
-    chance: float | None = None  # that any phase overflows its device; None: unknown
+    chance: float | None = None  # probability that any phase overflows its device; None: unknown
     calibrated_by: int = 0  # runs
-    log: str = ""  # that corrected the prediction too
+    log: str = ""  # a log that also calibrated the prediction
     note: str = ""  # why there is no estimate
-    model_from: str = ""  # where the model's shape was read
-    settings_of: str = ""  # the release whose settings stand for the job's, and why that one
-    model_unknown: str = ""  # what of the model the estimate does not count
+    model_from: str = ""  # source of the model's shape
+    settings_of: str = ""  # the release whose settings and defaults are used, and why that one
+    model_unknown: str = ""  # parts of the model that the estimate does not count
     first: dict[str, tuple[Setting, Setting]] = {}  # what the first launch changes
     reason: str
     command: tuple[str, ...]
-    additions: tuple[Addition, ...] = ()  # what the command has beside the user's own
+    additions: tuple[Addition, ...] = ()  # differences between the command and the user's own
     ladder: tuple[RungPlan, ...]
     knobs: tuple[KnobPlan, ...]
     unsupported: dict[str, str]
     needs_release: tuple[str, ...] = ()  # knobs that are offered once framework_version is known
-    facts: tuple[Fact, ...] = ()  # that the plan is made with beside the job's settings, and their origins
-    rests_on: tuple[Fact, ...] = ()  # of them the assumptions without which the prediction may be another
+    facts: tuple[Fact, ...] = ()  # used in addition to the job's settings, with their origins
+    rests_on: tuple[Fact, ...] = ()  # the assumptions among them that the prediction depends on
     warnings: tuple[str, ...]
-    rehearsal: tuple[Met, ...] = ()  # what a rehearsal meets of what fails late; empty: there is none
+    rehearsal: tuple[Met, ...] = ()  # late events that a rehearsal tests or not; empty: no rehearsal
 
 
 def plan(
@@ -159,8 +159,8 @@ def plan(
 ) -> Plan:
     """Return what `launch` would do with a job on a cluster; `render` returns the first command.
 
-    Without `remedies`, which take seconds to rank, the plan has none. `failure` of the job as written, as its
-    log shows it, calibrates the prediction, and its remedies stand first.
+    Ranking remedies takes seconds; without `remedies` the plan has none. `failure`, the diagnosis of a log of
+    the job as written, calibrates the prediction, and its remedies come first.
     """
     accepted, action = first_attempt(job, framework, cluster, recall=recall)
     profile, run = accepted.profile, fold((accepted,))
@@ -196,9 +196,9 @@ def plan(
 
 
 class Repair(Value, frozen=True, kw_only=True):
-    """What a launch changes after a failure, with the peaks that the failure taught."""
+    """What a launch changes after a failure, with the peaks calibrated by the failure."""
 
-    remedy: Remedy | None  # None: nothing is left to change
+    remedy: Remedy | None  # None: no change is left
     before: Knobs
     at_least: tuple[str, ...] = ()  # why its values may go no lower
     phases: tuple[PhasePlan, ...] = ()  # of the attempt that failed
@@ -215,7 +215,7 @@ def repair(
     knobs: Knobs | None = None,
     recall: Callable[[Kind], Learned | None] = lambda _: None,
 ) -> Repair:
-    """Return what a launch would change after an attempt with `knobs`, or as written, failed so."""
+    """Return what a launch would change after an attempt with `knobs`, or as written, had this diagnosis."""
     accepted, _ = first_attempt(job, framework, cluster, recall=recall)
     knobs = knobs or accepted.profile.knobs
     run = _failed(accepted, diagnosis, knobs)
@@ -232,13 +232,13 @@ def repair(
 
 
 def _failed(accepted: Accepted, diagnosis: Diagnosis, knobs: Knobs) -> Run:
-    """Return the history of a job whose first attempt failed so."""
+    """Return the history of a job whose first attempt failed with `diagnosis`."""
     attempt = Attempt(number=1, knobs=knobs, step=diagnosis.step, diagnosis=diagnosis)
     return msgspec.structs.replace(fold((accepted,)), attempts=(attempt,))
 
 
 def device_notes(name: str) -> Iterator[str]:
-    """Yield what a plan for GPUs of this name cannot know."""
+    """Yield warnings about what is unknown for GPUs of this name."""
     if no_expandable_segments(name):
         yield (
             f"{name}: a launch finds NVIDIA GPUs only, through NVML; what libraries use outside PyTorch's"
@@ -259,7 +259,7 @@ def first_attempt(
     recall: Callable[[Kind], Learned | None] = lambda _: None,
     policy: Policy = Policy.ESTIMATE,
 ) -> tuple[Accepted, Launch]:
-    """Return a job as a run would accept it on a cluster, and the launch that it would begin with."""
+    """Return the event `Accepted` of a job's run on a cluster, and its first launch."""
     accepted = Accepted(
         run="plan", job=job, profile=framework.profile(job, cluster), cluster=cluster, policy=policy
     )
@@ -270,7 +270,7 @@ def first_attempt(
 
 
 def settings_of(job: Job, framework: Framework) -> str:
-    """Return which release's settings and defaults the plan is made with; empty if all have the same."""
+    """Return the release whose settings and defaults the plan uses; empty if the framework has none."""
     if not framework.releases:
         return ""
     release = choose(job.framework_version, framework.releases)
@@ -286,7 +286,7 @@ def settings_of(job: Job, framework: Framework) -> str:
 
 
 def _awaiting_release(accepted: Accepted, framework: Framework) -> tuple[str, ...]:
-    """Return the knobs that a job would have too if the newest release on record were known to run it."""
+    """Return the additional knobs of a job if it were known to run the newest release on record."""
     own, newest = accepted.profile, framework.releases[-1:]
     if not newest or accepted.job.framework_version:
         return ()
@@ -300,10 +300,10 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
     longest = assess(longest_sequences(view), knobs).gpu
     prediction = predicted(view.calibration, estimates)
     accepted = view.run.accepted
-    # Attempts, or earlier jobs of its kind, showed what is left.
+    # Attempts, or earlier jobs of this kind, already showed how much memory remains in use.
     untried = accepted.learned is None and not view.run.attempts
     beside = scales(accepted.profile, estimates) * untried
-    # The skewed term stands for all that a sleeping engine keeps, which the peaks count as well.
+    # The skewed term includes all that a sleeping engine keeps, which the peaks count as well.
     counted = prediction.gpu - estimates.gpu_parts[:, PARTS.index("residue")] * (beside > 0)
     room = estimates.gpu_capacity * (1 - HEADROOM) - counted
     chances = list(map(overflow, room[:, 0], prediction.gpu_error[:, 0], beside[:, 0]))
@@ -341,9 +341,10 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
 
 
 def any_phase(rows: Sequence[PhasePlan]) -> float | None:
-    """Return the chance that any of these phases overflows; None if it is unknown for all of them.
+    """Return the probability that any of these phases overflows; None if it is unknown for all of them.
 
-    What one side leaves on a device is the same in all phases of the other.
+    What trainer or engine leave on a device is the same in all phases of the other, so that only the largest
+    probability of each side counts.
     """
     sides: dict[bool, float] = {}
     for row in rows:
@@ -373,7 +374,7 @@ def _verdict(total: float, capacity: float, error: float) -> str:
 
 
 def _pool_verdict(deviations: float) -> str:
-    """Return whether the engine's pool holds a sequence; an engine does not start where it does not."""
+    """Return the verdict on whether the engine's KV pool holds a sequence; otherwise it does not start."""
     if deviations >= 1:
         return "fits"
     return "marginal" if deviations >= -1 else "overflows"
@@ -403,9 +404,9 @@ def _failures(run: Run) -> list[Diagnosis]:
 
 
 def _ladder(run: Run, first: Knobs, failure: Diagnosis | None) -> list[RungPlan]:
-    """Return what a launch would try after a failure of each phase in its first attempt, in its order.
+    """Return what a launch would try, in this order, after a failure of each phase in its first attempt.
 
-    First stands what it would try after `failure` of the job as written.
+    The remedies for `failure` of the job as written come first.
     """
     own = run.accepted.profile.knobs
     failed = [] if failure is None or not failure.cause.is_memory else [_failed(run.accepted, failure, own)]
@@ -417,7 +418,7 @@ def _ladder(run: Run, first: Knobs, failure: Diagnosis | None) -> list[RungPlan]
 
 
 def _rungs(failed: Run) -> list[RungPlan]:
-    """Return what a launch would try after the last failure of a run."""
+    """Return the remedies that a launch would try after the last failure of a run."""
     knobs, diagnosis = failed.attempts[-1].knobs, failed.attempts[-1].diagnosis
     assert diagnosis is not None
     named: dict[str, Remedy] = {}

@@ -1,4 +1,4 @@
-"""How each state of a run is shown to a shell, a person, a dashboard and a notifier."""
+"""The words, metrics, exit codes and notifications of each state of a run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from autotune.policies.values.run.view import RunView
 
 
 class Display(NamedTuple):
-    """The public words of a state. They are a contract: add, do not rename."""
+    """The public words for a state. They are a contract: add, do not rename."""
 
     word: str  # column STATUS of `autotune status`
     metric: str  # label `state` of the metric `autotune_state`
     report: str = "unfinished"  # `conclusion.status` of a report
     tone: str = "warn"  # good | warn | bad
     exit_code: ExitCode = ExitCode.INFRASTRUCTURE  # of a driver that ends in this state
-    occasion: Occasion | None = None  # of the notification that its start sends
+    occasion: Occasion | None = None  # notification sent when the state begins
 
 
 _INFRASTRUCTURE = ExitCode.INFRASTRUCTURE
@@ -50,9 +50,9 @@ METRIC_STATES = tuple(dict.fromkeys(display.metric for display in DISPLAYS.value
 
 
 def display_of(verdict: Verdict) -> Display:
-    """Return how the end of a run is shown.
+    """Return the display of a run's end.
 
-    A success with less free memory than the goal asks for has the tone `warn`. A run that the user stopped or
+    A success with less free memory than the goal requires has the tone `warn`. A run that the user stopped or
     interrupted by SIGINT has the exit code of an interrupt, as shells expect.
     """
     display = DISPLAYS[ENDS[type(verdict)]]
@@ -64,9 +64,9 @@ def display_of(verdict: Verdict) -> Display:
 
 
 def exit_code(verdict: Verdict, history: History) -> ExitCode:
-    """Return the exit code of a driver whose journal ends as `history` does.
+    """Return the exit code of a driver with a verdict and the history of its journal.
 
-    Raises RuntimeError where the verdict is a success that the journal does not end with.
+    Raises RuntimeError if the verdict is a success but the journal does not end with one.
     """
     code = display_of(verdict).exit_code
     recorded = RunView(history[-1:]).state.is_success

@@ -1,6 +1,6 @@
-"""A job file for a model on some cards: the fastest configuration that is predicted to be safe.
+"""A job file for a model and GPUs: the fastest configuration that is predicted to be safe.
 
-It begins with the first job, before any knob is chosen, which the examples in configs/ give.
+The starting point is a first job without chosen knobs, derived from an example in configs/.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from autotune.policies.values.profile import Profile
 from autotune.policies.values.value import Value
 
 _CHOSEN = "the fastest that is predicted to fit"
-_NEXT_TO_NOTHING = 1.005  # of a step's time: below what a search calls a gain
-_ROUNDS = 3  # searches, each around the fastest of the one before
+_NEXT_TO_NOTHING = 1.005  # ratio of step times that is negligible, below what a search counts as a gain
+_ROUNDS = 3  # searches, each around the fastest configuration of the previous one
 
 
 class Start(Value, frozen=True, kw_only=True):
     """A configuration that is predicted to be safe."""
 
     text: str  # of the job file
-    step_s: float | None  # predicted seconds of a step; None where the card's speed is not known
-    host_bytes: int  # predicted peak of host memory on a node, whose size is not known
-    looked_at: int  # configurations that fit
+    step_s: float | None  # predicted seconds per step; None if the GPU's speed is unknown
+    host_bytes: int  # predicted peak of host memory per node, whose size is unknown
+    looked_at: int  # number of configurations that fit
 
 
 def starting_job(wish: Wish) -> Start | None:
     """Return the fastest configuration that is predicted to fit with headroom; None if none is.
 
-    Raises JobErrors where the wish itself is no legal job.
+    Raises JobErrors if the wish itself is not a legal job.
     """
     refused: JobErrors | None = None
     for text in first_texts(wish):
@@ -82,7 +82,7 @@ def _fastest(wish: Wish, text: str) -> Start | None:
     job = with_gpu_memory(job, cluster)
     profile = framework.profile(job, cluster)
     accepted = Accepted(run="plan", job=job, profile=profile, cluster=cluster)
-    free = msgspec.structs.replace(job, settings={})  # none of its values is a person's yet
+    free = msgspec.structs.replace(job, settings={})  # no value was chosen by a person
     dimensions = space(free, profile, profile.knobs)
     starts = (profile.knobs, *presets(framework, job, accepted, profile.knobs, dimensions))
     varied = SearchSpace(profile=profile, dimensions=dimensions, starts=starts, min_gain=0.0)
@@ -99,7 +99,7 @@ def _fastest(wish: Wish, text: str) -> Start | None:
         return None
     chosen = _with_defaults(sight, profile, result[0])
     changes = framework.settings(job, chosen)
-    added = [key for key in changes if key not in job.settings]  # they stand together at the end
+    added = [key for key in changes if key not in job.settings]  # written together at the end
     reasons = dict.fromkeys(changes, _CHOSEN) | dict.fromkeys(added, "")
     reasons |= dict.fromkeys(added[:1], f"{_CHOSEN}, as what follows")
     edits = [Edit(("settings", key), value, reasons[key]) for key, value in changes.items()]
@@ -113,7 +113,7 @@ def _fastest(wish: Wish, text: str) -> Start | None:
 
 
 def _with_defaults(sight: Foresight, profile: Profile, knobs: Knobs) -> Knobs:
-    """Return a configuration with every knob back at the framework's default that gains next to nothing."""
+    """Return a configuration with the knobs that hardly improve speed reset to the framework's defaults."""
     fastest = float(assess(sight, (knobs,)).estimate.step_s[0])
     for name in changed(profile.knobs, knobs):
         plain = msgspec.structs.replace(knobs, **{name: getattr(profile.knobs, name)})
@@ -126,8 +126,8 @@ def _with_defaults(sight: Foresight, profile: Profile, knobs: Knobs) -> Knobs:
 
 
 _START = "start.yaml"  # in a framework's folder
-_SAMPLES = 8  # of a prompt
-_BUDGET = 16384  # tokens of a micro-batch at least
+_SAMPLES = 8  # per prompt
+_BUDGET = 16384  # minimum token budget of a micro-batch
 _PLACE = re.compile(r"\{(\w+)\}")
 _VERL = """\
 name: {name}
@@ -179,54 +179,54 @@ _TEXTS = {"verl": _VERL, "slime": _SLIME}
 
 
 class Recipe(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a framework's first job is made from an example of configs/: its `start.yaml`."""
+    """A framework's `start.yaml`: how to derive a first job from an example in configs/."""
 
     example: str
-    keeps: str  # settings of the example, apart by spaces
+    keeps: str  # settings of the example, separated by spaces
     sets: dict[str, Any]
     yours: dict[str, Any] = {}
     experts: dict[str, Any] = {}
     env: dict[str, str] = {}
     note: str = ""
-    workdir: str = ""  # where the example names none
-    config: str = ""  # a file of the framework's checkout
-    apart: bool = False  # trainer and engines share no GPU
+    workdir: str = ""  # used before the example's
+    config: str = ""  # a file in the framework's checkout
+    apart: bool = False  # disaggregated: trainer and engines share no GPU
     one_node: bool = False  # the framework runs on one node only
 
 
 class Wish(Value, frozen=True, kw_only=True):
-    """What a configuration is wanted for."""
+    """The model, framework, GPUs and sizes that a configuration is requested for."""
 
     model: str  # hub name, folder or config.json
     framework: str
     gpus: Gpus
     prompt: int = 1024  # tokens of the longest prompt
     response: int = 4096  # tokens of the longest response
-    batch: int = 256  # prompts of a step
+    batch: int = 256  # prompts per step
 
 
 def even_batch(gpus: Gpus, batch: int) -> int:
-    """Return the number of prompts nearest to `batch` whose samples are the same number on every GPU.
+    """Return the number of prompts nearest to `batch` whose samples are divided evenly among the GPUs.
 
-    verl refuses other chunks, with a micro-batch of tokens too (DataProto.chunk in its protocol.py).
+    verl refuses uneven chunks, also with dynamic batching (DataProto.chunk in its protocol.py).
     """
     unit = _unit(gpus)
     return max(1, round(batch / unit)) * unit
 
 
 def _unit(gpus: Gpus) -> int:
-    """Return the number of prompts, of which every multiple spreads evenly."""
+    """Return the number of prompts whose multiples are divided evenly among the GPUs."""
     count = (gpus.nodes or 1) * (gpus.per_node or 8)
     return count // math.gcd(count, _SAMPLES)
 
 
 def frameworks_with_a_start() -> tuple[str, ...]:
-    """Return the frameworks for which a job can be made from a model and cards alone."""
+    """Return the frameworks for which a job can be made from a model and GPUs alone."""
     return tuple(name for name in frameworks.FRAMEWORKS if name in _TEXTS or _recipe(name) is not None)
 
 
 def refusal(framework: str, gpus: Gpus) -> tuple[str, str]:
-    """Return why a framework's jobs cannot use these GPUs, and which they can; empty where they can."""
+    """Return why a framework's jobs cannot use these GPUs, and an option that works; empty if they can."""
     recipe = _recipe(framework)
     per_node, card = gpus.per_node or 8, gpus.card.name
     if recipe is not None and recipe.one_node and (gpus.nodes or 1) > 1:
@@ -237,9 +237,9 @@ def refusal(framework: str, gpus: Gpus) -> tuple[str, str]:
 
 
 def first_texts(wish: Wish) -> tuple[str, ...]:
-    """Return the jobs without any knob chosen, of which the first that fits is wanted.
+    """Return the candidate jobs without chosen knobs, in order of preference.
 
-    verl trains with FSDP or Megatron: the latter spreads experts, and goes first for a model that has some.
+    verl trains with FSDP or Megatron; Megatron shards experts, and comes first for a model that has some.
     """
     recipe = _recipe(wish.framework)
     derived = () if recipe is None else (_derived(wish, recipe),)
@@ -251,10 +251,10 @@ def first_texts(wish: Wish) -> tuple[str, ...]:
 
 
 def of_experts(wish: Wish, job: Job) -> list[Edit]:
-    """Return how Megatron spreads a model's experts: over as many GPUs of a node as divide their number.
+    """Return the settings by which Megatron shards a model's experts over the GPUs of a node.
 
-    Megatron asks for sequence parallelism where experts and tensors are both split, and splits each expert
-    like a tensor unless told otherwise.
+    The expert-parallel size is the greatest common divisor of GPUs and experts. Megatron requires sequence
+    parallelism with expert and tensor parallelism, and by default splits each expert like other tensors.
     """
     experts = job.shape.experts if job.shape is not None else 0
     recipe = _recipe("miles" if wish.framework == "slime" else wish.framework)
@@ -272,7 +272,7 @@ def _recipe(framework: str) -> Recipe | None:
 
 
 def _derived(wish: Wish, recipe: Recipe) -> str:
-    """Return a job of the settings that an example keeps, and of those that the wish sets."""
+    """Return a job with the settings kept from an example and those that follow from the wish."""
     file = Path(next(iter(autotune.configs.__path__))) / recipe.example
     example = yaml.safe_load(file.read_bytes())
     sizes = _sizes(wish)
@@ -324,7 +324,7 @@ def _sizes(wish: Wish) -> dict[str, Any]:
 
 
 def _with_sizes(value: Any, sizes: Mapping[str, Any]) -> Any:
-    """Return a value of a recipe with what stands in braces; a number stays one."""
+    """Return a value of a recipe with its `{name}` replaced by sizes; a number stays a number."""
     if isinstance(value, list):
         return [_with_sizes(each, sizes) for each in value]
     if isinstance(value, dict):
@@ -351,7 +351,7 @@ def _template(wish: Wish) -> str:
 
 
 def _longest_fits(wish: Wish) -> list[Edit]:
-    """Return the token budgets, and the engine's size, that the job needs to be legal at all."""
+    """Return the token budgets and the engine size that the job needs to be legal."""
     sizes = _sizes(wish)
     engine = {"actor_rollout_ref.rollout.tensor_model_parallel_size": 1} if sizes["even_engine"] == 1 else {}
     budget: Mapping[str, Any] = {

@@ -1,4 +1,4 @@
-"""Parses and formats sizes, durations, shares and rates."""
+"""Parse and format sizes, durations, shares and rates."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _DURATION = re.compile(
     r"(?:(\d+(?:\.\d+)?)d)?\s*(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m)?\s*(?:(\d+(?:\.\d+)?)s)?"
 )
-_ROUNDED_TO = ((60, 10), (600, 30), (3600, 60), (6 * 3600, 300))  # seconds below which, to how many
-_NARROW = 0.1  # share of a time that a range of it may be wide and still be one figure
+_ROUNDED_TO = ((60, 10), (600, 30), (3600, 60), (6 * 3600, 300))  # below seconds, round to seconds
+_NARROW = 0.1  # a range narrower than this share of its end is shown as one figure
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -34,7 +34,7 @@ def size_bytes(written: object) -> int:
 
 
 def typed_size(size: int) -> str | int:
-    """Return `2GiB`, `24MiB` or `96KiB` where that is exact, else the bytes: a size as it stands in a job."""
+    """Return `2GiB`, `24MiB` or `96KiB` if exact, otherwise the bytes: a size as written in a job."""
     for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size > 0 and size % 1024**power == 0:
             return f"{size // 1024**power}{unit}"
@@ -89,7 +89,7 @@ def show_duration(seconds: float) -> str:
 
 
 def gpu_unit(hours: float) -> tuple[str, float]:
-    """Return the unit for an amount of GPU time, and how many of it an hour has: minutes below an hour."""
+    """Return the unit for an amount of GPU time in hours, and its number per hour: minutes below an hour."""
     return ("GPU-hours", 1.0) if hours >= 1 else ("GPU-minutes", 60.0)
 
 
@@ -100,7 +100,7 @@ def show_gpu_time(hours: float) -> str:
 
 
 def show_time_left(least_s: float, most_s: float) -> str:
-    """Return `about 2h 05m left`, `9m to 11m left` or, where least_s is 0, `at most 2h 05m left`."""
+    """Return `about 2h 05m left`, `9m to 11m left` or, if least_s rounds to 0, `at most 2h 05m left`."""
     unit = next((unit for below, unit in _ROUNDED_TO if most_s < below), 900)
     least, most = math.floor(least_s / unit) * unit, math.ceil(most_s / unit) * unit
     if most <= unit:
@@ -118,6 +118,6 @@ def _rounded(seconds: int) -> str:
 
 
 def show_rate(per_second: float, unit: str | None) -> str:
-    """Return `1,638 tok/s`, `9.41 tok/s` or `0.0123 steps/s`: three digits at least."""
+    """Return `1,638 tok/s`, `9.41 tok/s` or `0.0123 steps/s`, with at least three digits."""
     digits = f"{per_second:,.0f}" if per_second >= 99.95 else f"{per_second:.3g}"
     return f"{digits} {unit}"
