@@ -343,8 +343,7 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
 def any_phase(rows: Sequence[PhasePlan]) -> float | None:
     """Return the probability that any of these phases overflows; None if it is unknown for all of them.
 
-    What trainer or engine leave on a device is the same in all phases of the other, so that only the largest
-    probability of each side counts.
+    What one of trainer and engine leaves on a device is the same in all phases of the other.
     """
     sides: dict[bool, float] = {}
     for row in rows:

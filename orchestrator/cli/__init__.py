@@ -20,7 +20,7 @@ from autotune.orchestrator.driver.signals import outlive_terminal
 from autotune.orchestrator.errors import ErrorDocument, ExitCode, Failure, JobErrors, lacking, reason_of
 from autotune.orchestrator.terminal import standard_streams
 
-# In the order of use, with the line of `autotune --help`; a command's module is imported when it is called.
+# In the order of use, with its line in `autotune --help`; a command's module is imported when called.
 COMMANDS: Mapping[str, str] = {
     "init": "Create a job file from an existing command, script or config.",
     "launch": "Run the training to its end, recovering from memory failures.",
@@ -46,7 +46,7 @@ DRIVING = frozenset({"launch", "rehearse", "resume", "search"})
 ALIASES: Mapping[str, str] = {"ladder": "remedies", "list": "status", "ls": "status", "ps": "status"}
 
 
-# What helps where an argument is missing, by the name that stands for it in the help.
+# Hints for missing arguments, by their names in the help.
 _MISSING: Mapping[str, str] = {
     "job.yaml | -- COMMAND...": "`autotune init` creates a job file from a script or command",
     "FRAMEWORK": "for example `autotune remedies verl`",
@@ -55,7 +55,7 @@ _MISSING: Mapping[str, str] = {
 
 
 class Misuse(click.UsageError):
-    """A wrong option, argument or command, shown as every other error is."""
+    """A wrong option, argument or command, printed like all other errors."""
 
     hint = ""
 
@@ -73,7 +73,7 @@ class Misuse(click.UsageError):
 
 @contextlib.contextmanager
 def _misuse() -> Iterator[None]:
-    """Turn click's errors of usage into this program's."""
+    """Turn click's usage errors into `Misuse`."""
     try:
         yield
     except (Misuse, click.exceptions.NoArgsIsHelpError):
@@ -87,7 +87,7 @@ def _misuse() -> Iterator[None]:
 
 
 class Commands(click.Group):
-    """A group that imports a command when it is called and turns failures into exit codes."""
+    """A group that imports commands when they are called and turns failures into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in the order of use."""
@@ -99,7 +99,7 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         if name in DRIVING and not ctx.resilient_parsing:
-            outlive_terminal()  # before the seconds that imports take
+            outlive_terminal()  # before the imports, which take seconds
         module = _imported(f"autotune.orchestrator.cli.{BESIDE.get(name, name)}")
         command: click.Command = getattr(module, name if name in BESIDE else "command")
         command.short_help = COMMANDS[name]
@@ -113,7 +113,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is called; the error for an unknown one names the nearest."""
+        """Return the called command; the error for an unknown one names the nearest."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -135,7 +135,7 @@ class Commands(click.Group):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """Return the context of a call; raises Misuse where its options are wrong."""
+        """Return the context of a call; raises Misuse if its options are wrong."""
         words = args[: args.index("--")] if "--" in args else args
         with _misuse():
             return super().make_context(info_name, args, parent, obj=tuple(words), **extra)
@@ -157,7 +157,7 @@ class Commands(click.Group):
             if lacks is not None:
                 _print_failure(lacks, given(ctx))
                 ctx.exit(lacks.code)
-            import traceback  # which loads the tokenizer
+            import traceback  # imported late, because it loads the tokenizer
 
             with contextlib.suppress(OSError):
                 traceback.print_exc()
@@ -167,7 +167,7 @@ class Commands(click.Group):
 
 @contextlib.contextmanager
 def _printed() -> Iterator[None]:
-    """Turn a success whose answer stdout did not take into a failure; a reader that left had enough of it."""
+    """Turn a success whose output could not be written into a failure, unless the reader closed the pipe."""
     try:
         yield
     except click.exceptions.Exit as end:
@@ -179,7 +179,7 @@ def _printed() -> Iterator[None]:
 
 
 def _imported(name: str) -> ModuleType:
-    """Return a module; what importing it makes lives to the end, and no garbage collection looks at it."""
+    """Import a module; the objects that this creates are excluded from garbage collection."""
     gc.disable()
     try:
         return importlib.import_module(name)
@@ -189,7 +189,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _missing_extra(error: Exception, *, command: str | None) -> Failure | None:
-    """Return the failure that names the extra, where an import found none of its modules; None otherwise."""
+    """Return a failure that names the extra to install if an import lacked one of its modules; else None."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     return lacking(f"`{command}`", [name]) if name is not None and name in packages.EXTRAS else None
 

@@ -20,9 +20,9 @@ _POLL_S = 0.5
 
 
 def attach(run: directory.RunFolder, *, options: Options) -> ExitCode:
-    """Print what happens in a run that another process drives, until its end; returns the run's exit code.
+    """Print the events of a run that another process drives, until its end; returns the run's exit code.
 
-    Raises Failure where nobody drives it and it is not over.
+    Raises Failure if the run has no driver and is not over.
     """
     from autotune.orchestrator.cli.shared.drive import console_of
     from autotune.orchestrator.cli.shared.edit import what_next

@@ -42,7 +42,7 @@ def examine(job_file: Path | None, *, options: Options) -> ExitCode:
 
 
 def _printable(examined: Examined) -> Examined:
-    """Return the checks as they may be printed: names of processes and errors are others' text."""
+    """Return the checks sanitized for printing: names of processes and errors are untrusted text."""
     from autotune.orchestrator.explain.sanitize import plain
 
     checks = (

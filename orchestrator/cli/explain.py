@@ -45,13 +45,13 @@ Exit codes:
   2    a log cannot be read, or an option is wrong
   101  a bug in autotune"""
 _MAGIC_BYTES = 16
-_SOURCE_BYTES = 1 << 20  # of a job file or a script, at most
-_NEAR = 200  # lines above a failure that may say when it was
+_SOURCE_BYTES = 1 << 20  # maximum size of a job file or a script
+_NEAR = 200  # lines above a failure to search for its time
 
 
 def _shape(model: Path) -> Model:
     """Return the shape of a folder, a config.json or a public model; raises Failure with a hint."""
-    # With them come readers of YAML and of packages, a fifth of the time that the program takes to start.
+    # Importing them loads readers of YAML and of packages, a fifth of the program's start time.
     from autotune.orchestrator.config.model_files import find_model, unknown_model
 
     result, _ = find_model(str(model), ".")
@@ -68,11 +68,11 @@ def explain_logs(
     options: Options,
     render: Callable[[Explanation], str],
 ) -> ExitCode:
-    """Print the explanation of the failure that the logs are of; returns OK if its cause was found, else NO.
+    """Print the explanation of a failure from its logs; returns OK if its cause was found, otherwise NO.
 
-    Several logs, or a folder or archive of them, are one failure: the log that tells the first cause is
-    explained, the others are counted; as JSON they are listed. Raises Failure for a log that cannot be
-    read, where it was named itself, and for an unknown framework.
+    Several logs, or a folder or archive of them, belong to one failure: the log with the first cause is
+    explained, the others are counted, or listed in JSON. Raises Failure for a log named by the user that
+    cannot be read, and for an unknown framework.
     """
     named = [_named(name, options) for name in names]
     logs = logs_of(name for name, _ in named)
@@ -107,11 +107,11 @@ def explain_logs(
 
 
 def _refuse_source(name: str) -> None:
-    """Raise Failure for a job file or a launch script, which somebody passed in place of its log."""
+    """Raise Failure for a job file or a launch script that was passed instead of its log."""
     place = Path(name)
     if name == STDIN or not place.is_file() or place.stat().st_size > _SOURCE_BYTES:
         return
-    from autotune.orchestrator.config.loader import written  # no log needs them
+    from autotune.orchestrator.config.loader import written  # not needed for logs
     from autotune.orchestrator.init.documents import Kind, kind_of
 
     what, call = "", ""
@@ -126,7 +126,7 @@ def _refuse_source(name: str) -> None:
 
 
 def _readings(name: str, *, named: bool) -> Iterator[Reading]:
-    """Yield a log, or those of an archive; one of a folder that cannot be read is passed over."""
+    """Yield a log, or those of an archive; an unreadable log of a folder is skipped."""
     try:
         yield from read_members(name, is_log_name) if is_archive(name) else (read(name),)
     except Failure:
@@ -136,7 +136,7 @@ def _readings(name: str, *, named: bool) -> Iterator[Reading]:
 
 def print_rule(name: str, *, options: Options) -> None:
     """Print what a rule or a cause means; raises Failure for an unknown one."""
-    from autotune.orchestrator.explain.rule_page import explain_rule  # no log needs it
+    from autotune.orchestrator.explain.rule_page import explain_rule  # not needed for logs
 
     text = explain_rule(name, as_json=options.json)
     if options.json:
@@ -146,7 +146,7 @@ def print_rule(name: str, *, options: Options) -> None:
 
 
 def _explained_snapshot(name: str) -> tuple[str, bytes, bool]:
-    from autotune.orchestrator.explain.snapshot import (  # no log needs it
+    from autotune.orchestrator.explain.snapshot import (  # not needed for logs
         explain_snapshot,
         snapshot_document,
         snapshot_text,
@@ -157,10 +157,10 @@ def _explained_snapshot(name: str) -> tuple[str, bytes, bool]:
 
 
 def _named(name: str, options: Options) -> tuple[str, Run | None]:
-    """Return the log that a word means; of a run of autotune that of its last failure, with its history."""
+    """Return the log that a word names; for a run of autotune, its last failure's log and its history."""
     if name == STDIN or Path(name).is_file():
         return name, None
-    from autotune.orchestrator.run import directory  # no log needs it
+    from autotune.orchestrator.run import directory  # not needed for logs
 
     run = directory.named(options.runs_dir, name)
     if run is None:
@@ -233,7 +233,7 @@ def command(
     else:
         render: Callable[[Explanation], str] = partial(render_explanation, verbose=options.verbose > 0)
         if form == "github":
-            from autotune.orchestrator.explain.github import render_github  # a terminal needs none
+            from autotune.orchestrator.explain.github import render_github  # not needed for text
 
             render = render_github
         code = explain_logs(logs, model=model, framework=framework, options=options, render=render)

@@ -49,8 +49,8 @@ Exit codes:
   2    the log, the file or an option is wrong
   101  a bug in autotune"""
 _UNCOUNTED = "the estimate does not count what this change frees"
-_NEAR = 0.85  # of the GPU: a prediction that sees no failure here is not of this job
-_ROWS = {"forward": "train", "backward": "train", "optimizer": "train"}  # of the predicted peaks
+_NEAR = 0.85  # share of the GPU below which a predicted peak cannot belong to the log's failure
+_ROWS = {"forward": "train", "backward": "train", "optimizer": "train"}  # phase -> row of predicted peaks
 
 
 class PredictedPeak(Value, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class PredictedPeak(Value, frozen=True, kw_only=True):
     phase: str
     before_bytes: float
     after_bytes: float
-    capacity_bytes: float | None  # null: not known
+    capacity_bytes: float | None  # null: unknown
 
 
 class FixDocument(Value, frozen=True, kw_only=True):
@@ -67,32 +67,32 @@ class FixDocument(Value, frozen=True, kw_only=True):
 
     schema: int = 1
     log: str
-    line: int | None = None  # of the log that says so; null: none does
+    line: int | None = None  # line of the log with the failure; null: none
     cause: str  # of the failure
     phase: str
-    step: int | None  # in which it failed; null: not known
+    step: int | None  # that failed; null: unknown
     rank: int | None
     headline: str  # what died, in one line
-    remedy: str = ""  # empty: nothing is left to change
+    remedy: str = ""  # empty: no change is left
     reason: str = ""
     effect: Effect | None = None  # on the numbers of the training
     slows: str = ""
     at_least: tuple[str, ...] = ()  # why the new values may go no lower
     changes: dict[str, tuple[Setting, Setting]] = {}  # by knob: before and after
-    settings: dict[str, Any] = {}  # of the framework, as they become
-    file: str = ""  # that the diff is of; empty: the command
-    diff: str = ""  # unified; empty: the file cannot be edited, and `words` are to be added to the command
+    settings: dict[str, Any] = {}  # of the framework, with their new values
+    file: str = ""  # the file of the diff; empty: the command
+    diff: str = ""  # unified; empty: the file cannot be edited, and `words` must be added to the command
     words: tuple[str, ...] = ()  # of the changed settings on the command line
     is_written: bool = False
     peaks: tuple[PredictedPeak, ...] = ()
     note: str = ""  # why there is no prediction
-    write: str = ""  # the command that writes the change; empty: it is written, or there is no file
+    write: str = ""  # the command that writes the change; empty: already written, or there is no file
     with_autotune: str = ""  # the command that starts the changed job
     without_autotune: str = ""
 
 
 def render_fix(answer: FixDocument, *, named: str = "") -> str:
-    """Return the answer of `autotune fix` for people; `named` is the word for the log or its run."""
+    """Return the answer of `autotune fix` as text; `named` is the user's word for the log or its run."""
     where = answer.log if answer.line is None else f"{answer.log}:{answer.line}"
     facts = [f"step {answer.step}" if answer.step else ""]
     facts += [f"rank {answer.rank}"] if answer.rank is not None else []
@@ -135,14 +135,14 @@ def _peak(peak: PredictedPeak) -> str:
 
 
 class Target(Value, frozen=True, kw_only=True):
-    """What is to be changed: a job file, a script or a command."""
+    """The job file, script or command to change."""
 
     name: str  # of the file; empty: a command
     text: str
     job: Job
     draft: Draft | None = None  # of a script or a command
-    source: tuple[str, ...] = ()  # the words by which `init` reads it
-    knobs: Knobs | None = None  # of the attempt that failed; None: those of the job as written
+    source: tuple[str, ...] = ()  # the words that `init` would read it by
+    knobs: Knobs | None = None  # of the failed attempt; None: those of the job as written
 
 
 def fix(
@@ -179,7 +179,7 @@ def fix(
 
 
 def _of_run(log: str, source: tuple[str, ...], options: Options) -> tuple[str, tuple[str, ...], Knobs | None]:
-    """Return the log of a run's last failure with its job, where a run is named; else what was given."""
+    """Return the log of a run's last failure with its job and knobs if a run is named; else the arguments."""
     run = None if log == STDIN else directory.named(options.runs_dir, log)
     if run is None:
         if Path(log).is_dir():
@@ -221,7 +221,7 @@ def _target(source: tuple[str, ...], *, log: str, gpus: str | None) -> Target:
 def _answer(
     log: str, explanation: Explanation, target: Target, *, gpus: str | None, write: bool
 ) -> tuple[FixDocument, str]:
-    """Return the answer, and the changed text; empty where the file cannot be edited."""
+    """Return the answer and the changed text; the text is empty if the file cannot be edited."""
     diagnosis, job = explanation.diagnosis, target.job
     answer = FixDocument(
         log=log,
@@ -271,14 +271,14 @@ def _answer(
 
 
 def _word(framework: Framework, name: str, value: Any) -> str:
-    """Return a setting as it stands on the command line."""
+    """Return a setting as written on the command line."""
     (word, *_) = framework.words({name: value}) or (f"--{name} {value}",)
     is_whole = re.fullmatch(rf"[+-]*{re.escape(name.lstrip('+-'))}([=\s].*)?", word, re.DOTALL)
     return word if is_whole and not word.startswith(name + " ") else f"--{name} {show_value(value)}"
 
 
 def _edited(target: Target, settings: Mapping[str, Any], words: Mapping[str, str], *, why: str) -> str:
-    """Return the text of the target with the settings in place; empty where it cannot be edited."""
+    """Return the text of the target with the changed settings; empty if it cannot be edited."""
     if target.draft is None:
         edits = [Edit(("settings", name), value, why) for name, value in settings.items()]
         return edited(target.text, edits)
@@ -308,7 +308,7 @@ def _commands(
     after: str,
     write: bool,
 ) -> tuple[str, str]:
-    """Return the commands that start the changed job, with autotune and without."""
+    """Return the commands that start the changed job with autotune, and without it (empty if unknown)."""
     sets = [part for knob, (_, value) in changes.items() for part in ("--set", f"{knob}={show_value(value)}")]
     if target.draft is None:
         launch = ["launch", target.name, *([] if after and write else sets)]
@@ -330,13 +330,13 @@ def _commands(
 
 
 def _values(words: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of settings as they stand on the command line."""
+    """Return the values of settings as written on the command line."""
     parts = {name: re.split(r"[=\s]", word, maxsplit=1) for name, word in words.items()}
     return {name: part[1] if len(part) > 1 else "True" for name, part in parts.items()}
 
 
 def _peaks(cured: Repair, diagnosis: Diagnosis, host_bytes: int) -> tuple[tuple[PredictedPeak, ...], str]:
-    """Return the predicted peaks of what failed and of the tightest phase then, or why there are none."""
+    """Return the predicted peaks of the failed phase and of the tightest phase afterwards, or why none."""
     if not cured.phases or not cured.after_phases:
         return (), cured.note
     peaks = {
@@ -365,7 +365,7 @@ def _peaks(cured: Repair, diagnosis: Diagnosis, host_bytes: int) -> tuple[tuple[
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file by one with the same rights; raises Failure where that is not possible."""
+    """Replace a file, keeping its permissions; raises Failure if that is not possible."""
     partial = path.with_name(f".{path.name}.autotune")
     try:
         partial.write_text(text)

@@ -26,17 +26,17 @@ Exit codes:
   0    the job file is written and valid
   1    the job file is written but needs edits, or no training command was found
   2    an option is wrong, or the file already exists"""
-_SHOWN = 12  # notes on the terminal; the file holds more
+_SHOWN = 12  # notes on the terminal; the file has more
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class SourceCommand(click.Command):
-    """A command that ends in the words of another, whose options it leaves alone."""
+    """A command whose last arguments are another command with its own options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words; raises NoSuchOption for a misspelt option of this command before `--`."""
+        """Parse the words; raises NoSuchOption for a misspelt option of this command before `--`."""
         known = {name for each in self.params for name in each.opts if name.startswith("--")}
         for word in itertools.takewhile(lambda each: each != "--", args):
             name = word.partition("=")[0]
@@ -47,7 +47,7 @@ class SourceCommand(click.Command):
 
 
 def source_options(*, metavar: str, gpus: str) -> Callable[[_F], _F]:
-    """Add the words of the source and the GPUs of its job to a command."""
+    """Add the argument SOURCE and the option --gpus to a command."""
 
     def decorate(command: _F) -> _F:
         command = click.option("--gpus", metavar="8xH100", shell_complete=card_names, help=gpus)(command)
@@ -64,7 +64,7 @@ def drafted(
 ) -> Draft:
     """Return the job of a source; raises Failure if there is none.
 
-    `otherwise` is the hint where the source is a log; `text` stands for what the script's file holds.
+    `otherwise` is the hint if the source is a log; `text` replaces the content of the script's file.
     """
     if source[0].startswith("-") and source[0] != "-":
         hint = "options of a script follow its name; `--help` lists those of this command"
@@ -95,16 +95,14 @@ class JobDraft(Value, frozen=True, kw_only=True):
     """The answer of `autotune init --json`."""
 
     schema: int = 1
-    file: str  # that was written
+    file: str  # the written file
     framework: str
-    recognised: str  # a framework without an adapter too; empty for none
+    recognised: str  # the framework, even without an adapter; empty: none
     settings: int
-    checked_against: str = (
-        ""  # the release of the framework, and why that one; empty where it has no releases
-    )
+    checked_against: str = ""  # the release of the framework, and why that one; empty: it has no releases
     notes: list[Note]
-    errors: list[str]  # what has to be edited before a launch
-    warnings: list[str] = []  # what is wrong only with the newest release, and which files are not here
+    errors: list[str]  # to be corrected before a launch
+    warnings: list[str] = []  # problems only with the newest release, and files that are not here
 
 
 @click.command("init", cls=SourceCommand, epilog=_CODES, context_settings={"ignore_unknown_options": True})
@@ -154,7 +152,7 @@ def write(
     force: bool,
     options: Options,
 ) -> ExitCode:
-    """Write the job file of a source and say what is in it."""
+    """Write the job file of a source, and print its content in short or as JSON."""
     from autotune.orchestrator.cli.plan import cards_of
     from autotune.orchestrator.config.loader import parse_unfinished, unfilled
     from autotune.orchestrator.init.job_text import job_text, with_variables
@@ -207,7 +205,7 @@ def write(
 
 
 def _checked_against(text: str) -> str:
-    """Return the release of the framework that the settings of a job file are checked against, in words."""
+    """Return, in words, the framework release that the settings of a job file are checked against."""
     from autotune.launchers import frameworks
     from autotune.orchestrator.config.installed import with_version
     from autotune.orchestrator.config.loader import written
@@ -242,7 +240,7 @@ def _put(output: Path, text: str, *, force: bool) -> None:
 def say(
     draft: object, *, output: Path | str, checked: str = "", warnings: tuple[str, ...] = (), options: Options
 ) -> None:
-    """Print what a job was made of, and what of its source is not in it."""
+    """Print what a job was made from, and notes on what was left out or assumed."""
     from autotune.orchestrator.init.draft import Draft
     from autotune.orchestrator.init.job_text import place
 
@@ -272,7 +270,7 @@ def say(
 
 
 def _predict(job: object, output: Path, options: Options, *, needs_edit: bool) -> str:
-    """Print what is predicted for a job, and return the command that tells more."""
+    """Print the prediction for a job, and return the command that shows more."""
     from autotune.orchestrator.cli.plan import outcome_of
     from autotune.orchestrator.terminal.plan_table import gpus_option, summary
     from autotune.policies.values.job import Job

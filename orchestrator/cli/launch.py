@@ -57,7 +57,7 @@ def rehearse() -> None:
 
 
 def _with_unit(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Refuse a bare number: as seconds, which a job file means by it, it leaves no trial."""
+    """Refuse a number without a unit: read as seconds, as in a job file, it would allow no trial."""
     if value is not None and value.strip().isdecimal():
         raise click.BadParameter(f"{value} has no unit: {value}h, {value}m or {value}s")
     return value

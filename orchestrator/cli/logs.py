@@ -31,24 +31,24 @@ Exit codes:
   3    with --follow: the run is not over, and nobody drives it any more
   130  interrupted; the run continues"""
 _POLL_S = 0.3
-_OWNER_S = 5.0  # between looks at whether the run has a driver
+_OWNER_S = 5.0  # interval of checks whether the run has a driver
 
 
 class LogLine(Value, frozen=True, kw_only=True):
     """A recorded line in `autotune logs --json`."""
 
     attempt: int
-    line: int  # from 1, lines that are not recorded counted
-    source: str  # empty: the output of the job's own command; else one of Ray's logs
+    line: int  # from 1, including lines that are not recorded
+    source: str  # empty: the output of the job's own command; otherwise one of Ray's logs
     text: str  # secrets masked
 
 
 def print_log(
     run: directory.RunFolder, *, attempt: int | None, options: Options, tail: int | None = None
 ) -> None:
-    """Print what is recorded of an attempt, the last one if None; raises Failure where there is none.
+    """Print the recorded log of an attempt, of the last one if None; raises Failure if there is none.
 
-    `tail` is the number of lines from the end, None prints all.
+    `tail` is the number of lines from the end; None prints all.
     """
     number = _chosen(run, RunView(run.history()), attempt)
     if number is None:
@@ -57,7 +57,7 @@ def print_log(
 
 
 class _Watch:
-    """A run as another process drives it."""
+    """The state of a run that another process drives."""
 
     def __init__(self, run: directory.RunFolder) -> None:
         self._run = run
@@ -67,7 +67,7 @@ class _Watch:
         self._claims = Watch(run.path)
 
     def look(self) -> tuple[bool, RunView]:
-        """Return whether the run has a driver, as of a few seconds ago, and its view."""
+        """Return whether the run has a driver, checked at most every five seconds, and its view."""
         now = time.monotonic()
         if now - self._looked_at >= _OWNER_S:
             self._looked_at, self._driven = now, self._claims.owner() is not None
@@ -78,10 +78,10 @@ class _Watch:
 def follow(
     run: directory.RunFolder, *, attempt: int | None, options: Options, tail: int | None = None
 ) -> None:
-    """Print an attempt's log as it grows, and with `attempt` None those after it, until the run has ended.
+    """Print an attempt's log as it grows, and with `attempt` None the later ones, until the run has ended.
 
-    `tail` is the number of lines to begin with, None begins at the first. Raises Failure where no attempt
-    has begun by then.
+    `tail` is the number of lines to begin with; None begins at the first. Raises Failure if no attempt has
+    begun by then.
     """
     watch = _Watch(run)
     number, reader, printer = attempt, None, None
@@ -93,7 +93,7 @@ def follow(
             if number is not None:
                 reader = LogReader(run.attempt(number).log)
                 printer = _Printer(number, options, tail=tail)
-                tail = None  # of the attempts after it every line is new
+                tail = None  # later attempts are printed from their first line
         if reader is not None and printer is not None:
             printer.show(reader.new())
         current = None if number is None else view.attempts[number]
@@ -131,7 +131,7 @@ def _none_begun(run: directory.RunFolder) -> Failure:
 
 
 def _chosen(run: directory.RunFolder, view: RunView, attempt: int | None) -> int | None:
-    """Return the attempt that is asked for, the last one if None; raises Failure for one that never began."""
+    """Return the requested attempt, the last one if None; raises Failure for one that never began."""
     if attempt is None:
         return view.latest.number if view.latest is not None else None
     if attempt not in view.attempts:
@@ -142,9 +142,9 @@ def _chosen(run: directory.RunFolder, view: RunView, attempt: int | None) -> int
 
 
 class _Printer:
-    """Prints the lines of one attempt, and where some are not recorded.
+    """Prints the lines of one attempt, and where lines are missing.
 
-    Into a file or a pipe they go as they are recorded; on a terminal without secrets and control characters.
+    A file or a pipe receives lines as recorded; a terminal, lines without secrets and control characters.
     """
 
     def __init__(self, attempt: int, options: Options, *, tail: int | None = None) -> None:
@@ -154,7 +154,7 @@ class _Printer:
         self._tail = tail
 
     def show(self, lines: Iterator[Line]) -> None:
-        """Follow the log. With `--lines`, the first batch is cut to its last N lines."""
+        """Print new lines of the log; with `--tail`, only the last N lines of the first batch."""
         out = sys.stdout.buffer
         for line in self._wanted(lines):
             missing = line.number - self._number - 1

@@ -44,9 +44,9 @@ from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.value import Value
 
-_MOST_PER_NODE = 16  # GPUs; more are a mistake for several nodes, or a rack
+_MOST_PER_NODE = 16  # GPUs; more probably mean several nodes, or a rack
 _PREDICTED = "as written the job is predicted not to fit"
-_OFFERED = ("verl", "slime")  # instead of a framework whose job does not fit
+_OFFERED = ("verl", "slime")  # suggested if a framework's job does not fit
 _CODES = """\b
 Exit codes:
   0    the plan is printed
@@ -59,16 +59,16 @@ class StartingJob(Value, frozen=True, kw_only=True):
 
     schema: int = 1
     job: str  # the text of the job file
-    step_s: float | None  # predicted seconds of a step; null where the card's speed is not known
-    host_bytes: int  # predicted peak of a node's host memory
+    step_s: float | None  # predicted seconds per step; null if the GPU's speed is unknown
+    host_bytes: int  # predicted peak of host memory per node
 
 
 class PlannedGpus(Value, frozen=True, kw_only=True):
     """What is planned for one of several clusters."""
 
-    gpus: str  # as `--gpus` names them
-    verdict: str  # in one sentence; empty where the job has no layout for these GPUs
-    refused: str = ""  # why it has none
+    gpus: str  # as written in `--gpus`
+    verdict: str  # in one sentence; empty if the job has no layout for these GPUs
+    refused: str = ""  # why it has no layout
     plan: Plan | None = None  # without its remedies
 
 
@@ -88,9 +88,9 @@ def show(
     log: str | None = None,
     against: str | None = None,
 ) -> None:
-    """Print the plan of a job file; `log` is of an attempt of it that failed as written.
+    """Print the plan of a job file; `log` is the log of a failed attempt of the job as written.
 
-    `against` names another release, such as `verl==0.8.0`: printed is what it changes.
+    With `against`, another release such as `verl==0.8.0`, print what that release changes.
     """
     failure = None if log is None else _failure_in(log)
     job, missing = load_unfinished(job_file)
@@ -122,7 +122,7 @@ def show(
 
 
 def compare(job: Job, clusters: list[str], *, missing: tuple[str, ...], options: Options) -> None:
-    """Print the verdict on a job for each of several clusters; raises Failure for a card in no table."""
+    """Print the verdict on a job for each of several clusters; raises Failure for an unknown GPU."""
     cards = [(written.strip(), cards_of(written)) for written in clusters]
     rows = [_planned_gpus(job, name, each) for name, each in cards]
     if options.json:
@@ -143,7 +143,7 @@ def _planned_gpus(job: Job, name: str, cards: Gpus | None) -> PlannedGpus:
 
 
 def compare_releases(job: Job, requirement: str, *, options: Options) -> None:
-    """Print what another release changes for a job; raises Failure for what is no release of it."""
+    """Print what another release changes for a job; raises Failure if it is not a release of its packages."""
     from autotune.orchestrator.other_release import compared, with_release
 
     framework, cluster = frameworks.find(job.framework), expected_cluster(job)
@@ -167,7 +167,7 @@ def compare_releases(job: Job, requirement: str, *, options: Options) -> None:
 
 
 def _failure_in(log: str) -> Diagnosis:
-    """Return the memory failure in a log; raises Failure where it has none."""
+    """Return the memory failure in a log; raises Failure if it has none."""
     from autotune.orchestrator.explain.analyze import explain
     from autotune.orchestrator.explain.reader import check, read
 
@@ -182,9 +182,9 @@ def _failure_in(log: str) -> Diagnosis:
 def outcome_of(
     job: Job, *, missing: tuple[str, ...] = (), remedies: bool = True, failure: Diagnosis | None = None
 ) -> Plan:
-    """Return the plan of a job, with its remedies or without.
+    """Return the plan of a job, with or without remedies.
 
-    `missing` are its files that are not on this machine.
+    `missing` are warnings that come first, such as files that are not on this machine.
     """
     framework, cluster = frameworks.find(job.framework), expected_cluster(job)
     job = with_gpu_memory(job, cluster)
@@ -209,7 +209,7 @@ def outcome_of(
 
 
 def cards_of(written: str | None) -> Gpus | None:
-    """Return the cards of `--gpus`; raises Failure for a card that is in no table."""
+    """Return the GPUs of `--gpus`; raises Failure for an unknown GPU."""
     if written is None:
         return None
     try:
@@ -221,7 +221,7 @@ def cards_of(written: str | None) -> Gpus | None:
 
 
 def with_cards(job: Job, cards: Gpus | None) -> tuple[Job, tuple[str, ...]]:
-    """Return the job on these cards, whatever it says of its cluster, and a sentence on what was changed."""
+    """Return the job on these GPUs instead of its own, and a note on the settings that were changed."""
     if cards is None:
         return job, ()
     cluster = msgspec.structs.replace(
@@ -242,7 +242,7 @@ def with_cards(job: Job, cards: Gpus | None) -> tuple[Job, tuple[str, ...]]:
 
 
 def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], options: Options) -> ExitCode:
-    """Print the fastest configuration that is predicted to be safe."""
+    """Print a job file with the fastest configuration that is predicted to be safe."""
     from autotune.launchers.runners.node.model_folder import find_folder
     from autotune.orchestrator.config.model_files import unknown_model
     from autotune.orchestrator.config.public_models import find_public
@@ -290,7 +290,7 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
         others = (msgspec.structs.replace(wish, framework=name) for name in _OFFERED if name != framework)
         fitting = []
         for other in others:
-            with contextlib.suppress(JobErrors):  # of a job that the person did not ask for
+            with contextlib.suppress(JobErrors):  # of a job that the user did not request
                 fitting += [f"--framework {other.framework}, which fits"] if starting_job(other) else []
         click.echo(f"hint: use {' or '.join(fitting or ['more GPUs or a shorter --response'])}", err=True)
         return ExitCode.NO
@@ -313,7 +313,7 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
 
 
 def render_other_release(change: OtherRelease, *, width: int | None) -> str:
-    """Return the comparison: verdicts, peaks, then what differs of settings, command and remedies."""
+    """Return the comparison as text: verdicts, peaks, and differences in settings, command and remedies."""
     now, against = f"{change.package} {change.now or '(unknown)'}", f"{change.package} {change.against}"
     lines = [f"{now}: {change.verdict_now}", f"{against}: {change.verdict_against}"]
     if change.stands_in:

@@ -50,7 +50,7 @@ _MEMORY = {
     Cause.OBJECT_STORE: "object store",
 }
 _INDENT = " " * 4
-# The cluster of the profiles, because there is no job.
+# The cluster assumed for profiles, because there is no job.
 CLUSTER = Cluster(
     address="auto", nodes=1, gpus_per_node=8, gpu_memory_bytes=80 << 30, host_memory_bytes=1 << 40
 )
@@ -79,7 +79,7 @@ class RemedyTable(Value, frozen=True, kw_only=True):
 
 
 def rows(framework: Framework) -> tuple[Row, ...]:
-    """Return the remedies in the order of the ladder, then the other advice of public guides."""
+    """Return the remedies in the order of the ladder, then other advice of public guides."""
     starts = ({}, *framework.presets.values())
     jobs = [
         *examples(framework),
@@ -94,12 +94,12 @@ def rows(framework: Framework) -> tuple[Row, ...]:
 
 
 def examples(framework: Framework) -> Iterator[Job]:
-    """Yield the example jobs that come with autotune: they set more knobs than an empty job."""
+    """Yield the example jobs shipped with autotune, which set more knobs than an empty job."""
     for file in sorted(Path(configs.__path__[0]).glob(f"{framework.name}*.yaml")):
         try:
             yield load(file)
         except Failure:
-            continue  # it needs files of a cluster
+            continue  # it refers to files of a cluster
 
 
 def _of_guide(advice: Advice) -> Row:
@@ -117,7 +117,7 @@ def _of_guide(advice: Advice) -> Row:
 
 
 def render_remedies(framework: Framework, rows: tuple[Row, ...], *, width: int | None = None) -> str:
-    """Return the table for people: a remedy with its setting, and beneath it what it does.
+    """Return the table as text: each remedy with its setting, and below it what it does.
 
     Notes are wrapped at `width` columns; None does not wrap them.
     """
@@ -186,7 +186,7 @@ def _of_remedy(name: str, profiles: list[Profile]) -> list[Row]:
 
 
 def _where(name: str, only: tuple[Phase, ...]) -> tuple[str, str]:
-    """Return the failures that a remedy is for, gpu-oom in the phases `only`, and the memory it frees."""
+    """Return the failures that a remedy is for (gpu-oom in the phases `only`), and the memory it frees."""
     phases: dict[Cause, set[Phase]] = {}
     for rung in LADDER:
         if rung.name == name:

@@ -21,11 +21,11 @@ Exit codes:
   1    no, at the question
   2    a run is not over, there is no such run, or an option is wrong
   3    a folder could not be removed"""
-_OWN = ("attempts", "drivers")  # folders that autotune makes in a run's
+_OWN = ("attempts", "drivers")  # folders created by autotune in a run's folder
 
 
 def removable(options: Options, *, older_than_s: float) -> list[directory.RunFolder]:
-    """Return the readable runs that are over and whose last event is so old, the oldest first."""
+    """Return the readable runs that are over and whose last event is older, oldest first."""
     over = []
     for run in directory.runs(options.runs_dir):
         try:
@@ -42,8 +42,8 @@ def removable(options: Options, *, older_than_s: float) -> list[directory.RunFol
 def remove(run: directory.RunFolder) -> None:
     """Remove a run's folder.
 
-    Raises Failure where the run is driven, where a process of it may be left, where its folder holds folders
-    that autotune did not make, such as checkpoints, or where it cannot be removed.
+    Raises Failure if the run has a driver, if a process of it may be left, if its folder contains folders
+    that autotune did not create, such as checkpoints, or if it cannot be removed.
     """
     lock = Lock(run.path)
     try:

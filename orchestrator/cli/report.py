@@ -45,12 +45,12 @@ def command(context: click.Context, run: str | None, opened: bool, force: bool) 
     report = write_new(result, force=force)
     write_study(result, RunView(result.history()))
     path = result.path / NAME
-    RunReader(result).look(now=time.time())  # keeps the summary of a finished run, for the next `status`
+    RunReader(result).look(now=time.time())  # stores the summary of a finished run, for the next `status`
     click.echo(msgspec.json.encode(report) if options.json else str(path))
     if opened and not opens(path):
         click.echo(f"hint: no browser was found; open {path.resolve()} in one", err=True)
 
 
 def opens(path: Path) -> bool:
-    """Return whether a browser was found for a file."""
+    """Open a file in the browser; return whether one was found."""
     return webbrowser.open(path.resolve().as_uri())

@@ -17,7 +17,7 @@ Exit codes:
   2    the file exists and is not autotune's, the folder is not writable, or an option is wrong"""
 _NAME = "autotune"
 _TEXT = Path(__file__).with_name("shared") / "SKILL.md"
-_OURS = "\nname: autotune\n"  # in the head of every SKILL.md that this command wrote
+_OURS = "\nname: autotune\n"  # in the head of every SKILL.md written by this command
 
 
 class SkillDocument(Value, frozen=True, kw_only=True):
@@ -25,11 +25,11 @@ class SkillDocument(Value, frozen=True, kw_only=True):
 
     schema: int = 1
     skill: str  # the file of instructions
-    files: tuple[str, ...]  # that were written, the skill first
+    files: tuple[str, ...]  # written files, the skill first
 
 
 def write(folder: Path, *, options: Options) -> None:
-    """Write the skill and the schemas that it names below `folder`, and print where it is."""
+    """Write the skill and the schemas that it refers to below `folder`, and print its path."""
     from autotune.orchestrator.cli.shared.json_documents import files
 
     home = folder / _NAME

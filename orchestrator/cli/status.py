@@ -44,11 +44,11 @@ Exit codes:
   0    the table is printed
   2    there is no such run, or an option is wrong"""
 _REPEAT_S = 2.0
-_HEARTBEAT_S = 60.0  # where the table cannot be redrawn
-_STEPS = 24  # of the running attempt, in the picture of its step times
+_HEARTBEAT_S = 60.0  # interval of repeated output if the table cannot be redrawn
+_STEPS = 24  # of the running attempt, in the sparkline of step times
 _HEAD = ("RUN", "NAME", "FRAMEWORK", "CLUSTER", "SUBMITTED", "TOTAL", "RUNNING", "#ATTEMPTS", "STATUS")
 _NAME = 24  # columns
-_LEAST_NEEDED = ("RUNNING", "FRAMEWORK", "SUBMITTED", "CLUSTER")  # left out of a table that is too wide
+_LEAST_NEEDED = ("RUNNING", "FRAMEWORK", "SUBMITTED", "CLUSTER")  # dropped if the table is too wide
 
 
 class AttemptStatus(Value, frozen=True, kw_only=True):
@@ -58,11 +58,11 @@ class AttemptStatus(Value, frozen=True, kw_only=True):
     change: str
     seconds: float | None  # None: unknown
     status: str
-    unwatched: bool = False  # no driver was there at its end: it ran for `seconds` or longer
-    cured: tuple[CuredInPlace, ...] = ()  # failures after which the job itself went on
-    foreseen: tuple[Foreseen, ...] = ()  # memories that are expected to run out in it
-    memory: tuple[MemorySpan, ...] = ()  # of each node, from its start to now; for one run alone
-    growth: MemoryGrowth | None = None  # for which the same settings were started again after it
+    unwatched: bool = False  # no driver observed its end: it ran for `seconds` or longer
+    cured: tuple[CuredInPlace, ...] = ()  # failures that the job itself survived
+    foreseen: tuple[Foreseen, ...] = ()  # memories that are forecast to run out in it
+    memory: tuple[MemorySpan, ...] = ()  # per node, from its start to now; only for a single run
+    growth: MemoryGrowth | None = None  # because of which the same settings were started again
 
 
 class TrialStatus(Value, frozen=True, kw_only=True):
@@ -86,22 +86,22 @@ class RunStatus(Value, frozen=True, kw_only=True):
     total_s: float = 0.0
     running_s: float = 0.0
     status: str = "STARTING"
-    running: bool = False  # a driver is at work on it, as far as can be told
-    driver: str = ""  # where that is on another machine, or cannot be read
+    running: bool = False  # it has a driver, as far as can be detected
+    driver: str = ""  # description of a driver on another machine, or that cannot be read
     attempts: tuple[AttemptStatus, ...] = ()  # without those of a search's trials
     trials: tuple[TrialStatus, ...] = ()  # of a search
-    edits: tuple[str, ...] = ()  # what the user changed in the job since the launch
+    edits: tuple[str, ...] = ()  # the user's changes of the job since the launch
     problem: str = ""  # why its journal cannot be read
-    waiting: Waiting | None = None  # for nodes of the cluster; without a driver: for which it waited in vain
+    waiting: Waiting | None = None  # for nodes of the cluster; without a driver: it waited in vain
     left: TimeLeft | None = None  # while it runs, once enough is known
-    step_s: tuple[float, ...] = ()  # latest step times of the only attempt that runs, without its first
+    step_s: tuple[float, ...] = ()  # latest step times of the only running attempt, without its first
 
 
 class RunReader:
-    """Follows one run: a finished run is read once, of others only what is new."""
+    """Follows one run; a finished run is read once, other runs incrementally."""
 
     def __init__(self, run: directory.RunFolder, *, keeps: bool = True) -> None:
-        """Follow `run`; `keeps` allows a summary beside the journal of a finished run."""
+        """Follow `run`; `keeps` allows storing a summary next to the journal of a finished run."""
         self.run, self._keeps = run, keeps
         self._watch = Watch(run.path)
         self._tail = Tail(run.path / "events.jsonl")
@@ -109,9 +109,9 @@ class RunReader:
         self._over: RunStatus | None = None  # as of `_stamp`
 
     def look(self, *, now: float, memory: bool = False) -> RunStatus:
-        """Return the status of the run; with `memory` that of its attempts is read too.
+        """Return the status of the run; with `memory`, also the memory of its attempts.
 
-        A run whose journal cannot be read has a problem instead.
+        If the journal cannot be read, the status has a `problem`.
         """
         stamp = summary.stamp_of(self.run.path)
         if stamp is None or stamp != self._stamp:
@@ -122,7 +122,7 @@ class RunReader:
         status = self._over or self._read(now=now)
         if self._over is None and self._tail.view.state.is_terminal:
             self._over = status
-            self._tail = Tail(self._tail.path)  # the status is all that is needed of it
+            self._tail = Tail(self._tail.path)  # drop the events, only the status is needed
             if stamp is not None and self._keeps:
                 summary.keep(self.run.path, status, stamp=stamp)
         if memory:
@@ -155,7 +155,7 @@ class RunReader:
 
 
 def awaiting(run: directory.RunFolder, status: RunStatus) -> RunStatus:
-    """Return the status of a run with the nodes that it waits for, or waited for in vain."""
+    """Return the status of a run with the nodes that it waits for or waited for in vain."""
     row = waiting.read(run.path) if status.running or not status.attempts else None
     if row is None:
         return status
@@ -164,7 +164,7 @@ def awaiting(run: directory.RunFolder, status: RunStatus) -> RunStatus:
 
 
 def _elsewhere(holder: Owner, *, beat_at: float) -> str:
-    """Return where a driver is that cannot be looked for here; who reads it judges whether it still lives."""
+    """Describe a driver that cannot be checked from here; the reader has to judge whether it is alive."""
     if not holder.is_known:
         return "whether one is at work cannot be read"
     return f"pid {holder.pid} on {holder.host}, last heartbeat {timestamp(beat_at)} (file server's clock)"
@@ -182,7 +182,7 @@ def _not_accepted(run: directory.RunFolder, *, driven: bool) -> RunStatus:
 
 
 def _status_of(run: directory.RunFolder, view: RunView, *, driven: bool, now: float) -> RunStatus:
-    """Return the status of an accepted run, without what only the live view knows."""
+    """Return the status of an accepted run, without the parts that only the live view knows."""
     accepted, last = view.accepted, view.last
     assert view.first is not None and accepted is not None and last is not None
     over = view.state.is_terminal
@@ -229,10 +229,10 @@ def _job_of(run: directory.RunFolder) -> Job | None:
 
 
 def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
-    """Print the table of runs, or one run with its attempts; with `watch` until no run is at work.
+    """Print the table of runs, or one run with its attempts; with `watch`, repeat until no run is running.
 
-    Where it cannot be redrawn, as in a file, it is printed again when an attempt or a trial begins or ends
-    and once a minute.
+    If it cannot be redrawn, as in a file, it is printed again when an attempt or a trial begins or ends, and
+    once a minute.
     """
     redrawn = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     before, printed_at = "", 0.0
@@ -266,7 +266,7 @@ def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
 def _hint_next(run: directory.RunFolder) -> None:
     from autotune.orchestrator.cli.shared.edit import what_next  # slow to import; a list needs none
 
-    with suppress(Failure):  # what is wrong with the run stands in the table
+    with suppress(Failure):  # the table already shows what is wrong with the run
         view = RunView(run.history())
         if view.accepted is not None:
             click.echo(f"hint: {what_next(run, view.verdict)}", err=True)
@@ -282,7 +282,7 @@ def _course(standings: list[RunStatus], *, attempts: bool) -> str:
 
 
 def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int | None = None) -> str:
-    """Return runs as a table in `width` columns, None does not wrap; with `attempts` those of the first."""
+    """Return runs as a table; None: unlimited `width`; with `attempts`, also those of the first run."""
     rows = [
         (
             run.run,
@@ -330,7 +330,7 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
 
 
 def _left(run: RunStatus) -> list[str]:
-    """Return how long a run still takes and how long its latest steps took, as far as that is known."""
+    """Return the remaining time of a run and its latest step times, if known."""
     parts = [] if run.left is None else [messages.time_left(run.left)]
     if run.step_s:
         parts.append(f"{show_duration(fmean(run.step_s))} a step")
@@ -340,7 +340,7 @@ def _left(run: RunStatus) -> list[str]:
 
 
 def _memory(nodes: tuple[MemorySpan, ...]) -> list[str]:
-    """Return the most memory in use on each node so far: of the host, and of the attempt's cards."""
+    """Return the peak memory of each node so far: of the host, and of the attempt's GPUs."""
     lines = []
     for node in nodes:
         cards = [card for card in node.gpus if card.of_attempt] or list(node.gpus)
@@ -363,7 +363,7 @@ def _is_open_ended(run: RunStatus) -> bool:
 
 
 def _seconds(attempt: AttemptView, *, now: float) -> float | None:
-    """Return how long an attempt took, or has run until `now`."""
+    """Return the seconds that an attempt took, or has been running until `now`."""
     if attempt.ended is not None:
         return attempt.ended.seconds
     return max(0.0, now - seconds_of(attempt.started.at))
@@ -374,14 +374,14 @@ def _unwatched(attempt: AttemptView, *, driven: bool) -> bool:
 
 
 def _forecasts(attempt: AttemptView) -> tuple[Foreseen, ...]:
-    """Return the memories that are expected to run out in a running attempt."""
+    """Return the memories that are forecast to run out in a running attempt."""
     if attempt.ended is not None:
         return ()
     return tuple(forecast for forecast in attempt.forecasts.values() if forecast.holds)
 
 
 def _trial(view: RunView, row: Started | Tried, *, first: Knobs, now: float, driven: bool) -> TrialStatus:
-    """Return a trial with its result, or with the attempt that is under way for it."""
+    """Return the status of a trial, from its result or from its running attempt."""
     assert row.trial is not None
     change = messages.setting_changes(first, row.knobs) or "as written"
     if isinstance(row, Tried):

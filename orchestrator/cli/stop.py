@@ -32,9 +32,9 @@ _POLL_S = 0.2
 
 
 def stop(run: directory.RunFolder, *, options: Options) -> None:
-    """Stop a run and everything it started, whoever drove it and however its driver ended.
+    """Stop a run and everything it started, regardless of who drove it and how its driver ended.
 
-    Raises Failure where that could not be done, or could not be observed.
+    Raises Failure if that could not be done, or could not be observed.
     """
     try:
         _stop(run, options=options)
@@ -51,7 +51,7 @@ def _stop(run: directory.RunFolder, *, options: Options) -> None:
     if driver is not None:
         _ask(run, driver)
     history = run.history()
-    silent = last_owner(run.path)  # one of another host that did not respond may begin later
+    silent = last_owner(run.path)  # a driver on another host that did not respond may start later
     if not history and driver is not None and (silent is None or silent.can_be_signalled):
         _withdraw(run)
         click.echo(f"run {run.id} is stopped before anything was started", err=True)
@@ -84,17 +84,17 @@ def _stop(run: directory.RunFolder, *, options: Options) -> None:
 
 
 def is_gone(history: History) -> bool:
-    """Return whether the record shows that the run is over and nothing of it is left."""
+    """Return whether the recorded events show that the run is over and no process of it is left."""
     last = history[-1]
     return isinstance(last, Finished) and (last.gone or not doubtful(history))
 
 
 def _require_reachable(run: directory.RunFolder, history: History, driver: Owner | None) -> None:
-    """Raise Failure where the processes of a run with a Ray of its own cannot be seen from here."""
+    """Raise Failure if the processes of a run with its own local Ray cannot be observed from here."""
     if accepted_of(history).cluster.address != "local" or driver is None or driver.can_be_signalled:
         return
     if driver.host == socket.gethostname() and not driver.is_here:
-        return  # this machine was restarted since
+        return  # this machine was rebooted since
     container = "in its container " if driver.is_here else ""
     raise Failure(
         f"the driver of run {run.id} ended {container}on {driver.host}, where its processes may be left",
@@ -107,22 +107,22 @@ def _request(run: directory.RunFolder) -> None:
 
 
 def _withdraw(run: directory.RunFolder) -> None:
-    with suppress(OSError):  # the next driver forgets it too
+    with suppress(OSError):  # the next driver removes it, too
         (run.path / REQUEST).unlink(missing_ok=True)
 
 
 def _ask(run: directory.RunFolder, driver: Owner) -> None:
     """Ask a driver to stop and wait until it has ended; raises Failure after two minutes.
 
-    It reads the request in the run's folder, which is repeated where a driver that starts has removed it as
-    an old one; the signal only makes that quicker.
+    The driver reads the request in the run's folder; the signal only speeds this up. The request is repeated
+    because a starting driver removes existing requests as old.
     """
     _request(run)
     if driver.can_be_signalled:
         try:
             os.kill(driver.pid, signal.SIGTERM)
         except ProcessLookupError:
-            pass  # its lock is free in a moment
+            pass  # its lock will be free in a moment
         except PermissionError:
             click.echo(
                 f"pid {driver.pid} belongs to another user and was not signalled; "

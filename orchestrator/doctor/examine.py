@@ -100,12 +100,7 @@ def _ask(
             disconnect(connection)
     except Unreachable as unreachable:
         unanswered = failed("cluster", unreachable.message, hint=unreachable.hint)
-        return (
-            "",
-            _here(Examination()),
-            (unanswered,),
-            False,
-        )  # this machine may not be a node of the job
+        return "", _here(Examination()), (unanswered,), False  # this machine may not be a node of the job
     count = counted(len(answers), "node")
     starts = "; its autoscaler starts nodes" if grows else ""
     result = Check(name="cluster", what=f"{connection.address} answers, {count}{starts}")

@@ -1,4 +1,4 @@
-"""The cluster that a run is driven on: opened, compared with what the job says, and its cards' size taken."""
+"""Connect to the cluster of a run, and compare it with the job's description."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def open_runner(
 ) -> Runner:
     """Return the cluster of a job, the same one as `before` if its head answers.
 
-    A cluster that answers is never passed over: what runs on it would be taken for dead. `say` shows what is
-    being waited for. Raises Unreachable, and Failure where a Ray of our own on this machine would be too
-    small: none is started to find that out.
+    A cluster that answers is always used: otherwise, what runs on it would be considered dead. `say` prints
+    what is being waited for. Raises Unreachable, and Failure if a local Ray on this machine would be too
+    small, without starting one.
     """
     from autotune.launchers.runners.cluster.connection import Head
     from autotune.launchers.runners.cluster.runner import RayRunner
@@ -43,7 +43,7 @@ def open_runner(
 
 
 def here() -> Cluster:
-    """Return this machine as a cluster of our own would be, without its memory."""
+    """Return this machine as a local cluster, without its memory."""
     from autotune.launchers.runners.cluster.connection import visible_gpus
 
     return Cluster(
@@ -52,13 +52,13 @@ def here() -> Cluster:
 
 
 def left(runner: Runner, *, before: Cluster | None) -> Cluster | None:
-    """Return the cluster that a run was on, where `runner` is another one; our own is new every time."""
+    """Return the cluster that a run was on if `runner` is on another; None also for a local cluster."""
     if before is None or before.address == "local":
         return None
     return None if runner.address == before.address else before
 
 
 def match(job: Job, cluster: Cluster) -> None:
-    """Raise Failure where the cluster is smaller than the job says, or its GPUs differ."""
+    """Raise Failure if the cluster is smaller than the job requires, or its GPUs differ."""
     for failure in misfits(job, cluster):
         raise failure

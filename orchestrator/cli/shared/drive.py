@@ -1,4 +1,4 @@
-"""Drives a run for `launch`, `search` and `resume`: opens the cluster, runs the loop, prints the result."""
+"""Drive a run for `launch`, `search` and `resume`: connect, run the loop, print the result."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from autotune.policies.values.run.view import RunView
 
 
 def console_of(options: Options) -> Console:
-    """Return the terminal as a command's options ask for it, on stderr."""
+    """Return the console on stderr for a command's options."""
     return Console(
         sys.stderr,
         runs_dir=options.runs_dir,
@@ -83,10 +83,10 @@ def drive(
     edit: RequestedJob | None = None,
     fixed: bool = False,
 ) -> ExitCode:
-    """Drive a run from wherever it stands to its end; returns the exit code.
+    """Start or continue a run and drive it to its end; returns the exit code.
 
-    `job` is what a new run's job file says, where it is known already; `edit` is what the user changed since
-    the run ended, and with `fixed` a failed run goes on although nothing of its job differs.
+    `job` is the job of a new run if already parsed; `edit` is the user's change since the run ended; with
+    `fixed` a failed run continues although its job is unchanged.
     """
     log = DriverLog(run.path)
     console = console_of(options)
@@ -114,7 +114,7 @@ def drive(
         ):
             journal.persist.hurry_s = interrupts.patience_s
             if journal.view.unended:
-                journal.persist.patience_s = math.inf  # its training goes on meanwhile
+                journal.persist.patience_s = math.inf  # its training continues meanwhile
             if note := journal.persist(lambda: directory.owner_note(run), path=run.path):
                 views.say(note)
             before = journal.history()
@@ -156,7 +156,7 @@ def drive(
 def resume(
     run: directory.RunFolder, *, options: Options, edited: bool = False, job_file: Path | None = None
 ) -> ExitCode:
-    """Resume a run. With `edited`, also resume a failed run with the edited job."""
+    """Resume a run; with `edited`, also a failed run with the edited job."""
     history = run.history()
     if not edited or not history:
         if file := changed_file(run):
@@ -172,9 +172,9 @@ def resume(
 
 
 def end(run: directory.RunFolder, *, options: Options) -> None:
-    """End every process of a run, and record that it was stopped if it is not over.
+    """End all processes of a run, and record that it was stopped if it is not over.
 
-    Raises Failure where a process is left or a node does not answer.
+    Raises Failure if a process is left or a node does not answer.
     """
     console = Console(sys.stderr, runs_dir=options.runs_dir, color=options.color, quiet=True)
     views = Views(console, DriverLog(run.path))
@@ -187,7 +187,7 @@ def end(run: directory.RunFolder, *, options: Options) -> None:
         if isinstance(history[-1], Finished) and accepted_of(history).cluster.address == "local":
             require_gone(run, end_run(run.id, grace_s=SWEEP_GRACE_S))  # its Ray ended with its driver
         else:
-            job, _ = secrets.filled(accepted_of(history).job)  # nothing starts that needs the rest
+            job, _ = secrets.filled(accepted_of(history).job)  # unset variables are not needed to stop
             with _insisted(run, journal, views, interrupts):
                 _drive(run, job, journal, views, interrupts, ends=True)
         last = journal.history()[-1]
@@ -220,7 +220,7 @@ def _drive(
     runner: Runner | None = None
     try:
         with interrupts.cutting():
-            # What our own local Ray consists of goes on without the terminal too.
+            # The processes of a local Ray must survive a terminal hangup, too.
             with interrupts.connecting(), hangups_ignored():
                 before = accepted.cluster if accepted is not None else None
                 runner = connect.open_runner(job, before=before, say=views.say)
@@ -241,7 +241,7 @@ def _drive(
                 return _not_started(run, journal, views, interrupts)
             if not history:
                 _accept(run, journal, runner, framework, job)
-        journal.persist.patience_s = math.inf  # what trains does so without its journal
+        journal.persist.patience_s = math.inf  # a training continues even if its journal cannot be written
         context = taken_up(context, edit=edit, fixed=fixed)
         if ends and isinstance(finished, Finished):
             end_doubtful(context)
@@ -264,7 +264,7 @@ def _drive(
 
 
 def _not_started(run: directory.RunFolder, journal: Journal, views: Views, interrupts: Interrupts) -> Verdict:
-    """Return the verdict of a driver that was ended before it drove anything, and say what is left."""
+    """Return the verdict of a driver that was stopped before it drove anything, and print what is left."""
     left = journal.view.unended
     if left:
         numbers = ", ".join(f"#{number}" for number in left)
@@ -278,7 +278,7 @@ def _not_started(run: directory.RunFolder, journal: Journal, views: Views, inter
 def _insisted(
     run: directory.RunFolder, journal: Journal, views: Views, interrupts: Interrupts
 ) -> AbstractContextManager[None]:
-    """Let a second request end the process, and say what it leaves where that is in the middle of a call."""
+    """Let a second interrupt end the process, even in the middle of a call, and print what it leaves."""
     known = len(journal.history())
 
     def slow(left_s: float) -> None:
@@ -286,7 +286,7 @@ def _insisted(
 
     def leave() -> None:
         own = journal.history()[known:]
-        if not (own and isinstance(own[-1], Finished)):  # else the end has been told
+        if not (own and isinstance(own[-1], Finished)):  # otherwise the end is already printed
             _not_started(run, journal, views, interrupts)
         views.close()
 
@@ -294,7 +294,7 @@ def _insisted(
 
 
 def _tell_bug(error: Exception, run: directory.RunFolder, journal: Journal, log: DriverLog) -> None:
-    """Say in driver.log, and in the traceback that the user sees, what became of the run."""
+    """Write to driver.log, and add to the traceback, what became of the run."""
     fate = "no process of the run is still running"
     if left := journal.view.unended:
         fate = f"attempt #{left[-1]} continues under its supervisor"
@@ -305,7 +305,7 @@ def _tell_bug(error: Exception, run: directory.RunFolder, journal: Journal, log:
 
 
 def _learn(journal: Journal) -> None:
-    """Store the run's calibration of the memory estimate for later runs of such jobs."""
+    """Store the run's calibration of the memory estimate for later runs of similar jobs."""
     if journal.view.step is None:
         return
     calibration = learned(fold(journal.history()))
@@ -314,7 +314,7 @@ def _learn(journal: Journal) -> None:
 
 
 def _conduct(context: RunContext, views: Views) -> Verdict:
-    """Launch or search, as the run was asked for."""
+    """Launch or search, by the mode of the run."""
     if accepted_of(context.journal.history()).mode != directory.Mode.SEARCH:
         return reconcile.run(context)
     from autotune.orchestrator.search import whole_search
@@ -330,7 +330,7 @@ def _job(run: directory.RunFolder, history: History) -> Job:
     with suppress(FileNotFoundError, UnicodeDecodeError):
         recorded = secrets.restored(recorded, written(run.job_text))
     job, missing = secrets.filled(recorded)
-    # The courier warns of variables of `notify`.
+    # The courier warns about variables of `notify`.
     if names := list(dict.fromkeys(each.variable for each in missing if each.path[0] != "notify")):
         message = f"the job needs {', '.join(f'`{name}`' for name in names)}, which is not set"
         raise Failure(message, hint=f"export {'=... '.join(names)}=...", code=ExitCode.USAGE)
@@ -366,7 +366,7 @@ def versions() -> dict[str, str]:
 
 
 def _export(run: directory.RunFolder, job: Job) -> None:
-    """Write the proven configuration of a run whose job is `job`, or remove one that failed later."""
+    """Write the proven configuration of a run with job `job`, or remove it if it failed later."""
     history = run.history()
     proven = export.proven(history)
     if proven is None:
@@ -394,7 +394,7 @@ def _certify(run: directory.RunFolder) -> None:
 
 
 def _summarise(run: directory.RunFolder, job: Job, verdict: Verdict, views: Views, history: History) -> None:
-    """Write the stable configuration of a run that succeeded; say what changed, or how to go on."""
+    """Write the stable configuration of a successful run; print what changed, or how to continue."""
     code = display_of(verdict).exit_code
     if code in (ExitCode.OK, ExitCode.NO):
         views.export()
@@ -417,9 +417,9 @@ def _unreachable(error: Unreachable, run: directory.RunFolder, *, then: str, kep
 
 
 def taken_up(context: RunContext, *, edit: RequestedJob | None, fixed: bool) -> RunContext:
-    """Record what changed; returns the context of the run as it goes on.
+    """Record changes of job or cluster; returns the context that the run continues with.
 
-    Raises Failure where a run is to be stopped whose attempt may still run on a cluster that was not reached.
+    Raises Failure if the run is to be stopped but its attempt may still run on an unreachable cluster.
     """
     history = context.journal.history()
     left = connect.left(context.runner, before=accepted_of(history).cluster)
@@ -441,7 +441,7 @@ def taken_up(context: RunContext, *, edit: RequestedJob | None, fixed: bool) -> 
 
 
 def _take_edit(context: RunContext, edit: RequestedJob, *, left: Cluster | None) -> RunContext:
-    """Record what the user changed; returns the context with the changed job."""
+    """Record the user's change; returns the context with the changed job."""
     before = accepted_of(context.journal.history()).profile
     context, row = _on_this_cluster(context, edit.job, left=left, changes=edit.changes)
     knobs, forgets = row.profile.knobs != before.knobs, concerns_training(edit.changes, row.profile)
@@ -451,7 +451,7 @@ def _take_edit(context: RunContext, edit: RequestedJob, *, left: Cluster | None)
 
 
 def _move(context: RunContext, left: Cluster) -> RunContext:
-    """Record that the run goes on elsewhere; returns the context with the size of the cards there."""
+    """Record that the run continues on another cluster; returns the context with its GPU memory."""
     stated = written(context.folder.job_text)
     job = context.job if stated is None else msgspec.structs.replace(context.job, cluster=stated.cluster)
     context, row = _on_this_cluster(context, job, left=left, changes={})
@@ -463,7 +463,7 @@ def _move(context: RunContext, left: Cluster) -> RunContext:
 def _on_this_cluster(
     context: RunContext, job: Job, *, left: Cluster | None, changes: dict[str, tuple[Any, Any]]
 ) -> tuple[RunContext, Edited]:
-    """Return the context of a job as it is on this cluster, and the row that says so."""
+    """Return the context of a job on the current cluster, and the journal row that records it."""
     cluster = with_stated_gpus(context.runner.cluster(), assumed(job))
     connect.match(job, cluster)
     if left is not None:

@@ -1,4 +1,4 @@
-"""A job that the user changed after its run ended: where the change stands, whether the run can take it."""
+"""A job that the user changed after its run ended: find the change, and check it against the run."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _OPTIONS = (("recovery", "relaunches"), ("search", "trials"), ("search", "durati
 
 
 class RequestedJob(Value, frozen=True, kw_only=True):
-    """A job as the user asks for it: a new one, or one that a run continues with."""
+    """A job requested by the user: a new one, or a changed one that a run continues with."""
 
-    text: str  # of its file, with the options of the command line in place
+    text: str  # of its file, with command-line options applied
     job: Job
     request: directory.RunRequest
-    file: str = ""  # where it stands; empty: a new one
+    file: str = ""  # the file of a change; empty: a new job
     changes: dict[str, tuple[Any, Any]] = {}  # dotted key of job.yaml -> value in the run and now
 
 
@@ -54,10 +54,10 @@ def digest(text: str) -> str:
 
 
 def identity(text: str, job: Job) -> str:
-    """Return what tells two jobs apart: a digest of the file and of the files of its `config:`.
+    """Return the identity of a job: a digest of its file and of the files of its `config:`.
 
-    `text` is that of the file with the options of the command line in place, `job` what it says. Comments,
-    the order of keys and the values of variables do not count.
+    `text` is the file's text with command-line options applied, `job` its parsed content. Comments, the order
+    of keys and the values of variables are ignored.
     """
     stated = Document(text, "", literal=LITERAL).value
     return digest(json.dumps(_sorted([stated, job.document]), default=str))
@@ -77,9 +77,9 @@ def with_options(
     lookup: secrets.Lookup = os.environ.get,
     elsewhere: bool = False,
 ) -> tuple[str, Job]:
-    """Return a job file's text with the options of the command line in place, and what it says.
+    """Return a job file's text with command-line options applied, and its job.
 
-    `lookup` gives the values of the variables that it names; `elsewhere`: its files need not be here.
+    `lookup` returns the values of the variables that it names; `elsewhere`: its files need not be here.
     """
     if elsewhere:
         job, missing = parse_elsewhere(text, file=file, lookup=lookup)
@@ -99,9 +99,9 @@ def with_options(
 
 
 def changed_job(run: directory.RunFolder, *, job_file: Path | None = None) -> RequestedJob | None:
-    """Return the changed job of a run: `job_file`, that of an edit before or of the launch, or its own copy.
+    """Return the changed job of a run: from `job_file`, an earlier edit, the launched file or its copy.
 
-    On a terminal, an unchanged copy opens in the user's editor. None: nothing differs.
+    On a terminal, an unchanged copy is opened in the user's editor. None if nothing differs.
     """
     history, request = run.history(), run.request
     if job_file is not None:
@@ -121,7 +121,7 @@ def changed_job(run: directory.RunFolder, *, job_file: Path | None = None) -> Re
 
 
 def check(edit: RequestedJob | None, run: directory.RunFolder) -> None:
-    """Refuse an edit that the run cannot go on with; raises Failure."""
+    """Raise Failure for an edit that the run cannot continue with."""
     view = RunView(run.history())
     verdict = view.verdict
     file = run.request.job_file or run.path / "job.yaml"
@@ -154,12 +154,12 @@ def check(edit: RequestedJob | None, run: directory.RunFolder) -> None:
 
 
 def how_to_go_on(run: directory.RunFolder) -> str:
-    """Return what a user does about a run that failed."""
+    """Return how a user can continue a failed run."""
     return f"fix the cause or change {_where(run)}, then `{run.call('resume', '--edit')}`"
 
 
 def what_next(run: directory.RunFolder, verdict: Verdict | None) -> str:
-    """Return the commands that follow the end of a run, or of its driver where there is no verdict."""
+    """Return the commands to use after a run's end, or after its driver's end if there is no verdict."""
     code = ExitCode.INFRASTRUCTURE if verdict is None else display_of(verdict).exit_code
     report = f"`{run.call('report', '--open')}` shows every attempt"
     if code is ExitCode.OK:
@@ -175,13 +175,13 @@ def _where(run: directory.RunFolder) -> str:
 
 
 def _digest_of(name: str, default: str) -> str:
-    """Return the digest of a file as it is now, `default` where there is none."""
+    """Return the current digest of a file; `default` if it does not exist."""
     path = Path(name)
     return digest(read_text(path)) if name and path.is_file() else default
 
 
 def _identity_of(name: str, request: directory.RunRequest) -> str:
-    """Return the identity of the job that a file states now; empty where that is not known."""
+    """Return the identity of a file's current job; empty if it cannot be read."""
     if not name:
         return ""
     try:
@@ -191,12 +191,12 @@ def _identity_of(name: str, request: directory.RunRequest) -> str:
 
 
 def changed_file(run: directory.RunFolder) -> str:
-    """Return the job file of a run that states another job than when it was last read; empty if none does."""
+    """Return the job file of a run if its job has changed since it was last read; otherwise empty."""
     request = run.request
     name, known, stated = request.job_file, request.job_digest, request.identity
     if request.edited_file:
         name, known, stated = request.edited_file, request.edited_digest, request.edited_identity
-    if not Path(name).is_absolute():  # as a Ray job brought it: here that may be another one
+    if not Path(name).is_absolute():  # from a Ray job's folder: here it may be another file
         return ""
     states = _identity_of(name, request) if stated else ""
     is_same = states == stated if states else _digest_of(name, known) == known
@@ -204,7 +204,7 @@ def changed_file(run: directory.RunFolder) -> str:
 
 
 def _edit_from(history: History, path: Path, *, request: directory.RunRequest) -> RequestedJob | None:
-    """Return what a file changes; `job_file` stays, by which a repeated `--continue` finds the run."""
+    """Return what a file changes; the request keeps its `job_file`, by which `--continue` finds the run."""
     file = str(path.absolute())
     launched = Path(request.job_file) in (path, path.absolute())
     request = msgspec.structs.replace(request, edited_file="" if launched else file)
@@ -220,7 +220,7 @@ def _edit(
     options: bool,
 ) -> RequestedJob | None:
     if options:
-        with_options(text, file=file, request=request)  # refuses what is no job
+        with_options(text, file=file, request=request)  # raises if it is not a job
         request = _without_stated(request, text)
         given, job = with_options(text, file=file, request=request)
     else:
@@ -229,7 +229,7 @@ def _edit(
 
 
 def _without_stated(request: directory.RunRequest, text: str) -> directory.RunRequest:
-    """Return a request without what an edited file states: that is newer than the command line."""
+    """Return a request without the options that an edited file sets, because the file is newer."""
     stated = Document(text, "", literal=LITERAL).value
     limits = {key: None for section, key in _OPTIONS if key in (stated.get(section) or {})}
     return msgspec.structs.replace(request, **limits)
@@ -238,20 +238,20 @@ def _without_stated(request: directory.RunRequest, text: str) -> directory.RunRe
 def edit_of(
     history: History, given: str, job: Job, *, file: str, request: directory.RunRequest
 ) -> RequestedJob | None:
-    """Return how a job differs from that of a run; None: it does not. `given`: its text, options in place."""
+    """Return how a job differs from that of a run; None if equal; `given`: its text, options applied."""
     before = accepted_of(history).job
     base = written(given)
-    if base is not None and base.workdir == ".":  # where the command stands: no change of the job
+    if base is not None and base.workdir == ".":  # the folder of the command: no change of the job
         job = msgspec.structs.replace(job, workdir=before.workdir)
     changes = differences(before, secrets.masked(job))
     if not changes:
         return None
     launched = Path(file).absolute() == Path(request.job_file).absolute()
-    known = launched or bool(request.identity)  # a run without one is found by this digest
+    known = launched or bool(request.identity)  # a run without an identity is found by the digest
     request = msgspec.structs.replace(
         request,
         job_digest=_digest_of(request.job_file, request.job_digest) if known else request.job_digest,
-        # What the launched file states by now was never run where the edit is of another file.
+        # If the edit is in another file, the current content of the launched file was never run.
         identity=(launched and _identity_of(request.job_file, request)) or request.identity,
         edited_digest=_digest_of(request.edited_file, ""),
         edited_identity=_identity_of(request.edited_file, request),
@@ -259,16 +259,16 @@ def edit_of(
     return RequestedJob(text=given, job=job, file=file, request=request, changes=changes)
 
 
-# What is derived from other keys: a model or data that changed shows in the settings or in `model`.
+# Derived from other keys: a changed model or data shows in the settings or in `model`.
 _DERIVED = ("shape", "shape_from", "prompts")
-# What says how a run is conducted: a failure of an earlier attempt stays one.
+# Keys for how a run is conducted: changing them does not invalidate failures of earlier attempts.
 _CONDUCT = ("name", "goal.", "recovery.", "search.", "notify.", "annotate")
 
 
 def differences(before: Job, after: Job) -> dict[str, tuple[Any, Any]]:
     """Return the values before and after of each key that differs, by its dotted path."""
     old, new = (_flat(msgspec.to_builtins(job)) for job in (before, after))
-    if after.cluster.gpu_memory_bytes is None:  # it is measured
+    if after.cluster.gpu_memory_bytes is None:  # it was measured, not stated
         old.pop("cluster.gpu_memory_bytes", None)
         new.pop("cluster.gpu_memory_bytes", None)
     return {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)}

@@ -1,4 +1,4 @@
-"""The call of a command that begins a run, as one value."""
+"""The options of the commands that begin a run, as one value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A call of `launch`, `rehearse` or `search`."""
 
     job_file: Path = Path()
-    command: tuple[str, ...] = ()  # in place of a job file
+    command: tuple[str, ...] = ()  # instead of a job file
     options: Options = msgspec.field(default_factory=Options)
     request: RunRequest
     dry_run: bool = False
@@ -84,9 +84,9 @@ _OPTIONS = (
 
 
 def launching(mode: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options that `launch` and `search` share; the run begins as the whole call says.
+    """Add the options shared by `launch`, `rehearse` and `search`, and begin the run when called.
 
-    The function that is decorated is never called: it has the help of its command.
+    The decorated function is never called; it only provides the command's help.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

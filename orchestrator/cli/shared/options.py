@@ -1,4 +1,4 @@
-"""The options that every command has, and that environment variables may stand for."""
+"""The global options of all commands, which environment variables can also set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _META = "autotune.options"
 
 
 class Options(msgspec.Struct):
-    """The global options, wherever they were written: before the command or after it."""
+    """The global options, which may be written before or after the command."""
 
     json: bool = False
     color: str = "auto"
@@ -37,7 +37,7 @@ def given(context: click.Context) -> Options:
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """Store the value of a global option; a flag wins over the environment wherever it stands."""
+    """Store the value of a global option; a flag overrides the environment at any position."""
     assert parameter.name is not None
     source = context.get_parameter_source(parameter.name)
     flags: set[str] = context.meta.setdefault(f"{_META}.flags", set())
@@ -49,20 +49,20 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 
 def _global(name: str, *short: str, **attributes: Any) -> Callable[[_F], _F]:
-    """Return an option of every command, which a variable may stand for."""
+    """Return an option of all commands, which an environment variable can also set."""
     return click.option(
         *short, name, envvar=OPTIONS[name], show_envvar=True, expose_value=False, callback=_keep, **attributes
     )
 
 
 def hand_on_nothing() -> None:
-    """Remove this command's options from the environment: what it starts is not meant by them."""
+    """Remove this command's options from the environment, so that child processes do not inherit them."""
     for variable in OPTIONS.values():
         os.environ.pop(variable, None)
 
 
 def global_options(command: _F) -> _F:
-    """Add the options that every command has."""
+    """Add the options that all commands have."""
     for decorator in (
         _global(
             "--runs-dir",
@@ -95,7 +95,7 @@ def global_options(command: _F) -> _F:
 
 
 def run_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the run ids that start with `incomplete`, the latest first; for shell completion."""
+    """Return the run ids that start with `incomplete`, latest first; for shell completion."""
     folder = context.params.get("runs_dir") or given(context).runs_dir
     entries = sorted(folder.glob("*/job.yaml"), key=lambda file: file.stat().st_mtime, reverse=True)
     return [file.parent.name for file in entries if file.parent.name.startswith(incomplete)]
@@ -141,7 +141,7 @@ def knob_settings(context: click.Context, parameter: click.Parameter, incomplete
 
 
 def card_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return `8xH100` for every card, with the numbers that are written already; for shell completion."""
+    """Return `8xH100` for every GPU, with numbers that are already typed; for shell completion."""
     from autotune.orchestrator.config.cards import CARDS
 
     counts = re.match(r"(\d+x)*", incomplete)
@@ -151,5 +151,5 @@ def card_names(context: click.Context, parameter: click.Parameter, incomplete: s
 
 
 def file_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Let the shell complete files, for an argument that need not be one."""
+    """Let the shell complete files, for an argument that may be something else."""
     return [CompletionItem(incomplete, type="file")]

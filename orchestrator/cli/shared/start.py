@@ -1,4 +1,4 @@
-"""The ways a run begins: here, in the background, or as a Ray job."""
+"""Ways to begin a run: in this process, in the background, or as a Ray job."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
 _DRIVER_START_S = 30.0
-_STATED = ("job_digest", "overrides", "relaunches", "trials", "duration")  # of a request: its job
+_STATED = ("job_digest", "overrides", "relaunches", "trials", "duration")  # what defines a request's job
 
 
 class Begun(Value, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ def prepare(call: LaunchOptions) -> RequestedJob:
 
 
 def _text_of(command: tuple[str, ...], *, options: Options) -> str:
-    """Return the job file that `init` makes of a command, and print what it says about it."""
+    """Return the job file that `init` makes from a command, and print its notes."""
     from autotune.orchestrator.cli.init import drafted, say
     from autotune.orchestrator.init.job_text import job_text, with_variables
 
@@ -98,14 +98,14 @@ def _assumed(variable: str) -> str:
 
 
 def first_command(job: Job, request: directory.RunRequest) -> Command:
-    """Return the command of the first attempt as far as it is known before a cluster is, as `plan` does."""
+    """Return the command of the first attempt as planned before a cluster is known, as in `plan`."""
     return first_command_and_changes(job, request)[0]
 
 
 def first_command_and_changes(
     job: Job, request: directory.RunRequest
 ) -> tuple[Command, tuple[Addition, ...]]:
-    """Return the command of the first attempt, and what it has beside the user's own."""
+    """Return the command of the first attempt, and its differences from the user's own."""
     framework, cluster = frameworks.find(job.framework), expected_cluster(job)
     job = with_gpu_memory(job, cluster)
     _, launch = first_attempt(job, framework, cluster, recall=calibration_cache.recall, policy=request.policy)
@@ -120,9 +120,9 @@ def first_command_and_changes(
 
 
 def begin(call: LaunchOptions) -> ExitCode:
-    """Begin a run in the way that the command line asks for; returns the exit code.
+    """Begin a run as requested on the command line; returns the exit code.
 
-    Raises Failure and click.UsageError where it cannot begin.
+    Raises Failure and click.UsageError if it cannot begin.
     """
     prepared, options = prepare(call), call.options
     if call.submit and call.detach:
@@ -164,7 +164,7 @@ def show(prepared: RequestedJob, call: LaunchOptions) -> None:
 
 
 def _without_dry_run(call: LaunchOptions) -> str:
-    """Return the command that starts what a dry run printed."""
+    """Return the command that starts the run printed by a dry run."""
     request = call.request
     options = [word for each in request.overrides for word in ("--set", each)]
     options += ["--policy", request.policy] if request.policy is not Policy.ESTIMATE else []
@@ -196,7 +196,7 @@ def launch(prepared: RequestedJob, *, options: Options) -> ExitCode:
 
 
 def proceed(prepared: RequestedJob, *, options: Options) -> ExitCode:
-    """Continue the newest run of a job, or begin one where there is none; returns the run's exit code."""
+    """Continue the newest run of a job, or begin one if there is none; returns the run's exit code."""
     from autotune.orchestrator.cli.shared import drive
 
     if prepared.job.cluster.address != "local" and not options.runs_dir.is_absolute():
@@ -213,7 +213,7 @@ def proceed(prepared: RequestedJob, *, options: Options) -> ExitCode:
 
 
 def _require(prepared: RequestedJob) -> None:
-    """Raise Failure, before a run's folder is made, where what the run needs is not installed."""
+    """Raise Failure if something that the run needs is not installed, before its folder is created."""
     mode, job = prepared.request.mode, prepared.job
     require(f"`{mode}`", *NEEDED[mode])
     if job.framework == "builtin" and job.python is None and job.cluster.address == "local":
@@ -230,10 +230,10 @@ def _require(prepared: RequestedJob) -> None:
 def _continued(
     prepared: RequestedJob, *, root: Path
 ) -> tuple[directory.RunFolder, RequestedJob | None] | tuple[None, None]:
-    """Return the run that a job continues, with what its file changes in it; none where a new run begins.
+    """Return the run that a job continues, and what its file changes; None for both if a new run begins.
 
-    Raises Failure where an incomplete run has begun with another job, where its record is damaged, or where
-    others could have written it.
+    Raises Failure if an incomplete run began with another job, if its journal is damaged, or if other users
+    could have written it.
     """
     asked, latest = prepared.request, None
     for run in _runs_of(prepared, root=root):
@@ -242,7 +242,7 @@ def _continued(
         if asked.identity in (request.identity, request.edited_identity):
             return run, None
         if not request.identity and all(getattr(asked, n) == getattr(request, n) for n in _STATED):
-            return run, None  # it began before there were identities
+            return run, None  # begun by a release without identities
     history = () if latest is None else latest.history()
     if latest is None or not history:
         return None, None
@@ -253,7 +253,7 @@ def _continued(
     )
     edit = edit_of(history, prepared.text, prepared.job, file=asked.job_file, request=request)
     if edit is None:
-        return latest, None  # it states the same in other words
+        return latest, None  # the same job, written differently
     verdict = history[-1].verdict if isinstance(history[-1], Finished) else None
     if verdict is not None and display_of(verdict).exit_code is ExitCode.OK:
         return None, None
@@ -269,7 +269,7 @@ def _continued(
 
 
 def _runs_of(prepared: RequestedJob, *, root: Path) -> Iterator[directory.RunFolder]:
-    """Yield the runs of a job's name, begun by the same command from the same file, the newest first."""
+    """Yield the runs with a job's name, begun by the same command from the same file, newest first."""
     asked = prepared.request
     for run in reversed(directory.runs(root)):
         try:
@@ -289,7 +289,7 @@ def under_ray_job() -> bool:
 
 
 def detach(prepared: RequestedJob, *, options: Options) -> None:
-    """Start a run that goes on without this terminal: a daemon, or a job of an external cluster."""
+    """Start a run that continues without this terminal: a daemon, or a job of an external cluster."""
     _require(prepared)
     address = prepared.job.cluster.address
     if address not in (None, "local"):
@@ -301,7 +301,7 @@ def detach(prepared: RequestedJob, *, options: Options) -> None:
     log = run.path / "driver.log"
     argv = [
         sys.executable,
-        "-P",  # a folder named autotune where the user stands is not this package
+        "-P",  # a folder named autotune in the working directory is not this package
         *("-m", "autotune.orchestrator.cli", "--runs-dir", str(options.runs_dir)),
         *["--quiet"] * options.quiet,
         *["--verbose"] * options.verbose,
@@ -325,7 +325,7 @@ def detach(prepared: RequestedJob, *, options: Options) -> None:
                 f"the background driver did not start; see `{log}`",
                 hint=f"`{run.call('resume')}`",
             )
-        if time.monotonic() > until:  # a file server that is slow, or has just been mounted
+        if time.monotonic() > until:  # a file server may be slow or just mounted
             words = f"run {run.id} is still starting in the background (pid {child.pid}); see `{log}`"
             _follow_up(run, words, options, end=f"kill {child.pid}")  # `stop` finds no driver yet
             return
@@ -356,7 +356,7 @@ class Submitted(Value, frozen=True, kw_only=True):
 
 
 def dashboard(address: str) -> str:
-    """Return the URL of a cluster's Ray Jobs API, asking the cluster itself."""
+    """Return the URL of a cluster's Ray Jobs API, as reported by the cluster; raises Failure."""
     from autotune.launchers.runners.cluster.connection import require_head
     from autotune.launchers.runners.cluster.internals import dashboard_url
 
@@ -387,7 +387,7 @@ def submit(prepared: RequestedJob, *, url: str, options: Options, continued: boo
     from ray.exceptions import RayError
     from ray.job_submission import JobSubmissionClient
 
-    logging.disable(logging.INFO)  # Ray's loggers, each with a level of its own, report uploads
+    logging.disable(logging.INFO)  # Ray's loggers, each with its own level, report uploads
     here = Edit(("workdir",), prepared.job.workdir, "where it was submitted")
     text = edited(prepared.text, [here], literal=LITERAL)
     python, runs_dir = shlex.quote(sys.executable), shlex.quote(str(options.runs_dir))
@@ -434,13 +434,13 @@ def submit(prepared: RequestedJob, *, url: str, options: Options, continued: boo
 
 
 class _UnansweredError(Exception):
-    """Whether a job was accepted could not be asked."""
+    """It is unknown whether a job was accepted."""
 
 
 def _submit_once(client: JobSubmissionClient, submission: str, **job: Any) -> None:
-    """Submit a job under an id of ours: however often that is tried, it is one job.
+    """Submit a job with a fixed id, so that retries cannot submit it twice.
 
-    Raises what the last try raised where the job is not there, _UnansweredError where that is not known.
+    Raises the error of the last try if the job was not accepted, _UnansweredError if that is unknown.
     """
     for left in reversed(range(_TRIES)):
         try:
@@ -460,7 +460,7 @@ def _submit_once(client: JobSubmissionClient, submission: str, **job: Any) -> No
 
 
 def _is_there(client: JobSubmissionClient, submission: str) -> bool | None:
-    """Return whether a cluster has a job; None where it does not say."""
+    """Return whether a cluster has a job; None if it does not answer."""
     try:
         client.get_job_info(submission)
     except RuntimeError as error:
