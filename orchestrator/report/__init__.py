@@ -1,1 +1,1 @@
-"""A run as one HTML file: read from its folder, written into it."""
+"""The report of a run as one HTML file, read from and written into the run's folder."""

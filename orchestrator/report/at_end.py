@@ -1,4 +1,4 @@
-"""The report that every run leaves behind, written by a process of its own once the run is over."""
+"""Write the report of a finished run in a separate process."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from collections.abc import Callable
 from autotune.orchestrator.errors import Failure, reason_of
 from autotune.orchestrator.run import directory
 
-LIMIT_S = 60.0  # a journal of 70,000 events takes 3.5 s of a processor
-HURRIED_S = 10.0  # Slurm and Kubernetes kill 30 s after they asked
+LIMIT_S = 60.0  # a journal of 70,000 events takes 3.5 s of CPU time
+HURRIED_S = 10.0  # Slurm and Kubernetes kill 30 s after the first signal
 _POLL_S = 0.2
-_KILLED_S = 5.0  # a process that waits for a dead file system does not even die
+_KILLED_S = 5.0  # a process blocked on a dead file system survives even SIGKILL
 
 
 def write(run: directory.RunFolder, *, limit_s: float = LIMIT_S, cut: Callable[[], object] = bool) -> None:
     """Let `autotune report` write report.html of a run; raises Failure.
 
-    What takes longer than `limit_s` seconds, or still runs when `cut` becomes true, is killed: neither its
-    time, nor its memory, nor its end is the driver's.
+    The process is killed after `limit_s` seconds, or when `cut` becomes true. A separate process protects the
+    driver from its running time, its memory use and its crashes.
     """
     if cut():
         raise _unwritten(run, "interrupted")
@@ -51,7 +51,7 @@ def write(run: directory.RunFolder, *, limit_s: float = LIMIT_S, cut: Callable[[
 def _stderr_of(
     run: directory.RunFolder, child: subprocess.Popen[bytes], until: float, cut: Callable[[], object]
 ) -> bytes:
-    """Return what a process printed on stderr by its end; raises Failure if that is not waited for."""
+    """Return the stderr of a process once it has ended; raises Failure if it is cut or takes too long."""
     while True:
         try:
             return child.communicate(timeout=_POLL_S)[1]
@@ -63,7 +63,7 @@ def _stderr_of(
 
 
 def _end(run: directory.RunFolder, child: subprocess.Popen[bytes]) -> None:
-    """Kill what still runs, and remove what it had started to write."""
+    """Kill the process if it still runs, and remove its partial file."""
     if child.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""How a run ended: verdict, changed settings, what to do next, and where the time went."""
+"""The conclusion of a run: verdict, changed settings, next commands, and where the time went."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from autotune.policies.values.observation import Cancelled
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.run.view import RunView
 
-_DIGITS = 16  # of the digest: enough to compare two files by
+_DIGITS = 16  # of the digest, enough to compare two files
 
 
 def conclusion_of(run: directory.RunFolder, view: RunView, framework: Framework) -> Conclusion:
-    """Return how a run ended, or how far it has come."""
+    """Return how a run ended, or its progress so far."""
     accepted, last, verdict = view.accepted, view.last, view.verdict
     assert accepted is not None and last is not None
     attempts = len(view.attempts)
@@ -81,7 +81,7 @@ def _faster(verdict: Verdict | None) -> str:
 
 
 def _knobs(view: RunView, accepted: Accepted) -> tuple[Knobs, str]:
-    """Return the configuration that the run has to show, and what it is."""
+    """Return the configuration to show for a run, and a description of it."""
     proven = export.stable_knobs(view)
     if proven is not None:
         return proven, "the proven configuration"
@@ -91,7 +91,7 @@ def _knobs(view: RunView, accepted: Accepted) -> tuple[Knobs, str]:
 
 
 def _changes(view: RunView, framework: Framework, accepted: Accepted, knobs: Knobs) -> tuple[Change, ...]:
-    """Return what differs from the job as written, as the framework's users type it."""
+    """Return the changes from the job as written, in the framework's spelling."""
     job, profile = accepted.job, accepted.profile
     settings = framework.settings(job, knobs) if knobs != profile.knobs else {}
     settings = export.with_units(settings, framework, job)
@@ -107,7 +107,7 @@ def _changes(view: RunView, framework: Framework, accepted: Accepted, knobs: Kno
         support = profile.supported.get(knob)
         setting = knob if support is None else support.setting
         if settings or setting in named:
-            continue  # the framework's own words say it
+            continue  # already listed in the framework's spelling
         rows.append(
             Change(
                 setting=setting,
@@ -156,7 +156,7 @@ _OURS = ("python", "autotune", "ray")
 def _facts(run: directory.RunFolder, accepted: Accepted) -> tuple[Fact, ...]:
     job: Job = accepted.job
     digest = hashlib.sha256((run.path / "job.yaml").read_bytes()).hexdigest()
-    own = job.framework == "builtin"  # others run in an environment of their own
+    own = job.framework == "builtin"  # other frameworks have their own environment
     rows = [
         ("job", job.name),
         ("framework", f"{job.framework} {job.framework_version or ''}".strip()),
@@ -171,7 +171,7 @@ def _facts(run: directory.RunFolder, accepted: Accepted) -> tuple[Fact, ...]:
 
 
 def _spent(view: RunView, accepted: Accepted) -> tuple[Spent, ...]:
-    """Return where the time of the attempts went, with the hours of the GPUs that were held."""
+    """Return where the time of the attempts went, with the GPU hours that were occupied."""
     gpus = accepted.cluster.nodes * accepted.cluster.gpus_per_node
     searching = bool(view.trials)
     seconds = trials.spent(view) if searching else _of_attempts(view)

@@ -52,7 +52,7 @@ class LogLine(Value, frozen=True, kw_only=True):
 
     number: int
     text: str
-    failed: bool = False  # the line that was recognised
+    failed: bool = False  # the line of the failure
 
 
 class PhaseMark(Value, frozen=True, kw_only=True):
@@ -85,8 +85,8 @@ class AttemptStory(Value, frozen=True, kw_only=True):
     cause: str = ""
     figures: str = ""
     outcome: str = ""
-    seconds: float | None = None  # None: it runs, or unknown
-    unwatched: bool = False  # no driver was there at its end: it ran for `seconds` or longer
+    seconds: float | None = None  # None: still running, or unknown
+    unwatched: bool = False  # no driver observed its end: it ran for `seconds` or longer
     log: str = ""  # path in the run's folder, with the line
     lines: tuple[LogLine, ...] = ()
     candidates: tuple[Candidate, ...] = ()
@@ -106,7 +106,7 @@ class Reading(Value, frozen=True, kw_only=True):
 
     bytes: int
     capacity: int | None
-    upper_bound: bool = False  # what an allocator reserved
+    upper_bound: bool = False  # includes memory that an allocator only reserved
 
 
 class AttemptMemory(Value, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ class AttemptMemory(Value, frozen=True, kw_only=True):
     change: str
     predicted: dict[str, Forecast] = {}
     measured: dict[str, Reading] = {}
-    needed: dict[str, int] = {}  # in the phase that failed, as its message says
+    needed: dict[str, int] = {}  # by the failed phase, from its message
 
 
 class Comparison(Value, frozen=True, kw_only=True):
@@ -149,7 +149,7 @@ class Memory(Value, frozen=True, kw_only=True):
     phases: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
     attempts: tuple[AttemptMemory, ...] = ()
-    chosen: int = 0  # number of the attempt that is shown first
+    chosen: int = 0  # number of the attempt shown first
     comparisons: tuple[Comparison, ...] = ()
     factors: tuple[Factor, ...] = ()
     calibrated_by: int = 0  # earlier runs
@@ -202,7 +202,7 @@ class TrialRow(Value, frozen=True, kw_only=True):
     result: str
     fits: bool
     change: str
-    knobs: dict[str, Setting]  # that the search varies
+    knobs: dict[str, Setting]  # varied by the search
     rate: float | None
     noise: float | None
     headroom: float | None
@@ -227,8 +227,8 @@ class SearchStory(Value, frozen=True, kw_only=True):
 class TrainingProof(Value, frozen=True, kw_only=True):
     """What shows that the training stayed the job's own."""
 
-    settings: tuple[Fact, ...] = ()  # of the job, that decide what is trained
-    turned: tuple[Fact, ...] = ()  # knobs that any attempt changed, and how far that may alter numbers
+    settings: tuple[Fact, ...] = ()  # of the job, that define what is trained
+    turned: tuple[Fact, ...] = ()  # knobs changed by any attempt, and how much they may alter numbers
     losses: tuple[Losses, ...] = ()
 
 

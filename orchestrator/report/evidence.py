@@ -1,4 +1,4 @@
-"""What shows that the training stayed the job's own, and where every claim of a report comes from."""
+"""Evidence that the training stayed the job's own, and the sources of a report's claims."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autotune.policies.values.observation import StepDone
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.run.view import RunView
 
-# Names of settings that decide what is trained, in any framework's spelling.
+# Names of settings that define what is trained, in any framework's spelling.
 _TRAINED = re.compile(
     r"(^|[._-])(lr|learning_rate|weight_decay|epochs?|steps|seed|prompts|samples|n|kl\w*|clip\w*|entropy\w*|"
     r"\w*batch_size|\w*(prompt|response)_(length|tokens|len)|\w*samples_per_prompt|num_rollout|adv_estimator|gamma|lam)$"
@@ -32,7 +32,7 @@ _POINTS = 1000
 
 
 def training_of(run: directory.RunFolder, view: RunView, logs: LogReading) -> TrainingProof:
-    """Return what is known of the training of a run's attempts."""
+    """Return the settings, changed knobs and losses of a run's training."""
     accepted = view.accepted
     assert accepted is not None
     knob_settings = {support.setting for support in accepted.profile.supported.values()}
@@ -49,7 +49,7 @@ def training_of(run: directory.RunFolder, view: RunView, logs: LogReading) -> Tr
 
 
 def _turned(view: RunView, profile: Profile) -> tuple[Fact, ...]:
-    """Return the knobs that attempts changed with their values, and how far that may alter the numbers."""
+    """Return the knobs that attempts changed with their values, and how much that may alter the numbers."""
     tried = [attempt.started.knobs for attempt in view.attempts.values()]
     rows = []
     for knob in KNOBS:
@@ -86,13 +86,13 @@ def _losses(run: directory.RunFolder, view: RunView, logs: LogReading) -> list[L
     return curves
 
 
-_FIRST_LISTED, _LAST_LISTED = 10, 50  # attempts that are listed
+_FIRST_LISTED, _LAST_LISTED = 10, 50  # listed attempts
 _PAGE = "report.html"
 _LONGEST = 16 << 10  # characters of a command
 
 
 def evidence_of(run: directory.RunFolder, history: History, view: RunView) -> Evidence:
-    """Return what the run's folder holds; the report itself and locks left out."""
+    """Return the content of the run's folder, without the report itself and locks."""
     accepted = accepted_of(history)
     started = [attempt.started for attempt in view.attempts.values()]
     listed = (
@@ -122,7 +122,7 @@ def evidence_of(run: directory.RunFolder, history: History, view: RunView) -> Ev
 
 
 def path_text(path: str | Path) -> str:
-    """Return a path as text; what is no UTF-8 in it is replaced."""
+    """Return a path as text, with bytes that are not UTF-8 replaced."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
@@ -132,7 +132,7 @@ def _attempt_evidence(run: directory.RunFolder, started: Started) -> AttemptEvid
         sorted(path_text(path.name) for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
     )
     whole = shlex.join(started.command)
-    command = plain(whole[: 4 * _LONGEST])  # a secret that is cut lies far behind what is shown
+    command = plain(whole[: 4 * _LONGEST])  # a secret that is cut off lies far beyond the shown part
     if len(whole) > _LONGEST:
         command = f"{command[:_LONGEST]}… ({len(whole)} characters; command.sh has all of them)"
     return AttemptEvidence(

@@ -1,6 +1,6 @@
-"""What the log of an attempt adds to the journal: the lines around a failure, phases, losses.
+"""What an attempt's log adds to the journal: the lines around a failure, phases, losses.
 
-Only logs of one part are read, and of a run 64 MiB at most: a report is written at the end of every run.
+Only logs in one part are read, at most 64 MiB per run, because a report is written at the end of every run.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from autotune.orchestrator.report.document import LogLine
 from autotune.orchestrator.run import directory, log_parts
 from autotune.policies.values.observation import Marker, PhaseEnded, PhaseStarted, StepDone
 
-_MOST_BYTES = 64 << 20  # a marker is looked for in about 1 million lines a second
-_BEFORE, _AFTER = 4, 3  # lines around the one that failed
+_MOST_BYTES = 64 << 20  # about 1 million lines per second are searched for markers
+_BEFORE, _AFTER = 4, 3  # lines around the line of the failure
 _WIDTH = 400
-# The losses of frameworks, the policy's before the rest.
+# Loss metrics of frameworks, in order of preference.
 _LOSSES = ("loss", "actor/pg_loss", "actor/loss", "train/pg_loss", "train/loss", "policy_loss")
 
 
 class LogReading:
-    """Reads logs of one run as long as its share lasts."""
+    """Reads logs of one run, up to a limit of bytes in total."""
 
     def __init__(self, framework: Framework, *, most_bytes: int = _MOST_BYTES) -> None:
         self._framework, self._left = framework, most_bytes
         self._markers: dict[Path, tuple[Marker, ...]] = {}
 
     def context(self, attempt: directory.AttemptFolder, number: int) -> tuple[LogLine, ...]:
-        """Return the lines around one; empty if the log is not read. What follows them is not read."""
+        """Return the lines around a line; empty if the log is not read. The log after them is not read."""
         last = number + _AFTER
         return tuple(
             LogLine(number=line.number, text=_text(line.data), failed=line.number == number)
@@ -39,7 +39,7 @@ class LogReading:
         )
 
     def markers(self, attempt: directory.AttemptFolder) -> tuple[Marker, ...]:
-        """Return the phases and steps that the log shows; it is read once."""
+        """Return the phases and steps in the log, which is read only once."""
         result = self._markers.get(attempt.path)
         if result is None:
             result = self._markers[attempt.path] = self._read_markers(attempt)

@@ -1,4 +1,4 @@
-"""Peaks of every phase and attempt: what the estimate saw before it, and what was measured."""
+"""Peaks of all phases and attempts: predicted before each attempt, and measured."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from autotune.policies.values.history import Run, accepted_of
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.run.view import AttemptView, RunView
 
-_FIRST, _LAST = 2, 10  # attempts that are shown
+_FIRST, _LAST = 2, 10  # shown attempts
 _LADDER = "The estimate is shown for comparison: this run climbed the ladder without it."
 _UNKNOWN = "No estimate: the model's shape, or the size of a device, is not known."
 
 
 def memory_of(past: Past, view: RunView) -> Memory:
-    """Return the peaks of the attempts of a launch, of at most twelve of them."""
+    """Return the peaks of a launch's attempts, of at most twelve of them."""
     launched = view.launched
     if len(launched) > _FIRST + _LAST:
         launched = (*launched[:_FIRST], *launched[-_LAST:])
@@ -68,7 +68,7 @@ def memory_of(past: Past, view: RunView) -> Memory:
 
 
 def _chosen(view: RunView) -> int:
-    """Return the last attempt that reached the goal, else the last that was started; 0 for none."""
+    """Return the number of the last attempt that reached the goal, otherwise of the last one; 0 if none."""
     launched = view.launched
     reached = [attempt for attempt in launched if attempt.goal is not None]
     return (reached or launched)[-1].number if launched else 0
@@ -101,7 +101,7 @@ def _attempt(outlook: Outlook | None, attempt: AttemptView, previous: Knobs) -> 
 
 
 def _forecasts(view: Outlook | None, knobs: Knobs) -> dict[str, Forecast]:
-    """Return what the estimate said of a configuration after what was known by then."""
+    """Return the estimate of a configuration at the time of `view`."""
     if view is None:
         return {}
     estimate = view.estimates((knobs,))
@@ -124,7 +124,7 @@ def _forecasts(view: Outlook | None, knobs: Knobs) -> dict[str, Forecast]:
 
 
 def _factors(run: Run) -> tuple[Factor, ...]:
-    """Return what the run taught of the estimate's parts."""
+    """Return the run's corrections of the estimate's parts."""
     result = learned(run)
     if result is None:
         return ()

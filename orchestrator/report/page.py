@@ -1,4 +1,4 @@
-"""The report as one HTML file that loads nothing: its data, its style and the charts' code are inside."""
+"""The report as one self-contained HTML file with its data, its style and the code of its charts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from autotune.policies.values.run.view import RunView
 
 NAME = "report.html"
 _ASSETS = "autotune.orchestrator.report"
-# What could end the script or, in JavaScript, a line.
+# Characters that could end the script or, in JavaScript, a line.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _MARKS = {"good": "✓", "warn": "!", "bad": "✗"}
 
@@ -38,7 +38,7 @@ _MARKS = {"good": "✓", "warn": "!", "bad": "✗"}
 def write_new(run: directory.RunFolder, *, force: bool) -> Report:
     """Write report.html into a run's folder, readable only by its owner, and return it.
 
-    Raises Failure where the file cannot be read or written, and without `force` where it is no report of
+    Raises Failure if the file cannot be read or written, and without `force` also if it is not a report of
     this run.
     """
     path = run.path / NAME
@@ -60,7 +60,7 @@ def write_new(run: directory.RunFolder, *, force: bool) -> Report:
 
 
 def rendered(report: Report) -> str:
-    """Return the page; equal reports give equal bytes."""
+    """Return the HTML page; equal reports give equal bytes."""
     environment = Environment(
         loader=PackageLoader(_ASSETS, "assets"),
         autoescape=True,
@@ -79,7 +79,7 @@ def rendered(report: Report) -> str:
     scripts = [_asset("plotly-basic.min.js"), _asset("charts.js")]
     page = environment.get_template("page.html").render(
         report=report,
-        data=Markup(_json(report)),  # noqa: S704 - nothing in it can end the script
+        data=Markup(_json(report)),  # noqa: S704 - escaped, so it cannot end the script
         style=Markup(_asset("page.css")),  # noqa: S704 - our own file
         scripts=[Markup(script) for script in scripts],  # noqa: S704 - our own, and plotly.js
         policy="; ".join(
@@ -110,12 +110,12 @@ def _asset(name: str) -> str:
 
 
 def _digest(script: str) -> str:
-    """Return what allows one script under the page's policy."""
+    """Return the source expression that allows one script in the page's content security policy."""
     return f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def report_of(run: directory.RunFolder) -> Report:
-    """Return what a run has to tell; raises Failure for one that was not accepted."""
+    """Return the report of a run; raises Failure if its job was never accepted."""
     history = run.history()
     if not history or not isinstance(history[0], Accepted):
         raise Failure(
@@ -133,7 +133,7 @@ def report_of(run: directory.RunFolder) -> Report:
         )
     logs, past, view = LogReading(framework), Past(history), RunView(history)
     memory = memory_of(past, view)
-    # The share of logs that is read goes to what the page shows first.
+    # Read this log first, because the bytes of logs are limited and the page shows it first.
     markers = logs.markers(run.attempt(memory.chosen)) if memory.chosen else ()
     story, left_out = story_of(run, past, view, logs)
     return Report(

@@ -1,4 +1,4 @@
-"""The trials of a search: what was tried, what held, how fast it was and what mattered."""
+"""The trials of a search: configurations, results, speeds and the importance of knobs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def search_of(view: RunView) -> SearchStory | None:
 
 
 def write_study(run: directory.RunFolder, view: RunView) -> None:
-    """Write study.journal of a search; does nothing for other runs and where Optuna is not installed."""
+    """Write study.journal of a search; do nothing for other runs or without Optuna."""
     accepted = view.accepted
     if accepted is None or not view.trial_rows or missing(["optuna"]):
         return
@@ -77,13 +77,13 @@ def _importance(dimensions: Sequence[Dimension], results: tuple[Tried, ...]) -> 
 
 
 def _start(view: RunView, accepted: Accepted) -> Knobs:
-    """Return the configuration from which the search set out."""
+    """Return the configuration that the search started from."""
     own = [attempt for attempt in view.training if attempt.goal is not None]
     return own[-1].started.knobs if own else accepted.profile.knobs
 
 
 def _left_out() -> Iterator[str]:
-    """Yield what the page lacks because of what is not installed."""
+    """Yield what the page lacks because a package is not installed."""
     if absent := missing(["optuna"]):
         yield f"Which setting mattered is left out: the report {absence(absent)} ({how_to_install(absent)})."
 

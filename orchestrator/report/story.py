@@ -1,7 +1,7 @@
-"""The attempts of a launch, one row each: what changed and why, how far it came, what could follow.
+"""The attempts of a launch, one row each: what changed and why, its progress, its alternatives.
 
-The journal holds what was decided, not what was refused: for the remedies that could have followed a failure
-the same policies are asked again with the history as it was then.
+The journal records what was decided, not what was rejected: the remedies that could have followed a failure
+are computed again by the same policies from the history at that time.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from autotune.policies.values.observation import Cancelled, Completed, Lost
 from autotune.policies.values.remedy import Effect, Remedy
 from autotune.policies.values.run.view import AttemptView, RunView
 
-_FIRST, _LAST = 20, 80  # attempts that are shown
-_WEIGHED = 12  # failures whose alternatives are ranked again
+_FIRST, _LAST = 20, 80  # shown attempts
+_WEIGHED = 12  # last attempts whose alternatives are ranked again
 _ORDER = tuple(phase.value for phase in Phase)
 
 
 def story_of(
     run: directory.RunFolder, past: Past, view: RunView, logs: LogReading
 ) -> tuple[tuple[AttemptStory, ...], int]:
-    """Return the attempts of a launch, the trials of a search left out, and how many are not shown."""
+    """Return the attempts of a launch, without a search's trials, and the number of attempts not shown."""
     launched = view.launched
     chosen = launched if len(launched) <= _FIRST + _LAST else (*launched[:_FIRST], *launched[-_LAST:])
     rows = tuple(
@@ -54,7 +54,7 @@ def _attempt(
 ) -> AttemptStory:
     started, decided, diagnosed = attempt.started, attempt.decided, attempt.diagnosed
     first = accepted_of(past.history).profile.knobs
-    weighed = weighed and started.rehearsal is None  # its failure is answered by other rules too
+    weighed = weighed and started.rehearsal is None  # other rules, too, handle failures of a rehearsal
     last = attempt.last
     story = AttemptStory(
         number=attempt.number,
@@ -123,7 +123,7 @@ def _outcome(attempt: AttemptView) -> str:
 
 
 def _phases(attempt: AttemptView) -> tuple[PhaseMark, ...]:
-    """Return the phases that reported their end, then the one that failed."""
+    """Return the phases with recorded peaks, then the one that failed."""
     diagnosed, ended = attempt.diagnosed, attempt.ended
     failed = diagnosed.phase.value if diagnosed is not None and diagnosed.phase is not Phase.NONE else ""
     passed = {phase for step in attempt.steps for phase in step.peaks}
@@ -134,11 +134,11 @@ def _phases(attempt: AttemptView) -> tuple[PhaseMark, ...]:
 
 
 _MOST_ROWS = 16
-_NOISE = 0.04  # predicted step times that differ by less are equal, as in the ranking
+_NOISE = 0.04  # predicted step times that differ by a smaller share are equal, as in the ranking
 
 
 def alternatives(past: Past, place: int, diagnosed: Diagnosed) -> tuple[Candidate, ...]:
-    """Return the ladder's remedies for the failure at a place of the history, the one taken first."""
+    """Return the ladder's remedies for the failure at index `place` of the history, the taken one first."""
     decided = next((e for e in islice(past.history, place, None) if isinstance(e, Decided)), None)
     taken = decided.remedy if decided is not None else None
     run = without_refused(past.run(place + 1))
@@ -158,7 +158,7 @@ def alternatives(past: Past, place: int, diagnosed: Diagnosed) -> tuple[Candidat
 
 
 def _outlook_of(run: Run, diagnosis: Diagnosis, past: Past, count: int) -> Outlook | None:
-    """Return the estimate where it ranked the cures of this failure."""
+    """Return the outlook that ranked the remedies of this failure; None if the estimate was not used."""
     shared = run.accepted.policy is Policy.ESTIMATE and not run.refused
     view = past.view(count) if shared else outlook(run)
     if view is None or not trusted(view.run, diagnosis) or not measures(view, diagnosis):
@@ -219,7 +219,7 @@ def _seconds(ranked: Ranked) -> str:
 
 
 class Past:
-    """The beginnings of one history, by their number of events."""
+    """Prefixes of a history, by their number of events."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -227,25 +227,25 @@ class Past:
         self._views: dict[int, Outlook | None] = {}
 
     def run(self, count: int) -> Run:
-        """Return the attempts as the first `count` events show them."""
+        """Return the run after the first `count` events."""
         if count not in self._runs:
             self._runs[count] = fold(self.history[:count])
         return self._runs[count]
 
     def whole(self) -> Run:
-        """Return the attempts as all events show them."""
+        """Return the run after all events."""
         return self.run(len(self.history))
 
     def view(self, count: int) -> Outlook | None:
-        """Return the estimate after `count` events, also of a run that does not ask it."""
+        """Return the outlook after `count` events, also for a run that does not use the estimate."""
         while count > 1 and _shows_nothing(self.history, count - 1):
-            count -= 1  # so that a failure and the attempt that follows it share their view
+            count -= 1  # so that a failure and the next attempt share their outlook
         if count not in self._views:
             self._views[count] = _view_of(self.run(count))
         return self._views[count]
 
     def is_modelled(self) -> bool:
-        """Return whether there is an estimate of the run's job."""
+        """Return whether there is an estimate for the run's job."""
         return _view_of(msgspec.structs.replace(self.whole(), attempts=())) is not None
 
 

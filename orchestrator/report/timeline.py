@@ -1,6 +1,7 @@
-"""The measured memory of one attempt over time, and when its phases were under way.
+"""The measured memory of one attempt over time, with its phases.
 
-Logs carry durations and no times: the phases of a step are laid before the moment at which its end was seen.
+Logs contain durations but no times: the phases of a step are placed before the time when its end was
+observed.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from autotune.orchestrator.run import directory, memory_record
 from autotune.policies.values.observation import Marker, PhaseEnded, PhaseStarted, StepDone
 from autotune.policies.values.run.view import AttemptView
 
-_POINTS = 1500  # of one series
-_DEVICES, _HOSTS, _PROCESSES = 8, 2, 4  # series that are shown
-_SPANS = 400  # phases that are shaded, the last ones
+_POINTS = 1500  # per series
+_DEVICES, _HOSTS, _PROCESSES = 8, 2, 4  # shown series
+_SPANS = 400  # last phases and steps that are shown
 
 _Points = dict[float, int]  # seconds since the attempt began -> bytes
 
@@ -41,7 +42,7 @@ def timeline_of(
 
 
 def _series(attempt: directory.AttemptFolder, begin: float) -> tuple[list[Series], list[Series]]:
-    """Return cards, or processes where there are none, and hosts."""
+    """Return the series of GPUs, or of processes if there are none, and of hosts."""
     used: dict[str, _Points] = {}
     capacity: dict[str, int] = {}
     processes: dict[str, _Points] = {}
@@ -51,7 +52,7 @@ def _series(attempt: directory.AttemptFolder, begin: float) -> tuple[list[Series
     since = {s.node: s.at for s in reversed(samples)}
     for span in memory_record.minutes_of(attempt.path):
         if span.until >= since.get(span.node, float("inf")):
-            continue  # its samples are there in full
+            continue  # covered by samples
         at = round((span.at + span.until) / 2 - begin, 2)
         hosts.setdefault(span.node, {})[at] = span.host.most
         capacity[span.node] = span.host_total_bytes
@@ -79,7 +80,7 @@ def _series(attempt: directory.AttemptFolder, begin: float) -> tuple[list[Series
 
 
 def _one(name: str, points: _Points, capacity: int | None, *, host: bool = False) -> Series:
-    """Return a series of at most `_POINTS` points; of neighbours the highest stays."""
+    """Return a series of at most `_POINTS` points; of neighbouring points the highest is kept."""
     every = sorted(points.items())
     size = -(-len(every) // _POINTS)
     kept = [max(every[at : at + size], key=lambda point: point[1]) for at in range(0, len(every), size)]
@@ -121,7 +122,7 @@ def _spans(markers: tuple[Marker, ...], ends: dict[int, float], last: float | No
             case _:
                 pass
     if last is not None and open_phase:
-        # It began after what is waiting, right behind the last step that is known.
+        # It began after the waiting phases, which follow the last known step.
         begin = min(last, before + sum(each.seconds for each in waiting))
         lay(begin)
         spans.append(PhaseSpan(phase=open_phase, begin=round(begin, 3), end=round(last, 3)))

@@ -1,4 +1,4 @@
-"""Prints events: a live region and permanent lines on a TTY, one line per event elsewhere."""
+"""Print events: a live region and permanent lines on a terminal, one line per event elsewhere."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _TONES = {"good": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗", "red
 
 
 class Console:
-    """Prints the events of one run on a stream; a quiet one prints only how the run failed."""
+    """Prints the events of one run on a stream; with `quiet`, only how the run failed."""
 
     def __init__(
         self,
@@ -96,20 +96,20 @@ class Console:
         self._runs_dir, self._quiet, self._verbose, self._now = runs_dir, quiet, verbose, now
         self._silent = False
         self._live: Live | None = None
-        self._attempt = 0  # that a line is about
+        self._attempt = 0  # the attempt that a line is about; 0: none
         self._view = LiveView()
         self._run = self._view.run
         self._printed_at = self._step_printed_at = 0.0
 
     def replay(self, events: tuple[Event, ...]) -> None:
-        """Take in the events of an earlier driver without printing them."""
+        """Process the events of an earlier driver without printing them."""
         self._silent = True
         for event in events:
             self.print_event(event)
         self._silent = False
 
     def print_event(self, event: Event) -> None:  # noqa: C901 - one branch per kind of event
-        """Print what an event means."""
+        """Print an event."""
         self._attempt = event.attempt or self._run.last_number
         self._run.take(event)
         match event:
@@ -148,11 +148,11 @@ class Console:
                 assert_never(event)
 
     def say(self, text: str) -> None:
-        """Print a message that is no event."""
+        """Print a message."""
         self._line(Text(text))
 
     def watch(self, running: Mapping[int, Progress], *, now: float) -> None:
-        """Show the progress of attempts, by number: in the live region, or as a line a minute."""
+        """Show the progress of attempts by number: in the live region, or as one line per minute."""
         if self._quiet or self._silent:
             return
         if self._is_live:
@@ -166,11 +166,11 @@ class Console:
             self._dated(self._view.heartbeat(running, now=now))
 
     def warn(self, text: str) -> None:
-        """Print a message, also to a user who asked for errors only."""
+        """Print a warning, even with --quiet."""
         self._line(Text(f"warning: {text}", style="yellow"), error=True)
 
     def hint(self, text: str) -> None:
-        """Print what the user can do, also to one who asked for errors only."""
+        """Print what the user can do, even with --quiet."""
         self._line(Text(f"hint: {text}"), error=True)
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class Console:
             live.stop()
 
     def leave_terminal(self) -> None:
-        """Print plain lines from now on: the stream no longer leads to a terminal."""
+        """Print plain lines from now on, because the stream is no longer a terminal."""
         live, self._live, self._is_live = self._live, None, False
         self._terminal = terminal(self._terminal.file, live=False, colored=False, width=PIPED_WIDTH)
         if live is not None:
@@ -188,7 +188,7 @@ class Console:
 
     @property
     def _first(self) -> Knobs | None:
-        """The knobs of the job as the user wrote it, or changed it since."""
+        """The knobs of the user's job, with later edits."""
         return self._run.accepted.profile.knobs if self._run.accepted is not None else None
 
     @property
@@ -214,7 +214,7 @@ class Console:
     def _started(self, event: Started) -> None:
         title = messages.attempt(event, before=self._run.attempts[event.attempt].before, first=self._first)
         self._view.name(event.attempt, title)
-        # A job that resumes has a checkpoint from the start; any other only after a step.
+        # A job with `resume` has a checkpoint from the start; any other only after a step.
         resumes = event.resume and event.trains and (self._run.step is not None or event.attempt == 1)
         self._dated(f"started: {title}" + (", resuming from the last checkpoint" if resumes else ""))
 
@@ -323,7 +323,7 @@ class Console:
                 assert_never(event.verdict)
 
     def _failure_details(self, verdict: GaveUp | NeedsHuman | Infrastructure) -> Iterator[Text]:
-        """Yield what the user can use to continue from a run that failed."""
+        """Yield details that help the user to continue after a failed run."""
         match verdict:
             case GaveUp(nearest=nearest, would_help=would_help):
                 yield from [Text(f"  {nearest}")] if nearest else []
@@ -339,13 +339,13 @@ class Console:
                 yield self._resume_hint("continues the run")
 
     def _offer(self, faster: Remedy | None) -> None:
-        """Print the faster configuration that the free memory allows."""
+        """Print a hint at the faster configuration that the free memory allows."""
         if faster is not None:
             hint = ("recovery: {climb: true}", "cyan")
             self._line(Text.assemble("  faster    set ", hint, f" to try: {faster.reason}"))
 
     def summary(self, rows: list[tuple[str, str, str]], *, stable: str) -> None:
-        """Print what changed from the job, and the commands that show and reuse it."""
+        """Print the changes from the user's job, and the commands that show and reuse them."""
         self._line(Text("Changed from your job:" if rows else "Nothing was changed from your job."))
         if rows:
             indented = [(f"  {knob}", change, setting) for knob, change, setting in rows]
@@ -363,14 +363,14 @@ class Console:
         return f"{path}:{line}" if line else str(path)
 
     def _point(self, text: Text) -> None:
-        """Print a point of an attempt: indented on a terminal, with a timestamp elsewhere."""
+        """Print a line about an attempt: indented on a terminal, with a timestamp elsewhere."""
         if self._is_live:
             self._line(Text.assemble("    ", text))
         else:
             self._dated(text.plain.strip(), style=str(text.style))
 
     def _detail(self, text: str) -> None:
-        """Print the details of a point: wrapped beneath it on a terminal, with a timestamp elsewhere."""
+        """Print details of the line above: wrapped on a terminal, with a timestamp elsewhere."""
         if not self._is_live:
             self._dated(text)
             return

@@ -1,4 +1,4 @@
-"""The running attempts of a run: lines of the live region, the heartbeat of a plain log, the time left."""
+"""Texts about the running attempts: the live region, the heartbeat of a plain log, the time left."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class LiveView:
     """The running attempts of one run."""
 
     def __init__(self) -> None:
-        self.run = RunView()  # what of a run any view shows
-        self._titles: dict[int, str] = {}  # of attempts
+        self.run = RunView()
+        self._titles: dict[int, str] = {}  # attempt -> title
 
     def name(self, number: int, title: str) -> None:
         """Set the title of an attempt."""
@@ -42,15 +42,15 @@ class LiveView:
         return now - (seconds_of(attempt.started.at) if attempt is not None else 0.0)
 
     def left(self, *, now: float) -> str:
-        """Return `9m to 11m left` or, of a search, `at most 2h 05m left`; empty while too little is known."""
+        """Return `9m to 11m left` or, for a search, `at most 2h 05m left`; empty while unknown."""
         try:
             result = time_left_of(self.run, now=now)
-        except Exception:  # what it stands behind is still to be printed
+        except Exception:  # the rest of the line must still be printed
             return ""
         return messages.time_left(result) if result is not None else ""
 
     def lines(self, running: Mapping[int, Progress], *, now: float, width: int) -> list[Line]:
-        """Return at most six lines on the attempts that run, by number."""
+        """Return at most six lines on the running attempts, given by number."""
         if len(running) == 1:
             ((number, progress),) = running.items()
             attempt = self.run.attempts.get(number)
@@ -73,7 +73,7 @@ class LiveView:
         return trial_lines(rows, head=head, seconds=now - accepted_at, width=width)
 
     def heartbeat(self, running: Mapping[int, Progress], *, now: float) -> str:
-        """Return a line on attempts that continue and their progress."""
+        """Return a line on the running attempts and their progress."""
         left = self.left(now=now)
         if len(running) == 1:
             ((number, progress),) = running.items()
@@ -87,7 +87,7 @@ class LiveView:
         return f"{name}  {self.title(number)}"
 
     def _budget(self) -> str:
-        """Return `7 of 40 trials` of a search, once one is over."""
+        """Return `7 of 40 trials` for a search with results; otherwise empty."""
         if self.run.accepted is None or not self.run.tried:
             return ""
         from autotune.policies.search.schedule import count
@@ -104,7 +104,7 @@ class LiveView:
 
 
 def time_left_of(view: RunView, *, now: float) -> TimeLeft | None:
-    """Return how long a run still takes at `now`, in Unix seconds, if that is known."""
+    """Return the remaining time of a run at `now`, in Unix seconds; None if unknown."""
     accepted = view.accepted
     if accepted is None:
         return None
@@ -120,7 +120,7 @@ def time_left_of(view: RunView, *, now: float) -> TimeLeft | None:
 Line: TypeAlias = Text
 
 _LINES = 6
-_ELSEWHERE = 14  # columns of a title at least, however much stands behind it
+_ELSEWHERE = 14  # minimum columns of a title
 
 
 def live_lines(
@@ -136,7 +136,7 @@ def live_lines(
 ) -> list[Text]:
     """Return at most six lines: title and time, phases, step and time left, goal, memory bars.
 
-    `step_s` are the latest step times; `left` says how long is left, `budget` how many trials are over.
+    `step_s` are the latest step times in seconds; `left` is the time left, `budget` the number of trials.
     """
     time = show_duration(seconds)
     room = max(_ELSEWHERE, min(width, PIPED_WIDTH) - len(time) - 3)
@@ -156,7 +156,7 @@ def live_lines(
 def trial_lines(
     rows: Sequence[tuple[str, Progress, float]], *, head: str, seconds: float, width: int
 ) -> list[Text]:
-    """Return at most six lines on several attempts, each with its title, progress and seconds."""
+    """Return at most six lines on several attempts, each given as title, progress and seconds."""
     lines = [two_ends(head or f"{len(rows)} trials", show_duration(seconds), width=width)]
     most = _LINES - 1
     listed = rows if len(rows) <= most else rows[: most - 1]
@@ -179,7 +179,7 @@ def trial_lines(
 
 
 def goal_style(goal: GoalReached) -> str:
-    """Return the colour of a goal: green, yellow where it is marginal."""
+    """Return the colour of a goal: green, yellow if marginal."""
     return "yellow" if goal.marginal else "green"
 
 
@@ -208,7 +208,7 @@ def _step(progress: Progress) -> str:
 
 
 def _done(progress: Progress) -> str:
-    """Return `step 5/20 ██████░░░░░░░░░░░░░░░░░░ 25%`; no bar where the total is unknown."""
+    """Return `step 5/20 ██████░░░░░░░░░░░░░░░░░░ 25%`; no bar if the total is unknown."""
     if progress.step is None:
         return ""
     if not progress.of:
@@ -218,7 +218,7 @@ def _done(progress: Progress) -> str:
 
 
 def _phases(progress: Progress) -> str:
-    """Return the peaks of the phases that were passed, and what the one under way holds now."""
+    """Return the peaks of the completed phases, and the current memory of the running phase."""
     parts = [messages.peaks(progress.peaks, mark="✓ ")] if progress.peaks else []
     if progress.phase is not Phase.NONE:
         now = [show_gib(card.used_bytes) for _, card in _cards(progress.samples)[:1]]
@@ -229,7 +229,7 @@ def _phases(progress: Progress) -> str:
 
 
 def _memory(samples: Mapping[str, Sample], *, rows: int) -> list[Text]:
-    """Return bars of the fullest cards and of the fullest host, in so many lines at most."""
+    """Return bars of the fullest GPUs and of the fullest host, at most `rows` lines."""
     if rows <= 0 or not samples:
         return []
     cards = _cards(samples)[: rows - 1]
@@ -250,7 +250,7 @@ def _fullest(samples: Mapping[str, Sample]) -> list[tuple[str, int, int]]:
 
 
 def _cards(samples: Mapping[str, Sample]) -> list[tuple[str, GpuMemory]]:
-    """Return the cards, the fullest first: those of the attempt where they are known."""
+    """Return the attempt's GPUs, or all if those are unknown, fullest first."""
     cards = [(node, card) for node, sample in samples.items() for card in sample.gpus]
     ours = [(node, card) for node, card in cards if card.of_attempt] or cards
     return sorted(ours, key=lambda each: each[1].used_bytes / max(1, each[1].total_bytes), reverse=True)
@@ -270,15 +270,15 @@ def _name(what: str, node: str, samples: Mapping[str, Sample]) -> str:
 
 
 class _Terminal(Console):
-    """Rich's console, which raises what goes wrong instead of ending the process."""
+    """Rich's console, except that a broken pipe raises instead of ending the process."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the error that is being handled."""
+        """Raise the error being handled."""
         raise
 
 
 def terminal(stream: IO[str], *, live: bool, colored: bool, width: int | None) -> Console:
-    """Return the console that prints on a stream."""
+    """Return a console for a stream."""
     return _Terminal(
         file=stream,
         force_terminal=colored or live,

@@ -1,4 +1,4 @@
-"""A plan as text for people: tables, and the answer in one sentence."""
+"""Render a plan as text: tables, and the verdict in one sentence."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _PARTS = {
     "logits": "logits",
     "kv pool": "kv_pool",
 }
-_OTHERS = "others"  # the column by which a row adds up to its total
+_OTHERS = "others"  # the column for the rest of a row's total
 _OTHERS_ARE = (
     "others: buffers, CUDA graphs and contexts, what earlier phases leave behind, growth during a run, and"
     " what earlier runs corrected"
 )
-# No check mark: what fits is predicted here, and observed by a launch.
+# No check mark for `fits`: it is only predicted here, and observed by a launch.
 _MARKS = {"fits": "fits", "marginal": "! marginal", "overflows": "✗ overflows", "unknown": ""}
 _LATE = {
     LateEvent.LENGTH: "full lengths",
@@ -42,9 +42,9 @@ _LATE = {
 }
 _NO_REHEARSAL = "the command has no {folder} and {steps}, so it could not run separately from the training"
 _GIB, _MIB = float(1 << 30), float(1 << 20)
-_SMALL_BYTES = 4 * _GIB  # devices below are shown in MiB
+_SMALL_BYTES = 4 * _GIB  # smaller devices are shown in MiB
 _SHORT_COMMAND = 8  # arguments
-_NEAR = 0.5  # of a GPU's memory: remedies for phases below it are printed with -v
+_NEAR = 0.5  # share of a GPU's memory; remedies for phases below it are printed only with -v
 _TRAIN = ("forward", "backward", "optimizer")  # phases of the row `train`
 _SOURCE = re.compile(r" \([^()]*\)$")  # of the table of public models
 _INDENT = "  "
@@ -61,8 +61,8 @@ def render_plan(
 ) -> str:
     """Return the plan of the job in `file`; tables fit into `width` columns, None does not wrap them.
 
-    `overrides`: the `--set` options that it was made with. `needs_edit`: the job has values nobody filled
-    in, so that a launch would refuse it.
+    `overrides`: the `--set` options that it was made with. `needs_edit`: the job has unfilled values, so that
+    a launch would refuse it.
     """
     head = f"{plan.name} · {plan.framework} on ray · {_where(plan)}"
     wrap = textwrap.TextWrapper(width or PIPED_WIDTH, subsequent_indent=_INDENT, break_on_hyphens=False)
@@ -102,7 +102,7 @@ def render_plan(
 
 
 def _rehearsal(plan: Plan, width: int) -> list[str]:
-    """Return what a rehearsal tests, and what it does not test with the reasons."""
+    """Return what a rehearsal tests, and what it does not test and why."""
     met = [
         _LATE[each.event] + (f" ({each.reason})" if each.reason else "")
         for each in plan.rehearsal
@@ -118,7 +118,7 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def summary(plan: Plan) -> tuple[str, ...]:
-    """Return what is predicted in a few lines: each phase's peak against the card, and the first change."""
+    """Return the prediction in a few lines: each phase's peak, the GPU's memory, and the first change."""
     lines = [f"{plan.name} · {plan.framework} · {_where(plan)}"]
     if not plan.phases:
         return (*lines, f"no memory estimate: {plan.note}", *_gpus_hint(plan))
@@ -136,7 +136,7 @@ def summary(plan: Plan) -> tuple[str, ...]:
 
 
 def gpus_option(plan: Plan) -> str:
-    """Return the option that names an example of the job's GPUs; empty where their memory is known."""
+    """Return an example of `--gpus` for the job; empty if the memory of its GPUs is known."""
     if any(phase.capacity_bytes for phase in plan.phases) or (not plan.phases and plan.note != GPU_UNKNOWN):
         return ""
     nodes = f"{plan.cluster.nodes}x" if plan.cluster.nodes > 1 else ""
@@ -182,7 +182,7 @@ def _estimate(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
 
 
 def _by_length(plan: Plan, scale: float, width: int) -> list[str]:
-    """Return how the peaks depend on the lengths of sequences, where they do."""
+    """Return how the peaks depend on sequence lengths; empty if they do not."""
     lengths = plan.lengths
     moving = [phase for phase in plan.phases if phase.worst_bytes > 1.01 * phase.typical_bytes]
     if lengths is None or not moving:
@@ -221,7 +221,7 @@ def _model(plan: Plan, width: int, *, verbose: bool) -> list[str]:
 
 
 def _peaks(plan: Plan, scale: float, width: int | None) -> str:
-    """Return the table of peaks, with narrow gaps and marks where `width` asks for it."""
+    """Return the table of peaks, with narrow gaps and marks if `width` requires it."""
     head = ("phase", *_PARTS, _OTHERS, "total", "", "")
     right = range(1, len(head) - 1)
     rows = [_row(phase, scale, calibrated=is_calibrated(plan)) for phase in plan.phases]
@@ -248,7 +248,7 @@ def _first_attempt(plan: Plan, width: int | None) -> list[str]:
 
 
 def _why_changed(plan: Plan) -> str:
-    """Return which memory the job as written would exceed most."""
+    """Return why the first launch changes the job: the memory that it would exceed most."""
     excess = [
         (phase.total_bytes - phase.capacity_bytes, f"{phase.phase} would need", "the device has")
         for phase in plan.phases
@@ -264,7 +264,7 @@ def _why_changed(plan: Plan) -> str:
 
 
 def _command(argv: tuple[str, ...], *, verbose: bool, width: int) -> list[str]:
-    """Return the command in lines that a shell takes; without `verbose` its beginning."""
+    """Return the command in lines that a shell accepts; without `verbose` only its beginning."""
     count = len(argv) if verbose else _SHORT_COMMAND
     lines, line = [], _INDENT
     for word in map(shlex.quote, argv[:count]):
@@ -277,7 +277,7 @@ def _command(argv: tuple[str, ...], *, verbose: bool, width: int) -> list[str]:
 
 
 def _change(line: str, width: int) -> list[str]:
-    """Return a line on what differs from the user's command, its value whole, so that it can be copied."""
+    """Return a changed setting as one line, so that it can be copied; its reason is wrapped."""
     if not line.startswith(" "):
         return [f"{_INDENT}{line}"]
     indent = _INDENT * 3
@@ -285,7 +285,7 @@ def _change(line: str, width: int) -> list[str]:
 
 
 def _remedies(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
-    """Return what would be changed after a failure of each phase, the one nearest to its limit first."""
+    """Return the remedies after a failure of each phase, the phase nearest to its limit first."""
     shares = {
         row: phase.total_bytes / phase.capacity_bytes for row, phase in _by_row(plan) if phase.capacity_bytes
     }
@@ -312,7 +312,7 @@ def _remedies(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
 
 
 def _out_of_memory_in(rung: RungPlan) -> str:
-    """Return what failed: the phase, or, of a program about which nothing is known, the memory."""
+    """Return what ran out: the phase or, for an unknown program, the memory."""
     phase = "" if rung.phase == Phase.NONE.value else rung.phase
     if rung.cause == Cause.HOST_OOM.value:
         return f"host memory{f' in {phase}' if phase else ''}"
@@ -320,7 +320,7 @@ def _out_of_memory_in(rung: RungPlan) -> str:
 
 
 def _by_row(plan: Plan) -> Iterator[tuple[str, PhasePlan]]:
-    """Yield each phase of the remedies with its row of the table."""
+    """Yield the names of phases that remedies use, each with its row of the table."""
     for phase in plan.phases:
         for name in (phase.phase, *(_TRAIN if phase.phase == "train" else ())):
             yield name, phase
@@ -337,7 +337,7 @@ NOT_CALIBRATED = "not calibrated"
 
 
 def verdict_lines(plan: Plan, width: int) -> list[str]:
-    """Return the verdict on the job as written and, where the first launch changes it, on that launch."""
+    """Return the verdict on the job as written and, if the first launch changes it, on that launch."""
     changes = ", ".join(messages.arrow(knob, *values) for knob, values in plan.first.items())
     lines = [verdict(plan)]
     if changes:
@@ -362,7 +362,7 @@ def is_calibrated(plan: Plan) -> bool:
 
 
 def share_of(phase: PhasePlan, *, calibrated: bool) -> str:
-    """Return the share of its device that a phase fills, with the error in points where it is calibrated."""
+    """Return the share of its device that a phase fills; if calibrated, with the error in points."""
     assert phase.capacity_bytes
     share = phase.total_bytes / phase.capacity_bytes
     return f"{share:.0%}" + (f" ± {100 * phase.error * share:.0f}" if calibrated else "")
@@ -389,7 +389,7 @@ def _sentence(phases: tuple[PhasePlan, ...], plan: Plan, *, where: str = "") -> 
 
 
 def _gpus(cluster: Cluster) -> str:
-    """Return the GPUs in a few words, such as `2 × 8 × H100-80GB`."""
+    """Return the GPUs of a cluster in short, such as `2 × 8 × H100-80GB`."""
     if not cluster.gpus_per_node:
         return "this machine" if cluster.address == "local" else "a node"
     card = find_card(cluster.gpu_name)

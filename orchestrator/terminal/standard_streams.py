@@ -1,7 +1,7 @@
-"""stdout and stderr whose failure ends no command: what they no longer take is discarded.
+"""stdout and stderr that never make a command fail: after an error, further output is discarded.
 
-Only a write to the stream itself can fail here, so that no error of a file, a socket or a child process is
-taken for a reader that has gone away.
+Only writes to the stream itself are guarded, so that an error of a file, a socket or a child process is not
+mistaken for a closed pipe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 
 class _Output(io.FileIO):
-    """The descriptor of a standard stream. After the first error it leads nowhere."""
+    """The descriptor of a standard stream, redirected to /dev/null after the first error."""
 
     error: OSError | None = None
     was_left = False
@@ -30,21 +30,21 @@ class _Output(io.FileIO):
 
 
 def guard() -> None:
-    """Put such streams in the place of this process's own; a closed one leads nowhere from the start."""
+    """Replace this process's standard streams by guarded ones; a closed one becomes /dev/null."""
     for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         try:
             os.fstat(number)
-        except OSError:  # else the next file that is opened would become a standard stream
+        except OSError:  # otherwise the next opened file would become a standard stream
             os.open(os.devnull, os.O_RDWR)
         stream, original = getattr(sys, name), getattr(sys, f"__{name}__")
-        if number and stream is original:  # else somebody has replaced it
+        if number and stream is original:  # otherwise it was replaced, for example by a test
             setattr(sys, name, _guarded(number, stream))
 
 
 def failure(stream: TextIO | None) -> OSError | None:
-    """Return the error for which a stream takes no more output, once: later calls return None.
+    """Return the error after which a stream discards output; later calls return None.
 
-    None too for a stream that is not of `guard`.
+    None also for a stream that was not created by `guard`.
     """
     raw = _raw(stream)
     if raw is None:
@@ -54,7 +54,7 @@ def failure(stream: TextIO | None) -> OSError | None:
 
 
 def was_left(stream: TextIO | None) -> bool:
-    """Return whether the reader of a stream has gone away, as `head` does."""
+    """Return whether the reader of a stream has closed the pipe, as `head` does."""
     raw = _raw(stream)
     return raw is not None and raw.was_left
 

@@ -1,4 +1,4 @@
-"""What is shown and written of a run in addition to its journal. A failing view never ends a run."""
+"""Output and files of a run in addition to its journal. A failing view never ends a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Views(Observer):
         as_json: bool = False,
         exported: Mapping[str, Callable[[], None]] = MappingProxyType({}),
     ) -> None:
-        """Show events on `console`, and as JSON on stdout; `exported` writes the files of what is stable."""
+        """Show events on `console`, and as JSON on stdout; `exported` writes the files of the stable job."""
         self.console, self.log = console, log
         self._json, self._exported = as_json, exported
         self._metrics = Metrics()
@@ -43,7 +43,7 @@ class Views(Observer):
     # ------------------------------------------------------------------ what happens
 
     def tell(self, event: Event) -> None:
-        """Show an event that is on record."""
+        """Show a recorded event."""
         if self._json:
             self._print_json(event)
         self._show(lambda: self.console.print_event(event))
@@ -52,13 +52,13 @@ class Views(Observer):
             self.export()
 
     def replay(self, events: History) -> None:
-        """Take in the events of an earlier driver without showing them."""
+        """Process the events of an earlier driver without showing them."""
         self._show(lambda: self.console.replay(events))
         for event in events:
             self._metrics.note(event)
 
     def watch(self, running: Mapping[int, Progress], *, now: float) -> None:
-        """Show the progress of what runs, by the numbers of the attempts."""
+        """Show the progress of the running attempts, by number."""
         self._show(lambda: self.console.watch(running, now=now))
         self.write_view("metrics", self._metrics.settle)
 
@@ -67,21 +67,21 @@ class Views(Observer):
         self._show(lambda: self.console.say(text))
 
     def warn(self, text: str) -> None:
-        """Show a message even to a user who asked for errors only, and keep it in driver.log."""
+        """Show a warning, even with --quiet, and write it to driver.log."""
         if not self.log.is_stream(_STDERR):
             self.log.note(text)
         self._show(lambda: self.console.warn(text))
 
     def show_end(self, finished: Finished) -> None:
-        """Show again how a run ended."""
+        """Show again the end of a finished run."""
         self._show(lambda: self.console.print_event(finished))
 
     def hint(self, text: str) -> None:
-        """Show what the user can do, also to one who asked for errors only."""
+        """Show what the user can do, even with --quiet."""
         self._show(lambda: self.console.hint(text))
 
     def summary(self, rows: list[tuple[str, str, str]], *, stable: str) -> None:
-        """Show what changed from the job."""
+        """Show the changes from the user's job."""
         self._show(lambda: self.console.summary(rows, stable=stable))
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Views(Observer):
             self.write_view(name, write)
 
     def write_view(self, name: str, write: Callable[[], None]) -> None:
-        """Write a file of the run that can be written again from its journal."""
+        """Write a file of the run that can be recreated from its journal; failures are only noted."""
         try:
             write()
         except Failure as failure:
@@ -116,7 +116,7 @@ class Views(Observer):
     # ------------------------------------------------------------------ what fails
 
     def hang_up(self) -> None:
-        """Go on without the terminal: what would be printed goes to driver.log. Safe in a signal handler."""
+        """Continue without the terminal and print to driver.log; safe in a signal handler."""
         self._hung_up = True
         self.log.take_over(_STDOUT, _STDERR)
 
@@ -150,7 +150,7 @@ class Views(Observer):
         self._note("stdout", f"cannot write to stdout: {_words(error)}; the run continues without it")
 
     def _note(self, view: str, text: str, error: Exception | None = None) -> None:
-        """Note once per view that it failed: in driver.log, and on stderr where that works."""
+        """Note once per view that it failed: in driver.log, and on stderr if possible."""
         if view in self._noted:
             return
         self._noted.add(view)
@@ -163,7 +163,7 @@ class Views(Observer):
 
 
 def _check(stream: TextIO) -> None:
-    """Raise the error for which a stream takes no more output."""
+    """Raise the error after which a stream discards output."""
     if (error := standard_streams.failure(stream)) is not None:
         raise error
 

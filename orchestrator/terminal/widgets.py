@@ -1,6 +1,6 @@
-"""Pieces of terminal output: colour, glyphs and their ASCII fallback, lines and tables.
+"""Building blocks of terminal output: colour, glyphs with ASCII fallbacks, lines and tables.
 
-rich is imported where it is used: `explain` and error messages start without it.
+rich is imported where it is used, so that `explain` and error messages start without it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-# Every glyph of the output and what replaces it on a stream without UTF-8.
+# All glyphs of the output, with their replacements on a stream without UTF-8.
 ASCII: Mapping[str, str] = {
     "✓": "ok",
     "✗": "x",
@@ -43,12 +43,12 @@ ASCII: Mapping[str, str] = {
     "–": "-",
     "±": "+-",
 }
-PIPED_WIDTH = 100  # of prose where no terminal says how wide it is
+PIPED_WIDTH = 100  # columns of prose without a terminal
 _UNBOUNDED = 10_000
 _BAR_CELLS = 24
 _LEVELS = "▁▂▃▄▅▆▇█"
-_MARGINAL, _FULL = 0.9, 0.95  # of a memory: yellow, red
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a run's files and its job may hold them
+_MARGINAL, _FULL = 0.9, 0.95  # share of a memory in use: yellow, red
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # may occur in a run's files and its job
 _STYLES = (
     (re.compile(r"^(error(\[[\w-]+\])?|unknown):", re.MULTILINE), {"fg": "red", "bold": True}),
     (re.compile(r"^warning:", re.MULTILINE), {"fg": "yellow"}),
@@ -66,12 +66,12 @@ _STYLES = (
 
 
 def supports_unicode(stream: TextIO) -> bool:
-    """Return whether a stream takes UTF-8."""
+    """Return whether a stream accepts Unicode."""
     return "utf" in (getattr(stream, "encoding", None) or "ascii").lower()
 
 
 def wants_color(color: str, stream: TextIO) -> bool:
-    """Return whether a stream gets colour, by --color, NO_COLOR, FORCE_COLOR and TERM."""
+    """Return whether to use colour on a stream, by --color, NO_COLOR, FORCE_COLOR and TERM."""
     if color != "auto":
         return color == "always"
     if os.environ.get("NO_COLOR"):
@@ -80,16 +80,16 @@ def wants_color(color: str, stream: TextIO) -> bool:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Return the columns of a terminal, or $COLUMNS; None for a pipe or a file."""
+    """Return the columns of a terminal, or $COLUMNS; None for a pipe or a file without it."""
     if stream.isatty() or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
     return None
 
 
 def echo(text: str, *, color: str, err: bool = False) -> None:
-    """Print a text on stdout or stderr with the colours and the glyphs that the stream takes.
+    """Print a text on stdout or stderr with the colours and glyphs that the stream supports.
 
-    Control characters are replaced: a text may come from the files of another user's run.
+    Control characters are replaced, because a text may come from the files of another user's run.
     """
     stream = sys.stderr if err else sys.stdout
     text = _CONTROL.sub("?", encodable(text, stream))
@@ -97,7 +97,7 @@ def echo(text: str, *, color: str, err: bool = False) -> None:
 
 
 def encodable(text: str, stream: TextIO) -> str:
-    """Return a text that a stream can encode: glyphs in ASCII, `?` for what has none."""
+    """Return a text that a stream can encode, with glyphs in ASCII and `?` for other characters."""
     if supports_unicode(stream):
         return text
     encoding = getattr(stream, "encoding", None) or "ascii"
@@ -107,7 +107,7 @@ def encodable(text: str, stream: TextIO) -> str:
 
 
 def highlighted(text: str) -> str:
-    """Return a message with the colours of its prefixes, places and carets."""
+    """Return a message with coloured prefixes, places and carets."""
     for pattern, style in _STYLES:
         text = pattern.sub(lambda match, style=style: click.style(match[0], **style), text)  # type: ignore[misc]
     return text
@@ -127,7 +127,7 @@ def ascii_text(text: Text) -> Text:
 
 
 def two_ends(left: str, right: str, *, width: int) -> Text:
-    """Return a line with a text at each end, 100 columns wide at most."""
+    """Return a line with a text at each end, at most 100 columns wide."""
     from rich.text import Text
 
     gap = max(1, min(width, PIPED_WIDTH) - len(left) - len(right))
@@ -135,7 +135,7 @@ def two_ends(left: str, right: str, *, width: int) -> Text:
 
 
 def truncated(text: Text, *, width: int, unicode: bool = True) -> Text:
-    """Return a text cut to one line, its glyphs in ASCII where the stream takes no other."""
+    """Return a text cut to one line, with glyphs in ASCII unless `unicode`."""
     text = text if unicode else ascii_text(text)
     text.truncate(max(10, width), overflow="ellipsis" if unicode else "crop")
     return text
@@ -151,12 +151,12 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def bar(share: float) -> str:
-    """Return how much of a whole is done or full."""
+    """Return a bar for a share from 0 to 1."""
     return ("█" * round(min(1.0, share) * _BAR_CELLS)).ljust(_BAR_CELLS, "░")
 
 
 def memory_bar(name: str, *, used_bytes: int, total_bytes: int) -> Text:
-    """Return a bar of how full a memory is; yellow from 90 %, red from 95 %."""
+    """Return a bar of the memory in use; yellow from 90 %, red from 95 %."""
     from rich.text import Text
 
     share = used_bytes / total_bytes if total_bytes else 0.0
@@ -179,8 +179,8 @@ def table(
 ) -> Table:
     """Return a table without lines.
 
-    Columns in `right` are flush right. Columns in `wrap` may become as narrow as given there; every other one
-    keeps its cells whole, so that a path or a command can be copied.
+    Columns in `right` are right-aligned. Columns in `wrap` may shrink to the width given there; all others
+    keep their cells whole, so that a path or a command can be copied.
     """
     from rich.cells import cell_len
     from rich.table import Table
