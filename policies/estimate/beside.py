@@ -1,4 +1,4 @@
-"""What a whole job holds beside what is counted: a skewed term of each side that the other leaves it."""
+"""Memory that the estimate does not count: a skewed term for what trainer and engine leave on a device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.profile import Placement, Profile
 
-# A Lomax distribution of this index has its median at its scale and its 90th percentile at nine times that: a
-# scale of 2 GiB spans the 1 to 2 GiB of vLLM's own figures for a sleeping engine and the 4 to 25 of users'.
+# A Lomax distribution with this index has its median at its scale and its 90th percentile at nine times that:
+# a scale of 2 GiB spans the 1 to 2 GiB of vLLM's own figures for a sleeping engine and the 4 to 25 of users'.
 _TAIL = 1.0
-_TYPICAL = 0.6  # scale over the figures below, which are means
-_LEFT = 0.1  # of what the other side holds at its peak: weights gathered, cached blocks, buckets, fragments
+_TYPICAL = 0.6  # ratio of the scale to the figures below, which are means
+_LEFT = 0.1  # share of the other side's peak that stays: gathered weights, blocks, buckets, fragments
 _ENGINES = (Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.WEIGHT_SYNC)  # where the trainer leaves something
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
@@ -29,9 +29,9 @@ _NORMAL, _LEAST = NormalDist(), 1e-9
 def scales(profile: Profile, estimate: Estimates) -> Floats:
     """Return the scale of the term in bytes, (phase, configuration); 0 without an engine.
 
-    While the engine sleeps it grows with the engine's weights and captured graphs, while the engine works
-    with the state that the trainer had in its update, and with experts' communication in both. On devices of
-    their own each side has the communicator of their weight sync alone.
+    While the engine sleeps it grows with the engine's weights and captured graphs; while the engine works,
+    with the trainer's state in its update; in both, with the communication of experts. Disaggregated, each
+    side adds only the communicator of their weight sync.
     """
     result: Floats = np.zeros(estimate.gpu.shape)
     if profile.engine == "none":
@@ -56,7 +56,7 @@ def _held(estimate: Estimates, phase: Phase, *parts: str) -> Floats:
 
 
 def overflow(room: float, error: float, scale: float) -> float:
-    """Return the chance that a normal error and the skewed term together exceed the room; all are bytes."""
+    """Return the chance that a normal error plus the skewed term exceed `room`; all are bytes."""
     if scale <= 0:
         return float(exceeded(np.array([room / max(1.0, error)]))[0])
     left = np.maximum(0.0, room - error * _NODES) / scale
@@ -73,7 +73,10 @@ def of_job(sides: Collection[float]) -> float:
 
 
 def spread(share: float, chance: float) -> float:
-    """Return the standard deviation, as a share, of a total at this share that overflows by this chance."""
+    """Return the standard deviation, as a share, of a total that overflows with `chance`.
+
+    `share`: the total's share of its limit. 0 if no such deviation exists.
+    """
     if not (0 < share < 1 and _LEAST < chance < 0.5):
         return 0.0
     return float(np.log(share) / _NORMAL.inv_cdf(chance))

@@ -1,4 +1,4 @@
-"""What the formulas cannot derive: every constant with the measurement, paper or code behind it."""
+"""Constants that the formulas cannot derive, each with its source: a measurement, a paper or code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 class Constant(NamedTuple):
-    """A number and where it comes from."""
+    """A number and its source."""
 
     value: float
     source: str
@@ -39,8 +39,9 @@ TABLE: dict[str, Constant] = {
         "each further communicator: 0.53 of 2 ranks, 0.67 of 4 (NVIDIA/nccl#964, A100), 0.65 with RCCL"
         " (Lumi-supercomputer/LUMI-AI-Guide#111); 7 GB of a Megatron actor in all (verl-project/verl#6408)",
     ),
-    # Medians of `python -m benchmarks.allocator`: by how much the least card on which a trainer's allocations
-    # can be replayed exceeds what is allocated, as a share of what a pass adds to the resident state.
+    # Medians of `python -m benchmarks.allocator`: by how much the smallest GPU on which a trainer's
+    # allocations can be replayed exceeds what is allocated, as a share of what a micro-batch adds to the
+    # resident state.
     "fragmentation": Constant(0.08, "share of a pass that the caching allocator cannot use; 3 to 12 %"),
     "fragmentation_varied": Constant(0.11, "the same where micro-batches differ in length; 6 to 20 %"),
     "fragmentation_recompute": Constant(
@@ -160,7 +161,7 @@ TABLE: dict[str, Constant] = {
     ),
     # ------------------------------------------------------------------ lengths of sequences
     # Shares and doubts are medians and standard deviations in log odds of the runs in
-    # benchmarks/published/lengths.json, runs with every response cut off left out.
+    # benchmarks/published/lengths.json, without runs whose every response was cut off.
     "prompt_share": Constant(0.2, "mean prompt length as a share of the longest allowed"),
     "prompt_share_doubt": Constant(0.9, "its standard deviation between jobs, in log odds"),
     "response_share": Constant(0.4, "mean response length as a share of the longest allowed"),
@@ -181,12 +182,12 @@ TABLE: dict[str, Constant] = {
 
 
 def constant(name: str) -> float:
-    """Return a constant of the table."""
+    """Return the value of a constant."""
     return TABLE[name].value
 
 
 class Card(NamedTuple):
-    """What a device can do: dense bf16 FLOP/s, bytes per second of its memory and of its links."""
+    """The speed of a device: dense bf16 FLOP/s, bytes per second of its memory and of its links."""
 
     flops: float
     bandwidth: float
@@ -195,8 +196,8 @@ class Card(NamedTuple):
 
 # PCIe x16, both directions: 16 lanes of 2 GB/s each way (4.0), twice that (5.0).
 _PCIE_4, _PCIE_5 = 64e9, 128e9
-# Vendors' data sheets (dense bf16, without sparsity; NVLink or Infinity Fabric in total). Cards whose NVLink
-# bridges join only pairs count as PCIe. The longest name that a device's name contains counts.
+# Vendors' data sheets (dense bf16, without sparsity; NVLink or Infinity Fabric in total). GPUs whose NVLink
+# bridges join only pairs count as PCIe. The longest name that a device's name contains applies.
 CARDS: tuple[tuple[str, Card], ...] = (
     ("B200", Card(2.25e15, 8.0e12, 1.8e12)),
     ("GB200", Card(2.5e15, 8.0e12, 1.8e12)),
@@ -243,15 +244,15 @@ CPU_CARD = Card(1e11, 2e10, 2e10)
 
 
 def card(name: str, *, gpus: bool = True) -> Card:
-    """Return what a device of this name can do.
+    """Return the speed of the device `name`.
 
-    An unknown one counts as an A100, which ranks configurations and says nothing of their seconds.
+    An unknown one counts as an A100, which can rank configurations but not predict their seconds.
     """
     return CPU_CARD if not gpus else (_row(name) or DEFAULT_CARD)
 
 
 def has_speed(name: str) -> bool:
-    """Return whether the speed of a device of this name is on record; without it, no step time is shown."""
+    """Return whether the speed of the device `name` is known; without it, no step time is shown."""
     return _row(name) is not None
 
 

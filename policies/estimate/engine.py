@@ -1,4 +1,4 @@
-"""Device memory of a rollout engine: weights, token pool, captured graphs, and what sleep leaves behind."""
+"""Device memory of a rollout engine: weights, KV pool, captured graphs, and what it keeps while it sleeps."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class Engine:
 def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside: Floats) -> Engine:
     """Return an engine's use of a device of `capacity` bytes that already holds the parts `beside`.
 
-    vLLM's fraction is of the whole device and covers what its worker adds: weights, the larger of a full
-    chunk and a sampler with every request, its communicators, and the pool. The CUDA context is older than
-    its first snapshot, and graphs are captured after its profile (gpu_worker.py, mem_utils.py).
-    SGLang's is of what was free at the start and covers weights and pool (kv_cache_configurator.py).
+    vLLM's fraction is a share of the whole device and covers what its worker adds: weights, the larger of a
+    full chunk and a sampler with every request, its communicators, and the pool. It excludes the CUDA
+    context, which exists before its first snapshot, and graphs, which are captured after its profile
+    (gpu_worker.py, mem_utils.py). SGLang's is a share of the memory that is free at its start and covers
+    weights and pool (kv_cache_configurator.py).
     """
     if engine == _NO_ENGINE:
         return _nothing(load.count)
@@ -47,7 +48,7 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         outside = constant("cpu_process") + np.zeros(load.count)
         base = constant("engine_base_cpu") * pooled + np.zeros(load.count)
     element = int(max(1, layout.engine_bytes))
-    # vLLM profiles a full chunk when it starts; SGLang meets what the running requests bring.
+    # vLLM profiles a full chunk when it starts; SGLang allocates what the running requests need.
     prompts = load.concurrency * float(layout.prompt_tokens or load.sequence)
     rows = load.prefill if engine == "vllm" else np.minimum(load.prefill, prompts)
     passing = rows * working_set(model, element_bytes=element) / load.rollout_tensor
@@ -58,8 +59,8 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         pool = np.minimum(load.concurrency, max(1, layout.sequences)) * load.sequence * per_token
         pool = pool * (engine == "light")
     elif engine == "vllm":
-        # The sampler runs when the layers' activations are gone, at the start once more after the graphs;
-        # buffers are what the profile finds anyway.
+        # The sampler runs after the layers' activations are freed, and at the start again after the graphs;
+        # the profile includes the buffers.
         warmed = sampling
         passing, sampling = np.where(passing > sampling, (passing, 0.0 * sampling), (0.0 * passing, sampling))
         base = np.zeros(load.count)
@@ -88,7 +89,7 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         buffers=base,
         outside=outside,
     )
-    reserved = pool * pooled  # a cache that grows with the answers is not there yet
+    reserved = pool * pooled  # a cache that grows with the responses does not exist yet
     starting = instant(
         n, weights=weights, kv_pool=reserved, graphs=graphs, logits=warmed, buffers=base, outside=outside
     )
@@ -109,7 +110,7 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
 
 
 def _nothing(count: int) -> Engine:
-    """Return what a job without a rollout engine keeps for one; nothing limits its requests."""
+    """Return the `Engine` of a job without one: no memory, and a pool without limit."""
     nothing = instant(count)
     return Engine(
         starting=nothing,
@@ -121,10 +122,10 @@ def _nothing(count: int) -> Engine:
 
 
 def kv_token_bytes(model: Model, load: Load) -> Floats:
-    """Return what one token holds in the pool of one device; layers with a window count like the others."""
+    """Return the bytes of one token in a device's KV pool; layers with a window count like the others."""
     if model.kv_lora_rank:
         row = float(model.kv_lora_rank + model.rope_head_dim) + np.zeros(load.count)  # the latent, not split
     else:
-        heads = np.maximum(1.0, model.kv_heads / load.rollout_tensor)  # fewer heads than ranks are repeated
+        heads = np.maximum(1.0, model.kv_heads / load.rollout_tensor)  # fewer than ranks: repeated
         row = 2.0 * heads * model.head_dim
     return cache_layers(model) * row * load.layout.kv_bytes

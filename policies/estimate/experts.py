@@ -1,4 +1,4 @@
-"""Megatron's modules: rows on their way to experts, what is computed again, what leaves the device."""
+"""Megatron's modules: rows sent to experts, recomputed activations, offloaded activations."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FP8 = 1
 
 
 def gathered_rows(layout: Layout, tensor: Floats) -> Floats:
-    """Return how many times a device has the rows that sequence parallelism would leave it.
+    """Return the factor by which a device holds more rows than sequence parallelism gives it.
 
-    Where an expert is split, its ranks gather each other's rows (moe/token_dispatcher.py, tp_size).
+    The ranks of a split expert gather each other's rows (moe/token_dispatcher.py, tp_size).
     """
     result: Floats = np.minimum(max(1, layout.expert_tensor_parallel), tensor)
     return result
@@ -27,15 +27,15 @@ class Moving(NamedTuple):
     """Bytes per token of routed rows at the widest instant of a layer, on one device."""
 
     scored: Floats  # without gradients, with what the experts compute from them
-    forward: Floats  # beside what the experts keep for backward
+    forward: Floats  # in addition to what the experts keep for backward
     backward: Floats  # gradients
 
 
 def moving(model: Model, load: Load) -> Moving:
-    """Return what a dispatcher of tokens holds; nothing without experts and outside of Megatron.
+    """Return the rows that Megatron's token dispatcher holds; zero without experts or Megatron.
 
-    Rows that were permuted and those received stay to the end of the layer, because its function holds them
-    by name (megatron/core/transformer/moe/moe_layer.py, token_dispatcher.py). Routing is taken as even.
+    Permuted and received rows live until the end of the layer, because its function references them
+    (megatron/core/transformer/moe/moe_layer.py, token_dispatcher.py). Routing is assumed to be even.
     DeepEP's own buffers, which PyTorch does not allocate, are not counted.
     """
     layout, size = load.layout, load.layout.compute_bytes
@@ -45,7 +45,7 @@ def moving(model: Model, load: Load) -> Moving:
     row = size * (model.expert_hidden or model.hidden) / load.tensor
     copies = gathered_rows(layout, load.tensor)
     sent = row * model.experts_per_token
-    entering = sent * copies  # of the rank's own experts, and as much leaves them
+    entering = sent * copies  # of the rank's own experts; as much leaves them
     inner = size * model.experts_per_token * model.expert_intermediate / load.tensor
     held, returned = _held(load, row=row, sent=sent, copies=copies, local=model.experts)
     computing = held + entering  # while the experts' last product runs
@@ -57,7 +57,7 @@ def moving(model: Model, load: Load) -> Moving:
 
 
 def _held(load: Load, *, row: Floats, sent: Floats, copies: Floats, local: int) -> tuple[Floats, Floats]:
-    """Return what stays of a dispatch beside the experts' input, and what their sorted result takes."""
+    """Return the bytes of a dispatch that stay beside the experts' input, and of their sorted result."""
     ranks = load.expert * copies
     if load.layout.dispatcher == "allgather":
         # Every rank has the tokens of all ranks, and a sum of its experts' results for each of them.
@@ -66,7 +66,7 @@ def _held(load: Load, *, row: Floats, sent: Floats, copies: Floats, local: int) 
         received = row * copies * _ranks_of_a_token(load, sent / row)
         return received, received
     received = sent * (load.expert > 1)
-    # With one expert a rank nothing is sorted: what is received, or gathered, is the experts' input.
+    # With one expert per rank nothing is sorted: the received, or gathered, rows are the experts' input.
     single = load.expert >= local
     return (
         np.where(single, sent + received * (copies > 1), sent + received),
@@ -75,16 +75,16 @@ def _held(load: Load, *, row: Floats, sent: Floats, copies: Floats, local: int) 
 
 
 def _ranks_of_a_token(load: Load, chosen: Floats | float) -> Floats:
-    """Return how many ranks have one of a token's experts, which are drawn evenly."""
+    """Return the expected number of ranks that have one of a token's experts, drawn uniformly."""
     result: Floats = load.expert * (1.0 - (1.0 - 1.0 / load.expert) ** chosen)
     return result
 
 
 def exchanged_rows(model: Model, load: Load) -> Floats:
-    """Return the rows of hidden size that a token sends to other ranks' experts in a forward, and gets back.
+    """Return the rows of hidden size that a token sends to and receives from other ranks in a forward.
 
-    An expert's row goes once for each of them, with `flex` once for each rank, with `allgather` to all ranks
-    (moe/token_dispatcher.py). Those that stay on their own rank are no traffic.
+    A row is sent once per expert, with `flex` once per rank, with `allgather` to all ranks
+    (moe/token_dispatcher.py). Rows that stay on their own rank do not count.
     """
     chosen = float(model.experts_per_token)
     sent = {"flex": _ranks_of_a_token(load, chosen), "allgather": load.expert}.get(
@@ -96,10 +96,10 @@ def exchanged_rows(model: Model, load: Load) -> Floats:
 
 
 def recomputed(model: Model, layout: Layout, modules: tuple[str, ...]) -> Kept:
-    """Return bytes per token of what the modules that a layer computes again do not keep.
+    """Return the bytes per token that a layer does not keep because `modules` are recomputed.
 
-    Attention's core, which `recompute_modules` names by default, is not among them (Megatron's
-    transformer_config.py, recompute_modules, and the modules that read it).
+    Attention's core, the default of `recompute_modules`, is not included (Megatron's transformer_config.py,
+    recompute_modules, and the modules that read it).
     """
     size, share = layout.compute_bytes, shares(model)
     narrow = _FP8 if layout.fp8 else size
@@ -117,7 +117,7 @@ def recomputed(model: Model, layout: Layout, modules: tuple[str, ...]) -> Kept:
         split += share.dense * (gates * size + narrow) * model.intermediate
         whole += share.dense * narrow * model.hidden
     if "layernorm" in modules:
-        # A norm of its own: before experts, and before latent attention's projections.
+        # A separate norm: before experts, and before latent attention's projections.
         whole += size * model.hidden * share.sparse
         whole += narrow * model.hidden * share.attention * bool(model.kv_lora_rank)
     if "mla_up_proj" in modules and model.kv_lora_rank:
@@ -127,7 +127,7 @@ def recomputed(model: Model, layout: Layout, modules: tuple[str, ...]) -> Kept:
 
 
 def computed_again(model: Model, modules: tuple[str, ...]) -> float:
-    """Return the share of a forward's products that modules take again; norms and activations take none."""
+    """Return the share of a forward's products that recomputed modules repeat; other operations count 0."""
     share, each = shares(model), 3 if model.gated else 2
     rows = each * model.hidden
     dense = share.dense * rows * model.intermediate
@@ -142,7 +142,7 @@ def computed_again(model: Model, modules: tuple[str, ...]) -> float:
 def leaving(model: Model, layout: Layout) -> Kept:
     """Return bytes per token of the inputs of `offload_modules` (Megatron's fine-grained offloading).
 
-    Attention's are its queries, keys and values, those of its projection its result.
+    The inputs of attention are its queries, keys and values; the input of its projection is its result.
     """
     size, share, modules = layout.compute_bytes, shares(model), layout.offload_modules
     narrow = _FP8 if layout.fp8 else size

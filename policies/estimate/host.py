@@ -1,4 +1,4 @@
-"""Host memory of one node: processes, what was moved off the devices, copies for syncs and checkpoints."""
+"""Host memory of one node: processes, offloaded state, copies for weight syncs and checkpoints."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _CPU_DRIVER = 1.5 * GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """How many processes of each kind share a node."""
+    """The number of processes of each kind on a node."""
 
     trainers: float
     engines: float
 
 
 def node_of(load: Load, cluster: Cluster) -> Node:
-    """Return how the job's ranks fall on one node; nodes are filled one after the other."""
+    """Return the number of the job's ranks on one node; nodes are filled one after the other."""
     places = cluster.gpus_per_node or max(1, load.layout.ranks + load.layout.engine_ranks)
     engines = load.layout.engine_ranks
     if load.placement is Placement.COLOCATED and load.gpus:
@@ -44,7 +44,7 @@ def node_of(load: Load, cluster: Cluster) -> Node:
 def host_phases(
     model: Model, load: Load, *, node: Node, state: State, run: Pass, engine: str
 ) -> dict[str, Floats]:
-    """Return a node's host memory by phase; `engine`: its name."""
+    """Return a node's host memory by phase, as (part, configuration); `engine`: the engine's name."""
     layout, n = load.layout, load.count
     process = constant("process") if load.gpus else _CPU_PROCESS
     serving = constant("engine_process") if load.gpus else _CPU_ENGINE
@@ -56,7 +56,8 @@ def host_phases(
     batch = load.step_sequences * load.replicas * load.sequence * constant("token_row")
     whole = parameters(model).total
     asleep = np.where(load.param_offload, 0.0, state.weights * layout.weights_sleep)
-    # Megatron's buffers keep their copy when they wake (param_and_grad_buffer.py, offload_to_cpu).
+    # Megatron's buffers keep their copy after they are loaded back (param_and_grad_buffer.py,
+    # offload_to_cpu).
     copied = asleep * (layout.strategy == "megatron")
     parked = np.where(load.param_offload, state.weights, copied)
     until_woken = node.trainers * (asleep - copied)
@@ -68,7 +69,7 @@ def host_phases(
     )
     width = layout.reference_bytes or layout.compute_bytes
     reference = reference * width * _locked(model, load, state, width=width)
-    # FSDP page-locks what a policy of its own offloads, not what a framework moves by itself.
+    # FSDP page-locks what its own offload policy moves, not what a framework moves.
     own_copies = (layout.strategy == "megatron") | load.from_host
     parked = parked * np.where(own_copies, _locked(model, load, state, width=layout.parameter_bytes), 1.0)
     critic = (layout.critic and layout.critic_offload) * (state.weights + state.optimizer)
@@ -101,19 +102,19 @@ def host_phases(
         outside=outside,
     )
     staged = instant(n, buffers=_staged(model, load, node, state))
-    resting = made + staged * load.async_save  # it is written while the steps go on
+    resting = made + staged * load.async_save  # it is written while the training continues
     passing = resting + instant(n, weights=sleeping + node.trainers * load.from_host * state.copies)
     training = passing + instant(n, activations=node.trainers * run.offloaded)
     full_copy = np.full(n, whole * layout.compute_bytes)
-    # FSDP reads the whole model on a node; a rank of Megatron reads its own part, and one that is not sharded
-    # reads everything, as it does where the framework builds the model in every process.
+    # FSDP reads the whole model once per node; a rank of Megatron reads its own part; an unsharded rank reads
+    # everything, as does every rank if the framework builds the model in each process.
     every = layout.loads == "ranks" or layout.strategy in ("none", "ddp")
     megatron = layout.strategy == "megatron"
     read = node.trainers * state.local if megatron else np.full(n, whole * (node.trainers if every else 1.0))
-    # Rank 0 then holds the built model beside the file's weights.
+    # Rank 0 then holds the built model in addition to the file's weights.
     beside = np.where(load.efficient_load & layout.loads_whole, whole * layout.compute_bytes, 0.0)
     loading = instant(n, weights=read * max(layout.parameter_bytes, layout.compute_bytes) + beside)
-    # Megatron reads into an optimizer that is there; others make theirs of a model that is loaded.
+    # Megatron loads into an existing optimizer; others create theirs from a loaded model.
     begun = instant(n, weights=node.trainers * reference + stays, buffers=batch, outside=outside)
     return {
         "init": (made if megatron else begun) + loading,
@@ -130,7 +131,7 @@ def host_phases(
 
 
 def _locked(model: Model, load: Load, state: State, *, width: float) -> Floats:
-    """Return by how much page-locked copies of weights of `width` bytes exceed them; 1 where none is."""
+    """Return the factor by which page-locked copies of weights of `width` bytes exceed them; 1 if none is."""
     match load.layout.pinned:
         case "buffers":
             return of_buffers(state, width=width)
@@ -140,14 +141,14 @@ def _locked(model: Model, load: Load, state: State, *, width: float) -> Floats:
 
 
 def _staged(model: Model, load: Load, node: Node, state: State) -> Floats:
-    """Return what a node holds of a checkpoint while it is written.
+    """Return the bytes of a checkpoint that a node holds while it is written.
 
     Megatron's torch_dist and FSDP's sharded state dicts stage a rank's whole part before the first byte is
     written (megatron/core/dist_checkpointing/strategies/filesystem_async.py, preload_tensors;
-    ShardedStateDictConfig's offload_to_cpu), an asynchronous one too (docs/measured/gpu.md). State that is
-    updated in host memory is written from there; what is only parked there goes through the device. Of a
-    fully reshardable optimizer every rank gathers the state of its data-parallel group in host memory, and
-    copies each part that it writes (distrib_optimizer.py, get_parameter_state_dp_zero; _clone_if_needed).
+    ShardedStateDictConfig's offload_to_cpu), also in an asynchronous save (docs/measured/gpu.md). State that
+    is updated in host memory is written from there; state that is only parked there goes through the device.
+    With a fully reshardable optimizer every rank gathers the state of its data-parallel group in host memory,
+    and copies each part that it writes (distrib_optimizer.py, get_parameter_state_dp_zero; _clone_if_needed).
     """
     layout = load.layout
     if layout.staged == "whole":
@@ -160,10 +161,10 @@ def _staged(model: Model, load: Load, node: Node, state: State) -> Floats:
 
 
 def _routing(model: Model, load: Load, node: Node) -> Floats:
-    """Return the experts that a step's rollout chose, which passes of the trainer choose again.
+    """Return the bytes of the experts that a step's rollout chose, which the trainer replays.
 
-    The driver has one copy, Ray's object store another, and the driver those of the next step where engines
-    run ahead; a rank has its replica's part.
+    The driver has one copy, Ray's object store another; if engines run ahead, the driver also has those of
+    the next step; a rank has its replica's part.
     """
     layout, layers = load.layout, model.layers - model.dense_layers
     if not (layout.routing and model.experts):

@@ -1,4 +1,4 @@
-"""How long sequences are, and how many tokens the micro-batches hold that are formed of them."""
+"""The lengths of sequences, and the tokens of the micro-batches formed from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNBOUNDED = 1e18
 
 
 class Assumption(StrEnum):
-    """Which micro-batch an estimate is about."""
+    """Which micro-batch an estimate is for."""
 
     TYPICAL = "typical"  # of sequences of mean length
     EXPECTED = "expected"  # the largest of so many steps
@@ -40,10 +40,10 @@ class Lengths:
     longest: float
 
     def largest(self, sequences: Floats | float, chances: Floats | float) -> Floats:
-        """Return the tokens of the largest of `chances` groups of so many sequences.
+        """Return the tokens of the largest of `chances` groups of `sequences` sequences each.
 
-        Lengths are taken as log-normal and independent, a group's sum as log-normal with the same mean and
-        variance (Fenton 1960); it is never above that of sequences which are all the longest.
+        Lengths are assumed log-normal and independent, a group's sum log-normal with the same mean and
+        variance (Fenton 1960), and at most that of sequences which are all the longest.
         """
         count = np.minimum(np.asarray(sequences, dtype=np.float64), UNBOUNDED)
         variance = np.log1p(self.variation**2 / np.maximum(1.0, count))
@@ -55,9 +55,9 @@ class Lengths:
 def lengths_of(layout: Layout, *, longest: float, deviation: float = 0.0) -> Lengths:
     """Return the lengths of a job's sequences, in tokens.
 
-    Where the job does not say a mean, the middle of published runs stands for it, as a share of the longest
-    allowed; `deviation` moves it by so many standard deviations of what is known. Without responses all
-    sequences have one length: training on text that is packed.
+    If the job states no mean, it is the median of published runs, as a share of the longest allowed;
+    `deviation` shifts it by so many standard deviations of its uncertainty. Without responses all sequences
+    have the longest length, as in training on packed text.
     """
     if not layout.response_tokens:
         return Lengths(mean=longest, response=0.0, variation=0.0, longest=longest)
@@ -77,16 +77,16 @@ def lengths_of(layout: Layout, *, longest: float, deviation: float = 0.0) -> Len
     )
 
 
-# Standard deviations of what is known within which a measured mean is looked for: peaks are taken as linear
-# in them, and beyond these hardly a sequence is left that could be longer.
+# Standard deviations within which a measured mean is searched: peaks are assumed to be linear in them, and
+# beyond them hardly a sequence is left that could be longer.
 _REACH = 2.0
 
 
 def deviation_of(layout: Layout, *, longest: float, mean: float) -> float | None:
-    """Return by how many standard deviations of what is known a measured mean length, in tokens, is off.
+    """Return the deviation of a measured mean length (tokens) in standard deviations of its uncertainty.
 
-    None if lengths are not in doubt, or where no sequences of the job could have that mean: then what was
-    measured is something else.
+    None if lengths are certain, or if no sequences of the job could have that mean, so that something else
+    was measured.
     """
     if not 0 < mean <= longest:
         return None
@@ -99,20 +99,20 @@ def deviation_of(layout: Layout, *, longest: float, mean: float) -> float | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """How a framework forms micro-batches: of the sequences of one update on the ranks that share them."""
+    """How a framework forms micro-batches from the sequences of one update on the ranks that share them."""
 
     update: Floats  # sequences of one update, on one replica of the model
-    dynamic: Flags  # formed by a budget of tokens, else by a number of sequences
+    dynamic: Flags  # formed by a token budget, otherwise by a number of sequences
     budget: Floats  # tokens
     sequences: Floats  # of one micro-batch
-    padded: bool  # every sequence takes the room of the longest
-    updates: Floats  # of all replicas in the steps that an estimate is about
+    padded: bool  # every sequence takes as much memory as the longest
+    updates: Floats  # of all replicas in the steps of an estimate
 
     def tokens(self, lengths: Lengths, assumption: Assumption) -> Floats:
         """Return the tokens of one micro-batch.
 
-        Budgets are filled as far as an update's sequences go, evenly (verl's and Megatron's balanced
-        partitions): one that exceeds the budget a little makes two micro-batches of half of it.
+        Token budgets split an update's sequences evenly (verl's and Megatron's balanced partitions): an
+        update slightly above the budget becomes two micro-batches of about half of it.
         """
         own = np.minimum(self.sequences, self.update)
         within = np.where(self.dynamic, self.budget, UNBOUNDED)
@@ -136,13 +136,13 @@ class Grouping:
         return drawn
 
     def passes(self, lengths: Lengths, tokens: Floats) -> Floats:
-        """Return the micro-batches of one update, of so many tokens each."""
+        """Return the number of micro-batches of one update, each of `tokens`."""
         one = lengths.longest if self.padded else lengths.mean
         return np.maximum(1.0, np.ceil(self.update * one / tokens - 1e-9))
 
 
 def _mean(known: float, longest: int, *, kind: str, deviation: float) -> float:
-    """Return a mean length; a share of the longest moves on the scale of log odds and stays a share."""
+    """Return a mean length in tokens; `deviation` shifts its share of the longest in log odds."""
     share, doubt = constant(f"{kind}_share"), constant(f"{kind}_share_doubt")
     if known:
         share, doubt = min(0.999, known / max(1, longest)), constant("known_length_doubt")
@@ -153,12 +153,12 @@ def _mean(known: float, longest: int, *, kind: str, deviation: float) -> float:
 
 
 def _deviation(mean: float, longest: int, variation: float) -> float:
-    """Return the standard deviation of lengths in tokens; none is wider between nothing and the longest."""
+    """Return the standard deviation of lengths in tokens, at most the widest between 0 and the longest."""
     return min(variation * mean, math.sqrt(max(0.0, mean * (longest - mean))))
 
 
 def _upper_quantile(draws: Floats | float) -> Floats:
-    """Return the median of the largest of so many standard normal deviates.
+    """Return the median of the largest of `draws` standard normal deviates.
 
     Approximation 26.2.22 of Abramowitz and Stegun, within 0.003.
     """

@@ -27,7 +27,7 @@ from autotune.policies.values.profile import Placement, Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the formulas read; sizes in bytes, token counts per rank."""
+    """The input of the formulas; sizes in bytes, token counts per rank."""
 
     count: int
     layout: Layout
@@ -45,9 +45,9 @@ class Load:
     shards: Floats
     expert: Floats  # ranks that experts are spread over
     expert_shards: Floats  # ... and that spread one copy of an expert's state; 0: as all else
-    reshard: Flags  # a layer's gathered weights go after its forward
+    reshard: Flags  # a layer's gathered weights are freed after its forward
     # training
-    tokens: Floats  # of a micro-batch, under the assumption that the load is about
+    tokens: Floats  # of a micro-batch, under `assumption`
     scored: Floats
     usual_tokens: Floats  # of a typical micro-batch
     accumulated: Floats  # micro-batches of one update
@@ -66,7 +66,7 @@ class Load:
     host_update: Floats  # ... and is updated there
     passing_update: Floats  # ... or passes through the device for its update, a tensor at a time
     optimizer_away: Floats  # ... between updates
-    masters_beside: Floats  # of the state, that is on the device beside an optimizer in host memory
+    masters_beside: Floats  # share of the state that stays on the device beside an optimizer in host memory
     streamed: Flags  # gradients go to host memory as they are reduced
     optimizer_overlap: Flags
     fused: Flags
@@ -94,7 +94,7 @@ class Load:
     expandable: Flags
     margin: Floats
     # devices
-    trainer_budgeted: bool  # a part of a card, in which only what PyTorch's allocator holds counts
+    trainer_budgeted: bool  # a part of a GPU, in which only the memory of PyTorch's allocator counts
     engine_budgeted: bool
 
 
@@ -125,7 +125,7 @@ def load_of(
     scored_limit = np.where(scored_limit < UNBOUNDED, scored_limit, limit)
     in_pass = columns.number("microbatch_size", UNBOUNDED)
     budgeted = columns.flag("dynamic_batching", default=own.tokens_per_microbatch is not None)
-    # Without any limit eight passes are thought of.
+    # If the number of sequences is unknown, eight micro-batches are assumed.
     rows = (
         np.ceil(layout.sequences / replicas)
         if layout.sequences
@@ -150,7 +150,7 @@ def load_of(
     usual = training.tokens(lengths, Assumption.TYPICAL)
     accumulated = training.passes(lengths, usual)
     one = sequence if layout.padded else lengths.mean
-    # verl's Megatron has both: a fraction of zero is no Adam on the CPU, and offload still moves all of it.
+    # verl's Megatron has both: with a fraction of zero no Adam runs on the CPU, and offload moves all of it.
     part = columns.number("optimizer_offload_fraction", 1.0)
     offloaded = np.where(columns.flag("optimizer_offload"), np.where(part > 0, part, 1.0), 0.0)
     moved, with_state = columns.flag("grad_offload"), layout.grad_offload_takes_optimizer
@@ -234,9 +234,9 @@ def load_of(
 
 
 def by_length(load: Load) -> Load:
-    """Return the candidates three times over: as they are, and with longer and with shorter sequences.
+    """Return the candidates three times: as they are, with longer and with shorter sequences.
 
-    By one standard deviation of what is known of their mean length.
+    The mean length differs by one standard deviation of its uncertainty.
     """
     others = [lengths_of(load.layout, longest=load.sequence, deviation=each) for each in (1.0, -1.0)]
     tokens = [load.training.tokens(lengths, load.assumption) / load.split for lengths in others]

@@ -34,7 +34,7 @@ Outside: TypeAlias = Callable[[Floats], "Floats | float"]  # of instants by part
 
 
 def instant(count: int, **sizes: Floats | float) -> Floats:
-    """Return parts by configuration; what is not named is zero."""
+    """Return the parts of an instant, (part, configuration); parts that are not named are zero."""
     result = np.zeros((len(PARTS), count))
     for name, size in sizes.items():
         result[_ROW[name]] = size
@@ -42,7 +42,7 @@ def instant(count: int, **sizes: Floats | float) -> Floats:
 
 
 def largest(count: int, instants: Iterable[Mapping[str, Floats | float]], outside: Outside) -> Floats:
-    """Return, by configuration, the parts of the largest of some instants with what is outside of them."""
+    """Return the parts of the largest instant of each configuration, with `outside` of each added."""
     chosen = list(instants)
     result = np.zeros((len(chosen), len(PARTS), count))
     for parts, sizes in zip(result, chosen, strict=True):
@@ -57,13 +57,13 @@ def largest(count: int, instants: Iterable[Mapping[str, Floats | float]], outsid
 
 
 def summed(parts: Floats, *names: str) -> Floats:
-    """Return the bytes of some parts together, by instant and by configuration."""
+    """Return the sum of some parts, by instant and configuration."""
     total: Floats = parts[..., [_ROW[name] for name in names], :].sum(axis=-2)
     return total
 
 
 def of_first(sizes: Sizes, count: int) -> Sizes:
-    """Return a dataclass of arrays, or of tuples of them, for the first configurations alone."""
+    """Return a dataclass of arrays, or of tuples of them, cut to the first `count` configurations."""
     whole: Any = sizes
     result: Sizes = replace(
         whole, **{field.name: _cut(getattr(whole, field.name), count) for field in fields(whole)}

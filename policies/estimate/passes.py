@@ -1,4 +1,4 @@
-"""What a pass holds on a device: activations by layer, and the logits with their loss."""
+"""Device memory of a micro-batch: activations by layer, and the logits with their loss."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ class Pass:
     shared: Floats  # between all layers: an attention mask
     ends: Floats  # final norm and the head's input
     inputs: Floats  # of one layer
-    working: Floats  # one layer's transient without gradients
+    working: Floats  # one layer's transient memory without gradients
     backward: Floats  # one layer's transient gradients
-    moving: Floats  # rows on their way to experts and back, in forward, beside what a layer keeps
+    moving: Floats  # rows sent to experts and back in forward, in addition to what a layer keeps
     offloaded: Floats  # of `kept`, in host memory
-    casts: Floats  # of layers' weights to the products' type, which autocast keeps until the pass ends
-    head_cast: Floats  # the same of the head's; `ends` has it
+    casts: Floats  # layers' weights cast to the products' type, kept by autocast until the micro-batch ends
+    head_cast: Floats  # the same of the head's; included in `ends`
 
 
-# Of multi-token prediction: what three norms and the product of two rows that are joined keep.
+# Rows that three norms and the projection of two concatenated rows keep in multi-token prediction.
 _JOINED_ROWS = 5
 
 
 def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = None) -> Pass:
-    """Return what a pass of `tokens` per rank holds (after Korthikanti et al., 2205.05198).
+    """Return the memory of a micro-batch of `tokens` per rank (after Korthikanti et al., 2205.05198).
 
-    It is of a stage of a pipeline, by default of the first, which has the most micro-batches in flight.
+    `stage`: of the pipeline, by default the first, which has the most micro-batches in flight.
     """
     stage = stage or stages_of(model, load.layout)[0]
     size = load.layout.compute_bytes
@@ -60,8 +60,8 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     stream = FP32 if autocast else size  # bytes per element of the residual stream
     megatron = load.layout.strategy == "megatron"
     masked = load.layout.masked_attention
-    # Without a mask PyTorch is given grouped heads, for which it has no fused kernel in fp32: it keeps the
-    # scores, and without gradients has them twice (measured: docs/measured/gpu.md).
+    # Without a mask PyTorch gets grouped heads, for which it has no fused kernel in fp32: it keeps the
+    # attention scores, and holds them twice without gradients (measured: docs/measured/gpu.md).
     unfused = load.gpus and size == FP32 and model.kv_heads < model.heads and not (megatron or masked)
     repeated = masked or unfused
     scores = size * load.sequence * model.heads / load.tensor * unfused
@@ -72,9 +72,9 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     fused = kept_by_layer(
         model, element_bytes=size, repeated_kv=repeated, fused=True, fp8=fp8, stream_bytes=stream
     )
-    mask = load.sequence * masked  # elements per token; each layer's copy has the type of the pass
-    # Sequence parallelism splits what is outside of tensor parallelism. Megatron's always comes with it and
-    # gathers a product's input again in backward; DTensor's keeps the gathered one.
+    mask = load.sequence * masked  # elements per token; each layer's copy has the compute type
+    # Sequence parallelism splits what tensor parallelism does not. Megatron always uses both and gathers a
+    # product's input again in backward; DTensor keeps the gathered one.
     whole_split = load.tensor if megatron or load.layout.sequence_parallel else np.ones(load.count)
     products = 0.0 if megatron else size * model.hidden * min(2, model.norms_per_layer)
     whole = products + (np.where(load.fused, fused.whole, kept.whole) - products) / whole_split
@@ -99,7 +99,7 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
         return result
 
     def without(modules: tuple[str, ...]) -> Floats:
-        """Return what a layer keeps where modules are computed again."""
+        """Return the bytes that a layer keeps if `modules` are recomputed."""
         gone = held(recomputed(model, load.layout, modules))
         return np.maximum(inputs, layer - gone - attention * ("core_attn" in modules))
 
@@ -112,17 +112,17 @@ def pass_of(model: Model, load: Load, *, tokens: Floats, stage: Stage | None = N
     all_layers = per_layer * layers
     movable = all_layers
     if megatron and load.layout.offload_modules:
-        # Within a layer that is computed again as a whole there is nothing to move.
+        # A fully recomputed layer has nothing to offload.
         named = np.minimum(per_layer, held(leaving(model, load.layout)))
         movable = np.where(load.recompute_full, 0.0, named * layers)
     streamed = np.where(load.activation_offload, movable, 0.0)
-    # In fp32 the input that recomputation starts from is itself what the first norm keeps.
+    # In fp32 the kept input, from which recomputation starts, is also what the first norm keeps.
     again = np.where(load.recompute_full, layer - inputs * (stream == FP32), 0.0)
     if modules or load.layout.selective_operations:
         again = np.where(load.recompute_selective, layer - selective, again)
     again = np.where(load.recompute_modules, layer - most, again)
     gradients, rows = gradient_set(model, element_bytes=size), size * model.hidden
-    # Of the widest instants four rows, and two of their gradients, are of the residual stream.
+    # At the widest instants, four rows and two of their gradients belong to the residual stream.
     streaming = stream * model.hidden / whole_split
     working = (working_set(model, element_bytes=size) - 4.0 * rows) / load.tensor + 4.0 * streaming
     backward = (gradients - 2.0 * rows) / load.tensor + 2.0 * streaming
@@ -189,7 +189,7 @@ def logits_of(model: Model, load: Load, *, tokens: Floats, scored: Floats) -> Lo
     fused_rows = np.minimum(rows, constant("fused_chunk"))
     fused_scored = np.minimum(score_rows, fused_rows)
     if layout.loss == "kernel":
-        # Each piece adds to the head's gradient one of its own, as large as the head.
+        # Each chunk has a gradient of its own, as large as the head, which is added to the head's.
         fused = constant("fused_forward") * fused_rows
         fused_scoring = constant("fused_forward") * fused_scored
         fused_backward = constant("fused_backward") * fused_rows + size * model.hidden
@@ -218,7 +218,7 @@ def logits_of(model: Model, load: Load, *, tokens: Floats, scored: Floats) -> Lo
 def with_predicting(logits: Logits, model: Model, load: Load, *, tokens: Floats) -> Logits:
     """Return the logits with the fp32 softmax that each layer of multi-token prediction keeps for its loss.
 
-    It is computed before the model's own and goes after it (Megatron's multi_token_prediction.py,
+    It is computed before the model's own loss and freed after it (Megatron's multi_token_prediction.py,
     tensor_parallel/cross_entropy.py).
     """
     layout = load.layout
@@ -252,7 +252,7 @@ def _softmax(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
     backward = kept + 2.0 * wide * chunk
     backward = backward + np.where(again, (wide + size * layout.chunked_head) * chunk, 0.0)
     if layout.logits_in_place:
-        # An upcast lets go of the head's output, and its gradient is cast back; else scaling copies it.
+        # An upcast frees the head's output, and its gradient is cast back; otherwise scaling copies it.
         kept = np.where(again, kept, wide * rows)
         forward = np.where(again, forward, kept + size * head * (upcast > 0))
         backward = np.where(again, backward, kept + size * rows)
@@ -260,12 +260,11 @@ def _softmax(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
 
 
 def _kernel(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
-    """Return the sizes of a kernel that keeps the logits alone and writes its gradient over them.
+    """Return the sizes of a kernel that keeps only the logits and overwrites them with its gradient.
 
-    That is flash-attention's Triton cross entropy, beside verl 0.9.1's entropy_from_logits as
-    `python -m benchmarks.loss_code` measures it: compiled, the entropy keeps nothing more and adds one
-    gradient; by single operations each of them has a result, pieces are computed in fp32 and kept unless they
-    are recomputed.
+    It is flash-attention's Triton cross entropy, with verl 0.9.1's entropy_from_logits as measured by
+    `python -m benchmarks.loss_code`: compiled, the entropy keeps nothing more and adds one gradient; in eager
+    mode every operation has a result, and chunks are computed in fp32 and kept unless they are recomputed.
     """
     layout = load.layout
     size = layout.compute_bytes
@@ -295,7 +294,7 @@ def _kernel(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
 
 
 def _rows(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
-    """Return the sizes of verl 0.9.1's loss over padded passes where flash-attention is not installed.
+    """Return the sizes of verl 0.9.1's loss over padded micro-batches without flash-attention.
 
     `prepare_model_outputs` copies the head's output without its padding and applies log_softmax to each row;
     autocast computes and keeps the result in fp32. The entropy runs operation by operation on the padded
@@ -310,11 +309,11 @@ def _rows(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
 
 
 def _pieces(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
-    """Return the sizes of compiled pieces in fp32, or of an fp32 softmax where ranks split the words.
+    """Return the sizes of compiled chunks in fp32, or of an fp32 softmax if ranks split the vocabulary.
 
-    areal 1.0.4's vocab_parallel.py, measured by `python -m benchmarks.loss_code`: pieces keep the logits,
-    whose gradient is the sum of one of full size per piece; the softmax of a split vocabulary is kept beside
-    the logits that the training loop holds.
+    areal 1.0.4's vocab_parallel.py, measured by `python -m benchmarks.loss_code`: chunks keep the logits,
+    whose gradient is the sum of a full-size one per chunk; the softmax of a split vocabulary is kept in
+    addition to the logits that the training loop holds.
     """
     size = load.layout.compute_bytes
     upcast = FP32 if size != FP32 else 0
@@ -329,12 +328,12 @@ def _pieces(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
 
 
 def _logprob(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
-    """Return the sizes of NeMo-RL's log-probabilities under Megatron, whose ranks split the words.
+    """Return the sizes of NeMo-RL's log-probabilities under Megatron, whose ranks split the vocabulary.
 
-    DistributedLogprob of nemo_rl/distributed/model_utils.py (0.7.0) has the shifted logits and their
-    exponentials beside the head's output, in fp32, and keeps the softmax. In chunks it keeps the output
-    alone; backward adds a gradient of its type and, per chunk, two one-hot tensors of 8 bytes and three of
-    4. On a CPU that code has 12, 12, 4 and 8 bytes per logit, in chunks 2, 2, 2 and 4 beside a chunk's 12
+    DistributedLogprob of nemo_rl/distributed/model_utils.py (0.7.0) holds the shifted logits and their
+    exponentials in fp32, in addition to the head's output, and keeps the softmax. In chunks it keeps only
+    the output; backward adds a gradient of its type and, per chunk, two one-hot tensors of 8 bytes and three
+    of 4. On a CPU that code holds 12, 12, 4 and 8 bytes per logit, in chunks 2, 2, 2 and 4 plus a chunk's 12
     and, in backward, 24.
     """
     held = load.layout.logits_bytes  # of the head's output, as Megatron hands it to the loss

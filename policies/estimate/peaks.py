@@ -38,7 +38,7 @@ OF_PASSES = frozenset({Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """The same for many configurations: phases by parts by configurations."""
+    """The estimates of many configurations, as arrays of phases by parts by configurations."""
 
     gpu_parts: Floats  # (phase, part, configuration), bytes
     host_parts: Floats
@@ -73,9 +73,9 @@ def estimates(
     assumption: Assumption = Assumption.EXPECTED,
     steps: int = Goal().steps,
 ) -> Estimates:
-    """Return what many configurations of one job need with the micro-batches of an assumption.
+    """Return the estimates of many configurations of one job.
 
-    `steps`: of which the largest micro-batch is expected.
+    `assumption`: which micro-batch they are for; `steps`: over which the largest one is expected.
     """
     load = load_of(profile, cluster, candidates, assumption=assumption, steps=steps)
     n = load.count
@@ -84,11 +84,11 @@ def estimates(
     with_doubt = by_length(load)
     doubtful = states_of(model, with_doubt)
     state = of_first(fullest(doubtful), n)
-    # With a budget each, neither counts what the other holds, also where they take turns.
+    # If both have a budget, neither counts the other's memory, even if they take turns.
     shared = profile.placement is Placement.COLOCATED and not (load.trainer_budgeted and load.engine_budgeted)
     idle, away = resting(load, state), np.zeros(n, dtype=np.bool_)
     if Component.TRAINER not in profile.resident.get(Phase.ROLLOUT.value, (Component.TRAINER,)):
-        # The whole trainer leaves the device; where it sleeps, only as long as a configuration lets it.
+        # The whole trainer leaves the device; one that sleeps only in configurations that offload it.
         away = load.param_offload | (not profile.layout.trainer_sleeps)
         masters = state.optimizer * (profile.layout.masters * profile.layout.masters_stay)
         idle = np.where(away, instant(n, optimizer=masters, outside=state.outside), idle)
@@ -163,9 +163,9 @@ def _trainer_phases(
 def _before_first_step(layout: Layout) -> float:
     """Return the share of the optimizer's state that exists before its first step.
 
-    Adam makes its averages then; Megatron's optimizer has its fp32 copy of the weights from the start
-    (megatron/core/optimizer/distrib_optimizer.py, _build_model_and_main_param_groups), DeepSpeed's all of it
-    (deepspeed/runtime/zero/stage_1_and_2.py and stage3.py, initialize_optimizer_states).
+    Adam creates its averages in that step; Megatron's optimizer has its fp32 copy of the weights from the
+    start (megatron/core/optimizer/distrib_optimizer.py, _build_model_and_main_param_groups), DeepSpeed's has
+    all of it (deepspeed/runtime/zero/stage_1_and_2.py and stage3.py, initialize_optimizer_states).
     """
     return 1.0 if layout.reduce_bucket_bytes else layout.masters
 
@@ -186,7 +186,7 @@ def _colocated(
 
 
 def _waking(engine: Engine) -> Floats:
-    """Return an engine that has its memory again: a sampler warms up when it starts, not when it wakes."""
+    """Return the parts of a woken engine: its sampler warms up when it starts, not when it wakes."""
     waking = engine.starting.copy()
     waking[PARTS.index("logits")] = 0.0
     return waking
@@ -198,7 +198,7 @@ def _share(parts: Floats, capacity: float) -> Floats:
 
 
 # Standard deviation of a phase's total as a share, before any run: dense models sharded by FSDP are checked
-# against MemTracker and the built-in job (docs/measured/estimate.md); the others are not measured and say so.
+# against MemTracker and the built-in job (docs/measured/estimate.md); others are unmeasured and add to it.
 _BASE_ERROR = 0.06
 _ENGINE_ERROR = 0.08
 _UNMEASURED = {
@@ -210,7 +210,7 @@ _UNMEASURED = {
     "lora": 0.12,
     "hybrid": 0.08,
     "linear": 0.10,  # what its kernels keep is read from their code
-    "unknown": 0.20,  # a family or a kind of layer that nothing here counts
+    "unknown": 0.20,  # a family or a kind of layer that the estimate does not count
 }
 
 
@@ -228,7 +228,7 @@ def _errors(model: Model, layout: Layout, load: Load) -> Floats:
     }
     extra = sum(_UNMEASURED[name] ** 2 for name, there in present.items() if there)
     base = np.array([_ENGINE_ERROR if phase in ENGINE_PHASES else _BASE_ERROR for phase in PHASES])
-    # An engine sizes its pool by what is free: what is not measured of training does not add to its phases.
+    # An engine sizes its pool by the free memory, so unmeasured training does not add to its phases.
     training = np.array([phase not in ENGINE_PHASES for phase in PHASES])
     result: Floats = np.sqrt(base**2 + training * extra)
     return result

@@ -15,7 +15,7 @@ _SUB_GROUP = 1_000_000_000  # parameters, DeepSpeed's own sub_group_size (zero/c
 
 
 def block(size: Floats | float) -> Floats:
-    """Return what torch's host allocator takes for blocks of these bytes (CachingHostAllocator.h).
+    """Return the bytes that torch's host allocator uses for blocks of `size` bytes (CachingHostAllocator.h).
 
     Measured: `benchmarks/gpu/measurements/host/h100.jsonl`, case `pinned`.
     """
@@ -24,7 +24,7 @@ def block(size: Floats | float) -> Floats:
 
 
 def of_buffers(state: State, *, width: float) -> Floats:
-    """Return by how much Megatron's flat buffers exceed their weights: one of the experts, one of the rest.
+    """Return the factor by which Megatron's flat buffers, of experts and of the rest, exceed their weights.
 
     `width`: bytes per weight (megatron/core/distributed/param_and_grad_buffer.py, offload_to_cpu; verl's and
     SkyRL's offload_megatron_model_to_cpu).
@@ -35,19 +35,19 @@ def of_buffers(state: State, *, width: float) -> Floats:
 
 
 def of_tensors(model: Model, load: Load, *, width: float) -> Floats:
-    """Return by how much page-locked tensors exceed their bytes, over all weights of a rank.
+    """Return the factor by which page-locked tensors exceed their bytes, over all weights of a rank.
 
-    `width`: bytes per weight. A matrix is one block, which Megatron fuses: q, k and v, gate and up.
+    `width`: bytes per weight. A matrix is one block; Megatron fuses q, k and v, and gate and up.
     """
     layout, megatron = load.layout, load.layout.strategy == "megatron"
     split = load.tensor if megatron else load.shards * load.tensor
-    # FSDP shards the experts of a layer as one tensor; Megatron has those of its rank one by one.
+    # FSDP shards the experts of a layer as one tensor; Megatron has one tensor per expert of its rank.
     experts = layout.expert_tensor_parallel if megatron else split
     return _rounded(_matrices(model, fused=megatron, apart=megatron), width, split, experts)
 
 
 def of_engine(model: Model, load: Load) -> Floats:
-    """Return by how much the backup of vLLM's weights exceeds them: a block for each of its allocations.
+    """Return the factor by which the backup of vLLM's weights exceeds them: one block per allocation.
 
     vllm/device_allocator/cumem.py, sleep; q, k and v, gate and up are one tensor each, a layer's experts two.
     """
@@ -67,12 +67,13 @@ def _rounded(
 
 
 def of_zero(model: Model, load: Load, state: State) -> tuple[Floats, Floats]:
-    """Return the bytes of DeepSpeed's page-locked blocks beside 16-bit values, and beside fp32 ones.
+    """Return the bytes of DeepSpeed's page-locked blocks in addition to 16-bit values, and to fp32 ones.
 
-    Frameworks ship configurations with `pin_memory`. ZeRO-3 locks a rank's weights tensor by tensor while it
-    parts them, which PyTorch keeps when they lie in one buffer, and as one block the gradients that it sums
-    (zero/partition_parameters.py, stage3.py); fp32 gradients are a block for each sub-group. Stages 1 and 2
-    have one block of fp32 weights, one of fp32 gradients and one of 16-bit weights (stage_1_and_2.py).
+    `pin_memory` is assumed, as in the configurations that frameworks ship. ZeRO-3 locks a rank's weights
+    tensor by tensor while it partitions them, blocks that PyTorch keeps after their copy to one buffer, and
+    the summed gradients as one block (zero/partition_parameters.py, stage3.py); fp32 gradients are a block
+    per sub-group. Stages 1 and 2 have one block of fp32 weights, one of fp32 gradients and one of 16-bit
+    weights (stage_1_and_2.py).
     """
     own = state.optimizer / max(1, load.layout.optimizer_bytes) * load.host_update  # parameters of a rank
     gradients = own * FP32
@@ -85,14 +86,14 @@ def of_zero(model: Model, load: Load, state: State) -> tuple[Floats, Floats]:
 
 
 def _matrices(model: Model, *, fused: bool, apart: bool) -> list[tuple[float, float, bool]]:
-    """Return how many matrices of which elements a model has, and whether they are experts'.
+    """Return a model's matrices as (count, elements, whether they are experts').
 
-    `fused`: q, k and v are one, gate and up are one; `apart`: each expert has its own.
+    `fused`: q, k and v are one matrix, gate and up are one; `apart`: each expert has its own.
     """
     counts, hidden = parameters(model), model.hidden
     out = float(model.heads * model.head_dim * hidden)
     ordinary = not model.kv_lora_rank and not model.linear_layers
-    # Of other attention, its weights in four equal parts.
+    # Other kinds of attention count as four equal matrices.
     joined = [counts.attention - out] if fused else [out, *[(counts.attention - 2 * out) / 2] * 2]
     attention = [out, *joined] if ordinary else [counts.attention / 4] * 4
     result = [(float(model.layers), size, False) for size in attention]

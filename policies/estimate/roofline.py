@@ -1,4 +1,4 @@
-"""Seconds of each phase by a roofline: good enough to rank candidates, never shown as a promise."""
+"""Estimate the seconds of each phase by a roofline model, to rank candidates rather than as a promise."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _training(
     partly = partly + load.recompute_modules * computed_again(model, layout.more_modules)
     again = np.where(load.recompute_full, 1.0, partly)
     again = again + 0.05 * load.loss_recompute + 0.02 * load.entropy_recompute + 0.02 * load.entropy_chunking
-    # Backward gathers what forward gave back, and scatters as much; what stayed is only scattered.
+    # Backward gathers what forward freed, and scatters as much; what stayed gathered is only scattered.
     backward = forward * (1.0 + again) + np.where(load.reshard, forward, computing + exchanged)
     backward = backward + 0.5 * 2.0 * run.offloaded * passes / constant("pcie")
     chunks = np.where(load.chunk < load.usual_tokens, load.usual_tokens / load.chunk, 0.0)
@@ -114,7 +114,7 @@ def _optimizer(load: Load, *, card: Card, state: State) -> Floats:
         updating = 2.0 * resident
     loading = 2.0 * state.optimizer / constant("pcie")
     slow = load.host_update * updating + (load.optimizer_away - load.host_update) * loading
-    # Those of an update in host memory are in its time already.
+    # The time of an update in host memory already includes its gradients.
     moved = 2.0 * (load.grad_offload & ~load.from_host) * state.gradients / constant("pcie")
     return resident + slow + moved
 
@@ -137,7 +137,7 @@ def _rollout(model: Model, load: Load, *, card: Card, pool_tokens: Floats) -> Fl
     eager = np.where(load.graphs_off, 1.0, np.where(load.graphs_limited & (batch > 32), 0.5, 0.0)) * load.gpus
     step = np.maximum(read / (card.bandwidth * constant("efficiency_bandwidth")), compute)
     step = step + constant("decode_overhead_s") + eager * model.layers * constant("decode_eager_s")
-    # Two all-reduces a layer: each takes its time to start, and its bytes cross the cards' links.
+    # Two all-reduces per layer: each takes time to start, and its bytes cross the GPUs' links.
     hops = (load.rollout_tensor > 1) * model.layers * 2.0
     sent_s = hops * model.hidden * layout.compute_bytes / (card.link * constant("link"))
     step = step + hops * 8e-6 + running * sent_s

@@ -1,4 +1,4 @@
-"""Counts that follow from a model's shape alone: parameters, and what a layer keeps per token."""
+"""Figures that follow from a model's shape alone: parameters, and the bytes that a layer keeps per token."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from autotune.policies.values.architecture.model import Model
 
 FP32 = 4
 _FP8 = 1
-_MODELS = 64  # of which counts are kept: a job asks for the same ones with every estimate
-_RSQRT = 4  # bytes a norm keeps per row beside its tensors
+_MODELS = 64  # whose counts are cached: every estimate of a job uses the same ones
+_RSQRT = 4  # bytes that a norm keeps per row in addition to its tensors
 _CHUNK = (
     64  # rows of the triangular matrix that the chunked delta rule keeps (fla/ops/gated_delta_rule/chunk.py)
 )
@@ -18,7 +18,7 @@ _RANK = 16  # of Mamba's time steps: a sixteenth of the hidden size (Jamba's `ma
 
 
 class Parameters(NamedTuple):
-    """Parameter counts of one model; layers are averages where they differ."""
+    """Parameter counts of one model; layers are averages if they differ."""
 
     embedding: int
     head: int  # 0 when tied
@@ -29,7 +29,7 @@ class Parameters(NamedTuple):
     final_norm: int
     layers: int
     largest: int  # the largest single tensor; transformers holds a layer's experts in one
-    largest_apart: int  # the same where every expert has tensors of its own: in Megatron, and in checkpoints
+    largest_apart: int  # the same if every expert has tensors of its own: in Megatron, and in checkpoints
     tower: int = 0  # encoders of images and sound
 
     @property
@@ -44,7 +44,7 @@ class Parameters(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """How many of a model's layers have what, as shares of all of them."""
+    """The shares of a model's layers that have each part."""
 
     attention: float  # attention that keeps keys and values
     linear: float  # linear attention, a state space or short convolutions
@@ -53,7 +53,7 @@ class Shares(NamedTuple):
 
 
 def shares(model: Model) -> Shares:
-    """Return what share of a model's layers has which part."""
+    """Return the shares of a model's layers that have each part."""
     mlps = model.mlp_layers or model.layers
     sparse = max(0, mlps - model.dense_layers) if model.experts else 0
     return Shares(
@@ -65,7 +65,7 @@ def shares(model: Model) -> Shares:
 
 
 def cache_layers(model: Model) -> int:
-    """Return the layers that keep keys and values; linear attention's state does not grow with tokens."""
+    """Return the number of layers that keep keys and values, which linear attention does not."""
     return min(model.layers, model.attention_layers or model.layers)
 
 
@@ -167,16 +167,16 @@ def kept_by_layer(
     fp8: bool = False,
     stream_bytes: int = 0,
 ) -> Kept:
-    """Return what autograd saves in one layer of the model as transformers writes it.
+    """Return the bytes that autograd saves in one layer of the model's code in transformers.
 
     Each term is a saved tensor of models/llama/modeling_llama.py and its siblings under torch's autograd: a
     matrix product saves its input, an RMS norm the fp32 copy of its input, and the normalised rows for its
     weight, a product of two tensors both, attention its operands, its result and one log-sum per head.
-    `repeated_kv`: keys and values are repeated for grouped heads, as with a mask. `fused` is a model whose
-    norms, gates and rotations are single kernels that keep their inputs alone (Liger, Transformer Engine).
-    `fp8`: a product keeps its input in fp8; what attention, norms and router keep stays as it is.
-    `stream_bytes`: per element of the residual stream where it is wider than the products, as autocast leaves
-    it; each product then keeps a copy of its input (0: as `element_bytes`).
+    `repeated_kv`: keys and values are repeated for grouped heads, as with a mask. `fused`: norms, gates and
+    rotations are single kernels that keep only their inputs (Liger, Transformer Engine). `fp8`: a product
+    keeps its input in fp8; what attention, norms and router keep is unchanged. `stream_bytes`: per element of
+    the residual stream if it is wider than the products, as with autocast; each product then keeps a copy of
+    its input (0: as `element_bytes`).
     """
     size, share = element_bytes, shares(model)
     hidden, wide, narrow = model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -203,7 +203,7 @@ def kept_by_layer(
     tensors = (4 if model.gated else 2) - (1 if fused else 0)
     split += share.dense * tensors * size * model.intermediate
     split += share.sparse * tensors * size * model.shared_intermediate
-    # Megatron weighs the experts' rows inside of them, so their results are not kept (moe/experts.py).
+    # Megatron applies the routing weights inside the experts, so their results are not kept (moe/experts.py).
     seen = model.experts if model.all_experts and not fused else model.experts_per_token
     stepwise = 3 if model.clamped_gate and not fused else 0
     entering = share.sparse * seen * size * (model.expert_hidden or hidden)
@@ -215,7 +215,7 @@ def kept_by_layer(
     if fp8:
         saved = size - _FP8
         whole -= saved * hidden * (share.attention + share.dense)
-        # Attention keeps its result for itself, and the product after it another one.
+        # Attention keeps its result, and the product after it another copy.
         split += share.attention * _FP8 * model.heads * (model.value_head_dim or model.head_dim)
         if model.gated:
             split -= saved * (share.dense * model.intermediate + share.sparse * model.shared_intermediate)
@@ -227,7 +227,7 @@ def kept_by_layer(
 
 
 def _products_of_stream(model: Model) -> float:
-    """Return how many products of a layer read the residual stream; experts' own rows are counted apart."""
+    """Return how many products of a layer read the residual stream, without those of routed experts."""
     share = shares(model)
     attention = 2 if model.kv_lora_rank else 1 if model.fused_qkv else 3
     inner = 2 if model.gated and not model.fused_gate else 1
@@ -240,10 +240,10 @@ def _kept_by_heads(model: Model, *, size: int, repeated_kv: bool, fused: bool) -
     wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
     if model.kv_lora_rank:
         value = model.heads * model.value_head_dim
-        # The values are a view of what one matrix made of the latent: the keys' part without rotation too.
+        # The values are a view of one matrix's output, which also has the keys' part without rotation.
         viewed = value if fused else value + model.heads * (model.head_dim - model.rope_head_dim)
         return float(size * (2 * wide + viewed + value))
-    # A single head of keys is seen by all queries without a copy.
+    # A single head of keys is used by all queries without a copy.
     keys = wide if repeated_kv and model.kv_heads > 1 else narrow
     kept = float(size * (2 * wide + 2 * keys))
     if model.fused_qkv and not fused and keys == narrow:
@@ -272,11 +272,11 @@ def _norm(model: Model, *, element_bytes: int, fused: bool) -> int:
 
 @lru_cache(_MODELS)
 def kept_by_operation(model: Model, *, element_bytes: int) -> tuple[float, float]:
-    """Return bytes per token that a layer keeps where only attention and every second product are saved.
+    """Return bytes per token that a layer keeps if only attention and every second product are saved.
 
-    That are its input and, counted from the first product on, the results of q, v, gate and down, as in
-    torchtitan's activation_checkpoint.py and AReaL's Archon; grouped products of experts are computed again.
-    The first are of the residual stream, the second are split by tensor parallelism.
+    These are its input and, counted from the first product on, the results of q, v, gate and down, as in
+    torchtitan's activation_checkpoint.py and AReaL's Archon; grouped products of experts are recomputed. The
+    first value is of the residual stream, the second is split by tensor parallelism.
     """
     share, gates = shares(model), 1 if model.gated else 0
     wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -290,8 +290,8 @@ def kept_by_operation(model: Model, *, element_bytes: int) -> tuple[float, float
 def working_set(model: Model, *, element_bytes: int) -> float:
     """Return bytes per token that one layer needs at its widest instant without keeping anything.
 
-    The product of gate and up while both are alive, the rows that enter the layer and its MLP, the residual,
-    and the embeddings that the model's own frame still holds.
+    These are the product of gate and up while both are alive, the rows that enter the layer and its MLP, the
+    residual, and the embeddings that the model's own stack frame still holds.
     """
     wide = model.heads * model.head_dim
     attention = 3 * wide + 2 * model.kv_heads * model.head_dim
@@ -303,7 +303,7 @@ def working_set(model: Model, *, element_bytes: int) -> float:
 def gradient_set(model: Model, *, element_bytes: int) -> float:
     """Return bytes per token of the gradients alive at once in one layer, beyond the activations they free.
 
-    In the product of gate and up: the incoming one and those of both factors; the product itself is gone.
+    In the product of gate and up: the incoming one and those of both factors; the product itself is freed.
     """
     wide = model.heads * model.head_dim
     return element_bytes * (
@@ -330,8 +330,8 @@ def _inner_rows(model: Model, tensors: int) -> int:
 def _linear(model: Model) -> tuple[float, int]:
     """Return the parameters of one layer of linear attention and its largest tensor (transformers 5.19).
 
-    Keys and values are meant as in linear attention; a state space is the same with its groups as the heads
-    of keys and its state as their size.
+    Keys and values are those of linear attention; of a state space, groups are the heads of keys and the
+    state is their size.
     """
     hidden, conv = model.hidden, model.linear_conv
     keys, values = _keys(model), _values(model)
@@ -359,14 +359,15 @@ def _linear(model: Model) -> tuple[float, int]:
 def _linear_kept(model: Model, *, element_bytes: int) -> float:
     """Return bytes per token that autograd keeps in one such layer, beyond the input of its projections.
 
-    By what the fused kernels save: `chunk_gated_delta_rule`, `causal_conv1d_fn` and `FusedRMSNormGated` for
-    the delta rule, `mamba_split_conv1d_scan_combined` for Mamba-2, `selective_scan_fn` for Mamba.
+    These are the tensors that the fused kernels save: `chunk_gated_delta_rule`, `causal_conv1d_fn` and
+    `FusedRMSNormGated` for the delta rule, `mamba_split_conv1d_scan_combined` for Mamba-2,
+    `selective_scan_fn` for Mamba.
     """
     size, keys, values = element_bytes, _keys(model), _values(model)
     if model.linear == "delta":
         repeated = model.linear_values * model.linear_key_dim
-        # The convolution's input, normalised queries and keys, the values, the triangle of each chunk, what
-        # comes out, its gate, and the input of the last projection.
+        # The convolution's input, normalised queries and keys, the values, the triangle of each chunk, the
+        # output, its gate, and the input of the last projection.
         rows = (2 * keys + values) + 2 * repeated + _CHUNK * model.linear_values + 4 * values
         return float(size * rows + 6 * FP32 * model.linear_values)
     if model.linear == "mamba2":

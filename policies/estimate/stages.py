@@ -1,4 +1,4 @@
-"""A pipeline's stages: their layers, and how many chunks have gone forward in them and not yet backward."""
+"""A pipeline's stages: their layers, and the micro-batches in flight in each."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from autotune.policies.values.architecture.model import Layout, Model
 
 
 class Stage(NamedTuple):
-    """One stage of a pipeline; without stages the whole model is one."""
+    """One stage of a pipeline; without pipeline parallelism the whole model is one stage."""
 
     layers: int
     first: bool  # it has the embedding
-    last: bool  # it has the head, which is a second copy where it is tied
+    last: bool  # it has the head, which is a second copy if it is tied
     after: int  # stages after it
-    predicting: int = 0  # layers of multi-token prediction, beside `layers`
+    predicting: int = 0  # layers of multi-token prediction, in addition to `layers`
 
 
 def stages_of(model: Model, layout: Layout) -> tuple[Stage, ...]:
-    """Return the stages that can be the fullest: the first, a larger one after it, and the last.
+    """Return the stages that may hold the most memory: the first, a larger one after it, and the last.
 
-    Where the job writes the layers of every stage, a stage counts that has more than those before it.
-    Else layers are spread evenly, an embedding or a loss that counts as a layer among them, beside a first or
-    last stage whose layers are given (Megatron's transformer_block.py, get_num_layers_to_build).
+    If the job lists the layers of every stage, see `_written`. Otherwise layers are spread evenly over the
+    stages whose layers are not given, with an embedding or a loss that counts as a layer (Megatron's
+    transformer_block.py, get_num_layers_to_build).
     """
     stages, predicting = layout.pipeline_parallel, layout.predicting_layers
     if stages == 1:
@@ -52,9 +52,9 @@ def stages_of(model: Model, layout: Layout) -> tuple[Stage, ...]:
 
 
 def _written(layout: Layout) -> Iterator[Stage]:
-    """Yield the stages that can be the fullest where each stage's layers are written.
+    """Yield the stages that may hold the most memory if the job lists the layers of each stage.
 
-    One in the middle that has no more layers than one before it has fewer micro-batches in flight.
+    A middle stage with no more layers than an earlier one is left out: it has fewer micro-batches in flight.
     """
     most, last = -1, len(layout.stage_layers) - 1
     for place, layers in enumerate(layout.stage_layers):
@@ -67,10 +67,10 @@ def _written(layout: Layout) -> Iterator[Stage]:
 
 
 def in_flight(load: Load, stage: Stage) -> Floats:
-    """Return how many micro-batches have gone forward in a stage and not yet backward.
+    """Return the number of micro-batches in flight in a stage: after forward and before backward.
 
-    One, and one for each stage after it. Where stages are interleaved, in chunks: one, two for each stage
-    after it, and a group of micro-batches for all chunks but the last (Megatron's
+    One, plus one for each later stage. With interleaved stages, counted in chunks: one, plus two for each
+    later stage, plus a group of micro-batches for all chunks but the last (Megatron's
     pipeline_parallel/schedules.py, get_pp_rank_microbatches).
     """
     layout = load.layout

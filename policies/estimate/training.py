@@ -1,4 +1,4 @@
-"""Device memory of a trainer rank: what stays, and the largest instant of every phase."""
+"""Device memory of a trainer rank: its resident state, and the largest instant of every phase."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class State:
     """A trainer rank's sizes in bytes, each as an array over the configurations."""
 
     weights: Floats  # resident part
-    copies: Floats  # of them, that passes make: ZeRO++'s, and those in fp8
+    copies: Floats  # of weights, made by micro-batches: ZeRO++'s, and those in fp8
     reference: Floats
     critic: Floats
     gradients: Floats
@@ -33,17 +33,17 @@ class State:
     tied_gradient: Floats  # of a tied embedding, as it stays; 0 where embedding and head are two tensors
     tied_copies: Floats  # the two gradients of a tied embedding and their sum, while they are added
     optimizer: Floats  # all of it, wherever it is
-    gathers: Gathers  # weights gathered for a pass, beside the resident part
+    gathers: Gathers  # weights gathered for a micro-batch, in addition to the resident part
     one_tensor: Floats  # the largest weight, gathered
     temporaries: Floats  # of the optimizer
     local: Floats  # parameters of this rank's part of the model, before sharding
     routed: Floats  # of them, those of experts
     outside: Floats
-    stage: Stage  # of a pipeline, that the rank belongs to
+    stage: Stage  # of the pipeline, to which the rank belongs
 
 
 def states_of(model: Model, load: Load) -> tuple[State, ...]:
-    """Return what ranks of the stages that can be the fullest hold."""
+    """Return the state of a rank of each stage that may hold the most memory."""
     return tuple(state_of(model, load, stage) for stage in stages_of(model, load.layout))
 
 
@@ -53,9 +53,9 @@ def fullest(states: Sequence[State]) -> State:
 
 
 def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
-    """Return what a trainer rank holds (ZeRO, 1910.02054; torch FSDP; Megatron's distributed optimizer).
+    """Return the state of a trainer rank (ZeRO, 1910.02054; torch FSDP; Megatron's distributed optimizer).
 
-    It is of a stage of a pipeline, by default of the first.
+    `stage`: of the pipeline, by default the first.
     """
     layout, counts = load.layout, parameters(model)
     sharded = layout.strategy.startswith("fsdp")
@@ -64,13 +64,13 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
     apart = load.expert * layout.expert_tensor_parallel
     experts = counts.experts if sharded else counts.experts / apart
     dense = counts.attention + counts.mlp + counts.norms
-    # Apart from its embedding, a stage has a head of its own.
+    # A last stage without the embedding has its own head, even if that is tied.
     own_head = counts.head or counts.embedding
     head = counts.head if alone else own_head
     ends = stage.first * (counts.embedding + counts.tower) + stage.last * head
     if stage.predicting:
-        # Each joins two normalised rows by a product; apart from the first stage they embed tokens themselves
-        # (Megatron's multi_token_prediction.py).
+        # Each projects two concatenated, normalised rows; outside the first stage they embed tokens
+        # themselves (Megatron's multi_token_prediction.py).
         ends = ends + stage.predicting * (2 * model.hidden + 3) * model.hidden
         ends = ends + counts.embedding * (not stage.first)
     local = (layers * dense + ends) / load.tensor + layers * experts
@@ -143,7 +143,7 @@ _FP8_COPIES = 2  # bytes: one for forward, one transposed for backward
 
 
 def _copies(layout: Layout, local: Floats, matrices: Floats) -> Floats:
-    """Return the copies of weights that a step's passes make: ZeRO++'s of all, those in fp8 of matrices.
+    """Return the bytes of weights that micro-batches copy: by ZeRO++ of all weights, in fp8 of matrices.
 
     Transformer Engine keeps the latter from the first micro-batch on (pytorch/module/linear.py,
     is_first_microbatch).
@@ -154,10 +154,10 @@ def _copies(layout: Layout, local: Floats, matrices: Floats) -> Floats:
 
 
 def _communicators(load: Load) -> Floats:
-    """Return what NCCL holds for the communicators beyond the first, that of all ranks or of FSDP's shards.
+    """Return NCCL's bytes for communicators beyond the first, that of all ranks or of FSDP's shards.
 
     Each kind of parallelism has its own, and hybrid sharding one for its copies (megatron/core/
-    parallel_state.py, torch/distributed/device_mesh.py). An idle one keeps its memory.
+    parallel_state.py, torch/distributed/device_mesh.py). Idle communicators keep their memory.
     """
     layout = load.layout
     more: Floats = np.zeros(load.count) + (load.tensor > 1) + (load.split > 1)
@@ -171,7 +171,7 @@ def _communicators(load: Load) -> Floats:
 
 
 def trainer_phases(model: Model, load: Load, states: Sequence[State]) -> dict[str, Floats]:
-    """Return the largest instant of each of the trainer's phases on the device of any of its stages."""
+    """Return the largest instant of each of the trainer's phases, over the devices of all stages."""
     result = [_phases_of(model, load, state) for state in states]
     return {phase: heaviest(*(each[phase] for each in result)) for phase in result[0]}
 
@@ -243,7 +243,7 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
                 scoring(gathers.layers, activations=score.working),
                 scoring(gathers.between, activations=2.0 * score.inputs),
                 scoring(gathers.before_head, activations=2.0 * score.inputs),
-                # From here on, of the activations, the final hidden states.
+                # From here on, only the final hidden states remain of the activations.
                 scoring(gathers.head, activations=score.inputs + score.head_cast, logits=logits.head_scored),
                 scoring(gathers.loss, activations=score.inputs + score.head_cast, logits=logits.scoring),
             ),
@@ -294,7 +294,7 @@ def _persistent(layout: Layout) -> bool:
 
 
 def _idle_gradients(load: Load, state: State) -> Floats:
-    """Return what buffers of gradients hold between updates."""
+    """Return the bytes of gradient buffers between updates."""
     gone = load.grad_offload | load.param_offload | (load.streamed & (load.layout.strategy != "megatron"))
     buffers = np.where(gone, 0.0, state.gradients) * _persistent(load.layout)
     result: Floats = buffers + _standing(load, state) * ~(
@@ -304,9 +304,9 @@ def _idle_gradients(load: Load, state: State) -> Floats:
 
 
 def _standing(load: Load, state: State) -> Floats:
-    """Return what DeepSpeed keeps for gradients on their way: ZeRO-3 its bucket (runtime/zero/stage3.py).
+    """Return DeepSpeed's bytes for gradients in flight: ZeRO-3's bucket (runtime/zero/stage3.py).
 
-    ZeRO-1 and ZeRO-2 have a buffer as large as the largest weight where the optimizer is in host memory
+    ZeRO-1 and ZeRO-2 have a buffer as large as the largest weight if the optimizer is in host memory
     (stage_1_and_2.py, temp_grad_buffer_for_gpu_offload).
     """
     layout = load.layout
@@ -317,7 +317,7 @@ def _standing(load: Load, state: State) -> Floats:
 
 
 def _updated_gradients(load: Load, state: State, gradients: Gradients) -> Floats:
-    """Return the gradients beside the optimizer: with ZeRO-1 and ZeRO-2 only those of a rank's own part."""
+    """Return the gradients during the update: with ZeRO-1 and ZeRO-2 only those of a rank's own shard."""
     layout = load.layout
     if layout.strategy == "ddp" and layout.reduce_bucket_bytes and not layout.gradients_stay:
         owned = state.optimizer / max(1, layout.optimizer_bytes) * layout.gradient_bytes
@@ -327,7 +327,7 @@ def _updated_gradients(load: Load, state: State, gradients: Gradients) -> Floats
 
 
 def resting(load: Load, state: State) -> Floats:
-    """Return what a trainer rank keeps on its device while the engines run."""
+    """Return the parts that a trainer rank keeps on its device while the engines run."""
     sleeping = load.param_offload | load.layout.weights_sleep
     parts = instant(
         load.count,
@@ -350,7 +350,7 @@ def _syncing(model: Model, load: Load, state: State, resident: Floats) -> Iterat
     spread = (load.shards > 1) & (layout.strategy != "ddp")
     copied = spread & ~load.from_host & layout.copies_shards
     copies = state.weights * copied
-    # Beside the root, a layer is whole with a copy of one of its tensors, or the root has one of its own.
+    # In addition to the root, a layer is gathered with a copy of one of its tensors, or one of the root's.
     unit = max(counts.layer + last_matrix(model), counts.largest)
     whole = layout.parameter_bytes * (counts.embedding + counts.head + unit) / load.tensor
     yield {"weights": resident + copies + whole * copied}
@@ -360,7 +360,7 @@ def _syncing(model: Model, load: Load, state: State, resident: Floats) -> Iterat
 
 
 def _gathered_for_sync(load: Load, state: State) -> Floats:
-    """Return what is whole beside the shards while weights are sent: a tensor, or the model as it is kept."""
+    """Return the gathered bytes while weights are sent: of a tensor, or of the model in its resident type."""
     layout = load.layout
     kept = layout.parameter_bytes / layout.compute_bytes if layout.copies_shards else 1.0
     return np.where(load.layered_sync, state.one_tensor * kept, state.local * layout.parameter_bytes)
@@ -383,7 +383,7 @@ def _temporaries_on_device(load: Load) -> Floats | Flags:
 
 
 def _lost_in_passes(load: Load) -> Floats:
-    """Return the share of a pass that the caching allocator reserves and cannot use."""
+    """Return the share of a micro-batch that the caching allocator reserves and cannot use."""
     varied = "_varied" if load.lengths.variation > 0 and not load.layout.padded else ""
     again = constant(f"fragmentation_recompute{varied}")
     return np.where(load.recompute_full, again, constant(f"fragmentation{varied}"))

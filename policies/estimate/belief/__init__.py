@@ -1,1 +1,1 @@
-"""What is believed of the errors of an estimate: before a job has run, and after what its attempts showed."""
+"""The belief about an estimate's errors: before a job has run, and updated by its attempts."""

@@ -1,4 +1,4 @@
-"""A job's estimate, moved by what its own attempts and earlier jobs of its kind showed."""
+"""Calibrate a job's estimate by its own attempts and by earlier jobs of its kind."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.priors import Factor, Kind, Learned
 
 _POOL_ERROR = 0.10
-_REPRODUCED = 0.05  # share of a card by which a belief may miss the peaks of its own run
+_REPRODUCED = 0.05  # share of a GPU by which a belief may miss the peaks of its own run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What is believed of one job's memory."""
+    """The belief about one job's memory."""
 
     belief: Belief
-    unit: float  # bytes of one unit of the late terms: a share of the capacity
-    pool_tokens: float  # that the estimate must show for the engine to start
-    moved: dict[int, Phase]  # by the number of the attempt: where it ran out, if its log names another phase
+    unit: float  # bytes per unit of the late terms, which are shares of the capacity
+    pool_tokens: float  # that a configuration's estimate must have for the engine to start
+    moved: dict[int, Phase]  # attempt number -> phase in which it ran out, if its log names another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Prediction:
 def calibrated(run: Run, model: Model) -> Calibration:
     """Return the belief after all attempts of a run and its rehearsals.
 
-    One whose answers were made as long as the job allows is compared with the estimate of such steps.
+    Attempts with responses forced to the longest length are compared with the estimate of such steps.
     """
     profile, cluster = run.accepted.profile, run.accepted.cluster
     attempts = [
@@ -98,21 +98,21 @@ def calibrated(run: Run, model: Model) -> Calibration:
     result = _after(before, run, evidence)
     if result.belief.surprise is None:
         return result
-    # What surprised is doubted from the start: then what passed before the failure bounds it as well.
+    # Surprising deviations get a wider prior, so that phases passed before the failure bound them as well.
     doubt = result.belief.surprise.copy()
-    doubt[HOST_COLUMNS] = 1.0  # the host's parts say little of one another
+    doubt[HOST_COLUMNS] = 1.0  # the host's parts are hardly correlated
     return _after(less_sure(before, doubt), run, evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Evidence:
-    """A run's attempts beside what was estimated for them."""
+    """A run's attempts and their estimates."""
 
     attempts: Sequence[Attempt]
     estimate: Estimates
-    longest: Estimates  # of attempts whose answers were made as long as allowed
+    longest: Estimates  # for attempts with responses forced to the longest length
     grown: Sequence[dict[str, Growth]]
-    floors: dict[bool, dict[Knobs, dict[str, float]]]  # by whether answers were made that long
+    floors: dict[bool, dict[Knobs, dict[str, float]]]  # by whether responses were forced
 
 
 def _after(belief: Belief, run: Run, evidence: _Evidence) -> Calibration:
@@ -145,7 +145,7 @@ def _after(belief: Belief, run: Run, evidence: _Evidence) -> Calibration:
     return Calibration(
         belief=belief,
         unit=capacity,
-        # A refusal does not say how much more it takes: each one doubles what is added.
+        # A refusal does not say how much is missing: each one doubles what is added.
         pool_tokens=max(needed, failed_pool * (1 + _POOL_ERROR * 2 ** max(0, refused - 1))),
         moved=moved,
     )
@@ -154,7 +154,7 @@ def _after(belief: Belief, run: Run, evidence: _Evidence) -> Calibration:
 def _floors(
     attempts: Sequence[Attempt], grown: Sequence[dict[str, Growth]], *, longest: bool
 ) -> dict[Knobs, dict[str, float]]:
-    """Return `settled_peaks` of the attempts whose answers were, or were not, of full length."""
+    """Return `settled_peaks` of the attempts whose responses were, or were not, forced to full length."""
     alike = [place for place, attempt in enumerate(attempts) if attempt.longest is longest]
     return settled_peaks([attempts[place] for place in alike], [grown[place] for place in alike])
 
@@ -186,7 +186,7 @@ def predicted(calibration: Calibration, estimate: Estimates, *, late: bool = Tru
     pool = (estimate.pool_tokens - calibration.pool_tokens) / (
         _POOL_ERROR * max(1.0, calibration.pool_tokens)
     )
-    # An engine without a known limit has room.
+    # An engine without a known limit has enough memory.
     pool = np.where(np.isinf(estimate.gpu_capacity[PHASES.index(Phase.ROLLOUT)]), np.inf, pool)
     return Prediction(
         gpu=np.stack(gpu),
@@ -198,11 +198,10 @@ def predicted(calibration: Calibration, estimate: Estimates, *, late: bool = Tru
 
 
 def learned(run: Run) -> Learned | None:
-    """Return the factors that a run showed beyond what was known before.
+    """Return the factors that a run determined more precisely than the prior.
 
-    None without a known model, and where something else than the configuration decided what memory held:
-    growth, fragmentation, or others on a card. A run whose own peaks its belief does not reproduce teaches
-    nothing either.
+    None without a known model, if more than the configuration decided the use of memory (growth,
+    fragmentation, or other programs on a GPU), or if the belief does not reproduce the run's own peaks.
     """
     job, profile = run.accepted.job, run.accepted.profile
     if job.shape is None or any(_is_disturbed(attempt) for attempt in run.attempts):
@@ -222,7 +221,7 @@ def learned(run: Run) -> Learned | None:
 
 
 def _is_disturbed(attempt: Attempt) -> bool:
-    """Return whether an attempt met growth, fragmentation, or memory that others held."""
+    """Return whether growth, fragmentation or memory of others affected an attempt."""
     diagnosis = attempt.diagnosis
     if diagnosis is not None and (diagnosis.fragmentation or diagnosis.facts.held_by_others_bytes):
         return True
@@ -237,7 +236,7 @@ def _is_disturbed(attempt: Attempt) -> bool:
 
 
 def _capacity(attempt: Attempt, name: str) -> int:
-    """Return the device's bytes as the latest peak of a phase reports them."""
+    """Return the device's capacity in bytes, from the latest peak of a phase."""
     return next(
         event.peaks[name].capacity_bytes for event in reversed(attempt.progress) if name in event.peaks
     )
@@ -264,7 +263,7 @@ def _reproduces(run: Run, model: Model, calibration: Calibration) -> bool:
 
 
 def kind_of(run: Run) -> Kind:
-    """Return which jobs a run teaches and learns from."""
+    """Return the kind of jobs with which a run shares factors."""
     accepted = run.accepted
     model, profile = accepted.job.shape, accepted.profile
     shape = "" if model is None else f"{model.family}-{model.layers}x{model.hidden}-{model.vocab}"

@@ -1,4 +1,4 @@
-"""A Gaussian belief about factors of an estimate, moved by measurements and by bounds."""
+"""A Gaussian belief about factors of an estimate, updated by measurements and bounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Belief:
 
     mean: Floats
     covariance: Floats
-    # By how much a bound showed each deviation to be believed too surely: 1 is not at all.
+    # Factor by which a bound showed each deviation's error to be too small; 1: not at all.
     surprise: Floats | None = None
 
     def about(self, row: Floats) -> tuple[float, float]:
@@ -34,7 +34,7 @@ class Belief:
 
 
 def measured(belief: Belief, row: Floats, value: float, *, error: float) -> Belief:
-    """Return the belief after the combination `row` was seen to be `value`, give or take `error`."""
+    """Return the belief after the combination `row` was measured as `value` with deviation `error`."""
     spread = belief.covariance @ row
     total = float(row @ spread) + error**2
     if total <= 0:
@@ -50,9 +50,9 @@ def measured(belief: Belief, row: Floats, value: float, *, error: float) -> Beli
 def within(belief: Belief, least: Floats, most: Floats) -> Belief:
     """Return the belief with the mean of every deviation between its bounds, of shape (deviations,).
 
-    The one furthest outside moves to its bound first, and the others move along as the covariance says, so
-    that the combinations that were measured keep their values. The covariance stays, because a bound says
-    nothing of how far inside the truth lies.
+    The one furthest outside moves to its bound first, and the others move with it by the covariance, so that
+    measured combinations keep their values. The covariance is unchanged, because a bound does not say how far
+    inside it the truth is.
     """
     mean, covariance = belief.mean.copy(), belief.covariance
     errors = np.sqrt(np.maximum(1e-30, np.diag(covariance)))
@@ -67,7 +67,7 @@ def within(belief: Belief, least: Floats, most: Floats) -> Belief:
 
 
 def less_sure(belief: Belief, surprise: Floats) -> Belief:
-    """Return the belief less sure of what bounds surprised, and of what shares its errors."""
+    """Return the belief with wider errors for surprising deviations and those correlated with them."""
     errors = np.sqrt(np.maximum(1e-30, np.diag(belief.covariance)))
     shared = belief.covariance / np.outer(errors, errors)
     wider = np.sqrt(1.0 + (np.square(shared) * (np.square(surprise) - 1.0)[None, :]).max(axis=1))
@@ -77,10 +77,10 @@ def less_sure(belief: Belief, surprise: Floats) -> Belief:
 def at_least(
     belief: Belief, row: Floats, bound: float, *, error: float, beyond: float | None = None
 ) -> Belief:
-    """Return the belief after the combination was seen to be no less than `bound`: a truncated Gaussian.
+    """Return the belief after the combination was observed to be at least `bound`: a truncated Gaussian.
 
-    Where the bound is a surprise the belief cannot say how far above it the truth lies: `beyond`, if given,
-    is thought of then.
+    If the bound is a strong surprise, the belief does not say how far above it the truth is, and `beyond` is
+    assumed if given.
     """
     spread = belief.covariance @ row
     variance = float(row @ spread)
@@ -89,7 +89,7 @@ def at_least(
         return belief
     below = (bound - float(row @ belief.mean)) / math.sqrt(total)
     if below > _SURPRISE:
-        # What was thought this unlikely was thought too surely: all that enters is believed less.
+        # Such a surprise means that the belief was too narrow: widen every deviation that contributes.
         wider = np.where(row != 0, min(_WIDEST, below / _SURPRISE), 1.0)
         before = np.ones_like(wider) if belief.surprise is None else belief.surprise
         belief = replace(
@@ -120,9 +120,9 @@ def at_most(belief: Belief, row: Floats, bound: float, *, error: float) -> Belie
 
 
 def doubted(belief: Belief, column: int, error: float) -> Belief:
-    """Return the belief with one deviation known no better than within `error`."""
+    """Return the belief with a standard deviation of at least `error` for one deviation."""
     present = math.sqrt(max(1e-18, float(belief.covariance[column, column])))
-    # What it shares with the others is not blown up with it.
+    # Its covariance with the others is not widened.
     covariance = belief.covariance.copy()
     covariance[column, column] *= max(1.0, error / present) ** 2
     return replace(belief, covariance=covariance)

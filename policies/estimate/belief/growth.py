@@ -1,4 +1,4 @@
-"""Memory that grows from step to step: fragmentation, leaks, what sleep leaves behind."""
+"""Memory that grows from step to step: fragmentation, leaks, remains of sleeping engines."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from autotune.policies.values.history import Attempt
 from autotune.policies.values.observation import Peak
 from autotune.policies.values.value import Value
 
-_FEWEST = 6  # steps with a peak before anything is concluded
-_WARM_UP = 1  # steps: the optimizer's state appears at the end of the first
+_FEWEST = 6  # steps with a peak that a trend needs
+_WARM_UP = 1  # steps: the optimizer state appears at the end of the first
 _NOISE = 0.004  # share of a peak by which equal steps differ
-_SLOWING = 0.6  # a later third that grew by less than this share of the one before is levelling off
-_SAMPLED = 200  # steps of an attempt whose memory grew
-_AHEAD = 10  # times the steps seen, where the job does not say how many it takes
+_SLOWING = 0.6  # growth whose rate falls below this share of the earlier rate is levelling off
+_SAMPLED = 200  # steps kept of an attempt whose memory grew, roughly
+_AHEAD = 10  # times the last step, if the length of the training is unknown
 
 
 class Growth(Value, frozen=True, kw_only=True):
-    """What one phase's peaks did over the steps of an attempt.
+    """How one phase's peaks grew over the steps of an attempt.
 
     `settled_bytes` and `grown_bytes` together are at least the largest peak.
     """
 
-    settled_bytes: float  # the largest peak of a step without what had grown by then
+    settled_bytes: float  # the largest peak of a step without the growth until then
     grown_bytes: float  # since the first step of the process, at the rate of the usual steps
-    expected_bytes: float  # beyond the settled peak by the end of the training, if it goes on
+    expected_bytes: float  # beyond the settled peak by the end of the training, if growth continues
     error_bytes: float
 
 
 def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
     """Return how a phase's measured peaks grew; None if too few were measured.
 
-    The medians of the early, the middle and the latest third of the steps tell a trend. What single steps of
-    any third have beyond it is due to the length of their batches, and belongs to the settled peak.
+    The medians of the early, the middle and the latest third of the steps give the trend. What single steps
+    exceed it by is due to the length of their batches, and belongs to the settled peak.
     """
     peaks = [
         (event.step, float(event.peaks[phase].used_bytes))
@@ -66,7 +66,7 @@ def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
         remaining = float(max(0, total - last)) if total is not None else float(_AHEAD * last)
         ahead = after * remaining
         if after < _SLOWING * before:
-            # A geometric series: each stretch as long as the last one adds the same share of it.
+            # A geometric series: each further stretch adds the same share of the previous one.
             share = after / before
             ahead = min(ahead, after * (end - halfway) * share / (1.0 - share))
     return Growth(
@@ -78,9 +78,10 @@ def growth(progress: Sequence[Progressed], phase: str) -> Growth | None:
 
 
 def without_growth(attempt: Attempt) -> Attempt:
-    """Return an attempt whose memory grew as if it had not: its peaks less what they grew since its start.
+    """Return an attempt without the growth of its memory: its peaks minus the growth since its start.
 
-    Of a long attempt a sample of the steps is kept, since a line through few of them tells the same.
+    Unchanged if no growth is known. Of a long attempt a sample of the steps is kept, which gives the same
+    trend.
     """
     grows = any(ahead.holds and not ahead.lengths for ahead in attempt.foreseen)
     if attempt.growth is None and not grows:
@@ -104,7 +105,7 @@ def without_growth(attempt: Attempt) -> Attempt:
 
 
 def _rate(rows: Sequence[Progressed], name: str) -> float:
-    """Return the bytes by which a phase's usual peak grows in a step, at least 0."""
+    """Return the bytes per step by which a phase's usual peak grows, at least 0."""
     peaks = [(row.step, row.peaks[name].used_bytes) for row in rows if name in row.peaks][_WARM_UP:]
     if len(peaks) < _FEWEST:
         return 0.0

@@ -1,4 +1,4 @@
-"""What one attempt shows of a job's memory: its peaks, the phases it passed, and where it failed."""
+"""Update a belief by one attempt: its peaks, the phases that it passed, and its failure."""
 
 from __future__ import annotations
 
@@ -36,21 +36,19 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Peak
 from autotune.policies.values.profile import Profile
 
-_DRIFT = 0.2  # standard deviations of what is known of lengths by which later steps differ
-_LATE_MOST = 0.5  # share of the capacity that is kept for growth; against more only restarts help
-_LATE_FAILED = 0.06  # share of the capacity that growth may be where it already made a run fail
+_DRIFT = 0.2  # standard deviations of the mean length by which later steps differ
+_LATE_MOST = 0.5  # share of the capacity that is kept for growth at most; against more only restarts help
+_LATE_FAILED = 0.06  # share of the capacity that growth may be if it has already made a run fail
 _LATE_STEP = 4  # a failure at this step of an attempt or later may be growth
 _READING = 0.006  # share by which a reported peak may differ from the next run's
-_BEYOND = (
-    0.08  # share of the capacity that a phase needs beyond its first failed request, where nothing tells
-)
-# Held-out logs name the phase rightly in nine of ten (docs/measured/explain-accuracy.md).
+_BEYOND = 0.08  # share of the capacity that a phase needs beyond its first failed request, if unknown
+# Share of held-out logs in which the named phase is right (docs/measured/explain-accuracy.md).
 _NAMED_RIGHTLY = 0.91
-# Logarithm of a factor by which a phase's estimate may be off where it forgets something: nothing is
-# impossible, but a phase seven times below its limit is all but that.
+# Standard deviation of the logarithm of a phase's estimate, which may omit something: nothing is impossible,
+# but a failure in a phase seven times below its limit nearly is.
 _PHASE_SPREAD = 0.35
-_SURELY_ANOTHER = 2.0  # times as probable as the named phase, before another one is believed
-_MESSAGE = 0.004  # share of the capacity by which a message's figures are off
+_SURELY_ANOTHER = 2.0  # times as probable as the named phase before another one is assumed
+_MESSAGE = 0.004  # share of the capacity by which a message's figures may be off
 _STEP = PHASES[PHASES.index(Phase.ROLLOUT) : PHASES.index(Phase.WEIGHT_SYNC)]
 _BEFORE_STATE = frozenset(
     {Phase.INIT, Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD}
@@ -58,7 +56,7 @@ _BEFORE_STATE = frozenset(
 
 
 def growths(attempt: Attempt) -> dict[str, Growth]:
-    """Return how the peaks of an attempt's phases grew, where enough were reported."""
+    """Return the growth of the peaks of an attempt's phases, for phases with enough reported peaks."""
     result = {phase.value: growth(attempt.progress, phase.value) for phase in PHASES}
     return {name: grew for name, grew in result.items() if grew is not None}
 
@@ -85,11 +83,11 @@ def likely_phase(
 ) -> Phase | None:
     """Return the phase in which an attempt most probably ran out of device memory; None: the named one.
 
-    A phase that the log shows is believed: an estimate that is far below may lack what the phase needs. One
-    that only stands near the failure is doubted where the estimate says that it needs a small part of its
-    device while another one, that comes first to its limit, needs nearly all or more of it. Only a first step
-    is judged so: what held for a step fails by growth. What the attempt had behind it is no other one, nor
-    what one of those `before` it had room for with the same knobs.
+    A phase that the log shows is accepted: an estimate far below the limit may omit what the phase needs. One
+    that is only named near the failure is doubted if, by the estimate, it needs a small part of its device
+    while another phase, the first to reach its limit, needs nearly all of it or more. This applies before a
+    second completed step, because later failures come from growth. Phases that the attempt completed, or for
+    which one of `before` with the same knobs had enough memory, are excluded.
     """
     diagnosis = attempt.diagnosis
     if diagnosis is None or diagnosis.cause is not Cause.GPU_OOM or diagnosis.phase not in PHASES:
@@ -115,13 +113,13 @@ def likely_phase(
         over = float(exceeded(np.array([math.log(capacity / needed) / spread]))[0])
         named = 1 - wrong if phase is diagnosis.phase else wrong / (len(PHASES) - 1)
         chances[phase] = named * passed * over
-        passed = min(passed, 1 - over)  # errors of the phases go together
+        passed = min(passed, 1 - over)  # errors of the phases are correlated
     likely = max(chances, key=lambda phase: chances[phase])
     return likely if chances[likely] > _SURELY_ANOTHER * chances[diagnosis.phase] else None
 
 
 def _held(attempt: Attempt, before: Sequence[Attempt]) -> frozenset[Phase]:
-    """Return the phases of which an attempt or those before it show that its knobs had room for them."""
+    """Return the phases for which this or earlier attempts show that the knobs leave enough memory."""
     result = frozenset({Phase.INIT, Phase.ROLLOUT_INIT}) if attempt.progress else frozenset()
     reported = {} if attempt.ended is None else attempt.ended.peaks
     result |= {phase for phase in PHASES if phase.value in reported and not reported[phase.value].upper_bound}
@@ -131,7 +129,7 @@ def _held(attempt: Attempt, before: Sequence[Attempt]) -> frozenset[Phase]:
 
 
 def _proves(earlier: Attempt, attempt: Attempt) -> bool:
-    """Return whether an earlier attempt trained with the state of the optimizer where this one failed."""
+    """Return whether an earlier attempt, equal and with as long sequences, trained with optimizer state."""
     as_long = earlier.longest or not attempt.longest
     return earlier.knobs == attempt.knobs and as_long and len(earlier.progress) > 1
 
@@ -146,10 +144,10 @@ def shown_by(
     grown: dict[str, Growth],
     filled: bool = True,
 ) -> Belief:
-    """Return the belief after one attempt: its peaks, the phases it passed, and where it failed.
+    """Return the belief after one attempt: its peaks, the phases that it passed, and its failure.
 
-    Shorter batches of one attempt do not lower what another with the same knobs needed: `floor`, in bytes.
-    That training passed bounds what it needs only where its steps `filled` a micro-batch.
+    `floor`: phase -> bytes that an attempt with the same knobs needed, which shorter batches do not lower.
+    Completed forward and backward phases bound their memory only if steps `filled` a micro-batch.
     """
     diagnosis = attempt.diagnosis
     steady = [event for event in attempt.progress if event.step > 1 or attempt.continued]
@@ -182,9 +180,9 @@ def shown_by(
 
 
 def fills_microbatch(profile: Profile, attempt: Attempt) -> bool:
-    """Return whether a step of an attempt had the tokens that its micro-batch may hold; unknown is yes."""
+    """Return whether a step of an attempt had the tokens of a full micro-batch; True if unknown."""
     tokens, limit = step_tokens(attempt), attempt.knobs.tokens_per_microbatch
-    # Of one replica each; with several a step needs more, so that their number is not asked for.
+    # Checked for one replica; with several a full step has more tokens, which is not checked.
     return not tokens or not limit or max(tokens) >= limit
 
 
@@ -195,7 +193,7 @@ def step_tokens(attempt: Attempt) -> list[float]:
 
 
 def lengths_seen(belief: Belief, profile: Profile, attempt: Attempt) -> Belief:
-    """Return the belief after the mean length of an attempt's sequences was seen: tokens over samples."""
+    """Return the belief after observing the mean length of an attempt's sequences: tokens per sample."""
     layout = profile.layout
     tokens = step_tokens(attempt)
     if not tokens or not layout.sequences:
@@ -219,7 +217,7 @@ def _read(
     floor: float,
     grew: Growth | None,
 ) -> Belief:
-    """Return the belief after a phase's peak was reported."""
+    """Return the belief after a reported peak of a phase."""
     row = _row(estimate, place, column, unit, late=False)
     total = _total(estimate, place, column)
     if peak.upper_bound:
@@ -237,7 +235,7 @@ def _read(
 
 
 def _overflowed(belief: Belief, estimate: Estimates, column: int, attempt: Attempt, unit: float) -> Belief:
-    """Return the belief after a phase ran out: what was in use and what was asked for did not fit."""
+    """Return the belief after a phase ran out: the memory in use plus the request did not fit."""
     diagnosis = attempt.diagnosis
     assert diagnosis is not None
     place, facts = PHASES.index(diagnosis.phase), diagnosis.facts
@@ -247,13 +245,13 @@ def _overflowed(belief: Belief, estimate: Estimates, column: int, attempt: Attem
         return belief
     if facts.room_bytes is not None and facts.requested_bytes is not None:
         bound += max(0, facts.requested_bytes - facts.room_bytes)
-    if diagnosis.fragmentation:  # what the allocator reserved and nothing uses is no need
+    if diagnosis.fragmentation:  # reserved and unused memory is not needed
         bound -= facts.reserved_unallocated_bytes or 0
     done = len(attempt.progress)
     fresh = not attempt.continued and not done
     state = not (fresh and diagnosis.phase in _BEFORE_STATE)
     late = done + 1 >= _LATE_STEP
-    if late:  # what held for steps and then did not is growth, or a batch that had not come before
+    if late:  # a failure after several steps is growth, or a batch that had not occurred before
         belief = doubted(belief, INDEX[f"{diagnosis.phase.value}.late"], _LATE_FAILED)
     row = _row(estimate, place, column, unit, late=late, state=state)
     value = bound - _total(estimate, place, column, state=state)
@@ -273,7 +271,7 @@ def _host_shown(belief: Belief, estimate: Estimates, column: int, attempt: Attem
         row = _host_row(estimate, place, column)
         return at_least(belief, row, limit - totals[place], error=0.02 * limit, beyond=_BEYOND * limit)
     if not attempt.progress and diagnosis is not None and diagnosis.phase in PHASES:
-        # What came before the failure passed on the host too.
+        # The phases before the failure fitted on the host too.
         passed = [p for p, phase in enumerate(PHASES) if phase is diagnosis.phase or _passed(attempt, phase)]
         place = max(passed, key=lambda p: float(totals[p]))
     elif not attempt.progress:
@@ -288,9 +286,9 @@ def _under(belief: Belief, row: Floats, value: float, scale: float) -> Belief:
 
 
 def _passed(attempt: Attempt, phase: Phase) -> bool:
-    """Return whether an attempt that failed in its first step surely had this phase behind it.
+    """Return whether an attempt that failed in its first step had certainly completed this phase.
 
-    Weights are sent before the first rollout or after the update, checkpoints before or after that.
+    Weights are synced before the first rollout or after the update, checkpoints are saved before or after.
     """
     diagnosis = attempt.diagnosis
     if diagnosis is None or diagnosis.phase not in PHASES or phase in (Phase.WEIGHT_SYNC, Phase.CHECKPOINT):

@@ -1,4 +1,4 @@
-"""What is believed of the estimate's errors before a job has run: factors of parts and phases."""
+"""The belief about the estimate's errors before a job has run: factors of parts and phases."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _GROUPS = {
 }
 _GROUP_NAMES = tuple(dict.fromkeys(_GROUPS.values()))
 _HOST = "host"
-LENGTHS = "lengths"  # of this job's sequences, in standard deviations of what is known of them
+LENGTHS = "lengths"  # of this job's sequences: their mean, in standard deviations of its uncertainty
 
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """How far a part's factor may be off, and how much that is the same in every group of phases."""
+    """The standard deviation of a part's factor, and its correlation between groups of phases."""
 
     error: float
     shared: float
 
 
-# Weights and state follow from shapes; what a pass keeps depends on kernels and on how full a batch is;
+# Weights and state follow from shapes; activations depend on kernels and on how full a micro-batch is;
 # graphs, residue and contexts are averages over published logs (policies/estimate/constants.py names them).
 _DOUBTS = {
     "weights": _Doubt(0.03, 0.9),
@@ -53,7 +53,7 @@ _DOUBTS = {
     "outside": _Doubt(0.25, 0.8),
 }
 _HOST_ERROR = 0.20  # processes, page cache and pinned pools vary more than device tensors
-_SCALE_SHARE = 0.5  # of the estimate's own error that is one factor on a whole phase
+_SCALE_SHARE = 0.5  # share of the estimate's own error that is one factor on a whole phase
 _SCALE_SHARED = 0.3
 # Growth late in a run, as a share of the capacity: NeMo-RL, SkyRL and verl threads report 1 to 8 % a day.
 _LATE_MEAN, LATE_ERROR, _LATE_SHARED = 0.004, 0.012, 0.8
@@ -72,14 +72,14 @@ _BOUNDS = (
     (".scale", -0.25, 1.5),
     (".late", 0.0, 1.0),  # shares of the capacity
     (LENGTHS, -np.inf, np.inf),
-    (f"{_HOST}.", -0.7, 19.0),  # what a program loads of its own is often more than all that the job needs
-    # A part of memory is never negative; what needs ten times its estimate is not what the estimate knows.
+    (f"{_HOST}.", -0.7, 19.0),  # what a program itself loads is often more than all that the job needs
+    # A part of memory is never negative; ten times its estimate is not what the estimate is about.
     ("", -0.9, 9.0),
 )
 
 
 def _bounds(name: str) -> tuple[float, float]:
-    """Return the least and the most that a deviation may be."""
+    """Return the smallest and the largest value of a deviation."""
     return next((least, most) for text, least, most in _BOUNDS if text in name)
 
 
@@ -88,7 +88,7 @@ _POOL, OPTIMIZER = PARTS.index("kv_pool"), PARTS.index("optimizer")
 
 
 def prior(estimate: Estimates, known: Learned | None) -> Belief:
-    """Return the belief before a job's first attempt: the factors of earlier jobs of its kind, or none."""
+    """Return the belief before a job's first attempt, with the known factors of earlier jobs of its kind."""
     mean = np.zeros(len(NAMES))
     covariance = np.zeros((len(NAMES), len(NAMES)))
     for part in PARTS:

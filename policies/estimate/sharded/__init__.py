@@ -1,1 +1,1 @@
-"""What sharding adds to a pass: weights gathered, gradients on their way, and the instants of both."""
+"""Memory that sharding adds to a micro-batch: gathered weights, gradients in flight, and their instants."""

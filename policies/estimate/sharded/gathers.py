@@ -1,4 +1,4 @@
-"""What FSDP holds in addition to the shards at each instant of a pass."""
+"""Memory that FSDP holds in addition to the shards at each instant of a micro-batch."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ class Moment(NamedTuple):
     """Bytes in addition to the shards at an instant of backward."""
 
     weights: Floats
-    gradients: Floats  # whole, and on their way to the shards
+    gradients: Floats  # unsharded, and in flight to the shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathers:
-    """Bytes in addition to the shards at the instants of a pass; all zero without FSDP.
+    """Bytes in addition to the shards at the instants of a micro-batch; all zero without FSDP.
 
-    A unit's weights are whole while it runs. FSDP2 copies them out of the all-gather's output, and keeps it
-    in forward until the next unit has copied its own. A unit's gradients are whole until its backward ends,
-    and the input of their reduce-scatter lives until the next unit's. What is wrapped by nothing else belongs
-    to the root, which stays whole through a pass (torch 2.13 fsdp/_fully_shard/_fsdp_param_group.py:
-    wait_for_unshard, post_backward; _fsdp_state.py).
+    A unit's weights are gathered while it runs. FSDP2 copies them out of the all-gather's output, which it
+    keeps in forward until the next unit has copied its own. A unit's gradients are unsharded until its
+    backward ends, and the input of their reduce-scatter lives until the next unit's. Parameters outside
+    wrapped units belong to the root, which stays gathered through a micro-batch (torch 2.13
+    fsdp/_fully_shard/_fsdp_param_group.py: wait_for_unshard, post_backward; _fsdp_state.py).
     """
 
     start: Floats  # before the first layer
     layers: Floats  # while a layer runs
     between: Floats  # while the next one is gathered
     before_head: Floats  # while the head is gathered
-    head: Floats  # while the logits are made
+    head: Floats  # while the logits are computed
     loss: Floats
     gathering_head: Moment
     in_head: Moment
@@ -53,29 +53,29 @@ class Gathers:
 
 
 class _Units(NamedTuple):
-    """Parameters on this rank's part of the model of what FSDP gathers at once."""
+    """Parameters that FSDP gathers at once, on this rank's part of the model."""
 
     layer: float | Floats
-    embedding: float | Floats  # 0 where it is the root's
+    embedding: float | Floats  # 0 if it belongs to the root
     head: float | Floats  # likewise
     root: float | Floats
     root_head: float | Floats  # the root's part that has gradients from the start of backward
 
 
 def gathers_of(model: Model, load: Load, counts: Parameters) -> Gathers:
-    """Return what FSDP gathers and reduces; FSDP1 gathers into the weights themselves, one layer ahead."""
+    """Return the bytes that FSDP gathers and reduces; FSDP1 gathers into the weights, one layer ahead."""
     layout = load.layout
     none: Floats = np.zeros(load.count)
     if not layout.strategy.startswith("fsdp"):
         return _nothing(none)
     units, size = _units(load, counts), layout.compute_bytes
     parted, streams = load.shards > 1, layout.strategy == "fsdp2"
-    # What is sharded over one rank is not copied where it already has the pass's type.
+    # Weights sharded over one rank are not copied if they already have the compute type.
     copied: Floats = np.where(parted | (layout.parameter_bytes != size), float(size), 0.0)
     output = parted * size * streams  # of an all-gather
     stays = ~load.reshard
     resident = stays * copied * ((model.layers - 1) * units.layer + units.embedding)
-    ahead = parted * size * units.layer  # the layer's output or, in FSDP1, the layer that follows
+    ahead = parted * size * units.layer  # the layer's output or, in FSDP1, the next layer
     layers = copied * (units.root + units.layer) + ahead
     ends = units.root + units.embedding
     before = np.where(units.embedding > 0, units.embedding, units.root)
@@ -83,7 +83,7 @@ def gathers_of(model: Model, load: Load, counts: Parameters) -> Gathers:
     grown, reduced = trained * size, trained * (layout.reduce_bytes or layout.gradient_bytes)
     held = grown * units.root_head
     early = grown * last_matrix(model) / load.tensor
-    # A layer's whole gradients of earlier micro-batches have gone when the next layer runs.
+    # A layer's unsharded gradients of earlier micro-batches are freed when the next layer runs.
     above = reduced * units.layer * ~(layout.reduces_last & (load.passes > 1))
     whole = copied * (units.root + units.head)
     head = whole + output * np.where(units.head > 0, units.head, units.layer)
@@ -100,7 +100,7 @@ def gathers_of(model: Model, load: Load, counts: Parameters) -> Gathers:
     if layout.chunked_head:
         loss = np.maximum(loss, head)  # the root computes the loss itself
     first = units.embedding > 0
-    # A tied root's gradients are counted apart.
+    # A tied root's gradients are counted separately.
     whole_root = grown * units.root * (counts.head > 0)
     return Gathers(
         start=np.maximum(copied * ends + output * ends, layers + output * before),

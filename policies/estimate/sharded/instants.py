@@ -1,4 +1,4 @@
-"""The instants of a training pass that can be its largest, as parts without resident weights and moments."""
+"""The instants of a micro-batch that may be its largest, as parts without resident weights and optimizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.policies.estimate.parts import Floats
 from autotune.policies.estimate.passes import Logits, Pass
 from autotune.policies.estimate.sharded.gathers import Gathers, Moment
 
-Instants: TypeAlias = Iterator[dict[str, Floats]]  # `gathered` is what weights hold beside the resident ones
+Instants: TypeAlias = Iterator[dict[str, Floats]]  # `gathered`: weights in addition to the resident ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def forward(load: Load, gathers: Gathers, run: Pass, logits: Logits, gradients: 
 
 
 def backward(load: Load, run: Pass, logits: Logits, gradients: Gradients) -> Instants:
-    """Yield the candidates for backward's largest instant where nothing is gathered."""
+    """Yield the candidates for backward's largest instant if nothing is gathered."""
     layer, within = _Layer.of(load, run), _within(run)
     earlier, complete = gradients.earlier, gradients.complete
     hidden = _hidden_logits(load, logits)
@@ -76,7 +76,7 @@ def backward(load: Load, run: Pass, logits: Logits, gradients: Gradients) -> Ins
 def sharded_backward(
     load: Load, gathers: Gathers, run: Pass, logits: Logits, gradients: Gradients
 ) -> Instants:
-    """Yield the candidates where FSDP gathers weights and reduces gradients."""
+    """Yield the candidates for backward's largest instant if FSDP gathers weights and reduces gradients."""
     layer, within = _Layer.of(load, run), _within(run)
     earlier, complete = gradients.earlier, gradients.complete
 
@@ -112,12 +112,12 @@ def sharded_backward(
 
 
 def _within(run: Pass) -> Floats:
-    """Return what is kept while layers run, before or after the final norm."""
+    """Return the activations on the device while layers run, without those of the final norm and head."""
     return run.kept - run.offloaded + run.shared
 
 
 def _below(run: Pass) -> Floats:
-    """Return what all layers but one keep."""
+    """Return the activations on the device that all layers but one keep."""
     below: Floats = _within(run) - run.kept_layer * (1.0 - _moved(run))
     return below
 
@@ -129,16 +129,16 @@ def _moved(run: Pass) -> Floats:
 
 
 def _hidden_logits(load: Load, logits: Logits) -> Floats:
-    """Return what the built-in job's hooks move to the host of what the loss keeps."""
+    """Return the part of the loss's kept logits that the built-in job's hooks move to the host."""
     return np.where(load.activation_offload & load.layout.chunked_head, logits.kept, 0.0)
 
 
 class _Layer(NamedTuple):
-    """What a layer's backward needs in addition to the kept activations."""
+    """Memory of a layer's backward in addition to the kept activations."""
 
     inner: Floats
     returned: Floats  # brought back from the host
-    own: Floats  # of the first layer, after all others have gone
+    own: Floats  # of the first layer, after all others are freed
 
     @classmethod
     def of(cls, load: Load, run: Pass) -> _Layer:
