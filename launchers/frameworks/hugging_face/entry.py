@@ -1,14 +1,14 @@
-"""Runs a Hugging Face trainer so that it can be supervised: it continues, says its phases, keeps a budget.
+"""Run a Hugging Face trainer under supervision: resume, report its phases, enforce a memory budget.
 
-A file of its own beside every attempt, run by the job's interpreter, which has no autotune:
+This file is copied to every attempt and run by the job's interpreter, which does not have autotune:
 
     entry.py launch [FLAGS of accelerate launch] SCRIPT ...     TRL's command line without its own script
-    entry.py RUN start|own|any SCRIPT ARGS...                   a script, or the module of one
+    entry.py RUN start|own|any SCRIPT ARGS...                   a script, or a module to run as one
 
-`start` begins anew, `own` continues the newest complete checkpoint that RUN wrote, `any` the newest of all;
-where there is none, what the script names itself, unless the mode is `fresh`, `fresh-own` or `fresh-any`.
-AUTOTUNE_DEVICE_BUDGET in bytes is what the process may use: of its card, or without one of private memory
-above what it has after its first step, which RLIMIT_DATA enforces.
+`start` starts from the beginning, `own` resumes the newest complete checkpoint written by RUN, `any` the
+newest of all. If there is none, the checkpoint that the script names is used, unless the mode is `fresh`,
+`fresh-own` or `fresh-any`. AUTOTUNE_DEVICE_BUDGET is the memory in bytes that the process may use: of its
+GPU, or without one, private memory above its use after the first step, enforced by RLIMIT_DATA.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_STATE = "trainer_state.json"  # a checkpoint has it last
+_STATE = "trainer_state.json"  # the last file written of a checkpoint
 _MARK = "autotune-run"
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator",
@@ -35,7 +35,7 @@ _OUT_OF_MEMORY = (
     "Cannot allocate memory",
     "could not create a primitive",
 )
-# What a trainer's methods do; those that a framework or a version lacks are not told.
+# Phases of a trainer's methods; methods that a framework or version does not have are skipped.
 _PHASES = {
     "_generate": "rollout",
     "_generate_completions": "rollout",  # of ms-swift
@@ -44,11 +44,11 @@ _PHASES = {
     "_save_checkpoint": "checkpoint",
 }
 _SWIFT = "swift.cli.rlhf"
-_SCORES = "_get_per_token_logps_and_entropies"  # the loss calls it too, with gradients
+_SCORES = "_get_per_token_logps_and_entropies"  # also called by the loss, with gradients
 
 
 class Watch:
-    """What the training does now, and what its phases took since the last step."""
+    """The current phase of the training, and the time and memory of phases since the last step."""
 
     def __init__(self, budget: int, program: str = "trl") -> None:
         self.budget = budget
@@ -57,19 +57,19 @@ class Watch:
         self.step = 1
         self.tokens = 0.0
         self.baseline = 0
-        self.soft: int | None = None  # the limit of memory before the budget
+        self.soft: int | None = None  # the soft memory limit before the budget
         self.began = time.monotonic()
         self.speaks = os.environ.get("RANK", "0") == "0"
         self._spent: dict[str, tuple[float, int]] = {}  # seconds, peak in bytes
 
     def say(self, text: str) -> None:
-        """Write a line of the first process."""
+        """Print a line, only in the process of rank 0."""
         if self.speaks:
             sys.stdout.write(f"{self.program}: {text}\n")
             sys.stdout.flush()
 
     def told(self, name: str, call: Callable[..., Any], when: Callable[[], bool] | None = None) -> Any:
-        """Return a function that is a phase, where `when` holds."""
+        """Return `call` wrapped to report a phase, whenever `when` is true."""
 
         @functools.wraps(call)
         def phase(*args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ class Watch:
                 return call(*args, **kwargs)
             before, began = self.phase, time.monotonic()
             self.phase = name
-            if name not in self._spent:  # once a step: micro-batches repeat it
+            if name not in self._spent:  # once per step, although every micro-batch repeats it
                 self._spent[name] = (0.0, 0)
                 self.say(f"phase start name={name} step={self.step}")
             _reset_peak()
@@ -90,7 +90,7 @@ class Watch:
         return phase
 
     def stepped(self, trainer: Any) -> None:
-        """Say what a step took."""
+        """Report the phases, the time and the metrics of a step."""
         state, now = trainer.state, time.monotonic()
         for name, (seconds, peak) in self._spent.items():
             device = f" peak_bytes={peak} budget_bytes={_capacity(self.budget)}" if peak else ""
@@ -98,7 +98,7 @@ class Watch:
         metrics = getattr(trainer, "_metrics", {}).get("train", {})
         seconds, tokens = now - self.began, float(state.num_input_tokens_seen) - self.tokens
         lengths = metrics.get("completions/mean_length", [])[-1:]
-        if not tokens and "rollout" in self._spent and lengths:  # ms-swift counts no tokens
+        if not tokens and "rollout" in self._spent and lengths:  # ms-swift does not count tokens
             tokens = lengths[0] * (getattr(trainer.args, "generation_batch_size", None) or 0)
         rate = f" tokens={tokens:.0f} tokens_per_second={tokens / seconds:.1f}" if tokens > 0 else ""
         rewards = metrics.get("reward", [])[-1:]
@@ -112,18 +112,18 @@ class Watch:
             self.limit()
 
     def limit(self) -> None:
-        """Keep to the budget from now on, where the processor has one."""
+        """Enforce the budget from now on, on a machine without GPU."""
         if self.soft is not None:
             size = self.baseline + self.budget
             _limit(size if self.soft == resource.RLIM_INFINITY else min(size, self.soft))
 
     def lift(self) -> None:
-        """Go back to the limit before the budget: what follows a failure needs memory too."""
+        """Restore the limit before the budget, because handling a failure needs memory, too."""
         if self.soft is not None:
             _limit(self.soft)
 
     def record(self, error: BaseException) -> dict[str, Any] | None:
-        """Return what is to be told of a failure of device memory; None for every other one."""
+        """Return the record of an out-of-memory failure of the device; None for other failures."""
         card = _on_gpu() and isinstance(error, sys.modules["torch"].OutOfMemoryError)
         short = isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
         if not card and not (self.baseline and short):
@@ -146,7 +146,7 @@ class Watch:
         }
 
     def failed(self, error: BaseException) -> None:
-        """Report a failure of the budget, which no text of torch tells from one of the host's memory."""
+        """Record a failure by the budget, which torch's messages do not distinguish from host memory."""
         record = self.record(error) if self.baseline else None
         self.lift()
         path = os.environ.get("AUTOTUNE_RECORDS")
@@ -157,7 +157,7 @@ class Watch:
 
 
 def beside(name: str) -> Any:
-    """Return a module of the folder that this file lies in."""
+    """Import a module from this file's folder."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -166,7 +166,7 @@ def beside(name: str) -> Any:
 
 
 def watch(watched: Watch, run: str, mode: str) -> None:
-    """Make every trainer of this process tell what it does, and continue what `mode` allows."""
+    """Make all trainers of this process report their phases, and resume as `mode` allows."""
     finder = beside("at_import").AtImport(
         "transformers.trainer", lambda module: patch(module, watched, run, mode)
     )
@@ -174,7 +174,7 @@ def watch(watched: Watch, run: str, mode: str) -> None:
 
 
 class Told:
-    """The part of a callback of transformers that tells what a trainer does."""
+    """The callback of transformers that reports what a trainer does, without its base class."""
 
     def __init__(self, trainer: Any, watched: Watch, run: str, in_place: Any = None) -> None:
         self.trainer = trainer
@@ -185,7 +185,7 @@ class Told:
         self.is_asked_to_end = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Tell where the training goes on, and follow its optimizer."""
+        """Report the step that the training resumes from, and wrap its optimizer."""
         self.watched.tokens, self.watched.began = float(state.num_input_tokens_seen), time.monotonic()
         self.watched.step, self.first = state.global_step + 1, state.global_step
         if getattr(args, "enable_jit_checkpoint", False):
@@ -197,23 +197,23 @@ class Told:
             optimizer.step = self.watched.told("optimizer", optimizer.step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Forget the passes of the step before."""
+        """Forget the micro-batches of the previous step."""
         if self.in_place is not None:
             self.in_place.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Tell what the step took."""
+        """Report the step."""
         self.watched.stepped(self.trainer)
 
     def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Mark a checkpoint as the run's."""
+        """Mark a checkpoint as written by the run."""
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if self.watched.speaks and folder.is_dir():
             (folder / _MARK).write_text(self.run)
             self.watched.say(f"checkpoint step={state.global_step}")
 
     def hear(self, handler: Any) -> None:
-        """Notice the signal at which transformers saves and stops, to be continued."""
+        """Note SIGTERM, at which transformers saves and stops in order to be resumed."""
 
         def asked(*arguments: Any) -> None:
             self.is_asked_to_end = True
@@ -223,14 +223,14 @@ class Told:
             signal.signal(signal.SIGTERM, asked)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Tell that the training has ended as asked; it has not where it only stopped to be continued."""
+        """Report the end of the training, unless it only stopped in order to be resumed."""
         stopped = control.should_training_stop and state.global_step > self.first  # by a callback
         if state.global_step >= state.max_steps or (stopped and not self.is_asked_to_end):
             self.watched.say(f"done steps={state.global_step}")
 
 
 def patch(module: Any, watched: Watch, run: str, mode: str) -> None:
-    """Change the trainer of transformers, whose module is given."""
+    """Patch the trainer in `module`, transformers.trainer."""
     import torch
 
     callback: Any = type("Told", (Told, module.TrainerCallback), {})
@@ -269,7 +269,7 @@ def patch(module: Any, watched: Watch, run: str, mode: str) -> None:
 
 
 def follow(trainer: Any, watched: Watch, *, scores_alone: Callable[[], bool]) -> None:
-    """Make the trainer's methods tell their phases."""
+    """Make the trainer's methods report their phases."""
     for name, phase in _PHASES.items():
         if hasattr(trainer, name):
             setattr(trainer, name, watched.told(phase, getattr(trainer, name)))
@@ -282,7 +282,7 @@ def follow(trainer: Any, watched: Watch, *, scores_alone: Callable[[], bool]) ->
 
 
 def newest(folder: Path, run: str | None) -> str | None:
-    """Return the last complete checkpoint below a folder, of one run where it is named."""
+    """Return the newest complete checkpoint in a folder, with `run` only one of that run; None if none."""
     steps = []
     for checkpoint in folder.glob("checkpoint-*"):
         number, mark = checkpoint.name.rpartition("-")[2], checkpoint / _MARK
@@ -297,7 +297,7 @@ def _on_gpu() -> bool:
 
 
 def _device() -> int:
-    """Return the card of this process: a launcher gives all of them to everyone, or its own to each."""
+    """Return the GPU of this process; a launcher makes all GPUs or only its own visible to each process."""
     count = int(sys.modules["torch"].cuda.device_count())
     return int(os.environ.get("LOCAL_RANK") or 0) % max(1, count)
 
@@ -308,7 +308,7 @@ def _reset_peak() -> None:
 
 
 def _peak(budget: int) -> int:
-    """Return the largest use of the card: tensors, and without a budget what the card holds beside them."""
+    """Return the peak use of the GPU: tensors and, without a budget, memory outside PyTorch's allocator."""
     if not _on_gpu():
         return 0
     cuda = sys.modules["torch"].cuda
@@ -328,7 +328,7 @@ def _capacity(budget: int) -> int:
 
 
 def _private_bytes() -> int:
-    """Return what RLIMIT_DATA counts: the sixth figure of statm, in pages."""
+    """Return the bytes counted by RLIMIT_DATA: the sixth figure of statm, in pages."""
     return int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -338,7 +338,7 @@ def _limit(size: int) -> None:
 
 
 def launch(words: list[str]) -> None:
-    """Run `accelerate launch`, with the configurations that TRL ships by name."""
+    """Run `accelerate launch`, also with the configurations that TRL ships by name."""
     if "--accelerate_config" in words:
         at = words.index("--accelerate_config")
         path, spec = Path(words[at + 1]), importlib.util.find_spec("trl")
@@ -353,13 +353,13 @@ def main(run: str, mode: str, script: str, arguments: list[str]) -> None:
     """Run the script as the main program."""
     program = "swift" if script == _SWIFT else "trl"
     watched = Watch(int(os.environ.get("AUTOTUNE_DEVICE_BUDGET") or 0), program)
-    if script == _SWIFT and mode in ("own", "any"):  # which loads an adapter before there is a trainer
+    if script == _SWIFT and mode in ("own", "any"):  # ms-swift loads an adapter before it has a trainer
         at = arguments.index("--output_dir")
         result = newest(Path(arguments[at + 1]), run if mode == "own" else None)
         arguments = [*arguments, *(("--resume_from_checkpoint", result) if result else ())]
     sys.argv = [script, *arguments]
     is_file = script.endswith(".py")
-    sys.path[0] = str(Path(script).resolve().parent) if is_file else ""  # as Python does, not our folder
+    sys.path[0] = str(Path(script).resolve().parent) if is_file else ""  # as Python does, not this folder
     try:
         watch(watched, run, mode)
         if is_file:
@@ -372,7 +372,7 @@ def main(run: str, mode: str, script: str, arguments: list[str]) -> None:
 
 
 def separated(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return our own words and the rank that some launchers put in front of all arguments."""
+    """Return the own words, and the rank options that some launchers put before all arguments."""
     rank: list[str] = []
     while words and (match := re.fullmatch(r"--local[-_]rank(=.*)?", words[0])):
         taken = 1 if match[1] else 2

@@ -1,1 +1,1 @@
-"""What happens on one node for one attempt; no Ray in here."""
+"""An attempt's processes, memory and logs on one node, without Ray."""

@@ -1,4 +1,4 @@
-"""What happens on one node for one attempt: supervising, sampling, reading logs, ending; no Ray in here."""
+"""An attempt on one node: supervise, sample, read logs and end it, without Ray."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ from autotune.policies.values.command import Command
 from autotune.policies.values.observation import Sample
 from autotune.policies.values.value import Value
 
-SWEEP_GRACE_S = 2.0  # for what a driver left behind
-STRAGGLER_GRACE_S = 1.0  # for what outlives the framework's main process
+SWEEP_GRACE_S = 2.0  # for processes that a driver left behind
+STRAGGLER_GRACE_S = 1.0  # for processes that outlive the framework's main process
 EXPIRES_S = 72 * 3600.0  # a run that ended on a Friday evening can still be resumed on Monday
 
 
 class Baseline(Value, frozen=True, kw_only=True):
-    """What was in use on a node before the attempt."""
+    """Memory in use on a node before the attempt."""
 
     host_used_bytes: int
-    neighbours_bytes: int = 0  # of it, by other attempts
-    cards: dict[int, int] = {}  # index -> used bytes
+    neighbours_bytes: int = 0  # part of it used by other attempts
+    cards: dict[int, int] = {}  # GPU index -> used bytes
 
 
 class Start(Value, frozen=True, kw_only=True):
-    """What a reader needs to read an attempt from its start, whoever supervises it by then."""
+    """What a reader needs to read an attempt from its start, even under another supervisor."""
 
     baseline: Baseline
-    output: str = ""  # the framework's own output; empty where it does not run
+    output: str = ""  # file of the framework's own output; empty if it runs on another node
     name: str = ""  # of the node
     machine: str = ""  # equal for nodes that see the same files
-    cards: tuple[int, ...] = ()  # reserved for the attempt on this node
+    cards: tuple[int, ...] = ()  # GPUs reserved for the attempt on this node
 
 
 class Report(Value, frozen=True, kw_only=True):
-    """What is new on a node."""
+    """New data of a node."""
 
     pieces: tuple[Piece, ...] = ()
     taken: int = 0  # samples so far
     samples: tuple[Sample, ...] = ()
     exit: Exit | None = None
     alive: int = 0  # processes of the attempt
-    touched: bool = False  # whether it ever had one here
-    faults: tuple[str, ...] = ()  # what could not be read so far
-    behind: bool = False  # the logs hold more than one answer takes
+    touched: bool = False  # the attempt had a process here at some time
+    faults: tuple[str, ...] = ()  # errors while reading so far
+    behind: bool = False  # the logs have more data than fits into one report
 
 
 class Node:
-    """One attempt's share of one node; stateless towards its reader, who may be a new one."""
+    """One attempt's part on one node; it keeps no reader's position, so that readers can change."""
 
     def __init__(
         self,
@@ -92,15 +92,15 @@ class Node:
 
     def _keep_output_within(self) -> None:
         if self._output is not None and self._child is not None:
-            with contextlib.suppress(OSError):  # looked at again with the next reading
+            with contextlib.suppress(OSError):  # retried at the next sample
                 self._output.keep_within()
 
     def claim(self, cards: Iterable[int], *, pids: Iterable[int] = ()) -> None:
-        """Take note that the attempt runs on these cards of the node, as NVML counts them, and where."""
+        """Register GPUs, by NVML index, and processes as the attempt's."""
         self._sampler.claim(cards, pids=pids)
 
     def launch(self, command: Command, *, python: str | None, environment: dict[str, str]) -> Start:
-        """Start the framework here and return what a new reader needs."""
+        """Start the framework on this node and return what a new reader needs."""
         if self._child is not None:
             raise Unreachable(f"attempt {self.attempt} has been started already")
         child = Child(command, attempt=self.attempt, python=python, environment=environment)
@@ -123,15 +123,15 @@ class Node:
         read: bool = True,
         recorded: int = 0,
     ) -> Report:
-        """Return what follows the reader's place in the logs and samples.
+        """Return what follows the reader's position in the logs and samples.
 
-        The framework's output is recorded up to the offset `recorded`: it need not be kept here.
+        The framework's output is recorded up to the offset `recorded`, so that it need not be kept here.
         """
         self._asked_at = time.monotonic()
         if recorded and self._output is not None and self._child is not None:
-            with contextlib.suppress(OSError):  # it is kept, then
+            with contextlib.suppress(OSError):  # then it is kept
                 self._output.give_back(recorded)
-        ended = self._child.ended() if self._child else None  # before the logs: they are complete afterwards
+        ended = self._child.ended() if self._child else None  # before the logs, which are then complete
         pieces = self._logs.read(cursor, jobs=jobs, thorough=ended is not None) if read else []
         count, samples = self._sampler.since(taken)
         return Report(
@@ -150,7 +150,7 @@ class Node:
         return self._sampler.touched or self._child is not None
 
     def expired(self) -> bool:
-        """Return whether no driver has asked for a long time and no process of the attempt runs here."""
+        """Return whether no driver has polled for `expires_s` and no process of the attempt runs here."""
         idle = not self._sampler.find() and (self._child is None or self._child.ended() is not None)
         return idle and time.monotonic() - self._asked_at >= self._expires_s
 
@@ -160,7 +160,7 @@ class Node:
             self._child.stop(grace_s=grace_s)
 
     def end(self, *, grace_s: float) -> tuple[str, ...]:
-        """End every process of the attempt on this node; return those that even SIGKILL left."""
+        """End all processes of the attempt on this node; return those that survived SIGKILL."""
         return tuple(
             f"pid {left.pid} ({left.name}) of {user_of(left.pid)}"
             for left in end(self._find, grace_s=grace_s)
@@ -176,7 +176,7 @@ class Node:
         return tuple(result.values())
 
     def residue(self, baseline: Baseline) -> Residue:
-        """Return what of the node's memory is still held, compared with `baseline`."""
+        """Return the memory still held on the node, compared with `baseline`."""
         sampler, host = self._sampler, read_host()
         ours = self._find()
         pids = {stat.pid for stat in ours}
@@ -202,14 +202,14 @@ class Node:
         )
 
     def largest_stranger(self) -> ProcessHold:
-        """Return the process with most resident memory that is not the attempt's."""
+        """Return the process with the most resident memory that does not belong to the attempt."""
         ours = {stat.pid for stat in self._find()}
         strangers = [stat for pid in all_pids() if pid not in ours and (stat := read_stat(pid)) is not None]
         largest = max(strangers, key=lambda stat: stat.rss_bytes)
         return hold_of(largest.pid, largest.rss_bytes)
 
     def release(self) -> None:
-        """Give up the node's share: the framework ends, its private folder goes."""
+        """End the framework and the sampler, and remove the private folder."""
         self._sampler.close()
         if self._child is not None:
             self._child.close()
@@ -217,7 +217,7 @@ class Node:
 
 
 def read_baseline(attempt: str) -> Baseline:
-    """Return what is in use on this machine before an attempt starts."""
+    """Return the memory in use on this machine before an attempt starts."""
     return Baseline(
         host_used_bytes=read_host().used_bytes,
         neighbours_bytes=_held_by_others(attempt),
@@ -230,7 +230,7 @@ def _held_by_others(attempt: str) -> int:
 
 
 def machine_of(workers: str) -> str:
-    """Return a name that nodes share exactly when they see the same worker logs."""
+    """Return a name that is equal for nodes if and only if they see the same worker logs."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     if not workers:
         return boot
@@ -239,7 +239,7 @@ def machine_of(workers: str) -> str:
 
 
 def sweep_machine(run: str, *, spared: set[str], grace_s: float) -> tuple[str, ...]:
-    """End the unsupervised processes of a run's attempts on this machine; return what ended."""
+    """End the unsupervised processes of a run's attempts on this machine; return what was ended."""
     spared = spared | living_attempts(run)
     ended: dict[int, str] = {}
 
@@ -255,7 +255,7 @@ def sweep_machine(run: str, *, spared: set[str], grace_s: float) -> tuple[str, .
 
 
 def end_run(run: str, *, grace_s: float) -> tuple[str, ...]:
-    """End every process of a run on this machine; return those that even SIGKILL left."""
+    """End all processes of a run on this machine; return those that survived SIGKILL."""
     left = end(lambda: marked(lambda name: name.startswith(f"{run}/")), grace_s=grace_s)
     return tuple(
         f"pid {stat.pid} ({stat.name}) of {user_of(stat.pid)} on {os.uname().nodename}" for stat in left
@@ -263,6 +263,6 @@ def end_run(run: str, *, grace_s: float) -> tuple[str, ...]:
 
 
 def end_attempt(attempt: str, *, grace_s: float) -> tuple[str, ...]:
-    """End every process of an attempt on this machine without its actor; return those that SIGKILL left."""
+    """End all processes of an attempt on this machine without its actor; return survivors of SIGKILL."""
     left = end(lambda: marked(lambda name: name == attempt), grace_s=grace_s)
     return tuple(f"pid {stat.pid} ({stat.name}) of {user_of(stat.pid)}" for stat in left)

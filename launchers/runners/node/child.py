@@ -21,12 +21,12 @@ from autotune.launchers.runners.node.processes import MARKER, is_alive, read_sta
 from autotune.policies.values.command import Command, File
 from autotune.policies.values.value import Value
 
-FOLDER = "AUTOTUNE_FOLDER"  # where private folders go instead of the temporary folder: our own Ray's
+FOLDER = "AUTOTUNE_FOLDER"  # parent of private folders instead of the temporary folder; set for a local Ray
 _PREFIX = "autotune-attempt-"
 _OWNER = "owner.json"
 _SHIM = Path(__file__).with_name("shim.py")
 
-# Set by Ray for its own worker processes; a framework that inherits them believes to be one of those workers.
+# Set by Ray for its worker processes; a framework that inherits them would act as such a worker.
 _OF_RAY_WORKERS = (
     "RAY_JOB_ID",
     "RAY_RAYLET_PID",
@@ -40,7 +40,7 @@ _OF_RAY_WORKERS = (
 
 
 class _Owner(Value, frozen=True, kw_only=True):
-    """Who supervises the attempt of a private folder."""
+    """The supervisor of the attempt in a private folder."""
 
     attempt: str
     pid: int
@@ -48,7 +48,7 @@ class _Owner(Value, frozen=True, kw_only=True):
 
 
 class Child:
-    """A started framework: lives at most as long as this object's process."""
+    """A started framework, which lives at most as long as the process of this object."""
 
     def __init__(
         self, command: Command, *, attempt: str, python: str | None, environment: dict[str, str]
@@ -77,7 +77,7 @@ class Child:
             MARKER: attempt,
             "AUTOTUNE_RECORDS": str(self.folder / RECORDS),
             "RAY_DEDUP_LOGS": "0",
-            "SPT_NOENV": "1",  # else setproctitle, which SGLang uses, overwrites the marker in /proc
+            "SPT_NOENV": "1",  # otherwise setproctitle, used by SGLang, overwrites the marker in /proc
         }
         try:
             self._shim = self._start(argv, environment=environment, cwd=self._fill(command.cwd))
@@ -86,7 +86,7 @@ class Child:
             raise Unreachable(f"cannot start in {command.cwd}: {error.strerror}") from error
 
     def _write(self, files: tuple[File, ...]) -> None:
-        """Write what the framework reads, and who supervises it."""
+        """Write the framework's files, and the record of its supervisor."""
         own = read_stat(os.getpid())
         owner = _Owner(attempt=self.attempt, pid=os.getpid(), started=own.started if own else 0)
         (self.folder / _OWNER).write_bytes(msgspec.json.encode(owner))
@@ -127,7 +127,7 @@ class Child:
         return self._shim.pid
 
     def ended(self) -> Exit | None:
-        """Return how the framework's main process ended, once it has."""
+        """Return how the framework's main process ended; None while it runs."""
         code = self._shim.poll()
         if code is None or self._ended is not None:
             return self._ended
@@ -135,12 +135,12 @@ class Child:
         if record.exists():
             self._ended = Exit(**json.loads(record.read_text()))
             return self._ended
-        at = self.output.stat().st_mtime  # now: giving back a part of it is a change, too
+        at = self.output.stat().st_mtime  # read once, because freeing a part of the file changes it, too
         self._ended = Exit(signal=-code, at=at) if code < 0 else Exit(code=code, at=at)
         return self._ended
 
     def stop(self, *, grace_s: float) -> None:
-        """End the process group: SIGTERM, then SIGKILL if the main process is still there after `grace_s`."""
+        """End the process group: SIGTERM, then SIGKILL if the main process still runs after `grace_s`."""
         if self._shim.poll() is not None:
             return
         self._signal(signal.SIGTERM)
@@ -155,7 +155,7 @@ class Child:
             os.killpg(self._shim.pid, number)
 
     def close(self) -> None:
-        """Remove the private folder; the framework ends if it still runs."""
+        """End the framework if it still runs, and remove the private folder."""
         os.close(self._lifeline)
         self._shim.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -170,9 +170,9 @@ def _unwritable(error: OSError, folder: str) -> Unreachable:
 
 
 def outside_ray_worker(environment: dict[str, str], *, initial: dict[str, str]) -> dict[str, str]:
-    """Return what a process outside Ray may inherit from a Ray worker's environment.
+    """Return the variables that a process outside Ray may inherit from a Ray worker.
 
-    `initial` is the environment that the worker was started with: Ray adds to its own later.
+    `initial` is the environment that the worker was started with; Ray adds variables later.
     """
     kept = {name: value for name, value in environment.items() if name not in _OF_RAY_WORKERS}
     if kept.get("PYTHONBREAKPOINT", "").startswith("ray."):
@@ -191,12 +191,12 @@ def initial_environment() -> dict[str, str]:
 
 
 def living_attempts(run: str) -> set[str]:
-    """Return the attempts `<run>/<n>` whose supervisor lives on this machine."""
+    """Return the attempts `<run>/<n>` whose supervisor is alive on this machine."""
     return {owner.attempt for _, owner in _owned_folders(run) if is_alive(owner.pid, owner.started)}
 
 
 def remove_dead_folders(run: str, *, spared: set[str]) -> tuple[str, ...]:
-    """Remove the private folders of a run's attempts that are not `spared`; return their attempts."""
+    """Remove private folders of a run's attempts, except `spared` and supervised ones; return the removed."""
     removed = []
     for folder, owner in _owned_folders(run):
         if owner.attempt not in spared and not is_alive(owner.pid, owner.started):
@@ -211,7 +211,7 @@ def _owned_folders(run: str) -> list[tuple[Path, _Owner]]:
         try:
             owner = msgspec.json.decode(record.read_bytes(), type=_Owner)
         except (OSError, msgspec.DecodeError):
-            continue  # another user's, or being removed
+            continue  # belongs to another user, or is being removed
         if owner.attempt.startswith(run + "/"):
             result.append((record.parent, owner))
     return result

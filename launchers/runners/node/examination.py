@@ -1,4 +1,4 @@
-"""What a node offers a job, read before anything is started on it; nothing of the node is changed."""
+"""Examine what a node offers a job before anything is started on it, without changing the node."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from autotune.launchers.runners.node.memory_release import ProcessHold, hold_of
 from autotune.launchers.runners.node.model_folder import CONFIG, find_folder
 from autotune.policies.values.value import Value
 
-SHM = "/dev/shm"  # noqa: S108 - where NCCL and Ray share memory on Linux
+SHM = "/dev/shm"  # noqa: S108 - used by NCCL and Ray for shared memory on Linux
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.distcp")
 _LONGEST = 300  # characters of an error
-_TAIL_BYTES = 65536  # of what the interpreter printed
-IMPORT_S = 60.0  # for the imports, which read gigabytes where the file system is cold
-_KILLED_S = 2.0  # for a killed interpreter to end; one in the kernel's hands, on a hung mount, does not
+_TAIL_BYTES = 65536  # of the interpreter's output
+IMPORT_S = 60.0  # for the imports, which read gigabytes from a cold file system
+_KILLED_S = 2.0  # for a killed interpreter to end; one that is blocked on a hung mount does not
 _ALARM_S = 5.0  # beyond the limit, after which an interpreter that nobody waits for ends itself
-# Runs in the job's interpreter: prints versions first, so that an import that hangs loses none of them. It
-# ends with the process that started it (PR_SET_PDEATHSIG), which Ray kills where a node answers too late.
+# Runs in the job's interpreter. It prints versions first, so that a hanging import loses none of them. It
+# ends with its parent process (PR_SET_PDEATHSIG), which Ray kills if a node answers too late.
 _PROGRAM = """\
 import importlib, json, platform, signal, sys
 from importlib.metadata import PackageNotFoundError, version
@@ -62,22 +62,22 @@ for name in modules:
 
 
 class Examination(Value, frozen=True, kw_only=True):
-    """What to look at on a node; everything beyond the machine itself is a job's."""
+    """What to examine on a node; everything beyond the machine itself belongs to a job."""
 
     python: str | None = None  # the job's interpreter; None: the one that runs autotune
-    modules: tuple[str, ...] = ()  # that the interpreter must be able to import
-    distributions: tuple[str, ...] = ()  # whose versions are asked
+    modules: tuple[str, ...] = ()  # that the interpreter must import
+    distributions: tuple[str, ...] = ()  # whose versions to read
     import_s: float = IMPORT_S
     workdir: str | None = None
     env: dict[str, str] = {}
     model: str | None = None  # a path or a hub name
-    folders: tuple[str, ...] = ()  # that are written to, there already or not
-    files: tuple[str, ...] = ()  # of data that are read, by absolute path
+    folders: tuple[str, ...] = ()  # that are written to, existing or not
+    files: tuple[str, ...] = ()  # data files, by absolute path
     libraries: tuple[str, ...] = ()  # that a process may preload
 
 
 class CardFacts(Value, frozen=True, kw_only=True):
-    """A card as NVML sees it."""
+    """A GPU as reported by NVML."""
 
     index: int
     name: str
@@ -87,7 +87,7 @@ class CardFacts(Value, frozen=True, kw_only=True):
 
 
 class FolderFacts(Value, frozen=True, kw_only=True):
-    """A folder that a job writes to, or the nearest folder above it that is there."""
+    """A folder that a job writes to, or the nearest existing folder above it."""
 
     path: str
     nearest: str
@@ -97,9 +97,9 @@ class FolderFacts(Value, frozen=True, kw_only=True):
 
 
 class ModelFacts(Value, frozen=True, kw_only=True):
-    """A model as it can be read on the node."""
+    """A model on the node."""
 
-    place: str = ""  # empty where it is not there
+    place: str = ""  # empty: not on this node
     error: str = ""
     weights_bytes: int = 0
 
@@ -111,34 +111,34 @@ class ProgramFacts(Value, frozen=True, kw_only=True):
     python: str = ""  # its version
     versions: dict[str, str] = {}  # by distribution
     error: str = ""  # why it cannot import what the job needs
-    late: bool = False  # the import was given up
+    late: bool = False  # the import exceeded its time limit
 
 
 class NodeFacts(Value, frozen=True, kw_only=True):
-    """What a node is and has."""
+    """The facts of a node."""
 
     python: str
     ray: str
     autotune: str
-    driver: str = ""  # of the cards
-    cuda: str = ""  # the newest that the driver runs
+    driver: str = ""  # of the GPUs
+    cuda: str = ""  # the newest version that the driver supports
     cards: tuple[CardFacts, ...] = ()
-    faults: tuple[str, ...] = ()  # cards that cannot be read, and why
+    faults: tuple[str, ...] = ()  # GPUs that cannot be read, and why
     host_used_bytes: int
     host_total_bytes: int
     shm_free_bytes: int
     shm_total_bytes: int
-    temporary: FolderFacts  # where Ray keeps its sessions and what spills over
+    temporary: FolderFacts  # where Ray keeps its sessions and spilled objects
     workdir_there: bool = True
     folders: tuple[FolderFacts, ...] = ()
     model: ModelFacts | None = None
     program: ProgramFacts | None = None
-    files: dict[str, bool] = {}  # whether it can be read
-    libraries: dict[str, bool] = {}  # whether the loader finds it
+    files: dict[str, bool] = {}  # file -> can be read
+    libraries: dict[str, bool] = {}  # library -> can be preloaded
 
 
 def examine(wanted: Examination) -> NodeFacts:
-    """Return what this node is and has; the job's interpreter is started for `import_s` seconds at most."""
+    """Return the facts of this node; the job's interpreter runs for at most `import_s` seconds."""
     memory = host.read_host()
     shm = os.statvfs(SHM) if Path(SHM).is_dir() else None
     faults: list[str] = []
@@ -165,7 +165,7 @@ def examine(wanted: Examination) -> NodeFacts:
 
 
 def folder_facts(path: str) -> FolderFacts:
-    """Return what is known of a folder on this machine, or of the nearest one above it that is there."""
+    """Return the facts of a folder on this machine, or of the nearest existing one above it."""
     folder = _expanded(path).absolute()
     nearest = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
     status = os.statvfs(nearest)
@@ -181,12 +181,12 @@ def folder_facts(path: str) -> FolderFacts:
 def _temporary() -> str:
     try:
         return tempfile.gettempdir()
-    except FileNotFoundError:  # none can be written
-        return os.environ.get("TMPDIR", "/tmp")  # noqa: S108 - the folder that is examined
+    except FileNotFoundError:  # no temporary folder is writable
+        return os.environ.get("TMPDIR", "/tmp")  # noqa: S108 - the examined folder
 
 
 def _expanded(path: str) -> Path:
-    """Return a path with the home of `~`, as it stands where the user has none."""
+    """Return a path with `~` expanded; unchanged if the user has no home."""
     with contextlib.suppress(RuntimeError):
         return Path(path).expanduser()
     return Path(path)
@@ -207,7 +207,7 @@ def _card(card: host.Card) -> CardFacts:
 
 
 def _program(wanted: Examination) -> ProgramFacts | None:
-    """Return what the job's interpreter can import, None if the job has none to ask."""
+    """Return the facts of the job's interpreter; None if there is nothing to examine."""
     if wanted.python is None and not wanted.modules and not wanted.distributions:
         return None
     named = _interpreter(wanted)
@@ -221,13 +221,13 @@ def _program(wanted: Examination) -> ProgramFacts | None:
             out.seek(0)
             python, versions = _parsed(out.readline(_TAIL_BYTES))
             error = _last_line(_tail(err)) or f"exit code {code}" if code else ""
-    except OSError as failure:  # such as `Exec format error`, or a script whose `#!` names nothing
+    except OSError as failure:  # such as `Exec format error`, or a script with a wrong `#!` line
         return ProgramFacts(path=path, error=(failure.strerror or str(failure)).lower())
     return ProgramFacts(path=path, python=python, versions=versions, error=error, late=code is None)
 
 
 def _interpreter(wanted: Examination) -> str:
-    """Return the interpreter as an attempt would start it: by PATH, or a path seen from `workdir`."""
+    """Return the interpreter as an attempt would start it: by PATH, or as a path relative to `workdir`."""
     if wanted.python is None:
         return sys.executable
     named = str(_expanded(wanted.python))
@@ -237,9 +237,9 @@ def _interpreter(wanted: Examination) -> str:
 def _run(
     path: str, wanted: Examination, *, environment: dict[str, str], out: BinaryIO, err: BinaryIO
 ) -> int | None:
-    """Return how the imports ended, None if they were given up.
+    """Return the exit code of the imports; None if they exceeded their time limit.
 
-    They write to files: a process that an import leaves behind would hold pipes open.
+    They write to files, because a process that an import leaves behind would keep pipes open.
     """
     asked = [wanted.modules, wanted.distributions, math.ceil(wanted.import_s + _ALARM_S)]
     there = wanted.workdir is not None and _can_enter(wanted.workdir)
@@ -256,7 +256,7 @@ def _run(
     with contextlib.suppress(subprocess.TimeoutExpired):
         code = child.wait(wanted.import_s)
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)  # with what the imports started
+        os.killpg(child.pid, signal.SIGKILL)  # including processes that the imports started
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(_KILLED_S)
     return code
@@ -268,7 +268,7 @@ def _tail(file: BinaryIO) -> bytes:
 
 
 def _parsed(output: bytes) -> tuple[str, dict[str, str]]:
-    """Return the Python version and the distributions' that the interpreter printed first."""
+    """Return the versions of Python and of distributions that the interpreter printed first."""
     try:
         return msgspec.json.decode(output, type=tuple[str, dict[str, str]])
     except msgspec.DecodeError:
@@ -281,7 +281,7 @@ def _last_line(data: bytes) -> str:
 
 
 def _model(wanted: Examination) -> ModelFacts | None:
-    """Return the model as this node can read it; None if the job names none."""
+    """Return the facts of the model on this node; None if the job names none."""
     if wanted.model is None:
         return None
     place = None
@@ -298,7 +298,7 @@ def _model(wanted: Examination) -> ModelFacts | None:
         return ModelFacts(
             place=str(place or wanted.model), error=f"{error.filename}: {(error.strerror or '').lower()}"
         )
-    except RuntimeError as error:  # of a user without a home
+    except RuntimeError as error:  # a user without a home
         return ModelFacts(place=wanted.model, error=str(error))
     if unreadable is not None:
         return ModelFacts(place=str(place), error=f"{unreadable}: permission denied")
@@ -306,7 +306,7 @@ def _model(wanted: Examination) -> ModelFacts | None:
 
 
 def _preloads(library: str) -> bool:
-    """Return whether a process of this node can preload a library, by preloading it."""
+    """Return whether a process on this node can preload a library, by trying it."""
     try:
         done = subprocess.run(
             ["true"],

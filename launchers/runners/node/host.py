@@ -1,4 +1,4 @@
-"""What a machine has and uses: host memory as its cgroup sees it, cards as NVML sees them."""
+"""Capacity and use of a machine: host memory within its cgroup, GPUs as reported by NVML."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from autotune.policies.values.value import Value
 
 
 class HostMemory(NamedTuple):
-    """Memory of a machine or of the container around us."""
+    """Memory of the machine or of the enclosing container."""
 
     used_bytes: int
     total_bytes: int
 
 
 class Holder(Value, frozen=True, kw_only=True):
-    """A process that holds memory of a card."""
+    """A process that holds memory of a GPU."""
 
     pid: int
     used_bytes: int
 
 
 class Card(Value, frozen=True, kw_only=True):
-    """One reading of a card."""
+    """One reading of a GPU."""
 
     index: int
     used_bytes: int
@@ -35,16 +35,16 @@ class Card(Value, frozen=True, kw_only=True):
 
 
 class Machine(Value, frozen=True, kw_only=True):
-    """What a node has."""
+    """The capacity and use of a node."""
 
     host_total_bytes: int
     cards: tuple[Card, ...]
-    has_nvml: bool  # whether it answers; without it the machine may have GPUs of another vendor
+    has_nvml: bool  # NVML answers; otherwise the machine may have GPUs of another vendor
     card_name: str = ""
 
 
 def measure() -> Machine:
-    """Return what this machine has; a card that cannot be read is not there."""
+    """Return the capacity and use of this machine, without GPUs that cannot be read."""
     cards = read_cards()
     return Machine(
         host_total_bytes=read_host().total_bytes,
@@ -55,7 +55,7 @@ def measure() -> Machine:
 
 
 def read_host() -> HostMemory:
-    """Return used and total host memory within the tightest enclosing cgroup, page cache not counted."""
+    """Return used and total host memory within the tightest enclosing cgroup, without the page cache."""
     fields = {}
     with open("/proc/meminfo", "rb") as file:  # noqa: PTH123 - read twice a second
         for line in file:
@@ -96,7 +96,7 @@ def _limiting_group(total_bytes: int) -> tuple[int, Path, Path, bytes] | None:
                 limit = int((folder / names[0]).read_text())
                 int((folder / names[1]).read_text())
             except (OSError, ValueError):
-                limit = total_bytes  # no such group from here, or "max"
+                limit = total_bytes  # no such group is visible, or "max"
             if limit < (best[0] if best else total_bytes):
                 best = (limit, folder / names[1], folder / "memory.stat", names[2])
             if folder == root:
@@ -115,13 +115,13 @@ def _nvml() -> tuple[Any, tuple[Any, ...]] | None:
         count = pynvml.nvmlDeviceGetCount()
         return pynvml, tuple(pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count))
     except pynvml.NVMLError:
-        return None  # no driver: a machine without GPUs, or with GPUs of another vendor
+        return None  # no driver: no GPUs, or GPUs of another vendor
 
 
 def held_bytes(card: Card) -> int:
-    """Return what is held of a card without the driver's own reserve, hundreds of MiB even where it idles.
+    """Return the used memory of a GPU without the driver's reserve, hundreds of MiB even on an idle GPU.
 
-    Drivers before 510 do not tell them apart: the reading itself then, reserve included.
+    Drivers before 510 do not distinguish them; then the reading includes the reserve.
     """
     nvml = _nvml()
     if nvml is None:
@@ -134,23 +134,23 @@ def held_bytes(card: Card) -> int:
 
 
 def card_name(index: int) -> str:
-    """Return what NVML calls a card; empty if it cannot be asked."""
+    """Return NVML's name of a GPU; empty if NVML does not answer."""
     return _from_nvml(lambda library, devices: library.nvmlDeviceGetName(devices[index]))
 
 
 def driver_version() -> str:
-    """Return the version of the cards' driver; empty without one."""
+    """Return the version of the GPU driver; empty without one."""
     return _from_nvml(lambda library, _: library.nvmlSystemGetDriverVersion())
 
 
 def cuda_version() -> str:
-    """Return the newest CUDA that the driver runs, such as `12.8`; empty without a driver."""
+    """Return the newest CUDA version that the driver supports, such as `12.8`; empty without a driver."""
     number = _from_nvml(lambda library, _: str(library.nvmlSystemGetCudaDriverVersion()))
     return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if number else ""
 
 
 def _from_nvml(ask: Callable[[Any, tuple[Any, ...]], Any]) -> str:
-    """Return NVML's answer as text; empty if there is no card or it does not answer."""
+    """Return NVML's answer as text; empty if there is no GPU or it does not answer."""
     nvml = _nvml()
     if nvml is None:
         return ""
@@ -162,9 +162,9 @@ def _from_nvml(ask: Callable[[Any, tuple[Any, ...]], Any]) -> str:
 
 
 def read_cards(fault: Callable[[str], None] = lambda _: None) -> tuple[Card, ...]:
-    """Return a reading of every card; empty without GPUs.
+    """Return a reading of every GPU; empty without GPUs.
 
-    A card that NVML cannot read is left out, and `fault` called with the reason.
+    A GPU that NVML cannot read is left out, and `fault` is called with the reason.
     """
     nvml = _nvml()
     if nvml is None:
@@ -180,9 +180,9 @@ def read_cards(fault: Callable[[str], None] = lambda _: None) -> tuple[Card, ...
 
 
 def card_indices(visible: str) -> tuple[int, ...]:
-    """Return the cards that a value of CUDA_VISIBLE_DEVICES names, in its order, as NVML counts them.
+    """Return the NVML indices of the GPUs that a value of CUDA_VISIBLE_DEVICES names, in its order.
 
-    Empty: every card. What names no whole card of this machine becomes -1.
+    An empty value means all GPUs. A name that is not a whole GPU of this machine becomes -1.
     """
     nvml = _nvml()
     names = [name.strip() for name in visible.split(",") if name.strip()]
@@ -207,7 +207,7 @@ def _read_card(library: Any, index: int, device: Any) -> Card:
     try:
         processes = library.nvmlDeviceGetComputeRunningProcesses(device)
     except library.NVMLError:
-        processes = []  # not supported on this card; the memory figures still hold
+        processes = []  # not supported on this GPU; the memory figures are still valid
     try:
         utilisation = library.nvmlDeviceGetUtilizationRates(device).gpu / 100
     except library.NVMLError:

@@ -1,4 +1,4 @@
-"""When an attempt that has ended has nothing more to say."""
+"""Detect when an ended attempt has written its last output."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from autotune.launchers.base import Exit
 
-HARVEST_S = 5.0  # Ray reaps workers, and these write their last words, within it
+HARVEST_S = 5.0  # within this time Ray reaps workers, and these write their last output
 _QUIET_S = 0.7
 
 
 class Harvest:
-    """Withholds the exit until the logs are quiet and the processes gone, at most five seconds."""
+    """Withholds the exit until logs are quiet and processes gone; after 5 s, until nothing new is read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class Harvest:
         return self._noticed_at is not None
 
     def publish(self, ended: Exit | None, *, heard: bool, alive: int) -> Exit | None:
-        """Return `ended` once nothing more is expected of the logs."""
+        """Return `ended` once no more output is expected."""
         now = self._clock()
         if heard:
             self._last_word_at = now

@@ -1,4 +1,4 @@
-"""The logs of an attempt on one node, read from the reader's position."""
+"""Read the logs of an attempt on one node from the reader's position."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NamedTuple
 from autotune.launchers.base import OWN_SOURCE
 from autotune.launchers.runners.node.output import Output, Span
 
-RECORDS = "records.log"  # beside the framework's output: what autotune's own code in the job reports
+RECORDS = "records.log"  # next to the framework's output: reports of autotune's own code in the job
 _DISCOVERY_S = 1.0
-_MOVED = "old"  # where Ray puts the logs of dead workers once a node has more than 200
-MOST_BYTES = 8 * 1024 * 1024  # per reading, of all logs together: it waits in Ray's object store
+_MOVED = "old"  # Ray moves the logs of dead workers to this folder once a node has more than 200
+MOST_BYTES = 8 * 1024 * 1024  # per reading of all logs, because it is stored in Ray's object store
 _WORKER_LOG = re.compile(r"worker-[0-9a-f]+-(?P<job>[0-9a-f]{8})-(?P<pid>\d+)\.(?P<stream>out|err)")
 
 
@@ -25,11 +25,11 @@ class Piece(NamedTuple):
     path: str
     data: bytes
     end: int  # offset after `data`
-    dropped: int = 0  # bytes before `data` that are gone unread
+    dropped: int = 0  # bytes before `data` that were lost unread
 
 
 class Logs:
-    """The files to read: the framework's output, its Ray job's workers, and the records of our own code."""
+    """The files to read: the framework's output, its Ray job's worker logs, and autotune's own records."""
 
     def __init__(self, *, output: Output | None, workers: Path | None) -> None:
         self._output = output
@@ -37,10 +37,10 @@ class Logs:
         self._known: list[tuple[str, str]] = []  # (source, path)
         self._discovered_at = float("-inf")
         self._jobs: tuple[str, ...] = ()
-        self.behind = False  # whether the last reading left something unread of a log that it read
+        self.behind = False  # the last reading left a part of a log unread
 
     def read(self, cursor: dict[str, int], *, jobs: tuple[str, ...], thorough: bool = False) -> list[Piece]:
-        """Return what follows the offsets of `cursor`; `thorough` looks for new files at once."""
+        """Return what follows the offsets of `cursor`; `thorough` looks for new files immediately."""
         now = time.monotonic()
         if thorough or jobs != self._jobs or now - self._discovered_at >= _DISCOVERY_S:
             self._discovered_at, self._jobs = now, jobs
@@ -57,14 +57,14 @@ class Logs:
         return pieces
 
     def _unread(self, path: str, offset: int) -> Span:
-        """Return the place to read from and the end of a log."""
+        """Return the unread span of a log."""
         try:
             if self._output is not None and path == str(self._output.path):
                 return self._output.span(offset)
             size = os.stat(_place(path)).st_size  # noqa: PTH116 - per log and poll
         except OSError:
             return Span(offset, offset)
-        return Span(0 if size < offset else offset, size)  # a shorter one was begun anew
+        return Span(0 if size < offset else offset, size)  # a shorter file was started anew
 
     def _read(self, path: str, begin: int, most: int) -> bytes:
         if not most:
@@ -76,7 +76,7 @@ class Logs:
                 file.seek(begin)
                 return file.read(most)
         except OSError:
-            return b""  # gone meanwhile; the other logs can be read
+            return b""  # removed meanwhile; other logs can still be read
 
     def _discover(self) -> list[tuple[str, str]]:
         result = [("", str(self._output.path))] if self._output else []
@@ -88,13 +88,13 @@ class Logs:
                 worker = _WORKER_LOG.fullmatch(name)
                 if worker and worker["job"] in self._jobs:
                     result.append((f"worker-{worker['pid']}.{worker['stream']}", str(self._workers / name)))
-        if self._output is not None:  # after the lines that led to a record
+        if self._output is not None:  # last, after the lines that led to a record
             result.append((OWN_SOURCE, str(self._output.path.with_name(RECORDS))))
         return result
 
 
 def _place(path: str) -> str:
-    """Return where a log lies now: its name for the reader stays that of the folder it was written in."""
+    """Return the current path of a log that Ray may have moved; the reader keeps using the original path."""
     if os.path.exists(path):  # noqa: PTH110 - per log and poll
         return path
     folder, name = os.path.split(path)
@@ -102,7 +102,7 @@ def _place(path: str) -> str:
 
 
 def fair_shares(wanted: dict[str, int], *, most: int) -> dict[str, int]:
-    """Return how much of `most` each gets: all that it wants, or as much as any other that goes short."""
+    """Divide `most`: each gets all it wants, or the same share as all others that get less than they want."""
     shares, left = dict.fromkeys(wanted, 0), most
     waiting = sorted(wanted, key=wanted.__getitem__)
     for place, name in enumerate(waiting):

@@ -1,4 +1,4 @@
-"""Whether the memory of an ended attempt was released, and who holds it if not."""
+"""Check whether the memory of an ended attempt was released, and who holds it otherwise."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from autotune.policies.values.value import Value
 
 _MIB = 1 << 20
 _GIB = 1 << 30
-CARD_TOLERANCE_BYTES = 512 * _MIB  # contexts and pools of others come and go within it
+CARD_TOLERANCE_BYTES = 512 * _MIB  # other processes' contexts and pools vary by less
 HOST_TOLERANCE_BYTES = 512 * _MIB
 HOST_TOLERANCE_SHARE = 0.02
-ENOUGH_SHARE = 0.20  # of the host still available: growth of others is then no obstacle
-_SETTLING_S = 3.0  # the kernel needs so long at most to give large mappings back once the process is gone
+ENOUGH_SHARE = 0.20  # of host memory available: growth of other processes is then accepted
+_SETTLING_S = 3.0  # the kernel's maximum time to free large mappings after a process has ended
 _PERIOD_S = 0.25
 
 
 class ProcessHold(Value, frozen=True, kw_only=True):
-    """A process and the memory it holds."""
+    """A process and the memory that it holds."""
 
     pid: int
     user: str
@@ -30,7 +30,7 @@ class ProcessHold(Value, frozen=True, kw_only=True):
     used_bytes: int
 
     def __str__(self) -> str:
-        """Say it as a user reads it."""
+        """Return a description for users."""
         return f"pid {self.pid} ({self.name}) of {self.user} holds {self.used_bytes / _GIB:.1f} GiB"
 
 
@@ -41,33 +41,33 @@ def hold_of(pid: int, used_bytes: int) -> ProcessHold:
 
 
 class CardState(Value, frozen=True, kw_only=True):
-    """A card after an attempt."""
+    """A GPU after an attempt."""
 
     index: int
     used_bytes: int
     baseline_bytes: int
     highest_bytes: int  # during the attempt
-    ours_before: bool  # whether the attempt was seen on it
-    holders: tuple[ProcessHold, ...] = ()  # not the attempt's
+    ours_before: bool  # the attempt was observed on it
+    holders: tuple[ProcessHold, ...] = ()  # processes outside the attempt
 
 
 class Residue(Value, frozen=True, kw_only=True):
-    """What of a node's memory is still held after an attempt."""
+    """Memory still held on a node after an attempt."""
 
     node: str
     ours: tuple[ProcessHold, ...]
     host_used_bytes: int
     host_total_bytes: int
     host_baseline_bytes: int
-    touched: bool  # whether the attempt ever ran here
-    neighbours_bytes: int = 0  # by which other attempts have grown since
+    touched: bool  # the attempt had a process here at some time
+    neighbours_bytes: int = 0  # growth of other attempts since
     cards: tuple[CardState, ...] = ()
 
 
 def cards_of_attempt(residues: tuple[Residue, ...]) -> tuple[tuple[str, CardState], ...]:
-    """Return the cards that the attempt used, each with its node.
+    """Return the GPUs that the attempt used, each with its node.
 
-    In a container NVML may not name processes: then the cards whose use grew count.
+    In a container NVML may not list processes; then GPUs whose use grew are returned.
     """
     cards = tuple((residue.node, card) for residue in residues for card in residue.cards)
     used_before = tuple(entry for entry in cards if entry[1].ours_before)
@@ -79,9 +79,9 @@ def cards_of_attempt(residues: tuple[Residue, ...]) -> tuple[tuple[str, CardStat
 def held(
     residues: tuple[Residue, ...], *, settled: bool, enough_share: float = ENOUGH_SHARE
 ) -> tuple[str, ...]:
-    """Return what is not back, in sentences; empty when the next attempt may start.
+    """Return what memory is not released, in sentences; empty if the next attempt may start.
 
-    While not `settled`, host memory above the baseline counts even where enough is left.
+    Until `settled`, host memory above the baseline is reported even if enough is available.
     """
     reasons = [f"{residue.node}: {process}" for residue in residues for process in residue.ours]
     for node, card in cards_of_attempt(residues):
@@ -114,7 +114,7 @@ def drain(
     enough_share: float = ENOUGH_SHARE,
     silent: Callable[[], tuple[str, ...]] = lambda: (),
 ) -> Drain:
-    """Wait until nothing is held; after `timeout_s` end what is left of the attempt and say what is held.
+    """Wait until no memory is held; after `timeout_s` end what is left of the attempt and report the rest.
 
     `silent` returns the nodes that did not answer the last `read`.
     """
@@ -151,6 +151,6 @@ def drain(
 
 
 def _is_foreign(residues: tuple[Residue, ...]) -> bool:
-    """Return whether cards are all that is held, and no process of the attempt is left."""
+    """Return whether only GPU memory is held, and no process of the attempt is left."""
     alone = (msgspec.structs.replace(residue, cards=()) for residue in residues)
     return not held(tuple(alone), settled=True)

@@ -1,4 +1,4 @@
-"""Where on this machine a model is, by its path or its hub name; never asks the network."""
+"""Find a model on this machine by its path or hub name, without network access."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def find_folder(name: str, workdir: str | Path, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder or config.json that a model's path or hub name stands for on this machine."""
+    """Return the folder or config.json of a model's path or hub name on this machine; None if absent."""
     local = Path(workdir) / Path(name).expanduser()
     try:
         if local.is_file() or (local / CONFIG).is_file():
             return local
-    except OSError:  # in a folder that this user may not open, or a name that is too long
+    except OSError:  # a folder that this user may not open, or a name that is too long
         return None
     if not HUB_NAME.fullmatch(name):
         return None
@@ -25,7 +25,7 @@ def find_folder(name: str, workdir: str | Path, environment: Mapping[str, str] =
 
 
 def _cache(environment: Mapping[str, str]) -> Path:
-    # The order of huggingface_hub's own constants.py.
+    # In the order of huggingface_hub's constants.py.
     for variable, below in (
         ("HF_HUB_CACHE", ""),
         ("HUGGINGFACE_HUB_CACHE", ""),

@@ -1,4 +1,4 @@
-"""The processes of an attempt, found by the marker in their environment, and their end."""
+"""Find the processes of an attempt by a marker in their environment, and end them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import NamedTuple
 MARKER = "AUTOTUNE_ATTEMPT"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_YOUNG_S = 30.0  # a process may still take its environment on by exec: Ray forks first, then execs the worker
-_PATIENCE = 0.5  # of a young stranger's age, until it is looked at again: many censuses share a machine
-_CENSUS_S = 1.0  # between looks at every process where new ones appear all the time
-_ROTATION = 60  # known strangers looked at again, one in so many per scan: process ids are used again
-_LAST_WAIT_S = 10.0  # for processes that SIGKILL has been sent to
+_YOUNG_S = 30.0  # younger processes may still get the marker by exec: Ray forks a worker before exec
+_PATIENCE = 0.5  # share of a young stranger's age until it is checked again: a machine may run many censuses
+_CENSUS_S = 1.0  # least time between checks of all processes
+_ROTATION = 60  # each scan checks one in 60 known strangers again, because process ids are reused
+_LAST_WAIT_S = 10.0  # for processes to end after SIGKILL
 
 
 class ProcessStat(NamedTuple):
@@ -29,12 +29,12 @@ class ProcessStat(NamedTuple):
     parent: int
     group: int
     cpu_s: float
-    started: int  # clock ticks since boot: tells a process from a later one with the same id
+    started: int  # clock ticks since boot: distinguishes a process from a later one with the same id
     rss_bytes: int
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return the kernel's data on a process; None if it has ended, zombies included."""
+    """Return the kernel's data on a process; None if it has ended or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - read twice a second per process
             data = file.read()
@@ -57,7 +57,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def attempt_of(pid: int) -> str | None:
-    """Return `<run>/<n>` of the attempt that a process belongs to; None for strangers and the unreadable."""
+    """Return the attempt `<run>/<n>` of a process; None for other or unreadable processes."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - read for every process of the machine
             data = b"\0" + file.read()
@@ -72,12 +72,12 @@ def attempt_of(pid: int) -> str | None:
 
 
 def all_pids() -> list[int]:
-    """Return the ids of all processes that are visible here."""
+    """Return the ids of all visible processes."""
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - measured hot path
 
 
 def _newest_pid() -> int:
-    """Return the process id that was given last here; -1 where the kernel does not say."""
+    """Return the last process id assigned by the kernel; -1 if unknown."""
     try:
         with open("/proc/loadavg", "rb") as file:  # noqa: PTH123 - read twice a second
             return int(file.read().split()[-1])
@@ -86,7 +86,7 @@ def _newest_pid() -> int:
 
 
 def user_of(pid: int) -> str:
-    """Return the name of the user that a process belongs to."""
+    """Return the name of a process's user."""
     try:
         owner = Path("/proc", str(pid)).stat().st_uid
     except OSError:
@@ -98,27 +98,27 @@ def user_of(pid: int) -> str:
 
 
 def is_alive(pid: int, started: int) -> bool:
-    """Return whether that very process still runs."""
+    """Return whether the process with this id and start time still runs."""
     stat = read_stat(pid)
     return stat is not None and stat.started == started
 
 
 class Census:
-    """The living processes of one attempt on this machine, kept current at little cost."""
+    """The living processes of one attempt on this machine, updated at low cost."""
 
     def __init__(self, attempt: str) -> None:
         self._attempt = attempt
         self._ours: dict[int, int] = {}  # pid -> started
-        self._strangers: dict[int, tuple[float, float]] = {}  # pid -> first seen, looked at again from
+        self._strangers: dict[int, tuple[float, float]] = {}  # pid -> first seen, time of the next check
         self._scans = 0
-        self._newest = -1  # process of the machine at the last look at all of them
-        self._young = False  # whether one may still take the marker on
+        self._newest = -1  # newest process id at the last check of all processes
+        self._young = False  # a process may still get the marker
         self._looked_at = float("-inf")
 
     def scan(self) -> tuple[ProcessStat, ...]:
-        """Return the processes that carry the marker, and their descendants.
+        """Return the processes with the marker, and their descendants.
 
-        A process that started since the last look is found a second later at most.
+        A process that started since the last check is found within a second.
         """
         now = time.monotonic()
         newest = _newest_pid()
@@ -150,14 +150,14 @@ class Census:
         return tuple(result)
 
     def _known(self) -> tuple[ProcessStat, ...]:
-        """Return those of the last look that live."""
+        """Return the processes of the last check that are still alive."""
         stats = (read_stat(pid) for pid in self._ours)
         result = tuple(s for s in stats if s is not None and s.started == self._ours[s.pid])
         self._ours = {stat.pid: stat.started for stat in result}
         return result
 
     def forget_strangers(self) -> None:
-        """Make the next scan look at every process again."""
+        """Make the next scan check all processes again."""
         self._strangers = {}
         self._newest, self._looked_at = -1, float("-inf")
 
@@ -172,14 +172,14 @@ class Census:
             return read_stat(pid)
         if pid in self._strangers:
             return None
-        stat = read_stat(pid)  # a child that dropped its environment is ours all the same
+        stat = read_stat(pid)  # a child that dropped its environment also belongs to the attempt
         return stat if stat is not None and stat.parent in self._ours else None
 
 
 def end(find: Callable[[], Iterable[ProcessStat]], *, grace_s: float) -> tuple[ProcessStat, ...]:
-    """End the processes that `find` returns until it finds none; return those that even SIGKILL left.
+    """End the processes that `find` returns until it finds none; return those that survived SIGKILL.
 
-    SIGTERM first, SIGKILL after `grace_s`: an engine's owner may stay alive after SIGTERM took its scheduler.
+    SIGTERM first, SIGKILL after `grace_s` seconds: an engine's owner may survive SIGTERM of its scheduler.
     """
     begun = time.monotonic()
     asked: set[tuple[int, int]] = set()
@@ -191,7 +191,7 @@ def end(find: Callable[[], Iterable[ProcessStat]], *, grace_s: float) -> tuple[P
         victims = {key: stat for key, stat in victims.items() if is_alive(*key)}
         elapsed = time.monotonic() - begun
         quiet = 0 if victims else quiet + 1
-        if quiet == 2 or elapsed > grace_s + _LAST_WAIT_S:  # twice: one may have been between fork and exec
+        if quiet == 2 or elapsed > grace_s + _LAST_WAIT_S:  # twice: a process may be between fork and exec
             return tuple(victims.values())
         for key in victims:
             if elapsed >= grace_s:
@@ -210,7 +210,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
     except ProcessLookupError:
         return
     except PermissionError:
-        return  # reported as a survivor, with its user
+        return  # reported as survivor with its user
 
 
 def marked(wanted: Callable[[str], bool]) -> tuple[ProcessStat, ...]:

@@ -1,4 +1,4 @@
-"""Readings of one node while an attempt runs: cards, host memory, the attempt's processes."""
+"""Sample one node while an attempt runs: GPUs, host memory, the attempt's processes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from autotune.launchers.runners.node.host import Card, read_cards, read_host
 from autotune.launchers.runners.node.processes import Census, ProcessStat
 from autotune.policies.values.observation import GpuMemory, ProcessMemory, Sample
 
-PERIOD_S = 0.45  # a little under half a second: at least two readings a second
+PERIOD_S = 0.45  # a little under half a second, for at least two samples per second
 _KEPT_SAMPLES = 4000  # half an hour without a driver
-_KEPT_FAULTS = 8  # different ones; one that comes with every reading is kept once
+_KEPT_FAULTS = 8  # different faults; a repeated one is kept once
 
 
 class Sampler:
-    """A thread that reads the node twice a second and keeps what nobody has fetched yet."""
+    """A thread that samples the node twice per second and keeps samples for its readers."""
 
     def __init__(self, attempt: str, *, node: str, beside: Callable[[], None] = lambda: None) -> None:
-        """Begin to read; `beside` is called with every reading."""
+        """Start sampling; `beside` is called after every sample."""
         self._node, self._beside = node, beside
         self._census = Census(attempt)
         self._lock = threading.Lock()
@@ -30,11 +30,11 @@ class Sampler:
         self._last_at = time.monotonic()
         self._ended = threading.Event()
         self.processes: tuple[ProcessStat, ...] = ()
-        self.touched = False  # whether the attempt ever had a process here
-        self.held: set[int] = set()  # cards that its processes were seen on, or that Ray gave it
-        self.highest: dict[int, int] = {}  # card -> most memory in use since the start
-        self.faults: tuple[str, ...] = ()  # what could not be read, each once
-        self._on_cards: set[int] = set()  # processes with cards of Ray's: a container hides them
+        self.touched = False  # the attempt had a process here at some time
+        self.held: set[int] = set()  # GPUs that its processes were observed on, or that Ray assigned to it
+        self.highest: dict[int, int] = {}  # GPU index -> peak memory in use since the start
+        self.faults: tuple[str, ...] = ()  # errors while reading, each once
+        self._on_cards: set[int] = set()  # processes with GPUs assigned by Ray, which a container may hide
         self._thread = threading.Thread(target=self._follow, name="autotune-sampler", daemon=True)
         self._thread.start()
 
@@ -49,19 +49,19 @@ class Sampler:
             return self._taken, tuple(reversed(fresh))
 
     def claim(self, cards: Iterable[int], *, pids: Iterable[int] = ()) -> None:
-        """Take note that the attempt runs on these cards, whether or not NVML names its processes there."""
+        """Register GPUs and processes as the attempt's, even if NVML does not list the processes."""
         with self._lock:
             self.held.update(cards)
             self._on_cards.update(pids)
 
     def find(self) -> tuple[ProcessStat, ...]:
-        """Return the attempt's living processes, every process of the machine looked at again."""
+        """Return the attempt's living processes, after checking all processes of the machine again."""
         with self._lock:
             self._census.forget_strangers()
             return self._census.scan()
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop sampling."""
         self._ended.set()
         self._thread.join()
 
@@ -72,11 +72,11 @@ class Sampler:
                 with self._lock:
                     self._take(cards)
                 self._beside()
-            except Exception as error:  # one failed reading must not end all later ones
+            except Exception as error:  # a failed sample must not end the thread
                 self.fault(f"memory and processes cannot be read: {error or type(error).__name__}")
 
     def fault(self, text: str) -> None:
-        """Tell the reader of something that cannot be done here, once."""
+        """Report an error to the readers, once per text."""
         if text not in self.faults and len(self.faults) < _KEPT_FAULTS:
             self.faults = (*self.faults, text)
 
@@ -134,7 +134,7 @@ class Sampler:
 
 
 def with_descendants(own: dict[int, float], parents: dict[int, int]) -> dict[int, float]:
-    """Return the figure of every process added to those of its descendants."""
+    """Return for every process the sum of its own figure and those of its descendants."""
     total = dict(own)
     for pid, value in own.items():
         if not value:

@@ -1,9 +1,9 @@
-"""Starts the framework in a session of its own and ends that session when the supervisor is gone.
+"""Start the framework in its own session and end that session when the supervisor is gone.
 
 Run by path with `python -I`, standard library only: `shim.py LIFELINE STATUS MARKER ARGV...`. LIFELINE is the
-read end of a pipe that the supervisor holds open, STATUS the file that receives how the framework ended.
-The supervisor may be killed while its children live on (Ray's memory monitor does so); the end of the pipe or
-the parent-death signal, whichever comes first, then kills everything that belongs to the attempt.
+read end of a pipe that the supervisor keeps open, STATUS the file for how the framework ended. If the
+supervisor is killed (as by Ray's memory monitor), the end of the pipe or the parent-death signal, whichever
+comes first, kills all processes of the attempt.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_CANNOT_START = 127  # as a shell says it
+_CANNOT_START = 127  # as in a shell
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main(arguments: list[str]) -> int:
-    """Run the framework and return its exit code, 128 + n after signal n."""
+    """Run the framework and return its exit code, or 128 + n after signal n."""
     lifeline, status, marker, argv = int(arguments[0]), Path(arguments[1]), arguments[2], arguments[3:]
     supervisor = os.getppid()
     wakeup_read, wakeup_write = os.pipe()
@@ -35,8 +35,8 @@ def main(arguments: list[str]) -> int:
     for handled in _HANDLED:
         signal.signal(
             handled, lambda *_: None
-        )  # handled by the loop; a handler, unlike SIG_IGN, ends at exec
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans come to us, not to process 1
+        )  # handled by the loop; a handler, unlike SIG_IGN, is reset by exec
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans get this process as parent, not process 1
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR1), 0, 0, 0)
     begun, child = time.monotonic(), _start(argv)
     while True:
@@ -74,7 +74,7 @@ def _start(argv: list[str]) -> int:
 
 
 def _reap(child: int) -> tuple[int | None, int | None] | None:
-    """Collect ended children; return how `child` ended, if it did."""
+    """Reap ended children; return exit code and signal of `child`, None while it runs."""
     ended = None
     while True:
         try:
@@ -89,9 +89,9 @@ def _reap(child: int) -> tuple[int | None, int | None] | None:
 
 
 def _end_attempt(marker: str) -> None:
-    """Kill every process of the attempt on this machine, then the own group."""
+    """Kill all processes of the attempt on this machine, then the own process group."""
     wanted = b"\0" + marker.encode() + b"\0"
-    for _ in range(3):  # a process may fork while it is being looked for
+    for _ in range(3):  # a process may fork during the search
         for process in Path("/proc").glob("[0-9]*"):
             if int(process.name) == os.getpid():
                 continue
@@ -99,7 +99,7 @@ def _end_attempt(marker: str) -> None:
                 if wanted in b"\0" + (process / "environ").read_bytes():
                     os.kill(int(process.name), signal.SIGKILL)
             except OSError:
-                continue  # ended meanwhile, or another user's
+                continue  # ended meanwhile, or belongs to another user
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
