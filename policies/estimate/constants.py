@@ -49,7 +49,7 @@ TABLE: dict[str, Constant] = {
     ),
     "fragmentation_recompute_varied": Constant(0.23, "the same with lengths that differ; 14 to 38 %"),
     "fragmentation_expandable": Constant(0.02, "the same with expandable_segments; 0.5 to 9 %"),
-    # ------------------------------------------------------------------ offloaded passes
+    # ------------------------------------------------------------------ offloaded activations
     "returning_layers": Constant(
         2,
         "offloaded layers on the device in backward: one in use, one on its way (verl activation_offload.py)",

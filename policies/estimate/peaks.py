@@ -42,8 +42,8 @@ class Estimates:
 
     gpu_parts: Floats  # (phase, part, configuration), bytes
     host_parts: Floats
-    on_engine: Floats  # (phase, configuration): 1 where the device is the engine's
-    gpu_capacity: Floats  # (phase, configuration), bytes; infinite where unknown
+    on_engine: Floats  # (phase, configuration): 1 if the device is the engine's
+    gpu_capacity: Floats  # (phase, configuration), bytes; infinite if unknown
     host_capacity: float
     error: Floats  # (phase,)
     lengths: Floats  # (phase, configuration), bytes that one standard deviation of the mean length adds

@@ -30,7 +30,7 @@ class State:
     gradients: Floats
     last_gradients: Floats  # without sharding: of the first layer and the embedding, which come last
     head_gradient: Floats  # without sharding: of the head, which comes first
-    tied_gradient: Floats  # of a tied embedding, as it stays; 0 where embedding and head are two tensors
+    tied_gradient: Floats  # of a tied embedding, as it stays; 0 if embedding and head are two tensors
     tied_copies: Floats  # the two gradients of a tied embedding and their sum, while they are added
     optimizer: Floats  # all of it, wherever it is
     gathers: Gathers  # weights gathered for a micro-batch, in addition to the resident part

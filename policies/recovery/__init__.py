@@ -1,1 +1,1 @@
-"""What follows from everything that happened to a run."""
+"""Decide what follows in a run: a launch, with or without a remedy, a stop, or its end."""

@@ -1,4 +1,4 @@
-"""On which assumptions the verdict before the first launch rests: with another plausible value it changes."""
+"""The assumptions on which the verdict before the first launch rests: another plausible value changes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LENGTHS = Fact(
 
 
 def rests_on(run: Run, view: Outlook) -> tuple[Fact, ...]:
-    """Return the assumptions with another plausible value of which the verdict on the job would change.
+    """Return the assumptions of which another plausible value would change the verdict on the job.
 
     The verdict is whether the job as written is hopeless.
     """
@@ -41,7 +41,7 @@ def is_hopeless(view: Outlook, knobs: Knobs) -> bool:
 
 
 def facts_of(profile: Profile) -> tuple[Fact, ...]:
-    """Return what a prediction is made with beside the settings of the job."""
+    """Return the facts on which a prediction rests in addition to the job's settings."""
     return (*profile.facts, *((_LENGTHS,) if _assumes_lengths(profile) else ()))
 
 
@@ -52,7 +52,7 @@ def _doubtful(run: Run, view: Outlook, *, hopeless: bool) -> Iterator[Fact]:
     for other in profile.alternatives:
         if other.fact in by_name and _is_hopeless_with(run, other) is not hopeless:
             yield by_name[other.fact]
-    # What longer sequences than expected would need is a caution of its own (`worst_case`).
+    # Longer sequences than expected have a warning of their own (`worst_case`).
     if hopeless and _assumes_lengths(profile) and not is_hopeless(_typical(view), profile.knobs):
         yield _LENGTHS
 

@@ -1,4 +1,4 @@
-"""What recovery takes by the ladder's order alone: one step, or several savers of a phase at once."""
+"""Choose remedies by the ladder's order alone: one step, or several savers of a phase at once."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.remedy import Effect, Remedy
 from autotune.policies.values.value import Value
 
-# Phases that share their savers, and mostly their fate: a failure in the next of them is no other failure.
+# Phases with the same savers, which mostly fail together: a failure in another of them is not a new one.
 PASSES = frozenset({Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.NONE})
 _ENGINE = frozenset(ENGINE_PHASES)
 _SYNC = frozenset({Phase.WEIGHT_SYNC, Phase.COMM})
 _GROUPS = (PASSES, _ENGINE, _SYNC)
-# A phase that passed with the optimizer's state misses by little when it fails later: one step is enough.
+# A phase that fitted with optimizer state misses by little if it fails later: one step is enough.
 _SETTLED = 2
 _OFFLOADS = frozenset({"offload_params", "offload_grads", "offload_optimizer", "offload_activations"})
 _ALLOCATOR = "expandable_segments"
 _CLIMB_AFTER = 3  # failures in a row with the same cause and phase and no new step
-_COMBINED = 3  # cures that may be joined so that an earlier failure does not come back
+_COMBINED = 3  # remedies that may be combined so that an earlier failure does not recur
 
 
 class Failure(Value, frozen=True, kw_only=True):
-    """The last failure of a run, with what was already done against equal ones in a row before it."""
+    """The last failure of a run, with the remedies already used against equal ones in a row before it."""
 
     knobs: Knobs
     diagnosis: Diagnosis  # its streak counts them
@@ -63,12 +63,12 @@ def last_failure(run: Run) -> Failure | None:
 def by_ladder(
     run: Run, *, single: bool = False, is_idle: Callable[[Remedy], bool] = lambda _: False
 ) -> Iterator[Remedy]:
-    """Yield the permitted remedies that repeat no earlier failure, in the order in which they are taken.
+    """Yield the permitted remedies that repeat no earlier failure, in the order in which they are used.
 
-    Where fragmentation was detected the allocator goes with each of them that comes before it.
+    If fragmentation was detected, the change of the allocator is added to each remedy before it.
 
-    `single`: one step of the ladder each, as advice that knows only some of the settings gives them. What
-    `is_idle` says moves nothing of the memory that failed, and is left out.
+    `single`: one step of the ladder each, for advice that knows only some of the settings. `is_idle`: whether
+    a remedy frees none of the failed memory; such remedies are left out.
     """
     failure = last_failure(run)
     if failure is None:
@@ -77,13 +77,12 @@ def by_ladder(
     names = frozenset[str]() if single else savers(run, failures)
     diagnosis = failure.diagnosis
     if names:
-        # A pass that failed is cut further at once: the next phases hold more, and small passes cost little.
+        # A failed micro-batch shrinks further at once: the next phases hold more, and small ones cost little.
         bolder = 1 if diagnosis.phase in PASSES else 0
         diagnosis = msgspec.structs.replace(diagnosis, streak=failures + bolder)
     remedies = [r for r in permitted(run, failure.knobs, diagnosis) if not is_idle(r)]
-    # Fragmentation is the allocator's; a host that filled when something was moved to it gets rid of that.
-    # Numeric remedies come late, and last a streak's own that cannot be joined: they may still have room when
-    # all others are used.
+    # Against fragmentation the allocator comes first; on a full host, undoing offloads. Numeric remedies come
+    # late, and last those used in a streak that cannot be combined: they may still help when no others do.
     fragmented, filled = fragmentation_prevails(diagnosis), diagnosis.cause is Cause.HOST_OOM
     remedies.sort(
         key=lambda remedy: (
@@ -106,11 +105,11 @@ def by_ladder(
         if whole is not None and not is_refused(run, whole.apply(failure.knobs)):
             yield whole if allocator is None else together(run, failure, whole, allocator)
         if remedies[place].name == _ALLOCATOR:
-            allocator = None  # what comes after it is for those who may not take it
+            allocator = None  # later remedies are for jobs that may not change it
 
 
 def defragmenting(run: Run, failure: Failure) -> Remedy | None:
-    """Return the other allocator where the message shows memory that is reserved and unused."""
+    """Return the permitted change of the allocator if the message shows reserved, unused memory."""
     if not failure.diagnosis.fragmentation:
         return None
     offered = permitted(run, failure.knobs, failure.diagnosis)
@@ -119,7 +118,7 @@ def defragmenting(run: Run, failure: Failure) -> Remedy | None:
 
 
 def together(run: Run, failure: Failure, cure: Remedy, allocator: Remedy) -> Remedy:
-    """Return a cure with the other allocator, where both together are legal."""
+    """Return `cure` with the change of the allocator; `cure` alone if both together are not legal."""
     if allocator.changes.keys() <= cure.changes.keys():
         return cure
     whole = msgspec.structs.replace(
@@ -137,7 +136,7 @@ def permitted(run: Run, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
 
 
 def _without_relapse(run: Run, knobs: Knobs, remedy: Remedy, depth: int) -> Remedy | None:
-    """Return the remedy with what keeps earlier failures from coming back; None if nothing does."""
+    """Return the remedy with changes that prevent earlier failures from recurring; None if none do."""
     proposed = remedy.apply(knobs)
     relapse = relapse_of(run, proposed)
     if relapse is None:
@@ -163,8 +162,8 @@ def _without_relapse(run: Run, knobs: Knobs, remedy: Remedy, depth: int) -> Reme
 
 def _climbed(streak: list[Attempt]) -> tuple[Remedy, ...]:
     """Return the ladder's remedies already used in a long streak."""
-    # The remedy that led to the oldest of them answered another failure; one that a wrong estimate sized too
-    # small says nothing against its rung.
+    # The remedy that led to the oldest of them answered another failure; one that a wrong estimate made too
+    # small does not rule out its rung.
     used = tuple(a.remedy for a in streak[:-1] if a.remedy is not None and not a.remedy.predicted)
     return used if len(streak) >= _CLIMB_AFTER else ()
 
@@ -177,10 +176,10 @@ def _used(remedy: Remedy, climbed: tuple[Remedy, ...]) -> bool:
 
 
 def savers(run: Run, failures: int) -> frozenset[str]:
-    """Return the names of the remedies that one relaunch may join after so many failures of a group.
+    """Return the names of the remedies that one relaunch may combine after so many failures of a group.
 
-    Empty: one step at a time. What ran for some steps misses by little, and after a change that the job
-    refused the next error is to show what it follows.
+    Empty: one step at a time, as after a refused change, so that the next error shows its cause. A job that
+    ran for some steps misses by little, so one failure less counts.
     """
     last, diagnosis = run.attempts[-1], run.attempts[-1].diagnosis
     if diagnosis is None or run.refused:
@@ -196,9 +195,9 @@ def savers(run: Run, failures: int) -> frozenset[str]:
 def joined(
     remedies: Sequence[Remedy], place: int, names: frozenset[str], legal: Callable[[Remedy], bool]
 ) -> Remedy:
-    """Return the remedy at a place with those after it that may be joined: exact ones, of other knobs.
+    """Return the remedy at `place` combined with later ones that may be: exact ones, of other knobs.
 
-    Where several values of a knob are among them, as modes are, the most saving one is taken.
+    Of several values of a knob, such as modes, the one that saves most is used.
     """
     whole = remedies[place]
     if whole.name not in names or whole.effect is not Effect.EXACT:
@@ -230,9 +229,10 @@ def _together(own: Sequence[Remedy], other: Remedy) -> Remedy:
 
 
 def failures_in_group(run: Run) -> int:
-    """Return how many failures in a row hit phases that share their savers, the last one included.
+    """Return the number of failures in a row in phases that share their savers, including the last.
 
-    All that an engine said of too small a pool count: a share that other failures lowered again is squeezed.
+    All failures of too small a pool count, in a row or not, because others may have lowered the share
+    between.
     """
     last = run.attempts[-1].diagnosis
     if last is not None and last.cause is Cause.POOL_TOO_SMALL:
@@ -244,7 +244,7 @@ def failures_in_group(run: Run) -> int:
 def in_a_row(run: Run, group: Callable[[Phase], object]) -> list[Attempt]:
     """Return the failures in a row of one cause and one group of phases, newest first.
 
-    What the cluster ended says nothing; a new step begins another row.
+    Attempts that the cluster ended are skipped; a new step starts another row.
     """
     row: list[Attempt] = []
     first: tuple[Cause, object] | None = None
@@ -276,5 +276,5 @@ def _steps_before(run: Run) -> int:
 
 
 def _host_has_room(cluster: Cluster) -> bool:
-    """Return whether a node's host could hold all that its cards hold, so that no offload overflows it."""
+    """Return whether a node's host could hold the memory of all its GPUs, so that no offload overflows it."""
     return cluster.host_memory_bytes >= cluster.gpus_per_node * cluster.gpu_memory_bytes

@@ -1,4 +1,4 @@
-"""How often a job saves that leaves it to us: rarely enough to cost little, often enough to lose little."""
+"""The checkpoint interval if the job sets none: long enough to cost little, short enough to lose little."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.policies.values.history import fold
 from autotune.policies.values.job import SAVE_S, SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
 
-_UNMEASURED = 0.5  # of the time while steps are only predicted: they may take twice as long
+_UNMEASURED = 0.5  # of SAVE_S while step times are only predicted: steps may take twice as long
 _LOOKED_AT = 20  # of the latest steps
 _BEFORE_GROWTH = 8  # checkpoints of a process before memory that grows runs out: an eighth may be lost
 
@@ -22,7 +22,7 @@ _BEFORE_GROWTH = 8  # checkpoints of a process before memory that grows runs out
 def with_saves(job: Job, history: History, knobs: Knobs) -> Job:
     """Return the job with `recovery.save_every` filled in; max(10 steps, 20 minutes) if it is not set.
 
-    Where memory grows, or is forecast to run out, a process saves several times before it does.
+    If memory grows, or is forecast to run out, a process saves several times before it does.
     """
     if job.recovery.save_every is not None:
         return job
@@ -34,9 +34,9 @@ def with_saves(job: Job, history: History, knobs: Knobs) -> Job:
 
 
 def _steps_of_growth(history: History) -> int:
-    """Return the steps of a process until growth ends it, by a decision or else a forecast; 0: none is known.
+    """Return the steps of a process until growth ends it, by a decision or a forecast; 0 if unknown.
 
-    Of forecasts the last of each memory counts, unless it was withdrawn.
+    The last forecast for each memory counts, unless it was withdrawn.
     """
     visited: set[str] = set()
     for event in reversed(history):

@@ -1,4 +1,4 @@
-"""decide(history) -> Launch | Await | Stop | Finish: the only brain."""
+"""decide(history) -> Launch | Await | Stop | Finish: the only place that decides what a run does next."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from autotune.policies.values.remedy import Remedy
 EDITED = "as the job file says now"
 _BACKOFF_S = 30.0  # doubled with every loss
 _BACKOFF_MOST_S = 600.0
-_OCCUPIED_S = 600.0  # others that hold a card need longer than a node that comes back
+_OCCUPIED_S = 600.0  # a GPU that others hold takes longer to become free than a node to come back
 _AN_HOUR_S = 3600.0
-_BACKOFF_DOUBLINGS = 10  # more than reach the most
-_MOST_ATTEMPTS = 1000  # of a run that gains steps all the time: it only ends a loop
-# What helps against faults of the cluster that stay after all retries.
+_BACKOFF_DOUBLINGS = 10  # more than the maximum needs
+_MOST_ATTEMPTS = 1000  # of a run that always gains steps: only to end an endless loop
+# Advice for faults of the cluster that persist after all retries.
 _HINTS = {
     "gpu-unavailable": "add nodes with GPUs, or make the job ask for as many as there are",
     OCCUPIED: "others use its GPUs: free them, or give the job GPUs of its own",
@@ -61,16 +61,15 @@ _HINTS = {
 
 
 def decide(history: History) -> Action:
-    """Return what follows from everything that happened so far, row by row in `Folding`."""
+    """Return the next action of a run, given its whole history."""
     return decide_on(Folding(history))
 
 
 def decide_on(folding: Folding) -> Action:
-    """Return what follows from everything that happened so far.
+    """Return the next action of a run, given its folded history.
 
-    A run that finished stays finished until the loop appends `Decided(reason=RESUMED)`, because the
-    user asked to continue: budgets then count again, and the last attempt is continued with its own knobs
-    or cured.
+    A finished run stays finished until the loop appends `Decided(reason=RESUMED)` because the user resumed
+    it: budgets then start from zero, and the last attempt continues with its own knobs or with a remedy.
     """
     run = without_refused(without_foreign(folding.run()))
     rehearsal, action = run.accepted.rehearsal, None
@@ -131,7 +130,7 @@ def _after_end(run: Run, last: Attempt, ended: Ended) -> Action:
 
 
 def _after_stop(run: Run, last: Attempt) -> Launch | None:
-    """Return the relaunch of an attempt that was stopped in good health, or is restarted for growth."""
+    """Return the relaunch of an attempt that was stopped while healthy, or is restarted for growth."""
     if last.resumed and not last.out_of_memory:
         return _again(last, RESUMED)
     if last.growth is not None:
@@ -163,10 +162,10 @@ def _while_running(run: Run, last: Attempt) -> Action:
 
 
 def _after_loss(run: Run, last: Attempt) -> Action:
-    """Return the action after a loss: a relaunch with the same knobs, later after each loss.
+    """Return the action after a loss: a relaunch with the same knobs, with a longer wait after each loss.
 
     These relaunches have their own budget, `recovery.infrastructure_retries`, in which an hour of waiting for
-    a card that others hold is one; both it and the wait begin anew with an attempt that saved new steps.
+    a GPU that others hold counts as one; budget and wait start again after an attempt that saved new steps.
     """
     lost = [a for a in run.since_gain if a.infrastructure]
     reason = _loss(last)
@@ -191,7 +190,7 @@ def _after_loss(run: Run, last: Attempt) -> Action:
 
 
 def backoff_s(losses: int) -> float:
-    """Return how long to wait after so many losses before the same knobs run again."""
+    """Return the seconds to wait after so many losses before a relaunch with the same knobs."""
     return min(_BACKOFF_MOST_S, _BACKOFF_S * 2.0 ** min(losses - 1, _BACKOFF_DOUBLINGS))
 
 
@@ -222,7 +221,7 @@ def _cure(run: Run, last: Attempt) -> Remedy | None:
 
 
 def _spent(run: Run) -> str:
-    """Return which budget leaves no relaunch, in words; empty if one is left."""
+    """Return the budget that is used up, in words; empty if a relaunch is left."""
     recovery, since = run.accepted.job.recovery, run.since_gain
     failed = [
         a
@@ -249,7 +248,7 @@ def _spent(run: Run) -> str:
 
 
 def _after_forecast(run: Run, last: Attempt) -> Launch:
-    """Return the relaunch after a stop for a forecast: with the remedy, else with the same knobs.
+    """Return the relaunch after a stop for a forecast: with the remedy, otherwise with the same knobs.
 
     A forecast failure never ends the run; `forewarned` limits how often one stops it.
     """

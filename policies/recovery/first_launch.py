@@ -1,6 +1,6 @@
-"""The first launch: as written if it may fit, else the nearest configuration that is predicted to fit.
+"""The first launch: as written if it may fit, otherwise the nearest configuration predicted to fit.
 
-As written too where the verdict rests on an assumption: before the first launch that changes no setting.
+Also as written if the verdict rests on an assumption, which changes no setting before the first launch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _nearest_fit(view: Outlook, written: Knobs) -> Ranked | None:
 
 
 def _assumed(doubts: tuple[Fact, ...]) -> str:
-    """Return on what a verdict rests, and what would make it known."""
+    """Return, in words, the assumptions of a verdict and what would resolve them."""
     values = " and ".join(fact.value for fact in doubts)
     known = "; ".join(dict.fromkeys(fact.resolve for fact in doubts if fact.resolve))
     return f"that rests on an assumption: {values}" + (f" ({known})" if known else "")

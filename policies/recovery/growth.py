@@ -1,7 +1,7 @@
-"""Memory that grows with the steps of a process: its settings stay, and it is restarted from a checkpoint.
+"""Restart a process whose memory grows with its steps from a checkpoint, with the same settings.
 
-No setting is the cause of such a failure, and none cures it for long. A fresh process begins without what
-grew, so that the next one completes about as many steps.
+No setting is the cause of such a failure, and none cures it for long. A fresh process starts without the
+growth and completes about as many steps.
 """
 
 from __future__ import annotations
@@ -28,20 +28,18 @@ from autotune.policies.values.remedy import Remedy
 
 NAME = "restart_every"
 _GROWING = frozenset({Cause.GPU_OOM, Cause.HOST_OOM, Cause.SHM, Cause.OBJECT_STORE})
-_FEWEST = 20  # steps of a process: what fails sooner is too big
-_UNEXPLAINED = (
-    100  # steps after which a failure that nothing explains is worth one try with the same settings
-)
-_WORTH = 0.05  # share of the time that restarts may take before a change of the settings is looked at
-_PLANNED = 0.15  # and, after `SHOWN` steps, before one is planned: it is a restart too, and growth goes on
-_START_S = 600.0  # of a process up to its first step, where none was measured
-_AS_FAR = 0.5  # of the steps of the process before: one that ended sooner did not fail by growth
+_FEWEST = 20  # steps of a process: one that fails sooner needs too much from the start
+_UNEXPLAINED = 100  # steps after which an unexplained failure is worth one try with the same settings
+_WORTH = 0.05  # share of the time that restarts may take before a change of the settings is considered
+_PLANNED = 0.15  # and, after `SHOWN` steps, before one is planned: it needs a restart too and stops no growth
+_START_S = 600.0  # of a process up to its first step, if none was measured
+_AS_FAR = 0.5  # of the steps of the previous process: one that ended sooner did not fail by growth
 _LEAST = 0.02  # share of a memory that must have grown to explain why it ran out
-_NEAR = 0.1  # share of a memory that the usual step may have left when growth makes it run out
+_NEAR = 0.1  # share of a memory that may be free in a usual step when growth makes it run out
 _BEFORE = 0.9  # of the steps after which a process ran out of a memory: the next one is restarted by then
-_FASTER = 1.25  # times the growth of that process: then the next one runs out sooner
-_FRESH = 1  # step after a checkpoint that a stop may cost: a decision may come a step late
-_FRESH_S = 3.0  # or of training: a driver looks at an attempt every 1.5 s
+_FASTER = 1.25  # times the growth of that process, from which on the next one runs out sooner
+_FRESH = 1  # steps after a checkpoint that a stop may cost: a decision may come a step late
+_FRESH_S = 3.0  # or seconds of training: a driver polls an attempt every 1.5 s
 _LOOKED_AT = 50  # of the latest steps, for their usual time
 _SAVES_IN = 1000  # of the latest steps, for the usual interval of checkpoints
 
@@ -49,12 +47,11 @@ _SAVES_IN = 1000  # of the latest steps, for the usual interval of checkpoints
 def growth(
     run: Run, last: Attempt, diagnosis: Diagnosis, *, last_resort: bool = False
 ) -> MemoryGrowth | None:
-    """Return what grew until an attempt failed; None if its settings are the cause, or nothing can restart.
+    """Return the growth that made an attempt fail; None if its settings are the cause or it cannot resume.
 
-    Growth was measured, or an earlier process failed in the same way after about as many steps. A failure
-    after very many steps that nothing explains is tried once with the same settings: that it comes again
-    after as many steps, or does not, tells which it is. As a `last_resort`, before a run would give up, fewer
-    steps are enough for that.
+    Growth was measured, or an earlier process failed in the same way after about as many steps. An
+    unexplained failure after very many steps is tried once with the same settings: whether it recurs after as
+    many steps shows if it is growth. As a `last_resort`, before a run would give up, fewer steps are enough.
     """
     steps, fitting = len(last.progress), diagnosis.cause in _GROWING
     if not fitting or steps < _FEWEST or not _can_resume(run, last):
@@ -62,7 +59,7 @@ def growth(
     if NAME in run.accepted.job.recovery.deny:
         return None
     if fragmentation_prevails(diagnosis) and _has_other_allocator(run, last.knobs):
-        return None  # that costs nothing
+        return None  # the other allocator costs nothing
     before = _restarted_for_growth(run)
     if before is not None and steps < _AS_FAR * before.steps:
         return None
@@ -80,10 +77,10 @@ def growth(
 
 
 def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
-    """Return the growth for which a running attempt is to be restarted now; None: not now.
+    """Return the growth because of which to restart a running attempt now; None if not now.
 
-    That is at the last checkpoint before memory runs out. It needs a failure that the same growth caused
-    before, or a job that acts on forecasts and a process that ran for long compared to what a restart costs.
+    The time is the last checkpoint before memory runs out. It takes an earlier failure by the same growth, or
+    a job with `forecast: act` and a process that ran for long compared to the cost of a restart.
     """
     recovery = run.accepted.job.recovery
     if recovery.forecast is Forecasting.OFF or NAME in recovery.deny:
@@ -105,11 +102,11 @@ def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
         if earliest > min(following, last_step(run, last)):
             continue
         if again and following < first + int(_BEFORE * again.steps) and not _is_faster(ahead, again):
-            continue  # a forecast keeps more room than the process before needed
+            continue  # a forecast is more cautious than the previous process required
         if again or (_is_worth_planning(run, last) and lasts(run, last, ahead)):
             return _as_forecast(ahead, steps=(ahead.step or step) - first + 1)
     if known is None or known.per_step_bytes:
-        return None  # what is measured shows itself before it runs out
+        return None  # measured growth is forecast before memory runs out
     runs_out = first + int(_BEFORE * known.steps)
     return known if following >= runs_out and runs_out <= last_step(run, last) else None
 
@@ -120,7 +117,7 @@ def _is_faster(ahead: Foreseen, before: MemoryGrowth) -> bool:
 
 
 def is_for_restarts(run: Run, last: Attempt) -> bool:
-    """Return whether a restart is what an expected failure will be answered with, and no other settings."""
+    """Return whether an expected failure will be answered by a restart rather than by other settings."""
     ahead = last.imminent
     return ahead is not None and not ahead.lengths and _is_worth_planning(run, last)
 
@@ -151,7 +148,7 @@ def restart(last: Attempt, grown: MemoryGrowth) -> Launch:
 
 
 def describe(grown: MemoryGrowth) -> str:
-    """Return what grew, by how much and where, and why the settings stay."""
+    """Return, in words, what grew, by how much and where, and why the settings stay."""
     return f"{grown.text}; restarted with the same settings, since a fresh process begins without it"
 
 
@@ -167,7 +164,8 @@ def restart_share(run: Run, last: Attempt) -> float:
 def is_worth_more(run: Run, last: Attempt, grown: MemoryGrowth, other: Callable[[], Remedy | None]) -> bool:
     """Return whether restarts cost little, or less time than the `other` remedy, which changes settings.
 
-    No setting is tried against a host that fills step by step: what they move there does not grow.
+    No setting is tried against a host that fills step by step, because what settings move there does not
+    grow.
     """
     share = restart_share(run, last)
     cure = None if share <= _WORTH or grown.memory == HOST else other()
@@ -178,7 +176,7 @@ def is_worth_more(run: Run, last: Attempt, grown: MemoryGrowth, other: Callable[
 
 
 def interval(last: Attempt) -> int:
-    """Return the usual steps between an attempt's checkpoints; before a second one, those to the first."""
+    """Return the median steps between an attempt's checkpoints; before a second one, those to the first."""
     saves = sorted({event.saved for event in last.progress[-_SAVES_IN:] if event.saved is not None})
     if len(saves) > 1:
         return int(median(after - before for before, after in pairwise(saves)))
@@ -186,7 +184,7 @@ def interval(last: Attempt) -> int:
 
 
 def last_step(run: Run, last: Attempt) -> float:
-    """Return the step at which the job ends; infinity if that is not known."""
+    """Return the step at which the job ends; infinity if unknown."""
     goal, of = run.accepted.job.goal, last.progress[-1].of
     ends = math.inf if of is None else float(of)
     if goal.then is not Then.STOP or last.goal is not None:
@@ -195,14 +193,14 @@ def last_step(run: Run, last: Attempt) -> float:
 
 
 def _is_fresh(done: Progressed) -> bool:
-    """Return whether a stop after a step loses next to nothing since the last checkpoint."""
+    """Return whether a stop after a step loses almost nothing since the last checkpoint."""
     if done.saved is None or done.saved > done.step:
         return False
     return done.step - done.saved <= max(_FRESH, _FRESH_S / done.seconds if done.seconds else 0.0)
 
 
 def _can_resume(run: Run, last: Attempt) -> bool:
-    """Return whether the next attempt goes on after steps that this one gained."""
+    """Return whether the next attempt can continue from new steps that this one saved."""
     saved = last.ended.saved if last.ended is not None else None
     saved = last.progress[-1].saved if saved is None else saved
     gained = saved is not None and saved >= last.progress[0].step and last.new_step
@@ -210,7 +208,7 @@ def _can_resume(run: Run, last: Attempt) -> bool:
 
 
 def _restarted_for_growth(run: Run) -> MemoryGrowth | None:
-    """Return the growth for which the last attempt was started, if it was."""
+    """Return the growth because of which the last attempt was started; None if it was not."""
     return run.attempts[-2].growth if len(run.attempts) > 1 else None
 
 
@@ -229,7 +227,7 @@ def _memory(diagnosis: Diagnosis) -> str:
 
 
 def _forecast(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
-    """Return the growth that was forecast of the memory that ran out."""
+    """Return the growth that was forecast for the memory that ran out."""
     for ahead in last.foreseen:
         if ahead.holds and not ahead.lengths and ahead.memory == _memory(diagnosis):
             return _as_forecast(ahead, steps=len(last.progress))
@@ -249,7 +247,7 @@ def _as_forecast(ahead: Foreseen, *, steps: int) -> MemoryGrowth:
 def _rows(
     last: Attempt, diagnosis: Diagnosis, part: slice = slice(-WINDOW, None)
 ) -> list[tuple[int, int, int]]:
-    """Return step, bytes and capacity of some peaks, else the latest, of the phase that ran out."""
+    """Return step, bytes and capacity of the failed phase's peaks in `part` of the steps."""
     name = diagnosis.phase.value
     if diagnosis.cause is not Cause.GPU_OOM:
         return []
@@ -262,10 +260,10 @@ def _rows(
 
 
 def _measured(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
-    """Return the growth that was measured up to the failure, if it explains that."""
+    """Return the growth that was measured up to the failure, if it explains the failure."""
     if any(each.holds and each.lengths for each in last.foreseen):
         return None
-    if diagnosis.own_limit and diagnosis.host_growth:  # a forecast knows the host's limit alone
+    if diagnosis.own_limit and diagnosis.host_growth:  # forecasts know only the host's own limit
         return MemoryGrowth(
             memory=HOST,
             steps=len(last.progress),
@@ -292,7 +290,7 @@ def _measured(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
 
 
 def _is_flat(last: Attempt, diagnosis: Diagnosis) -> bool:
-    """Return whether the phase that ran out was measured and did not grow: one step was too big."""
+    """Return whether the phase that ran out was measured and did not grow, so that one step was too large."""
     late, early = _rows(last, diagnosis), _rows(last, diagnosis, slice(WARM_UP, WARM_UP + WINDOW))
     if len(late) < _FEWEST or not early:
         return len(late) >= _FEWEST
@@ -301,7 +299,7 @@ def _is_flat(last: Attempt, diagnosis: Diagnosis) -> bool:
 
 
 def _failed_so_before(run: Run, last: Attempt, diagnosis: Diagnosis) -> bool:
-    """Return whether an earlier process failed for want of the same memory after about as many steps."""
+    """Return whether an earlier process ran out of the same memory after about as many steps."""
     steps = len(last.progress)
     for attempt in islice(reversed(run.attempts[:-1]), 3):
         done = len(attempt.progress)

@@ -41,13 +41,13 @@ _MEMORY = {
 
 
 def next_remedy(run: Run) -> Remedy | None:
-    """Return the best permitted remedy that repeats no earlier failure; None: none is left.
+    """Return the best permitted remedy that repeats no earlier failure; None if none is left.
 
-    Where an estimate is available and trusted it ranks all legal neighbours, and the ladder's order breaks
-    its ties; where it is not, the ladder's order alone decides. Either way the allocator comes first where
-    fragmentation prevails and nothing says that the pass needs more than the allocator returns; where it is
-    not enough by itself, it goes with the cure, because it costs nothing. A share that was too small and too
-    large is halved between both before anything else moves.
+    An estimate that is available and trusted ranks all legal neighbours, and the ladder's order breaks its
+    ties; otherwise the ladder's order alone decides. Either way the allocator comes first if fragmentation
+    prevails and no estimate shows that the micro-batch needs more than it returns; if it is not enough alone,
+    it is combined with the remedy, because it costs nothing. A share that was both too small and too large is
+    set half way between before anything else changes.
     """
     failure = last_failure(run)
     if failure is None:
@@ -65,10 +65,10 @@ def next_remedy(run: Run) -> Remedy | None:
 
 
 def _is_enough(run: Run, failure: Failure, allocator: Remedy) -> bool:
-    """Return whether the other allocator may cure a failure alone.
+    """Return whether the other allocator may be enough against a failure.
 
-    What is stranded covers the failed request and is more than a pass usually loses; and where an estimate is
-    trusted, it expects the phase to fit.
+    The fragmented memory must cover the failed request and be more than a micro-batch usually loses; and a
+    trusted estimate must predict that the phase fits.
     """
     if not fragmentation_prevails(failure.diagnosis):
         return False
@@ -80,7 +80,7 @@ def _is_enough(run: Run, failure: Failure, allocator: Remedy) -> bool:
 
 
 def _idleness(run: Run, failure: Failure) -> Callable[[Remedy], bool]:
-    """Return a predicate: which remedies move nothing of the failed memory by the estimate."""
+    """Return a predicate: which remedies free none of the failed memory by the estimate."""
     view, present = outlook(run), failure.knobs
     if view is None:
         return lambda _: False
@@ -95,20 +95,20 @@ def _idleness(run: Run, failure: Failure) -> Callable[[Remedy], bool]:
 
 
 def _spares_host(view: Outlook, present: Knobs, remedy: Remedy, diagnosis: Diagnosis) -> bool:
-    """Return whether a remedy for the host moves nothing of it, as far as the estimate counts its bytes."""
+    """Return whether, by the estimate, a remedy for the host frees none of it; False if not estimated."""
     after_it = remedy.apply(present)
     if not all(KNOB_TABLE[knob].estimated for knob in remedy.changes):
         return False
     if undoes_offload(view.run, present, after_it):
-        return False  # the job as written did without
+        return False  # the job as written did not need the offload
     if runs_on_host(present, diagnosis):
-        return False  # the passes' own memory is the host's there
+        return False  # micro-batches themselves use host memory there
     before, after = of_host(view.estimates((present, after_it)).host, diagnosis)
     return bool(after > before * (1 - CLEARLY))
 
 
 def _estimated(run: Run, diagnosis: Diagnosis) -> Remedy | None:
-    """Return the best configuration by the calibrated estimate; None if nothing is known of the job."""
+    """Return the best configuration by the calibrated estimate; None if it is not available or trusted."""
     view = outlook(run)
     if view is None:
         return None
@@ -143,7 +143,7 @@ def _shares_less(present: Knobs, knobs: Knobs) -> bool:
 
 
 def _between_bounds(run: Run, failure: Failure) -> Remedy | None:
-    """Return the change of one share to the middle of its bounds; None: it lacks one, or a middle."""
+    """Return the change of one share to the middle of its bounds; None without both, or a value between."""
     offered = run.accepted.profile.supported
     for row in (row for row in ROWS if row.unit is Unit.SHARE and row.name in offered):
         middle = _middle(run, failure, row)
@@ -179,7 +179,7 @@ def _middle(run: Run, failure: Failure, row: Knob) -> Remedy | None:
 def _bounds(run: Run, failure: Failure, row: Knob) -> tuple[list[float], list[float]]:
     """Return the values that were too small, and those that were too large.
 
-    A failure bounds the value as long as no other knob that acts on it asks for less by now.
+    A failure bounds the value as long as no other knob that acts on the memory needs less of it by now.
     """
     small: list[float] = []
     large: list[float] = []
@@ -198,7 +198,7 @@ def _bounds(run: Run, failure: Failure, row: Knob) -> tuple[list[float], list[fl
 
 
 def _bounded(run: Run, diagnosis: Diagnosis, row: Knob) -> bool:
-    """Return whether a failure bounds a share: a pass beside the engine has other cures."""
+    """Return whether a failure bounds a share; a micro-batch beside the engine has other remedies."""
     own = not row.phases or diagnosis.phase in row.phases
     acts = row.acts(diagnosis.cause, diagnosis.phase, run.accepted.profile.placement)
     return own and acts and row.way(diagnosis.cause) is not None
@@ -223,7 +223,7 @@ def gave_up(run: Run, reason: str = "") -> GaveUp:
     if missing is None:
         return GaveUp(reason=reason, nearest=_nearest(run, diagnosis), would_help=_would_help(run, diagnosis))
     nearest = "; ".join(text for text in (missing.nearest, _closest(run, diagnosis)) if text)
-    # Where something is predicted to fit, what may not suffice is no advice.
+    # If something is predicted to fit, changes that may not suffice are not advised.
     helping = missing.would_fit or _would_help(run, diagnosis)
     return GaveUp(reason=reason, nearest=nearest, would_help=helping)
 
@@ -279,7 +279,7 @@ _HARDWARE = {
 
 
 def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
-    """Return the changes that are the user's to make."""
+    """Return the changes that only the user may make."""
     profile, recovery, knobs = run.accepted.profile, run.accepted.job.recovery, run.attempts[-1].knobs
     now = list(candidates(profile, knobs, diagnosis, started=started_before(run)))
     anew = candidates(profile, knobs, diagnosis, started=False)

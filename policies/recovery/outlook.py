@@ -28,17 +28,17 @@ from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.knobs import Knobs
 
-HEADROOM = 0.01  # share of the capacity kept free on top, for what no step so far has shown
-_WRONG = 2  # predictions of one phase that failed in it before the ladder alone decides
+HEADROOM = 0.01  # share of the capacity kept free in addition, for needs that no step has shown so far
+_WRONG = 2  # failed predictions for one phase from which on the ladder alone decides
 _BEYOND = 1.6  # times the estimate: coefficients a quarter off, all in one direction, stay well below
-_ROUNDING = 1e-9  # share by which one configuration may differ between two vectorised sums, by processor
-LATE = 4  # steps of an attempt after which a failure says nothing against its prediction
+_ROUNDING = 1e-9  # share by which vectorised sums of one configuration may differ, depending on the processor
+LATE = 4  # steps of an attempt from which on a failure does not contradict its prediction
 MODELLED = frozenset({Cause.GPU_OOM, Cause.HOST_OOM, Cause.POOL_TOO_SMALL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """Everything that ranks the configurations of one run."""
+    """The calibrated estimate by which the configurations of one run are ranked."""
 
     run: Run
     model: Model
@@ -59,7 +59,7 @@ class Outlook:
 
 
 def outlook(run: Run) -> Outlook | None:
-    """Return what ranks a run's configurations; None: no model is known, or the user wants the ladder."""
+    """Return the outlook of a run; None if no model is known or the ladder's order alone is to decide."""
     model = _known_model(run)
     if model is None:
         return None
@@ -83,7 +83,7 @@ def _known_model(run: Run) -> Model | None:
         return None
     capacity = accepted.profile.trainer_budget_bytes or accepted.cluster.gpu_memory_bytes
     if not capacity or accepted.profile.layout.sequences <= 0:
-        return None  # the adapter knows too little of the job
+        return None  # the adapter knows too little about the job
     return accepted.job.shape
 
 
@@ -98,13 +98,13 @@ def measures(view: Outlook, diagnosis: Diagnosis) -> bool:
 
 
 def trusted(run: Run, diagnosis: Diagnosis) -> bool:
-    """Return whether the estimate may still rank the cures of such a failure."""
+    """Return whether the estimate may still rank the remedies for such a failure."""
     if diagnosis.cause not in MODELLED or diagnosis.phase is Phase.RESUME:
         return False
     if diagnosis.cause is Cause.GPU_OOM and diagnosis.phase not in PHASES:
         return False
     if diagnosis.cause is Cause.POOL_TOO_SMALL and diagnosis.phase is Phase.ROLLOUT:
-        return False  # the engine ran out of places for requests, which are no bytes
+        return False  # the engine ran out of slots for requests, which are not bytes
     if _beyond_belief(run, diagnosis):
         return False
     return sum(_was_wrong(attempt, diagnosis) for attempt in run.attempts) < _WRONG
@@ -120,8 +120,8 @@ def with_host_and_pool(
 ) -> Floats:
     """Return the excess of configurations with that of host memory and of the engine's pool added.
 
-    `over` and the result are shares of the limits, of shape (configurations,), and 0 fits. A host adds its
-    excess in every phase, so that one phase that overflows in any case hides no other; the pool adds 0.1 for
+    `over` and the result are shares of the limits, of shape (configurations,), and 0 fits. The host adds its
+    excess in every phase, so that a phase that always overflows does not hide others; the pool adds 0.1 for
     each standard deviation that it lacks. `margin` is in standard deviations of the error.
     """
     limit = host_share * estimate.host_capacity
@@ -150,7 +150,7 @@ def any_of(chances: Floats) -> Floats:
 
 
 def of_host(host: Floats, diagnosis: Diagnosis) -> Floats:
-    """Return each configuration's host bytes in the phase that failed, or the most where that is unknown.
+    """Return each configuration's host bytes in the failed phase, or the maximum if that is unknown.
 
     `host` has a row for each of `PHASES` and a column for each configuration.
     """
@@ -163,7 +163,7 @@ def less_than(
 ) -> Callable[[Estimates], NDArray[np.bool_]]:
     """Return a predicate: which candidates need less of each failed memory than the attempts that failed.
 
-    `clearly` is the least share of it; then what the message missed is to be free as well.
+    `clearly`: by at least this share of it; if set, by the missing bytes in the message as well.
     """
     asked = view.estimates([a.knobs for a in failed])
     before = predicted(view.calibration, asked, late=False)
@@ -191,7 +191,7 @@ def less_than(
 
 
 def _beyond_belief(run: Run, diagnosis: Diagnosis) -> bool:
-    """Return whether a failure needed so much more than estimated that the job is not the one it knows."""
+    """Return whether a failure needed so much more than estimated that the estimate is of another job."""
     model, last = _known_model(run), run.attempts[-1]
     if model is None or len(last.progress) >= LATE:
         return False
@@ -209,7 +209,7 @@ def _beyond_belief(run: Run, diagnosis: Diagnosis) -> bool:
 
 
 def _was_wrong(attempt: Attempt, diagnosis: Diagnosis) -> bool:
-    """Return whether the estimate promised an attempt that it would pass where it failed."""
+    """Return whether an attempt failed early with this cause and phase although it was predicted to fit."""
     own, remedy = attempt.diagnosis, attempt.remedy
     if own is None or remedy is None or not remedy.predicted or len(attempt.progress) >= LATE:
         return False

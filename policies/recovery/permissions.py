@@ -17,7 +17,7 @@ from autotune.policies.values.rehearsing import Part
 def exclusion(run: Run, action: Launch) -> str:
     """Return the name in the job's `recovery` that excludes a launch; empty if it is permitted.
 
-    What ran before may run again, and what the job itself wrote always may.
+    Configurations that ran before, and the job's own, are excluded at most by the name of the remedy.
     """
     accepted, name = run.accepted, "" if action.remedy is None else action.remedy.name
     before = run.attempts[-1].knobs if run.attempts else accepted.profile.knobs
@@ -27,9 +27,9 @@ def exclusion(run: Run, action: Launch) -> str:
 
 
 def may_follow(run: Run, present: Knobs, proposed: Knobs, *, started: bool | None = None) -> bool:
-    """Return whether a configuration is legal after the present one and holds no change that was refused.
+    """Return whether a configuration is legal after the present one and has no refused change.
 
-    `started`: whether a checkpoint may exist; as far as the run shows, if it is not given.
+    `started`: whether a checkpoint may exist; None: by the run's history.
     """
     started = started_before(run) if started is None else started
     return not is_refused(run, proposed) and not objections(
@@ -43,14 +43,14 @@ def may_cure(run: Run, present: Knobs, proposed: Knobs) -> bool:
 
 
 def started_before(run: Run) -> bool:
-    """Return whether a checkpoint may exist that the next attempt continues."""
+    """Return whether a checkpoint may exist from which the next attempt resumes."""
     if run.attempts and run.attempts[-1].rehearsal is Part.WORST:
-        return False  # a rehearsal begins anew
+        return False  # a rehearsal starts anew
     return run.accepted.job.resume or run.saved or run.best_step is not None
 
 
 def relapse_of(run: Run, proposed: Knobs) -> Attempt | None:
-    """Return the earlier attempt whose failure `proposed` would repeat."""
+    """Return the latest attempt whose failure `proposed` would repeat; None if there is none."""
     for attempt in reversed(run.attempts):
         if attempt.diagnosis is None or not attempt.out_of_memory:
             continue
@@ -73,7 +73,7 @@ def own_offloads(run: Run, knobs: Knobs) -> tuple[Knob, ...]:
 
 
 def undoes_offload(run: Run, before: Knobs, after: Knobs) -> bool:
-    """Return whether a change takes back something of what relaunches moved to the host."""
+    """Return whether a change undoes some of the offloading to the host that relaunches added."""
     return any(
         row.asks_less(Memory.HOST, getattr(before, row.name), getattr(after, row.name))
         for row in own_offloads(run, before)
@@ -81,9 +81,10 @@ def undoes_offload(run: Run, before: Knobs, after: Knobs) -> bool:
 
 
 def keeps_offload(run: Run, attempt: Attempt, proposed: Knobs) -> bool:
-    """Return whether a host is to hold again all that relaunches had moved to it when it ran out.
+    """Return whether `proposed` keeps all that relaunches had offloaded to a host when it ran out.
 
-    Whatever else asks for less of the host: such an offload is undone, and the device gets another cure.
+    Such offloading must be undone, even if other changes need less of the host; the device gets another
+    remedy.
     """
     if attempt.diagnosis is None or attempt.diagnosis.cause is not Cause.HOST_OOM:
         return False

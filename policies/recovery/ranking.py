@@ -1,4 +1,4 @@
-"""The ranking of candidates by the calibrated estimate: what fits, and of that what is fastest."""
+"""Rank candidates by the calibrated estimate: those that fit, the fastest of them first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from autotune.policies.values.knob_table import KNOB_TABLE, Part
 from autotune.policies.values.knobs import Knobs, Setting, new_values
 from autotune.policies.values.remedy import Effect
 
-_RISK_WEIGHT = 3.0  # of the chance against the logarithm of the seconds, where nothing fits with the margin
+_RISK_WEIGHT = 3.0  # of the chance against the logarithm of the seconds, if nothing fits with the margin
 _NUMERIC_WEIGHT = 0.1
 _MARGIN = 1.3  # standard deviations kept free while searching; about a tenth of a chance for one phase
 _CLIMBING_RISK = 0.05
@@ -46,23 +46,23 @@ _LACKING = frozenset({Cause.HOST_OOM, Cause.POOL_TOO_SMALL})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """A configuration as the ranking sees it."""
+    """A configuration with its predicted risk, speed and peaks."""
 
     knobs: Knobs
-    risk: float  # chance that some phase does not fit, as if no phase said anything of another
-    least_risk: float  # that of the worst phase alone: what they have in common cannot make it less
+    risk: float  # chance that some phase does not fit, as if the phases were independent
+    least_risk: float  # that of the worst phase alone: correlation cannot make it less
     step_s: float
     gpu: dict[Phase, float]  # expected peaks in bytes
     host: float
 
     @property
     def predicted(self) -> dict[str, int]:
-        """The expected peaks as the journal holds them."""
+        """The expected peaks as the journal records them, phase -> bytes."""
         return {phase.value: int(size) for phase, size in self.gpu.items()}
 
 
 def assess(view: Outlook, knobs: Knobs) -> Ranked:
-    """Return one configuration as the ranking sees it."""
+    """Return the predicted risk, speed and peaks of one configuration."""
     estimate = view.estimates((knobs,))
     times = step_times(view, None)
     return _ranked(times, (knobs,), estimate, predicted(view.calibration, estimate), 0)
@@ -76,11 +76,11 @@ def best(
     started: bool,
     permitted: Callable[[Knobs], bool],
 ) -> Ranked | None:
-    """Return the configuration to run next, None if none is permitted and differs from the present one.
+    """Return the configuration to run next; None if none is permitted and differs from the present one.
 
-    The least predicted step time among those that fit with the margin, exact before numeric, fewer and
-    smaller changes where the difference is noise, then the ladder's order. Where none fits so surely, chance
-    is weighed against speed.
+    Of those that fit with the margin, it is the one with the least predicted step time, exact before numeric;
+    if times differ by noise, fewer and smaller changes come first, then the ladder's order. If none fits so
+    certainly, risk is weighed against speed.
     """
     relief = relieving(view, present, diagnosis, started=started)
     near = _neighbourhood(view, present, started, believed=False, options=relief.options)
@@ -105,7 +105,7 @@ def best(
         np.array([_distance(present, c) for c in changes]),
     )
     for index in order:
-        # What the ladder would not touch for such a failure may join a cure, and is none by itself.
+        # Changes that the ladder would not make for such a failure may join a remedy, but are none alone.
         cures = diagnosis is None or not changes[index].keys().isdisjoint(rungs.keys() - relief.idle)
         if changes[index] and cures and less[index] and permitted(knobs[index]):
             return _without_idle(near, knobs[index], acting, diagnosis, permitted)
@@ -115,7 +115,7 @@ def best(
 def faster(
     view: Outlook, present: Knobs, *, started: bool, permitted: Callable[[Knobs], bool]
 ) -> Ranked | None:
-    """Return a configuration that is clearly faster than the present one and surely fits, if there is one."""
+    """Return a configuration that is clearly faster than the present one and certainly fits; None if none."""
     near = _neighbourhood(view, present, started, believed=True)
     knobs, slow, estimate, prediction = near.knobs, near.slow, near.estimate, near.prediction
     changes = [new_values(present, k) for k in knobs]
@@ -136,7 +136,7 @@ def faster(
 
 
 def nearest(view: Outlook, present: Knobs, *, started: bool) -> Ranked:
-    """Return the legal configuration whose expected peaks miss by least."""
+    """Return the legal configuration whose expected peaks exceed their limits by least."""
     near = _neighbourhood(view, present, started, believed=False)
     knobs, estimate, prediction = near.knobs, near.estimate, near.prediction
     misses = (prediction.gpu / estimate.gpu_capacity).max(axis=0)
@@ -158,11 +158,11 @@ def overflowing(view: Outlook, ranked: Ranked) -> list[tuple[str, float]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Neighbourhood:
-    """The configurations looked at near the present one, which is the first."""
+    """The configurations assessed near the present one, which is the first."""
 
     knobs: list[Knobs]
     slow: Floats  # logarithm of a step's seconds
-    over: Floats  # what does not fit
+    over: Floats  # overflow
     estimate: Estimates
     prediction: Prediction
     options: dict[str, tuple[Setting, ...]]
@@ -177,14 +177,14 @@ def _neighbourhood(
     believed: bool,
     options: dict[str, tuple[Setting, ...]] | None = None,
 ) -> _Neighbourhood:
-    """Return the configurations near the present one; `believed`: every prediction of speed is."""
+    """Return the configurations near the present one; `believed`: accept every prediction of speed."""
     profile, recovery = view.run.accepted.profile, view.run.accepted.job.recovery
     options = singles(view, present, started=started) if options is None else options
     times = step_times(view, None if believed else present, options)
     score = _score(view, times)
     exact = {k: v for k, v in options.items() if profile.supported[k].effect is not Effect.NUMERIC}
     result: dict[Knobs, tuple[float, float]] = {}
-    # Numeric changes may save and speed up most: a search among all would not see what the others do.
+    # Numeric changes may save and speed up most: a search among all changes would miss the others' effects.
     for some in (exact, options) if len(exact) < len(options) else (options,):
         each, slow, over = search(profile, present, some, score, recovery=recovery, started=started)
         result |= zip(each, zip(slow.tolist(), over.tolist(), strict=True), strict=True)
@@ -208,10 +208,10 @@ def _without_idle(
     diagnosis: Diagnosis | None,
     permitted: Callable[[Knobs], bool],
 ) -> Ranked:
-    """Return the chosen configuration without the changes that nothing asks for.
+    """Return the chosen configuration without unnecessary changes.
 
-    Against a full host, or too small a pool, a change stays that frees some of it, or without which something
-    else would not fit. Else one elsewhere stays that fits or speed ask for.
+    Against a full host or too small a pool, a change stays if it frees some of it, or if something else would
+    not fit without it. Otherwise a change outside `acting` stays if fit or speed require it.
     """
     view, present = near.times.view, near.knobs[0]
     most = assess(view, chosen).risk + _EQUAL_RISK
@@ -260,8 +260,8 @@ def _score(view: Outlook, times: StepTimes) -> Score:
 def _misses(view: Outlook, estimate: Estimates, prediction: Prediction) -> Floats:
     """Return each configuration's excess over the goal's memory limit, as a share of it.
 
-    The limit is the capacity less the headroom of the goal, the excess that of the fullest phase; shape
-    (configurations,); at most 0 where every phase fits.
+    The limit is the capacity minus the headroom of the goal, the excess that of the fullest phase; shape
+    (configurations,); at most 0 if every phase fits.
     """
     capacity = estimate.gpu_capacity * (1 - view.run.accepted.job.goal.headroom)
     misses: Floats = (prediction.gpu / capacity).max(axis=0) - 1
@@ -292,10 +292,10 @@ def _order(
             yield from equal[np.lexsort((slow[equal], steps[equal], moved[equal], counts[equal]))].tolist()
             left = left[slow[left] > bound]
     others = np.nonzero(~fitting)[0]
-    # A chance near one says no longer by how much it misses.
+    # A chance near one no longer shows by how much a candidate misses.
     missing = _RISK_WEIGHT * (risk[others] + 3.0 * over[others])
     worth = slow[others] + missing + _NUMERIC_WEIGHT * numeric[others]
-    # What is expected to overflow comes after all that is not.
+    # Candidates that are expected to overflow come after all others.
     overflows = risks[:, others].max(axis=0) > _EVEN
     yield from others[np.lexsort((counts[others], np.round(worth, 2), overflows))].tolist()
 
@@ -315,9 +315,9 @@ def _ranked(
 
 
 def _distance(present: Knobs, changes: dict[str, Setting]) -> float:
-    """Return how far the changes go: doublings of numbers, one for every mode or switch.
+    """Return the size of the changes: doublings of numbers, one for every mode or switch.
 
-    A switch of the engine counts half: it leaves the pool and the requests as they are.
+    A switch of the engine counts half, because it does not change the pool and the requests.
     """
     far = 0.0
     for knob, after in changes.items():

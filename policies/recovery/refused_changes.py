@@ -1,4 +1,4 @@
-"""Changes that the job refused: an error right after a change undoes it and excludes it from then on."""
+"""Detect changes that the job refused: an error right after a change undoes and excludes the change."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from autotune.policies.values.knobs import Knobs, Setting, changed
 from autotune.policies.values.profile import Profile
 
 _REFUSALS = frozenset({Cause.CONFIG, Cause.CODE, Cause.UNKNOWN})
-_OWN_RULES = "autotune-"  # what autotune itself writes into a log says nothing of a setting
+_OWN_RULES = "autotune-"  # lines that autotune itself writes into a log are not about a setting
 _START = (Phase.NONE, Phase.INIT, Phase.ROLLOUT_INIT, Phase.DATA)
-# The order in which a step passes its phases.
+# The order of a step's phases.
 _ORDER = (
     *_START,
     Phase.RESUME,
@@ -36,7 +36,7 @@ _SIZES = frozenset(row.name for row in ROWS if row.part is Part.TRAINER and row.
 _NUMBERS = re.compile(r"\d+")
 _BESIDE = frozenset(
     {Component.REWARD, Component.DATA}
-)  # parts of a job that no knob of a pass or engine moves
+)  # parts of a job that no knob of trainer or engine affects
 _SERVICE = re.compile(
     r"\b(?:HTTP(?:Error)?:? ?)?(?:429|50[0-4])\b.{0,40}(?:Error|Unavailable|Gateway|Timeout|Too Many)"
 )
@@ -45,12 +45,12 @@ _SERVICE = re.compile(
 def without_refused(run: Run) -> Run:
     """Return the run without the attempts that refused their change; `refused` keeps the changes.
 
-    What follows a refusal is then what follows the attempt before it, and never its change. An attempt
-    refuses its change if it ends with an error that is neither memory nor infrastructure, and that names a
-    changed setting, or comes in a phase that the attempt before it reached and in which the setting acts. The
-    same error after changes of different knobs is the job's own: its attempt stays. Attempts with the same
-    knobs that the cluster ended in between say nothing, and go with the one that refused. Parallel sizes are
-    refused also where the host held the start before and does not hold it with them: no smaller batch helps
+    The next action after a refusal is then that after the previous attempt, without the refused change. An
+    attempt refuses its change if it ends with an error, of neither memory nor infrastructure, that names a
+    changed setting, or that occurs in a phase which the previous attempt reached and in which the setting
+    acts. The same error after changes of different knobs is the job's own: its attempt stays. Attempts with
+    the same knobs that the cluster ended in between are dropped with the one that refused. Parallel sizes are
+    also refused if host memory sufficed for the start before and does not with them: no smaller batch helps
     there.
     """
     kept: list[Attempt] = []
@@ -73,8 +73,8 @@ def without_refused(run: Run) -> Run:
 def is_refused(run: Run, proposed: Knobs) -> bool:
     """Return whether a configuration has a change that the job refused.
 
-    A change of several knobs is excluded as a whole, until the same error shows which of them it follows;
-    a knob of which several values met the same error is not moved any more.
+    A change of several knobs is excluded as a whole until the same error shows which of them causes it; a
+    knob of which several values caused the same error is not changed any more.
     """
     for alike in _by_error(run.refused).values():
         common = _common(alike)
@@ -84,7 +84,7 @@ def is_refused(run: Run, proposed: Knobs) -> bool:
 
 
 def refusals_text(run: Run) -> str:
-    """Return what the attempts since the last one that counts refused, in words; empty if nothing."""
+    """Return, in words, the changes refused since the last attempt that counts; empty if none."""
     last = run.attempts[-1].number if run.attempts else 0
     return "; ".join(
         "the job refused "
@@ -100,7 +100,7 @@ def refusals_text(run: Run) -> str:
 
 
 def _losses(attempts: Sequence[Attempt], knobs: Knobs) -> Sequence[Attempt]:
-    """Return the attempts with these knobs that the cluster ended last, in a row."""
+    """Return the latest attempts in a row with these knobs that the cluster ended."""
     place = len(attempts)
     while place and attempts[place - 1].infrastructure and attempts[place - 1].knobs == knobs:
         place -= 1
@@ -110,7 +110,7 @@ def _losses(attempts: Sequence[Attempt], knobs: Knobs) -> Sequence[Attempt]:
 def _refusal(
     profile: Profile, attempt: Attempt, before: Attempt | None, refused: Sequence[Refused]
 ) -> Refused | None:
-    """Return the change that an attempt refused; None if it failed otherwise or by itself."""
+    """Return the change that an attempt refused; None if it failed for another reason."""
     diagnosis = attempt.diagnosis
     if diagnosis is None or attempt.remedy is None:
         return None
@@ -134,9 +134,9 @@ def _refusal(
 
 
 def _acts(knob: str, diagnosis: Diagnosis | None, error: str) -> bool:
-    """Return whether an error may come from a knob: its part works in the phase and the component of it.
+    """Return whether a knob may cause an error: its part is at work in the error's phase and component.
 
-    A service that answers with an error of its own is none of the job's parts. Every knob acts at the start.
+    No knob causes the errors that an external service returns. Every knob acts at the start.
     """
     row = KNOB_TABLE.get(knob)
     if row is None or diagnosis is None or diagnosis.phase in _START:
@@ -158,7 +158,7 @@ def _acts(knob: str, diagnosis: Diagnosis | None, error: str) -> bool:
 def _too_large_for_host(
     attempt: Attempt, before: Attempt | None, changes: Mapping[str, tuple[Setting, Setting]]
 ) -> Refused | None:
-    """Return the trainer's new parallel sizes if the host held the start until they changed."""
+    """Return the trainer's new parallel sizes if host memory sufficed for the start before they changed."""
     sizes = {knob: change for knob, change in changes.items() if knob in _SIZES}
     starting = attempt.diagnosis is not None and attempt.diagnosis.phase in _START
     if before is None or not (sizes and starting and _earlier(attempt, before)):
@@ -176,7 +176,7 @@ def _names(profile: Profile, knob: str, error: str) -> bool:
 
 
 def _reached(attempt: Attempt, before: Attempt | None) -> bool:
-    """Return whether an attempt ended in a phase that the one before it reached."""
+    """Return whether an attempt ended in a phase that the previous one reached."""
     if _earlier(attempt, before):
         return True
     if attempt.diagnosis is None or attempt.progress or before is None or before.diagnosis is None:
@@ -185,7 +185,7 @@ def _reached(attempt: Attempt, before: Attempt | None) -> bool:
 
 
 def _earlier(attempt: Attempt, before: Attempt | None) -> bool:
-    """Return whether an attempt ended in a phase before that in which the one before it ended."""
+    """Return whether an attempt ended in an earlier phase than the previous one."""
     if attempt.diagnosis is None or attempt.progress:
         return False
     phase = attempt.diagnosis.phase
@@ -208,12 +208,12 @@ def _by_error(refused: Sequence[Refused]) -> dict[str, list[Refused]]:
 
 
 def _common(alike: Sequence[Refused]) -> set[str]:
-    """Return the knobs that every one of the refused changes moved."""
+    """Return the knobs that all of the refused changes have in common."""
     return set[str].intersection(*(set(refused.changes) for refused in alike))
 
 
 def _moved(alike: Sequence[Refused], knob: str, value: Setting) -> bool:
-    """Return whether a value of the knob is among those refused, or may be where several were."""
+    """Return whether a value of the knob is the refused one, or any changed value if several were refused."""
     before = {refused.changes[knob][0] for refused in alike}
     after = {refused.changes[knob][1] for refused in alike}
     return value in after if len(after) == 1 else value not in before

@@ -1,4 +1,4 @@
-"""What follows in the rehearsal before a training, by the same rules as in the training itself."""
+"""Decide what follows in the rehearsal before a training, by the same rules as in the training itself."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from autotune.policies.values.observation import Completed
 from autotune.policies.values.rehearsing import Part, Rehearsal
 
 _LIKELY = 0.5  # chance over the training's steps above which a failure of forced lengths is cured beforehand
-_LENGTHS = OF_PASSES | {Phase.ROLLOUT, Phase.NONE}  # phases whose need follows the lengths
+_LENGTHS = OF_PASSES | {Phase.ROLLOUT, Phase.NONE}  # phases whose memory depends on the lengths
 _FOLLOWS_LENGTHS = frozenset({Cause.GPU_OOM, Cause.HOST_OOM, Cause.KV_POOL, Cause.SHM, Cause.OBJECT_STORE})
 
 
 def while_rehearsing(run: Run, rehearsal: Rehearsal, ordinary: Callable[[Run], Action]) -> Action | None:
-    """Return what follows the rehearsals of `run`; None: the training does.
+    """Return the next action in the rehearsals of `run`; None if the training follows.
 
-    `ordinary` is what would follow if they were attempts at the training. After a failure with every answer
-    at full length the rehearsal continues with the job's own lengths; what it measures tells whether the
-    training is likely to meet that failure, and only then it is cured. A rehearsal that ends without a cure
-    keeps no training from its start: it may be to blame itself.
+    `ordinary`: the next action if they were attempts at the training. After a failure with every response at
+    full length the rehearsal continues with the job's own lengths; its measurements show whether the training
+    is likely to fail so, and only then is the failure cured. A rehearsal that fails without a remedy does not
+    prevent the training, because the rehearsal itself may be the cause.
     """
     last = run.attempts[-1] if run.attempts else None
     if last is not None and not last.longest:
@@ -72,7 +72,7 @@ def while_rehearsing(run: Run, rehearsal: Rehearsal, ordinary: Callable[[Run], A
 
 
 def passed(run: Run) -> Attempt | None:
-    """Return the rehearsal that got through to its end, if the last one did."""
+    """Return the last rehearsal if it completed, otherwise None."""
     last = run.rehearsed[-1] if run.rehearsed else None
     if last is None or last.ended is None or not isinstance(last.ended.outcome, Completed):
         return None
@@ -80,9 +80,9 @@ def passed(run: Run) -> Attempt | None:
 
 
 def chance(run: Run, failed: Attempt, *, steps: int) -> float | None:
-    """Return the chance of a failure in that many steps with the job's own lengths.
+    """Return the chance that the failure of `failed` occurs in `steps` steps with the job's own lengths.
 
-    None if no estimate knows.
+    None if there is no estimate of it.
     """
     goal = msgspec.structs.replace(run.accepted.job.goal, steps=steps)
     job = msgspec.structs.replace(run.accepted.job, goal=goal)
@@ -96,7 +96,7 @@ def chance(run: Run, failed: Attempt, *, steps: int) -> float | None:
 
 
 def _row(diagnosis: Diagnosis) -> int | None:
-    """Return the row of `chances` that a failure is about."""
+    """Return the row of `chances` for a failure; None if there is none."""
     if diagnosis.cause is Cause.HOST_OOM:
         return len(PHASES)
     if diagnosis.cause is Cause.GPU_OOM and diagnosis.phase in PHASES:
@@ -105,7 +105,7 @@ def _row(diagnosis: Diagnosis) -> int | None:
 
 
 def _apart(run: Run) -> Run:
-    """Return the run without its rehearsals at full length: their failures ask for no cure by themselves."""
+    """Return the run without its rehearsals at full length, whose failures alone need no remedy."""
     forced = tuple(a for a in run.attempts if a.longest)
     return msgspec.structs.replace(
         run, attempts=tuple(a for a in run.attempts if not a.longest), rehearsed=forced
@@ -113,13 +113,13 @@ def _apart(run: Run) -> Run:
 
 
 def _answers(run: Run, action: Action) -> bool:
-    """Return whether an action answers a failure: memory that is still held, or the user, come first."""
+    """Return whether an action answers a failure, rather than memory that is still held or the user."""
     gives_up = isinstance(action, Finish) and isinstance(action.verdict, GaveUp | NeedsHuman)
     return isinstance(action, Launch) or (gives_up and run.finished is None)
 
 
 def _by_length(attempt: Attempt) -> bool:
-    """Return whether an attempt failed where full length may be why."""
+    """Return whether the forced full length may be why an attempt failed."""
     diagnosis = attempt.diagnosis
     if diagnosis is None or not attempt.longest:
         return False
@@ -127,7 +127,7 @@ def _by_length(attempt: Attempt) -> bool:
 
 
 def _likely(run: Run, last: Attempt, rehearsal: Rehearsal, action: Action) -> bool:
-    """Return whether the job's own lengths, once measured, make a failure at full length worth a cure now."""
+    """Return whether measurements at the job's own lengths make a failure at full length worth a remedy."""
     measured = any(a.progress for a in run.attempts if not a.longest)
     if not measured or not isinstance(action, Launch) or action.remedy is None:
         return False

@@ -1,4 +1,4 @@
-"""What single changes free of the memory that failed, or is foreseen to, by the estimate."""
+"""Estimate how much single changes free of the memory that failed or is predicted to."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from autotune.policies.values.failure import ENGINE_PHASES, TRAINER_PHASES, Caus
 from autotune.policies.values.knob_table import ENGINE_KNOBS, KNOB_TABLE, Memory, Part
 from autotune.policies.values.knobs import Knobs, Setting
 
-# The chance of another failure that a relaunch may carry. A failure costs a relaunch, caution costs speed for
+# The accepted chance of another failure after a relaunch. A failure costs a relaunch, caution costs speed for
 # the rest of the run; measured on the simulated cluster (docs/measured/policies.md).
 RISK = 0.2
-CLEARLY = 0.01  # share of a memory: a cure that frees less is none
+CLEARLY = 0.01  # share of a memory that a remedy frees at least
 SAME = 1e-9  # share by which two sums of one configuration may differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relief:
-    """Which knobs act on the memory that failed, and what each may become."""
+    """The knobs that act on the failed memory, and the values that each may take."""
 
     acting: frozenset[str]  # knobs of which some value clearly frees it
-    idle: frozenset[str]  # knobs of the side that did not fail of which no value frees it enough
+    idle: frozenset[str]  # knobs of the side that did not fail, of which no value frees enough of it
     options: dict[str, tuple[Setting, ...]]  # without the values that need more of it
 
 
 def singles(view: Outlook, present: Knobs, *, started: bool) -> dict[str, tuple[Setting, ...]]:
-    """Return what each knob may become by itself, its present value first."""
+    """Return the values that each knob may take by itself, its present value first."""
     accepted = view.run.accepted
     return choices(accepted.profile, present, recovery=accepted.job.recovery, started=started)
 
 
 def relieving(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, started: bool) -> Relief:
-    """Return what each knob may become without more load on what failed, and which knobs act there.
+    """Return the values of each knob that need no more of the failed memory, and the knobs that act on it.
 
-    A value needs more where both the estimate and the knob table say so. A knob of the engine acts in a pass
-    of the trainer, and the other way round, where the estimate says that it clearly frees memory there.
-    Before the first launch every value stays: no phase has failed.
+    A value needs more if both the estimate and the knob table say so. A knob of the engine acts in a phase of
+    the trainer, and vice versa, if by the estimate it clearly frees memory there. Before the first launch
+    every value stays, because no phase has failed.
     """
     options = singles(view, present, started=started)
     moves = [(k, v) for k, values in options.items() for v in values[1:]]
@@ -63,7 +63,7 @@ def relieving(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, sta
     elif phase is not None:
         acting |= {knob for knob in options if KNOB_TABLE[knob].part is Part.TRAINER}
     if diagnosis.cause is Cause.POOL_TOO_SMALL:
-        # Whatever leaves an engine more room: by itself a value may still hold no token.
+        # Any knob may give an engine more memory, even if its value alone still leaves none for a token.
         acting = set(options)
     saves = Memory.HOST if diagnosis.cause is Cause.HOST_OOM else Memory.GPU
     heavier = {
@@ -85,10 +85,10 @@ def relieving(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, sta
 def _idle(
     view: Outlook, moves: Sequence[tuple[str, Setting]], freed: Floats, diagnosis: Diagnosis
 ) -> frozenset[str]:
-    """Return the knobs of the side that did not fail of which no value frees enough of a device.
+    """Return the knobs of the side that did not fail, of which no value frees enough of a device.
 
-    Enough is what the message missed, at most `CLEARLY`. The sizes of the side that failed are what the
-    estimate may have wrong, so each of its knobs may act; what an allocator strands is not estimated.
+    Enough is the amount missing in the message, at most `CLEARLY`. The estimate may be wrong about the side
+    that failed, so each of its knobs may act; fragmentation is not estimated, so the allocator may act too.
     """
     if diagnosis.cause is not Cause.GPU_OOM or diagnosis.phase not in (*TRAINER_PHASES, *ENGINE_PHASES):
         return frozenset()
@@ -102,7 +102,7 @@ def _idle(
 def _freed(
     view: Outlook, present: Knobs, moves: Sequence[tuple[str, Setting]], diagnosis: Diagnosis | None
 ) -> Floats:
-    """Return what single changes free of each memory that failed or is foreseen to.
+    """Return how much single changes free of each memory that failed or is predicted to.
 
     Rows are memories, columns changes, values shares: of the device, of the host's bytes, or of the tokens
     that an engine's pool holds.

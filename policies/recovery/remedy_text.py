@@ -1,4 +1,4 @@
-"""A ranked configuration as a remedy: its name, its reason in words and numbers."""
+"""Make a remedy of a ranked configuration: its name, and its reason in words and figures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cure(
 def step(
     view: Outlook, present: Knobs, ranked: Ranked, before: Ranked, *, name: str, why: str, frees: str = ""
 ) -> Remedy:
-    """Return the remedy of a ranked configuration under a name and a reason of its own."""
+    """Return the remedy of a ranked configuration with the given name and reason."""
     changes = new_values(present, ranked.knobs)
     return Remedy(
         name=name,
@@ -69,7 +69,7 @@ def words(present: Knobs, changes: dict[str, Setting]) -> str:
 
 
 def peaks(view: Outlook, ranked: Ranked) -> str:
-    """Return the tightest predicted peaks against what there is."""
+    """Return, in words, the tightest predicted peaks and their capacities."""
     estimate = view.estimates((ranked.knobs,))
     shares = [
         (

@@ -1,4 +1,4 @@
-"""What to say when nothing is left: by how much the nearest configuration misses, and what would fit."""
+"""The advice when no remedy is left: by how much the nearest configuration misses, and what would fit."""
 
 from __future__ import annotations
 
@@ -118,10 +118,10 @@ def _fits(
 
 
 def widened(layout: Layout, knobs: Knobs, factor: int) -> Layout:
-    """Return the layout on so many times the devices.
+    """Return the layout on `factor` times the devices.
 
-    What is spread over all of them is spread wider. What has copies, of replicas or of hybrid sharding's
-    groups, has more of them: each rank holds as much as before.
+    State sharded over all of them is sharded further. State with copies, by replicas or hybrid sharding's
+    groups, gets more copies: each rank holds as much as before.
     """
     split = (knobs.tensor_parallel or 1) * layout.pipeline_parallel
     copied = layout.strategy == "none" or layout.shards * split < layout.ranks
@@ -140,7 +140,7 @@ def _with(profile: Profile, layout: Layout) -> Profile:
 
 
 def _shorter(profile: Profile, layout: Layout) -> Profile:
-    """Return the profile of a job with shorter responses: what held for a whole sequence shrinks with it."""
+    """Return the profile of a job with shorter responses; bounds of a whole sequence shrink with it."""
     longest = layout.prompt_tokens + layout.response_tokens
     bounds = tuple(
         msgspec.structs.replace(c, value=min(c.value, float(longest)))

@@ -1,7 +1,7 @@
-"""How fast the configurations of a run are: the roofline, corrected by the step times that were measured.
+"""Predict the step times of a run's configurations: the roofline, corrected by measured step times.
 
-A Gaussian process whose mean is the roofline: each part of a step has a factor that is not known, and each
-knob may do what no roofline says. What two configurations have in common says nothing of their difference.
+The model is a Gaussian process whose mean is the roofline: each part of a step has an unknown factor, and
+each knob an unknown effect. Errors that two configurations share cancel in their difference.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _GROUPS = (
     (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER),
     (Phase.WEIGHT_SYNC,),
 )
-# A roofline is off by tens of percent and by different amounts for generation and for training; what no
+# A roofline is off by tens of percent and by different amounts for generation and for training; time that no
 # phase explains (scheduling, the driver) is a constant share of a step.
 _FACTOR_ERROR, _CONSTANT_ERROR = 0.4, 0.15
-# Shares of a step by which one knob alone, and all together, may do what the roofline does not say.
+# Shares of a step by which the effect of one knob alone, and of all together, may differ from the roofline.
 _ONE_KNOB, _TOGETHER = 0.06, 0.06
-_LENGTH = 0.4  # of a knob's whole range, over which that changes
-_MEASUREMENT = 0.015  # share by which a step time is off between two runs
+_LENGTH = 0.4  # share of a knob's whole range over which that effect changes
+_MEASUREMENT = 0.015  # share by which a step time differs between two runs
 _LEAST_FACTOR = 0.2
-_LEAST_SHARE = 0.05  # of a usual step, below which no step is expected
+_LEAST_SHARE = 0.05  # of a usual step, below which no step is predicted
 _ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """What a configuration is to the pace: the predicted seconds of its parts, and its place in the space."""
+    """Configurations as the input of a pace: the predicted seconds of their parts, and their coordinates."""
 
     rows: Floats  # (configuration, group of phases)
     codes: Floats  # (configuration, knob), 0 to 1
@@ -56,21 +56,21 @@ class Offered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What is believed of the seconds of a step."""
+    """The belief about the seconds of a step."""
 
     usual_s: float  # predicted seconds of a usual step
     scale: float  # measured seconds over predicted ones
-    factors: Floats  # of each group, for what overlaps
+    factors: Floats  # of each group, if generation and training overlap
     overlapped: bool  # generation and training run at the same time
     known: Offered
-    inverse: Floats  # of the covariance of what was measured
-    surprise: Floats  # that inverse times what was measured beyond the roofline
+    inverse: Floats  # of the covariance of the measurements
+    surprise: Floats  # that inverse times the residuals of the measurements from the roofline
 
 
 def offered(
     estimate: Estimates, knobs: Sequence[Knobs], axes: Axes, *, rollout_s: Floats | None = None
 ) -> Offered:
-    """Return configurations as the pace sees them; `rollout_s` are the seconds of generation, if others."""
+    """Return configurations as the input of a pace; `rollout_s` replaces the seconds of generation."""
     groups = [sum(estimate.seconds[PHASES.index(phase)] for phase in group) for group in _GROUPS]
     if rollout_s is not None:
         groups[0] = rollout_s
@@ -85,7 +85,7 @@ def offered(
 def pace_of(
     seen: Offered, step_s: Floats, rates: Sequence[float], noises: Sequence[float], *, overlapped: bool
 ) -> Pace:
-    """Return the pace after at least one configuration with these predicted step times ran at these rates.
+    """Return the pace after at least one configuration, predicted to take `step_s`, ran at `rates`.
 
     `noises` are the relative standard errors of the rates.
     """
@@ -125,14 +125,14 @@ def unmeasured(usual_s: float, knobs: int, *, overlapped: bool) -> Pace:
 
 
 def expected_s(pace: Pace, candidates: Offered) -> Floats:
-    """Return the expected seconds of a step, in predicted ones: `scale` makes measured ones of them."""
+    """Return the expected seconds of a step on the roofline's scale; times `scale` they are real ones."""
     there = _shown(pace, candidates)
     expected: Floats = there.rows.sum(axis=1) + _covariance(there, pace.known, pace.usual_s) @ pace.surprise
     return np.maximum(expected, _LEAST_SHARE * pace.usual_s)
 
 
 def slower(pace: Pace, candidates: Offered, reference: Offered) -> tuple[Floats, Floats]:
-    """Return by how much a step takes longer than the reference's, as a share of it, and how surely.
+    """Return the share by which a step takes longer than the reference's, and its standard deviation.
 
     The reference is one configuration for all candidates, or one for each.
     """
@@ -197,16 +197,16 @@ def _active(rows: Floats, factors: Floats, *, overlapped: bool) -> Floats:
 # ---- the step times of a run
 
 _ROLLOUT = PHASES.index(Phase.ROLLOUT)
-SURELY = 2.0  # standard deviations beyond which a predicted gain is no error of the prediction
-_ONE_STEP = 0.1  # share by which the first step's time, which also warms up, is off
+SURELY = 2.0  # standard deviations beyond which a predicted gain counts as real
+_ONE_STEP = 0.1  # relative error of the first step's time, which includes the warm-up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """What is believed of the step times around one configuration."""
+    """The belief about the step times around one configuration."""
 
     view: Outlook
-    present: Knobs | None  # None: every prediction of speed is believed
+    present: Knobs | None  # None: every prediction of speed is accepted
     axes: Axes
     pace: Pace
 
@@ -216,11 +216,11 @@ class StepTimes:
         return result
 
     def sure(self, estimate: Estimates, knobs: Sequence[Knobs], acting: Collection[str]) -> Floats:
-        """Return the expected seconds without the gains that may be the prediction's error.
+        """Return the expected seconds without the gains that may be errors of the prediction.
 
-        What a change of a knob that is not among `acting` gains counts only where it exceeds twice the error
-        of that difference, which is small between configurations whose step times were measured. It is
-        compared beside the other changes, and by itself: they may be slow only without it.
+        The gain by changes of knobs outside `acting` counts only if it exceeds twice the error of that
+        difference, which is small between configurations with measured step times. It is compared both in
+        addition to the other changes and alone, because these may be slow only without it.
         """
         taken = self.seconds(estimate, knobs)
         if self.present is None:
@@ -234,7 +234,7 @@ class StepTimes:
         return taken
 
     def _unsure(self, knobs: Sequence[Knobs], without: Sequence[Knobs]) -> Floats:
-        """Return the factors by which seconds grow without a gain over `without` that may be none."""
+        """Return the factors by which seconds grow if uncertain gains over `without` do not count."""
         assert self.present is not None
         alone = [
             msgspec.structs.replace(self.present, **new_values(before, after))
@@ -256,7 +256,7 @@ class StepTimes:
         return -more, error
 
     def only(self, knobs: Knobs, acting: Collection[str]) -> Knobs:
-        """Return the present configuration with those changes of another one that move `acting` knobs."""
+        """Return the present configuration with those changes of another one that are of `acting` knobs."""
         assert self.present is not None
         changes = new_values(self.present, knobs)
         return msgspec.structs.replace(
@@ -267,7 +267,7 @@ class StepTimes:
         return offered(estimate, knobs, self.axes, rollout_s=self._rollout_s(estimate, knobs))
 
     def _rollout_s(self, estimate: Estimates, knobs: Sequence[Knobs]) -> Floats:
-        """Return seconds of generation which a smaller pool or fewer requests never shorten."""
+        """Return the seconds of generation, which a smaller pool or fewer requests never shorten."""
         rollout: Floats = estimate.seconds[_ROLLOUT].copy()
         if self.present is None:
             return rollout
@@ -282,7 +282,7 @@ class StepTimes:
 def step_times(
     view: Outlook, present: Knobs | None, options: Mapping[str, Sequence[Setting]] | None = None
 ) -> StepTimes:
-    """Return what is believed of step times; `options` are the values among which candidates are sought."""
+    """Return the belief about step times; `options`: by knob, the values that candidates may have."""
     run = view.run
     overlapped = run.accepted.profile.placement is Placement.ASYNCHRONOUS
     measured = _measured(run)
@@ -308,7 +308,7 @@ def _measured(run: Run) -> dict[Knobs, tuple[float, float]]:
     for attempt in run.attempts:
         timed = [p.seconds for p in attempt.progress if p.seconds]
         if timed:
-            # The first step of an attempt also warms up.
+            # The first step of an attempt includes the warm-up.
             taken.setdefault(attempt.knobs, []).extend(timed[1:] or timed)
     return {
         knobs: (1 / median(timed), float(np.std(timed, ddof=1)) / median(timed) / len(timed) ** 0.5)
@@ -319,7 +319,7 @@ def _measured(run: Run) -> dict[Knobs, tuple[float, float]]:
 
 
 def _ordered(values: Sequence[Setting]) -> tuple[Setting, ...]:
-    """Return distinct values, numbers in rising order."""
+    """Return distinct values, numbers in ascending order."""
     result = list(dict.fromkeys(values))
     numbers = [v for v in result if isinstance(v, int | float) and not isinstance(v, bool)]
     others = (v for v in result if isinstance(v, bool) or not isinstance(v, int | float))
@@ -327,7 +327,7 @@ def _ordered(values: Sequence[Setting]) -> tuple[Setting, ...]:
 
 
 def _fuller(knobs: Knobs, present: Knobs) -> Knobs:
-    """Return the configuration with no smaller a pool and no fewer requests than the present one has."""
+    """Return the configuration with at least the pool and the requests of the present one."""
     changes = {
         knob: before
         for knob in ("memory_fraction", "concurrency")

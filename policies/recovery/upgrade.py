@@ -1,4 +1,4 @@
-"""After the goal: what the memory that stayed free would allow, offered, or tried where the job wants it."""
+"""After the goal: offer a faster configuration for the memory that stayed free, or try it with `climb`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from autotune.policies.values.knobs import Knobs, new_values
 from autotune.policies.values.observation import Cancelled
 from autotune.policies.values.remedy import Remedy
 
-CLIMB = "climb"  # the name of the remedy, and who stopped the attempt before it
+CLIMB = "climb"  # the name of the remedy, and `by` of the stop before it
 RETURN = "return"
 _MOST = 2  # climbs of one run
 
 
 def offer(run: Run) -> Remedy | None:
-    """Return the faster neighbour of the stable configuration; None if nothing surely faster fits."""
+    """Return the faster neighbour of the stable configuration; None if nothing certainly faster fits."""
     stable = next((a for a in reversed(run.attempts) if a.goal is not None), None)
     view = outlook(run)
     if stable is None or view is None or (stable.goal is not None and stable.goal.marginal):
@@ -42,7 +42,7 @@ def offer(run: Run) -> Remedy | None:
 
 
 def due(run: Run, last: Attempt) -> Remedy | None:
-    """Return the climb to make now: the job wants it, and a checkpoint was written since the goal."""
+    """Return the climb to make now, if the job sets `climb` and a checkpoint was written since the goal."""
     job = run.accepted.job
     if not job.recovery.climb or job.goal.then is Then.STOP or last.goal is None:
         return None
@@ -63,7 +63,7 @@ def stopped_to_climb(attempt: Attempt) -> bool:
 
 
 def back(run: Run, last: Attempt) -> Remedy | None:
-    """Return the way back to the stable configuration after a climb that failed."""
+    """Return the change back to the stable configuration after a failed climb; None otherwise."""
     place = len(run.attempts) - 1
     # A climb that was lost or hung was relaunched with its own knobs.
     while place and run.attempts[place].remedy is None and run.attempts[place - 1].knobs == last.knobs:

@@ -1,4 +1,4 @@
-"""What the longest sequences that a job allows would need, and the remedy that is kept ready for them."""
+"""The memory that the longest sequences of a job would need, and the remedy kept ready for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def longest_sequences(view: Outlook) -> Outlook:
 
 
 def came_late(run: Run) -> bool:
-    """Return whether a pass failed after so many steps that its sequences may be longer than expected."""
+    """Return whether a micro-batch failed after so many steps that its sequences may be unusually long."""
     last = run.attempts[-1]
     diagnosis = last.diagnosis
     if diagnosis is None or diagnosis.cause is not Cause.GPU_OOM or diagnosis.phase not in OF_PASSES:
@@ -32,7 +32,7 @@ def came_late(run: Run) -> bool:
 
 
 def cautions(run: Run, knobs: Knobs) -> tuple[str, ...]:
-    """Return what the user should know before the launch, beyond what the framework warns of."""
+    """Return warnings before the launch, in addition to the framework's."""
     accepted, more = run.accepted, worst_case(run, knobs)
     if not accepted.job.recovery.in_place or accepted.profile.cures_in_place:
         return more
@@ -42,7 +42,7 @@ def cautions(run: Run, knobs: Knobs) -> tuple[str, ...]:
 
 
 def worst_case(run: Run, knobs: Knobs) -> tuple[str, ...]:
-    """Return a warning where a configuration fits the steps of the goal but not the longest sequences."""
+    """Return a warning if a configuration fits the steps of the goal but not the longest sequences."""
     view = outlook(run)
     if view is None:
         return ()

@@ -37,7 +37,7 @@ def fragmentation_prevails(diagnosis: Diagnosis) -> bool:
     """Return whether fragmentation is above that of a usual micro-batch: the allocator is then changed first.
 
     The idle memory that it would return must cover the failed request with a margin, and be a notable share
-    of the device. Without figures, what the diagnosis says counts.
+    of the device. Without figures, the diagnosis decides.
     """
     facts = diagnosis.facts
     requested, idle, limit = facts.requested_bytes, facts.reserved_unallocated_bytes, facts.limit_bytes

@@ -168,7 +168,7 @@ def foreseen(
     *,
     neighbours: Neighbours,
 ) -> Foresight | None:
-    """Return the prediction after these events; None if no model is known or none is wanted."""
+    """Return the prediction after these events; None if no model is known or the ladder is to decide."""
     run = fold((accepted, *events), trials=True)
     view = outlook(run)
     if view is None:

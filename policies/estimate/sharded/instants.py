@@ -25,7 +25,7 @@ class Gradients:
     complete: Floats  # once a backward is over
     per_parameter: Floats  # of this rank's part of the model
     last: Floats  # without sharding: of the first layer and the embedding, which come last
-    tied: Floats  # of a tied embedding, as it stays; 0 where embedding and head are two tensors
+    tied: Floats  # of a tied embedding, as it stays; 0 if embedding and head are two tensors
     tied_copies: Floats  # the two gradients of a tied embedding and their sum, while they are added
     head: Floats  # without sharding: of the head, which come first
 

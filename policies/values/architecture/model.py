@@ -113,7 +113,7 @@ class Layout(Value, frozen=True, kw_only=True):
     expert_shards: int = 0  # ranks over which a distributed optimizer spreads the experts; 0: as all else
     dispatcher: Literal["alltoall", "allgather", "flex"] = "alltoall"  # Megatron's, of tokens to experts
     engine_ranks: int = 0  # devices of all rollout engines together; colocated: the trainer's own
-    parameter_bytes: int = 4  # per resident (sharded) parameter: 4 where FSDP keeps fp32
+    parameter_bytes: int = 4  # per resident (sharded) parameter: 4 if FSDP keeps fp32
     compute_bytes: int = 2  # per parameter and activation in forward and backward
     autocast: bool = False  # weights and residual stream stay in fp32, products are cast (torch.autocast)
     autocast_head: bool = True  # ... the head's too, as a whole; else its kernel casts tiles

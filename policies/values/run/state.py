@@ -30,7 +30,7 @@ class RunState(StrEnum):
 
     NOT_STARTED = "not_started"  # no driver has accepted its job
     PREPARING = "preparing"  # a driver is at work and has not accepted the job yet
-    WAITING = "waiting"  # for nodes of the cluster, as its driver says beside the journal
+    WAITING = "waiting"  # for nodes of the cluster, as its driver reports beside the journal
     REHEARSING = "rehearsing"
     STARTING = "starting"  # the first attempt at the training has completed no step
     RUNNING = "running"  # the first attempt completes steps
