@@ -1,1 +1,1 @@
-"""The driver: reads a job, follows its attempts, keeps the journal and talks to people."""
+"""The orchestrator: commands, the driver of a run, the run folder, and output for people."""

@@ -70,7 +70,7 @@ class TrialStatus(Value, frozen=True, kw_only=True):
 
     trial: int
     change: str
-    seconds: float | None  # of a trial without a result as in `AttemptStatus`
+    seconds: float | None  # without a result: as in `AttemptStatus`
     status: str
     unwatched: bool = False
 

@@ -1,1 +1,1 @@
-"""From job.yaml to a job, with every error at once."""
+"""Load job.yaml as a job, and report all its errors at once."""

@@ -1,6 +1,6 @@
-"""Every key of job.yaml: its kind, its default as a person writes it, and what it means.
+"""The keys of job.yaml: type, default as a person writes it, and meaning.
 
-The job file is checked against these classes; `job_schema` makes the JSON schema and the reference page.
+The job file is validated by these classes; `json_schema` generates the JSON schema and the reference page.
 """
 
 from __future__ import annotations

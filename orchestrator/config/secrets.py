@@ -120,7 +120,7 @@ def filled(job: Job, lookup: Lookup = os.environ.get) -> tuple[Job, tuple[Missin
 
 
 def _each_text(notify: Notify, change: Callable[[str, Path], str]) -> Notify:
-    """Return `notify` with each of its words and URLs changed."""
+    """Return `notify` with `change` applied to all its words and URLs."""
     return msgspec.structs.replace(
         notify,
         command=tuple(change(word, ("command", index)) for index, word in enumerate(notify.command)),

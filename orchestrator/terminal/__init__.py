@@ -1,1 +1,1 @@
-"""What a person sees in a terminal."""
+"""Output on a terminal."""

@@ -145,7 +145,7 @@ class Views(Observer):
             self._lose_stdout(error)
 
     def _lose_stdout(self, error: Exception) -> None:
-        """Print no more on stdout."""
+        """Stop printing on stdout after an error."""
         self._json = False
         self._note("stdout", f"cannot write to stdout: {_words(error)}; the run continues without it")
 

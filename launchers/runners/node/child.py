@@ -1,4 +1,4 @@
-"""The framework's main process: its private folder, its start through the shim, its end."""
+"""The framework's main process: create its private folder, start it through the shim, end it."""
 
 from __future__ import annotations
 

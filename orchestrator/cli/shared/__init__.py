@@ -1,1 +1,1 @@
-"""What several commands share: their options, and how a run is started, driven and gone on with."""
+"""Code shared by several commands: options, and how to start, drive and continue a run."""

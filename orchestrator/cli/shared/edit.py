@@ -275,13 +275,13 @@ def differences(before: Job, after: Job) -> dict[str, tuple[Any, Any]]:
 
 
 def concerns_training(keys: dict[str, tuple[Any, Any]], profile: Profile) -> bool:
-    """Return whether anything but knobs and the conduct of the run differs."""
+    """Return whether anything except knobs and keys of `_CONDUCT` differs."""
     knobs = {f"settings.{support.setting}" for support in profile.supported.values()}
     return any(key not in knobs and not key.startswith(_CONDUCT) for key in keys)
 
 
 def concerns_trials(keys: dict[str, tuple[Any, Any]]) -> bool:
-    """Return whether anything but the conduct of the run differs: trials are compared with each other."""
+    """Return whether anything except keys of `_CONDUCT` differs, so that trials are not comparable."""
     return any(not key.startswith(_CONDUCT) for key in keys)
 
 

@@ -1,4 +1,4 @@
-"""What `--json` prints, by command, and the JSON Schema of each document, made from the types that write it.
+"""The documents that `--json` prints, by command, and their JSON Schemas, generated from their types.
 
 `python -m autotune.orchestrator.cli.shared.json_documents configs/schemas` writes them all.
 """
@@ -36,7 +36,7 @@ from autotune.orchestrator.report.document import Report
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import Row
 
-# By file name: what is printed, and its type.
+# File name -> what is printed, and its type.
 DOCUMENTS: Mapping[str, tuple[str, Any]] = {
     "init": ("`autotune init --json`", JobDraft),
     "events": ("a line of `launch`, `search`, `rehearse` and `resume` with --json, and of events.jsonl", Row),
@@ -71,13 +71,13 @@ def schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a document; raises KeyError for an unknown one."""
     title, type_ = DOCUMENTS[name]
     made = msgspec.json.schema(type_)
-    # Events on record may be of an older autotune, which knew fewer fields; elsewhere defaults are printed.
+    # Recorded events may be from an older autotune with fewer fields; other documents have all fields.
     _complete(made, required=name != "events")
     return {"$schema": _DIALECT, "title": title, **made}
 
 
 def _complete(node: Any, *, required: bool) -> None:
-    """Make docstrings what every Python makes of them, and with `required` every field of every object."""
+    """Clean docstrings as all Pythons do; with `required`, require all fields of all objects."""
     if isinstance(node, list):
         for each in node:
             _complete(each, required=required)

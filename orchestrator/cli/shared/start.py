@@ -327,7 +327,7 @@ def detach(prepared: RequestedJob, *, options: Options) -> None:
             )
         if time.monotonic() > until:  # a file server may be slow or just mounted
             words = f"run {run.id} is still starting in the background (pid {child.pid}); see `{log}`"
-            _follow_up(run, words, options, end=f"kill {child.pid}")  # `stop` finds no driver yet
+            _follow_up(run, words, options, end=f"kill {child.pid}")  # `stop` would not find a driver yet
             return
         time.sleep(0.05)
     words = f"run {run.id} continues in the background (pid {child.pid})"

@@ -1,1 +1,1 @@
-"""Reads bash scripts without running them."""
+"""Read bash scripts without running them."""
