@@ -366,7 +366,7 @@ def _peaks(cured: Repair, diagnosis: Diagnosis, host_bytes: int) -> tuple[tuple[
 
 def _write(path: Path, text: str) -> None:
     """Replace a file, keeping its permissions; raises Failure if that is not possible."""
-    partial = path.with_name(f".{path.name}.autotune")
+    partial = path.resolve().with_name(f".{path.name}.autotune")  # a link may lead to another file system
     try:
         partial.write_text(text)
         shutil.copymode(path, partial)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ENDS_HERE = "the script ends here"
 _OF_A_MACHINE = re.compile(r"rc$|activate|conda|profile|env")  # sourced to find programs, not for settings
-_DEPTH = 25  # nested files and functions
+DEPTH = 25  # nested files and functions
 _NEAR = 3  # lines between a message and the `exit` that it explains
 
 
@@ -88,7 +88,7 @@ def read_file(shell: Shell, node: Node, call: Call, *, program: bool = False) ->
             text = read_text(path).replace("\r\n", "\n")
         except UnreadableError:
             text = None
-    if text is None or shell.depth >= _DEPTH:
+    if text is None or shell.depth >= DEPTH:
         of_machine = not program and _OF_A_MACHINE.search(name) is not None
         shell.state.unread = shell.state.unread or not (program or of_machine)
         what = "left out, launch from that environment" if of_machine else "file not found or not readable"
@@ -203,7 +203,7 @@ def _getopts(shell: Shell, node: Node, call: Call) -> bool | None:
 
 def _eval(shell: Shell, node: Node, call: Call) -> bool | None:
     source = " ".join(call.words)
-    if is_unknown(source) or shell.depth >= _DEPTH:
+    if is_unknown(source) or shell.depth >= DEPTH:
         shell.state.note(node, f"command unknown, left out: `{first_line(text_of(node))}`")
         return None
     shell.depth += 1

@@ -13,6 +13,7 @@ from tree_sitter import Node
 from autotune.orchestrator.init.bash import expansion
 from autotune.orchestrator.init.bash.builtins import (
     BUILTINS,
+    DEPTH,
     Call,
     Leave,
     places_of,
@@ -24,7 +25,6 @@ from autotune.orchestrator.init.bash.state import Invocation, State, Variable, a
 from autotune.orchestrator.init.bash.syntax import first_line, line_of, parse, text_of
 from autotune.orchestrator.init.bash.text_commands import CannotTell, is_known, output_of, reads_input
 
-_DEPTH = 25  # nested files and functions
 _IGNORED = frozenset(
     [
         "shopt",
@@ -340,7 +340,7 @@ class Commands(ABC):
         self, node: Node, name: str, arguments: list[str], stdin: str | None
     ) -> tuple[bool | None, str | None]:
         file, body = self.state.functions[name]
-        if self.depth >= _DEPTH:
+        if self.depth >= DEPTH:
             self.state.note(node, f"`{name}`: calls are nested too deeply, left out")
             return None, None
         self.depth += 1

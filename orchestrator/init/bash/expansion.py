@@ -364,7 +364,7 @@ def _indexed(state: State, name: str, index: str) -> str | None:
     value = state.get(name)
     at = number(state, index)
     if isinstance(value, dict):
-        return value.get(index) or value.get(str(at))
+        return value[index] if index in value else value.get(str(at))
     items = state.items(name)
     return items[at] if at is not None and -len(items) <= at < len(items) else None
 

@@ -80,9 +80,10 @@ def braces(source: str) -> list[str]:
     if span is not None:
         first, last = int(span[1]), int(span[2])
         step = max(1, int(span[3] or 1)) * (1 if last >= first else -1)
-        width = max(len(each) for each in (span[1], span[2])) if "0" in (span[1][:1], span[2][:1]) else 0
+        ends = (span[1], span[2])
+        width = max(map(len, ends)) if any(re.match(r"-?0\d", each) for each in ends) else 0
         end = last + (1 if step > 0 else -1)
-        options = [str(n).zfill(width if first and last else 0) for n in range(first, end, step)][:_MOST]
+        options = [str(n).zfill(width) for n in range(first, end, step)][:_MOST]
         result = span
     elif letters is not None:
         first, last = (ord(each) for each in letters.groups() if each)

@@ -6,6 +6,7 @@ import json
 import shlex
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +238,14 @@ def test_a_host_whose_estimate_stays_the_same_is_given_no_peaks(folder: Path) ->
     answer = fixed("dead.log", "run.sh", "--gpus", "8xH100")
     assert answer["cause"] == "host-oom"
     assert all(each["phase"] == "host memory" for each in answer["peaks"]) or answer["note"]
+
+
+def test_a_link_to_a_script_on_another_file_system_is_followed(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        script = Path(elsewhere) / "run.sh"
+        script.write_text(LITERAL)
+        (folder / "run.sh").symlink_to(script)
+        assert called("dead.log", "run.sh", "-w").exit_code == 0
+        assert (folder / "run.sh").is_symlink()
+        assert f"{ACTOR}=18432" in script.read_text()
+        assert list(Path(elsewhere).iterdir()) == [script]

@@ -199,7 +199,8 @@ def test_what_a_statement_prints_is_unknown_where_only_running_it_would_show(
         # Here-documents.
         "M=1\ncat > f.sh <<EOF\nM=\\${M:-5} N=$M\nrecord \\$N \\$((N + 1))\nEOF\nsource ./f.sh",
         # Words.
-        "record {1..10..3} {01..03}",
+        "record {1..10..3} {01..03} {00..03} {0..2} {8..010} {-01..1}",
+        "declare -A a=([x]= [y]=1)\nrecord ${a[x]-default} ${a[x]:-empty} ${a[y]-default}${a[z]-none}",
         "x=ab12\nrecord ${x//[^0-9]/}",
         "shopt -s extglob\nx=aab\nrecord ${x##+(a)}",
         'record ${y:-"c d"}',
