@@ -34,7 +34,7 @@ from autotune.orchestrator.explain.reader import (
     read_members,
 )
 from autotune.orchestrator.explain.text_output import render_explanation
-from autotune.orchestrator.terminal.widgets import echo
+from autotune.orchestrator.terminal.widgets import echo, folded, width_of
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.history import Run, fold
 
@@ -102,7 +102,8 @@ def explain_logs(
         if options.json:
             _write(document(reads) + b"\n")
         else:
-            echo("\n".join((render(reads[0].explanation), *summary(reads))), color=options.color)
+            text = "\n".join((render(reads[0].explanation), *summary(reads)))
+            echo(folded(text, width_of(sys.stdout)), color=options.color)
     return ExitCode.OK if is_answer else ExitCode.NO
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
@@ -49,6 +50,7 @@ _BAR_CELLS = 24
 _LEVELS = "▁▂▃▄▅▆▇█"
 _MARGINAL, _FULL = 0.9, 0.95  # share of a memory in use: yellow, red
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # may occur in a run's files and its job
+_LABEL = re.compile(r"(?:help|hint|info|note|error\[[\w-]+\]): +|  +(?:why|slows|effect) +")
 _STYLES = (
     (re.compile(r"^(error(\[[\w-]+\])?|unknown):", re.MULTILINE), {"fg": "red", "bold": True}),
     (re.compile(r"^warning:", re.MULTILINE), {"fg": "yellow"}),
@@ -114,6 +116,23 @@ def highlighted(text: str) -> str:
 
 
 # ---------------------------------------------------------------------- lines
+
+
+def folded(text: str, width: int | None) -> str:
+    """Return a message with its sentences wrapped to a width; None leaves it.
+
+    A wrapped line continues below its first word after the label. Lines of a log, and commands and settings
+    to copy, stay whole.
+    """
+    return text if width is None else "\n".join(_folded(line, width) for line in text.split("\n"))
+
+
+def _folded(line: str, width: int) -> str:
+    label = _LABEL.match(line)
+    if label is None or len(line) <= width:
+        return line
+    below = " " * len(label[0])
+    return textwrap.fill(line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
 
 
 def ascii_text(text: Text) -> Text:

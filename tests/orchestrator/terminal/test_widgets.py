@@ -11,6 +11,7 @@ from autotune.orchestrator.terminal.widgets import (
     ascii_text,
     echo,
     encodable,
+    folded,
     memory_bar,
     rendered,
     sparkline,
@@ -64,3 +65,23 @@ def test_a_sparkline_begins_at_zero() -> None:
 def test_no_text_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     echo("error: \x1b]0;title\x07 of\trun\r\nhint: \x9b31m", color="never", err=True)
     assert capsys.readouterr().err == "error: ?]0;title? of\trun?\nhint: ?31m\n"
+
+
+def test_sentences_wrap_below_their_first_word_and_what_is_copied_stays_whole() -> None:
+    sentence, log, command = (
+        "help: lower `a` or `b`",
+        "7 | help: a line of a log",
+        "      verl  a.b=1 c.d=2 e.f=3",
+    )
+    text = "\n".join([sentence, "      why   it saves memory", log, command])
+    assert folded(text, None) == text
+    assert folded(text, 100) == text
+    assert folded(text, 18).split("\n") == [
+        "help: lower `a` or",
+        "      `b`",
+        "      why   it",
+        "            saves",
+        "            memory",
+        log,
+        command,
+    ]
