@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -93,25 +94,32 @@ def ray_head() -> Iterator[tuple[int, int]]:
 def started_head(*options: str, env: Mapping[str, str] | None = None) -> Iterator[tuple[int, int]]:
     """Start a Ray head; yields its port and its dashboard's."""
     folder = Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))  # sockets below it have a longest path
-    port, dashboard = free_port(), free_port()
-    command = [RAY, "start", "--head", "--block", "--port", str(port), "--dashboard-port", str(dashboard)]
-    command += ["--temp-dir", str(folder), "--num-cpus", "16", "--include-dashboard", "true"]
-    # Another Ray on this machine may hold the agent's usual port.
-    command += ["--dashboard-agent-listen-port", str(free_port()), *options]
-    child = subprocess.Popen(
-        command,
-        env={**os.environ, "HOME": str(folder), **(env or {})},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    for _ in range(3):  # a port may be taken between its choice and its use: the head then ends at once
+        port, dashboard = free_port(), free_port()
+        command = [RAY, "start", "--head", "--block", "--port", str(port), "--dashboard-port", str(dashboard)]
+        command += ["--temp-dir", str(folder), "--num-cpus", "16", "--include-dashboard", "true"]
+        # Another Ray on this machine may hold the agent's usual port.
+        command += ["--dashboard-agent-listen-port", str(free_port()), *options]
+        child = subprocess.Popen(
+            command,
+            env={**os.environ, "HOME": str(folder), **(env or {})},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        until(partial(_has_started_or_ended, child, dashboard), "the head did not start", 90)
+        if child.poll() is None:
+            break
     try:
-        until(lambda: answers(dashboard), "the head did not start", 90)
         yield port, dashboard
     finally:
         child.send_signal(signal.SIGTERM)
         child.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_started_or_ended(child: subprocess.Popen[bytes], dashboard: int) -> bool:
+    return child.poll() is not None or answers(dashboard)
 
 
 def answers(port: int) -> bool:
