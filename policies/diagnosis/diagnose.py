@@ -78,8 +78,8 @@ def _first(causes: list[Finding]) -> Finding | None:
     strong = [f for f in causes if not _weak(f)]
     strong = [f for f in strong if not f.caught] or strong  # a caught failure counts only without any other
     if not strong:
-        said = [f for f in causes if not BY_NAME[f.line.rule].warning] or causes
-        return said[0] if said else None
+        candidates = [f for f in causes if not BY_NAME[f.line.rule].warning] or causes
+        return candidates[0] if candidates else None
     first = strong[0]
     if first.line.rule == BUILTIN_FAILURE:
         return first
@@ -102,7 +102,7 @@ def _weak(finding: Finding) -> bool:
 
 def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
     cause = first.cause or Cause.UNKNOWN
-    facts, phase, component, shown = first.facts, first.phase, first.component, first.phase_shown
+    facts, phase, component, is_shown = first.facts, first.phase, first.component, first.phase_shown
     lines = [first.line]
     others = 0
     for other in evidence.findings:
@@ -114,7 +114,7 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
         if same and first.line.rule != BUILTIN_FAILURE:
             facts = filled(facts, other.facts) if other.source == first.source else facts
             if phase is Phase.NONE:
-                phase, shown = other.phase, other.phase_shown
+                phase, is_shown = other.phase, other.phase_shown
             component = other.component if component.value == "unknown" else component
         if same and len(lines) < _SHOWN:
             lines.append(other.line)
@@ -123,7 +123,7 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
     if group is not None and group.component is not Component.UNKNOWN:
         # The killed process may have held little memory: blame the processes that filled the node.
         if group.phase is not Phase.NONE or group.component is not component:
-            phase, shown = group.phase, group.phase is not Phase.NONE
+            phase, is_shown = group.phase, group.phase is not Phase.NONE
         component = group.component
     elif cause is Cause.HOST_OOM and phase is Phase.NONE and (listed := first_listed(facts)) is not None:
         phase = listed.phase
@@ -134,7 +134,7 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
     return Diagnosis(
         cause=cause,
         phase=phase,
-        phase_shown=shown or (phase is evidence.last_phase is not Phase.NONE),
+        phase_shown=is_shown or (phase is evidence.last_phase is not Phase.NONE),
         component=component,
         rank=first.rank,
         step=first.step if first.step is not None else evidence.last_step,
@@ -158,11 +158,11 @@ def _from_outcome(evidence: Evidence) -> Diagnosis | None:
     """Return the diagnosis of a hang, a lost cluster or a kill with full host memory; otherwise None."""
     outcome = evidence.outcome
     consequences = tuple(f.line for f in evidence.findings if f.cause is None)
-    said = consequences
+    kept = consequences
     if isinstance(outcome, Hung):
         cause, text = Cause.HANG, outcome.reason or f"no sign of life for {outcome.silent_s:.0f} s"
         # The last errors before and during the hang are the best hint that a log has.
-        said = (*consequences[:2], *evidence.last_errors[-2:])
+        kept = (*consequences[:2], *evidence.last_errors[-2:])
     elif isinstance(outcome, Lost):
         cause, text = Cause.INFRASTRUCTURE, outcome.reason
     elif (
@@ -179,7 +179,7 @@ def _from_outcome(evidence: Evidence) -> Diagnosis | None:
         cause=cause,
         phase=evidence.last_phase,
         step=evidence.last_step,
-        evidence=(Line(line=evidence.lines, text=text, rule="outcome"), *said[: _SHOWN - 1]),
+        evidence=(Line(line=evidence.lines, text=text, rule="outcome"), *kept[: _SHOWN - 1]),
         confidence=0.8,
         consequences=len(consequences),
     )
@@ -191,13 +191,13 @@ def _was_killed(evidence: Evidence) -> bool:
 
 def _unknown(evidence: Evidence) -> Diagnosis:
     consequences = tuple(f.line for f in evidence.findings if f.cause is None)
-    shown = (*consequences[:_SHOWN], *evidence.last_errors[-_SHOWN:])
+    kept = (*consequences[:_SHOWN], *evidence.last_errors[-_SHOWN:])
     completed = isinstance(evidence.outcome, Completed)
     return Diagnosis(
         cause=Cause.UNKNOWN,
         phase=Phase.NONE if completed else evidence.last_phase,
         step=evidence.last_step,
-        evidence=shown,
+        evidence=kept,
         confidence=0.0,
         consequences=len(consequences),
         reason=_ending(evidence),

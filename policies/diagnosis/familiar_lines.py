@@ -12,7 +12,7 @@ from autotune.policies.diagnosis.survived_failures import NEEDLES
 # Numbers that have a meaning in a rule or a harmless line's pattern; all others are equivalent.
 TELLING_NUMBERS = (
     "0", "1", "2", "5", "7", "9", "12", "15", "28", "30", "50", "122", "137", "429", "500", "501", "502",
-    "503", "504", "1455", "0004", "0007", "207001",
+    "503", "504", "1455", "0004", "0007", "207001", "207003", "207004", "207005", "507015", "507035",
 )  # fmt: skip
 LONG_NUMBER = 9  # digits; a rule may recognise an impossible size by its length
 _TELLING = "|".join(f"(?<={one[0]}){one[1:]}(?!\\d)" for one in TELLING_NUMBERS)

@@ -60,19 +60,19 @@ class Whereabouts(NamedTuple):
     phase: Phase
     component: Component
     guessed: bool  # no frame shows the phase, so that frames after the message may correct it
-    shown: bool  # the message's words or frames, or the stage that its process announced, show the phase
+    visible: bool  # the message's words or frames, or the stage that its process announced, show the phase
 
 
-def found(
+def finding_of(
     rule: Rule, line: Parsed, place: Place, *, before: Callable[[], list[str]], since_stage: int | None
 ) -> tuple[Finding, bool]:
     """Return the finding of a line that matches a rule, and whether later frames may correct its phase."""
-    shown = Line(line=place.number, text=line.text[:_TEXT], rule=rule.name)
+    excerpt = Line(line=place.number, text=line.text[:_TEXT], rule=rule.name)
     rank = line.rank if line.rank is not None else rank_in(line.bare)
     if rule.name == BUILTIN_FAILURE and (record := record_of(line.bare)) is not None:
         return Finding(
             cause=record.cause,
-            line=shown,
+            line=excerpt,
             fatal=rule.fatal,
             phase=record.phase,
             phase_shown=record.phase is not Phase.NONE,
@@ -84,7 +84,7 @@ def found(
         ), False
     if rule.cause is None:
         return Finding(
-            cause=None, line=shown, fatal=rule.fatal, rank=rank, step=place.step, source=place.source
+            cause=None, line=excerpt, fatal=rule.fatal, rank=rank, step=place.step, source=place.source
         ), False
     earlier = before()
     context = [without_table(text) for text in above(earlier, line) if not _SETTINGS.search(text)]
@@ -109,10 +109,10 @@ def found(
         facts = filled(facts, stated_above(context))
     finding = Finding(
         cause=cause,
-        line=shown,
+        line=excerpt,
         fatal=rule.fatal,
         phase=where.phase,
-        phase_shown=where.shown,
+        phase_shown=where.visible,
         component=where.component,
         rank=rank,
         step=place.step,
@@ -146,7 +146,7 @@ def _whereabouts(
             Component.UNKNOWN
         )  # a driver or loader uses no GPU: it relays a worker's error, or the line contains a setting
     guessed = False
-    shown = phase if rule.phase is not Phase.NONE or any(map(is_frame, context)) else Phase.NONE
+    visible = phase if rule.phase is not Phase.NONE or any(map(is_frame, context)) else Phase.NONE
     if phase in OPEN and rule.cause is not None and rule.cause.is_memory:
         begun = since_stage is not None and starting(earlier, since_stage=since_stage)
         stage = (
@@ -159,10 +159,10 @@ def _whereabouts(
             reported = rule.reported and not stage.running and stage.phase not in _LONG_ONES
             guessed = phase is Phase.NONE
             if stage.phase is not Phase.NONE and not reported:
-                phase = shown = stage.phase
+                phase = visible = stage.phase
             # A completed step shows the component only of a message that the same process must have printed.
-            told = stage.phase is not Phase.NONE or _OF_PYTORCH in line.bare
-            component = stage.component if told and component is Component.UNKNOWN else component
+            is_known = stage.phase is not Phase.NONE or _OF_PYTORCH in line.bare
+            component = stage.component if is_known and component is Component.UNKNOWN else component
     elif component is Component.UNKNOWN and rule.cause is not None and rule.cause.is_memory:
         stage = doing(earlier, line, component)
         component = stage.component if stage is not None and stage.phase is phase else component
@@ -174,7 +174,7 @@ def _whereabouts(
         phase=role(phase, component),
         component=implied(phase, component),
         guessed=guessed,
-        shown=phase is shown and phase is not Phase.NONE,
+        visible=phase is visible and phase is not Phase.NONE,
     )
 
 

@@ -154,13 +154,13 @@ def _scanning(database: Any, firsts: int) -> Matcher:
         second: list[int] = []
         one, other = first.append, second.append
 
-        def found(number: int, _start: int, end: int, _flags: int, _context: object) -> None:
+        def report(number: int, _start: int, end: int, _flags: int, _context: object) -> None:
             if number < firsts:
                 one(end)
             else:
                 other(end)
 
-        database.scan(block, match_event_handler=found, scratch=scratch)
+        database.scan(block, match_event_handler=report, scratch=scratch)
         return sorted(set(first)), sorted(set(second))
 
     return ends
@@ -173,10 +173,10 @@ def _numbers(database: Any) -> Callable[[str], Iterable[int]]:
         named: list[int] = []
         name = named.append
 
-        def found(number: int, _start: int, _end: int, _flags: int, _context: object) -> None:
+        def report(number: int, _start: int, _end: int, _flags: int, _context: object) -> None:
             name(number)
 
-        database.scan(text.encode("utf-8", "replace"), match_event_handler=found, scratch=scratch)
+        database.scan(text.encode("utf-8", "replace"), match_event_handler=report, scratch=scratch)
         return named
 
     return numbers

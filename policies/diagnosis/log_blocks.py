@@ -64,10 +64,10 @@ class Cursor:
         """Return the bounds of the piece around a position; of a piece over LONGEST, the part around it."""
         block = self.block
         if position >= self._line_end:
-            self._line_end = _found(block, b"\n", position, len(block))
+            self._line_end = _index(block, b"\n", position, len(block))
             self._piece_end = 0
         if position >= self._piece_end:
-            self._piece_end = _found(block, b"\r", position, self._line_end)
+            self._piece_end = _index(block, b"\r", position, self._line_end)
         line = self.line_of(position)
         start = max(line, block.rfind(b"\r", line, position) + 1)
         end = self._piece_end
@@ -124,8 +124,8 @@ class Backward:
         if position < self._line:
             self._line = block.rfind(b"\n", 0, position) + 1
         start = max(self._line, block.rfind(b"\r", self._line, position) + 1)
-        end = _found(block, b"\n", position, self._at)
-        end = _found(block, b"\r", position, end)
+        end = _index(block, b"\n", position, self._at)
+        end = _index(block, b"\r", position, end)
         self._number -= block.count(b"\n", start, self._at)
         self._at = start
         if end - start > LONGEST:
@@ -137,7 +137,7 @@ class Backward:
 _RETURN = ord("\r")
 
 
-def _found(block: bytes, mark: bytes, start: int, stop: int) -> int:
+def _index(block: bytes, mark: bytes, start: int, stop: int) -> int:
     at = block.find(mark, start, stop)
     return stop if at < 0 else at
 
@@ -150,5 +150,5 @@ def last_lines(data: bytes, *, reach: int, most: int) -> list[str]:
     lines = data[-reach:].split(b"\n")
     if len(data) > reach:
         lines = lines[1:]
-    shown = (line.rstrip(b"\r").rpartition(b"\r")[2][:LONGEST] for line in lines[-most - 1 :])
-    return [line.decode("utf-8", "replace") for line in shown if line][-most:]
+    texts = (line.rstrip(b"\r").rpartition(b"\r")[2][:LONGEST] for line in lines[-most - 1 :])
+    return [line.decode("utf-8", "replace") for line in texts if line][-most:]

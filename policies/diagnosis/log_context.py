@@ -77,8 +77,8 @@ class Waiting:
         self.broken = False  # whether another process has written since
         self.context: list[str] = []
         self.guessed = guessed  # whether no frame has shown the phase yet
-        told = finding.cause is Cause.KV_POOL and finding.phase not in OPEN and not guessed
-        self.reach = CAUGHT_WITHIN if told else _AHEAD  # number of lines to read after the message
+        is_known = finding.cause is Cause.KV_POOL and finding.phase not in OPEN and not guessed
+        self.reach = CAUGHT_WITHIN if is_known else _AHEAD  # number of lines to read after the message
         self._users = Table([message.text], finding.facts.holders)
 
     def continued(self, line: Line) -> bool:
@@ -153,23 +153,23 @@ def doing(before: list[str], line: Line, component: Component, *, anyone: bool =
     for other in reversed([parsed(part) for text in before for part in segments(text)]):
         if not (anyone or _told_by(other.tag, line.tag)):
             continue
-        said = stage_of(other.bare) or stage_of(other.text)
-        if said is None:
+        stage = stage_of(other.bare) or stage_of(other.text)
+        if stage is None:
             continue
-        if component is Component.ROLLOUT and said.component is Component.TRAINER and not synced:
-            synced = said.phase is not Phase.WEIGHT_SYNC
+        if component is Component.ROLLOUT and stage.component is Component.TRAINER and not synced:
+            synced = stage.phase is not Phase.WEIGHT_SYNC
             if not synced and _leads(other.tag):
-                return said._replace(component=component)
-        if said.component not in _PARTS.get(component, (said.component,)):
+                return stage._replace(component=component)
+        if stage.component not in _PARTS.get(component, (stage.component,)):
             continue
         elsewhere = other.tag != line.tag and "(APIServer" not in other.tag and '"POST /' not in other.bare
-        if component is Component.ROLLOUT is said.component and elsewhere:
+        if component is Component.ROLLOUT is stage.component and elsewhere:
             continue  # it may be of another engine
         if line.tag or component is not Component.UNKNOWN:
-            return said
-        if own is not None and own.component is not said.component:
+            return stage
+        if own is not None and own.component is not stage.component:
             return None
-        own = own or said
+        own = own or stage
     return own or stage_of(line.bare)
 
 
@@ -194,8 +194,8 @@ def _leads(teller: str) -> bool:
 
 def _said_last(before: list[str]) -> list[str]:
     """Return the last announcement of a phase by any process: a supervisor's message may be about any."""
-    said = (parsed(text).bare[:_LONGEST] for text in before[-_MARKERS:])
-    return [text for text in said if _SAYS_SO.search(text)][-1:]
+    texts = (parsed(text).bare[:_LONGEST] for text in before[-_MARKERS:])
+    return [text for text in texts if _SAYS_SO.search(text)][-1:]
 
 
 def _above(before: list[str], tag: str) -> list[str]:

@@ -10,7 +10,7 @@ import msgspec
 
 from autotune.policies.diagnosis import familiar_lines, survived_failures
 from autotune.policies.diagnosis.familiar_lines import WIDEST, Familiar, Row, row_of, shape_of
-from autotune.policies.diagnosis.findings import Place, completed, found
+from autotune.policies.diagnosis.findings import Place, completed, finding_of
 from autotune.policies.diagnosis.job_records import mark_of
 from autotune.policies.diagnosis.literal_search import Matcher, Search, minimal
 from autotune.policies.diagnosis.log_blocks import Cursor, blocks, last_lines
@@ -270,7 +270,7 @@ class Scanner:
         if rule is None or rule.harmless or self._full(rule):
             return None
         since = None if self._stage is None else number - self._stage[0]
-        finding, guessed = found(
+        finding, guessed = finding_of(
             rule, line, Place(number, source, self._step), before=before, since_stage=since
         )
         if self._going_on.proven and finding.cause is not None and not rule.weak:

@@ -34,12 +34,12 @@ def seconds(
     return result
 
 
-def step_seconds(load: Load, found: dict[str, Floats]) -> Floats:
+def step_seconds(load: Load, phases: dict[str, Floats]) -> Floats:
     """Return a step's seconds; in an asynchronous job training and generation overlap."""
-    training = found["log_prob"] + found["forward"] + found["backward"] + found["optimizer"]
+    training = phases["log_prob"] + phases["forward"] + phases["backward"] + phases["optimizer"]
     if load.placement is Placement.ASYNCHRONOUS:
-        return np.maximum(found["rollout"], training) + found["weight_sync"]
-    return found["rollout"] + training + found["weight_sync"]
+        return np.maximum(phases["rollout"], training) + phases["weight_sync"]
+    return phases["rollout"] + training + phases["weight_sync"]
 
 
 def _training(

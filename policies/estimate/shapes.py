@@ -204,11 +204,11 @@ def kept_by_layer(
     split += share.dense * tensors * size * model.intermediate
     split += share.sparse * tensors * size * model.shared_intermediate
     # Megatron applies the routing weights inside the experts, so their results are not kept (moe/experts.py).
-    seen = model.experts if model.all_experts and not fused else model.experts_per_token
+    routed = model.experts if model.all_experts and not fused else model.experts_per_token
     stepwise = 3 if model.clamped_gate and not fused else 0
-    entering = share.sparse * seen * size * (model.expert_hidden or hidden)
+    entering = share.sparse * routed * size * (model.expert_hidden or hidden)
     inner = (tensors + stepwise) * model.expert_intermediate
-    experts = (1 if fused else 2) * entering + share.sparse * seen * size * inner
+    experts = (1 if fused else 2) * entering + share.sparse * routed * size * inner
     if model.router_fp32 and not fused:
         whole += share.sparse * FP32 * hidden
     experts += share.sparse * 2 * FP32 * model.experts
@@ -219,9 +219,9 @@ def kept_by_layer(
         split += share.attention * _FP8 * model.heads * (model.value_head_dim or model.head_dim)
         if model.gated:
             split -= saved * (share.dense * model.intermediate + share.sparse * model.shared_intermediate)
-            entering -= share.sparse * seen * saved * (model.expert_hidden or hidden)
+            entering -= share.sparse * routed * saved * (model.expert_hidden or hidden)
             experts -= (
-                share.sparse * seen * saved * ((model.expert_hidden or hidden) + model.expert_intermediate)
+                share.sparse * routed * saved * ((model.expert_hidden or hidden) + model.expert_intermediate)
             )
     return Kept(whole, split, experts, entering)
 

@@ -80,14 +80,14 @@ def peaks(view: Outlook, ranked: Ranked) -> str:
         for place, phase in enumerate(PHASES)
     ]
     shares.sort(key=lambda item: -item[0])
-    shown = shares[:_SHOWN]
-    if len({capacity for _, _, capacity in shown}) == 1:
-        tight = ", ".join(f"{phase.value} {show_gib(ranked.gpu[phase])}" for _, phase, _ in shown)
-        text = f"predicted peaks {tight} of {show_gib(shown[0][2])}"
+    tightest = shares[:_SHOWN]
+    if len({capacity for _, _, capacity in tightest}) == 1:
+        tight = ", ".join(f"{phase.value} {show_gib(ranked.gpu[phase])}" for _, phase, _ in tightest)
+        text = f"predicted peaks {tight} of {show_gib(tightest[0][2])}"
     else:
         text = "predicted peaks " + ", ".join(
             f"{phase.value} {show_gib(ranked.gpu[phase])} of {show_gib(capacity)}"
-            for _, phase, capacity in shown
+            for _, phase, capacity in tightest
         )
     if ranked.host > 0.8 * estimate.host_capacity:
         text += f", host {show_gib(ranked.host)} of {show_gib(estimate.host_capacity)}"

@@ -83,7 +83,7 @@ def offered(
 
 
 def pace_of(
-    seen: Offered, step_s: Floats, rates: Sequence[float], noises: Sequence[float], *, overlapped: bool
+    offers: Offered, step_s: Floats, rates: Sequence[float], noises: Sequence[float], *, overlapped: bool
 ) -> Pace:
     """Return the pace after at least one configuration, predicted to take `step_s`, ran at `rates`.
 
@@ -94,9 +94,9 @@ def pace_of(
     target: Floats = taken / scale
     factors: Floats = np.ones(len(_GROUPS))
     if overlapped:
-        factors = _factors(seen.rows, target, usual)
-    rows = _active(seen.rows, factors, overlapped=overlapped)
-    known = Offered(rows=rows, codes=seen.codes)
+        factors = _factors(offers.rows, target, usual)
+    rows = _active(offers.rows, factors, overlapped=overlapped)
+    known = Offered(rows=rows, codes=offers.codes)
     error = np.maximum(_MEASUREMENT, np.array(noises)) * target
     covariance = _covariance(known, known, usual) + np.diag(error**2)
     inverse = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
@@ -126,7 +126,7 @@ def unmeasured(usual_s: float, knobs: int, *, overlapped: bool) -> Pace:
 
 def expected_s(pace: Pace, candidates: Offered) -> Floats:
     """Return the expected seconds of a step on the roofline's scale; times `scale` they are real ones."""
-    there = _shown(pace, candidates)
+    there = _visible(pace, candidates)
     expected: Floats = there.rows.sum(axis=1) + _covariance(there, pace.known, pace.usual_s) @ pace.surprise
     return np.maximum(expected, _LEAST_SHARE * pace.usual_s)
 
@@ -136,7 +136,7 @@ def slower(pace: Pace, candidates: Offered, reference: Offered) -> tuple[Floats,
 
     The reference is one configuration for all candidates, or one for each.
     """
-    there, here = _shown(pace, candidates), _shown(pace, reference)
+    there, here = _visible(pace, candidates), _visible(pace, reference)
     apart = _covariance(there, pace.known, pace.usual_s) - _covariance(here, pace.known, pace.usual_s)
     own, expected = expected_s(pace, reference), expected_s(pace, candidates)
     # The variance of the difference, given what was measured.
@@ -146,7 +146,7 @@ def slower(pace: Pace, candidates: Offered, reference: Offered) -> tuple[Floats,
     return expected / own - 1, np.sqrt(np.maximum(0.0, left)) / own
 
 
-def _shown(pace: Pace, some: Offered) -> Offered:
+def _visible(pace: Pace, some: Offered) -> Offered:
     return Offered(rows=_active(some.rows, pace.factors, overlapped=pace.overlapped), codes=some.codes)
 
 
@@ -188,10 +188,10 @@ def _active(rows: Floats, factors: Floats, *, overlapped: bool) -> Floats:
         return rows
     generating = rows[:, 0] * factors[0]
     training = rows[:, 1] * factors[1] + rows[:, 2] * factors[2]
-    shown = rows.copy()
-    shown[generating < training, 0] = 0.0
-    shown[generating >= training, 1:3] = 0.0
-    return shown
+    visible = rows.copy()
+    visible[generating < training, 0] = 0.0
+    visible[generating >= training, 1:3] = 0.0
+    return visible
 
 
 # ---- the step times of a run
@@ -294,8 +294,8 @@ def step_times(
         knobs = list(measured)
         estimate = view.estimates(knobs)
         rates, noises = zip(*measured.values(), strict=True)
-        seen = offered(estimate, knobs, axes)
-        pace = pace_of(seen, estimate.step_s, rates, noises, overlapped=overlapped)
+        offers = offered(estimate, knobs, axes)
+        pace = pace_of(offers, estimate.step_s, rates, noises, overlapped=overlapped)
     else:
         usual = float(view.estimates((present or run.accepted.profile.knobs,)).step_s[0])
         pace = unmeasured(usual, len(axes), overlapped=overlapped)

@@ -65,7 +65,7 @@ def worst_case(run: Run, knobs: Knobs) -> tuple[str, ...]:
 def _remedy(longest: Outlook, knobs: Knobs) -> str:
     started = longest.run.accepted.job.resume
     permitted = partial(may_follow, longest.run, knobs, started=started)
-    found = best(longest, knobs, diagnosis=None, started=started, permitted=permitted)
-    if found is None or overflowing(longest, found):
+    cure = best(longest, knobs, diagnosis=None, started=started, permitted=permitted)
+    if cure is None or overflowing(longest, cure):
         return ""
-    return words(knobs, new_values(knobs, found.knobs))
+    return words(knobs, new_values(knobs, cure.knobs))

@@ -26,22 +26,22 @@ def beam(
 
     In each of at most _ROUNDS rounds, the `kept` best by each weight of excess against cost are expanded.
     """
-    seen: dict[_T, None] = {}
+    visited: dict[_T, None] = {}
     slow, over = np.zeros(0), np.zeros(0)
     front, moved = list(starts), set[_T]()
     for _ in range(_ROUNDS):
-        new = list(dict.fromkeys(n for one in front for n in (one, *moves(one)) if n not in seen))
+        new = list(dict.fromkeys(n for one in front for n in (one, *moves(one)) if n not in visited))
         moved.update(front)
         if new:
             more_slow, more_over = score(new)
             slow, over = np.concatenate([slow, more_slow]), np.concatenate([over, more_over])
-            seen |= dict.fromkeys(new)
-        every = list(seen)
+            visited |= dict.fromkeys(new)
+        every = list(visited)
         best = dict.fromkeys(every[i] for weight in weights for i in in_order(slow + weight * over)[:kept])
         front = [one for one in best if one not in moved]
         if not front:
             break
-    return list(seen), slow, over
+    return list(visited), slow, over
 
 
 def in_order(cost: Floats) -> NDArray[np.intp]:

@@ -250,10 +250,10 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
         rungs.sort(key=lambda rung: precedence(rung.name, diagnosis))
     if fills_host(knobs, diagnosis):
         rungs.sort(key=lambda rung: rung.name not in SMALLER_PASSES)
-    seen: list[Remedy] = []
+    offered: list[Remedy] = []
     for rung in rungs:
         for remedy in propose(rung.name, profile, knobs, diagnosis):
-            known = any(other.changes == remedy.changes for other in seen)
+            known = any(other.changes == remedy.changes for other in offered)
             if (
                 known
                 or not _reaches(profile, knobs, remedy, diagnosis)
@@ -266,7 +266,7 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
             ):
                 continue
             if not objections(profile, knobs, remedy.apply(knobs), started=started):
-                seen.append(remedy)
+                offered.append(remedy)
                 yield remedy
 
 

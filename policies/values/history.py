@@ -417,7 +417,7 @@ class _Attempts:
         event: Progressed | FailureSeen | Foreseen | GoalReached | StopRequested | Ended | Diagnosed,
     ) -> None:
         place = self._places.get(event.attempt, len(self._attempts) - 1)
-        self._attempts[place] = _seen(self._attempts[place], event, self._furthest[place])
+        self._attempts[place] = _updated(self._attempts[place], event, self._furthest[place])
         if isinstance(event, Progressed):
             self._steps[place].append(event)
             _raise_after(place, self._furthest, event.step)
@@ -527,7 +527,7 @@ def plain(diagnosis: Diagnosis) -> Diagnosis:
     return Diagnosis(**{name: getattr(diagnosis, name) for name in Diagnosis.__struct_fields__})
 
 
-def _seen(
+def _updated(
     attempt: Attempt,
     event: Progressed | FailureSeen | Foreseen | GoalReached | StopRequested | Ended | Diagnosed,
     furthest: int,

@@ -49,7 +49,7 @@ def filled(text: str, values: Mapping[str, Setting]) -> str:
             return match["text"] if value not in _OFF else ""
         if match["unit"] and isinstance(value, int | float):
             return f"{value / UNITS[match['unit']]:g}"
-        return shown(value)
+        return as_argument(value)
 
     return _ESCAPED.sub(r"{\1}", _PLACEHOLDER.sub(value_of, text))
 
@@ -70,7 +70,7 @@ def is_conditional(text: str) -> bool:
     return any(placeholder.conditional for placeholder in placeholders(text))
 
 
-def shown(value: Setting) -> str:
+def as_argument(value: Setting) -> str:
     """Return a value as a command-line argument."""
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -200,8 +200,8 @@ def _unrolled(text: str) -> str:
     return text
 
 
-def _repeated(found: re.Match[str], *, longest: int) -> str:
-    return found[1] * min(int(found[2]), longest // len(found[1]))
+def _repeated(match: re.Match[str], *, longest: int) -> str:
+    return match[1] * min(int(match[2]), longest // len(match[1]))
 
 
 def _modules(written: object) -> tuple[str, ...]:

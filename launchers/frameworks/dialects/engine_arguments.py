@@ -115,8 +115,8 @@ def passed_on(engine: Engine, given: Iterable[Argument]) -> Iterator[str]:
         near, known = _near(argument, facts), _known_elsewhere(engine, argument)
         if known or not near or not engine.release.exact:
             hint = f"{_TITLES[engine.name]} {known} has it" if known else near
-            said = f"{engine} has no argument {argument.name}; it is passed on"
-            yield f"{said} ({hint})" if hint else said
+            text = f"{engine} has no argument {argument.name}; it is passed on"
+            yield f"{text} ({hint})" if hint else text
 
 
 @cache

@@ -70,7 +70,7 @@ def arguments(settings: Mapping[str, Any], *, negatable: frozenset[str]) -> tupl
     return tuple(result)
 
 
-def shown(settings: Mapping[str, Any], *, negatable: frozenset[str]) -> tuple[str, ...]:
+def as_typed(settings: Mapping[str, Any], *, negatable: frozenset[str]) -> tuple[str, ...]:
     """Return every setting as its user types it; a flag to remove becomes a sentence that says so."""
     lines = []
     for key, value in settings.items():

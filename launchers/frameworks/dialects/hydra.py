@@ -129,7 +129,7 @@ def yaml_override(key: str, value: Any) -> str:
 
 def _quoted(text: str) -> str:
     # Inside quotes Hydra keeps a backslash, except before a quote.
-    escaped = _BEFORE_QUOTE.sub(lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    escaped = _BEFORE_QUOTE.sub(lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text)
     return f"'{escaped}'"
 
 

@@ -27,7 +27,7 @@ from autotune.launchers.frameworks.hugging_face.settings import (
     MICRO,
     WHOLE,
     TrainerSettings,
-    said,
+    argument_text,
     shown_settings,
 )
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
@@ -268,7 +268,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
 
     def flag(self, name: str, value: Any) -> str:
         """Return a setting as a user types it."""
-        return f"--{name} {said(value)}"
+        return f"--{name} {argument_text(value)}"
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as a user types them; an unknown value becomes the one that saves memory."""

@@ -68,7 +68,7 @@ class Watch:
             sys.stdout.write(f"{self.program}: {text}\n")
             sys.stdout.flush()
 
-    def told(self, name: str, call: Callable[..., Any], when: Callable[[], bool] | None = None) -> Any:
+    def as_phase(self, name: str, call: Callable[..., Any], when: Callable[[], bool] | None = None) -> Any:
         """Return `call` wrapped to report a phase, whenever `when` is true."""
 
         @functools.wraps(call)
@@ -173,7 +173,7 @@ def watch(watched: Watch, run: str, mode: str) -> None:
     sys.meta_path.insert(0, finder)
 
 
-class Told:
+class ProgressCallback:
     """The callback of transformers that reports what a trainer does, without its base class."""
 
     def __init__(self, trainer: Any, watched: Watch, run: str, in_place: Any = None) -> None:
@@ -194,7 +194,7 @@ class Told:
             self.watched.say(f"resumed step={state.global_step}")
         optimizer = self.trainer.optimizer
         if optimizer is not None:
-            optimizer.step = self.watched.told("optimizer", optimizer.step)
+            optimizer.step = self.watched.as_phase("optimizer", optimizer.step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Forget the micro-batches of the previous step."""
@@ -233,7 +233,7 @@ def patch(module: Any, watched: Watch, run: str, mode: str) -> None:
     """Patch the trainer in `module`, transformers.trainer."""
     import torch
 
-    callback: Any = type("Told", (Told, module.TrainerCallback), {})
+    callback: Any = type("ProgressCallback", (ProgressCallback, module.TrainerCallback), {})
     original = module.Trainer.train
 
     @functools.wraps(original)
@@ -272,13 +272,13 @@ def follow(trainer: Any, watched: Watch, *, scores_alone: Callable[[], bool]) ->
     """Make the trainer's methods report their phases."""
     for name, phase in _PHASES.items():
         if hasattr(trainer, name):
-            setattr(trainer, name, watched.told(phase, getattr(trainer, name)))
+            setattr(trainer, name, watched.as_phase(phase, getattr(trainer, name)))
     if hasattr(trainer, _SCORES):
-        setattr(trainer, _SCORES, watched.told("log_prob", getattr(trainer, _SCORES), scores_alone))
-    trainer.accelerator.backward = watched.told("backward", trainer.accelerator.backward)
+        setattr(trainer, _SCORES, watched.as_phase("log_prob", getattr(trainer, _SCORES), scores_alone))
+    trainer.accelerator.backward = watched.as_phase("backward", trainer.accelerator.backward)
     engine = getattr(trainer, "vllm_generation", None)
     if engine is not None and hasattr(engine, "sync_weights"):
-        engine.sync_weights = watched.told("weight_sync", engine.sync_weights)
+        engine.sync_weights = watched.as_phase("weight_sync", engine.sync_weights)
 
 
 def newest(folder: Path, run: str | None) -> str | None:

@@ -241,11 +241,11 @@ def arguments(settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield settings as words of a command line for argparse; null yields none."""
     for name, value in settings.items():
         if isinstance(value, list):
-            yield from (f"--{name}", *map(said, value))
+            yield from (f"--{name}", *map(argument_text, value))
         elif value is not None:
-            yield from (f"--{name}", said(value))
+            yield from (f"--{name}", argument_text(value))
 
 
-def said(value: Any) -> str:
+def argument_text(value: Any) -> str:
     """Return a value as an argument."""
     return json.dumps(value) if isinstance(value, dict | bool) else str(value)

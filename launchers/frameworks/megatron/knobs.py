@@ -100,9 +100,9 @@ def host_allocator(config: Config) -> str:
 def allocator(config: Config) -> str:
     """Return the trainer's device memory allocator settings."""
     environment = config.document(_ENVIRONMENT)
-    said = any("expandable_segments:True" in str(environment.get(name, "")) for name in _ALLOCATORS)
+    is_on = any("expandable_segments:True" in str(environment.get(name, "")) for name in _ALLOCATORS)
     own = config.dialect.expandable.items()
-    return "expandable" if said or all(str(environment.get(k, "")) == v for k, v in own) else "default"
+    return "expandable" if is_on or all(str(environment.get(k, "")) == v for k, v in own) else "default"
 
 
 # --------------------------------------------------------------------------- back to flags

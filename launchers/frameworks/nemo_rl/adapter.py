@@ -79,15 +79,15 @@ class NemoRL(TabularFramework[Config]):
         config = Config(job)
         return absolute(job, config.text(_FOLDER) if config.has(_FOLDER) or job.resume else "checkpoints")
 
-    def together(self, config: Config, found: dict[str, Any]) -> dict[str, Any]:
+    def together(self, config: Config, changes: dict[str, Any]) -> dict[str, Any]:
         """Return changed settings with those that have to change along."""
-        if key.TRAIN_SIZE in found:  # log-prob micro-batches follow, because no knob sets them
-            most = config.count(key.SCORE_SIZE) * found[key.TRAIN_SIZE] // config.count(key.TRAIN_SIZE)
-            found[key.SCORE_SIZE] = max(size for size in divisors(config.scored) if size <= max(1, most))
-        fraction = found.get(f"{key.MEGATRON}.optimizer.optimizer_offload_fraction")
+        if key.TRAIN_SIZE in changes:  # log-prob micro-batches follow, because no knob sets them
+            most = config.count(key.SCORE_SIZE) * changes[key.TRAIN_SIZE] // config.count(key.TRAIN_SIZE)
+            changes[key.SCORE_SIZE] = max(size for size in divisors(config.scored) if size <= max(1, most))
+        fraction = changes.get(f"{key.MEGATRON}.optimizer.optimizer_offload_fraction")
         if fraction is not None:  # it is taken only together
-            found[f"{key.MEGATRON}.optimizer.optimizer_cpu_offload"] = fraction > 0
-        return found
+            changes[f"{key.MEGATRON}.optimizer.optimizer_cpu_offload"] = fraction > 0
+        return changes
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the settings in the final configuration and the overrides that a log prints."""

@@ -118,19 +118,19 @@ class SkyRL(TabularFramework[Config]):
         """Return trainer.ckpt_path, or the folder in which every run gets its own subfolder."""
         return absolute(job, Config(job).text("trainer.ckpt_path") or "checkpoints")
 
-    def together(self, config: Config, found: dict[str, Any]) -> dict[str, Any]:
+    def together(self, config: Config, changes: dict[str, Any]) -> dict[str, Any]:
         """Return changed settings with those that have to change along."""
-        if TRAIN_SIZE in found:  # log-prob micro-batches follow, because no knob sets them
-            share = found[TRAIN_SIZE] / config.count(TRAIN_SIZE)
-            found[SCORE_SIZE] = max(1, int(config.count(SCORE_SIZE) * share))
-        tensor = found.get(f"{ENGINE}.tensor_parallel_size")
+        if TRAIN_SIZE in changes:  # log-prob micro-batches follow, because no knob sets them
+            share = changes[TRAIN_SIZE] / config.count(TRAIN_SIZE)
+            changes[SCORE_SIZE] = max(1, int(config.count(SCORE_SIZE) * share))
+        tensor = changes.get(f"{ENGINE}.tensor_parallel_size")
         if tensor:  # the engines keep their GPUs
-            found[f"{ENGINE}.num_engines"] = config.engine_world // (tensor * config.engine_others)
-        fraction = found.get(f"{CPU_ADAM}.optimizer_offload_fraction")
+            changes[f"{ENGINE}.num_engines"] = config.engine_world // (tensor * config.engine_others)
+        fraction = changes.get(f"{CPU_ADAM}.optimizer_offload_fraction")
         if fraction is not None:  # Megatron takes them only together
-            found[f"{CPU_ADAM}.optimizer_cpu_offload"] = fraction > 0
-            found[f"{CPU_ADAM}.use_precision_aware_optimizer"] = fraction > 0
-        return found
+            changes[f"{CPU_ADAM}.optimizer_cpu_offload"] = fraction > 0
+            changes[f"{CPU_ADAM}.use_precision_aware_optimizer"] = fraction > 0
+        return changes
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as OmegaConf's command line takes them."""

@@ -334,9 +334,9 @@ class TabularFramework(Framework, Generic[C]):
         result = self.together(config, self.knob_settings(config, knobs))
         return {config.key(key): value for key, value in result.items() if config.differs(result, key)}
 
-    def together(self, config: C, found: dict[str, Any]) -> dict[str, Any]:
+    def together(self, config: C, changes: dict[str, Any]) -> dict[str, Any]:
         """Return changed settings with those that have to change along."""
-        return found
+        return changes
 
     def trial(self, job: Job, *, folder: str, steps: int, longest: bool) -> Job:
         """Return the job with a few steps and the settings of `trial.yaml`, which give it its own folders."""

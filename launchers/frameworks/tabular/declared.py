@@ -244,11 +244,11 @@ class DeclaredSettings(Settings, ABC):
         """Return the path in job.yaml that a problem of a setting points to."""
         return ("settings", self.as_written(name))
 
-    def differs(self, found: Mapping[str, Any], key: str) -> bool:
+    def differs(self, changes: Mapping[str, Any], key: str) -> bool:
         """Return whether a setting has to be written, because the job would not have this value otherwise."""
         followed = self.followed(key)
-        present = found.get(followed, self.get(key)) if followed else self.get(key)
-        value = found[key]
+        present = changes.get(followed, self.get(key)) if followed else self.get(key)
+        value = changes[key]
         return bool(present != value) or isinstance(present, bool) != isinstance(value, bool)
 
     @property

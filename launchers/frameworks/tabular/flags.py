@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from autotune.launchers.base import Problem
-from autotune.launchers.frameworks.dialects.flags import arguments, bare, shown
+from autotune.launchers.frameworks.dialects.flags import arguments, as_typed, bare
 from autotune.launchers.frameworks.dialects.settings import with_settings
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
@@ -84,12 +84,12 @@ class FlagFramework(TabularFramework[F]):
 
     def mistakes(self, config: F) -> Iterator[Problem]:
         """Yield the problems of single flags."""
-        seen: dict[str, str] = {}
+        spelled: dict[str, str] = {}
         for key, value in config.job.settings.items():
-            if (flag := bare(key)) in seen:
-                message = f"unknown which of `{seen[flag]}` and `{key}` counts: they are one flag"
+            if (flag := bare(key)) in spelled:
+                message = f"unknown which of `{spelled[flag]}` and `{key}` counts: they are one flag"
                 yield Problem(path=("settings", key), message=message, origin=Origin.WRITTEN)
-            seen[flag] = key
+            spelled[flag] = key
             yield from self.mistakes_of(config, key, value)
 
     def problems(self, job: Job) -> tuple[Problem, ...]:
@@ -116,7 +116,7 @@ class FlagFramework(TabularFramework[F]):
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as flags with their values."""
-        return shown(settings, negatable=self.negatable)
+        return as_typed(settings, negatable=self.negatable)
 
     def entry_of(self, config: F) -> tuple[str, ...]:
         """Return the default program."""

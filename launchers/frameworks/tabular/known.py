@@ -26,12 +26,12 @@ def has_alternatives(fact: Fact) -> bool:
     return fact.name == RELEASE and fact.is_assumed and not fact.is_open
 
 
-def alternatives(found: Profile, others: Iterable[Profile]) -> tuple[Alternative, ...]:
+def alternatives(profile: Profile, others: Iterable[Profile]) -> tuple[Alternative, ...]:
     """Return the profiles of other releases under which the job would use memory differently."""
     different = (
         Alternative(fact=RELEASE, knobs=other.knobs, placement=other.placement, layout=other.layout)
         for other in others
-        if (other.knobs, other.placement, other.layout) != (found.knobs, found.placement, found.layout)
+        if (other.knobs, other.placement, other.layout) != (profile.knobs, profile.placement, profile.layout)
     )
     result: list[Alternative] = []
     for each in different:

@@ -88,13 +88,13 @@ def marker_of(package: str, text: str) -> Marker | None:
     """Return the progress that a log line reports, by the first row that matches and yields any."""
     for line, pattern in _rows(package):
         match = pattern.search(text) if line.needle in text else None
-        marker = None if match is None else _said(line, match.groupdict())
+        marker = None if match is None else _marker(line, match.groupdict())
         if marker is not None:
             return marker
     return None
 
 
-def _said(line: Line, groups: dict[str, str | None]) -> Marker | None:
+def _marker(line: Line, groups: dict[str, str | None]) -> Marker | None:
     number, seconds = groups.get("step"), groups.get("seconds")
     step = int(number) + line.offset if number else 0
     match line.says:
@@ -162,9 +162,9 @@ def _numbers(metrics: Metrics, text: str) -> dict[str, float]:
     return {name.removeprefix(metrics.prefix): value for name, value in result.items()}
 
 
-def _throughput(metrics: Metrics, found: dict[str, float], seconds: float | None) -> float | None:
+def _throughput(metrics: Metrics, values: dict[str, float], seconds: float | None) -> float | None:
     rate, during = metrics.part
-    tokens = math.prod(found.get(name, 0.0) for name in metrics.tokens) if metrics.tokens else 0.0
-    if rate in found and during in found:
-        tokens = found[rate] * found[during]
-    return tokens / seconds if tokens and seconds else found.get(metrics.rate)
+    tokens = math.prod(values.get(name, 0.0) for name in metrics.tokens) if metrics.tokens else 0.0
+    if rate in values and during in values:
+        tokens = values[rate] * values[during]
+    return tokens / seconds if tokens and seconds else values.get(metrics.rate)

@@ -177,13 +177,13 @@ class ListedFlagFramework(FlagFramework[F]):
         return nearest(hyphens, self.declared("").types, cutoff=MISSPELT)
 
     def _passed_on(self, job: Job, config: F) -> Iterator[str]:
-        told = "refuses" if self.dialect.strict else "ignores without a word"
+        verb = "refuses" if self.dialect.strict else "ignores without a word"
         for flag in map(bare, config.given):
             known = self.dialect.knows(flag) or replacement(self.table.renamed, flag)
             if not known and not config.has_own(flag) and not self.meant(config, flag):
                 other = flag in self.dialect.of_other_releases
                 which = "a flag of another release" if other else "no known flag"
-                yield f"--{flag} is {which}; {self.name} {told} what it does not know"
+                yield f"--{flag} is {which}; {self.name} {verb} what it does not know"
 
     def _misfits(self, config: F) -> Iterator[Problem]:
         for flag, value in config.flags.items():
@@ -205,8 +205,8 @@ class ListedFlagFramework(FlagFramework[F]):
     def settings(self, job: Job, knobs: Knobs) -> dict[str, Any]:
         """Return the flags that differ from the job as written, in its own spelling."""
 
-        def again(found: Mapping[str, Any]) -> tuple[tuple[Row[F], ...], F]:
-            config = self.config(with_settings(job, self._spelled(job, found)))
+        def again(changes: Mapping[str, Any]) -> tuple[tuple[Row[F], ...], F]:
+            config = self.config(with_settings(job, self._spelled(job, changes)))
             return self.applicable(config), config
 
         return self._spelled(job, rows.settings_in_turn(again, knobs))

@@ -188,7 +188,7 @@ def words(
                 undone = value in (False, "off") and knob != "cuda_graphs"
                 line = spelling.undo if undone else spelling.words
                 if line and not (_FSDP in line and any(other.name == "deepspeed" for other in tools)):
-                    lines[tool.name] = line.replace("{value}", _shown(value) if exact else "...")
+                    lines[tool.name] = line.replace("{value}", _text(value) if exact else "...")
     return tuple(lines.items())
 
 
@@ -228,5 +228,5 @@ def _values(name: str, text: str) -> Iterator[str]:
             at = text.find(written, at + len(written))
 
 
-def _shown(value: Setting) -> str:
+def _text(value: Setting) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -207,9 +207,9 @@ class Verl(TabularFramework[Config]):
         """Return the settings that end the training after a number of steps."""
         return super().of_steps(config, steps + 1 if _ends_early(config) else steps)
 
-    def together(self, config: Config, found: dict[str, Any]) -> dict[str, Any]:
+    def together(self, config: Config, changes: dict[str, Any]) -> dict[str, Any]:
         """Return changed settings in the order of verl's own configuration."""
-        return dict(sorted(found.items()))
+        return dict(sorted(changes.items()))
 
     def command(self, job: Job, knobs: Knobs, *, run: str, attempt: int, resume: bool) -> Command:
         """Render an attempt as `python -m verl.trainer.main_ppo` with Hydra overrides."""

@@ -64,9 +64,9 @@ def branches_of(signature: str, literals: Iterable[str], numbers: Mapping[str, i
     return tuple(Branch(needs, words, "|".join(texts)) for (needs, words), texts in result.items())
 
 
-def _longest_first(found: Iterable[Words]) -> tuple[Words, ...]:
+def _longest_first(words: Iterable[Words]) -> tuple[Words, ...]:
     shortest = (
-        frozenset(one for one in texts if not any(other in one for other in texts - {one})) for texts in found
+        frozenset(one for one in texts if not any(other in one for other in texts - {one})) for texts in words
     )
     kept = {texts for texts in shortest if min(map(len, texts)) >= _SHORTEST}
     return tuple(sorted(kept, key=lambda texts: (-min(map(len, texts)), sorted(texts))))

@@ -94,7 +94,7 @@ JOB: tuple[Rule, ...] = (
         "device-assert",
         Cause.CODE,
         r"device-side assert|illegal memory access|srcIndex < srcSelectDimSize|NVRM: Xid|"
-        r"\b(?:aicore|aivec(?:tor)?(?: core)?|vector core) (?:error|exception)|error code is 5070(?:15|35)\b|"
+        r"\b(?:aicore|aivec(?:tor)?(?: core)?|vector core) (?:error|exception)|error code is 5070[13]5\b|"
         r"(?:CUDA|HIP) error(?: \([^)]{1,300}\))?: (?:misaligned address|an illegal instruction|"
         r"unspecified launch failure|invalid argument|invalid configuration)",
         UNLESS_PROGRESS,

@@ -124,16 +124,16 @@ def _after(belief: Belief, run: Run, evidence: _Evidence) -> Calibration:
     moved: dict[int, Phase] = {}
     named: set[Phase] = set()
     for column, (attempt, grew) in enumerate(zip(attempts, evidence.grown, strict=True), start=1):
-        diagnosis, shown = attempt.diagnosis, evidence.longest if attempt.longest else estimate
+        diagnosis, used = attempt.diagnosis, evidence.longest if attempt.longest else estimate
         if diagnosis is not None and diagnosis.phase not in named:
-            likely = likely_phase(belief, shown, column, attempt, before=attempts[: column - 1])
+            likely = likely_phase(belief, used, column, attempt, before=attempts[: column - 1])
             named.add(diagnosis.phase)
             if likely is not None:
                 moved[attempt.number] = likely
                 attempt = in_phase(attempt, likely)
         floor = evidence.floors[attempt.longest][attempt.knobs]
         filled = attempt.longest or fills_microbatch(profile, attempt)
-        belief = shown_by(belief, shown, column, attempt, capacity, floor, grew, filled)
+        belief = shown_by(belief, used, column, attempt, capacity, floor, grew, filled)
         if not attempt.longest:
             belief = lengths_seen(belief, profile, attempt)
         belief = within(belief, LEAST, MOST)

@@ -470,19 +470,19 @@ def test_what_a_file_resumes_from_is_taken_away() -> None:
 def test_the_end_is_told_where_the_training_has_ended(
     capsys: pytest.CaptureFixture[str], step: int, says: str, *, stops: bool, asked: bool
 ) -> None:
-    told = entry.Told(SimpleNamespace(optimizer=None), entry.Watch(0), "mine")
+    callback = entry.ProgressCallback(SimpleNamespace(optimizer=None), entry.Watch(0), "mine")
     state = SimpleNamespace(global_step=2, max_steps=4, num_input_tokens_seen=0)
     control = SimpleNamespace(should_training_stop=stops)
     begun = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        told.on_train_begin(SimpleNamespace(enable_jit_checkpoint=True), state, control)
+        callback.on_train_begin(SimpleNamespace(enable_jit_checkpoint=True), state, control)
         if asked:
             signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, begun)
     capsys.readouterr()
     state.global_step = step
-    told.on_train_end(None, state, control)
+    callback.on_train_end(None, state, control)
     assert capsys.readouterr().out == says
     assert Trl.done_is_final
 

@@ -245,7 +245,7 @@ def test_a_new_knob_is_its_row_and_its_remedy(tmp_path: Path) -> None:
     shutil.copytree(path, folder, ignore=shutil.ignore_patterns("__pycache__"))
     for parent in folder.relative_to(tmp_path).parents[:-1]:
         (tmp_path / parent / "__init__.py").touch()
-    _insert(tmp_path, Knobs, FIELD, before="    # scoring\n")
+    _insert(tmp_path, Knobs, FIELD, before="    # log-probs\n")
     _insert(tmp_path, Knob, ROW, before='    _pass_knob(\n        name="logprob_tokens",')
     _insert(tmp_path, Move, WORDS, before='    "offload_activations": _move(')
     _insert(tmp_path, Rung, RUNG, before="    # The optimizer's step.\n")
