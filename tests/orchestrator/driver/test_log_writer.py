@@ -127,7 +127,7 @@ def test_a_full_disk_pauses_the_log_and_says_what_is_missing(
     assert feed(writer, "6\n")[0].number == 6
     writer.finish()
     assert disk.refused >= 2 and len(messages) == 2
-    assert "pause" in messages[0] and "make room" in messages[0] and "go on" in messages[1]
+    assert "pause" in messages[0] and "make room" in messages[0] and "resumed" in messages[1]
     assert [(line.number, line.text) for line in reread(attempt(tmp_path))] == [(1, "1"), (2, "2"), (6, "6")]
     assert "3 lines are not recorded here" in attempt(tmp_path).read_text()
     again = LogWriter(attempt(tmp_path))
