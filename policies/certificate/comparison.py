@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from autotune.policies.certificate.contents import Certificate, Replayed, Training
-from autotune.policies.certificate.overlap import apart, outside
+from autotune.policies.certificate.overlap import apart, outside, replayed_steps
 from autotune.policies.values.formatting import show_value
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Profile
@@ -55,6 +55,8 @@ def deviations(certificate: Certificate, other: Certificate, *, source: str) -> 
     jobs = (flat(msgspec.to_builtins(c.job)) for c in (certificate, other))
     result += [_deviation(f"job.{name}", here, there, source) for name, here, there in unequal(*jobs)]
     rest = (_rest(certificate), _rest(other))
+    if certificate.losses.stable is None:  # one of an earlier release
+        rest[1]["losses.stable"] = None
     result += [_deviation(name, here, there, source) for name, here, there in unequal(*rest)]
     return tuple(result)
 
@@ -143,10 +145,11 @@ def _training(certificate: Certificate, derived: Derived) -> Iterator[str]:
 
 def _losses(certificate: Certificate) -> Iterator[str]:
     losses = certificate.losses
-    beyond = outside(losses.overlapping, band=losses.band)
+    replayed = replayed_steps(losses)
+    beyond = outside(replayed, band=losses.band)
     for overlap in beyond:
         yield apart(overlap, band=losses.band or 0.0)
-    if certificate.replayed is Replayed.AGREED and (losses.band is None or not losses.overlapping):
+    if certificate.replayed is Replayed.AGREED and (losses.band is None or not replayed):
         yield "`replayed` is agreed, and no step was trained twice within a band"
     if certificate.replayed is Replayed.DIFFERS and not beyond:
         yield f"`replayed` is differs: {certificate.replay}"

@@ -23,8 +23,8 @@ def certificate_of(
     """Return the certificate of stable knobs; `settings`: those that differ from the job as written."""
     accepted = accepted_of(history)
     view = _since_edited(history)
-    losses = losses_of(view)
-    replayed, replay = replay_of(view, losses, stable=knobs)
+    losses = losses_of(view, stable=knobs)
+    replayed, replay = replay_of(view, losses)
     before = accepted.job.settings
     return Certificate(
         run=accepted.run,

@@ -54,6 +54,7 @@ class Losses(Value, frozen=True, kw_only=True):
     overlapping: tuple[Overlap, ...] = ()
     band: float | None = None  # maximum difference; None: too few steps to estimate how much a loss varies
     pairs: int = 0  # pairs of neighbouring steps from which the band was computed
+    stable: tuple[str, ...] | None = None  # the attempts with the stable settings; None: not recorded
 
 
 class Replayed(StrEnum):

@@ -28,7 +28,7 @@ def step_loss(metrics: Mapping[str, float], name: str, *, updates: Sequence[floa
     return loss if isfinite(loss) else None
 
 
-def losses_of(view: RunView) -> Losses:
+def losses_of(view: RunView, *, stable: Knobs) -> Losses:
     """Return the overlapping steps of a run's attempts, without trials, which train other checkpoints."""
     by_attempt = {
         attempt.number: {row.step: row.loss for row in attempt.steps if row.loss is not None}
@@ -42,7 +42,8 @@ def losses_of(view: RunView) -> Losses:
         Overlap(step=step, losses=result) for step, result in sorted(steps.items()) if len(result) > 1
     )
     band, pairs = _band(by_attempt.values())
-    return Losses(overlapping=overlapping[-_MOST_STEPS:], band=band, pairs=pairs)
+    numbers = tuple(str(attempt.number) for attempt in view.training if attempt.knobs == stable)
+    return Losses(overlapping=overlapping[-_MOST_STEPS:], band=band, pairs=pairs, stable=numbers)
 
 
 def outside(compared: Sequence[Overlap], *, band: float | None) -> tuple[Overlap, ...]:
@@ -58,13 +59,20 @@ def spread(overlap: Overlap) -> float:
     return max(overlap.losses.values()) - min(overlap.losses.values()) if overlap.losses else 0.0
 
 
-def replay_of(view: RunView, losses: Losses, *, stable: Knobs) -> tuple[Replayed, str]:
-    """Return whether overlapping steps show the same training, and a description of what was compared.
+def replayed_steps(losses: Losses) -> tuple[Overlap, ...]:
+    """Return the steps that attempts with the stable settings and with others both trained.
 
-    Compared are the steps that attempts with the stable knobs and with others both trained.
+    All overlapping steps if the attempts with the stable settings are not recorded.
     """
-    with_stable = {str(attempt.number) for attempt in view.attempts.values() if attempt.knobs == stable}
-    repeated = [o for o in losses.overlapping if 0 < len(with_stable & o.losses.keys()) < len(o.losses)]
+    if losses.stable is None:
+        return losses.overlapping
+    stable = set(losses.stable)
+    return tuple(o for o in losses.overlapping if 0 < len(stable & o.losses.keys()) < len(o.losses))
+
+
+def replay_of(view: RunView, losses: Losses) -> tuple[Replayed, str]:
+    """Return whether the replayed steps show the same training, and a description of what was compared."""
+    repeated = replayed_steps(losses)
     if all(row.loss is None for attempt in view.attempts.values() for row in attempt.steps):
         return Replayed.NOT_RUN, "the log shows no losses of steps"
     if not repeated:

@@ -25,6 +25,7 @@ from autotune.policies.diagnosis.phase_patterns import (
     in_validation,
     is_frame,
     loads_weights,
+    makes_images,
     makes_states,
     phase_around,
     pins_host_memory,
@@ -88,7 +89,7 @@ def finding_of(
         ), False
     earlier = before()
     context = [without_table(text) for text in above(earlier, line) if not _SETTINGS.search(text)]
-    where = _whereabouts(
+    where = _where(
         rule, line._replace(text=without_table(line.text)), earlier, context, since_stage=since_stage
     )
     cause = rule.cause
@@ -123,10 +124,19 @@ def finding_of(
     return finding, where.guessed
 
 
+def _where(
+    rule: Rule, line: Parsed, earlier: list[str], context: list[str], *, since_stage: int | None
+) -> Whereabouts:
+    """Return the phase and component in which a message originates; none of a program that makes images."""
+    if rule.cause is Cause.GPU_OOM and makes_images(context):
+        return Whereabouts(phase=Phase.NONE, component=Component.UNKNOWN, guessed=False, visible=False)
+    return _whereabouts(rule, line, earlier, context, since_stage=since_stage)
+
+
 def _whereabouts(
     rule: Rule, line: Parsed, earlier: list[str], context: list[str], *, since_stage: int | None
 ) -> Whereabouts:
-    """Return the phase and component in which a message originates."""
+    """Return the phase and component of a job in which a message originates."""
     called = from_worker(context)
     phase = rule.phase if rule.phase is not Phase.NONE else phase_around(called, line.text)
     if phase is Phase.NONE and called is not context:

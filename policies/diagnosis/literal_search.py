@@ -22,6 +22,7 @@ _NOISE = b"0123456789.,:;#=%|/<>()+-_ \xe2\x96\x88\x8f\x8e\x8d\x8c\x8b\x8a\x89"
 Ends: TypeAlias = tuple[list[int], list[int]]
 Matcher: TypeAlias = Callable[[bytes], Ends]
 Groups: TypeAlias = tuple[tuple[bytes, ...], ...]
+_APART = "\0"  # which no string to search for contains
 _HEAD = 4  # leading characters by which strings are looked up in a short text
 _WALKED = 600  # characters; in a longer text each string is searched separately
 
@@ -32,9 +33,9 @@ def minimal(literals: Iterable[str]) -> tuple[str, ...]:
     Wherever the longer one is, the shorter is found.
     """
     distinct = tuple(dict.fromkeys(literals))
-    longest = max(map(len, distinct), default=0)
-    shorter = [literal for literal in distinct if len(literal) < longest]
-    return tuple(text for text in distinct if sum(one in text for one in shorter) <= (len(text) < longest))
+    joined = _APART.join(distinct)
+    inner = [one for one in distinct if joined.find(one, joined.find(one) + 1) >= 0]  # in another one too
+    return tuple(text for text in distinct if not any(one in text for one in inner if one != text))
 
 
 class Search:

@@ -65,6 +65,7 @@ _REQUESTED = (
     rf"object store size \({_SIZE}\) exceeds",
     rf"space in /dev/shm: {_SIZE} required",
     rf"allocate KV-caches\. Required: {_SIZE}",
+    rf"\bUsed {_SIZE} of \S{{1,24}} hbm\b",
 )
 _CAPACITY = (
     rf"total capaci?ty of {_SIZE}",
@@ -187,6 +188,20 @@ _COMPILED = {
     }.items()
 }
 NOTHING = Facts()
+# vLLM (v1/worker/gpu_worker.py, sleep): what is in use on the whole device, by all of its processes.
+SLEPT = " memory is still in use"  # every such line contains it
+ASLEEP = re.compile(
+    r"[Ss]leep mode (?:\(level=\w+\) )?freed (\d{1,9}\.\d{1,9}) GiB memory, "
+    r"(\d{1,9}\.\d{1,9}) GiB memory is still in use"
+)
+
+
+def asleep_bytes(line: str) -> int | None:
+    """Return what stays in use on a device whose engine goes to sleep; None: the line does not say."""
+    slept = ASLEEP.search(line) if SLEPT in line else None
+    return None if slept is None else round(float(slept[2]) * (1 << 30))
+
+
 _PRINTED = ("requested", "capacity", "free", "allocated", "unallocated", "reserved", "allowed")
 
 

@@ -73,7 +73,7 @@ _RELAYS = re.compile(
 _LOADS = re.compile(
     r"\bin (?:load_model|_?load_weights?|create_weights|_?initialize_model|\w*weight_loader|"
     r"process_weights_after_loading|get_model|_?create_weight\w*|\w*weights_iterator)\b|"
-    r"^load_tensors: "  # llama.cpp
+    r"^load_tensors: |\b[Ee]rror (?:when )?loading model\b"  # llama.cpp, engines in Rust
 )
 # An engine runs its largest batch once, to measure the memory that remains for the pool.
 _PROFILES = re.compile(
@@ -87,6 +87,11 @@ _STATES = re.compile(
     r"torch/optim/\S+, line \d+, in load_state_dict|"
     r"megatron/core/optimizer/\S+, line \d+, in (?:__init__|get_\w*optimizer\w*|load_\w+)"
 )
+# Programs that make images and videos, by their own frames or a convolution's: no language model has any.
+_MAKES_IMAGES = re.compile(
+    r"[/\\\"](?:invokeai|comfy|ComfyUI|stable-diffusion-webui)[/\\]|torch/nn/modules/conv\.py"
+)
+_TRAINS = re.compile(r"\btrain|[Tt]rainer|backward|optim")
 _SHARED = re.compile(
     r"shared_memory\.py|shm_broadcast\.py|SharedMemory\(|_share_(?:fd|filename)_|SemLock|"
     r"multiprocess\w*/(?:synchronize|heap)\.py"
@@ -199,6 +204,11 @@ def loads_weights(context: list[str]) -> bool:
 def profiles_batch(context: list[str]) -> bool:
     """Return whether a starting engine was running its largest batch to measure its memory."""
     return any(_PROFILES.search(as_frame(line)) for line in context)
+
+
+def makes_images(context: list[str]) -> bool:
+    """Return whether a traceback is of a program that makes images or videos and trains nothing."""
+    return any(_MAKES_IMAGES.search(line) for line in context) and not any(map(_TRAINS.search, context))
 
 
 def makes_states(context: list[str]) -> bool:

@@ -17,7 +17,15 @@ from autotune.policies.diagnosis.log_blocks import Cursor, blocks, last_lines
 from autotune.policies.diagnosis.log_context import OPEN, Waiting, below, follows, until, with_parts
 from autotune.policies.diagnosis.log_prefixes import LONGEST, parsed, segments
 from autotune.policies.diagnosis.log_prefixes import Line as Parsed
-from autotune.policies.diagnosis.message_figures import NOTHING, adds, facts_of, filled, refined
+from autotune.policies.diagnosis.message_figures import (
+    NOTHING,
+    SLEPT,
+    adds,
+    asleep_bytes,
+    facts_of,
+    filled,
+    refined,
+)
 from autotune.policies.diagnosis.phase_patterns import is_stage
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES, harmless, matching
 from autotune.policies.diagnosis.rules.rule import QUOTED_OOM, Rule
@@ -31,9 +39,14 @@ _OF_EACH = 5  # findings kept per rule once _CAUSES + _WEAK causes are kept
 _BACK, _BACK_BYTES = 120, 32768  # maximum lines and bytes of context before a message
 _WAITING = 8  # maximum findings that wait for context after their message
 
-# Every line that marks a phase, a stage or an end, or that a rule matches (unless harmless), contains one.
+# Every line that marks a phase, a stage or an end, that a rule matches (unless harmless), or that gives the
+# memory of a sleeping engine contains one.
 SEARCHED = minimal(
-    [*familiar_lines.MARKING, *(literal for rule in RULES if not rule.harmless for literal in rule.literals)]
+    [
+        *familiar_lines.MARKING,
+        SLEPT,
+        *(literal for rule in RULES if not rule.harmless for literal in rule.literals),
+    ]
 )
 _search = Search(SEARCHED, WRONG)
 _needles, _wrong = Search(SEARCHED, ()), Search((), WRONG)
@@ -50,6 +63,7 @@ class Scanner:
         self._recent: dict[str, deque[str]] = {}
         self._stage: tuple[int, str] | None = None
         self._phase = Phase.NONE
+        self._asleep: int | None = None
         self._step: int | None = None
         self._lines = 0
         self._ahead: dict[int, Waiting] = {}  # finding -> its context after the message
@@ -231,6 +245,7 @@ class Scanner:
             findings=tuple(survived_failures.at_the_end(self._findings, self._going_on)),
             last_errors=self._errors.lines(),
             last_phase=self._phase,
+            asleep_bytes=self._asleep,
             last_step=self._step,
             lines=self._lines,
             outcome=outcome,
@@ -259,6 +274,8 @@ class Scanner:
             return None
         if is_stage(line.bare):
             self._stage = (number, line.bare)
+        if self._asleep is None:
+            self._asleep = asleep_bytes(line.bare)
         rule = matching(line.bare)
         self._said = self._said or not (rule is None or rule.harmless or self._full(rule))
         at = number

@@ -11,7 +11,7 @@ import numpy as np
 from autotune.policies.estimate.belief.gaussian import exceeded
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.parts import PARTS, Floats
-from autotune.policies.estimate.peaks import PHASES, Estimates
+from autotune.policies.estimate.peaks import OF_PASSES, PHASES, Estimates
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.profile import Placement, Profile
 
@@ -30,8 +30,9 @@ def scales(profile: Profile, estimate: Estimates) -> Floats:
     """Return the scale of the term in bytes, (phase, configuration); 0 without an engine.
 
     While the engine sleeps it grows with the engine's weights and captured graphs; while the engine works,
-    with the trainer's state in its update; in both, with the communication of experts. Disaggregated, each
-    side adds only the communicator of their weight sync.
+    with the trainer's state in its update and, once it has trained, with what its micro-batches left
+    reserved; in both, with the communication of experts. Disaggregated, each side adds only the communicator
+    of their weight sync.
     """
     result: Floats = np.zeros(estimate.gpu.shape)
     if profile.engine == "none":
@@ -39,13 +40,20 @@ def scales(profile: Profile, estimate: Estimates) -> Floats:
     shared = profile.placement is Placement.COLOCATED
     engine = shared * _LEFT * _held(estimate, Phase.ROLLOUT_INIT, "weights", "graphs")
     trainer = shared * _LEFT * _held(estimate, Phase.OPTIMIZER, "weights", "gradients", "optimizer")
+    blocks = shared * estimate.left * _largest_pass(estimate)
     experts = constant("collectives") * (profile.layout.expert_parallel > 1)
     asleep = constant("residue") if shared else constant("collectives")
     for place, phase in enumerate(PHASES):
         if phase in _ENGINES:
-            result[place] = _TYPICAL * (constant("collectives") + trainer + experts)
+            trained = phase is not Phase.ROLLOUT_INIT
+            result[place] = _TYPICAL * (constant("collectives") + trainer + experts) + trained * blocks
         elif phase is not Phase.INIT:
             result[place] = _TYPICAL * (asleep + engine + experts)
+    return result
+
+
+def _largest_pass(estimate: Estimates) -> Floats:
+    result: Floats = np.max([_held(estimate, phase, "activations", "logits") for phase in OF_PASSES], axis=0)
     return result
 
 

@@ -49,6 +49,11 @@ TABLE: dict[str, Constant] = {
     ),
     "fragmentation_recompute_varied": Constant(0.23, "the same with lengths that differ; 14 to 38 %"),
     "fragmentation_expandable": Constant(0.02, "the same with expandable_segments; 0.5 to 9 %"),
+    "left_of_pass": Constant(
+        0.24,
+        "share of a micro-batch in fixed segments that a trainer keeps reserved when all else is on the host:"
+        " 5.2 GiB of 21.4 predicted (NVIDIA-NeMo/RL#2003, bf16; its fp8 training kept 15.5 and 26)",
+    ),
     # ------------------------------------------------------------------ offloaded activations
     "returning_layers": Constant(
         2,
@@ -99,6 +104,9 @@ TABLE: dict[str, Constant] = {
     ),
     "engine_fraction": Constant(0.85, "memory fraction where neither job nor framework names one"),
     "vllm_fraction": Constant(0.9, "vLLM's own gpu_memory_utilization"),
+    "state_ratio": Constant(
+        0.9, "SGLang's memory for states of linear layers over that for keys and values (server_args.py)"
+    ),
     "engine_base": Constant(
         0.5 * GIB, "samplers, tables and communication buffers of an engine beside pool and weights"
     ),
@@ -106,10 +114,15 @@ TABLE: dict[str, Constant] = {
         1.5 * GIB,
         "what a sleeping engine keeps: vLLM sleep mode's blog 1 to 2 GiB, SkyRL and NeMo-RL logs up to 4",
     ),
+    "published_error": Constant(
+        1.5,
+        "ratio of the errors of published outcomes to the estimate's own: least log loss over the 29 trainers"
+        " of the tuned half (python -m benchmarks.published)",
+    ),
     "unforeseen": Constant(
-        0.06,
-        "share of RL jobs that fail for what no term contains: least log loss over the 51 of the tuned half"
-        " (python -m benchmarks.published; docs/measured/estimate.md, section 7)",
+        0.10,
+        "share of RL jobs that fail for what no term contains: within a standard error of the least log loss"
+        " over the 58 of the tuned half (python -m benchmarks.published; measured/estimate.md, section 7)",
     ),
     "sync_bucket": Constant(2 * GIB, "bucket where the framework names none (verl 0.9.1: 2048 MB)"),
     # ------------------------------------------------------------------ host

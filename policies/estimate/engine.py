@@ -9,7 +9,7 @@ import numpy as np
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats, instant
-from autotune.policies.estimate.shapes import cache_layers, parameters, working_set
+from autotune.policies.estimate.shapes import FP32, cache_layers, parameters, working_set
 from autotune.policies.values.architecture.model import Model
 
 _SAMPLER_COPIES = 2  # fp32 logits and their probabilities for one token of every running request
@@ -93,7 +93,8 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
     starting = instant(
         n, weights=weights, kv_pool=reserved, graphs=graphs, logits=warmed, buffers=base, outside=outside
     )
-    bucket = np.where(load.disk, 0.0, load.sync_buffer) * pooled
+    sent = parameters(model).largest * layout.engine_bytes if layout.sends_tensors else load.sync_buffer
+    bucket = np.where(load.disk, 0.0, sent) * pooled
     # The order of a colocated sync: a sleeping engine's weights wake, are updated, and the pool wakes last.
     woken = instant(n, weights=weights, graphs=graphs, buffers=bucket + base, outside=outside)
     in_part = load.engine_sleep & (not layout.wakes_whole)
@@ -105,8 +106,37 @@ def engine_of(model: Model, load: Load, *, engine: str, capacity: float, beside:
         running=running,
         receiving=receiving,
         training=training,
-        pool_tokens=pool / per_token,
+        pool_tokens=(_tokens(model, load, pool, engine) if pooled else pool) / per_token,
     )
+
+
+def _tokens(model: Model, load: Load, pool: Floats, engine: str) -> Floats:
+    """Return the bytes of a pool that hold keys and values, beside the states of linear layers.
+
+    SGLang sets aside a share for states (kv_cache_configurator.py, _handle_max_mamba_cache; its default
+    mamba_full_memory_ratio). vLLM takes a request's state out of the pool's blocks
+    (v1/core/single_type_kv_cache_manager.py, MambaManager): here of requests of the longest length.
+    """
+    if not model.linear_layers:
+        return pool
+    if engine == "sglang":
+        return pool / (1.0 + constant("state_ratio"))
+    keys = load.sequence * kv_token_bytes(model, load)
+    return pool * keys / (keys + state_bytes(model, load))
+
+
+def state_bytes(model: Model, load: Load) -> Floats:
+    """Return the bytes of a request's states in a device's pool: recurrent ones in fp32, and convolutions'.
+
+    transformers 5.19 modeling_qwen3_next.py (delta rule), modeling_mamba2.py, modeling_mamba.py,
+    modeling_lfm2.py; the engines keep the same (vllm/model_executor/layers/mamba/mamba_utils.py).
+    """
+    values = float(model.linear_values * model.linear_value_dim)
+    window = 2.0 * model.linear_keys * model.linear_key_dim + values
+    convolution = window * max(0, model.linear_conv - 1) * load.layout.compute_bytes
+    every = model.linear_layers * (values * model.linear_key_dim * FP32 + convolution)
+    result: Floats = every / load.rollout_tensor
+    return result
 
 
 def _nothing(count: int) -> Engine:

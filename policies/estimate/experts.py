@@ -12,6 +12,10 @@ from autotune.policies.estimate.shapes import Kept, active_parameters, kept_by_l
 from autotune.policies.values.architecture.model import Layout, Model
 
 _FP8 = 1
+# DeepEP: channels (half its multiprocessors), ranks of a node, bytes of a row beside its values (origin and
+# 128 experts, weights and scales); rows of a channel and rank by the largest number of ranks, and per node.
+_DEEPEP_CHANNELS, _DEEPEP_NODE, _DEEPEP_NAMES, _DEEPEP_WORKSPACE = 10, 8, 8 + 128 * (8 + 4 + 4), 32 << 20
+_DEEPEP_ROWS, _DEEPEP_MOST, _DEEPEP_REMOTE = ((8, 256), (64, 288), (96, 480), (128, 560)), 720, 128
 
 
 def gathered_rows(layout: Layout, tensor: Floats) -> Floats:
@@ -36,7 +40,6 @@ def moving(model: Model, load: Load) -> Moving:
 
     Permuted and received rows live until the end of the layer, because its function references them
     (megatron/core/transformer/moe/moe_layer.py, token_dispatcher.py). Routing is assumed to be even.
-    DeepEP's own buffers, which PyTorch does not allocate, are not counted.
     """
     layout, size = load.layout, load.layout.compute_bytes
     if layout.strategy != "megatron" or not shares(model).sparse:
@@ -72,6 +75,26 @@ def _held(load: Load, *, row: Floats, sent: Floats, copies: Floats, local: int) 
         np.where(single, sent + received * (copies > 1), sent + received),
         np.where(single, 0.0, sent * copies),
     )
+
+
+def dispatch_buffers(model: Model, load: Load) -> Floats:
+    """Return the bytes of DeepEP's buffers on a device, outside of PyTorch; 0 without `flex`.
+
+    Its own sizes for 20 multiprocessors and rows of 16 bits (deep_ep/buffers/legacy.py, get_dispatch_config;
+    csrc/legacy/config.hpp, get_nvl_buffer_size_hint and get_rdma_buffer_size_hint), which Megatron takes
+    (megatron/core/transformer/moe/fused_a2a.py, get_buffer).
+    """
+    layout = load.layout
+    ranks = load.expert * gathered_rows(layout, load.tensor)
+    if layout.strategy != "megatron" or layout.dispatcher != "flex" or not shares(model).sparse:
+        return np.zeros(load.count)
+    row = 2.0 * (model.expert_hidden or model.hidden) + _DEEPEP_NAMES
+    most = np.array([ranks <= largest for largest, _ in _DEEPEP_ROWS])
+    rows = np.select(most, [kept for _, kept in _DEEPEP_ROWS], _DEEPEP_MOST)
+    nodes = np.maximum(1.0, ranks / _DEEPEP_NODE)
+    between = 2.0 * _DEEPEP_REMOTE * nodes * (nodes > 1)
+    result: Floats = _DEEPEP_CHANNELS * row * (np.minimum(ranks, _DEEPEP_NODE) * rows + between)
+    return np.where(ranks > 1, result + _DEEPEP_WORKSPACE, 0.0)
 
 
 def _ranks_of_a_token(load: Load, chosen: Floats | float) -> Floats:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from autotune.policies.estimate.constants import constant
@@ -23,6 +24,8 @@ from autotune.policies.values.job import Cluster, Goal, no_expandable_segments
 from autotune.policies.values.knob_table import KNOB_TABLE
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement, Profile
+
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,17 +139,18 @@ def load_of(
     update = np.ceil(layout.mini_batch / replicas) if layout.mini_batch else rows
     update = np.minimum(update, rows)
 
-    def grouping(budget: Floats, sequences: Floats) -> Grouping:
+    def grouping(budget: Floats, sequences: Floats, counted: Floats) -> Grouping:
         return Grouping(
             update=sequences,
             dynamic=budgeted & (budget < UNBOUNDED),
             budget=budget if layout.tokens_before_split else budget * split,
-            sequences=in_pass,
+            sequences=counted,
             padded=layout.padded,
             updates=steps * replicas * np.maximum(1.0, rows / sequences),
         )
 
-    training, scoring = grouping(limit, update), grouping(scored_limit, rows)
+    training = grouping(limit, update, in_pass)
+    scoring = grouping(scored_limit, rows, np.maximum(1.0, in_pass * layout.scored_sequences))
     usual = training.tokens(lengths, Assumption.TYPICAL)
     accumulated = training.passes(lengths, usual)
     one = sequence if layout.padded else lengths.mean
@@ -256,14 +260,14 @@ class _Columns:
 
     def __init__(self, own: Knobs, candidates: Sequence[Knobs]) -> None:
         self._own = own
-        self._candidates = candidates
         self.count = len(candidates)
+        values = zip(*map(msgspec.structs.astuple, candidates), strict=True)
+        self._values = dict(zip(Knobs.__struct_fields__, values, strict=bool(candidates)))
 
     def number(self, name: str, default: float) -> Floats:
         own = getattr(self._own, name)
         fallback = default if own is None else own
-        result = [getattr(knobs, name) for knobs in self._candidates]
-        return np.array([fallback if value is None else value for value in result], dtype=np.float64)
+        return self._array(name, lambda value: fallback if value is None else value, np.float64)
 
     def flag(self, name: str, *, default: bool = False) -> Flags:
         return self.number(name, float(default)) > 0
@@ -271,7 +275,17 @@ class _Columns:
     def has_mode(self, name: str, mode: str) -> Flags:
         """Return which candidates have a mode; one that the knob table does not list counts as the first."""
         row = KNOB_TABLE[name]
-        own = getattr(self._own, name) or row.default
-        fallback = own if own in row.order else row.order[0]
-        modes = [getattr(knobs, name) or own for knobs in self._candidates]
-        return np.array([(each if each in row.order else fallback) == mode for each in modes], dtype=np.bool_)
+        own, order = getattr(self._own, name) or row.default, row.order
+        fallback = own if own in order else order[0]
+        return self._array(
+            name, lambda value: ((value or own) if (value or own) in order else fallback) == mode, np.bool_
+        )
+
+    def _array(self, name: str, convert: Callable[[Any], Any], kind: type[T]) -> np.ndarray[Any, np.dtype[T]]:
+        """Return the knob of all candidates; `convert` is called once for each value that occurs."""
+        values = self._values.get(name, ())
+        converted = {value: convert(value) for value in set(values)}
+        if len(converted) == 1:
+            (value,) = converted.values()
+            return np.full(self.count, value, dtype=kind)
+        return np.array([converted[value] for value in values], dtype=kind)

@@ -293,6 +293,18 @@ def _kernel(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
     return _Loss(first(score_rows), forward, kept, backward, size * rows)
 
 
+def _cast_kernel(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
+    """Return the sizes of that kernel over logits which OpenRLHF 0.11.2 casts to fp32 and keeps.
+
+    openrlhf/models/actor.py, forward; models/utils.py, log_probs_from_logits. Its gradient is a tensor of its
+    own, cast back beside it; a compiled entropy adds another.
+    """
+    size = load.layout.compute_bytes
+    cast, kept = (size + FP32) * rows, FP32 * rows
+    gradients = (FP32 * (1 + load.layout.entropy) + size) * rows
+    return _Loss((size + FP32) * score_rows, cast, kept, kept + gradients, size * rows)
+
+
 def _rows(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
     """Return the sizes of verl 0.9.1's loss over padded micro-batches without flash-attention.
 
@@ -350,4 +362,11 @@ def _logprob(load: Load, rows: Floats, score_rows: Floats) -> _Loss:
     )
 
 
-_LOSSES = {"softmax": _softmax, "kernel": _kernel, "pieces": _pieces, "rows": _rows, "logprob": _logprob}
+_LOSSES = {
+    "softmax": _softmax,
+    "kernel": _kernel,
+    "cast_kernel": _cast_kernel,
+    "pieces": _pieces,
+    "rows": _rows,
+    "logprob": _logprob,
+}

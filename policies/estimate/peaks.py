@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
+from msgspec.structs import replace
 
-from autotune.policies.estimate.constants import card
+from autotune.policies.estimate.constants import card, constant
 from autotune.policies.estimate.engine import Engine, engine_of
 from autotune.policies.estimate.host import host_phases, node_of
 from autotune.policies.estimate.lengths import Assumption
@@ -15,6 +16,7 @@ from autotune.policies.estimate.load import Load, by_length, load_of
 from autotune.policies.estimate.parts import PARTS, Floats, heaviest, instant, of_first
 from autotune.policies.estimate.passes import pass_of
 from autotune.policies.estimate.roofline import seconds, step_seconds
+from autotune.policies.estimate.stages import with_stages
 from autotune.policies.estimate.training import State, fullest, resting, states_of, trainer_phases
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.failure import ENGINE_PHASES, Component, Phase
@@ -50,6 +52,8 @@ class Estimates:
     seconds: Floats  # (phase, configuration)
     step_s: Floats
     pool_tokens: Floats
+    left: Floats  # (configuration,), share of a micro-batch that stays reserved while the engine works
+    asleep: Floats  # (part, configuration), beside a trainer that waits for its engine's start; 0: none
 
     @property
     def gpu(self) -> Floats:
@@ -77,6 +81,10 @@ def estimates(
 
     `assumption`: which micro-batch they are for; `steps`: over which the largest one is expected.
     """
+    stages = profile.layout.pipeline_parallel
+    sizes = [each.pipeline_parallel or profile.knobs.pipeline_parallel or stages for each in candidates]
+    if {*sizes} - {stages}:
+        return _of_stages(profile, cluster, model, candidates, sizes, assumption=assumption, steps=steps)
     load = load_of(profile, cluster, candidates, assumption=assumption, steps=steps)
     n = load.count
     trainer_capacity = float(profile.trainer_budget_bytes or cluster.gpu_memory_bytes)
@@ -102,8 +110,9 @@ def estimates(
         beside=at_start if shared else instant(n),
     )
     devices, lengths = _trainer_phases(model, with_doubt, doubtful, n)
-    on_engine = np.zeros((len(PHASES), n))
+    on_engine, asleep = np.zeros((len(PHASES), n)), instant(n)
     if shared:
+        asleep = at_start + engine.training * load.engine_sleep
         devices = _colocated(devices, engine, idle, at_start)
     else:
         devices["rollout_init"], devices["rollout"] = engine.starting, engine.running
@@ -144,6 +153,55 @@ def estimates(
         seconds=np.stack([timed.get(phase.value, nothing) for phase in PHASES]),
         step_s=step_seconds(load, timed),
         pool_tokens=engine.pool_tokens,
+        left=_left(load),
+        asleep=asleep,
+    )
+
+
+def _left(load: Load) -> Floats:
+    """Return the share of a micro-batch that a trainer leaves reserved while the engine works.
+
+    `torch.cuda.empty_cache` releases only segments in which no tensor is alive. torch_memory_saver, with
+    which a trainer that sleeps is suspended, unmaps all of them.
+    """
+    if load.layout.trainer_sleeps:
+        return np.zeros(load.count)
+    result: Floats = np.where(load.expandable, constant("fragmentation_expandable"), constant("left_of_pass"))
+    return result
+
+
+def _of_stages(
+    profile: Profile,
+    cluster: Cluster,
+    model: Model,
+    candidates: Sequence[Knobs],
+    sizes: Sequence[int],
+    *,
+    assumption: Assumption,
+    steps: int,
+) -> Estimates:
+    """Return the estimates of configurations in `sizes` stages, each group by a layout of its own."""
+    groups = [[place for place, each in enumerate(sizes) if each == size] for size in sorted({*sizes})]
+    parts = []
+    for group in groups:
+        size = sizes[group[0]]
+        staged = replace(
+            profile,
+            layout=with_stages(profile.layout, size),
+            knobs=replace(profile.knobs, pipeline_parallel=size),
+        )
+        some = [replace(candidates[place], pipeline_parallel=size) for place in group]
+        parts.append(estimates(staged, cluster, model, some, assumption=assumption, steps=steps))
+    order = np.argsort(np.concatenate(groups))
+    joined = {
+        field.name: np.concatenate([getattr(each, field.name) for each in parts], axis=-1)[..., order]
+        for field in fields(Estimates)
+        if field.name not in ("error", "host_capacity")
+    }
+    return Estimates(
+        **joined,
+        error=np.max([each.error for each in parts], axis=0),
+        host_capacity=parts[0].host_capacity,
     )
 
 

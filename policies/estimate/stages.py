@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import Floats
@@ -20,6 +21,20 @@ class Stage(NamedTuple):
     last: bool  # it has the head, which is a second copy if it is tied
     after: int  # stages after it
     predicting: int = 0  # layers of multi-token prediction, in addition to `layers`
+
+
+def with_stages(layout: Layout, stages: int) -> Layout:
+    """Return a layout with another number of stages on the same ranks; its stages have equally many layers.
+
+    Of a stage's ranks, which share its optimizer state, there are fewer in proportion (parallel_state.py).
+    """
+    before = layout.pipeline_parallel
+    return replace(
+        layout,
+        pipeline_parallel=stages,
+        shards=max(1, layout.shards * before // stages),
+        expert_shards=layout.expert_shards * before // stages,
+    )
 
 
 def stages_of(model: Model, layout: Layout) -> tuple[Stage, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.policies.estimate.constants import constant
+from autotune.policies.estimate.experts import dispatch_buffers
 from autotune.policies.estimate.load import Load
 from autotune.policies.estimate.parts import OUTSIDE, Flags, Floats, heaviest, instant, largest, summed
 from autotune.policies.estimate.passes import Logits, logits_of, pass_of, with_predicting
@@ -104,8 +105,8 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
     if load.gpus:
         processes = constant("workspaces")
         if not load.trainer_budgeted:
-            processes = processes + constant("context") + constant("modules")
-            processes = processes + constant("collectives") + _communicators(load)
+            processes = processes + constant("context") + constant("modules") + constant("collectives")
+            processes = processes + _communicators(load) + dispatch_buffers(model, load)
     critic = weights + optimizer * (1.0 - load.optimizer_away * layout.critic_follows)
     critic = critic * (layout.critic and not layout.critic_offload)
     return State(
@@ -374,7 +375,7 @@ def sync_buffers(model: Model, load: Load) -> Floats:
     sent = layout.parameter_bytes if layout.autocast else layout.compute_bytes
     one = (counts.largest_apart if apart else counts.largest) * sent
     everything = counts.total * sent
-    bucket = np.minimum(np.maximum(load.sync_buffer, one), everything)
+    bucket = np.minimum(np.maximum(load.sync_buffer * (not layout.sends_tensors), one), everything)
     return np.where(load.disk, 0.0, bucket * load.layout.sync_buckets)
 
 

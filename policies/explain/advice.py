@@ -6,14 +6,15 @@ import math
 import re
 from collections.abc import Iterator
 
+from autotune.policies.diagnosis.memory_users import largest
 from autotune.policies.recovery.by_ladder import by_ladder
 from autotune.policies.remedies.catalogue import MOVES, spoken_for, turn_of
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.remedies.proposals import free_before_relaunch
-from autotune.policies.remedies.relevance import SMALLER_PASSES, can_act, fills_host, precedence
+from autotune.policies.remedies.relevance import SMALLER_PASSES, can_act, fills_host, precedence, wakes
 from autotune.policies.remedies.step_size import FRACTION_STEP, fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.events import Accepted, Policy
+from autotune.policies.values.events import Accepted, Policy, Progressed
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.formatting import show_value
 from autotune.policies.values.history import Attempt, Run
@@ -25,17 +26,28 @@ from autotune.policies.values.remedy import Effect, Remedy
 from autotune.policies.values.value import Value
 
 _ABOVE_POOLS = 0.92  # of the GPU; by default vLLM takes 0.9 for weights and pool, SGLang less
+_MOST_GIVEN = 0.5  # of the GPU that an engine can give up and still serve
 _BESIDE_POOL = 0.02  # of the GPU, above an engine's share of it
 _BY = re.compile(r"for instance by [\d.]+")
 # Directions that few jobs can follow; with a phase: offered for failures in that phase alone.
 _PRESUME = {
     "save_synchronously": Phase.CHECKPOINT,
     **dict.fromkeys(
-        ("reduce_multimodal_cache", "layered_sync", "reshard_after_forward", "shard_wider", "expert_parallel")
+        (
+            "reduce_multimodal_cache",
+            "layered_sync",
+            "reshard_after_forward",
+            "shard_wider",
+            "expert_parallel",
+            "pipeline_parallel",
+        )
     ),
 }
-_IF_ENGINE = ", if an engine runs on this GPU"
+LOGITS = re.compile(r"(?i)logit|log_?prob|logps|entropy|lm_head|vocab|softmax|logsumexp")
+_OF_LOGITS = ("chunk_logits", "loss_recompute")
+_IF_ENGINE = ", if an engine runs on this {}"
 _ENGINE_PARTS = (Component.ROLLOUT, Component.REWARD)
+_WITHOUT_LOGITS = (Component.CRITIC, Component.REWARD)
 
 
 class Cure(Value, frozen=True, kw_only=True):
@@ -50,6 +62,18 @@ class Cure(Value, frozen=True, kw_only=True):
     slows: str = ""
 
 
+class LoggedFailure(Value, frozen=True, kw_only=True):
+    """A failure, and the steps before it that its log prints."""
+
+    diagnosis: Diagnosis
+    steps: tuple[Progressed, ...] = ()
+
+    def attempt(self, knobs: Knobs) -> Attempt:
+        """Return the attempt with these knobs that ended so."""
+        failed, steps = self.diagnosis, self.steps
+        return Attempt(number=1, knobs=knobs, step=failed.step, diagnosis=failed, progress=steps)
+
+
 class Known(Value, frozen=True, kw_only=True):
     """What a log shows about its job."""
 
@@ -61,7 +85,9 @@ class Known(Value, frozen=True, kw_only=True):
     fixed: frozenset[str] = frozenset()  # knobs that already have the value that saves most memory
     engine: bool | None = None  # whether the log shows an inference engine; None: it shows no tool at all
     counts_tokens: bool = False  # the log shows an RL framework, which fills micro-batches by tokens
+    logits: bool = True  # the log shows a program that computes logits
     scores_by_tokens: bool = False  # the log shows a tool with a token budget for computing log-probs
+    steps: tuple[Progressed, ...] = ()  # completed before the failure, as the log prints them
     run: Run | None = None  # of autotune, whose last attempt ended with this failure
 
 
@@ -76,6 +102,9 @@ def prescribe(diagnosis: Diagnosis, known: Known) -> tuple[Cure, ...]:
     exact = _exact(known, diagnosis)
     if known.complete:
         return tuple((result | exact).values())
+    group = largest(diagnosis.facts)
+    if diagnosis.cause is Cause.HOST_OOM and group is not None and group.foreign:
+        return tuple(exact.values())  # no setting of the job returns what another program holds
     directions = _directions(known, diagnosis, exact)
     ranked = sorted(directions.values(), key=lambda cure: _presupposes(cure, diagnosis, known))
     # Other memory of a GPU on which an engine wakes up mostly belongs to the job's own trainer.
@@ -95,20 +124,18 @@ def _exact(known: Known, diagnosis: Diagnosis) -> dict[str, Cure]:
 
 
 def remedies_after(run: Run, *, complete: bool = True) -> Iterator[Remedy]:
-    """Yield the remedy that recovery applies after the last failure, then those of the ladder alone.
+    """Yield the remedy that recovery applies after the last failure, then the steps of the ladder one by one.
 
     Names may repeat; the first counts. `complete`: every knob that the profile supports has its value.
     """
-    if run.accepted.policy is Policy.ESTIMATE:
-        from autotune.policies.recovery.next_remedy import (
-            next_remedy,  # needs numpy; imported only for the few logs that show enough
-        )
+    if complete:
+        # Needs numpy; imported only for the few logs that show enough.
+        from autotune.policies.recovery.next_remedy import next_remedy
 
         remedy = next_remedy(run)
         if remedy is not None:
             yield remedy
-    # In addition to the estimate's remedy, or if settings are missing, list the ladder's steps one by one.
-    yield from by_ladder(run, single=not complete or run.accepted.policy is Policy.ESTIMATE)
+    yield from by_ladder(run, single=True)
 
 
 def _failed_once(profile: Profile, known: Known, diagnosis: Diagnosis) -> Run:
@@ -122,8 +149,8 @@ def _failed_once(profile: Profile, known: Known, diagnosis: Diagnosis) -> Run:
         cluster=known.cluster or nowhere,
         policy=Policy.ESTIMATE if estimated else Policy.LADDER,
     )
-    attempt = Attempt(number=1, knobs=profile.knobs, step=diagnosis.step, diagnosis=diagnosis)
-    return Run(accepted=accepted, attempts=(attempt,))
+    failure = LoggedFailure(diagnosis=diagnosis, steps=known.steps)
+    return Run(accepted=accepted, attempts=(failure.attempt(profile.knobs),))
 
 
 def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> dict[str, Cure]:
@@ -142,7 +169,9 @@ def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> d
     for name, phase in _PRESUME.items():
         if name in result and not result[name].exact and diagnosis.phase is not phase:
             del result[name]
-    if fragmentation_excluded(diagnosis):
+    if not known.logits or diagnosis.component in _WITHOUT_LOGITS:
+        result = {name: cure for name, cure in result.items() if cure.exact or name not in _OF_LOGITS}
+    if fragmentation_excluded(diagnosis) or wakes(diagnosis):  # allocators that sleep refuse the setting
         result.pop("expandable_segments", None)
     elif diagnosis.fragmentation and "expandable_segments" not in result:
         cure = _neutral("expandable_segments", diagnosis, known)  # it helps in every phase
@@ -201,6 +230,8 @@ def _turn(knob: str, before: Setting, after: Setting) -> str:
 
 def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
     elsewhere = not _is_engine(diagnosis) and diagnosis.phase is not Phase.WEIGHT_SYNC
+    place = "GPU" if diagnosis.cause.resource.startswith("gpu") else "node"
+    if_engine = _IF_ENGINE.format(place) if elsewhere else ""
     for knob, turn in spoken_for(name, diagnosis.phase, engine=_is_engine(diagnosis)).items():
         of_engine = KNOB_TABLE[knob].part is Part.ENGINE
         if of_engine and not _may_have_engine(diagnosis, known):
@@ -212,10 +243,12 @@ def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
             ruled_out = known.offered.isdisjoint(MOVES[name].turns)
         else:
             ruled_out = knob not in known.offered or getattr(_knobs(known), knob) is not None
+        if knob == "memory_fraction" and _step(diagnosis) > _MOST_GIVEN:
+            continue
         if not ruled_out and knob not in known.fixed:
             return Cure(
                 name=name,
-                action=_sized(turn.action, knob, diagnosis) + (_IF_ENGINE if of_engine and elsewhere else ""),
+                action=_sized(turn.action, knob, diagnosis) + (if_engine if of_engine else ""),
                 reason=turn.reason,
                 changes={knob: turn_of(name, knob)},
                 slows=_price(turn.slows or MOVES[name].slows),
@@ -234,11 +267,14 @@ def _may_have_engine(diagnosis: Diagnosis, known: Known) -> bool:
 
 def _sized(action: str, knob: str, diagnosis: Diagnosis) -> str:
     """Return the action with its amount, if the message shows the missing bytes and the GPU's size."""
+    step = _step(diagnosis)
+    return _BY.sub(f"by at least {step:.2f}", action) if knob == "memory_fraction" and step else action
+
+
+def _step(diagnosis: Diagnosis) -> float:
+    """Return the share of the GPU that would cover the missing bytes; 0 if the message does not show it."""
     missing, capacity = missing_bytes(diagnosis.facts), diagnosis.facts.limit_bytes
-    if knob != "memory_fraction" or not missing or not capacity:
-        return action
-    step = max(FRACTION_STEP, math.ceil(110 * missing / capacity) / 100)
-    return _BY.sub(f"by at least {step:.2f}", action)
+    return max(FRACTION_STEP, math.ceil(110 * missing / capacity) / 100) if missing and capacity else 0.0
 
 
 def _price(slows: str) -> str:

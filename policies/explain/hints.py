@@ -6,6 +6,10 @@ import re
 from collections.abc import Iterator
 
 from autotune.policies.diagnosis.memory_users import largest
+from autotune.policies.diagnosis.message_figures import ASLEEP, SLEPT
+from autotune.policies.explain.hint_tables import OF_ENGINES, ON_GPU, ON_HOST
+from autotune.policies.explain.hint_tables import Hint as Hint
+from autotune.policies.remedies.relevance import wakes
 from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis, Holder
 from autotune.policies.values.failure import Cause, Component, Phase
@@ -14,27 +18,21 @@ from autotune.policies.values.value import Value
 
 _LONGEST_REQUEST = re.compile(r"estimated maximum model length is (\d{1,3}(?:,\d{3})+|\d{1,9})")
 _NARROW_BYTES = 2 << 30  # missing bytes up to which a larger share of a GPU of unknown size probably suffices
-_IMAGES = re.compile(r"\bvit_|vision|visual|mm_encoder|image|video|pixel")
+_IMAGES = re.compile(r"\bvit_|vision|visual|multimodal|mm_encoder|_vl\.py|image|video|pixel")
 _QUADRATIC = re.compile(r"sdpa|scaled_dot_product|eager_attention|attn_weights|_ops\.py")
-_SLEPT = "leep mode "
-_RESIDUE = re.compile(
-    r"[Ss]leep mode (?:\(level=\w+\) )?freed ([\d.]+) GiB memory, ([\d.]+) GiB memory is still in use"
+_ENCODES = re.compile(
+    r"_execute_mm_encoder|\b(?:get|embed)_(?:multimodal|image|video)\w*|\bself\.visual\(|vision_tower"
 )
 _DIFFUSION = re.compile(
-    r"diffusers/(?:pipelines|models)/|/comfy/|multimodal_gen/|vllm_omni/diffusion|pipeline_with_logprob"
+    r"diffusers/(?:pipelines|models)/|/comfy/|\bComfyUI/|invokeai/|multimodal_gen/|vllm_omni/diffusion|"
+    r"pipeline_with_logprob"
 )
 _VAE = re.compile(r"(?i)[/_](?:\w*vaes?|autoencoder\w*)(?:/|\.py)|\bvae\.(?:decode|encode)")
 _OF_TRAINING = (Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)
 POOL_IN_BYTES = "memory for KV Cache as specified by kv_cache_memory_bytes"  # printed by vLLM at start-up
+_LITTLE = 64 << 20  # bytes; the system's own calls, such as fork and mmap, ask for less
 _ALIKE = 0.1  # maximum relative difference of two sizes of the same process
 _GROWN = 1.5  # multiple of the first residue from which it counts as growth
-
-
-class Hint(Value, frozen=True, kw_only=True):
-    """One thing to do, as a sentence."""
-
-    text: str
-    leads: bool = False  # it precedes the remedies
 
 
 class Residue(Value, frozen=True, kw_only=True):
@@ -50,116 +48,12 @@ class Residue(Value, frozen=True, kw_only=True):
         return self.last_bytes > _GROWN * self.first_bytes
 
 
-_FOREACH = "_multi_tensor_|_foreach_"
-_HUGGING_FACE = (
-    r"transformers/|accelerate/|\btrl/|swift/|llamafactory/"  # their trainers select the optimizer by name
-)
-_FUSED = "use a fused optimizer, which keeps no copies of the parameters while it steps"
-# (phase, pattern of the lines around the failure, hint) for failures of GPU memory.
-_ON_GPU: tuple[tuple[Phase, str, Hint], ...] = (
-    (
-        Phase.OPTIMIZER,
-        rf"(?s)(?:{_HUGGING_FACE}).*(?:{_FOREACH})",
-        Hint(text=f"{_FUSED} (optim=adamw_torch_fused)", leads=True),
-    ),
-    (
-        Phase.OPTIMIZER,
-        rf"(?s)\A(?!.*(?:{_HUGGING_FACE})).*(?:{_FOREACH})",
-        Hint(text=f"{_FUSED} (fused=True of torch.optim.AdamW)"),
-    ),
-    (
-        Phase.CHECKPOINT,
-        r"async_(?:save|utils)|AsyncRequest|async-save",
-        Hint(text="save synchronously: an asynchronous save keeps a copy of what it writes", leads=True),
-    ),
-    (
-        Phase.CHECKPOINT,
-        r"gather_object|broadcast_object",
-        Hint(text="gather the plan of the checkpoint with gloo: NCCL puts it on the GPUs first", leads=True),
-    ),
-    (
-        Phase.CHECKPOINT,
-        r"\bin _?load_(?:checkpoint|state_dict|optimizer\w*)\b|torch\.load\(|oading distributed checkpoint",
-        Hint(
-            text='load the checkpoint into host memory first (torch.load with map_location="cpu")', leads=True
-        ),
-    ),
-    (
-        Phase.COMM,
-        r"HCCL|hccl",
-        Hint(
-            text="lower HCCL_BUFFSIZE (megabytes; 200 unless set): each communicator keeps two such buffers",
-            leads=True,
-        ),
-    ),
-    (
-        Phase.CHECKPOINT,
-        r"full_state_dict|FULL_STATE_DICT|consolidat|16bit_model|gather(?!_object)",
-        Hint(
-            text="save shards instead of a state dict that is gathered on one rank, or move it to the host",
-            leads=True,
-        ),
-    ),
-)
-# The same for failures of host memory; None: in any phase.
-_ON_HOST: tuple[tuple[Phase | None, str, Hint], ...] = (
-    (
-        Phase.CHECKPOINT,
-        r"full_state_dict|FULL_STATE_DICT|consolidat|16bit_model|gather|hf_model",
-        Hint(text="save shards alone: a whole model is gathered in the host memory of one rank", leads=True),
-    ),
-    (
-        Phase.CHECKPOINT,
-        r"dist_checkpointing|filesystem_async|preload_tensors|torch_dist",
-        Hint(
-            text="let every data-parallel rank save a part (Megatron: --ckpt-fully-parallel-save), or use "
-            "nodes with more memory: each rank stages all that it saves before it writes",
-            leads=True,
-        ),
-    ),
-    (
-        None,
-        r"routed_experts|rout(?:ing|er)_replay|fill_rout",
-        Hint(
-            text="use more nodes, or nodes with more memory: router replay keeps the experts of every token "
-            "and layer in the driver, the object store and the trainers; without it training is another",
-            leads=True,
-        ),
-    ),
-    (
-        None,
-        r"(?i)in_?flight|(?:replay|data|rollout)_?(?:buffer|queue)|buffer\.(?:py|append)|buffer_size",
-        Hint(
-            text="lower how many samples are in flight or wait in a buffer (max_inflight, a buffer size): "
-            "they stay in host memory until they are trained; your choice: fewer are of newer weights too",
-            leads=True,
-        ),
-    ),
-    (
-        None,
-        r"CachingHostAllocator|cudaHostAlloc|cudaHostRegister|pin_memory|pinned",
-        Hint(
-            text="stop the rounding of page-locked blocks to powers of two: "
-            "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:64 of the trainer alone, if its PyTorch has it"
-        ),
-    ),
-)
-
-
-# Hints for engines that request too much host memory at start-up, by the rule that matched.
-_OF_ENGINES = {
-    "sglang-host-memory": "lower what the engine keeps in host memory (SGLang: --hicache-size or "
-    "--hicache-ratio, of each of its processes), or serve a smaller model",
-    "vllm-swap-space": "lower --swap-space, the host memory of each GPU for requests that wait",
-}
-
-
 def hints(diagnosis: Diagnosis, around: str, *, residue: Residue | None = None) -> tuple[Hint, ...]:
     """Return hints beyond the knobs of recovery; `around`: the lines of the log near the failure."""
     match diagnosis.cause:
         case Cause.GPU_OOM:
-            first = (*_refused(diagnosis), *_too_large(diagnosis, around), *_asleep(residue))
-            return (*first, *_on_gpu(diagnosis, around))
+            first = (*_capped(diagnosis), *_too_large(diagnosis, around), *_asleep(residue))
+            return (*first, *_of_images(diagnosis, around), *_limited(diagnosis), *_on_gpu(diagnosis, around))
         case Cause.POOL_TOO_SMALL:
             return tuple(_shorter_requests(diagnosis, around))
         case Cause.HOST_OOM:
@@ -169,28 +63,39 @@ def hints(diagnosis: Diagnosis, around: str, *, residue: Residue | None = None) 
 
 
 def residue_of(text: str, diagnosis: Diagnosis, holders: tuple[Holder, ...]) -> Residue | None:
-    """Return what a sleeping engine kept of the GPU; None unless other processes hold about as much."""
-    sleeps = _RESIDUE.findall(text) if _SLEPT in text else []
+    """Return what a sleeping engine kept of the GPU; None if the log does not show that it matters.
+
+    It does if other processes hold about as much, or if it grew until the engine could not wake up.
+    """
+    sleeps = ASLEEP.findall(text) if SLEPT in text else []
+    if not sleeps:
+        return None
     kept = [round(float(size) * (1 << 30)) for _, size in sleeps]
+    result = Residue(first_bytes=kept[0], last_bytes=kept[-1], released=float(sleeps[-1][0]) > 0)
     held = (diagnosis.facts.held_by_others_bytes, *(one.held_bytes for one in holders))
-    if kept and any(abs(kept[-1] - size) <= _ALIKE * size for size in held if size):
-        return Residue(first_bytes=kept[0], last_bytes=kept[-1], released=float(sleeps[-1][0]) > 0)
-    return None
+    alike = any(abs(kept[-1] - size) <= _ALIKE * size for size in held if size)
+    woken = diagnosis.phase is Phase.WEIGHT_SYNC and diagnosis.component is Component.ROLLOUT
+    return result if alike or (result.grows and (woken or wakes(diagnosis))) else None
 
 
-def _refused(diagnosis: Diagnosis) -> Iterator[Hint]:
-    """Yield hints about limits that may refuse a request although enough GPU memory is free."""
+def _capped(diagnosis: Diagnosis) -> Iterator[Hint]:
+    """Yield a hint if the program itself limits what its process may take of the GPU."""
     facts = diagnosis.facts
-    requested, free, allowed = facts.requested_bytes, facts.free_bytes, facts.allowed_bytes
-    if requested is None or free is None or free < requested:
+    allowed = facts.allowed_bytes
+    if not _refused(diagnosis) or allowed is None or facts.capacity_bytes is None:
         return
-    if allowed is not None and facts.capacity_bytes is not None and allowed < facts.capacity_bytes:
+    if allowed < facts.capacity_bytes:
         yield Hint(
             text=f"let the process take more than {show_gib(allowed)} of the card: its program limits it "
             "(torch.cuda.set_per_process_memory_fraction)",
             leads=True,
         )
-    elif diagnosis.component is Component.UNKNOWN and not fragmentation_prevails(diagnosis):
+
+
+def _limited(diagnosis: Diagnosis) -> Iterator[Hint]:
+    """Yield a hint about what may refuse a request although enough GPU memory is free."""
+    unknown = diagnosis.component is Component.UNKNOWN and not any(_capped(diagnosis))
+    if _refused(diagnosis) and unknown and not fragmentation_prevails(diagnosis):
         yield Hint(
             text="look for a limit of the process (a container's or job's memory limit, `ulimit -v`, "
             "vm.max_map_count) or a newer driver: more of the card was free than it asked for",
@@ -198,17 +103,23 @@ def _refused(diagnosis: Diagnosis) -> Iterator[Hint]:
         )
 
 
+def _refused(diagnosis: Diagnosis) -> bool:
+    """Return whether a request failed although enough GPU memory was free."""
+    requested, free = diagnosis.facts.requested_bytes, diagnosis.facts.free_bytes
+    return requested is not None and free is not None and free >= requested
+
+
 def _too_large(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
-    """Yield hints to shrink a tensor that is larger than the GPU."""
-    if not diagnosis.facts.impossible:
-        return
-    if _IMAGES.search(around):
+    """Yield hints to shrink a tensor that is larger than the GPU, or what images take of a batch."""
+    facts = diagnosis.facts
+    encodes = diagnosis.phase is Phase.ROLLOUT and _ENCODES.search(around) is not None
+    if encodes or ((facts.impossible or facts.profiling) and _IMAGES.search(around)):
         yield Hint(
             text="lower what one image or video may take: its pixels (max_pixels), or how many a request has "
             "(vLLM: --limit-mm-per-prompt)",
             leads=True,
         )
-    if _QUADRATIC.search(around):
+    if (encodes or facts.impossible) and _QUADRATIC.search(around):
         yield Hint(
             text="use an attention that keeps no matrix of tokens x tokens (FlashAttention; in vLLM "
             "--mm-encoder-attn-backend for images)",
@@ -219,10 +130,10 @@ def _too_large(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
 def _asleep(residue: Residue | None) -> Iterator[Hint]:
     if residue is None:
         return
-    kept = f"{show_gib(residue.last_bytes)} of the GPU belong to the job's own sleeping engine"
+    kept = f"{show_gib(residue.last_bytes)} of the GPU stay in use while the job's own engine sleeps"
     if not residue.released:
         text = (
-            f"{kept}, whose sleep freed nothing: take `expandable_segments:True` out of the settings of "
+            f"{kept}, as its sleep freed nothing: take `expandable_segments:True` out of the settings of "
             "PyTorch's allocator, which its own replaces; else lower its share of the GPU"
         )
     elif residue.grows:
@@ -236,26 +147,28 @@ def _of_images(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
     """Yield hints to reduce the memory of generating images and videos."""
     if diagnosis.phase in _OF_TRAINING or not _DIFFUSION.search(around):
         return
+    facts = diagnosis.facts
+    leads = facts.held_by_others_bytes <= (facts.allocated_bytes or facts.held_by_others_bytes)
     if _VAE.search(around):
         yield Hint(
             text="decode images in tiles (diffusers: vae.enable_tiling, ComfyUI: VAE Decode (Tiled), "
             "vLLM: --vae-use-tiling), or fewer images or frames at once",
-            leads=True,
+            leads=leads,
         )
         return
     if not diagnosis.facts.loading:
-        yield Hint(text="make images or videos smaller (height, width, frames), or fewer at once", leads=True)
+        smaller = "make images or videos smaller (height, width, frames), or fewer at once"
+        yield Hint(text=smaller, leads=leads)
     yield Hint(
         text="keep the parts of the pipeline that rest in host memory (diffusers: enable_model_cpu_offload, "
         "ComfyUI: --lowvram, SGLang: --dit-layerwise-offload, vLLM: --enable-layerwise-offload)",
-        leads=True,
+        leads=leads,
     )
 
 
 def _on_gpu(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
-    yield from _of_images(diagnosis, around)
-    for phase, pattern, hint in _ON_GPU:
-        if diagnosis.phase is phase and re.search(pattern, around):
+    for phase, pattern, hint in ON_GPU:
+        if phase in (None, diagnosis.phase) and re.search(pattern, around):
             yield hint
     if diagnosis.facts.loading:
         yield Hint(
@@ -287,11 +200,22 @@ def _shorter_requests(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
     )
 
 
+def _printed(diagnosis: Diagnosis, words: str) -> bool:
+    return any(words in line.text for line in diagnosis.evidence)
+
+
 def _on_host(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
-    for rule in {line.rule for line in diagnosis.evidence} & _OF_ENGINES.keys():
-        yield Hint(text=_OF_ENGINES[rule], leads=True)
+    for rule in {line.rule for line in diagnosis.evidence} & OF_ENGINES.keys():
+        yield Hint(text=OF_ENGINES[rule], leads=True)
     group = largest(diagnosis.facts)
-    for phase, pattern, hint in _ON_HOST:
+    requested = diagnosis.facts.requested_bytes
+    if group is None and (requested or 0) < _LITTLE and _printed(diagnosis, "annot allocate memory"):
+        yield Hint(
+            text="look for what refused so little: a limit (`ulimit -a`; of a container, its memory limit), "
+            "vm.max_map_count, vm.overcommit_memory=2, or a node that is full (`free -g`)",
+            leads=True,
+        )
+    for phase, pattern, hint in ON_HOST:
         if phase in (None, diagnosis.phase) and re.search(pattern, around):
             yield hint
     component = diagnosis.component if group is None else group.component
@@ -300,6 +224,12 @@ def _on_host(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
             text="keep less of each batch in the driver: it gathers what all workers return, such as images, "
             "log-probs and texts of the rollouts; `ray memory` lists what it still refers to, and a node "
             "with more memory may run it",
+            leads=True,
+        )
+    elif requested is not None and _printed(diagnosis, "for an array with shape"):
+        yield Hint(
+            text=f"compute that array in pieces or in a narrower dtype: the program asks for "
+            f"{show_gib(requested)} at once",
             leads=True,
         )
     elif group is not None and group.foreign:

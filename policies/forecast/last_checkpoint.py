@@ -10,7 +10,7 @@ import numpy as np
 
 from autotune.policies.forecast.foresee import WARM_UP
 from autotune.policies.forecast.trend import WINDOW
-from autotune.policies.values.events import Foreseen
+from autotune.policies.values.events import Foreseen, Progressed
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Forecasting, Then
@@ -44,7 +44,9 @@ def lasts(run: Run, last: Attempt, ahead: Foreseen) -> bool:
 
 # ---- the checkpoint at which to stop
 
-_LOST = 1  # steps after a checkpoint that a stop may cost: the decision may come a step late
+_FRESH = 1  # steps after a checkpoint that a stop may cost: a decision may come a step late
+_FRESH_S = 3.0  # or seconds of training: a driver polls an attempt every 1.5 s
+_SAVES_IN = 1000  # of the latest steps, for the usual interval of checkpoints
 _MOST = 2  # stops per run
 
 
@@ -52,8 +54,8 @@ def forewarned(run: Run, last: Attempt) -> Foreseen | None:
     """Return the expected failure for which to stop now; None if none, not yet, or not `forecast: act`.
 
     It is time at the last checkpoint before the earliest likely step of the failure, by the usual interval
-    between checkpoints, while the checkpoint is at most _LOST steps old. A run is not stopped if its job ends
-    with a goal that comes first, or if such stops brought no progress.
+    between checkpoints, while a stop loses almost nothing. A run is not stopped if its job ends first, or if
+    such stops brought no progress.
     """
     ahead = last.imminent
     if run.accepted.job.recovery.forecast is not Forecasting.ACT or ahead is None or not last.progress:
@@ -61,13 +63,9 @@ def forewarned(run: Run, last: Attempt) -> Foreseen | None:
     if not run.accepted.profile.resumable:
         return None
     earliest = ahead.earliest or ahead.step or 0
-    if earliest > _last_step(run, last) or _in_vain(run, last, ahead):
+    if earliest > last_step(run, last) or _in_vain(run, last, ahead) or not is_fresh(last.progress[-1]):
         return None
-    step, saved = last.progress[-1].step, last.progress[-1].saved
-    if saved is None or step - saved > _LOST:
-        return None
-    every = _interval(last)
-    return ahead if saved + every >= earliest and (ahead.lengths or lasts(run, last, ahead)) else None
+    return ahead if next_save(last) >= earliest and (ahead.lengths or lasts(run, last, ahead)) else None
 
 
 def why_now(ahead: Foreseen) -> str:
@@ -76,12 +74,31 @@ def why_now(ahead: Foreseen) -> str:
     return f"{memory} is expected to run out at step {ahead.step}, and this is the checkpoint before"
 
 
-def _last_step(run: Run, last: Attempt) -> float:
-    """Return the step at which the goal ends the job; infinity if the job continues."""
-    goal = run.accepted.job.goal
+def last_step(run: Run, last: Attempt) -> float:
+    """Return the step at which the job ends; infinity if unknown."""
+    goal, of = run.accepted.job.goal, last.progress[-1].of
+    ends = math.inf if of is None else float(of)
     if goal.then is not Then.STOP or last.goal is not None:
-        return math.inf
-    return last.progress[0].step + goal.steps - 1
+        return ends
+    return min(ends, last.progress[0].step + goal.steps - 1)
+
+
+def is_fresh(done: Progressed) -> bool:
+    """Return whether a stop after a step loses almost nothing since the last checkpoint."""
+    if done.saved is None or done.saved > done.step:
+        return False
+    return done.step - done.saved <= max(_FRESH, _FRESH_S / done.seconds if done.seconds else 0.0)
+
+
+def next_save(last: Attempt) -> int:
+    """Return the step of an attempt's next checkpoint, by the median steps between those so far.
+
+    Before a second one, by the steps to the first; without any, that of its start.
+    """
+    saves = sorted({event.saved for event in last.progress[-_SAVES_IN:] if event.saved is not None})
+    if len(saves) > 1:
+        return saves[-1] + int(median(after - before for before, after in pairwise(saves)))
+    return saves[0] + max(1, saves[0] - last.progress[0].step + 1) if saves else 0
 
 
 def _in_vain(run: Run, last: Attempt, ahead: Foreseen) -> bool:
@@ -92,11 +109,3 @@ def _in_vain(run: Run, last: Attempt, ahead: Foreseen) -> bool:
     if before is None or not before.foregone or (before.new_step and last.new_step):
         return False
     return before.imminent is not None and before.imminent.memory == ahead.memory
-
-
-def _interval(last: Attempt) -> int:
-    """Return the median steps between an attempt's checkpoints; before a second one, those to the first."""
-    saves = sorted({event.saved for event in last.progress if event.saved is not None})
-    if len(saves) > 1:
-        return int(median([after - before for before, after in pairwise(saves)]))
-    return saves[0] - last.progress[0].step + 1 if saves else 0

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from autotune.policies.recovery.permissions import (
+    may_cure,
     may_follow,
     relapse_of,
     started_before,
     undoes_offload,
 )
-from autotune.policies.recovery.refused_changes import is_refused
 from autotune.policies.remedies.allow_deny import denied
 from autotune.policies.remedies.ladder import candidates, joinable
-from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.relevance import SMALLER_PASSES, runs_on_host
-from autotune.policies.remedies.step_size import fragmentation_prevails
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import ENGINE_PHASES, Cause, Phase
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.remedy import Effect, Remedy
-from autotune.policies.values.value import Value
 
 # Phases with the same savers, which mostly fail together: a failure in another of them is not a new one.
 PASSES = frozenset({Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD, Phase.NONE})
@@ -39,92 +37,77 @@ _CLIMB_AFTER = 3  # failures in a row with the same cause and phase and no new s
 _COMBINED = 3  # remedies that may be combined so that an earlier failure does not recur
 
 
-class Failure(Value, frozen=True, kw_only=True):
-    """The last failure of a run, with the remedies already used against equal ones in a row before it."""
-
-    knobs: Knobs
-    diagnosis: Diagnosis  # its streak counts them
-    climbed: tuple[Remedy, ...] = ()  # the ladder's remedies already used in a long streak
-
-
-def last_failure(run: Run) -> Failure | None:
-    """Return the last failure of a run; None if its last attempt has no diagnosis."""
-    last = run.attempts[-1]
-    if last.diagnosis is None:
-        return None
+def last_failure(run: Run) -> Diagnosis | None:
+    """Return the diagnosis of the last attempt, with its streak of equal failures; None if it has none."""
+    diagnosis = run.attempts[-1].diagnosis
     streak = in_a_row(run, lambda phase: phase)
-    return Failure(
-        knobs=last.knobs,
-        diagnosis=msgspec.structs.replace(last.diagnosis, streak=len(streak)),
-        climbed=_climbed(streak),
-    )
+    return None if diagnosis is None else msgspec.structs.replace(diagnosis, streak=len(streak))
+
+
+def climbed(run: Run) -> tuple[Remedy, ...]:
+    """Return the ladder's remedies already used in a long streak of equal failures; empty in a short one."""
+    streak = in_a_row(run, lambda phase: phase)
+    # The remedy that led to the oldest of them answered another failure; one that a wrong estimate made too
+    # small does not rule out its rung.
+    used = tuple(a.remedy for a in streak[:-1] if a.remedy is not None and not a.remedy.predicted)
+    return used if len(streak) >= _CLIMB_AFTER else ()
 
 
 def by_ladder(
-    run: Run, *, single: bool = False, is_idle: Callable[[Remedy], bool] = lambda _: False
+    run: Run, *, single: bool = False, useful: Callable[[Remedy], bool] = lambda _: True
 ) -> Iterator[Remedy]:
     """Yield the permitted remedies that repeat no earlier failure, in the order in which they are used.
 
-    If fragmentation was detected, the change of the allocator is added to each remedy before it.
-
-    `single`: one step of the ladder each, for advice that knows only some of the settings. `is_idle`: whether
-    a remedy frees none of the failed memory; such remedies are left out.
+    `single`: one step of the ladder each, for advice. `useful`: whether a remedy may free some of the failed
+    memory; others are left out.
     """
-    failure = last_failure(run)
-    if failure is None:
+    knobs, diagnosis, failures = run.attempts[-1].knobs, last_failure(run), failures_in_group(run)
+    if diagnosis is None:
         return
-    profile, failures = run.accepted.profile, failures_in_group(run)
     names = frozenset[str]() if single else savers(run, failures)
-    diagnosis = failure.diagnosis
     if names:
         # A failed micro-batch shrinks further at once: the next phases hold more, and small ones cost little.
         bolder = 1 if diagnosis.phase in PASSES else 0
         diagnosis = msgspec.structs.replace(diagnosis, streak=failures + bolder)
-    remedies = [r for r in permitted(run, failure.knobs, diagnosis) if not is_idle(r)]
-    # Against fragmentation the allocator comes first; on a full host, undoing offloads. Numeric remedies come
-    # late, and last those used in a streak that cannot be combined: they may still help when no others do.
-    fragmented, filled = fragmentation_prevails(diagnosis), diagnosis.cause is Cause.HOST_OOM
+    remedies = [r for r in permitted(run, knobs, diagnosis) if useful(r)]
+    # On a full host, undoing offloads comes first. Numeric remedies come late, and last those of a long
+    # streak that are not combined: they may still help when no others do.
+    filled, before = diagnosis.cause is Cause.HOST_OOM, climbed(run)
+    used = {(old.name, knob) for old in before for knob in old.changes}
     remedies.sort(
         key=lambda remedy: (
-            remedy.name not in names and _used(remedy, failure.climbed),
+            remedy.name not in names and all((remedy.name, knob) in used for knob in remedy.changes),
             remedy.effect is not Effect.EXACT,
-            not (fragmented and remedy.name == _ALLOCATOR),
-            not (filled and undoes_offload(run, failure.knobs, remedy.apply(failure.knobs))),
+            not (filled and undoes_offload(run, knobs, remedy.apply(knobs))),
             remedy.name not in names,
         )
     )
 
     def legal(remedy: Remedy) -> bool:
-        after = remedy.apply(failure.knobs)
-        return not objections(profile, failure.knobs, after, started=started_before(run))
+        return may_follow(run, knobs, remedy.apply(knobs))
 
-    allocator = None if single else defragmenting(run, failure)
     for place in range(len(remedies)):
         remedy = joined(remedies, place, names, legal)
-        whole = _without_relapse(run, failure.knobs, remedy, _COMBINED)
-        if whole is not None and not is_refused(run, whole.apply(failure.knobs)):
-            yield whole if allocator is None else together(run, failure, whole, allocator)
-        if remedies[place].name == _ALLOCATOR:
-            allocator = None  # later remedies are for jobs that may not change it
+        whole = _without_relapse(run, knobs, remedy, _COMBINED)
+        if whole is not None and may_cure(run, knobs, whole.apply(knobs)):
+            yield whole
 
 
-def defragmenting(run: Run, failure: Failure) -> Remedy | None:
+def defragmenting(run: Run, diagnosis: Diagnosis) -> Remedy | None:
     """Return the permitted change of the allocator if the message shows reserved, unused memory."""
-    if not failure.diagnosis.fragmentation:
+    if not diagnosis.fragmentation:
         return None
-    offered = permitted(run, failure.knobs, failure.diagnosis)
-    remedy = next((r for r in offered if r.name == _ALLOCATOR), None)
-    return None if remedy is None or is_refused(run, remedy.apply(failure.knobs)) else remedy
+    knobs = run.attempts[-1].knobs
+    remedy = next((r for r in permitted(run, knobs, diagnosis) if r.name == _ALLOCATOR), None)
+    return remedy if remedy is not None and may_follow(run, knobs, remedy.apply(knobs)) else None
 
 
-def together(run: Run, failure: Failure, cure: Remedy, allocator: Remedy) -> Remedy:
+def together(run: Run, cure: Remedy, allocator: Remedy) -> Remedy:
     """Return `cure` with the change of the allocator; `cure` alone if both together are not legal."""
     if allocator.changes.keys() <= cure.changes.keys():
         return cure
-    whole = msgspec.structs.replace(
-        cure, changes=cure.changes | allocator.changes, reason=f"{cure.reason}; {allocator.reason}"
-    )
-    return whole if may_follow(run, failure.knobs, whole.apply(failure.knobs)) else cure
+    whole, knobs = cure.joined(allocator), run.attempts[-1].knobs
+    return whole if may_follow(run, knobs, whole.apply(knobs)) else cure
 
 
 def permitted(run: Run, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
@@ -146,33 +129,11 @@ def _without_relapse(run: Run, knobs: Knobs, remedy: Remedy, depth: int) -> Reme
     for other in permitted(run, proposed, relapse.diagnosis):
         if not set(other.changes).isdisjoint(remedy.changes):
             continue
-        joined = Remedy(
-            name=remedy.name,
-            changes=remedy.changes | other.changes,
-            reason=f"{remedy.reason}; so that {relapse.diagnosis.phase.value} still fits: {other.reason}",
-            frees=remedy.frees,
-            slows="; ".join(dict.fromkeys(text for text in (remedy.slows, other.slows) if text)),
-            effect=max(remedy.effect, other.effect, key=list(Effect).index),
-        )
-        whole = _without_relapse(run, knobs, joined, depth - 1)
+        why = f"so that {relapse.diagnosis.phase.value} still fits: "
+        whole = _without_relapse(run, knobs, remedy.joined(other, why=why), depth - 1)
         if whole is not None:
             return whole
     return None
-
-
-def _climbed(streak: list[Attempt]) -> tuple[Remedy, ...]:
-    """Return the ladder's remedies already used in a long streak."""
-    # The remedy that led to the oldest of them answered another failure; one that a wrong estimate made too
-    # small does not rule out its rung.
-    used = tuple(a.remedy for a in streak[:-1] if a.remedy is not None and not a.remedy.predicted)
-    return used if len(streak) >= _CLIMB_AFTER else ()
-
-
-def _used(remedy: Remedy, climbed: tuple[Remedy, ...]) -> bool:
-    """Return whether a remedy of the same name in `climbed` already changed all its knobs."""
-    return any(
-        remedy.name == other.name and remedy.changes.keys() <= other.changes.keys() for other in climbed
-    )
 
 
 def savers(run: Run, failures: int) -> frozenset[str]:
@@ -208,24 +169,12 @@ def joined(
             continue
         if other.name != whole.name and not first.isdisjoint(other.changes):
             continue
-        wider = _together(own, other)
+        kept = [r for r in own if not r.changes.keys() <= other.changes.keys()]
+        wider = functools.reduce(Remedy.joined, [*kept, other])
         if legal(wider):
-            whole = wider
+            whole = msgspec.structs.replace(wider, name=own[0].name)
             own.append(other)
     return whole
-
-
-def _together(own: Sequence[Remedy], other: Remedy) -> Remedy:
-    kept = [r for r in own if not r.changes.keys() <= other.changes.keys()]
-    every = [*kept, other]
-    changes = {knob: value for remedy in every for knob, value in remedy.changes.items()}
-    return Remedy(
-        name=own[0].name,
-        changes=changes,
-        reason="; ".join(dict.fromkeys(r.reason for r in every)),
-        frees="; ".join(dict.fromkeys(r.frees for r in every if r.frees)),
-        slows="; ".join(dict.fromkeys(r.slows for r in every if r.slows and r.slows != "nothing")),
-    )
 
 
 def failures_in_group(run: Run) -> int:

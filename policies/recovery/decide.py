@@ -9,16 +9,17 @@ import msgspec
 
 from autotune.policies.forecast.last_checkpoint import forewarned, why_now
 from autotune.policies.recovery.first_launch import first_launch
+from autotune.policies.recovery.give_up import gave_up
 from autotune.policies.recovery.growth import (
     after_restart,
+    answer,
     describe,
     growth,
     is_for_restarts,
-    is_worth_more,
     restart,
     restart_now,
 )
-from autotune.policies.recovery.next_remedy import gave_up, next_remedy
+from autotune.policies.recovery.next_remedy import next_remedy
 from autotune.policies.recovery.permissions import exclusion
 from autotune.policies.recovery.refused_changes import refusals_text, without_refused
 from autotune.policies.recovery.rehearsal import while_rehearsing
@@ -134,7 +135,7 @@ def _after_stop(run: Run, last: Attempt) -> Launch | None:
     if last.resumed and not last.out_of_memory:
         return _again(last, RESUMED)
     if last.growth is not None:
-        return restart(last, last.growth)
+        return answer(run, last, last.growth, lambda: None)
     if last.restarted:
         return after_restart(run, last)
     return _after_forecast(run, last) if last.foregone else None
@@ -200,10 +201,10 @@ def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
     if diagnosis.cause is Cause.HANG and _hung_before(run):
         return Finish(verdict=NeedsHuman(diagnosis=diagnosis))
     grown = growth(run, last, diagnosis)
-    if grown is not None and is_worth_more(
-        run, last, grown, lambda: None if _spent(run) else _cure(run, last)
-    ):
-        return restart(last, grown)
+    if grown is not None:
+        launch = answer(run, last, grown, lambda: None if _spent(run) else _cure(run, last))
+        if launch is not None:
+            return launch
     spent = _spent(run)
     if spent:
         return Finish(verdict=gave_up(run, spent))
@@ -239,7 +240,9 @@ def _spent(run: Run) -> str:
     first = since[0].number if since else 0
     refused = [each for each in run.refused if each.renewed == run.renewed and each.number >= first]
     if len(failed) + len(refused) > recovery.relaunches:
-        return f"all {recovery.relaunches} relaunches are used"
+        allowed = recovery.relaunches
+        used = {0: "no relaunch is allowed", 1: "its only relaunch is used"}
+        return used.get(allowed, f"all {allowed} relaunches are used")
     if len(run.since_resumed) > _MOST_ATTEMPTS:
         return f"{len(run.since_resumed)} attempts were made, although steps were gained in between"
     if recovery.duration_s is not None and run.elapsed_s >= recovery.duration_s:

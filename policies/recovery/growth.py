@@ -1,27 +1,28 @@
-"""Restart a process whose memory grows with its steps from a checkpoint, with the same settings.
+"""Restart a process whose memory grows with its steps from a checkpoint.
 
 No setting is the cause of such a failure, and none cures it for long. A fresh process starts without the
-growth and completes about as many steps.
+growth and completes about as many steps; the settings change only where restarts would take much of the time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import islice, pairwise
+from itertools import islice
 from statistics import median
 
 import numpy as np
 
 from autotune.policies.forecast.foresee import WARM_UP
-from autotune.policies.forecast.last_checkpoint import SHOWN, lasts
+from autotune.policies.forecast.last_checkpoint import SHOWN, is_fresh, last_step, lasts, next_save
 from autotune.policies.forecast.trend import WINDOW, trend
+from autotune.policies.recovery.longer_lasting import longer_lasting
 from autotune.policies.remedies.step_size import fragmentation_prevails
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.events import Foreseen, Launch, Progressed
+from autotune.policies.values.events import Foreseen, Launch
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.history import Attempt, Run
-from autotune.policies.values.job import Forecasting, Then
+from autotune.policies.values.job import Forecasting
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import HOST, MemoryGrowth
 from autotune.policies.values.remedy import Remedy
@@ -38,10 +39,7 @@ _LEAST = 0.02  # share of a memory that must have grown to explain why it ran ou
 _NEAR = 0.1  # share of a memory that may be free in a usual step when growth makes it run out
 _BEFORE = 0.9  # of the steps after which a process ran out of a memory: the next one is restarted by then
 _FASTER = 1.25  # times the growth of that process, from which on the next one runs out sooner
-_FRESH = 1  # steps after a checkpoint that a stop may cost: a decision may come a step late
-_FRESH_S = 3.0  # or seconds of training: a driver polls an attempt every 1.5 s
 _LOOKED_AT = 50  # of the latest steps, for their usual time
-_SAVES_IN = 1000  # of the latest steps, for the usual interval of checkpoints
 
 
 def growth(
@@ -54,9 +52,7 @@ def growth(
     many steps shows if it is growth. As a `last_resort`, before a run would give up, fewer steps are enough.
     """
     steps, fitting = len(last.progress), diagnosis.cause in _GROWING
-    if not fitting or steps < _FEWEST or not _can_resume(run, last):
-        return None
-    if NAME in run.accepted.job.recovery.deny:
+    if not fitting or steps < _FEWEST or not (_may_restart(run) and _saved_new_steps(last)):
         return None
     if fragmentation_prevails(diagnosis) and _has_other_allocator(run, last.knobs):
         return None  # the other allocator costs nothing
@@ -82,30 +78,28 @@ def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
     The time is the last checkpoint before memory runs out. It takes an earlier failure by the same growth, or
     a job with `forecast: act` and a process that ran for long compared to the cost of a restart.
     """
-    recovery = run.accepted.job.recovery
-    if recovery.forecast is Forecasting.OFF or NAME in recovery.deny:
+    forecast = run.accepted.job.recovery.forecast
+    if forecast is Forecasting.OFF or not _may_restart(run) or len(last.progress) < _FEWEST:
         return None
-    if not last.progress or not run.accepted.profile.resumable:
+    known, ran_out = _known(run, last.knobs), _known(run)
+    if known is None and not (last.expected and (ran_out or forecast is Forecasting.ACT)):
         return None
-    known = _known(run, last.knobs)
-    if known is None and (recovery.forecast is not Forecasting.ACT or not last.expected):
+    if not is_fresh(last.progress[-1]):
         return None
-    if not _is_fresh(last.progress[-1]) or len(last.progress) < _FEWEST:
-        return None
-    step, saved = last.progress[-1].step, last.progress[-1].saved or 0
-    first, following = last.progress[0].step, saved + interval(last)
+    step, first, following = last.progress[-1].step, last.progress[0].step, next_save(last)
     for ahead in last.expected:
         again = known if known is not None and known.memory == ahead.memory else None
-        if ahead.lengths or (not again and recovery.forecast is not Forecasting.ACT):
+        grew = ran_out is not None and ran_out.memory == ahead.memory
+        if ahead.lengths or not (again or grew or forecast is Forecasting.ACT):
             continue
         earliest = ahead.earliest or ahead.step or 0
         if earliest > min(following, last_step(run, last)):
             continue
         if again and following < first + int(_BEFORE * again.steps) and not _is_faster(ahead, again):
             continue  # a forecast is more cautious than the previous process required
-        if again or (_is_worth_planning(run, last) and lasts(run, last, ahead)):
+        if again or grew or (_is_worth_planning(run, last) and lasts(run, last, ahead)):
             return _as_forecast(ahead, steps=(ahead.step or step) - first + 1)
-    if known is None or known.per_step_bytes:
+    if known is None or (known.per_step_bytes and not known.own_limit):
         return None  # measured growth is forecast before memory runs out
     runs_out = first + int(_BEFORE * known.steps)
     return known if following >= runs_out and runs_out <= last_step(run, last) else None
@@ -119,7 +113,9 @@ def _is_faster(ahead: Foreseen, before: MemoryGrowth) -> bool:
 def is_for_restarts(run: Run, last: Attempt) -> bool:
     """Return whether an expected failure will be answered by a restart rather than by other settings."""
     ahead = last.imminent
-    return ahead is not None and not ahead.lengths and _is_worth_planning(run, last)
+    if ahead is None or ahead.lengths or not _may_restart(run):
+        return False
+    return _is_worth_planning(run, last)
 
 
 def _is_worth_planning(run: Run, last: Attempt) -> bool:
@@ -130,11 +126,14 @@ def after_restart(run: Run, last: Attempt) -> Launch:
     """Return the relaunch of an attempt that was stopped for a fresh process."""
     known = _known(run, last.knobs)
     if known is None:
-        steps = len(last.progress)
-        known = next((_as_forecast(ahead, steps=steps) for ahead in last.expected if not ahead.lengths), None)
+        before = last.progress[0].step - 1
+        ahead = (
+            _as_forecast(each, steps=(each.step or 0) - before) for each in last.expected if not each.lengths
+        )
+        known = next(ahead, None)
     if known is None:
         return Launch(knobs=last.knobs, reason="restarted with the same settings")
-    return restart(last, known)
+    return answer(run, last, known, lambda: None) or restart(last, known)
 
 
 def restart(last: Attempt, grown: MemoryGrowth) -> Launch:
@@ -154,57 +153,47 @@ def describe(grown: MemoryGrowth) -> str:
 
 def restart_share(run: Run, last: Attempt) -> float:
     """Return the share of the time that restarts take if each process runs as long as the last one."""
-    starts = [attempt.start_s for attempt in run.attempts if attempt.start_s > 0]
     recent = [event.seconds for event in last.progress[-_LOOKED_AT:] if event.seconds]
-    ran_s = median(recent) * len(last.progress) if recent else 0.0
-    start_s = median(starts) if starts else _START_S
+    ran_s, start_s = median(recent) * len(last.progress) if recent else 0.0, _start_s(run)
     return start_s / (start_s + ran_s)
 
 
-def is_worth_more(run: Run, last: Attempt, grown: MemoryGrowth, other: Callable[[], Remedy | None]) -> bool:
-    """Return whether restarts cost little, or less time than the `other` remedy, which changes settings.
+def _start_s(run: Run) -> float:
+    starts = [attempt.start_s for attempt in run.attempts if attempt.start_s > 0]
+    return median(starts) if starts else _START_S
 
+
+def answer(run: Run, last: Attempt, grown: MemoryGrowth, other: Callable[[], Remedy | None]) -> Launch | None:
+    """Return the restart of a process that grew; None if the `other` remedy takes less time.
+
+    Where restarts take much of the time, it changes the settings to those with which a process lasts longer.
     No setting is tried against a host that fills step by step, because what settings move there does not
     grow.
     """
     share = restart_share(run, last)
-    cure = None if share <= _WORTH or grown.memory == HOST else other()
+    changed = any(a.growth is not None and a.knobs != last.knobs for a in run.attempts)
+    if grown.memory == HOST or (share <= _WORTH and not changed):
+        return restart(last, grown)
+    left = last_step(run, last) - (last.saved or 0)
+    longer = longer_lasting(run, last, grown, start_s=_start_s(run), left=left) if left > 0 else None
+    if longer is not None:
+        return Launch(knobs=longer.apply(last.knobs), reason=longer.reason, remedy=longer, growth=grown)
+    cure = other()
     if cure is None:
-        return True
+        return restart(last, grown)
     recent = [event.seconds for event in last.progress[-_LOOKED_AT:] if event.seconds]
-    return bool(cure.step_s and recent) and share < 1 - median(recent) / (cure.step_s or math.inf)
+    pays = bool(cure.step_s and recent) and share < 1 - median(recent) / (cure.step_s or math.inf)
+    return restart(last, grown) if pays else None
 
 
-def interval(last: Attempt) -> int:
-    """Return the median steps between an attempt's checkpoints; before a second one, those to the first."""
-    saves = sorted({event.saved for event in last.progress[-_SAVES_IN:] if event.saved is not None})
-    if len(saves) > 1:
-        return int(median(after - before for before, after in pairwise(saves)))
-    return max(1, saves[0] - last.progress[0].step + 1) if saves else 0
+def _may_restart(run: Run) -> bool:
+    """Return whether the job can continue from a checkpoint, and permits such restarts."""
+    return run.accepted.profile.resumable and NAME not in run.accepted.job.recovery.deny
 
 
-def last_step(run: Run, last: Attempt) -> float:
-    """Return the step at which the job ends; infinity if unknown."""
-    goal, of = run.accepted.job.goal, last.progress[-1].of
-    ends = math.inf if of is None else float(of)
-    if goal.then is not Then.STOP or last.goal is not None:
-        return ends
-    return min(ends, last.progress[0].step + goal.steps - 1)
-
-
-def _is_fresh(done: Progressed) -> bool:
-    """Return whether a stop after a step loses almost nothing since the last checkpoint."""
-    if done.saved is None or done.saved > done.step:
-        return False
-    return done.step - done.saved <= max(_FRESH, _FRESH_S / done.seconds if done.seconds else 0.0)
-
-
-def _can_resume(run: Run, last: Attempt) -> bool:
+def _saved_new_steps(last: Attempt) -> bool:
     """Return whether the next attempt can continue from new steps that this one saved."""
-    saved = last.ended.saved if last.ended is not None else None
-    saved = last.progress[-1].saved if saved is None else saved
-    gained = saved is not None and saved >= last.progress[0].step and last.new_step
-    return gained and run.accepted.profile.resumable
+    return last.saved is not None and last.saved >= last.progress[0].step and last.new_step
 
 
 def _restarted_for_growth(run: Run) -> MemoryGrowth | None:
@@ -212,9 +201,10 @@ def _restarted_for_growth(run: Run) -> MemoryGrowth | None:
     return run.attempts[-2].growth if len(run.attempts) > 1 else None
 
 
-def _known(run: Run, knobs: Knobs) -> MemoryGrowth | None:
-    """Return the growth that ended the latest attempt with the same settings, if one did."""
-    ended = (a.growth for a in reversed(run.attempts[:-1]) if a.knobs == knobs and not a.restarted)
+def _known(run: Run, knobs: Knobs | None = None) -> MemoryGrowth | None:
+    """Return the growth by which the latest earlier attempt ran out of memory, with these settings or any."""
+    earlier = (a for a in reversed(run.attempts[:-1]) if knobs is None or a.knobs == knobs)
+    ended = (a.growth for a in earlier if not a.restarted)
     return next((each for each in ended if each is not None), None)
 
 
@@ -269,6 +259,7 @@ def _measured(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
             steps=len(last.progress),
             per_step_bytes=diagnosis.host_growth,
             component=diagnosis.component,
+            own_limit=True,
         )
     rows = _rows(last, diagnosis)
     if len(rows) < _FEWEST:

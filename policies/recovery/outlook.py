@@ -137,7 +137,8 @@ def chances(
     host_share: float = HOST_LIMIT,
 ) -> Floats:
     """Return the chance that a memory overflows: a row for every phase's device, the host and the pool."""
-    gpu = exceeded((estimate.gpu_capacity * (1 - headroom) - prediction.gpu) / prediction.gpu_error)
+    free = (estimate.gpu_capacity * (1 - headroom) - prediction.gpu) / prediction.gpu_error
+    gpu = exceeded(np.maximum(free, prediction.certainty))
     host = exceeded((host_share * estimate.host_capacity - prediction.host) / prediction.host_error).max(
         axis=0
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from autotune.policies.recovery.refused_changes import is_refused
-from autotune.policies.remedies.allow_deny import denial
-from autotune.policies.remedies.legality import objections
+from autotune.policies.remedies.allow_deny import denial, legal
 from autotune.policies.remedies.repeats import repeats
 from autotune.policies.values.events import Launch
 from autotune.policies.values.failure import Cause
@@ -27,13 +26,13 @@ def exclusion(run: Run, action: Launch) -> str:
 
 
 def may_follow(run: Run, present: Knobs, proposed: Knobs, *, started: bool | None = None) -> bool:
-    """Return whether a configuration is legal after the present one and has no refused change.
+    """Return whether a configuration is legal and permitted after the present one, with no refused change.
 
     `started`: whether a checkpoint may exist; None: by the run's history.
     """
-    started = started_before(run) if started is None else started
-    return not is_refused(run, proposed) and not objections(
-        run.accepted.profile, present, proposed, started=started
+    accepted, started = run.accepted, started_before(run) if started is None else started
+    return not is_refused(run, proposed) and legal(
+        accepted.profile, accepted.job.recovery, present, proposed, started=started
     )
 
 
@@ -49,9 +48,12 @@ def started_before(run: Run) -> bool:
     return run.accepted.job.resume or run.saved or run.best_step is not None
 
 
-def relapse_of(run: Run, proposed: Knobs) -> Attempt | None:
-    """Return the latest attempt whose failure `proposed` would repeat; None if there is none."""
-    for attempt in reversed(run.attempts):
+def relapse_of(run: Run, proposed: Knobs, *, rehearsed: bool = False) -> Attempt | None:
+    """Return the latest attempt whose failure `proposed` would repeat; None if there is none.
+
+    `rehearsed`: failures of a rehearsal before the run count too.
+    """
+    for attempt in reversed((*run.rehearsed, *run.attempts) if rehearsed else run.attempts):
         if attempt.diagnosis is None or not attempt.out_of_memory:
             continue
         again = repeats(run.accepted.profile, attempt.knobs, attempt.diagnosis, proposed)

@@ -20,13 +20,12 @@ from autotune.policies.recovery.outlook import (
     any_of,
     chances,
     less_than,
-    of_host,
     with_host_and_pool,
 )
-from autotune.policies.recovery.relief import CLEARLY, RISK, SAME, relieving, singles
+from autotune.policies.recovery.relief import CLEARLY, RISK, SAME, freed, relieving, singles
 from autotune.policies.recovery.step_times import SURELY, StepTimes, step_times
 from autotune.policies.remedies.ladder import order_of_knobs
-from autotune.policies.remedies.neighbours import Score, effect_of, search
+from autotune.policies.remedies.neighbours import Score, search
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.knob_table import KNOB_TABLE, Part
@@ -182,10 +181,14 @@ def _neighbourhood(
     options = singles(view, present, started=started) if options is None else options
     times = step_times(view, None if believed else present, options)
     score = _score(view, times)
-    exact = {k: v for k, v in options.items() if profile.supported[k].effect is not Effect.NUMERIC}
+    usual = {k: v for k, v in options.items() if not KNOB_TABLE[k].last}
+    exact = {k: v for k, v in usual.items() if profile.supported[k].effect is not Effect.NUMERIC}
     result: dict[Knobs, tuple[float, float]] = {}
     # Numeric changes may save and speed up most: a search among all changes would miss the others' effects.
-    for some in (exact, options) if len(exact) < len(options) else (options,):
+    rounds = [exact, usual] if len(exact) < len(usual) else [usual]
+    for some in rounds + [options] * (len(usual) < len(options)):
+        if some is options and min(excess for _, excess in result.values()) <= 0:
+            break
         each, slow, over = search(profile, present, some, score, recovery=recovery, started=started)
         result |= zip(each, zip(slow.tolist(), over.tolist(), strict=True), strict=True)
     knobs = list(result)
@@ -227,21 +230,18 @@ def _without_idle(
         prediction = predicted(view.calibration, estimate)
         risk, misses = any_of(chances(estimate, prediction)), _misses(view, estimate, prediction)
         if diagnosis is not None and diagnosis.cause in _LACKING:
-            host = of_host(estimate.host, diagnosis)
-            lacks = host if diagnosis.cause is Cause.HOST_OOM else np.nan_to_num(-estimate.pool_tokens)
-            idle = lacks <= lacks[0] + SAME * abs(lacks[0])
+            idle = freed(view, estimate, diagnosis)[0] >= -SAME
         else:
             gain, error = near.times.gain([chosen] * len(every), every)
-            idle = gain <= SURELY * error
-        allowed = (risk <= most) & (misses <= max(0.0, misses[0])) & idle
-        allowed[0] = False
+            idle = (gain <= SURELY * error)[1:]
+        allowed = (risk[1:] <= most) & (misses[1:] <= max(0.0, misses[0])) & idle
         if not allowed.any():
             return _ranked(near.times, every, estimate, prediction, 0)
-        chosen = every[int(np.where(allowed, risk, np.inf).argmin())]
+        chosen = every[1 + int(np.where(allowed, risk[1:], np.inf).argmin())]
 
 
 def _numeric(view: Outlook, changes: list[dict[str, Setting]]) -> NDArray[np.bool_]:
-    return np.array([effect_of(view.run.accepted.profile, c) is Effect.NUMERIC for c in changes])
+    return np.array([view.run.accepted.profile.effect_of(c) is Effect.NUMERIC for c in changes])
 
 
 def _score(view: Outlook, times: StepTimes) -> Score:
@@ -249,7 +249,8 @@ def _score(view: Outlook, times: StepTimes) -> Score:
         estimate = view.estimates(knobs)
         prediction = predicted(view.calibration, estimate)
         capacity = estimate.gpu_capacity * (1 - HEADROOM)
-        over = np.maximum(0.0, (prediction.gpu + _MARGIN * prediction.gpu_error) / capacity - 1).sum(axis=0)
+        excess = np.maximum(0.0, (prediction.gpu + _MARGIN * prediction.gpu_error) / capacity - 1)
+        over = np.where(prediction.certainty >= _MARGIN, 0.0, excess).sum(axis=0)
         over = np.maximum(over, _misses(view, estimate, prediction))
         over = with_host_and_pool(over, estimate, prediction, margin=_MARGIN)
         return np.log(times.seconds(estimate, knobs)), over
@@ -261,10 +262,11 @@ def _misses(view: Outlook, estimate: Estimates, prediction: Prediction) -> Float
     """Return each configuration's excess over the goal's memory limit, as a share of it.
 
     The limit is the capacity minus the headroom of the goal, the excess that of the fullest phase; shape
-    (configurations,); at most 0 if every phase fits.
+    (configurations,); at most 0 if every phase fits. A phase that completed steps and reported no peak counts
+    as one that fits.
     """
     capacity = estimate.gpu_capacity * (1 - view.run.accepted.job.goal.headroom)
-    misses: Floats = (prediction.gpu / capacity).max(axis=0) - 1
+    misses: Floats = np.where(prediction.certainty > 0, 0.0, prediction.gpu / capacity).max(axis=0) - 1
     return misses
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from autotune.policies.estimate.belief.calibration import predicted
 from autotune.policies.estimate.belief.gaussian import Floats
-from autotune.policies.estimate.peaks import PHASES
+from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.recovery.outlook import Outlook, chances, of_host
 from autotune.policies.remedies.neighbours import choices
 from autotune.policies.remedies.step_size import missing_bytes
@@ -51,10 +51,11 @@ def relieving(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, sta
     """
     options = singles(view, present, started=started)
     moves = [(k, v) for k, values in options.items() for v in values[1:]]
-    freed = _freed(view, present, moves, diagnosis) if moves else np.zeros((0, 0))
-    if not len(freed):
+    moved = [msgspec.structs.replace(present, **{k: v}) for k, v in moves]
+    shares = freed(view, view.estimates([present, *moved]), diagnosis)
+    if not shares.size:
         return Relief(acting=frozenset(options), idle=frozenset(), options=options)
-    acting = {knob for (knob, _), most in zip(moves, freed.max(axis=0), strict=True) if most > CLEARLY}
+    acting = {knob for (knob, _), most in zip(moves, shares.max(axis=0), strict=True) if most > CLEARLY}
     if diagnosis is None:
         return Relief(acting=frozenset(acting), idle=frozenset(), options=options)
     phase = diagnosis.phase if diagnosis.cause is Cause.GPU_OOM else None
@@ -68,7 +69,7 @@ def relieving(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, sta
     saves = Memory.HOST if diagnosis.cause is Cause.HOST_OOM else Memory.GPU
     heavier = {
         (knob, value)
-        for (knob, value), own in zip(moves, freed[0], strict=True)
+        for (knob, value), own in zip(moves, shares[0], strict=True)
         if own < -SAME and not KNOB_TABLE[knob].asks_less(saves, getattr(present, knob), value)
     }
     lighter = {
@@ -77,13 +78,13 @@ def relieving(view: Outlook, present: Knobs, diagnosis: Diagnosis | None, *, sta
     }
     return Relief(
         acting=frozenset(acting),
-        idle=_idle(view, moves, freed[0], diagnosis),
+        idle=_idle(view, moves, shares[0], diagnosis),
         options={k: v for k, v in lighter.items() if len(v) > 1},
     )
 
 
 def _idle(
-    view: Outlook, moves: Sequence[tuple[str, Setting]], freed: Floats, diagnosis: Diagnosis
+    view: Outlook, moves: Sequence[tuple[str, Setting]], shares: Floats, diagnosis: Diagnosis
 ) -> frozenset[str]:
     """Return the knobs of the side that did not fail, of which no value frees enough of a device.
 
@@ -95,19 +96,16 @@ def _idle(
     other = Part.TRAINER if diagnosis.phase in ENGINE_PHASES else Part.ENGINE
     enough = min(CLEARLY, (missing_bytes(diagnosis.facts) or math.inf) / view.calibration.unit)
     others = {knob for knob, _ in moves if KNOB_TABLE[knob].part is other and knob != "allocator"}
-    freeing = {knob for (knob, _), share in zip(moves, freed, strict=True) if share >= enough}
+    freeing = {knob for (knob, _), share in zip(moves, shares, strict=True) if share >= enough}
     return frozenset(others - freeing)
 
 
-def _freed(
-    view: Outlook, present: Knobs, moves: Sequence[tuple[str, Setting]], diagnosis: Diagnosis | None
-) -> Floats:
-    """Return how much single changes free of each memory that failed or is predicted to.
+def freed(view: Outlook, estimate: Estimates, diagnosis: Diagnosis | None) -> Floats:
+    """Return how much each configuration but the first frees, compared to it, of each failed memory.
 
-    Rows are memories, columns changes, values shares: of the device, of the host's bytes, or of the tokens
-    that an engine's pool holds.
+    Without a diagnosis: of each memory that is predicted to fail. Rows are memories, columns configurations,
+    values shares: of the device, of the host's bytes, or of the tokens that an engine's pool holds.
     """
-    estimate = view.estimates([present, *(msgspec.structs.replace(present, **{k: v}) for k, v in moves)])
     gpu = (estimate.gpu[:, :1] - estimate.gpu[:, 1:]) / view.calibration.unit
     most = estimate.host.max(axis=0) if diagnosis is None else of_host(estimate.host, diagnosis)
     host = ((most[0] - most[1:]) / max(1.0, float(most[0])))[None, :]

@@ -7,7 +7,7 @@ from autotune.policies.recovery.outlook import Outlook
 from autotune.policies.recovery.ranking import Ranked
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.ladder import order_of_knobs
-from autotune.policies.remedies.neighbours import REMEDY_OF, effect_of
+from autotune.policies.remedies.neighbours import REMEDY_OF
 from autotune.policies.remedies.step_size import missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Phase
@@ -53,7 +53,7 @@ def step(
         reason=f"{why}; {peaks(view, ranked)}",
         frees=frees,
         slows=slows(before.step_s, ranked.step_s),
-        effect=effect_of(view.run.accepted.profile, changes),
+        effect=view.run.accepted.profile.effect_of(changes),
         predicted=ranked.predicted,
         predicted_host=int(ranked.host),
         step_s=round(ranked.step_s, 3),

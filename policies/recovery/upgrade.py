@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from autotune.policies.recovery.outlook import outlook
-from autotune.policies.recovery.permissions import may_follow
+from autotune.policies.recovery.permissions import may_follow, relapse_of
 from autotune.policies.recovery.ranking import assess, faster
 from autotune.policies.recovery.remedy_text import step
-from autotune.policies.remedies.repeats import repeats
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Then
 from autotune.policies.values.knobs import Knobs, new_values
@@ -24,15 +23,11 @@ def offer(run: Run) -> Remedy | None:
     view = outlook(run)
     if stable is None or view is None or (stable.goal is not None and stable.goal.marginal):
         return None
-    profile = run.accepted.profile
 
     def permitted(knobs: Knobs) -> bool:
-        known = any(
-            a.diagnosis is not None and a.out_of_memory and repeats(profile, a.knobs, a.diagnosis, knobs)
-            for a in (*run.rehearsed, *run.attempts)
-        )
         tried = any(a.knobs == knobs for a in run.attempts)
-        return not known and not tried and may_follow(run, stable.knobs, knobs, started=True)
+        relapse = relapse_of(run, knobs, rehearsed=True)
+        return relapse is None and not tried and may_follow(run, stable.knobs, knobs, started=True)
 
     candidate = faster(view, stable.knobs, started=True, permitted=permitted)
     if candidate is None:

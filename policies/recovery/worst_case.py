@@ -47,10 +47,8 @@ def worst_case(run: Run, knobs: Knobs) -> tuple[str, ...]:
     if view is None:
         return ()
     longest = longest_sequences(view)
-    present = assess(longest, knobs)
-    usual = {name for name, _ in overflowing(view, assess(view, knobs))}
-    misses = [(name, size) for name, size in overflowing(longest, present) if name not in usual]
-    if not misses or usual:
+    misses = overflowing(longest, assess(longest, knobs))
+    if not misses or overflowing(view, assess(view, knobs)):
         return ()
     phase, missing = misses[0]
     remedy = _remedy(longest, knobs)

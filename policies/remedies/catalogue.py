@@ -70,7 +70,7 @@ MOVES: dict[str, Move] = {
         slows="nothing",
         memory=Memory.POOL,
         action="raise `memory_fraction`, the engine's share of the GPU memory, for instance by 0.05",
-        reason="the weights leave too little of the engine's share for the KV cache, so the share must grow",
+        reason="the KV cache gets what the weights leave of the engine's share; a larger share adds to it",
     ),
     "disable_cuda_graph": _move(
         "cuda_graphs",
@@ -90,11 +90,13 @@ MOVES: dict[str, Move] = {
         slows="the phase by a few percent",
         turns={
             "tokens_per_microbatch": Turn(
-                action="lower `tokens_per_microbatch`, for instance to half",
+                action="lower `tokens_per_microbatch`, for instance to half, but not below the longest "
+                "sequence",
                 reason=_PASS,
             ),
             "logprob_tokens": Turn(
-                action="lower `logprob_tokens`, the tokens of a scoring pass, for instance to half",
+                action="lower `logprob_tokens`, the tokens of a scoring pass, for instance to half, but not "
+                "below the longest sequence",
                 reason=_PASS,
                 slows="nothing",
             ),
@@ -237,6 +239,13 @@ MOVES: dict[str, Move] = {
         slows="every pass, by sending tokens to experts and back",
         action="spread the experts over more GPUs (expert parallelism)",
         reason="each rank holds a part of the experts",
+    ),
+    "pipeline_parallel": _move(
+        "pipeline_parallel",
+        frees="about half of the layers on every GPU",
+        slows="every update, by GPUs that wait for its first and last micro-batches",
+        action="split the layers into more stages (pipeline parallelism)",
+        reason="each rank holds the layers of one stage",
     ),
     "disk_weight_sync": _move(
         "sync_mode",

@@ -58,7 +58,7 @@ _TRAINING = (*_TRAINER, Component.DRIVER, Component.DATA, Component.UNKNOWN)
 # Remedies that move the trainer's state off the GPU or shard it further, after those of micro-batches.
 _STATE_AND_SPLITS = (
     "shard_wider offload_optimizer:3 offload_grads:3 offload_params:3 sequence_parallel expert_parallel "
-    "tensor_parallel adjust_memory_margin"
+    "tensor_parallel pipeline_parallel adjust_memory_margin"
 )
 
 
@@ -141,7 +141,7 @@ LADDER: tuple[Rung, ...] = (
         Cause.GPU_OOM,
         Phase.OPTIMIZER,
         "shard_wider offload_optimizer:2 expandable_segments offload_grads:2 offload_params:2 "
-        "expert_parallel tensor_parallel adjust_memory_margin",
+        "expert_parallel tensor_parallel pipeline_parallel adjust_memory_margin",
     ),
     # Weight sync, and waking the engine.
     *_rungs(
@@ -172,7 +172,7 @@ LADDER: tuple[Rung, ...] = (
         Cause.GPU_OOM,
         (Phase.INIT, Phase.CHECKPOINT, Phase.DATA),
         "expandable_segments shard_wider offload_params:2 offload_optimizer:2 offload_grads:2 "
-        "expert_parallel tensor_parallel",
+        "expert_parallel tensor_parallel pipeline_parallel",
     ),
     *_rungs(Cause.GPU_OOM, (Phase.CHECKPOINT, Phase.DATA), "reduce_mem_fraction:2", placements=_SHARED),
     # Loading a checkpoint: where its tensors go, and the memory left for them, before anything else.

@@ -45,7 +45,8 @@ def objections(profile: Profile, before: Knobs, after: Knobs, *, started: bool) 
 
 def interlock(profile: Profile, knobs: Iterable[str]) -> bool:
     """Return whether the legal values of one of these knobs depend on another of them."""
-    bound = {*_splits(profile), "microbatch_size", "dynamic_batching"} & set(knobs)
+    sizes = {*_splits(profile), "pipeline_parallel", "microbatch_size", "dynamic_batching"}
+    bound = sizes & set(knobs)
     return len(bound) > 1 or any(isinstance(constraint, Requires) for constraint in profile.constraints)
 
 
@@ -59,18 +60,40 @@ def _layout(profile: Profile, before: Knobs, after: Knobs) -> str:
     splits = _splits(profile)
 
     def ranks(knobs: Knobs) -> int:
-        return math.prod(int(getattr(knobs, knob) or 1) for knob in splits) * layout.pipeline_parallel
+        return math.prod(int(getattr(knobs, knob) or 1) for knob in splits) * _pipeline(layout, knobs)
 
     # If the running job does not fit either, its layout differs from the profile's.
     if layout.ranks < 2 or layout.ranks % ranks(before):
         return ""
     if layout.ranks % ranks(after) == 0:
-        return _batch(layout, before, layout.ranks // ranks(before), after, layout.ranks // ranks(after))
+        return _experts(layout, before, after) or _batch(
+            layout, before, layout.ranks // ranks(before), after, layout.ranks // ranks(after)
+        )
     sizes = {knob: int(getattr(after, knob) or 1) for knob in splits}
     parts = [f"{knob} {size}" for knob, size in sizes.items() if size > 1]
-    if layout.pipeline_parallel > 1:
-        parts.append(f"pipeline_parallel {layout.pipeline_parallel}")
+    if _pipeline(layout, after) > 1:
+        parts.append(f"pipeline_parallel {_pipeline(layout, after)}")
     return f"{' × '.join(parts)} does not divide the trainer's {layout.ranks} devices"
+
+
+def _pipeline(layout: Layout, knobs: Knobs) -> int:
+    return knobs.pipeline_parallel or layout.pipeline_parallel
+
+
+def _experts(layout: Layout, before: Knobs, after: Knobs) -> str:
+    """Return why other stages of a pipeline have no room for the ranks of experts; empty if they have.
+
+    A size of experts' tensor parallelism that is the model's is taken to follow it.
+    """
+    if _pipeline(layout, before) == _pipeline(layout, after):
+        return ""
+    tensor = layout.expert_tensor_parallel
+    if tensor == (before.tensor_parallel or 1):
+        tensor = after.tensor_parallel or 1
+    experts, stage = after.expert_parallel or layout.expert_parallel, layout.ranks // _pipeline(layout, after)
+    if stage % (experts * tensor) == 0:
+        return ""
+    return f"expert_parallel {experts} × {tensor} does not divide the {stage} devices of a stage"
 
 
 def _batch(layout: Layout, before: Knobs, replicas_before: int, after: Knobs, replicas: int) -> str:

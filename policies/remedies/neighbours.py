@@ -18,7 +18,6 @@ from autotune.policies.values.job import Recovery
 from autotune.policies.values.knob_table import ROWS
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Profile, Requires
-from autotune.policies.values.remedy import Effect
 
 Score: TypeAlias = Callable[[Sequence[Knobs]], tuple[Floats, Floats]]
 
@@ -94,9 +93,3 @@ def search(
         kept=_KEPT,
     )
     return [at(place) for place in places], slow, over
-
-
-def effect_of(profile: Profile, changes: dict[str, Setting]) -> Effect:
-    """Return the strongest effect among the changes."""
-    numeric = any(profile.supported[k].effect is Effect.NUMERIC for k in changes if k in profile.supported)
-    return Effect.NUMERIC if numeric else Effect.EXACT

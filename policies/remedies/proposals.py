@@ -19,7 +19,7 @@ from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.knob_table import KNOB_TABLE, Memory, Unit
 from autotune.policies.values.knobs import Knobs, Setting
 from autotune.policies.values.profile import Placement, Profile
-from autotune.policies.values.remedy import Effect, Remedy
+from autotune.policies.values.remedy import Remedy
 
 _GIB = 1 << 30
 _OF_ENGINE = (Cause.GPU_OOM, Cause.KV_POOL, Cause.POOL_TOO_SMALL)
@@ -87,7 +87,6 @@ def _change(
     full = {knob: value for knob, value in full.items() if getattr(knobs, knob) != value}
     if any(knob not in full for knob in changes):
         return
-    numeric = any(profile.supported[k].effect is Effect.NUMERIC for k in full if k in profile.supported)
     move = MOVES[name]
     turn = move.turns[next(iter(changes))]
     yield Remedy(
@@ -96,7 +95,7 @@ def _change(
         reason=reason or turn.reason,
         frees=frees or move.frees,
         slows=slows or turn.slows or move.slows,
-        effect=Effect.NUMERIC if numeric else Effect.EXACT,
+        effect=profile.effect_of(full),
     )
 
 

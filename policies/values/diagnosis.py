@@ -47,6 +47,7 @@ class Facts(Value, frozen=True, kw_only=True):
     states: bool = False  # a trainer was creating or loading its optimizer state
     profiling: bool = False  # an engine was profiling its largest batch: it had its weights and no pool
     holders: tuple[Holder, ...] = ()  # of a node's memory, as listed in the log, largest first
+    asleep_bytes: int | None = None  # in use on a whole device when an engine first went to sleep
 
     @property
     def limit_bytes(self) -> int | None:
@@ -99,6 +100,7 @@ class Evidence(Value, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()  # in order of appearance, causes and consequences
     last_errors: tuple[Line, ...] = ()  # distinct error lines that no rule knows
     last_phase: Phase = Phase.NONE  # the last phase marker that was not closed
+    asleep_bytes: int | None = None  # in use on a device when an engine first went to sleep
     last_step: int | None = None
     steps: int | None = None  # of the whole training, if the log or the job gives it
     lines: int = 0

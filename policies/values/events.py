@@ -271,7 +271,7 @@ class Decided(EventBase, frozen=True, kw_only=True, tag="decided", tag_field="ty
     remedy: Remedy | None = None
     reason: str = ""
     not_before_s: float = 0.0
-    growth: MemoryGrowth | None = None  # why the same settings are started again
+    growth: MemoryGrowth | None = None  # why the attempt is restarted; no failure of its settings
 
 
 class Edited(EventBase, frozen=True, kw_only=True, tag="edited", tag_field="type"):
@@ -390,7 +390,7 @@ class Launch(Value, frozen=True, kw_only=True, tag="launch", tag_field="action")
     not_before_s: float = 0.0  # backoff, seconds from the decision
     rehearsal: Part | None = None  # not the training itself
     longest: bool = False  # with every sequence forced to the job's longest length
-    growth: MemoryGrowth | None = None  # why these settings are started again
+    growth: MemoryGrowth | None = None  # why the attempt before is restarted; no failure of its settings
 
 
 class Await(Value, frozen=True, kw_only=True, tag="await", tag_field="action"):

@@ -89,6 +89,7 @@ class Knob(Value, frozen=True, kw_only=True):
     largest: float | None = None
     searched: bool = True  # its value may change the speed of a step
     estimated: bool = True  # the estimate distinguishes its values
+    last: bool = False  # recovery varies it only where no configuration fits without
 
     @property
     def order(self) -> tuple[Setting, ...]:
@@ -264,6 +265,14 @@ ROWS: tuple[Knob, ...] = (
     Knob(name="context_parallel", unit=Unit.RANKS, part=Part.TRAINER, saves=_HIGHER),
     Knob(name="tensor_parallel", unit=Unit.RANKS, part=Part.TRAINER, saves=_HIGHER),
     Knob(name="expert_parallel", unit=Unit.RANKS, part=Part.TRAINER, saves=_HIGHER, searched=False),
+    Knob(
+        name="pipeline_parallel",
+        unit=Unit.RANKS,
+        part=Part.TRAINER,
+        saves=_HIGHER,
+        searched=False,
+        last=True,
+    ),
     Knob(name="sharding", unit=Unit.MODE, part=Part.TRAINER, searched=False),
     Knob(name="shard_group", unit=Unit.RANKS, part=Part.TRAINER, saves=_HIGHER, searched=False),
     _pass_knob(name="reshard_after_forward", unit=Unit.SWITCH, saves=_HIGHER, searched=False),

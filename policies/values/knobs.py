@@ -35,6 +35,7 @@ class Knobs(Value, frozen=True, kw_only=True):
     context_parallel: int | None = None
     tensor_parallel: int | None = None
     expert_parallel: int | None = None
+    pipeline_parallel: int | None = None
     sharding: str | None = None  # fsdp | fsdp2 | ...
     shard_group: int | None = None
     reshard_after_forward: bool | None = None
@@ -92,6 +93,7 @@ KnobName: TypeAlias = Literal[
     "context_parallel",
     "tensor_parallel",
     "expert_parallel",
+    "pipeline_parallel",
     "sharding",
     "shard_group",
     "reshard_after_forward",

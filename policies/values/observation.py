@@ -62,6 +62,7 @@ class MemoryGrowth(Value, frozen=True, kw_only=True):
     per_step_bytes: int = 0  # 0: not measured
     component: Component = Component.UNKNOWN
     process: str = ""  # the process that grows most; empty: unknown
+    own_limit: bool = False  # the process ran out of a limit of its own, which no forecast knows
 
     @property
     def text(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -133,6 +134,11 @@ class Profile(Value, frozen=True, kw_only=True):
         if held is None and self.layout.engine_sleeps and phase in TRAINER_PHASES:
             return (Component.TRAINER.value,)
         return held
+
+    def effect_of(self, knobs: Iterable[str]) -> Effect:
+        """Return the strongest effect that changes of some knobs have."""
+        effects = {self.supported[knob].effect for knob in knobs if knob in self.supported}
+        return Effect.NUMERIC if Effect.NUMERIC in effects else Effect.EXACT
 
     def without(self, knob: KnobName, why: str) -> Profile:
         """Return the profile with `knob` unsupported for the reason `why`; unchanged if `why` is empty."""

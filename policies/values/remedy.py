@@ -37,6 +37,23 @@ class Remedy(Value, frozen=True, kw_only=True):
         if not self.reason or not (self.changes or self.name in _WITHOUT_CHANGES):
             raise ValueError("a remedy needs a reason and a change")
 
+    def joined(self, other: Remedy, *, why: str = "") -> Remedy:
+        """Return this remedy with the changes of another, which it makes for the reason `why` in addition."""
+        return msgspec.structs.replace(
+            self,
+            changes=self.changes | other.changes,
+            reason=_listed(self.reason, why + other.reason),
+            frees=_listed(self.frees, other.frees),
+            slows=_listed(self.slows, other.slows),
+            effect=max(self.effect, other.effect, key=list(Effect).index),
+        )
+
     def apply(self, knobs: Knobs) -> Knobs:
         """Return `knobs` with the changes made."""
         return msgspec.structs.replace(knobs, **self.changes)
+
+
+def _listed(first: str, second: str) -> str:
+    if second in ("", "nothing") or f"; {second};" in f"; {first};":
+        return first
+    return second if first in ("", "nothing") else f"{first}; {second}"

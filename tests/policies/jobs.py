@@ -128,14 +128,14 @@ def diagnosed(
     requested: int | None = None,
     free: int | None = None,
     step: int | None = None,
-    shown: bool = False,
+    phase_shown: bool = False,
 ) -> Diagnosed:
     engine = phase in (Phase.ROLLOUT, Phase.ROLLOUT_INIT)
     capacity = CLUSTER.gpu_memory_bytes if cause is Cause.GPU_OOM else None
     return Diagnosed(
         cause=cause,
         phase=phase,
-        phase_shown=shown,
+        phase_shown=phase_shown,
         component=Component.ROLLOUT if engine else Component.TRAINER,
         step=step,
         facts=Facts(requested_bytes=requested, free_bytes=free, capacity_bytes=capacity),
@@ -149,9 +149,9 @@ def fails(
     requested: int | None = None,
     free: int | None = None,
     passed: dict[str, Peak] | None = None,
-    shown: bool = False,
+    phase_shown: bool = False,
 ) -> tuple[Event, ...]:
     return (
         Ended(outcome=Crashed(exit_code=1), peaks=passed or {}),
-        diagnosed(phase, cause=cause, requested=requested, free=free, shown=shown),
+        diagnosed(phase, cause=cause, requested=requested, free=free, phase_shown=phase_shown),
     )

@@ -22,25 +22,25 @@ class Variant(NamedTuple):
     requested: str
     text: str
 
-    def wrong(self, found: Diagnosis) -> list[str]:
+    def wrong(self, diagnosis: Diagnosis) -> list[str]:
         """Return what a diagnosis gets wrong; the phase of what is no memory's failure is not asked."""
-        answers = [("cause", found.cause.value, self.causes)]
-        if found.cause.is_oom or found.cause is Cause.POOL_TOO_SMALL:
-            answers.append(("phase", found.phase.value, (self.phase,)))
-        answers.append(("component", found.component.value, (self.component,)))
-        answers.append(("requested", str(found.facts.requested_bytes), (self.requested,)))
+        answers = [("cause", diagnosis.cause.value, self.causes)]
+        if diagnosis.cause.is_oom or diagnosis.cause is Cause.POOL_TOO_SMALL:
+            answers.append(("phase", diagnosis.phase.value, (self.phase,)))
+        answers.append(("component", diagnosis.component.value, (self.component,)))
+        answers.append(("requested", str(diagnosis.facts.requested_bytes), (self.requested,)))
         return [
-            f"{what}: {said}, not {meant}"
-            for what, said, meant in answers
-            if said not in meant and not set(meant) & set(_ANY)
+            f"{what}: {message}, not {meant}"
+            for what, message, meant in answers
+            if message not in meant and not set(meant) & set(_ANY)
         ]
 
 
 def variants() -> list[Variant]:
     """Return every block of the file."""
-    found = []
+    items = []
     for block in _FILE.read_text().split("=== ")[1:]:
         head, text = block.split("\n", 1)
         name, causes, phase, component, requested = (part.strip() for part in head.split("|"))
-        found.append(Variant(name, tuple(causes.split("/")), phase, component, requested, text))
-    return found
+        items.append(Variant(name, tuple(causes.split("/")), phase, component, requested, text))
+    return items

@@ -13,13 +13,24 @@ CLUSTER: tuple[Rule, ...] = (
         r"has been marked dead because|NodeDiedError|because its node has died|"
         r"\b[Nn]ode (?:with \w+ )?(?:\d+(?:\.\d+){3}|[0-9a-f]{8,}|[a-z][\w.\-]*\d[\w.\-]*) (?:has )?"
         r"(?:died|was lost)\b|"
-        r"DUE TO (NODE FAIL|PREEMPTION|TIME LIMIT|JOB REQUEUE)|lost connection to (the )?(GCS|raylet)|"
+        r"DUE TO (NODE FAIL|PREEMPTION|JOB REQUEUE)|lost connection to (the )?(GCS|raylet)|"
         r"Failed to connect to GCS|The [Rr]aylet (?:has )?crashed|preempt(?:ed|ion notice) by|"
         r"spot instance interruption|[Ii]nstance was preempted|instances\.preempted|imminent node shutdown|"
         r"\bPreempted by\b|The current node timed out during startup",
         ALWAYS,
         "The node with node id: 9f and address: 10.0.0.2 has been marked dead because the "
         "detector has missed too many heartbeats from it.",
+    ),
+    Rule(
+        "time-limit",
+        Cause.INFRASTRUCTURE,
+        r"DUE TO TIME LIMIT|TERM_RUNLIMIT: job killed|=>> PBS: job killed: walltime|"
+        r"[Jj]ob .{0,40}exceeded .{0,20}walltime",
+        ALWAYS,
+        "slurmstepd: error: *** JOB 991 ON node3 CANCELLED AT 2026-11-21T03:04:05 DUE TO TIME LIMIT ***",
+        what="the scheduler ended the job at its time limit",
+        hint="start it again from its last checkpoint, with a longer limit (Slurm: --time) if the queue has "
+        "one; no memory setting fixes this",
     ),
     # An actor whose process ended is dead; an unavailable one is on a node that accepts no connections.
     Rule(

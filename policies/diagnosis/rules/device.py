@@ -24,6 +24,9 @@ DEVICE: tuple[Rule, ...] = (
         r"Tried to allocate (?:more than 1EB memory|-\d|\d{9,}(?:\.\d+)? [GT]iB)",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.",
+        what="a tensor of a size that no GPU has was asked for",
+        hint="the card is not full: a size was computed from wrong values, such as an overflow or memory "
+        "that a kernel overwrote; print the shapes before this call, and try a newer release of the kernels",
     ),
     Rule(
         "fsdp-clone-oom",
@@ -41,7 +44,8 @@ DEVICE: tuple[Rule, ...] = (
         Cause.GPU_OOM,
         r"(?i:cuda) failure (2 )?'out of memory'|Failed to CUDA calloc|"
         r"NCCL(?! INFO\b|_[A-Z]).*(?<!may be )\bout of memory|NCCL symmetric memory allocation failed|"
-        r"Failed to (?:cuMemCreate|CUDA malloc|allocate \S+ of device memory).*NCCL",
+        r"Failed to (?:cuMemCreate|CUDA malloc|allocate \S+ of device memory).*NCCL|"
+        r"Unable to allocate \d+ bytes on symmetric heap|nvshmem setup heap failed",
         UNLESS_PROGRESS,
         "node1:1004:1104 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes",
         phase=Phase.COMM,
@@ -65,6 +69,26 @@ DEVICE: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "[torch_memory_saver.cpp] CUresult error: 2 (out of memory) file=csrc/utils.h "
         "func=cu_mem_create line=187",
+    ),
+    Rule(
+        "memory-saver-call",
+        Cause.CODE,
+        r"torch_memory_saver\S*\] (?:cudaError|CUresult) error:? +(?:result=)?(?!2\b)\d",
+        UNLESS_PROGRESS,
+        "[torch_memory_saver.cpp] CUresult error  result=1 file=csrc/core.cpp func=resume line=214",
+        what="torch_memory_saver could not pause or resume what it keeps",
+        hint="memory is not short: something was allocated or freed that it does not know, or while it was "
+        "paused; a newer release of torch_memory_saver, the engine or the framework may not have it",
+    ),
+    Rule(
+        "sleep-mode-call",
+        Cause.CODE,
+        r"CUDA Error: (?!out of memory)[\w ]{1,80} at \S*cumem_allocator",
+        UNLESS_PROGRESS,
+        "RuntimeError: CUDA Error: invalid argument at /workspace/csrc/cumem_allocator.cpp:119",
+        what="the allocator of the engine's sleep mode made a call that the driver refused",
+        hint="the line names no shortage of memory: a newer release of vLLM may not make that call, or read "
+        "what precedes it, since a call that found no memory leaves later ones with wrong arguments",
     ),
     Rule(
         "sleep-mode-oom",
@@ -121,7 +145,8 @@ DEVICE: tuple[Rule, ...] = (
         "tensorrt-oom",
         Cause.GPU_OOM,
         r"Error Code \d+: (?:C[Uu][Dd][Aa] [Rr]untime \(out of memory\)|OutOfMemory\b)|"
-        r"[Rr]equested amount of GPU memory \(\d+ bytes\) could not be allocated",
+        r"[Rr]equested amount of GPU memory \(\d+ bytes\) could not be allocated|"
+        r"\bWarm-?up failed\b.{0,80}\bout of memory\b",  # MindIE
         UNLESS_PROGRESS,
         "[TensorRT-LLM][ERROR] [defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime "
         "(out of memory)",

@@ -197,12 +197,13 @@ HOST: tuple[Rule, ...] = (
         r"[Bb]us error|(No space left on device|Errno 28).*(/dev/shm|/torch_\d|/psm_\w)|(/dev/shm|"
         r"</torch_\w+>).*"
         r"No space left|failed to extend /dev/shm|(insufficient|out of) shared memory|"
-        r"[Ee]rror while (creating|attaching to|attaching) shared memory segment|shm_open.*No space left|"
+        r"[Ee]rror while creating shared memory segment|shm_open.*No space left|"
         r"unable to allocate shared memory\(shm\)|size of /dev/shm is too small|"
         r"EmptyDir volume \"[^\"]*shm[^\"]*\" exceeds the limit|"
         r"not enough space for /dev/shm/|NCCL WARN .*posix_fallocate.*No space left|Signal 7 \(SIGBUS\)|"
         r"Signals\.SIGBUS|"
-        r"exitcode ?: -7\b",
+        # signal 7 is a bus error
+        r"(?:exit|return) ?code ?[:=]? -7\b|proc\(s\): .{0,200}: -7\b",
         UNLESS_PROGRESS,
         "RuntimeError: DataLoader worker (pid 263230) is killed by signal: Bus error. It is "
         "possible that dataloader's workers are out of shared memory.",

@@ -75,6 +75,29 @@ JOB: tuple[Rule, ...] = (
         hint="raise object_store_memory (`ray start --object-store-memory=BYTES`) to what is allowed, "
         "or leave it out; a container then needs as much /dev/shm (--shm-size)",
     ),
+    Rule(
+        "process-limit",
+        Cause.CONFIG,
+        r"can't start new thread|pthread_create failed|RLIMIT_NPROC|"
+        r"(?:BlockingIOError: \[Errno \d\d\]|fork(?: failed)?:(?: retry:)?) Resource temporarily unavailable",
+        UNLESS_PROGRESS,
+        "RuntimeError: can't start new thread",
+        weak=True,
+        what="no more threads or processes are allowed",
+        hint="raise the limit (`ulimit -u`; of a container, its limit of pids), or start fewer: data loader "
+        "workers, OMP_NUM_THREADS, concurrent environments and rewards",
+    ),
+    Rule(
+        "open-files",
+        Cause.CONFIG,
+        r"Too many open files|received \d+ items of ancdata",
+        UNLESS_PROGRESS,
+        "OSError: [Errno 24] Too many open files",
+        weak=True,
+        what="no more open files are allowed",
+        hint="raise the limit (`ulimit -n 1048576`); of data loaders, also "
+        'torch.multiprocessing.set_sharing_strategy("file_system")',
+    ),
     # CANN reports missing streams and queues of a captured graph in the same words as missing memory.
     Rule(
         "acl-graph-resources",
@@ -96,13 +119,25 @@ JOB: tuple[Rule, ...] = (
         r"device-side assert|illegal memory access|srcIndex < srcSelectDimSize|NVRM: Xid|"
         r"\b(?:aicore|aivec(?:tor)?(?: core)?|vector core) (?:error|exception)|error code is 5070[13]5\b|"
         r"(?:CUDA|HIP) error(?: \([^)]{1,300}\))?: (?:misaligned address|an illegal instruction|"
-        r"unspecified launch failure|invalid argument|invalid configuration)",
+        r"unspecified launch failure|invalid argument|invalid configuration|too many resources requested)",
         UNLESS_PROGRESS,
         "RuntimeError: CUDA error: an illegal memory access was encountered",
         what="a GPU kernel failed",
         hint="run once with CUDA_LAUNCH_BLOCKING=1 (HIP_LAUNCH_BLOCKING, ASCEND_LAUNCH_BLOCKING): the "
         "traceback then ends at the kernel; the library that it belongs to may have a newer release "
         "without it",
+    ),
+    Rule(
+        "graph-capture",
+        Cause.CODE,
+        r"operation not permitted when stream is capturing|due to a previous error during capture|"
+        r"must be captured on a non-default stream",
+        UNLESS_PROGRESS,
+        "torch.AcceleratorError: CUDA error: operation not permitted when stream is capturing",
+        weak=True,
+        what="a call that no captured graph may contain",
+        hint="capture no graphs once (vLLM: --enforce-eager, SGLang: --disable-cuda-graph): the call then "
+        "shows its own error; a newer release of the kernel or engine may not make it",
     ),
     Rule(
         "torch-assert",
@@ -138,6 +173,18 @@ JOB: tuple[Rule, ...] = (
         weak=True,
     ),
     Rule(
+        "rendezvous-timeout",
+        Cause.HANG,
+        r"DistStoreError: Timed out|\d+/\d+ clients joined|Rendezvous(?:Timeout|Closed)Error",
+        UNLESS_PROGRESS,
+        "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 7/8 clients "
+        "joined.",
+        weak=True,
+        what="not all processes joined in time",
+        hint="read the log of the node or rank that did not join; where it ran, check that it reaches the "
+        "address and port of the first one",
+    ),
+    Rule(
         "nccl-unexplained",
         Cause.CODE,
         r"NCCL error: unhandled (?:cuda|system) error",
@@ -146,6 +193,18 @@ JOB: tuple[Rule, ...] = (
         weak=True,
         what="a call within NCCL failed, and the log does not show which",
         hint="run once with NCCL_DEBUG=WARN: NCCL then prints the call and its error, a full memory included",
+    ),
+    Rule(
+        "nccl-call",
+        Cause.CODE,
+        r"(?i:cuda) failure(?: \d{1,4})? '(?!out of memory)",
+        NEVER,
+        "Cuda failure 1 'invalid argument'",
+        weak=True,
+        what="the driver refused a call of NCCL",
+        hint="the line names no shortage of memory: run once with NCCL_DEBUG=INFO, which prints the call; "
+        "where it maps memory, NCCL_CUMEM_ENABLE=0 or a newer NCCL may do without it, and `nvidia-smi` "
+        "shows whether the driver is as new as NCCL's CUDA",
     ),
     # ---- consequences
     Rule(
@@ -194,7 +253,8 @@ JOB: tuple[Rule, ...] = (
         None,
         r"return code = ?-?9\b|return code -9\b|exitcode: -9\b|exit(ed with)? code 137|killed by "
         r"signal: Killed|^Killed$|: line \d+: +\d+ Killed\b|sigkill_handler|Signal 9 \(SIGKILL\)|"
-        r"<Signals\.SIGKILL: 9>|CANCELLED AT|[Ee]xit code: -9\b",
+        r"<Signals\.SIGKILL: 9>|CANCELLED AT|[Ee]xit code: -9\b|subprocesses has abruptly died|"
+        r"process pool was terminated abruptly",
         NEVER,
         "[ERROR] failed (exitcode: -9) local_rank: 0 (pid: 438)",
     ),

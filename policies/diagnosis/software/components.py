@@ -71,6 +71,7 @@ COMPONENTS: tuple[tuple[Component, Pattern], ...] = tuple(
                 # llama.cpp, and the logger formats of vLLM and LMCache
                 r"\bggml[_-]|\bllama_\w+: |\bload_tensors: |alloc_tensor_range|^(?:srv|slot) +\w+: |"
                 r"\blmcache\b|"
+                r"\bcandle_(?:core|nn)::|\bDriverError\(CUDA_|"  # engines in Rust
                 r"\bERROR \d\d-\d\d \d\d:\d\d:\d\d \[?[\w/]+\.py:\d+\]|"
                 r"\]? (?:ATTN_|MOE_|DP|PP|TP|EP|CP)+\d+ ?(?:TP|EP|PP)\d+\]"
             ),

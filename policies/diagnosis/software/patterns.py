@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import re
 
+from autotune.policies.diagnosis.rules.branches import literals_of
+
 
 class Pattern:
     """The text of a regular expression and its flags."""
@@ -18,6 +20,16 @@ class Pattern:
         """The regular expression; raises re.error at its first use if the text is invalid."""
         return re.compile(self.text, self.flags)
 
+    @functools.cached_property
+    def literals(self) -> tuple[str, ...]:
+        """Texts of which every line that the pattern matches contains one; empty if it requires none."""
+        try:
+            return () if self.flags else literals_of(self.text)
+        except ValueError:
+            return ()
+
     def search(self, line: str) -> re.Match[str] | None:
         """Return the first match in a line; None if there is none."""
+        if self.literals and not any(text in line for text in self.literals):
+            return None
         return self.compiled.search(line)

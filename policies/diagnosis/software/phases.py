@@ -40,7 +40,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
             Phase.WEIGHT_SYNC,
             (
                 r"offload_(?:before|after)_refit|\bprepare_(?:for_)?refit|weights_ipc_handles|"
-                r"broadcast_weights|sync_\w*weights|\bmodel_update\b|start_model_update|broadcast_bucket|"
+                r"broadcast_weights|sync_\w*weights|\bsync_\w*weight\b|\bmodel_update\b|start_model_update|broadcast_bucket|"
                 r"broadcast_parameter|update_parameter_in_bucket|verl/checkpoint_engine/|"
                 r"\b(?:send|receive)_weights\b|update_weight_from_|_update_\w*bucket|\breload_weights\b|"
                 r"[Uu]pdating (?:\w+ )?weights\b|Update weights begin|sync_model_(?:to|from)_|"
@@ -131,7 +131,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"check_enough_kv_cache|_wait_server_healthy|start_rollout_servers|"
                 r"launch_server_process|start_router|processing method (?:load_model|init_device|initialize)|"
                 r"warming up sampler|compile_or_warm_up_model|kernel_warmup|profile_max_num_token|"
-                r"creating modelInstanceState|"
+                r"creating modelInstanceState|\bWarm-?up failed\b|\b[Ee]rror (?:when )?loading model\b|"
                 r"\blaunch_server\(|in _?launch_servers?\b|in run_server\b|_init_server_adapter|"
                 r"in init_(?:hybrid|standalone|colocated)|_?(?:start|create)_(?:vllm_)?engines?\b|"
                 r"_init(?:ialize)?_inference_engine|_init_vllm\b|start_external_rollout|"
@@ -178,7 +178,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"fully_sharded_data_parallel\S*, line \d+, in __init__|"
                 r"deepspeed\S*, line \d+, in (?:initialize|_configure_distributed_model)\b|"
                 r"(?<![a-z])init_model\b|"
-                r"print_node_ip_and_gpu_id|_init_utils\.py|_build_model_optimizer|_build_fsdp_module|"
+                r"print_node_ip_and_gpu_id|_build_model_optimizer|_build_fsdp_module|"
                 r", in setup\b|Before creating fp16|After creating fp16|set_module_tensor_to_device|"
                 r"parallel\S*, line \d+, in (?:__init__|_ddp_init_helper)\b|setup_model_and_optimizer|"
                 r"initialize_model_and_optimizer|_create_device_model|method 'initialize'|"
@@ -260,7 +260,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"optimizer_cpu_offload|bitsandbytes/optim|in \w*grad_norm\w*\b|^\s.*\bopt\w*\.step\(|"
                 r"unscale_and_clip|"
                 r"\bunscale_\b|"
-                r"_optimizer_step\b|\bprepare_grads\b|_copy_(?:model|main)_\w+_to_\w+|grad_scaler\.py|"
+                r"\bprepare_grads\b|_copy_(?:model|main)_\w+_to_\w+|grad_scaler\.py|"
                 r"\b_?(?:on)?load_\w*optimizer\b|megatron/core/optimizer/|newtonschulz|"
                 r"optimizer_states?_\w*swap|swap_tensor/|_move_(?:optimizer_)?states|move_optimizer|"
                 r"_step_\w*chunk|"
@@ -291,7 +291,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"compute_scores?\b|compute_logp|"
                 r"Computing logprobs|infer_batch\b|_get_per_token_logps|ModelRayActor\.forward\(|"
                 r"make_experience|critic_infer|_get_(?:ref|old)_log|"
-                r"recompute_logp|actor_fwd|Timer (?:\w+_)?log_probs start|\b_?(?:get|calculate|"
+                r"actor_fwd|Timer (?:\w+_)?log_probs start|\b_?(?:get|calculate|"
                 r"compute)_rewards?\b|"
                 r"^\s.*\bref(?:erence)?_(?:model|policy)\(|reward_model\S*, line|"
                 r"forward\((?:self\.)?ref_(?:policy|model)|prepare_for_lp_inference|"
@@ -307,7 +307,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
         (
             Phase.ROLLOUT,
             (
-                r"generate_sequences|run_busy_loop|_process_engine_step|run_engine_loop|\brun_batch\b|"
+                r"generate_sequences|run_busy_loop|run_engine_loop|\brun_batch\b|"
                 r"forward_batch_generation|_run_engine|event_loop_|forward_thread_func|"
                 r"\bforward_(?:extend|decode)\b|logits_processor\.py|LogitsProcessor|"
                 r"start_worker_execution_loop|"
@@ -347,7 +347,7 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"grpo_accumulated_loss|forward_step|training_step|fetch_sub_module|"
                 r"float_conversion|vocab_parallel|post_language_model|get_log_probs_and_entropy|"
                 r"entropy_from_logits|in forward\b|forward_backward|concatenated_forward|"
-                r"train_one_step|_pre_forward|_unshard\b|_call_impl|forward_micro_batch|"
+                r"_pre_forward|_unshard\b|_call_impl|forward_micro_batch|"
                 r"loss\w*\.py\S*, line \d+|in \w*cross_entropy\w*|\bpre_forward\b|\bloss_func\b|_loss_step\b|"
                 r"^\s+(?:[\w, ]+ = )?(?:self\.)?(?:\w*model|policy|actor|net|module)\((?!\))|"
                 r"\bprediction_step\b|\bpack_(?:hook|to_cpu)\b|fused_linear_\w+|foreach_all_gather|"
@@ -383,15 +383,15 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
             Phase.INIT,
             (
                 r"module\.py\S*, line \d+, in (?:convert|_apply|cuda|to)\b|\.to\(device\)|\.cuda\(\)|"
-                r"torch/utils/_device\.py"
+                r"torch/utils/_device\.py|"
+                r"torch/cuda/__init__\.py\S*, line \d+, in (?:set_device|_lazy_init)\b"
             ),
         ),
         (
             Phase.COMM,
             (
-                r"init_process_group|_new_process_group|nvshmem/src|deep_ep/buffer|symm(?:etric)?_mem|"
-                r"Hccl(?:Alloc|Comm)|EI0007|"
-                r"hccl api failed|"
+                r"init_process_group|_new_process_group|nvshmem(?:/src| setup)|symmetric heap|deep_ep/buffer|"
+                r"symm(?:etric)?_mem|Hccl(?:Alloc|Comm)|EI0007|hccl api failed|"
                 r"\ball_?reduce\b|\b_?all_?gather\w*|barrier|NCCL WARN|"
                 r"/dev/shm/nccl|shmutils|reduce_scatter|broadcast_coalesced|distributed_c10d"
             ),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from autotune.policies.estimate.belief.completed import Completed, certainty, completed
 from autotune.policies.estimate.belief.gaussian import Belief, Floats, less_sure, within
 from autotune.policies.estimate.belief.growth import Growth, without_growth
 from autotune.policies.estimate.belief.observations import (
@@ -49,6 +50,7 @@ class Calibration:
     unit: float  # bytes per unit of the late terms, which are shares of the capacity
     pool_tokens: float  # that a configuration's estimate must have for the engine to start
     moved: dict[int, Phase]  # attempt number -> phase in which it ran out, if its log names another
+    completed: tuple[Completed, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class Prediction:
 
     gpu: Floats
     gpu_error: Floats
+    certainty: Floats  # standard deviations by which completed steps show that the phase fits
     host: Floats
     host_error: Floats
     pool: Floats  # (configuration,): standard deviations by which the engine's pool is large enough
@@ -148,6 +151,12 @@ def _after(belief: Belief, run: Run, evidence: _Evidence) -> Calibration:
         # A refusal does not say how much is missing: each one doubles what is added.
         pool_tokens=max(needed, failed_pool * (1 + _POOL_ERROR * 2 ** max(0, refused - 1))),
         moved=moved,
+        completed=completed(
+            profile,
+            [in_phase(a, moved[a.number]) if a.number in moved else a for a in attempts],
+            estimate,
+            evidence.longest,
+        ),
     )
 
 
@@ -191,6 +200,7 @@ def predicted(calibration: Calibration, estimate: Estimates, *, late: bool = Tru
     return Prediction(
         gpu=np.stack(gpu),
         gpu_error=np.stack(gpu_error),
+        certainty=certainty(estimate, calibration.completed),
         host=np.stack(host),
         host_error=np.stack(host_error),
         pool=pool,

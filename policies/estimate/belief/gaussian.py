@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -45,6 +46,15 @@ def measured(belief: Belief, row: Floats, value: float, *, error: float) -> Beli
         mean=belief.mean + gain * (value - float(row @ belief.mean)),
         covariance=belief.covariance - np.outer(gain, spread),
     )
+
+
+def replaced(belief: Belief, columns: Sequence[int], value: float, *, error: float) -> Belief:
+    """Return the belief with one known value of some deviations, whatever was believed of them."""
+    mean, covariance = belief.mean.copy(), belief.covariance.copy()
+    mean[columns] = value
+    covariance[columns, :] = covariance[:, columns] = 0.0
+    covariance[np.ix_(columns, columns)] = error**2
+    return replace(belief, mean=mean, covariance=covariance)
 
 
 def within(belief: Belief, least: Floats, most: Floats) -> Belief:

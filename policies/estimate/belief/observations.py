@@ -16,6 +16,7 @@ from autotune.policies.estimate.belief.gaussian import (
     doubted,
     exceeded,
     measured,
+    replaced,
 )
 from autotune.policies.estimate.belief.growth import Growth, growth
 from autotune.policies.estimate.belief.prior import (
@@ -26,9 +27,12 @@ from autotune.policies.estimate.belief.prior import (
     NAMES,
     OPTIMIZER,
     PART_COLUMNS,
+    RESIDUE_COLUMNS,
     scaled,
 )
+from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.lengths import deviation_of, longest_of
+from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
 from autotune.policies.values.history import Attempt
@@ -39,7 +43,7 @@ from autotune.policies.values.profile import Profile
 _DRIFT = 0.2  # standard deviations of the mean length by which later steps differ
 _LATE_MOST = 0.5  # share of the capacity that is kept for growth at most; against more only restarts help
 _LATE_FAILED = 0.06  # share of the capacity that growth may be if it has already made a run fail
-_LATE_STEP = 4  # a failure at this step of an attempt or later may be growth
+LATE_STEP = 4  # a failure at this step of an attempt or later may be growth
 _READING = 0.006  # share by which a reported peak may differ from the next run's
 _BEYOND = 0.08  # share of the capacity that a phase needs beyond its first failed request, if unknown
 # Share of held-out logs in which the named phase is right (docs/measured/explain-accuracy.md).
@@ -150,6 +154,8 @@ def shown_by(
     Completed forward and backward phases bound their memory only if steps `filled` a micro-batch.
     """
     diagnosis = attempt.diagnosis
+    if diagnosis is not None and diagnosis.facts.asleep_bytes is not None:
+        belief = _slept(belief, estimate.asleep[:, column], diagnosis.facts.asleep_bytes)
     steady = [event for event in attempt.progress if event.step > 1 or attempt.continued]
     failing = diagnosis is not None and diagnosis.phase in PHASES
     for place, phase in enumerate(PHASES):
@@ -179,11 +185,33 @@ def shown_by(
     return _host_shown(belief, estimate, column, attempt)
 
 
+def _slept(belief: Belief, parts: Floats, used: int) -> Belief:
+    """Return the belief after `used` bytes of a device stayed in use when its engine first slept.
+
+    `parts`: those of the sleeping engine and of a trainer beside it, which may not have existed yet. The
+    residue becomes the value nearest to the estimate that both cases allow.
+    """
+    residue = float(parts[PARTS.index("residue")])
+    if not residue:
+        return belief
+    least = residue + used - float(parts.sum())
+    most = used - float(parts[PARTS.index("graphs")]) - constant("context")
+    kept = min(max(residue, least), max(least, most, 0.0))
+    error = min(abs(most - least) / math.sqrt(12), residue / 2)
+    return replaced(belief, RESIDUE_COLUMNS, kept / residue - 1, error=error / residue)
+
+
 def fills_microbatch(profile: Profile, attempt: Attempt) -> bool:
-    """Return whether a step of an attempt had the tokens of a full micro-batch; True if unknown."""
-    tokens, limit = step_tokens(attempt), attempt.knobs.tokens_per_microbatch
-    # Checked for one replica; with several a full step has more tokens, which is not checked.
-    return not tokens or not limit or max(tokens) >= limit
+    """Return whether each replica had the tokens of a full micro-batch in an update; True if unknown."""
+    tokens, layout, knobs = step_tokens(attempt), profile.layout, attempt.knobs
+    if not tokens or not knobs.tokens_per_microbatch:
+        return True
+    inside = int(knobs.sequence_parallel or 1) if layout.strategy != "megatron" else 1
+    split = inside * int(knobs.context_parallel or 1)
+    model = split * int(knobs.tensor_parallel or 1) * layout.pipeline_parallel
+    updates = max(1, layout.sequences // layout.mini_batch) if layout.mini_batch else 1
+    full = knobs.tokens_per_microbatch * (1 if layout.tokens_before_split else split)
+    return max(tokens) / updates / max(1, layout.ranks // model) >= full
 
 
 def step_tokens(attempt: Attempt) -> list[float]:
@@ -250,7 +278,7 @@ def _overflowed(belief: Belief, estimate: Estimates, column: int, attempt: Attem
     done = len(attempt.progress)
     fresh = not attempt.continued and not done
     state = not (fresh and diagnosis.phase in _BEFORE_STATE)
-    late = done + 1 >= _LATE_STEP
+    late = done + 1 >= LATE_STEP
     if late:  # a failure after several steps is growth, or a batch that had not occurred before
         belief = doubted(belief, INDEX[f"{diagnosis.phase.value}.late"], _LATE_FAILED)
     row = _row(estimate, place, column, unit, late=late, state=state)

@@ -67,6 +67,7 @@ NAMES = (
 )
 INDEX = {name: number for number, name in enumerate(NAMES)}
 PART_COLUMNS = np.array([[INDEX[f"{_GROUPS[phase]}.{part}"] for part in PARTS] for phase in PHASES])
+RESIDUE_COLUMNS = [INDEX[f"{group}.residue"] for group in _GROUP_NAMES]
 HOST_COLUMNS = np.array([INDEX[f"{_HOST}.{part}"] for part in PARTS])
 _BOUNDS = (
     (".scale", -0.25, 1.5),

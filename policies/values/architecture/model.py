@@ -176,16 +176,18 @@ class Layout(Value, frozen=True, kw_only=True):
     more_modules: tuple[str, ...] = ()  # ... and those that the mode `modules` recomputes
     offload_modules: tuple[str, ...] = ()  # Megatron: whose inputs `activation_offload` moves to the host
     logits_in_place: bool = False  # the loss and its gradient overwrite the logits
-    loss: Literal["softmax", "kernel", "pieces", "rows", "logprob"] = (
+    loss: Literal["softmax", "kernel", "cast_kernel", "pieces", "rows", "logprob"] = (
         "softmax"  # what it keeps: policies/estimate/passes.py
     )
     compiled_loss: bool = True  # `kernel`: the entropy is one compiled function
     scaled_logits: bool = False  # `kernel`: a temperature other than 1 divides the logits
+    scored_sequences: float = 1.0  # of a scoring micro-batch, for each of a training one
     logits_share: float = 1.0  # share of a micro-batch's tokens whose logits are computed
     chunked_head: bool = False  # chunks of logits begin at the head; else its whole output exists
     per_tensor_optimizer: bool = False  # temporaries of the largest tensor; else of all (foreach)
     optimizer_temporary_bytes: float = 4  # per parameter while the optimizer runs
     sync_buckets: int = 2  # transfer buffers alive at once in a weight sync
+    sends_tensors: bool = False  # weights are sent one by one, in no buckets
     gathers_whole: bool = False  # a weight sync first gathers the whole model on every device
     copies_shards: bool = False  # ... or copies its shards (FSDP1's sharded state dict)
     # Page-locked copies of weights in host memory: of each tensor, or Megatron's buffers; empty: not

@@ -142,6 +142,36 @@ def test_a_replay_that_the_losses_do_not_show_is_named(certificate: Certificate)
     )
 
 
+def test_only_steps_that_were_trained_with_both_settings_are_compared() -> None:
+    """A step that the job as written trained twice shows its own noise, not that of the changes."""
+    written = [Progressed(attempt=1, step=step, loss=0.5 + 0.01 * (-1) ** step) for step in range(1, 13)]
+    again = [Progressed(attempt=2, step=step, loss=0.9 + 0.01 * (-1) ** step) for step in range(3, 5)]
+    stable = [Progressed(attempt=3, step=step, loss=0.5 + 0.01 * (-1) ** step) for step in range(11, 15)]
+    history = (
+        ACCEPTED,
+        *(Started(attempt=1, knobs=BEFORE), *written),
+        *(Started(attempt=2, knobs=BEFORE), *again),
+        *(Started(attempt=3, knobs=AFTER), *stable),
+        GoalReached(attempt=3, step=20, marginal=False, headroom=0.1),
+    )
+    certificate = certificate_of(history, knobs=AFTER, settings={"micro": 2048}, training=TRAINING)
+    assert [overlap.step for overlap in certificate.losses.overlapping] == [3, 4, 11, 12]
+    assert certificate.losses.stable == ("3",)
+    assert certificate.replayed is Replayed.AGREED
+    assert sentences(certificate) == ""
+    older = msgspec.structs.replace(
+        certificate, losses=msgspec.structs.replace(certificate.losses, stable=None)
+    )
+    assert "step 3: the losses of its attempts are 0.4 apart" in sentences(older)
+    assert deviations(older, certificate, source="events.jsonl") == ()
+    hidden = msgspec.structs.replace(
+        certificate, losses=msgspec.structs.replace(certificate.losses, stable=())
+    )
+    assert deviations(hidden, certificate, source="events.jsonl") == (
+        '`losses.stable` is [] in the certificate and ["3"] in events.jsonl',
+    )
+
+
 def test_every_field_is_compared_with_the_journal(certificate: Certificate) -> None:
     assert deviations(certificate, certificate, source="events.jsonl") == ()
     changed = msgspec.structs.replace(

@@ -24,21 +24,21 @@ def noisy(steps: range, *, by: float = 0.0) -> dict[int, float]:
 
 def test_steps_of_both_settings_within_the_noise_of_a_step_agree() -> None:
     history = (*attempt(1, FULL, noisy(range(1, 9))), *attempt(2, HALF, noisy(range(6, 12), by=0.02)))
-    losses = losses_of(RunView(history))
+    losses = losses_of(RunView(history), stable=HALF)
     assert [overlap.step for overlap in losses.overlapping] == [6, 7, 8]
     assert losses.overlapping[0].losses == {"1": 0.51, "2": 0.53}
     assert losses.pairs == 7 + 5
     assert losses.band is not None and abs(losses.band - 4 * 1.4826 * 0.02) < 1e-9
-    verdict, replay = replay_of(RunView(history), losses, stable=HALF)
+    verdict, replay = replay_of(RunView(history), losses)
     assert verdict is Replayed.AGREED
     assert replay.startswith("the losses of 3 steps (6 to 8) with both settings lie within a band of 0.118")
 
 
 def test_steps_outside_the_band_differ_and_the_first_is_named() -> None:
     history = (*attempt(1, FULL, noisy(range(1, 9))), *attempt(2, HALF, noisy(range(7, 11), by=0.4)))
-    losses = losses_of(RunView(history))
+    losses = losses_of(RunView(history), stable=HALF)
     assert [overlap.step for overlap in outside(losses.overlapping, band=losses.band)] == [7, 8]
-    verdict, replay = replay_of(RunView(history), losses, stable=HALF)
+    verdict, replay = replay_of(RunView(history), losses)
     assert verdict is Replayed.DIFFERS
     assert replay == "step 7: the losses of its attempts are 0.4 apart; the band is 0.118608"
 
@@ -52,20 +52,20 @@ def test_nothing_is_shown_without_a_step_of_both_settings() -> None:
         ((*attempt(1, FULL, {1: 0.5}), *attempt(2, HALF, {1: 0.5, 2: 0.4})), "1 pairs of neighbouring steps"),
         ((*attempt(1, FULL, steps), *attempt(2, HALF, steps, trial=3)), "no step was trained both"),
     ):
-        verdict, replay = replay_of(RunView(history), losses_of(RunView(history)), stable=HALF)
+        verdict, replay = replay_of(RunView(history), losses_of(RunView(history), stable=HALF))
         assert verdict is Replayed.NOT_RUN
         assert replay.startswith(why), replay
 
 
 def test_steps_that_do_not_follow_each_other_tell_nothing_of_the_noise() -> None:
     history = tuple(attempt(1, FULL, {step: 0.5 + step for step in range(1, 40, 2)}))
-    assert losses_of(RunView(history)).band is None
-    assert losses_of(RunView(history)).pairs == 0
+    assert losses_of(RunView(history), stable=HALF).band is None
+    assert losses_of(RunView(history), stable=HALF).pairs == 0
 
 
 def test_the_band_of_a_loss_that_never_varies_is_rounding() -> None:
     history = (*attempt(1, FULL, dict.fromkeys(range(1, 10), 2.0)), *attempt(2, HALF, {9: 2.00001}))
-    losses = losses_of(RunView(history))
+    losses = losses_of(RunView(history), stable=HALF)
     assert losses.band is not None and abs(losses.band - 1e-5 * 2.00001) < 1e-12
     assert outside(losses.overlapping, band=losses.band) == ()
 
@@ -89,6 +89,6 @@ def test_losses_with_rare_spikes_are_not_taken_for_other_training() -> None:
     for _ in range(100):
         first = attempt(1, FULL, {step: drawn() for step in range(1, 101)})
         second = attempt(2, HALF, {step: drawn() for step in range(81, 121)})
-        losses = losses_of(RunView((*first, *second)))
+        losses = losses_of(RunView((*first, *second)), stable=HALF)
         apart += bool(outside(losses.overlapping, band=losses.band))
     assert apart <= 10

@@ -52,8 +52,8 @@ def texts() -> list[str]:
     ],
 )
 def test_an_alternative_needs_what_it_cannot_match_without(signature, expected):
-    found = branches_of(signature, ["abc"], {"abc": 7})
-    assert [(set(branch.needs), branch.signature) for branch in found] == [
+    result = branches_of(signature, ["abc"], {"abc": 7})
+    assert [(set(branch.needs), branch.signature) for branch in result] == [
         ({7} if needs else set(), text) for needs, text in expected
     ]
 

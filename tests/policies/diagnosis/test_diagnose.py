@@ -21,21 +21,21 @@ def of(*lines: str, **how):
 
 
 def test_the_first_cause_wins_and_the_rest_are_counted():
-    found = of("OSError: [Errno 28] No space left on device", OOM, WATCHDOG, DIED)
-    assert found.cause is Cause.DISK
-    assert found.consequences == 3
+    result = of("OSError: [Errno 28] No space left on device", OOM, WATCHDOG, DIED)
+    assert result.cause is Cause.DISK
+    assert result.consequences == 3
 
 
 def test_the_same_message_again_is_no_consequence():
-    found = of(OOM, OOM, WATCHDOG, OOM, DIED)
-    assert found.consequences == 2
-    assert [line.line for line in found.evidence] == [1]
+    result = of(OOM, OOM, WATCHDOG, OOM, DIED)
+    assert result.consequences == 2
+    assert [line.line for line in result.evidence] == [1]
 
 
 def test_consequences_before_the_cause_do_not_hide_it():
-    found = of(WATCHDOG, DIED, "ValueError: broken", OOM)
-    assert found.cause is Cause.GPU_OOM
-    assert found.evidence[0].line == 4
+    result = of(WATCHDOG, DIED, "ValueError: broken", OOM)
+    assert result.cause is Cause.GPU_OOM
+    assert result.evidence[0].line == 4
 
 
 def test_a_plain_exception_is_code_only_where_nothing_says_more():
@@ -50,6 +50,8 @@ def test_a_kill_is_host_memory_only_with_evidence():
     assert of("fine", outcome=killed, host_peak_share=0.96).cause is Cause.HOST_OOM
     assert of("MemoryError", outcome=Crashed(exit_code=1), host_peak_share=0.14).own_limit
     assert not of("MemoryError", outcome=Crashed(exit_code=1), host_peak_share=0.97).own_limit
+    torch = "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 359661568 bytes."
+    assert of(torch, outcome=Crashed(exit_code=1), host_peak_share=0.14).own_limit
     assert of(DIED, outcome=Crashed(exit_code=1), host_peak_share=0.97).cause is Cause.HOST_OOM
     assert of("fine", outcome=Crashed(exit_code=137), host_peak_share=None).cause is Cause.UNKNOWN
 
@@ -61,9 +63,9 @@ def test_a_hang_after_an_oom_is_the_oom():
 
 def test_a_hang_says_what_it_lacked_and_what_it_said_meanwhile():
     failed = "Workflow execution failed: Cannot connect to host 10.0.0.7:31022"
-    found = of(*[failed] * 50, outcome=Hung(silent_s=0, reason="no training step for 3600 s"))
-    assert found.evidence[0].text == "no training step for 3600 s"
-    assert failed in [line.text for line in found.evidence]
+    result = of(*[failed] * 50, outcome=Hung(silent_s=0, reason="no training step for 3600 s"))
+    assert result.evidence[0].text == "no training step for 3600 s"
+    assert failed in [line.text for line in result.evidence]
 
 
 def test_rays_fixed_help_text_is_no_evidence():
@@ -78,14 +80,14 @@ def test_rays_fixed_help_text_is_no_evidence():
 
 
 def test_the_last_open_phase_is_the_phase_of_a_message_without_one():
-    found = of("builtin: phase start name=weight_sync step=4", "RuntimeError: CUDA error: out of memory")
-    assert found.phase is Phase.WEIGHT_SYNC
+    result = of("builtin: phase start name=weight_sync step=4", "RuntimeError: CUDA error: out of memory")
+    assert result.phase is Phase.WEIGHT_SYNC
 
 
 def test_nothing_known_shows_its_work():
-    found = of("some error in the flux capacitor", outcome=Crashed(exit_code=3))
-    assert found.cause is Cause.UNKNOWN
-    assert [line.text for line in found.evidence] == ["some error in the flux capacitor"]
+    result = of("some error in the flux capacitor", outcome=Crashed(exit_code=3))
+    assert result.cause is Cause.UNKNOWN
+    assert [line.text for line in result.evidence] == ["some error in the flux capacitor"]
     assert diagnose(Evidence()).cause is Cause.UNKNOWN
 
 
@@ -123,20 +125,20 @@ RECORD = (
     ],
 )
 def test_the_kernels_word_stands_above_the_records_that_follow(word):
-    found = of(word, RECORD)
-    assert found.cause is Cause.HOST_OOM
-    assert found.evidence[0].text == word
+    result = of(word, RECORD)
+    assert result.cause is Cause.HOST_OOM
+    assert result.evidence[0].text == word
 
 
 def test_a_record_speaks_for_the_message_that_led_to_it():
-    found = of(OOM, RECORD)
-    assert (found.cause, found.phase, found.rank) == (Cause.GPU_OOM, Phase.FORWARD, 1)
-    assert found.evidence[0].line == 2
+    result = of(OOM, RECORD)
+    assert (result.cause, result.phase, result.rank) == (Cause.GPU_OOM, Phase.FORWARD, 1)
+    assert result.evidence[0].line == 2
 
 
 def test_the_other_ranks_that_failed_are_known():
-    found = of(f"[rank2]: {OOM}", WATCHDOG, f"[rank0]: {DIED}")
-    assert (found.rank, found.other_ranks) == (2, (0, 1))
+    result = of(f"[rank2]: {OOM}", WATCHDOG, f"[rank0]: {DIED}")
+    assert (result.rank, result.other_ranks) == (2, (0, 1))
 
 
 def test_a_timeout_is_a_hang_only_where_nothing_else_failed():
@@ -145,14 +147,14 @@ def test_a_timeout_is_a_hang_only_where_nothing_else_failed():
 
 
 def test_the_failure_below_a_passed_on_one_says_the_phase():
-    found = of(
+    result = of(
         "ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.actor_rollout_update_actor() (pid=7)",
         '  File "verl/workers/actor/dp_actor.py", line 5, in update_policy',
         '  File "torch/_tensor.py", line 5, in backward',
         OOM,
     )
-    assert found.phase is Phase.BACKWARD
-    assert found.evidence[0].line == 4
+    assert result.phase is Phase.BACKWARD
+    assert result.evidence[0].line == 4
 
 
 REMOTE = "ray.exceptions.RayTaskError(OutOfMemoryError): ray::Runner.run() (pid=7)"
@@ -171,15 +173,15 @@ WAITS = ['  File "verl/trainer/ppo/ray_trainer.py", line 5, in fit', "    batch 
     ],
 )
 def test_the_end_of_a_remote_traceback_says_which_memory_ran_out(end, cause):
-    found = of(
+    result = of(
         REMOTE, *WAITS * 30, REMOTE, *WAITS * 45, end, "Set HYDRA_FULL_ERROR=1 for a complete stack trace."
     )
-    assert found.cause is cause
-    assert found.facts.requested_bytes == (2 << 30 if cause is Cause.GPU_OOM else None)
+    assert result.cause is cause
+    assert result.facts.requested_bytes == (2 << 30 if cause is Cause.GPU_OOM else None)
 
 
 def test_an_exception_raised_from_another_has_its_phase_and_its_own_cause():
-    found = of(
+    result = of(
         REMOTE,
         '  File "torch/_tensor.py", line 623, in backward',
         "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
@@ -190,8 +192,8 @@ def test_an_exception_raised_from_another_has_its_phase_and_its_own_cause():
         *WAITS * 20,
         OOM,
     )
-    assert (found.cause, found.phase) == (Cause.GPU_OOM, Phase.BACKWARD)
-    assert found.evidence[0].text == OOM
+    assert (result.cause, result.phase) == (Cause.GPU_OOM, Phase.BACKWARD)
+    assert result.evidence[0].text == OOM
 
 
 def test_page_locked_host_memory_is_not_the_cards():
@@ -224,7 +226,7 @@ def test_the_type_of_an_exception_decides_what_its_message_only_quotes(quoted: s
 
 
 @pytest.mark.parametrize(
-    ("lines", "phase", "shown"),
+    ("lines", "phase", "phase_shown"),
     [
         ((RECORD,), Phase.FORWARD, True),
         (("builtin: phase start name=weight_sync step=4", OOM), Phase.WEIGHT_SYNC, True),
@@ -235,9 +237,9 @@ def test_the_type_of_an_exception_decides_what_its_message_only_quotes(quoted: s
         ((OOM,), Phase.NONE, False),
     ],
 )
-def test_what_shows_the_phase_is_told_from_what_stands_near_the_failure(lines, phase, shown):
-    found = of(*lines)
-    assert (found.phase, found.phase_shown) == (phase, shown)
+def test_what_shows_the_phase_is_told_from_what_stands_near_the_failure(lines, phase, phase_shown):
+    result = of(*lines)
+    assert (result.phase, result.phase_shown) == (phase, phase_shown)
 
 
 _MESSAGE = (
@@ -264,8 +266,8 @@ def test_the_innermost_method_of_a_chain_of_ray_errors_beats_an_older_stage(bar,
         '  File "app/base.py", line 399, in func',
         _MESSAGE,
     ]
-    found = diagnose(scan(["\n".join(lines).encode()]))
-    assert (found.phase, found.component) == (Phase.FORWARD, Component.TRAINER)
+    diagnosis = diagnose(scan(["\n".join(lines).encode()]))
+    assert (diagnosis.phase, diagnosis.component) == (Phase.FORWARD, Component.TRAINER)
 
 
 _SOFTMAX = '  File "torch/nn/functional.py", line 2137, in log_softmax'
@@ -317,8 +319,8 @@ def test_a_driver_that_relays_an_error_is_not_the_part_that_ran_out():
 )
 def test_the_verbs_of_sleeping_engines_are_known_by_their_stem(verb):
     called = f"{_RELAYED}ray::RolloutEngineActor.{verb}() (pid=1, ip=10.0.0.1)"
-    found = diagnose(scan([f"{called}\n{_MESSAGE}".encode()]))
-    assert (found.phase, found.component) == (Phase.WEIGHT_SYNC, Component.ROLLOUT)
+    diagnosis = diagnose(scan([f"{called}\n{_MESSAGE}".encode()]))
+    assert (diagnosis.phase, diagnosis.component) == (Phase.WEIGHT_SYNC, Component.ROLLOUT)
 
 
 def test_a_bar_of_shards_is_a_start_whatever_was_decoded_before():

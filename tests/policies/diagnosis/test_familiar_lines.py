@@ -71,11 +71,11 @@ def _within(kind: Any, value: Any) -> list[Any]:
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
 def test_every_number_that_a_rule_names_stays_in_a_shape(rule):
-    found = set(numbers(_parser.parse(rule.pattern.pattern, rule.pattern.flags & ~re.UNICODE)))
-    if found >= set("123456789"):  # anything but zero
-        found = found - set("123456789") | {"0"}
-    assert {one for one in found if isinstance(one, str)} <= set(TELLING_NUMBERS)
-    assert all(length >= LONG_NUMBER for _, length in (one for one in found if isinstance(one, tuple)))
+    names = set(numbers(_parser.parse(rule.pattern.pattern, rule.pattern.flags & ~re.UNICODE)))
+    if names >= set("123456789"):  # anything but zero
+        names = names - set("123456789") | {"0"}
+    assert {one for one in names if isinstance(one, str)} <= set(TELLING_NUMBERS)
+    assert all(length >= LONG_NUMBER for _, length in (one for one in names if isinstance(one, tuple)))
 
 
 def test_a_shape_keeps_what_a_rule_may_tell_apart():
@@ -115,8 +115,8 @@ def scanned(rows: list[str]):
 
 def test_a_failure_after_many_lines_that_say_nothing_is_found():
     dull = [DULL.format(n=n) for n in range(200)]
-    found = scanned([*dull, OOM, *dull])
-    assert (found.cause, found.evidence[0].line) == (Cause.GPU_OOM, 201)
+    result = scanned([*dull, OOM, *dull])
+    assert (result.cause, result.evidence[0].line) == (Cause.GPU_OOM, 201)
 
 
 def test_a_failure_of_two_rows_is_found_among_lines_that_begin_like_it():
@@ -131,8 +131,8 @@ def test_a_failure_of_two_rows_is_found_among_lines_that_begin_like_it():
 
 def test_lines_that_name_errors_are_listed_whether_read_or_skipped():
     row = "(Worker pid=3) handling of an out of memory condition failed on try {n} with an error"
-    found = scanned([row.format(n=30 + n) for n in range(100)])
-    assert [line.line for line in found.evidence] == [100]
+    result = scanned([row.format(n=30 + n) for n in range(100)])
+    assert [line.line for line in result.evidence] == [100]
 
 
 @pytest.mark.parametrize("texts", [0.0, 1.0])
@@ -141,9 +141,9 @@ def test_the_same_is_found_as_without_memory_of_shapes(monkeypatch, texts: float
     rows = [next(source) for _ in range(4000)]
     rows[3000:3000] = ['  File "torch/_tensor.py", line 581, in backward', OOM]
     log = "\n".join(rows).encode()
-    found = scan([log])
+    findings = scan([log])
     monkeypatch.setattr(familiar_lines, "_ENOUGH", 1 << 40)
-    assert scan([log]) == found
+    assert scan([log]) == findings
 
 
 WORDS = (
@@ -183,9 +183,9 @@ def text_of_rules(chance: random.Random) -> bytes:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_same_is_found_where_every_line_is_read(monkeypatch, seed: int):
     log = text_of_rules(random.Random(seed)) * 12
-    found = scan([log])
+    findings = scan([log])
     monkeypatch.setattr(familiar_lines, "_ENOUGH", 1 << 40)
-    assert scan([log]) == found
+    assert scan([log]) == findings
 
 
 def test_a_message_of_which_enough_are_kept_is_not_read_until_there_is_room(monkeypatch):

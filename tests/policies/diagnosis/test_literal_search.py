@@ -32,8 +32,8 @@ def naive(words: list[str], block: bytes) -> list[int]:
 def test_every_place_is_found(plain: bool, first: list[str], second: list[str], text: str):
     search = Search(first, second)
     block = text.encode()
-    found = (search.plain() if plain else search.matcher())(block)
-    assert found == (naive(first, block), naive(second, block))
+    result = (search.plain() if plain else search.matcher())(block)
+    assert result == (naive(first, block), naive(second, block))
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -43,9 +43,9 @@ def test_every_place_is_counted(plain: bool, words: list[str], text: str):
     with pytest.MonkeyPatch.context() as patch:
         if plain:
             patch.setattr(literal_search, "hyperscan", None)
-        found = Naming(words).counted(text)
+        result = Naming(words).counted(text)
     counts = {word: len(naive([word], text.encode())) for word in words}
-    assert found == {word: count for word, count in counts.items() if count}
+    assert result == {word: count for word, count in counts.items() if count}
 
 
 @pytest.mark.parametrize("length", range(5, 40))
@@ -105,5 +105,5 @@ def test_matchers_of_several_threads_do_not_meet():
     search = Search(["needle"], ["error"])
     block = b"needle error " * 20000
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda matcher: matcher(block), [search.matcher() for _ in range(16)]))
-    assert {len(ends) for ends, _ in found} == {20000}
+        items = list(pool.map(lambda matcher: matcher(block), [search.matcher() for _ in range(16)]))
+    assert {len(ends) for ends, _ in items} == {20000}

@@ -13,10 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autotune.policies.diagnosis import message_figures
 from autotune.policies.diagnosis.literal_search import Naming, minimal
 from autotune.policies.diagnosis.phase_patterns import STAGE, STAGE_LITERALS
 from autotune.policies.diagnosis.rules.catalogue import RULES
 from autotune.policies.diagnosis.scan import SEARCHED
+from autotune.policies.diagnosis.software import stages
+from autotune.policies.diagnosis.software.components import COMPONENTS
+from autotune.policies.diagnosis.software.phases import PHASES
 from benchmarks.explain import lines
 
 _MOST = 64  # texts written out of one stretch of a pattern
@@ -136,6 +140,14 @@ def test_whatever_a_rule_matches_contains_one_of_its_literals(rule):
 def test_every_line_of_a_stage_contains_one_of_its_literals():
     assert requires(STAGE, STAGE_LITERALS)
     assert all(any(short in literal for short in SEARCHED) for literal in STAGE_LITERALS)
+
+
+def test_a_line_that_a_table_passes_over_holds_none_of_what_its_patterns_match():
+    figures = itertools.chain.from_iterable(message_figures._COMPILED.values())
+    patterns = [*figures, *(pattern for _, pattern in (*PHASES, *COMPONENTS, *stages._COMPILED))]
+    named = [pattern for pattern in patterns if pattern.literals]
+    assert len(named) > 0.8 * len(patterns)
+    assert [pattern.text for pattern in named if not requires(pattern.compiled, pattern.literals)] == []
 
 
 def test_searched_literals_are_short_and_none_contains_another():

@@ -49,22 +49,22 @@ def test_pieces_and_numbers_are_exact(data: bytes, choice: st.DataObject):
         pieces(data, position) for position in positions if data[position : position + 1] not in b"\r\n"
     ]
     positions = [position for position in positions if data[position : position + 1] not in b"\r\n"]
-    cursor, found = Cursor(data, number=7), []
+    cursor, result = Cursor(data, number=7), []
     for position in positions:
         if position < cursor.at:
-            found.append(found[-1])
+            result.append(result[-1])
             continue
         start, stop = cursor.piece_of(position)
         cursor.pass_to(start)
-        found.append((cursor.number, start, stop))
+        result.append((cursor.number, start, stop))
         cursor.pass_to(stop)
-    assert found == expected
-    walk, seen = Backward(data, number=7 + data.count(b"\n")), []
+    assert result == expected
+    walk, outcome = Backward(data, number=7 + data.count(b"\n")), []
     for position in reversed(positions):
         piece = walk.piece_of(position)
         if piece is not None:
-            seen.append(piece)
-    assert seen == list(dict.fromkeys(reversed(expected)))
+            outcome.append(piece)
+    assert outcome == list(dict.fromkeys(reversed(expected)))
 
 
 def pieces(data: bytes, position: int) -> tuple[int, int, int]:
@@ -77,15 +77,15 @@ def pieces(data: bytes, position: int) -> tuple[int, int, int]:
 @settings(max_examples=100, deadline=None)
 @given(TEXT)
 def test_whole_lines_show_what_a_terminal_shows(data: bytes):
-    cursor, shown = Cursor(data, number=1), []
+    cursor, output = Cursor(data, number=1), []
     while (line := cursor.next_line(len(data))) is not None:
         number, start, stop = line
-        shown.append((number, data[start:stop]))
+        output.append((number, data[start:stop]))
     lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()
     expected = [(at, line.rstrip(b"\r").rpartition(b"\r")[2]) for at, line in enumerate(lines, start=1)]
-    assert shown == expected
+    assert output == expected
 
 
 def test_of_a_very_long_piece_the_part_around_the_place_is_read():

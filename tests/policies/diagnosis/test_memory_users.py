@@ -36,9 +36,9 @@ file-rss:0kB, shmem-rss:0kB, UID:0
 
 
 def explained(text: str) -> Diagnosis:
-    found = diagnose(scan([text.encode()]))
-    assert found.cause is Cause.HOST_OOM
-    return found
+    diagnosis = diagnose(scan([text.encode()]))
+    assert diagnosis.cause is Cause.HOST_OOM
+    return diagnosis
 
 
 SMALL = "2.00\tray::WorkerDict.actor_rollout_update_actor"
@@ -59,20 +59,20 @@ def test_the_largest_group_of_rays_table_names_component_and_phase(
     prefix: str, users: list[str], component: str, phase: str, held: float, count: int, between: str
 ) -> None:
     table = between.join(["PID\tMEM(GB)\tCOMMAND", *(f"{100 + at}\t{row}" for at, row in enumerate(users))])
-    found = explained("\n".join(prefix + line for line in (RAY + table).split("\n")))
-    group = largest(found.facts)
+    explanation = explained("\n".join(prefix + line for line in (RAY + table).split("\n")))
+    group = largest(explanation.facts)
     assert group is not None
     assert (group.held_bytes, group.count) == (held * GIB, count)
-    assert (found.component.value, found.phase.value) == (component, phase)
+    assert (explanation.component.value, explanation.phase.value) == (component, phase)
 
 
 @pytest.mark.parametrize(("columns", "zeros"), [("", ""), (" rss_anon rss_file rss_shmem", " 1 2 0")])
 def test_the_kernels_table_is_read_in_both_forms(columns: str, zeros: str) -> None:
-    found = explained(KERNEL.format(columns=columns, zeros=zeros))
-    group = largest(found.facts)
+    explanation = explained(KERNEL.format(columns=columns, zeros=zeros))
+    group = largest(explanation.facts)
     assert group is not None and (group.command, group.count) == ("pt_data_worker", 2)
     assert group.held_bytes == 40 * GIB and group.alike
-    assert found.component is Component.DATA
+    assert explanation.component is Component.DATA
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_a_sentence_that_names_who_was_killed_is_read(line: str, command: str, h
 
 
 def test_who_was_killed_is_no_holder_where_it_used_little() -> None:
-    found = explained(RAY)
-    assert [one.held_bytes for one in found.facts.holders] == [2 * GIB]
-    assert largest(found.facts) is None
-    assert found.phase is Phase.NONE
+    explanation = explained(RAY)
+    assert [one.held_bytes for one in explanation.facts.holders] == [2 * GIB]
+    assert largest(explanation.facts) is None
+    assert explanation.phase is Phase.NONE
 
 
 SLURM = (

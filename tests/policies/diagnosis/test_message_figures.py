@@ -21,8 +21,8 @@ MIB, GIB = 1 << 20, 1 << 30
     ],
 )
 def test_a_messages_figures_are_read_in_bytes(message, requested, free, capacity):
-    found = facts_of(message)
-    assert (found.requested_bytes, found.free_bytes, found.capacity_bytes) == (requested, free, capacity)
+    facts = facts_of(message)
+    assert (facts.requested_bytes, facts.free_bytes, facts.capacity_bytes) == (requested, free, capacity)
 
 
 @pytest.mark.parametrize(
@@ -111,23 +111,23 @@ def test_a_terminal_may_break_a_message_anywhere(message, prefix):
 
 def test_a_process_with_a_share_of_the_card_has_room_within_its_share():
     # Of torch 2.11 on an H200, after set_per_process_memory_fraction(0.1).
-    found = facts_of(
+    facts = facts_of(
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
         "of 139.80 GiB of which 127.29 GiB is free. Including non-PyTorch memory, this process has 12.51 GiB "
         "memory in use. 13.98 GiB allowed; Of the allocated memory 12.00 GiB is allocated by PyTorch, and "
         "64.00 MiB is reserved by PyTorch but unallocated."
     )
-    assert found.capacity_bytes == round(139.80 * GIB)
-    assert found.free_bytes == round(127.29 * GIB)
-    assert found.limit_bytes == found.allowed_bytes == round(13.98 * GIB)
-    assert found.room_bytes == round(13.98 * GIB) - 12 * GIB - 64 * MIB
-    assert not fragmented(found)
-    assert missing_bytes(found) == 2 * GIB - found.room_bytes
+    assert facts.capacity_bytes == round(139.80 * GIB)
+    assert facts.free_bytes == round(127.29 * GIB)
+    assert facts.limit_bytes == facts.allowed_bytes == round(13.98 * GIB)
+    assert facts.room_bytes == round(13.98 * GIB) - 12 * GIB - 64 * MIB
+    assert not fragmented(facts)
+    assert missing_bytes(facts) == 2 * GIB - facts.room_bytes
 
 
 def test_without_a_share_the_room_is_what_is_free():
-    found = facts_of("GPU 0 has a total capacity of 80.00 GiB of which 2.00 GiB is free.")
-    assert (found.limit_bytes, found.room_bytes) == (80 * GIB, 2 * GIB)
+    facts = facts_of("GPU 0 has a total capacity of 80.00 GiB of which 2.00 GiB is free.")
+    assert (facts.limit_bytes, facts.room_bytes) == (80 * GIB, 2 * GIB)
     whole = facts_of(
         "(GPU 0; 22.20 GiB total capacity; 20.75 GiB already allocated; 5.00 MiB free; "
         "22.20 GiB allowed; 20.86 GiB reserved in total by PyTorch)"
@@ -150,6 +150,6 @@ def test_without_a_share_the_room_is_what_is_free():
     ],
 )
 def test_on_a_node_nothing_is_left_above_what_ray_allows(message):
-    found = facts_of(message)
-    assert (found.capacity_bytes, found.free_bytes, found.allowed_bytes) == (100 * GIB, 3 * GIB, 95 * GIB)
-    assert found.room_bytes == 0
+    facts = facts_of(message)
+    assert (facts.capacity_bytes, facts.free_bytes, facts.allowed_bytes) == (100 * GIB, 3 * GIB, 95 * GIB)
+    assert facts.room_bytes == 0

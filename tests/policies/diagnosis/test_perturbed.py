@@ -125,8 +125,8 @@ NOTHING = (Phase.NONE.value, Component.UNKNOWN.value)
 
 
 def answer(text: str) -> tuple[str, str, str]:
-    found = diagnose(scan([text.encode()]))
-    return found.cause.value, found.phase.value, found.component.value
+    diagnosis = diagnose(scan([text.encode()]))
+    return diagnosis.cause.value, diagnosis.phase.value, diagnosis.component.value
 
 
 unchanged = functools.cache(answer)
@@ -155,5 +155,5 @@ def test_the_answer_stays(change):
 def test_every_example_shows_its_rule_with_other_numbers(rule):
     chance = random.Random(11)
     for change in (line_numbers, paths, processes, hosts, sizes):
-        found = matching(change(rule.example, chance))
-        assert found is rule
+        result = matching(change(rule.example, chance))
+        assert result is rule

@@ -36,12 +36,17 @@ SYMPTOMS = {
     "autotune-hang": Cause.HANG,
     "collective-timeout": Cause.HANG,
     "disk-nearly-full": Cause.DISK,
+    "graph-capture": Cause.CODE,
+    "nccl-call": Cause.CODE,
     "nccl-unexplained": Cause.CODE,
     "network-fault": Cause.INFRASTRUCTURE,
+    "open-files": Cause.CONFIG,
     "port-in-use": Cause.INFRASTRUCTURE,
+    "process-limit": Cause.CONFIG,
     "python-error": Cause.CODE,
     "quoted-oom": Cause.CODE,
     "ray-task-oom-alone": Cause.GPU_OOM,
+    "rendezvous-timeout": Cause.HANG,
     "sglang-request-aborted": Cause.KV_POOL,
     "told-to-stop": Cause.INFRASTRUCTURE,
     "torch-assert": Cause.CODE,
@@ -73,9 +78,9 @@ SUPERVISORS = {
 )
 def test_a_supervisors_word_is_about_whichever_process_is_at_work(rule):
     bar = "(TrainActor pid=7) Computing reference logprobs:  31%|###       | 31/100"
-    found = diagnose(scan([f"{bar}\n{rule.example}\n".encode()]))
-    assert found.cause is Cause.HOST_OOM
-    assert found.phase is (Phase.LOG_PROB if rule.name in SUPERVISORS else Phase.NONE)
+    diagnosis = diagnose(scan([f"{bar}\n{rule.example}\n".encode()]))
+    assert diagnosis.cause is Cause.HOST_OOM
+    assert diagnosis.phase is (Phase.LOG_PROB if rule.name in SUPERVISORS else Phase.NONE)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,14 +89,14 @@ def test_the_log_is_diagnosed(name):
         own = log.with_suffix(".json")  # of a log that the folder's expected.json does not describe
         expected = json.loads((own if own.exists() else log.with_name("expected.json")).read_text())
         evidence = scan([log.read_bytes()])
-        found = diagnose(evidence)
-        assert found.cause.value == expected["cause"]
-        assert found.phase.value == expected["phase"]
-        assert found.component.value == expected["component"]
+        diagnosis = diagnose(evidence)
+        assert diagnosis.cause.value == expected["cause"]
+        assert diagnosis.phase.value == expected["phase"]
+        assert diagnosis.component.value == expected["component"]
         if "requested_bytes" in expected:
-            assert found.facts.requested_bytes == expected["requested_bytes"]
+            assert diagnosis.facts.requested_bytes == expected["requested_bytes"]
         assert sorted({f.line.rule for f in evidence.findings}) == expected["rules"]
-        assert all(text.splitlines()[0] == text for text in [line.text for line in found.evidence])
+        assert all(text.splitlines()[0] == text for text in [line.text for line in diagnosis.evidence])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -125,6 +130,19 @@ def test_healthy_logs_with_every_tempting_word_show_nothing():
 
 
 @pytest.mark.parametrize(
+    ("end", "kept"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has", 7.66),
+        ("kernel: Out of memory: Killed process 88121 (python) total-vm:9kB, anon-rss:9kB", None),
+    ],
+)
+def test_a_failure_of_gpu_memory_has_what_an_engine_kept_when_it_first_slept(end, kept):
+    again = TEMPTING.replace("7.66", "25.10")
+    facts = diagnose(scan([f"{TEMPTING}{again}{end}\n".encode()])).facts
+    assert facts.asleep_bytes == (kept and round(kept * (1 << 30)))
+
+
+@pytest.mark.parametrize(
     ("line", "rule"),
     [
         ("Move to the next node; the node that was removed died with its list.", None),
@@ -140,8 +158,8 @@ def test_healthy_logs_with_every_tempting_word_show_nothing():
     ],
 )
 def test_a_sentence_is_no_signature(line, rule):
-    found = matching(line)
-    assert (found.name if found else None) == rule
+    result = matching(line)
+    assert (result.name if result else None) == rule
 
 
 @pytest.mark.parametrize("tail", ["", " " + "x" * 700], ids=["short", "long"])

@@ -54,7 +54,7 @@ def test_prefixes_are_told_apart_from_the_message():
 
 
 def test_interleaved_ranks_keep_their_own_frames():
-    found = one(
+    result = one(
         "[rank0]: Traceback (most recent call last):\n"
         "[rank1]: Traceback (most recent call last):\n"
         '[rank0]:   File "torch/_tensor.py", line 492, in backward\n'
@@ -62,24 +62,24 @@ def test_interleaved_ranks_keep_their_own_frames():
         f"[rank1]: {OOM}\n"
         f"[rank0]: {OOM}\n"
     )
-    assert (found.phase, found.rank) == (Phase.OPTIMIZER, 1)
-    assert found.consequences == 1
+    assert (result.phase, result.rank) == (Phase.OPTIMIZER, 1)
+    assert result.consequences == 1
 
 
 def test_frames_may_come_after_the_message():
-    found = one(
+    result = one(
         f'{OOM}\nAt:\n  /x/functional.py(1243): dropout\n  File "torch/_tensor.py", line 1, in backward\n'
     )
-    assert found.phase is Phase.BACKWARD
+    assert result.phase is Phase.BACKWARD
 
 
 def test_frames_of_another_error_above_do_not_count():
-    found = one(
+    result = one(
         'Traceback (most recent call last):\n  File "torch/_tensor.py", line 492, in backward\n'
         f'ValueError: something else\nTraceback (most recent call last):\n  File "a.py", line 1, in '
         f"optimizer_step\n{OOM}\n"
     )
-    assert found.phase is Phase.OPTIMIZER
+    assert result.phase is Phase.OPTIMIZER
 
 
 def test_progress_bars_hide_nothing():
@@ -99,11 +99,15 @@ def test_a_record_speaks_for_the_traceback_above_it():
         '"component":"trainer","rank":1,"step":2,"requested_bytes":1024,"used_bytes":900,"budget_bytes":1000,'
         '"message":"m","exception":"RuntimeError"}\n'
     )
-    found = one(text)
-    assert (found.cause, found.phase, found.component) == (Cause.GPU_OOM, Phase.BACKWARD, Component.TRAINER)
-    assert (found.rank, found.step, found.confidence) == (1, 2, 1.0)
-    assert found.facts.device == "cpu-budget"
-    assert (found.facts.requested_bytes, found.facts.free_bytes, found.facts.capacity_bytes) == (
+    result = one(text)
+    assert (result.cause, result.phase, result.component) == (
+        Cause.GPU_OOM,
+        Phase.BACKWARD,
+        Component.TRAINER,
+    )
+    assert (result.rank, result.step, result.confidence) == (1, 2, 1.0)
+    assert result.facts.device == "cpu-budget"
+    assert (result.facts.requested_bytes, result.facts.free_bytes, result.facts.capacity_bytes) == (
         1024,
         100,
         1000,

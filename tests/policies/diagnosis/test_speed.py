@@ -16,7 +16,7 @@ def _suspected(block: bytes) -> tuple[LastErrors, list[int]]:
 
     def match(part: bytes) -> tuple[list[int], list[int]]:
         searched.append(len(part))
-        return [], sorted(found.end() for word in WRONG for found in re.finditer(word.encode(), part))
+        return [], sorted(result.end() for word in WRONG for result in re.finditer(word.encode(), part))
 
     errors = LastErrors(lambda _: False, match)
     errors.suspect(Suspects(block, None, [], block.count(b"\n") + 1, 0))

@@ -117,24 +117,28 @@ def test_the_end_of_the_training_outlives_all_unless_something_died_too():
 
 
 def test_a_new_failure_after_the_first_was_outlived_keeps_its_frames():
-    found = diagnose(
+    diagnosis = diagnose(
         scan(["\n".join((OOM, *steps(1, 9), '  File "torch/_tensor.py", line 1, in backward', OOM)).encode()])
     )
-    assert (found.cause, found.phase, found.evidence[0].line) == (Cause.GPU_OOM, Phase.BACKWARD, 11)
+    assert (diagnosis.cause, diagnosis.phase, diagnosis.evidence[0].line) == (
+        Cause.GPU_OOM,
+        Phase.BACKWARD,
+        11,
+    )
 
 
 def test_of_what_a_job_outlived_the_last_twenty_are_kept():
-    def found(line: int, fatal: str) -> Finding:
+    def result(line: int, fatal: str) -> Finding:
         text = Line(line=line, text=OOM, rule="torch-cuda-oom")
         return Finding(cause=Cause.GPU_OOM, line=text, fatal=fatal)
 
-    kept = outlived([found(line, "always") for line in range(1, 26)], 23)
+    kept = outlived([result(line, "always") for line in range(1, 26)], 23)
     assert [(each.line.line, each.fatal) for each in kept] == [
         *((line, "never") for line in range(4, 24)),
         (24, "always"),
         (25, "always"),
     ]
-    assert [each.fatal for each in outlived([found(30, "never"), found(31, "always")], 5)] == [
+    assert [each.fatal for each in outlived([result(30, "never"), result(31, "always")], 5)] == [
         "never",
         "always",
     ]

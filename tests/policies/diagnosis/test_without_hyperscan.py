@@ -43,4 +43,4 @@ def test_the_corpus_gives_the_same_evidence(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(catalogue, "_NAMING", literal_search.Naming(catalogue._ROWS))
     assert evidence() == fast
     assert searched and len(fast) > 300
-    assert any(found.findings for found in fast.values())
+    assert any(result.findings for result in fast.values())

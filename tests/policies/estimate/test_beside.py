@@ -11,10 +11,11 @@ from autotune.policies.estimate.beside import of_job, overflow, scales, spread
 from autotune.policies.estimate.constants import TABLE
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
+from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.profile import Placement
 
-from .toy import GIB, LAYOUT, TOY, found, job
+from .toy import GIB, LAYOUT, TOY, estimated, job
 
 ENGINES = {Phase.ROLLOUT_INIT, Phase.ROLLOUT, Phase.WEIGHT_SYNC}
 OF_TRAINER, OF_ENGINE = ("weights", "gradients", "optimizer"), ("weights", "graphs")
@@ -22,7 +23,7 @@ OF_TRAINER, OF_ENGINE = ("weights", "gradients", "optimizer"), ("weights", "grap
 
 def test_less_is_left_where_nothing_shares_a_device_and_nothing_without_an_engine():
     shared = job(LAYOUT, placement=Placement.COLOCATED, engine="vllm")
-    estimate = found(LAYOUT, engine="vllm")
+    estimate = estimated(LAYOUT, engine="vllm")
     assert (scales(shared, estimate)[1:] > 0).all()
     assert not scales(shared, estimate)[PHASES.index(Phase.INIT)].any()
     apart = scales(replace(shared, placement=Placement.SEPARATE), estimate)
@@ -34,7 +35,7 @@ def test_less_is_left_where_nothing_shares_a_device_and_nothing_without_an_engin
 @pytest.mark.parametrize("part", sorted({*OF_TRAINER, *OF_ENGINE}))
 def test_each_term_that_is_20_percent_larger_raises_the_chance_of_the_other_sides_phases(part):
     shared = job(LAYOUT, placement=Placement.COLOCATED, engine="vllm")
-    estimate = found(LAYOUT, engine="vllm")
+    estimate = estimated(LAYOUT, engine="vllm")
     parts = np.full_like(estimate.gpu_parts, 4.0 * GIB)
     before = scales(shared, changed(estimate, gpu_parts=parts))
     parts[:, PARTS.index(part)] *= 1.2
@@ -48,6 +49,29 @@ def test_each_term_that_is_20_percent_larger_raises_the_chance_of_the_other_side
         ) == raised
 
 
+@pytest.mark.parametrize(
+    ("layout", "knobs", "share"),
+    [
+        (LAYOUT, {}, TABLE["left_of_pass"].value),
+        (LAYOUT, {"allocator": "expandable"}, TABLE["fragmentation_expandable"].value),
+        (replace(LAYOUT, expandable_segments=True), {}, TABLE["fragmentation_expandable"].value),
+        (replace(LAYOUT, trainer_sleeps=True), {}, 0.0),
+    ],
+)
+def test_what_micro_batches_leave_reserved_follows_how_the_trainer_allocates(
+    layout: Layout, knobs: dict[str, str], share: float
+):
+    estimate = estimated(layout, engine="vllm", **knobs)
+    parts = np.zeros_like(estimate.gpu_parts)
+    shared = job(layout, placement=Placement.COLOCATED, engine="vllm")
+    before = scales(shared, changed(estimate, gpu_parts=parts))
+    parts[PHASES.index(Phase.BACKWARD), [PARTS.index("activations"), PARTS.index("logits")]] = 10.0 * GIB
+    rise = (scales(shared, changed(estimate, gpu_parts=parts)) - before)[:, 0]
+    after_the_first_step = {Phase.ROLLOUT, Phase.WEIGHT_SYNC}
+    expected = [share * 20.0 * GIB * (phase in after_the_first_step) for phase in PHASES]
+    assert rise == pytest.approx(expected)
+
+
 # What neither an engine's share nor its pool can absorb, by the engine whose phases hold it.
 OUTSIDE = {
     "vllm": ("context", "vllm_graphs", "modules", "workspaces", "collectives", "residue"),
@@ -57,10 +81,10 @@ OUTSIDE = {
 
 @pytest.mark.parametrize(("engine", "name"), [(key, name) for key in OUTSIDE for name in OUTSIDE[key]])
 def test_a_term_that_is_20_percent_larger_raises_the_total_of_the_phases_that_hold_it(engine, name):
-    before = found(LAYOUT, engine=engine, engine_sleep=True).gpu
+    before = estimated(LAYOUT, engine=engine, engine_sleep=True).gpu
     wider = TABLE[name]._replace(value=TABLE[name].value * 1.2)
     with patch.dict(TABLE, {name: wider}):
-        after = found(LAYOUT, engine=engine, engine_sleep=True).gpu
+        after = estimated(LAYOUT, engine=engine, engine_sleep=True).gpu
     rose = {phase for place, phase in enumerate(PHASES) if after[place, 0] > before[place, 0]}
     assert rose >= ({Phase.BACKWARD} if name == "residue" else {Phase.ROLLOUT})
 
@@ -68,8 +92,8 @@ def test_a_term_that_is_20_percent_larger_raises_the_total_of_the_phases_that_ho
 def test_a_trainer_that_is_20_percent_larger_raises_the_total_of_the_engines_phases():
     resident = replace(LAYOUT, parameter_bytes=4)
     shape = replace(TOY, layers=4000, hidden=2000)
-    before = found(resident, engine="vllm", model=shape).gpu
-    after = found(resident, engine="vllm", model=replace(shape, layers=4800)).gpu
+    before = estimated(resident, engine="vllm", model=shape).gpu
+    after = estimated(resident, engine="vllm", model=replace(shape, layers=4800)).gpu
     for phase in ENGINES:
         assert after[PHASES.index(phase), 0] > before[PHASES.index(phase), 0]
 
@@ -78,7 +102,7 @@ def test_a_constant_that_reaches_up_to_more_has_a_distribution():
     reaching = {name for name, row in TABLE.items() if " up to " in row.source}
     assert reaching == {"residue"}  # the scale of the skewed term while an engine sleeps
     shared = job(LAYOUT, placement=Placement.COLOCATED, engine="vllm")
-    estimate = found(LAYOUT, engine="vllm")
+    estimate = estimated(LAYOUT, engine="vllm")
     before = scales(shared, estimate)
     with patch.dict(TABLE, residue=TABLE["residue"]._replace(value=2 * TABLE["residue"].value)):
         assert (scales(shared, estimate) > before).any()

@@ -32,10 +32,10 @@ def about(events, phase: Phase, knobs=KNOBS) -> tuple[float, float]:
     """Return what is expected of a phase after a history, and how surely."""
     run = fold(tuple(events))
     job = run.accepted
-    found = estimates(job.profile, job.cluster, MODEL, (knobs,))
-    seen = predicted(calibrated(run, MODEL), found, late=False)
+    result = estimates(job.profile, job.cluster, MODEL, (knobs,))
+    prediction = predicted(calibrated(run, MODEL), result, late=False)
     place = PHASES.index(phase)
-    return float(seen.gpu[place, 0]), float(seen.gpu_error[place, 0])
+    return float(prediction.gpu[place, 0]), float(prediction.gpu_error[place, 0])
 
 
 def test_a_measurement_moves_the_belief_to_it_and_narrows_it():
@@ -57,10 +57,10 @@ def test_a_bound_moves_only_what_contradicts_it():
 
 def test_a_finished_step_is_a_measurement_that_shrinks_the_error():
     first = about([accepted()], Phase.BACKWARD)
-    shown = first[0] * 1.1
-    history = [accepted(), Started(knobs=KNOBS), *steps(3, backward=shown)]
+    output = first[0] * 1.1
+    history = [accepted(), Started(knobs=KNOBS), *steps(3, backward=output)]
     after = about(history, Phase.BACKWARD)
-    assert after[0] == pytest.approx(shown, rel=0.01)
+    assert after[0] == pytest.approx(output, rel=0.01)
     assert after[1] < first[1] / 3
 
 
@@ -128,8 +128,8 @@ def test_the_host_has_a_belief_of_its_own():
 
     def host(events) -> float:
         run = fold(tuple(events))
-        found = estimates(job.profile, job.cluster, MODEL, (moved,))
-        return float(predicted(calibrated(run, MODEL), found).host.max())
+        result = estimates(job.profile, job.cluster, MODEL, (moved,))
+        return float(predicted(calibrated(run, MODEL), result).host.max())
 
     history = [job, Started(knobs=moved), *fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM)]
     assert host(history) > host([job])
@@ -139,11 +139,11 @@ def test_the_host_has_a_belief_of_its_own():
 def test_a_pool_that_was_too_small_must_grow():
     job = accepted()
     tiny = replace(KNOBS, memory_fraction=0.2)
-    found = estimates(job.profile, job.cluster, MODEL, (tiny, KNOBS))
+    result = estimates(job.profile, job.cluster, MODEL, (tiny, KNOBS))
     history = (job, Started(knobs=tiny), *fails(Phase.ROLLOUT_INIT, cause=Cause.POOL_TOO_SMALL))
     known = calibrated(fold(history), MODEL)
-    assert known.pool_tokens > found.pool_tokens[0]
-    assert predicted(known, found).pool[0] < 0
+    assert known.pool_tokens > result.pool_tokens[0]
+    assert predicted(known, result).pool[0] < 0
 
 
 def test_growth_is_a_term_of_its_own():
@@ -151,9 +151,9 @@ def test_growth_is_a_term_of_its_own():
     rising = [
         Progressed(step=n, of=400, peaks=peaks(backward=early + n * 200 * (1 << 20))) for n in range(1, 31)
     ]
-    found = growth(rising, "backward")
-    assert found is not None
-    assert found.expected_bytes > 60 * GIB
+    trend = growth(rising, "backward")
+    assert trend is not None
+    assert trend.expected_bytes > 60 * GIB
     run = fold((accepted(), Started(knobs=KNOBS), *rising))
     knobs = estimates(run.accepted.profile, run.accepted.cluster, MODEL, (KNOBS,))
     place, known = PHASES.index(Phase.BACKWARD), calibrated(run, MODEL)
@@ -166,9 +166,9 @@ def test_growth_is_a_term_of_its_own():
 def test_a_failure_after_steps_that_held_may_be_growth(held: int, grows: bool):
     history = [accepted(), Started(knobs=KNOBS), *steps(held), *fails(Phase.BACKWARD, requested=GIB, free=0)]
     run = fold(tuple(history))
-    found = estimates(run.accepted.profile, run.accepted.cluster, MODEL, (KNOBS,))
+    result = estimates(run.accepted.profile, run.accepted.cluster, MODEL, (KNOBS,))
     place, known = PHASES.index(Phase.BACKWARD), calibrated(run, MODEL)
-    late, settled = (float(predicted(known, found, late=late).gpu[place, 0]) for late in (True, False))
+    late, settled = (float(predicted(known, result, late=late).gpu[place, 0]) for late in (True, False))
     assert (late - settled > 0.05 * run.accepted.cluster.gpu_memory_bytes) is grows
 
 
@@ -180,14 +180,14 @@ def test_growth_that_levels_off_is_not_a_leak(shape: str):
         "linear": lambda n: 50.0 + 0.1 * n,
     }
     series = [Progressed(step=n, of=200, peaks=peaks(backward=of[shape](n) * GIB)) for n in range(1, 25)]
-    found = growth(series, "backward")
-    assert found is not None
+    trend = growth(series, "backward")
+    assert trend is not None
     if shape == "flat":
-        assert found.expected_bytes == 0
+        assert trend.expected_bytes == 0
     if shape == "saturating":
-        assert found.expected_bytes < 6 * GIB
+        assert trend.expected_bytes < 6 * GIB
     if shape == "linear":
-        assert found.expected_bytes == pytest.approx(20 * GIB, rel=0.25)
+        assert trend.expected_bytes == pytest.approx(20 * GIB, rel=0.25)
 
 
 def test_too_few_steps_and_upper_bounds_say_nothing_of_growth():
@@ -280,9 +280,9 @@ def test_a_surprise_widens_what_shares_its_error_and_nothing_else():
     belief = Belief(
         mean=np.zeros(3), covariance=np.array([[1.0, 0.6, 0.0], [0.6, 1.0, 0.0], [0.0, 0.0, 4.0]])
     )
-    found = less_sure(belief, np.array([3.0, 1.0, 1.0]))
-    assert np.sqrt(np.diag(found.covariance)) == pytest.approx([3.0, (1 + 0.36 * 8) ** 0.5, 2.0])
-    assert found.covariance[0, 1] / (3.0 * found.covariance[1, 1] ** 0.5) == pytest.approx(0.6)
+    result = less_sure(belief, np.array([3.0, 1.0, 1.0]))
+    assert np.sqrt(np.diag(result.covariance)) == pytest.approx([3.0, (1 + 0.36 * 8) ** 0.5, 2.0])
+    assert result.covariance[0, 1] / (3.0 * result.covariance[1, 1] ** 0.5) == pytest.approx(0.6)
     assert less_sure(belief, np.ones(3)).covariance == pytest.approx(belief.covariance)
 
 
@@ -347,15 +347,15 @@ def test_only_an_undisturbed_run_teaches_others(disturbed: str):
 
 def test_a_run_that_its_own_belief_does_not_explain_teaches_nothing():
     usual = about([accepted()], Phase.BACKWARD)[0]
-    shown = (accepted(), Started(knobs=KNOBS), *steps(4, backward=usual))
+    output = (accepted(), Started(knobs=KNOBS), *steps(4, backward=usual))
     other = replace(KNOBS, param_offload=True)
-    assert learned(fold(shown)) is not None
-    assert learned(fold((*shown, Started(knobs=other), *steps(4, backward=3.0 * usual)))) is None
+    assert learned(fold(output)) is not None
+    assert learned(fold((*output, Started(knobs=other), *steps(4, backward=3.0 * usual)))) is None
 
 
 def test_after_a_surprise_other_phases_are_less_sure_but_what_passed_still_fits():
     start = (accepted(), Started(knobs=KNOBS))
-    surprised = (*start, *fails(Phase.OPTIMIZER, requested=3 * GIB, free=2 * GIB, shown=True))
+    surprised = (*start, *fails(Phase.OPTIMIZER, requested=3 * GIB, free=2 * GIB, phase_shown=True))
     before, after = about(start[:1], Phase.WEIGHT_SYNC), about(surprised, Phase.WEIGHT_SYNC)
     assert after[1] > 1.5 * before[1]
     assert about(surprised, Phase.OPTIMIZER)[0] > 0.98 * CLUSTER.gpu_memory_bytes

@@ -53,8 +53,8 @@ def test_actors_that_take_turns_within_budgets_do_not_count_each_others_memory()
 
 
 def test_a_cache_that_grows_with_the_answers_is_not_there_at_the_start():
-    found = by_phase(of(engine="light", trainer=GIB, rollout=GIB), "kv_pool")
-    assert found[Phase.ROLLOUT_INIT] == 0 < found[Phase.ROLLOUT]
+    result = by_phase(of(engine="light", trainer=GIB, rollout=GIB), "kv_pool")
+    assert result[Phase.ROLLOUT_INIT] == 0 < result[Phase.ROLLOUT]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_moments_that_pass_through_a_card_leave_their_temporaries_on_it():
     stays = replace(ALONE, optimizer_stays_offloaded=True, per_tensor_optimizer=True)
     stays = replace(stays, optimizer_temporary_bytes=16)
     for layout, temporaries in ((stays, 0), (replace(stays, optimizer_passes_through=True), 16 * 32 * 8)):
-        found = of(layout, optimizer_offload=True)
-        assert by_phase(found, "optimizer")[Phase.OPTIMIZER] == 0
-        assert by_phase(found, "buffers")[Phase.OPTIMIZER] == temporaries
+        result = of(layout, optimizer_offload=True)
+        assert by_phase(result, "optimizer")[Phase.OPTIMIZER] == 0
+        assert by_phase(result, "buffers")[Phase.OPTIMIZER] == temporaries
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_moments_that_pass_through_a_card_leave_their_temporaries_on_it():
 @pytest.mark.parametrize("shards", [1, 4])
 def test_a_model_that_is_sharded_on_its_device_has_a_unit_twice(apart, model, unit, shards):
     layout = replace(ALONE, ranks=shards, shards=shards, loads_whole=True, embedding_apart=apart)
-    found = estimates(job(layout, placement=Placement.SEPARATE), NODE, model, [KNOBS])
+    predicted = estimates(job(layout, placement=Placement.SEPARATE), NODE, model, [KNOBS])
     whole = WHOLE + 2 * 8 * (model.vocab - TOY.vocab)
-    assert by_phase(found, "weights")[Phase.INIT] == pytest.approx(4 * (whole + unit / shards))
+    assert by_phase(predicted, "weights")[Phase.INIT] == pytest.approx(4 * (whole + unit / shards))
 
 
 @pytest.mark.parametrize(("gpu", "helps"), [("NVIDIA H200", True), ("AMD Instinct MI300X", False)])

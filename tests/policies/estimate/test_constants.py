@@ -13,7 +13,7 @@ def test_every_row_is_found_by_its_own_name(name):
 
 
 @pytest.mark.parametrize(
-    ("shown", "row"),
+    ("text", "row"),
     [
         ("NVIDIA GH200 480GB", "GH200"),
         ("NVIDIA GB200", "GB200"),
@@ -29,8 +29,8 @@ def test_every_row_is_found_by_its_own_name(name):
         ("NVIDIA L40S", "L40S"),
     ],
 )
-def test_what_a_driver_calls_a_card_leads_to_its_row(shown, row):
-    assert card(shown) == dict(CARDS)[row]
+def test_what_a_driver_calls_a_card_leads_to_its_row(text, row):
+    assert card(text) == dict(CARDS)[row]
 
 
 def test_an_unknown_card_counts_as_an_a100_and_none_as_a_processor():

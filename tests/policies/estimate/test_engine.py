@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.estimate.engine import engine_of, kv_token_bytes
+from autotune.policies.estimate.engine import engine_of, kv_token_bytes, state_bytes
 from autotune.policies.estimate.parts import PARTS, instant
 
 from .toy import CPU, GIB, LAYOUT, TOY, WHOLE, load
@@ -24,16 +24,16 @@ PREFILL = {"max_batched_tokens": 64}
 def states(engine="sglang", *, layout=LAYOUT, model=TOY, beside=0.0, cluster=None, **knobs):
     """Return the parts of each state that are not zero, and the tokens of the pool."""
     of = load(layout, **({} if cluster is None else {"cluster": cluster}), **knobs)
-    found = engine_of(
+    result = engine_of(
         model, of, engine=engine, capacity=CAPACITY, beside=instant(of.count, weights=np.array([beside]))
     )
     sizes = {
         state: {
-            part: float(size) for part, size in zip(PARTS, getattr(found, state)[:, 0], strict=True) if size
+            part: float(size) for part, size in zip(PARTS, getattr(result, state)[:, 0], strict=True) if size
         }
         for state in ("starting", "running", "receiving", "training")
     }
-    return sizes, float(found.pool_tokens[0])
+    return sizes, float(result.pool_tokens[0])
 
 
 def test_sglangs_share_is_of_what_was_free_and_covers_weights_and_pool():
@@ -176,3 +176,32 @@ def test_a_job_without_an_engine_has_none():
 def test_keys_and_values_of_a_token(model, layout, tensor, size):
     of = load(replace(LAYOUT, **layout), rollout_tensor_parallel=tensor)
     assert float(kv_token_bytes(replace(TOY, **model), of)[0]) == size
+
+
+DELTA = {"linear": "delta", "linear_keys": 2, "linear_key_dim": 4, "linear_values": 4, "linear_value_dim": 8}
+PLAIN = replace(TOY, layers=1)
+HYBRID = replace(TOY, layers=4, attention_layers=1, linear_layers=3, linear_conv=4, **DELTA)
+
+
+@pytest.mark.parametrize(
+    ("model", "tensor", "size"),
+    [
+        (TOY, 1, 0),
+        # States of 4 x 8 x 4 in fp32, and three rows of two keys' heads and the values.
+        (HYBRID, 1, 3 * (4 * 128 + 2 * 3 * (16 + 32))),
+        (HYBRID, 2, 3 * (4 * 128 + 2 * 3 * (16 + 32)) / 2),
+        # A short convolution has no state.
+        (replace(HYBRID, linear="conv", linear_keys=0, linear_key_dim=0), 1, 3 * 2 * 3 * 32),
+    ],
+)
+def test_states_of_a_request(model, tensor, size):
+    assert float(state_bytes(model, load(LAYOUT, rollout_tensor_parallel=tensor))[0]) == size
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_pool_holds_states_beside_keys_and_values(engine):
+    of = load(LAYOUT, engine=engine)
+    alone, beside = (states(engine, model=each)[1] for each in (PLAIN, HYBRID))
+    keys = of.sequence * float(kv_token_bytes(HYBRID, of)[0])
+    share = 1 / 1.9 if engine == "sglang" else keys / (keys + float(state_bytes(HYBRID, of)[0]))
+    assert beside / alone == pytest.approx(share, rel=1e-3)

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.estimate.experts import computed_again, exchanged_rows, moving, recomputed
+from autotune.policies.estimate.experts import (
+    computed_again,
+    dispatch_buffers,
+    exchanged_rows,
+    moving,
+    recomputed,
+)
 from autotune.policies.estimate.load import load_of
 from autotune.policies.estimate.passes import pass_of
 from autotune.policies.estimate.peaks import PHASES, estimates
@@ -90,9 +96,9 @@ def played(dispatcher, *, tensor, split, ranks, gradients):
 @pytest.mark.parametrize("dispatcher", ["alltoall", "allgather", "flex"])
 def test_rows_on_their_way_are_those_that_the_dispatcher_holds(dispatcher, tensor, split, ranks, gradients):
     load = loaded(tensor, dispatcher=dispatcher, expert_parallel=ranks, expert_tensor_parallel=split)
-    found = moving(MOE, load)
+    result = moving(MOE, load)
     expected = played(dispatcher, tensor=tensor, split=split, ranks=ranks, gradients=gradients)
-    assert float((found.forward if gradients else found.scored)[0]) == pytest.approx(2 * expected)
+    assert float((result.forward if gradients else result.scored)[0]) == pytest.approx(2 * expected)
 
 
 def test_ranks_that_share_an_expert_keep_each_others_rows():
@@ -108,8 +114,8 @@ def test_a_layer_that_is_computed_again_moves_its_rows_again():
     full = replace(Knobs(), recompute="full")
     spread = replace(MEGATRON, ranks=8, shards=8, expert_parallel=8)
     load = load_of(profile(spread, full), CLUSTER, [full])
-    found = pass_of(MOE, load, tokens=TOKENS)
-    assert float(found.moving[0]) == pytest.approx(2 * TOP * 4 * HIDDEN * TOKENS[0])
+    result = pass_of(MOE, load, tokens=TOKENS)
+    assert float(result.moving[0]) == pytest.approx(2 * TOP * 4 * HIDDEN * TOKENS[0])
     assert float(pass_of(QWEN, load, tokens=TOKENS).moving[0]) == 0
 
 
@@ -128,9 +134,9 @@ def test_a_layer_that_is_computed_again_moves_its_rows_again():
 def test_modules_that_are_computed_again_keep_nothing(modules, elements):
     selective = Knobs(recompute="selective")
     layout = replace(MEGATRON, recompute_modules=modules)
-    found = pass_of(MOE, load_of(profile(layout, selective), CLUSTER, [selective]), tokens=TOKENS)
-    assert float((found.layer - found.kept_layer)[0]) == pytest.approx(2 * elements * TOKENS[0])
-    assert float(found.again[0]) == pytest.approx(2 * elements * TOKENS[0])
+    result = pass_of(MOE, load_of(profile(layout, selective), CLUSTER, [selective]), tokens=TOKENS)
+    assert float((result.layer - result.kept_layer)[0]) == pytest.approx(2 * elements * TOKENS[0])
+    assert float(result.again[0]) == pytest.approx(2 * elements * TOKENS[0])
 
 
 def test_the_modules_of_dense_layers_and_of_latent_attention():
@@ -140,22 +146,22 @@ def test_the_modules_of_dense_layers_and_of_latent_attention():
     latent = replace(
         MOE, kv_lora_rank=512, q_lora_rank=0, rope_head_dim=64, value_head_dim=128, shared_intermediate=1408
     )
-    found = recomputed(latent, MEGATRON, modules)
+    result = recomputed(latent, MEGATRON, modules)
     up = latent.heads * (2 * latent.head_dim + 128)
-    assert found.split == 2 * (3 * 1408 + up)
-    assert found.whole == 2 * 2 * latent.hidden
+    assert result.split == 2 * (3 * 1408 + up)
+    assert result.whole == 2 * 2 * latent.hidden
     # The up projection's results are what attention keeps but for its own.
     kept = kept_by_layer(latent, element_bytes=2, fused=True)
-    assert found.split < kept.split
+    assert result.split < kept.split
 
 
 def test_the_mode_of_modules_keeps_what_its_modules_leave_and_costs_their_products():
     modes = [Knobs(recompute=mode) for mode in ("selective", "modules", "full")]
     own, more = (replace(MEGATRON, **{field: ("mlp",)}) for field in ("recompute_modules", "more_modules"))
     named = pass_of(QWEN, load_of(profile(own, modes[0]), CLUSTER, modes), tokens=TOKENS)
-    found = pass_of(QWEN, load_of(profile(more, modes[0]), CLUSTER, modes), tokens=TOKENS)
-    assert found.kept_layer[1] == named.kept_layer[0] and found.again[1] == named.again[0]
-    assert found.kept_layer[0] > found.kept_layer[1] > found.kept_layer[2]
+    result = pass_of(QWEN, load_of(profile(more, modes[0]), CLUSTER, modes), tokens=TOKENS)
+    assert result.kept_layer[1] == named.kept_layer[0] and result.again[1] == named.again[0]
+    assert result.kept_layer[0] > result.kept_layer[1] > result.kept_layer[2]
     backward = estimates(profile(more, modes[0]), CLUSTER, QWEN, modes).seconds[PHASES.index(Phase.BACKWARD)]
     assert backward[0] < backward[1] < backward[2]
     assert 0.5 < computed_again(QWEN, ("mlp",)) < 0.9 and computed_again(QWEN, ("layernorm",)) == 0
@@ -165,11 +171,11 @@ def test_the_inputs_of_named_modules_leave_the_device_unless_the_whole_layer_is_
     modules = ("core_attn", "attn_proj", "moe_act", "expert_fc1")
     layout = replace(MEGATRON, offload_modules=modules)
     modes = [Knobs(recompute=mode, activation_offload=True) for mode in ("off", "full")]
-    found = pass_of(MOE, load_of(profile(layout, modes[0]), CLUSTER, modes), tokens=TOKENS)
+    result = pass_of(MOE, load_of(profile(layout, modes[0]), CLUSTER, modes), tokens=TOKENS)
     attention = (2 * MOE.heads + 2 * MOE.kv_heads) * MOE.head_dim
     gone = 2 * TOKENS[0] * MOE.layers * (attention + TOP * (HIDDEN + 2 * INNER))
-    assert found.offloaded.tolist() == pytest.approx([gone, 0])
-    assert gone < found.kept[0]
+    assert result.offloaded.tolist() == pytest.approx([gone, 0])
+    assert gone < result.kept[0]
 
 
 @pytest.mark.parametrize(
@@ -196,3 +202,25 @@ def test_experts_on_more_ranks_take_less_of_each_and_their_rows_cross_its_link()
     assert (once <= rows * MOE.layers).all() and once[2] > 0
     forward = estimates(profile(layout, sizes[0]), CLUSTER, MOE, sizes).seconds[PHASES.index(Phase.FORWARD)]
     assert forward[0] < forward[1] < forward[2]
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "ranks", "rows"),  # of each channel: 256 or 288 per rank of a node, 2 x 128 per node
+    [
+        ("alltoall", 8, 0),
+        ("flex", 1, 0),
+        ("flex", 4, 4 * 256),
+        ("flex", 8, 8 * 256),
+        ("flex", 16, 8 * 288 + 512),
+    ],
+)
+def test_deepep_has_buffers_for_the_ranks_of_its_node_and_for_other_nodes(dispatcher, ranks, rows):
+    load = loaded(dispatcher=dispatcher, expert_parallel=ranks)
+    expected = 10 * rows * (2 * HIDDEN + 2056) + (rows > 0) * 2**25
+    assert float(dispatch_buffers(MOE, load)[0]) == expected
+    assert float(dispatch_buffers(QWEN, load)[0]) == 0
+    outside = {
+        kind: float(state_of(MOE, loaded(dispatcher=kind, expert_parallel=ranks)).outside[0])
+        for kind in (dispatcher, "alltoall")
+    }
+    assert outside[dispatcher] - outside["alltoall"] == pytest.approx(expected)

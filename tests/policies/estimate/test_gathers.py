@@ -112,7 +112,7 @@ def without(gradients, *names):
     return {name: (USUAL[name][0], USUAL[name][1] - gradients) for name in names}
 
 
-def found(layout=LAYOUT, model=TOY, **knobs):
+def result(layout=LAYOUT, model=TOY, **knobs):
     of = load(layout, **knobs)
     gathers = gathers_of(model, of, parameters(model))
     sizes = {}
@@ -153,18 +153,18 @@ def found(layout=LAYOUT, model=TOY, **knobs):
     ],
 )
 def test_what_is_gathered_and_reduced(layout, model, knobs, changed):
-    sizes = found(replace(LAYOUT, **layout), replace(TOY, **model), **knobs)
+    sizes = result(replace(LAYOUT, **layout), replace(TOY, **model), **knobs)
     assert sizes == USUAL | changed
 
 
 def test_adapters_reduce_nothing_of_the_model():
-    sizes = found(replace(LAYOUT, lora_rank=1))
+    sizes = result(replace(LAYOUT, lora_rank=1))
     for name, usual in USUAL.items():
         assert sizes[name] == ((usual[0], 0) if isinstance(usual, tuple) else usual), name
 
 
 def test_tensor_parallel_ranks_gather_their_part():
-    sizes = found(tensor_parallel=2)
+    sizes = result(tensor_parallel=2)
     for name, usual in USUAL.items():
         half = tuple(size / 2 for size in usual) if isinstance(usual, tuple) else usual / 2
         assert sizes[name] == half, name
@@ -172,13 +172,13 @@ def test_tensor_parallel_ranks_gather_their_part():
 
 @pytest.mark.parametrize("layout", [{"shards": 1, "parameter_bytes": 2}, {"strategy": "ddp"}])
 def test_what_has_the_type_of_the_pass_on_its_own_rank_is_not_gathered(layout):
-    sizes = found(replace(LAYOUT, **layout))
+    sizes = result(replace(LAYOUT, **layout))
     for name, size in sizes.items():
         assert name.startswith("lacking") or size in (0, (0, 0)), name
 
 
 def test_a_single_rank_still_has_a_copy_in_the_type_of_the_pass():
-    sizes = found(replace(LAYOUT, shards=1))
+    sizes = result(replace(LAYOUT, shards=1))
     assert sizes["layers"] == 2 * (HEAD + LAYER)
     assert sizes["between"] == sizes["layers"]
     assert sizes["start"] == max(4 * HEAD, sizes["layers"])

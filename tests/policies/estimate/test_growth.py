@@ -13,7 +13,7 @@ from autotune.policies.values.observation import Peak
 MIB = 1 << 20
 
 
-def found(used: Sequence[int], *, of: int | None = None, first: int = 1, upper_bound: bool = False):
+def result(used: Sequence[int], *, of: int | None = None, first: int = 1, upper_bound: bool = False):
     """Return the growth of a phase that used so many MiB in consecutive steps, of which one warms up."""
     steps = [
         Progressed(
@@ -33,32 +33,32 @@ def found(used: Sequence[int], *, of: int | None = None, first: int = 1, upper_b
 
 
 def test_too_few_steps_say_nothing():
-    assert found([]) is None
-    assert found([9000, *[1000] * 5]) is None
-    assert found([9000, *[1000] * 6]) is not None
-    assert found([1000] * 9, upper_bound=True) is None
+    assert result([]) is None
+    assert result([9000, *[1000] * 5]) is None
+    assert result([9000, *[1000] * 6]) is not None
+    assert result([1000] * 9, upper_bound=True) is None
     assert growth([Progressed(step=n, of=9) for n in range(9)], "backward") is None
 
 
 def test_the_first_step_warms_up_wherever_it_is():
-    assert found([9000, *[1000] * 6]) == pytest.approx((1000, 0, 0, 4))
-    assert found([9000, *[1000] * 6], first=40) == pytest.approx((1000, 0, 0, 4))
+    assert result([9000, *[1000] * 6]) == pytest.approx((1000, 0, 0, 4))
+    assert result([9000, *[1000] * 6], first=40) == pytest.approx((1000, 0, 0, 4))
 
 
 def test_steps_that_differ_by_noise_did_not_grow():
     # Medians of 1000 and 1004: four thousandths of the largest peak.
-    assert found([0, 1000, 1000, 1000, 1002, 1004, 1004]) == pytest.approx((1004, 0, 0, 4.016))
+    assert result([0, 1000, 1000, 1000, 1002, 1004, 1004]) == pytest.approx((1004, 0, 0, 4.016))
     # 5 in the four steps between the outer thirds; the second step has one behind it.
-    grew = found([0, 1000, 1000, 1000, 1002, 1005, 1005], of=7)
+    grew = result([0, 1000, 1000, 1000, 1002, 1005, 1005], of=7)
     assert grew == pytest.approx((1000 - 5 / 4, 5 + 5 / 4, 5 + 5 / 4, 4.02))
 
 
 def test_a_single_long_step_is_no_growth():
-    assert found([0, 1000, 1000, 1500, 1000, 1000, 1000]) == pytest.approx((1500, 0, 0, 6))
+    assert result([0, 1000, 1000, 1500, 1000, 1000, 1000]) == pytest.approx((1500, 0, 0, 6))
 
 
 def test_shrinking_peaks_did_not_grow():
-    assert found([0, 1400, 1400, 1200, 1200, 1000, 1000], of=100) == pytest.approx((1400, 0, 0, 5.6))
+    assert result([0, 1400, 1400, 1200, 1200, 1000, 1000], of=100) == pytest.approx((1400, 0, 0, 5.6))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_steady_growth_goes_on(of, ahead):
     used = [0, 1000, 1010, 1020, 1030, 1040, 1050]
     grown, largest = 60, 1050  # ten in each of the six steps since the first
     expected = (largest - grown, grown, grown + ahead, max(0.004 * largest, 0.3 * ahead))
-    assert found(used, of=of) == pytest.approx(expected)
+    assert result(used, of=of) == pytest.approx(expected)
 
 
 def test_growth_goes_on_to_the_end_that_was_reported_last():
@@ -96,15 +96,15 @@ def test_growth_that_levels_off_is_a_geometric_series():
     # 40 and then 20 in two steps each: 20, 10, 5, ... are still to come. The fourth step has three behind it.
     used = [0, 1000, 1000, 1040, 1040, 1060, 1060]
     settled = 1040 - 3 * 15
-    assert found(used, of=1000) == pytest.approx((settled, 1060 - settled, 1080 - settled, max(4.24, 6)))
+    assert result(used, of=1000) == pytest.approx((settled, 1060 - settled, 1080 - settled, max(4.24, 6)))
     # With two steps left no more than those bring: ten each.
-    assert found(used, of=8) == pytest.approx((settled, 1060 - settled, 1070 - settled, 4.24))
+    assert result(used, of=8) == pytest.approx((settled, 1060 - settled, 1070 - settled, 4.24))
 
 
 @pytest.mark.parametrize(("latest", "slows"), [(1063, True), (1065, False)])
 def test_a_third_that_grew_by_less_than_six_tenths_of_the_one_before_levels_off(latest, slows):
     after = latest - 1040
-    grew = found([0, 1000, 1000, 1040, 1040, latest, latest], of=1007)
+    grew = result([0, 1000, 1000, 1040, 1040, latest, latest], of=1007)
     assert grew is not None
     series = after * (after / 40) / (1 - after / 40)
     assert grew[2] - grew[1] == pytest.approx(series if slows else 1000 * after / 2)
@@ -112,7 +112,7 @@ def test_a_third_that_grew_by_less_than_six_tenths_of_the_one_before_levels_off(
 
 def test_growth_that_has_ended_expects_no_more():
     settled = 1040 - 3 * 41 / 4
-    grew = found([0, 1000, 1000, 1040, 1040, 1041, 1041], of=1000)
+    grew = result([0, 1000, 1000, 1040, 1040, 1041, 1041], of=1000)
     assert grew == pytest.approx((settled, 1041 - settled, 1041 - settled, 4.164))
 
 
@@ -120,4 +120,4 @@ def test_thirds_of_steps_that_do_not_divide_leave_the_rest_to_the_middle():
     # Eight steps: two, four and two; at steps 2.5, 5.5 and 8.5.
     used = [0, 1000, 1000, 1030, 1030, 1030, 1030, 1060, 1060]
     # Medians grow by 10 a step; the fourth step has three behind it.
-    assert found(used, of=19) == pytest.approx((1000, 60, 60 + 10 * 10, 30))
+    assert result(used, of=19) == pytest.approx((1000, 60, 60 + 10 * 10, 30))

@@ -12,7 +12,7 @@ from autotune.policies.estimate.training import fullest, states_of
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.profile import Placement
 
-from .toy import CPU, GIB, LAYOUT, LOCAL, MEGATRON, NODE, TOY, WHOLE, by_phase, found, load
+from .toy import CPU, GIB, LAYOUT, LOCAL, MEGATRON, NODE, TOY, WHOLE, by_phase, estimated, load
 
 ALWAYS = frozenset(PHASES)
 LOADING = {Phase.INIT}
@@ -51,7 +51,7 @@ def test_processes_on_one_node(layout, placement, gpus, trainers, engines):
 
 def differs(part, layout, knobs, base=LAYOUT, **job):
     """Return what settings add to one part on the host, by phase, where it is anything."""
-    with_it, without = found(layout, **job, **knobs), found(base, **job)
+    with_it, without = estimated(layout, **job, **knobs), estimated(base, **job)
     after, before = by_phase(with_it, part, host=True), by_phase(without, part, host=True)
     return {phase: after[phase] - before[phase] for phase in PHASES if after[phase] != before[phase]}
 
@@ -173,8 +173,8 @@ def test_a_sleeping_engine_keeps_its_weights_on_the_host_while_the_trainer_works
     job = {"placement": placement, "engine": "sglang"}
     knobs = {"rollout_tensor_parallel": tensor}
     awake = replace(asleep, engine_sleeps=False)
-    before = by_phase(found(awake, **job, **knobs), "weights", host=True)
-    after = by_phase(found(asleep, **job, **knobs), "weights", host=True)
+    before = by_phase(estimated(awake, **job, **knobs), "weights", host=True)
+    after = by_phase(estimated(asleep, **job, **knobs), "weights", host=True)
     added = {phase: after[phase] - before[phase] for phase in PHASES if after[phase] != before[phase]}
     assert added == pytest.approx(dict.fromkeys(PASSES, size) if size else {})
 
@@ -195,18 +195,18 @@ def test_a_sleeping_engine_keeps_its_weights_on_the_host_while_the_trainer_works
     ],
 )
 def test_a_model_passes_through_the_host_when_it_is_loaded(layout, knobs, loaded):
-    assert by_phase(found(layout, **knobs), "weights", host=True)[Phase.INIT] == pytest.approx(loaded)
+    assert by_phase(estimated(layout, **knobs), "weights", host=True)[Phase.INIT] == pytest.approx(loaded)
 
 
 @pytest.mark.parametrize(("tensor", "engines"), [(1, 4), (2, 2), (4, 1)])
 def test_an_engine_that_starts_has_a_gib_of_its_own(tensor, engines):
-    weights = by_phase(found(rollout_tensor_parallel=tensor), "weights", host=True)
+    weights = by_phase(estimated(rollout_tensor_parallel=tensor), "weights", host=True)
     assert weights[Phase.ROLLOUT_INIT] - weights[Phase.ROLLOUT] == pytest.approx(engines * GIB)
 
 
 def test_a_model_is_loaded_before_its_optimizer_is_made_except_by_megatron():
     for layout, there in ((LAYOUT, 0), (MEGATRON, 12 * LOCAL)):
-        optimizer = by_phase(found(layout, optimizer_offload=True), "optimizer", host=True)
+        optimizer = by_phase(estimated(layout, optimizer_offload=True), "optimizer", host=True)
         assert optimizer[Phase.INIT] == pytest.approx(there)
 
 
@@ -216,7 +216,7 @@ def test_a_backup_of_vllms_weights_is_page_locked_and_stays_when_the_engine_wake
     kept = {}
     for engine in ("sglang", "vllm"):
         with_it, without = (
-            by_phase(found(layout, engine=engine, model=odd), "weights", host=True)
+            by_phase(estimated(layout, engine=engine, model=odd), "weights", host=True)
             for layout in (asleep, replace(asleep, engine_weights_on_host=False))
         )
         kept[engine] = {phase: with_it[phase] - without[phase] for phase in PHASES}
@@ -265,7 +265,7 @@ def test_deepspeed_page_locks_blocks(strategy, weights, gradients):
     ],
 )
 def test_what_a_node_stages_of_a_checkpoint(layout, knobs, size):
-    buffers = by_phase(found(layout, **knobs), "buffers", host=True)
+    buffers = by_phase(estimated(layout, **knobs), "buffers", host=True)
     assert buffers[Phase.CHECKPOINT] - buffers[Phase.OPTIMIZER] == pytest.approx(size)
 
 
@@ -296,21 +296,21 @@ def test_tensors_of_any_size_are_rounded_by_up_to_twice():
 
 def test_the_experts_that_a_rollout_chose_are_kept_for_the_trainer():
     experts = replace(TOY, experts=4, experts_per_token=2, expert_intermediate=8, dense_layers=1)
-    plain = by_phase(found(LAYOUT, model=experts), "buffers", host=True)[Phase.ROLLOUT]
+    plain = by_phase(estimated(LAYOUT, model=experts), "buffers", host=True)[Phase.ROLLOUT]
     tokens = load(LAYOUT).lengths.mean * LAYOUT.sequences
     shared, ahead = Placement.COLOCATED, Placement.ASYNCHRONOUS
     for routing, placement, copies in (("parts", shared, 3), ("recorded", shared, 4), ("parts", ahead, 4)):
         layout = replace(LAYOUT, routing=routing)
-        kept = by_phase(found(layout, model=experts, placement=placement), "buffers", host=True)
+        kept = by_phase(estimated(layout, model=experts, placement=placement), "buffers", host=True)
         # Of one layer with experts, two choices of four bytes: with the driver, in Ray's store, in the ranks.
         assert kept[Phase.ROLLOUT] - plain == pytest.approx(tokens * 2 * 4 * copies)
-    dense = by_phase(found(replace(LAYOUT, routing="parts")), "buffers", host=True)
-    assert dense[Phase.ROLLOUT] == by_phase(found(), "buffers", host=True)[Phase.ROLLOUT]
+    dense = by_phase(estimated(replace(LAYOUT, routing="parts")), "buffers", host=True)
+    assert dense[Phase.ROLLOUT] == by_phase(estimated(), "buffers", host=True)[Phase.ROLLOUT]
 
 
 def test_processes_of_a_node_by_where_they_run():
     for cluster, size in ((NODE, 4 * 3.5 + 4 * 4.0 + 6.0), (CPU, 4 * 0.6 + 4 * 1.8 + 1.5)):
-        outside = by_phase(found(cluster=cluster), "outside", host=True)
+        outside = by_phase(estimated(cluster=cluster), "outside", host=True)
         assert outside == pytest.approx(dict.fromkeys(PHASES, size * GIB))
 
 
@@ -318,7 +318,7 @@ def test_weights_gathered_from_the_host_are_copied_there_by_zero_plus_plus_alone
     layout = replace(LAYOUT, parameters_stay_offloaded=True)
     second = replace(layout, secondary_shards=2)
     before, after = (
-        by_phase(found(each, param_offload=True), "weights", host=True) for each in (layout, second)
+        by_phase(estimated(each, param_offload=True), "weights", host=True) for each in (layout, second)
     )
     added = {phase: after[phase] - before[phase] for phase in PHASES if after[phase] != before[phase]}
     assert added == pytest.approx(dict.fromkeys(PASSES, 4 * 4 * LOCAL / 2))
@@ -336,8 +336,9 @@ def test_offloaded_activations_of_all_ranks_are_on_the_host_in_a_training_pass()
 def test_an_engine_keeps_processed_images_of_a_model_that_takes_them():
     """One cache of an engine, which the two ranks of its tensor parallelism share."""
     knobs = {"multimodal_cache": 4 << 30, "rollout_tensor_parallel": 2}
-    seen, blind = (found(LAYOUT, model=replace(TOY, tower=n), **knobs) for n in (1, 0))
+    result, blind = (estimated(LAYOUT, model=replace(TOY, tower=n), **knobs) for n in (1, 0))
     more = {
-        p: by_phase(seen, "outside", host=True)[p] - by_phase(blind, "outside", host=True)[p] for p in PHASES
+        p: by_phase(result, "outside", host=True)[p] - by_phase(blind, "outside", host=True)[p]
+        for p in PHASES
     }
     assert more == pytest.approx(dict.fromkeys(PHASES, 2 * (4 << 30)))

@@ -28,8 +28,8 @@ def tokens(knobs: Knobs, assumption: Assumption, layout: Layout = FSDP) -> float
 
 
 def peak(knobs: Knobs, layout: Layout, assumption: Assumption = Assumption.EXPECTED) -> float:
-    found = estimates(profile(layout, knobs), CLUSTER, QWEN, (knobs,), assumption=assumption)
-    return float(found.gpu[BACKWARD, 0])
+    predicted = estimates(profile(layout, knobs), CLUSTER, QWEN, (knobs,), assumption=assumption)
+    return float(predicted.gpu[BACKWARD, 0])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 32])
@@ -48,12 +48,12 @@ def test_the_largest_group_is_as_large_as_drawn_ones(rows: int, groups: int) -> 
 
 
 def test_the_more_steps_the_larger_and_never_above_the_longest() -> None:
-    found = [
+    items = [
         float(load_of(profile(FSDP, ROWS), CLUSTER, [ROWS], steps=steps).tokens[0])
         for steps in (1, 20, 1000, 10**9)
     ]
-    assert found == sorted(found) and found[0] < found[-1]
-    assert found[-1] <= tokens(ROWS, Assumption.LONGEST) == 16 * 4096
+    assert items == sorted(items) and items[0] < items[-1]
+    assert items[-1] <= tokens(ROWS, Assumption.LONGEST) == 16 * 4096
 
 
 def test_a_number_of_sequences_fills_less_than_their_longest() -> None:
@@ -97,9 +97,9 @@ def test_without_responses_all_sequences_are_the_longest() -> None:
 
 
 def test_lengths_that_the_job_says_are_used_and_leave_less_doubt() -> None:
-    said = replace(FSDP, prompt_mean=300.0, response_mean=2400.0)
-    assert lengths_of(said, longest=4096).mean == 2700.0
-    own = estimates(profile(said, ROWS), CLUSTER, QWEN, (ROWS,))
+    message = replace(FSDP, prompt_mean=300.0, response_mean=2400.0)
+    assert lengths_of(message, longest=4096).mean == 2700.0
+    own = estimates(profile(message, ROWS), CLUSTER, QWEN, (ROWS,))
     guessed = estimates(profile(FSDP, ROWS), CLUSTER, QWEN, (ROWS,))
     assert own.gpu[BACKWARD, 0] > guessed.gpu[BACKWARD, 0]
     assert own.lengths[BACKWARD, 0] < 0.5 * guessed.lengths[BACKWARD, 0]
@@ -114,8 +114,8 @@ def test_a_mean_as_long_as_allowed_is_every_sequence() -> None:
 
 def test_a_measured_mean_is_so_many_deviations_off_and_never_far():
     lengths = [lengths_of(FSDP, longest=4096, deviation=each).mean for each in (-1.0, 0.0, 0.5)]
-    found = [deviation_of(FSDP, longest=4096, mean=mean) for mean in lengths]
-    assert found == pytest.approx([-1.0, 0.0, 0.5], abs=0.01)
+    items = [deviation_of(FSDP, longest=4096, mean=mean) for mean in lengths]
+    assert items == pytest.approx([-1.0, 0.0, 0.5], abs=0.01)
     assert deviation_of(FSDP, longest=4096, mean=4096) == 2.0
     assert deviation_of(FSDP, longest=4096, mean=5000) is None
     full = replace(FSDP, prompt_mean=1024.0, response_mean=3072.0)

@@ -22,8 +22,8 @@ def of(layout: Layout, knobs: Knobs) -> Load:
     return load_of(replace(job(layout), knobs=knobs), NODE, [knobs])
 
 
-def first(found: Load, *names: str) -> list[float]:
-    return [float(getattr(found, name)[0]) for name in names]
+def first(matched: Load, *names: str) -> list[float]:
+    return [float(getattr(matched, name)[0]) for name in names]
 
 
 def test_a_switch_that_a_job_does_not_have_is_off():
@@ -42,16 +42,16 @@ def test_a_switch_that_a_job_does_not_have_is_off():
 
 def test_a_candidate_without_a_knob_has_the_jobs_own():
     own = replace(job(), knobs=replace(KNOBS, concurrency=7, recompute="full", param_offload=True))
-    found = load_of(own, NODE, [Knobs(), Knobs(concurrency=9, recompute="off", param_offload=False)])
-    assert found.count == 2
-    assert found.concurrency.tolist() == [7, 9]
-    assert found.recompute_full.tolist() == found.param_offload.tolist() == [True, False]
+    result = load_of(own, NODE, [Knobs(), Knobs(concurrency=9, recompute="off", param_offload=False)])
+    assert result.count == 2
+    assert result.concurrency.tolist() == [7, 9]
+    assert result.recompute_full.tolist() == result.param_offload.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("strategy", ["none", "ddp", "fsdp", "fsdp2", "megatron"])
 def test_ranks_of_every_strategy_but_megatrons_may_share_a_sequence_by_its_heads(strategy):
-    found = load(replace(LAYOUT, strategy=strategy), sequence_parallel=2)
-    assert first(found, "split", "replicas") == ([1, 4] if strategy == "megatron" else [2, 2])
+    result = load(replace(LAYOUT, strategy=strategy), sequence_parallel=2)
+    assert first(result, "split", "replicas") == ([1, 4] if strategy == "megatron" else [2, 2])
     split = load(replace(LAYOUT, strategy=strategy), context_parallel=2)
     assert first(split, "split", "replicas") == [2, 2]
 
@@ -80,10 +80,10 @@ def test_tensor_and_pipeline_parallelism_leave_fewer_copies():
     ],
 )
 def test_the_sequences_of_a_step_and_of_a_pass(layout, knobs, rows, update, tokens):
-    found = of(layout, knobs)
-    assert first(found, "step_sequences", "step_tokens") == [rows, rows * 32]
-    assert first(found, "tokens") == pytest.approx([tokens])
-    assert first(found, "usual_tokens") == pytest.approx([update * 32])
+    result = of(layout, knobs)
+    assert first(result, "step_sequences", "step_tokens") == [rows, rows * 32]
+    assert first(result, "tokens") == pytest.approx([tokens])
+    assert first(result, "usual_tokens") == pytest.approx([update * 32])
 
 
 def test_a_budget_is_of_a_rank_or_of_all_that_share_a_sequence():
@@ -97,6 +97,12 @@ def test_log_probabilities_have_the_budget_of_training_unless_they_have_their_ow
     assert first(of(SIXTEEN, replace(BUDGET, logprob_tokens=128)), "tokens", "scored") == pytest.approx(
         [64, 128]
     )
+
+
+def test_a_scoring_micro_batch_has_more_sequences_where_the_job_says_so():
+    twice = replace(SIXTEEN, scored_sequences=2.0)
+    assert first(of(twice, KNOBS), "tokens", "scored", "passes", "score_passes") == [32, 64, 4, 2]
+    assert first(of(twice, BUDGET), "tokens", "scored") == pytest.approx([64, 64])  # tokens are counted
 
 
 @pytest.mark.parametrize(
@@ -118,5 +124,5 @@ def test_log_probabilities_have_the_budget_of_training_unless_they_have_their_ow
     ],
 )
 def test_what_is_in_host_memory_between_updates_and_during_one(changes, knobs, streamed, away, updated_there):
-    found = load(replace(LAYOUT, **changes), **knobs)
-    assert first(found, "streamed", "optimizer_away", "host_update") == [streamed, away, updated_there]
+    result = load(replace(LAYOUT, **changes), **knobs)
+    assert first(result, "streamed", "optimizer_away", "host_update") == [streamed, away, updated_there]

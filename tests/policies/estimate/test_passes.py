@@ -28,8 +28,8 @@ LAYER_FP32 = 200 + 360 + SCORES
 
 def counted(layout=LAYOUT, **knobs):
     of = load(layout, **knobs)
-    found = pass_of(TOY, of, tokens=np.full(of.count, float(TOKENS)))
-    return {field.name: float(getattr(found, field.name)[0]) / TOKENS for field in fields(found)}
+    result = pass_of(TOY, of, tokens=np.full(of.count, float(TOKENS)))
+    return {field.name: float(getattr(result, field.name)[0]) / TOKENS for field in fields(result)}
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def counted(layout=LAYOUT, **knobs):
     ],
 )
 def test_what_one_layer_keeps_of_a_token(layout, knobs, layer):
-    found = counted(layout, **knobs)
-    assert found["layer"] == found["kept_layer"] == pytest.approx(layer)
-    assert found["kept"] == pytest.approx(2 * layer)
-    assert found["again"] == found["offloaded"] == 0
+    counts = counted(layout, **knobs)
+    assert counts["layer"] == counts["kept_layer"] == pytest.approx(layer)
+    assert counts["kept"] == pytest.approx(2 * layer)
+    assert counts["again"] == counts["offloaded"] == 0
 
 
 @pytest.mark.parametrize(
@@ -77,22 +77,22 @@ def test_what_one_layer_keeps_of_a_token(layout, knobs, layer):
     ],
 )
 def test_what_recomputation_keeps_and_brings_back(layout, knobs, kept, again):
-    found = counted(layout, **knobs)
-    assert found["kept_layer"] == pytest.approx(kept)
-    assert found["kept"] == pytest.approx(2 * kept)
-    assert found["again"] == pytest.approx(again)
+    counts = counted(layout, **knobs)
+    assert counts["kept_layer"] == pytest.approx(kept)
+    assert counts["kept"] == pytest.approx(2 * kept)
+    assert counts["again"] == pytest.approx(again)
 
 
 def test_modules_that_megatron_computes_again():
-    found = counted(replace(MEGATRON, recompute_modules=("core_attn",)), recompute="selective")
-    assert (found["kept_layer"], found["again"]) == pytest.approx((FUSED - CORE, CORE))
+    counts = counted(replace(MEGATRON, recompute_modules=("core_attn",)), recompute="selective")
+    assert (counts["kept_layer"], counts["again"]) == pytest.approx((FUSED - CORE, CORE))
     elsewhere = counted(replace(LAYOUT, recompute_modules=("core_attn",)), recompute="selective")
     assert (elsewhere["kept_layer"], elsewhere["again"]) == pytest.approx((LAYER - CORE, 0))
 
 
 def test_offloaded_activations_are_all_that_is_kept():
-    found = counted(activation_offload=True)
-    assert found["offloaded"] == found["kept"] == pytest.approx(2 * LAYER)
+    counts = counted(activation_offload=True)
+    assert counts["offloaded"] == counts["kept"] == pytest.approx(2 * LAYER)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,10 @@ def test_offloaded_activations_are_all_that_is_kept():
     ],
 )
 def test_the_ends_of_a_pass(layout, knobs, inputs, ends):
-    found = counted(layout, **knobs)
-    assert found["inputs"] == pytest.approx(inputs)
-    assert found["ends"] == pytest.approx(ends)
-    assert found["shared"] == (32 if layout is MASKED else 0)
+    counts = counted(layout, **knobs)
+    assert counts["inputs"] == pytest.approx(inputs)
+    assert counts["ends"] == pytest.approx(ends)
+    assert counts["shared"] == (32 if layout is MASKED else 0)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_the_ends_of_a_pass(layout, knobs, inputs, ends):
     ],
 )
 def test_the_widest_instant_of_a_pass(layout, knobs, working, backward):
-    found = counted(layout, **knobs)
-    assert found["working"] == pytest.approx(working)
-    assert found["backward"] == pytest.approx(backward)
+    counts = counted(layout, **knobs)
+    assert counts["working"] == pytest.approx(working)
+    assert counts["backward"] == pytest.approx(backward)
 
 
 # --------------------------------------------------------------------- logits
@@ -136,6 +136,7 @@ def test_the_widest_instant_of_a_pass(layout, knobs, working, backward):
 
 SOFTMAX = replace(LAYOUT, logits_bytes=4, loss="softmax")
 KERNEL = replace(LAYOUT, loss="kernel")
+CAST_KERNEL = replace(LAYOUT, loss="cast_kernel")
 STEPWISE = replace(KERNEL, compiled_loss=False)
 PIECES = replace(LAYOUT, loss="pieces")
 ROWS = replace(LAYOUT, loss="rows")
@@ -149,12 +150,12 @@ NAMES = ("scoring", "forward", "kept", "backward", "head", "head_gradient")
 def bytes_of_a_logit(layout, tokens=TOKENS, **knobs):
     of = load(layout, **knobs)
     rows = np.full(of.count, float(tokens))
-    found = logits_of(TOY, of, tokens=rows, scored=rows)
+    result = logits_of(TOY, of, tokens=rows, scored=rows)
     one = tokens * TOY.vocab / float(of.tensor[0])
-    assert float(found.head_scored[0]) == pytest.approx(
-        float(found.head[0]) if not layout.predicting_loss else 0.0
+    assert float(result.head_scored[0]) == pytest.approx(
+        float(result.head[0]) if not layout.predicting_loss else 0.0
     )
-    return [float(getattr(found, name)[0]) / one for name in NAMES]
+    return [float(getattr(result, name)[0]) / one for name in NAMES]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,8 @@ def bytes_of_a_logit(layout, tokens=TOKENS, **knobs):
         (SOFTMAX, IN_PLACE, AGAIN, (10, 10, 2, 14, 2, 2)),
         # Pieces of the head and its loss, which keep nothing.
         (SOFTMAX, {}, {"fused_kernels": True}, (6, 6, 0, 10, 6, 10)),
+        (CAST_KERNEL, {}, {}, (6, 6, 4, 10, 2, 2)),
+        (CAST_KERNEL, ENTROPY, {}, (6, 6, 4, 14, 2, 2)),
         (SOFTMAX, {"logits_share": 0.5}, {}, (5, 5, 2, 6, 1, 1)),
         # A kernel keeps the logits and writes their gradient over them.
         (KERNEL, {}, {}, (2, 2, 2, 2, 2, 2)),
@@ -216,8 +219,8 @@ def test_a_fused_head_takes_512_rows_at_a_time():
 
 
 def test_pieces_of_an_entropy_have_2048_rows():
-    found = bytes_of_a_logit(replace(STEPWISE, entropy=True), 4096, entropy_chunking=True)
-    assert found == pytest.approx([8, 12, 10, 16, 2, 2])
+    result = bytes_of_a_logit(replace(STEPWISE, entropy=True), 4096, entropy_chunking=True)
+    assert result == pytest.approx([8, 12, 10, 16, 2, 2])
     softmax = bytes_of_a_logit(replace(SOFTMAX, entropy=True), 4096, entropy_chunking=True)
     assert softmax == pytest.approx([12, 16, 8, 16, 2, 2])
 

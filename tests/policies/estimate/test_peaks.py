@@ -67,8 +67,8 @@ def profile(layout=FSDP, knobs=KNOBS, *, placement=Placement.COLOCATED, engine="
     )
 
 
-def totals(found):
-    return found.gpu[:, 0], found.host[:, 0]
+def totals(matched):
+    return matched.gpu[:, 0], matched.host[:, 0]
 
 
 # --------------------------------------------------------------------------- what others published
@@ -105,13 +105,13 @@ def test_zero_figure_1():
 
 def test_zero_copies_gradients_into_a_bucket_in_backward_alone():
     layout = with_zero(replace(FSDP, engine_ranks=0), 2, optimizer="adamw")
-    found, without = (
+    result, without = (
         estimates(profile(each, engine="none"), CLUSTER, QWEN, [KNOBS]).gpu[:, 0]
         for each in (layout, replace(layout, reduce_bucket_bytes=1))
     )
     more = np.zeros(len(PHASES))
     more[PHASES.index(Phase.BACKWARD)] = 1e9
-    assert found - without == pytest.approx(more, abs=1.0)
+    assert result - without == pytest.approx(more, abs=1.0)
 
 
 def zero(stage, **settings):
@@ -119,8 +119,8 @@ def zero(stage, **settings):
 
 
 def parts_of(layout, phase, part, *, host=False, **knobs):
-    found = estimates(profile(layout, engine="none"), CLUSTER, QWEN, [replace(KNOBS, **knobs)])
-    sizes = found.host_parts if host else found.gpu_parts
+    predicted = estimates(profile(layout, engine="none"), CLUSTER, QWEN, [replace(KNOBS, **knobs)])
+    sizes = predicted.host_parts if host else predicted.gpu_parts
     return float(sizes[PHASES.index(phase), PARTS.index(part), 0])
 
 
@@ -273,8 +273,8 @@ def test_the_loss_of_gemma_2():
 def test_one_copy_of_the_logits(tokens, vocab, width, tensor, published, source):
     load = load_of(profile(replace(FSDP, logits_bytes=width)), CLUSTER, [Knobs(tensor_parallel=tensor)])
     count = np.array([float(tokens)])
-    found = logits_of(replace(QWEN, vocab=vocab), load, tokens=count, scored=count).kept[0] / GIB
-    assert found == pytest.approx(published, rel=0.06), source
+    result = logits_of(replace(QWEN, vocab=vocab), load, tokens=count, scored=count).kept[0] / GIB
+    assert result == pytest.approx(published, rel=0.06), source
 
 
 # --------------------------------------------------------------------------- one and many
@@ -282,13 +282,13 @@ def test_one_copy_of_the_logits(tokens, vocab, width, tensor, published, source)
 
 def test_one_is_a_column_of_many():
     others = [replace(KNOBS, tokens_per_microbatch=tokens) for tokens in (4096, 8192, 16384)]
-    found = estimates(profile(), CLUSTER, QWEN, others)
+    predicted = estimates(profile(), CLUSTER, QWEN, others)
     for column, knobs in enumerate(others):
         one = estimate(profile(), CLUSTER, QWEN, knobs)
         for row, phase in enumerate(PHASES):
-            assert one.phases[phase].gpu.total == pytest.approx(found.gpu[row, column])
-            assert one.phases[phase].host.total == pytest.approx(found.host[row, column])
-        assert one.step_s == pytest.approx(found.step_s[column])
+            assert one.phases[phase].gpu.total == pytest.approx(predicted.gpu[row, column])
+            assert one.phases[phase].host.total == pytest.approx(predicted.host[row, column])
+        assert one.step_s == pytest.approx(predicted.step_s[column])
 
 
 def test_a_knob_left_out_is_the_jobs_own():
@@ -319,14 +319,14 @@ def test_weights_are_sent_as_far_as_the_fuller_of_two_devices_allows(budget, on_
     """The engine fills half of its 80 GiB, and the trainer needs 19."""
     awake = replace(FSDP, engine_sleeps=False)
     apart = replace(profile(awake, placement=Placement.SEPARATE), trainer_budget_bytes=budget)
-    found = estimates(apart, CLUSTER, QWEN, [KNOBS])
+    predicted = estimates(apart, CLUSTER, QWEN, [KNOBS])
     row = PHASES.index(Phase.WEIGHT_SYNC)
-    parts = {part: float(found.gpu_parts[row, PARTS.index(part), 0]) for part in ("kv_pool", "optimizer")}
+    parts = {part: float(predicted.gpu_parts[row, PARTS.index(part), 0]) for part in ("kv_pool", "optimizer")}
     assert (parts["kv_pool"] > 0, parts["optimizer"] > 0) == (on_engine, not on_engine)
-    assert found.on_engine[row, 0] == on_engine
-    assert found.gpu_capacity[row, 0] == (CLUSTER.gpu_memory_bytes if on_engine else budget)
+    assert predicted.on_engine[row, 0] == on_engine
+    assert predicted.gpu_capacity[row, 0] == (CLUSTER.gpu_memory_bytes if on_engine else budget)
     for phase in (Phase.ROLLOUT_INIT, Phase.ROLLOUT):
-        assert found.on_engine[PHASES.index(phase), 0] == 1
+        assert predicted.on_engine[PHASES.index(phase), 0] == 1
 
 
 def test_the_fraction_means_what_the_engine_means():
@@ -353,14 +353,14 @@ def test_a_sleeping_engine_leaves_its_residue():
 
 def test_a_model_that_is_loaded_whole_fills_every_device():
     layout = replace(FSDP, loads_whole=True)
-    found = estimates(profile(layout), CLUSTER, QWEN, [Knobs(), Knobs(memory_efficient_load=True)])
+    predicted = estimates(profile(layout), CLUSTER, QWEN, [Knobs(), Knobs(memory_efficient_load=True)])
     sharded = estimates(profile(), CLUSTER, QWEN, [Knobs()])
     start, whole = PHASES.index(Phase.INIT), parameters(QWEN).total * layout.parameter_bytes
-    assert found.gpu[start, 0] >= whole
-    assert found.gpu[start, 1] == sharded.gpu[start, 0] < whole / 2
-    assert found.host[start, 1] - found.host[start, 0] == pytest.approx(parameters(QWEN).total * 2)
+    assert predicted.gpu[start, 0] >= whole
+    assert predicted.gpu[start, 1] == sharded.gpu[start, 0] < whole / 2
+    assert predicted.host[start, 1] - predicted.host[start, 0] == pytest.approx(parameters(QWEN).total * 2)
     later = [place for place in range(len(PHASES)) if place != start]
-    assert (found.gpu[later, 0] == found.gpu[later, 1]).all()
+    assert (predicted.gpu[later, 0] == predicted.gpu[later, 1]).all()
 
 
 def test_vllm_stays_within_its_share_beside_its_context_and_captures_graphs_on_top():
@@ -368,31 +368,31 @@ def test_vllm_stays_within_its_share_beside_its_context_and_captures_graphs_on_t
     job = profile(apart, placement=Placement.SEPARATE, engine="vllm")
     graphs = Knobs(memory_fraction=0.5, concurrency=1024, max_batched_tokens=512)
     few_rows = replace(graphs, concurrency=16, max_batched_tokens=65536)
-    found = estimates(job, CLUSTER, QWEN, [replace(graphs, cuda_graphs="off"), graphs, few_rows])
-    peak = found.gpu[PHASES.index(Phase.ROLLOUT)]
+    predicted = estimates(job, CLUSTER, QWEN, [replace(graphs, cuda_graphs="off"), graphs, few_rows])
+    peak = predicted.gpu[PHASES.index(Phase.ROLLOUT)]
     assert peak[0] == pytest.approx(0.5 * CLUSTER.gpu_memory_bytes + constant("context"))
     assert peak[1] == peak[2] > peak[0]
-    assert (found.pool_tokens > 0).all()
-    start = found.gpu[PHASES.index(Phase.ROLLOUT_INIT)]
+    assert (predicted.pool_tokens > 0).all()
+    start = predicted.gpu[PHASES.index(Phase.ROLLOUT_INIT)]
     assert start[1] == pytest.approx(peak[1])  # the sampler is warmed up after the graphs
     assert start[2] < peak[2]
 
 
 def test_a_job_without_an_engine_has_no_pool():
-    found = estimates(profile(engine="none"), CLUSTER, QWEN, [KNOBS])
+    predicted = estimates(profile(engine="none"), CLUSTER, QWEN, [KNOBS])
     alone = estimates(profile(replace(FSDP, engine_sleeps=False), engine="none"), CLUSTER, QWEN, [KNOBS])
-    assert np.isinf(found.pool_tokens).all()
-    assert not found.gpu_parts[:, PARTS.index("kv_pool")].any()
-    assert not found.gpu_parts[:, PARTS.index("residue")].any()
-    assert (found.gpu == alone.gpu).all()
-    assert np.isfinite(found.seconds).all()
+    assert np.isinf(predicted.pool_tokens).all()
+    assert not predicted.gpu_parts[:, PARTS.index("kv_pool")].any()
+    assert not predicted.gpu_parts[:, PARTS.index("residue")].any()
+    assert (predicted.gpu == alone.gpu).all()
+    assert np.isfinite(predicted.seconds).all()
 
 
 def kept_by_stages(knobs=KNOBS, **sizes):
     """Return the parts of backward's largest instant on a pipeline's fullest stage, in bytes."""
     job = profile(replace(MEGATRON, mini_batch=512, **sizes), engine="none")
-    found = estimates(job, CLUSTER, QWEN, [knobs]).gpu_parts[PHASES.index(Phase.BACKWARD), :, 0]
-    return dict(zip(PARTS, found.tolist(), strict=True))
+    predicted = estimates(job, CLUSTER, QWEN, [knobs]).gpu_parts[PHASES.index(Phase.BACKWARD), :, 0]
+    return dict(zip(PARTS, predicted.tolist(), strict=True))
 
 
 def test_a_pipelines_first_stage_holds_a_micro_batch_for_every_stage_and_no_logits():
@@ -420,18 +420,18 @@ def test_fewer_micro_batches_than_stages_are_all_in_flight():
     full = Knobs(microbatch_size=1, recompute="off")
     many = kept_by_stages(full, pipeline_parallel=4, ranks=4, shards=1)["activations"]
     job = replace(MEGATRON, pipeline_parallel=4, ranks=4, shards=1, sequences=2, mini_batch=2)
-    found = estimates(profile(job, engine="none"), CLUSTER, QWEN, [full])
-    two = found.gpu_parts[PHASES.index(Phase.BACKWARD), PARTS.index("activations"), 0]
+    predicted = estimates(profile(job, engine="none"), CLUSTER, QWEN, [full])
+    two = predicted.gpu_parts[PHASES.index(Phase.BACKWARD), PARTS.index("activations"), 0]
     assert two < 0.7 * many
 
 
 def test_a_sync_that_gathers_the_whole_model_needs_room_for_it():
     adapters = replace(FSDP, lora_rank=32, parameter_bytes=4)
-    found = [
+    items = [
         estimates(profile(layout), CLUSTER, QWEN, [KNOBS]).gpu_parts[PHASES.index(Phase.WEIGHT_SYNC)]
         for layout in (adapters, replace(adapters, gathers_whole=True))
     ]
-    weights = [parts[PARTS.index("weights"), 0] for parts in found]
+    weights = [parts[PARTS.index("weights"), 0] for parts in items]
     assert weights[1] - weights[0] > 3.5 * parameters(QWEN).total
 
 
@@ -450,13 +450,13 @@ def test_what_is_not_measured_is_less_certain():
 @pytest.mark.parametrize("away", [False, True])
 def test_a_reference_of_wider_type_takes_more(away: bool):
     narrow = replace(FSDP, reference_offload=away)
-    found = [
+    items = [
         estimates(profile(layout), CLUSTER, QWEN, [Knobs()])
         for layout in (narrow, replace(narrow, reference_bytes=4))
     ]
     place, more = PHASES.index(Phase.LOG_PROB), parameters(QWEN).total * 2
-    assert found[1].gpu[place, 0] - found[0].gpu[place, 0] == pytest.approx(0 if away else more / 8)
-    assert found[1].host[place, 0] - found[0].host[place, 0] == pytest.approx(more if away else 0)
+    assert items[1].gpu[place, 0] - items[0].gpu[place, 0] == pytest.approx(0 if away else more / 8)
+    assert items[1].host[place, 0] - items[0].host[place, 0] == pytest.approx(more if away else 0)
 
 
 def test_adapters_train_little():
@@ -505,6 +505,7 @@ knob_values = {
     "sequence_parallel": st.sampled_from([1, 2, 4]),
     "tensor_parallel": st.sampled_from([1, 2, 4]),
     "expert_parallel": st.sampled_from([1, 2, 4]),
+    "pipeline_parallel": st.sampled_from([1, 2, 4]),
     "shard_group": st.sampled_from([1, 2, 4, 8]),
     "reshard_after_forward": st.booleans(),
     "fused_kernels": st.booleans(),
@@ -537,11 +538,11 @@ MEMORY = settings(max_examples=60, deadline=None)
 @MEMORY
 @given(job=jobs, model=models, chosen=knobs)
 def test_every_figure_is_finite_and_positive(job, model, chosen):
-    found = estimates(job, CLUSTER, model, [chosen])
-    for parts in (found.gpu_parts, found.host_parts, found.seconds):
+    predicted = estimates(job, CLUSTER, model, [chosen])
+    for parts in (predicted.gpu_parts, predicted.host_parts, predicted.seconds):
         assert np.isfinite(parts).all()
         assert (parts >= 0).all()
-    assert 0 < found.step_s[0] < math.inf
+    assert 0 < predicted.step_s[0] < math.inf
 
 
 # A cure and the memory that it may never raise.
@@ -582,9 +583,9 @@ HOST_CURES = {
 
 
 def compared(job, model, before, after):
-    found = estimates(job, CLUSTER, model, [before, after])
+    predicted = estimates(job, CLUSTER, model, [before, after])
     # Two instants of a phase that nearly tie are told apart by less than a thousandth.
-    return found, found.gpu[:, 0] * (1 + 1e-3) + 1, found.host[:, 0] * (1 + 1e-3) + 1
+    return predicted, predicted.gpu[:, 0] * (1 + 1e-3) + 1, predicted.host[:, 0] * (1 + 1e-3) + 1
 
 
 @MEMORY
@@ -612,8 +613,8 @@ def test_a_cure_never_needs_more_device_memory(job, model, chosen, name):
 @given(job=jobs, model=models, chosen=knobs, name=st.sampled_from(sorted(HOST_CURES)))
 def test_a_cure_never_needs_more_host_memory(job, model, chosen, name):
     cured = replace(chosen, **{name: HOST_CURES[name](getattr(chosen, name))})
-    found, _, limit = compared(job, model, chosen, cured)
-    assert (found.host[:, 1] <= limit).all()
+    result, _, limit = compared(job, model, chosen, cured)
+    assert (result.host[:, 1] <= limit).all()
 
 
 @MEMORY
@@ -623,22 +624,22 @@ def test_fewer_tokens_never_need_more(job, model, chosen, share):
     # One micro-batch has no gradients to add to; from two on they wait in every forward.
     load = load_of(job, CLUSTER, [chosen, fewer])
     if (load.passes > 1).all():
-        found, gpu, host = compared(job, model, chosen, fewer)
-        assert (found.gpu[:, 1] <= gpu).all()
-        assert (found.host[:, 1] <= host).all()
+        result, gpu, host = compared(job, model, chosen, fewer)
+        assert (result.gpu[:, 1] <= gpu).all()
+        assert (result.host[:, 1] <= host).all()
 
 
 @MEMORY
 @given(job=jobs, model=models, chosen=knobs)
 def test_offloaded_activations_move_from_device_to_host(job, model, chosen):
     kept, moved = (replace(chosen, activation_offload=value) for value in (False, True))
-    found, gpu, _ = compared(job, model, kept, moved)
-    assert (found.gpu[:, 1] <= gpu).all()
+    result, gpu, _ = compared(job, model, kept, moved)
+    assert (result.gpu[:, 1] <= gpu).all()
     place = PHASES.index(Phase.BACKWARD)
     load = load_of(job, CLUSTER, [kept])
     trainers = node_of(load, CLUSTER).trainers
     freed = trainers * float(pass_of(model, load, tokens=load.tokens).kept[0])
-    assert found.host[place, 1] == pytest.approx(found.host[place, 0] + freed, rel=1e-6)
+    assert result.host[place, 1] == pytest.approx(result.host[place, 0] + freed, rel=1e-6)
 
 
 # What saves memory, and the phase that it makes longer.
@@ -657,16 +658,16 @@ def test_what_saves_memory_takes_time(job, model, chosen, name):
     off = {knob: False for knob in COSTS if knob != "recompute"}
     plain = replace(chosen, recompute="off", optimizer_offload_fraction=None, **off)
     value, phase = COSTS[name]
-    found = estimates(job, CLUSTER, model, [plain, replace(plain, **{name: value})])
-    before, after = found.seconds[PHASES.index(phase)]
+    predicted = estimates(job, CLUSTER, model, [plain, replace(plain, **{name: value})])
+    before, after = predicted.seconds[PHASES.index(phase)]
     assert after > before
-    assert found.step_s[1] >= found.step_s[0]
+    assert predicted.step_s[1] >= predicted.step_s[0]
 
 
 def test_full_recomputation_is_one_more_forward():
     chosen = [replace(KNOBS, recompute=mode) for mode in ("off", "selective", "full")]
-    found = estimates(profile(), CLUSTER, QWEN, chosen)
-    forward, backward = (found.seconds[PHASES.index(p)] for p in (Phase.FORWARD, Phase.BACKWARD))
+    predicted = estimates(profile(), CLUSTER, QWEN, chosen)
+    forward, backward = (predicted.seconds[PHASES.index(p)] for p in (Phase.FORWARD, Phase.BACKWARD))
     assert backward[2] - backward[0] == pytest.approx(forward[0], rel=0.05)
     assert 0 < backward[1] - backward[0] < 0.1 * forward[0]
 
@@ -682,8 +683,8 @@ def test_graphs_memory_sync_and_a_larger_pool_are_faster():
     slow = replace(KNOBS, cuda_graphs="off", sync_mode="disk", memory_fraction=0.3, concurrency=1024)
     job = profile(replace(FSDP, sequences=4096))
     for name, value in (("cuda_graphs", "full"), ("sync_mode", "memory"), ("memory_fraction", 0.8)):
-        found = estimates(job, CLUSTER, QWEN, [slow, replace(slow, **{name: value})])
-        assert found.step_s[1] < found.step_s[0]
+        predicted = estimates(job, CLUSTER, QWEN, [slow, replace(slow, **{name: value})])
+        assert predicted.step_s[1] < predicted.step_s[0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -696,6 +697,6 @@ def test_graphs_memory_sync_and_a_larger_pool_are_faster():
 def test_odd_jobs_are_estimated_too(tokens, rows, ranks, sequences):
     layout = replace(FSDP, ranks=ranks, shards=ranks, sequences=sequences)
     chosen = Knobs(tokens_per_microbatch=tokens, microbatch_size=rows)
-    found = estimates(profile(layout, chosen), CLUSTER, QWEN, [chosen])
-    assert np.isfinite(found.gpu).all()
-    assert (found.gpu > 0).all()
+    predicted = estimates(profile(layout, chosen), CLUSTER, QWEN, [chosen])
+    assert np.isfinite(predicted.gpu).all()
+    assert (predicted.gpu > 0).all()

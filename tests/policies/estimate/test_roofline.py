@@ -29,7 +29,7 @@ def timed(layout=LAYOUT, *, cluster=NODE, pool=ENDLESS, placement=Placement.COLO
     """Return the seconds of each phase, on a card of which only the given limits count."""
     of = load(layout, cluster=cluster, placement=placement, **knobs)
     limits = {"flops": ENDLESS, "bandwidth": ENDLESS, "link": ENDLESS} | (card or {})
-    found = seconds(
+    result = seconds(
         TOY,
         of,
         cluster=cluster,
@@ -38,7 +38,7 @@ def timed(layout=LAYOUT, *, cluster=NODE, pool=ENDLESS, placement=Placement.COLO
         run=pass_of(TOY, of, tokens=of.usual_tokens),
         pool_tokens=np.array([pool]),
     )
-    return {phase: float(value[0]) for phase, value in found.items()}
+    return {phase: float(value[0]) for phase, value in result.items()}
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def timed(layout=LAYOUT, *, cluster=NODE, pool=ENDLESS, placement=Placement.COLO
     ],
 )
 def test_an_update_reads_and_writes_the_whole_state(layout, knobs, expected):
-    found = timed(replace(LAYOUT, **layout), card={"bandwidth": 1e6}, **knobs)
-    assert found["optimizer"] == pytest.approx(expected / 1e6)
+    result = timed(replace(LAYOUT, **layout), card={"bandwidth": 1e6}, **knobs)
+    assert result["optimizer"] == pytest.approx(expected / 1e6)
 
 
 HALF = {"optimizer_offload": True, "optimizer_offload_fraction": 0.5}
@@ -79,14 +79,14 @@ HALF = {"optimizer_offload": True, "optimizer_offload_fraction": 0.5}
     ],
 )
 def test_an_optimizer_on_the_host_takes_its_links_or_its_processors(layout, knobs, expected):
-    found = timed(replace(LAYOUT, **layout), **knobs)
-    assert found["optimizer"] == pytest.approx(expected * LOCAL / 4)
+    result = timed(replace(LAYOUT, **layout), **knobs)
+    assert result["optimizer"] == pytest.approx(expected * LOCAL / 4)
 
 
 def test_without_a_gpu_an_update_on_the_host_is_twice_as_much_again():
     stays = replace(LAYOUT, optimizer_stays_offloaded=True)
-    found = timed(stays, cluster=CPU, card={"bandwidth": 1e6}, optimizer_offload=True)
-    assert found["optimizer"] == pytest.approx(3 * 32 * LOCAL / 4 / 1e6)
+    result = timed(stays, cluster=CPU, card={"bandwidth": 1e6}, optimizer_offload=True)
+    assert result["optimizer"] == pytest.approx(3 * 32 * LOCAL / 4 / 1e6)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_without_a_gpu_an_update_on_the_host_is_twice_as_much_again():
     ],
 )
 def test_a_weight_sync(layout, knobs, cluster, link, expected):
-    found = timed(replace(LAYOUT, **layout), cluster=cluster, card={"link": link}, **knobs)
-    assert found["weight_sync"] == pytest.approx(expected)
+    result = timed(replace(LAYOUT, **layout), cluster=cluster, card={"link": link}, **knobs)
+    assert result["weight_sync"] == pytest.approx(expected)
 
 
 def test_a_step_is_the_sum_of_its_phases_unless_training_and_generation_overlap():
@@ -141,11 +141,11 @@ FULL, SELECTIVE = {"recompute": "full"}, {"recompute": "selective"}
     ],
 )
 def test_compute_of_a_pass(layout, knobs, forward, backward, scoring):
-    found = timed(replace(ALONE, **layout), card={"flops": 1e6}, **knobs)
+    result = timed(replace(ALONE, **layout), card={"flops": 1e6}, **knobs)
     one = 4 * 32 * TOKEN_FLOPS / 1e6
-    assert found["forward"] == pytest.approx(forward * one / 0.40, rel=1e-3)
-    assert found["backward"] == pytest.approx(backward * one / 0.40, rel=1e-3)
-    assert found["log_prob"] == pytest.approx(scoring * one / 0.50, rel=1e-3)
+    assert result["forward"] == pytest.approx(forward * one / 0.40, rel=1e-3)
+    assert result["backward"] == pytest.approx(backward * one / 0.40, rel=1e-3)
+    assert result["log_prob"] == pytest.approx(scoring * one / 0.50, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_compute_of_a_pass(layout, knobs, forward, backward, scoring):
     [({}, 1, 4, 4), ({}, 2, 2, 2), ({}, 4, 1, 1), ({"mini_batch": 2}, 4, 2, 1)],
 )
 def test_launches_decide_where_a_pass_has_little_to_compute(layout, rows, passes, score_passes):
-    found = timed(replace(ALONE, **layout), microbatch_size=rows)
-    assert found["forward"] == pytest.approx(passes * LAUNCHES)
-    assert found["log_prob"] == pytest.approx(score_passes * LAUNCHES)
+    result = timed(replace(ALONE, **layout), microbatch_size=rows)
+    assert result["forward"] == pytest.approx(passes * LAUNCHES)
+    assert result["log_prob"] == pytest.approx(score_passes * LAUNCHES)
 
 
 GATHER = 2 * LOCAL / 1e3  # seconds: all in bf16 over a link of which 1,000 bytes per second remain
@@ -166,11 +166,11 @@ SLOW = {"card": {"link": 4e3}}
     ("strategy", "shards", "gathered"), [("fsdp", 4, 1), ("fsdp2", 4, 1), ("fsdp2", 1, 0), ("ddp", 4, 0)]
 )
 def test_gathered_weights_hide_behind_compute_as_far_as_it_goes(strategy, shards, gathered):
-    found = timed(replace(LAYOUT, strategy=strategy, shards=shards), **SLOW)
+    result = timed(replace(LAYOUT, strategy=strategy, shards=shards), **SLOW)
     launched = LAUNCHES + HOOKS * (strategy != "ddp")
     expected = GATHER + 0.1 * launched if gathered else launched
-    assert found["forward"] == pytest.approx(expected)
-    assert found["log_prob"] == pytest.approx(expected)
+    assert result["forward"] == pytest.approx(expected)
+    assert result["log_prob"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -179,14 +179,14 @@ def test_gathered_weights_hide_behind_compute_as_far_as_it_goes(strategy, shards
 )
 def test_parallel_ranks_exchange_rows_in_every_layer(knobs, exchanges):
     layout = replace(LAYOUT, strategy="ddp", shards=1, ranks=2, sequences=2)
-    found = timed(layout, **SLOW, **knobs)
+    result = timed(layout, **SLOW, **knobs)
     tokens = {"tensor_parallel": 64, "sequence_parallel": 32, "context_parallel": 32}.get(
         next(iter(knobs), ""), 0
     )
     rows = tokens * 8 * 2 / 1e3  # bf16 rows of the hidden size
     passes = 1 if not knobs else 2
-    assert found["forward"] == pytest.approx(passes * LAUNCHES + 2 * exchanges * rows)
-    assert found["log_prob"] == pytest.approx(passes * LAUNCHES + 2 * exchanges * rows)
+    assert result["forward"] == pytest.approx(passes * LAUNCHES + 2 * exchanges * rows)
+    assert result["log_prob"] == pytest.approx(passes * LAUNCHES + 2 * exchanges * rows)
 
 
 def test_weights_on_the_host_come_and_go_once_a_phase_or_in_every_pass():
@@ -285,8 +285,8 @@ ACTIVE = 2 * (192 + 384) + 32 * 8
     ],
 )
 def test_a_rollout(layout, knobs, pool, card, expected):
-    found = timed(replace(ANSWERS, **layout), pool=pool, card=card, **knobs)
-    assert found["rollout"] == pytest.approx(expected, rel=1e-3)
+    result = timed(replace(ANSWERS, **layout), pool=pool, card=card, **knobs)
+    assert result["rollout"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_megatron_gathers_nothing_for_a_pass():

@@ -75,8 +75,8 @@ def test_parameters_of_the_toy(changes, more):
     ],
 )
 def test_parameters_of_experts(changes, mlp, experts):
-    found = parameters(replace(MIXTURE, **changes))
-    assert (found.mlp, found.experts) == (mlp, experts)
+    counts = parameters(replace(MIXTURE, **changes))
+    assert (counts.mlp, counts.experts) == (mlp, experts)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_parameters_of_experts(changes, mlp, experts):
     ],
 )
 def test_the_largest_tensor(model, changes, largest, apart):
-    found = parameters(replace(model, **changes))
-    assert (found.largest, found.largest_apart) == (largest, apart)
+    counts = parameters(replace(model, **changes))
+    assert (counts.largest, counts.largest_apart) == (largest, apart)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_parameters_of_a_layer_without_attention(linear, count):
 
 @pytest.mark.parametrize(("hidden", "rank"), [(16, 1), (17, 2), (32, 2), (40, 3)])
 def test_mambas_time_steps_have_a_sixteenth_of_the_hidden_size_rounded_up(hidden, rank):
-    found = parameters(replace(HYBRID, hidden=hidden, linear="mamba")).attention
+    counts = parameters(replace(HYBRID, hidden=hidden, linear="mamba")).attention
     rest = 3 * hidden * 10 + 10 * 2 * 3 + 10 + 2 * 3 + 10 * 3 + 10 + 10 * 5
-    assert 2 * found - 8 * hidden == rest + rank * (10 + 10 + 1)
+    assert 2 * counts - 8 * hidden == rest + rank * (10 + 10 + 1)
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_mambas_time_steps_have_a_sixteenth_of_the_hidden_size_rounded_up(hidden
     ],
 )
 def test_what_a_layer_keeps(model, changes, options, whole, split, experts):
-    found = kept_by_layer(replace(model, **changes), **({"element_bytes": 2} | options))
-    assert found[:3] == (whole, split, experts)
+    result = kept_by_layer(replace(model, **changes), **({"element_bytes": 2} | options))
+    assert result[:3] == (whole, split, experts)
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_what_a_layer_keeps(model, changes, options, whole, split, experts):
     ],
 )
 def test_what_a_layer_without_attention_keeps(linear, kept):
-    found = kept_by_layer(replace(HYBRID, linear=linear), element_bytes=2).split
-    assert found - kept_by_layer(HYBRID, element_bytes=2).split == kept / 2
+    result = kept_by_layer(replace(HYBRID, linear=linear), element_bytes=2).split
+    assert result - kept_by_layer(HYBRID, element_bytes=2).split == kept / 2
 
 
 @pytest.mark.parametrize(("qk_norm", "measured"), [("", 16360), ("head", 18320)])

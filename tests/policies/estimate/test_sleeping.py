@@ -18,8 +18,8 @@ RANKS = 8
 def parts_of(layout, phase, part, *, host=False, stays=("trainer", "rollout"), **knobs):
     """Return the bytes of a part of a job without an engine; `stays` names who is on the card in rollout."""
     of = replace(profile(layout, engine="none"), resident={Phase.ROLLOUT.value: stays})
-    found = estimates(of, CLUSTER, QWEN, [replace(KNOBS, **knobs)])
-    sizes = found.host_parts if host else found.gpu_parts
+    predicted = estimates(of, CLUSTER, QWEN, [replace(KNOBS, **knobs)])
+    sizes = predicted.host_parts if host else predicted.gpu_parts
     return float(sizes[PHASES.index(phase), PARTS.index(part), 0])
 
 
@@ -59,11 +59,11 @@ def test_megatrons_copy_of_its_weights_stays_on_the_host_when_they_wake():
 def test_an_optimizer_in_host_memory_leaves_fp32_weights_on_the_device(phase):
     layout = replace(MEGATRON, optimizer_stays_offloaded=True, optimizer_bytes=12, **ASLEEP)
     for beside in (False, True):
-        found = replace(layout, masters_beside=beside)
-        on_device = parts_of(found, phase, "optimizer", optimizer_offload=True)
+        result = replace(layout, masters_beside=beside)
+        on_device = parts_of(result, phase, "optimizer", optimizer_offload=True)
         assert on_device == pytest.approx(beside * 4 * WHOLE / RANKS)
         # The host's copies are whole whatever the device keeps; those of the weights are page-locked.
-        on_host = parts_of(found, phase, "optimizer", host=True, optimizer_offload=True)
+        on_host = parts_of(result, phase, "optimizer", host=True, optimizer_offload=True)
         assert 12 * WHOLE < on_host < 16 * WHOLE
 
 

@@ -1,5 +1,8 @@
 """A pipeline's stages: their layers, and their chunks in flight."""
 
+from dataclasses import fields
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +10,7 @@ from msgspec.structs import replace
 
 from autotune.policies.estimate.load import load_of
 from autotune.policies.estimate.passes import logits_of, pass_of, with_predicting
-from autotune.policies.estimate.peaks import estimates
+from autotune.policies.estimate.peaks import Estimates, estimates
 from autotune.policies.estimate.shapes import parameters
 from autotune.policies.estimate.stages import in_flight, stages_of
 from autotune.policies.estimate.training import fullest, states_of
@@ -23,6 +26,19 @@ def loaded(layout):
     return load_of(profile(layout, Knobs(microbatch_size=1)), CLUSTER, [Knobs()])
 
 
+def test_a_configuration_in_more_stages_is_a_job_with_as_many():
+    knobs = [Knobs(pipeline_parallel=size, tensor_parallel=2) for size in (4, None, 2, 1)]
+    joined = estimates(profile(MEGATRON), CLUSTER, QWEN, knobs)
+    for place, (size, shards) in enumerate(((4, 2), (1, 8), (2, 4), (1, 8))):
+        layout = replace(MEGATRON, pipeline_parallel=size, shards=shards)
+        own = estimates(profile(layout), CLUSTER, QWEN, [Knobs(tensor_parallel=2)])
+        for field in fields(Estimates):
+            if field.name not in ("error", "host_capacity"):
+                np.testing.assert_allclose(
+                    getattr(joined, field.name)[..., place], getattr(own, field.name)[..., 0]
+                )
+
+
 @pytest.mark.parametrize(
     ("uneven", "layers"),
     [
@@ -35,12 +51,12 @@ def loaded(layout):
     ],
 )
 def test_layers_are_spread_as_megatron_spreads_them(uneven, layers):
-    found = stages_of(QWEN, replace(FOUR, **uneven))
-    assert tuple(stage.layers for stage in found) == layers
-    assert [stage.first for stage in found] == [True] + [False] * (len(layers) - 1)
-    assert [stage.last for stage in found] == [False] * (len(layers) - 1) + [True]
+    result = stages_of(QWEN, replace(FOUR, **uneven))
+    assert tuple(stage.layers for stage in result) == layers
+    assert [stage.first for stage in result] == [True] + [False] * (len(layers) - 1)
+    assert [stage.last for stage in result] == [False] * (len(layers) - 1) + [True]
     stages = uneven.get("pipeline_parallel", 4)
-    assert [stage.after for stage in found] == [stages - 1, *[stages - 2] * (len(layers) - 2), 0]
+    assert [stage.after for stage in result] == [stages - 1, *[stages - 2] * (len(layers) - 2), 0]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +72,10 @@ def test_layers_are_spread_as_megatron_spreads_them(uneven, layers):
     ],
 )
 def test_of_written_stages_those_are_counted_that_can_be_the_fullest(written, fullest):
-    found = stages_of(replace(QWEN, layers=sum(written)), replace(FOUR, stage_layers=written))
-    assert [(stage.layers, stage.after) for stage in found] == fullest
-    assert [stage.first for stage in found] == [True] + [False] * (len(found) - 1)
-    assert [stage.last for stage in found] == [False] * (len(found) - 1) + [True]
+    result = stages_of(replace(QWEN, layers=sum(written)), replace(FOUR, stage_layers=written))
+    assert [(stage.layers, stage.after) for stage in result] == fullest
+    assert [stage.first for stage in result] == [True] + [False] * (len(result) - 1)
+    assert [stage.last for stage in result] == [False] * (len(result) - 1) + [True]
 
 
 def schedule(stage, *, stages, chunks, micro_batches, group, ahead):
@@ -124,7 +140,7 @@ def test_no_configuration_of_a_pipeline_needs_nothing():
 
 
 @pytest.mark.parametrize(
-    ("written", "after", "found"),
+    ("written", "after", "layers"),
     [
         ((7, 7, 7, 7), 0, [(7, 3, 0), (7, 2, 0), (7, 0, 1)]),
         ((5, 8, 10, 5), 0, [(5, 3, 0), (8, 2, 0), (10, 1, 0), (5, 0, 1)]),
@@ -133,12 +149,12 @@ def test_no_configuration_of_a_pipeline_needs_nothing():
         ((9, 9, 9, 9), 0, [(7, 3, 0), (7, 0, 1)]),  # of another model
     ],
 )
-def test_stages_whose_layers_are_written_are_taken_as_they_are(written, after, found):
+def test_stages_whose_layers_are_written_are_taken_as_they_are(written, after, layers):
     layout = replace(FOUR, stage_layers=written, predicting_layers=1, predicting_after=after)
     stages = stages_of(QWEN, layout)
-    assert [(stage.layers, stage.after, stage.predicting) for stage in stages] == found
-    assert [stage.first for stage in stages] == [True] + [False] * (len(found) - 1)
-    assert [stage.last for stage in stages] == [False] * (len(found) - 1) + [True]
+    assert [(stage.layers, stage.after, stage.predicting) for stage in stages] == layers
+    assert [stage.first for stage in stages] == [True] + [False] * (len(layers) - 1)
+    assert [stage.last for stage in stages] == [False] * (len(layers) - 1) + [True]
 
 
 @pytest.mark.parametrize("stages", [1, 4])

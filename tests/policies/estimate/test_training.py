@@ -9,7 +9,7 @@ from autotune.policies.estimate.training import state_of
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.profile import Placement
 
-from .toy import CPU, LAYER, LAYOUT, LOCAL, MEGATRON, NODE, TOY, WHOLE, by_phase, found, load
+from .toy import CPU, LAYER, LAYOUT, LOCAL, MEGATRON, NODE, TOY, WHOLE, by_phase, estimated, load
 
 PASSES = {Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD}
 TRAINING = {Phase.FORWARD, Phase.BACKWARD}
@@ -34,7 +34,7 @@ DDP = replace(LAYOUT, strategy="ddp", shards=1)
     ],
 )
 def test_what_a_rank_holds_at_an_update(layout, knobs, weights, gradients, optimizer):
-    estimate = found(layout, **knobs)
+    estimate = estimated(layout, **knobs)
     for part, size in (("weights", weights), ("gradients", gradients), ("optimizer", optimizer)):
         assert by_phase(estimate, part)[Phase.OPTIMIZER] == pytest.approx(size)
 
@@ -42,8 +42,8 @@ def test_what_a_rank_holds_at_an_update(layout, knobs, weights, gradients, optim
 def differs(part, base, layout, knobs, **job):
     """Return what settings add to one part on the device, by phase, where it is anything."""
     after, before = (
-        by_phase(found(replace(base, **layout), **job, **knobs), part),
-        by_phase(found(base, **job), part),
+        by_phase(estimated(replace(base, **layout), **job, **knobs), part),
+        by_phase(estimated(base, **job), part),
     )
     return {phase: after[phase] - before[phase] for phase in PHASES if after[phase] != before[phase]}
 
@@ -96,7 +96,7 @@ def test_gradients_that_are_reduced_last_are_whole_from_the_second_micro_batch_o
     sequences, forward, complete
 ):
     layout = replace(LAYOUT, reduces_last=True, sequences=sequences)  # one, two and three a rank
-    gradients = by_phase(found(layout), "gradients")
+    gradients = by_phase(estimated(layout), "gradients")
     assert gradients[Phase.FORWARD] == pytest.approx(forward)
     assert gradients[Phase.OPTIMIZER] == pytest.approx(complete)
 
@@ -114,7 +114,7 @@ def test_gradients_that_are_reduced_last_are_whole_from_the_second_micro_batch_o
     ],
 )
 def test_gradients_of_earlier_micro_batches_wait_in_forward(layout, sequences, knobs, forward):
-    gradients = by_phase(found(replace(layout, sequences=sequences), **knobs), "gradients")
+    gradients = by_phase(estimated(replace(layout, sequences=sequences), **knobs), "gradients")
     assert gradients[Phase.FORWARD] == pytest.approx(forward)
 
 
@@ -130,7 +130,7 @@ def test_gradients_of_earlier_micro_batches_wait_in_forward(layout, sequences, k
     ],
 )
 def test_buffers_of_gradients_between_updates(layout, knobs, idle):
-    gradients = by_phase(found(layout, **knobs), "gradients")
+    gradients = by_phase(estimated(layout, **knobs), "gradients")
     resting = {phase: gradients[phase] for phase in (Phase.INIT, Phase.WEIGHT_SYNC, Phase.CHECKPOINT)}
     assert resting == pytest.approx(dict.fromkeys(resting, idle))
 
@@ -154,7 +154,7 @@ def test_buffers_of_gradients_between_updates(layout, knobs, idle):
     ],
 )
 def test_temporaries_of_an_update(layout, knobs, buffers):
-    assert by_phase(found(layout, **knobs), "buffers")[Phase.OPTIMIZER] == pytest.approx(buffers)
+    assert by_phase(estimated(layout, **knobs), "buffers")[Phase.OPTIMIZER] == pytest.approx(buffers)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_temporaries_of_an_update(layout, knobs, buffers):
     ],
 )
 def test_what_a_weight_sync_sends(layout, knobs, weights, buffers):
-    estimate = found(layout, **knobs)
+    estimate = estimated(layout, **knobs)
     assert by_phase(estimate, "weights")[Phase.WEIGHT_SYNC] == pytest.approx(weights)
     assert by_phase(estimate, "buffers")[Phase.WEIGHT_SYNC] == pytest.approx(buffers)
 
@@ -196,7 +196,7 @@ UNITS = 4 * (2 * 256 + LAYER + 8 * 16)
     ],
 )
 def test_the_sharded_state_dict_of_fsdp1_copies_the_shards(layout, knobs, weights, buffers):
-    estimate = found(layout, **knobs)
+    estimate = estimated(layout, **knobs)
     assert by_phase(estimate, "weights")[Phase.WEIGHT_SYNC] == pytest.approx(weights)
     assert by_phase(estimate, "buffers")[Phase.WEIGHT_SYNC] == pytest.approx(buffers)
 
@@ -217,12 +217,12 @@ def test_a_tied_embedding_has_two_gradients_for_a_moment(layout, kept, copies):
 
 
 def test_without_a_gpu_a_process_has_no_context():
-    outside = by_phase(found(ALONE, cluster=CPU), "outside")
+    outside = by_phase(estimated(ALONE, cluster=CPU), "outside")
     assert outside[Phase.OPTIMIZER] == 7 * (1 << 20)
 
 
 def test_half_of_a_gathered_layer_is_on_the_device_while_a_model_is_built():
-    weights = by_phase(found(), "weights")
+    weights = by_phase(estimated(), "weights")
     # In bf16: the head, a layer, and the output of the gather that the layer is copied from.
     assert weights[Phase.INIT] - LOCAL == pytest.approx(2 * (256 + LAYER + LAYER) / 2)
     assert weights[Phase.CHECKPOINT] == pytest.approx(LOCAL)
@@ -238,11 +238,11 @@ def test_a_prefill_chunk_by_default(cluster, knobs, prefill):
 
 @pytest.mark.parametrize("host", [False, True])
 def test_gradients_that_take_everything_along_are_as_weights_that_stay_in_host_memory(host):
-    everything = found(replace(LAYOUT, grad_offload_takes_all=True), grad_offload=True)
-    weights = found(replace(LAYOUT, parameters_stay_offloaded=True), param_offload=True)
+    everything = estimated(replace(LAYOUT, grad_offload_takes_all=True), grad_offload=True)
+    weights = estimated(replace(LAYOUT, parameters_stay_offloaded=True), param_offload=True)
     for part in PARTS:
         assert by_phase(everything, part, host=host) == by_phase(weights, part, host=host)
-    usual = found(replace(LAYOUT, grad_offload_takes_all=True))
+    usual = estimated(replace(LAYOUT, grad_offload_takes_all=True))
     for part, size in (("weights", 4), ("gradients", 4), ("optimizer", 8)):
         moved = [by_phase(each, part, host=host)[Phase.OPTIMIZER] for each in (usual, everything)]
         # Four ranks share this host; each gives up its quarter.

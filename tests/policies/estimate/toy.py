@@ -56,7 +56,7 @@ def load(
     return load_of(job(layout, placement=placement, engine=engine), cluster, [replace(KNOBS, **knobs)])
 
 
-def found(
+def estimated(
     layout: Layout = LAYOUT,
     *,
     placement: Placement = Placement.COLOCATED,

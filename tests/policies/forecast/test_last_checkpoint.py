@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.policies.recovery.decide import decide
-from autotune.policies.recovery.next_remedy import gave_up
+from autotune.policies.recovery.give_up import gave_up
 from autotune.policies.recovery.outlook import outlook
 from autotune.policies.recovery.permissions import relapse_of
 from autotune.policies.values.events import (
@@ -49,29 +49,35 @@ def running(
     forecast: Forecasting = Forecasting.ACT,
     policy: Policy = Policy.ESTIMATE,
     goal: Goal | None = None,
-    said: Foreseen | None = None,
+    message: Foreseen | None = None,
     knobs: Knobs = KNOBS,
     **limits: Any,
 ) -> tuple[Event, ...]:
     """Return a run that grows, with a checkpoint every 10 steps, and a forecast after step 48."""
     recovery = Recovery(preflight=Preflight.OFF, forecast=forecast, **limits)
     begin = replace(accepted(profile(knobs), recovery=recovery, goal=goal), policy=policy)
-    return (begin, *grown(1, 1, to, said=said, knobs=knobs), *rest)
+    return (begin, *grown(1, 1, to, message=message, knobs=knobs), *rest)
 
 
 def grown(
-    number: int, begin: int, to: int, *, said: Foreseen | None = None, knobs: Knobs = KNOBS
+    number: int,
+    begin: int,
+    to: int,
+    *,
+    message: Foreseen | None = None,
+    knobs: Knobs = KNOBS,
+    of: int = 180,
 ) -> list[Event]:
     """Return an attempt that grows from one step to another, with what is said at its 48th."""
     rows: list[Event] = [Started(attempt=number, knobs=knobs, resume=number > 1)]
     for step in range(begin, to + 1):
         used = peaks(backward=int((46 + (step - begin + 1) / 3) * GIB), log_prob=30 * GIB)
         saved = step // 10 * 10 or None
-        rows.append(Progressed(attempt=number, step=step, of=180, seconds=90.0, peaks=used, saved=saved))
+        rows.append(Progressed(attempt=number, step=step, of=of, seconds=90.0, peaks=used, saved=saved))
         if step == begin + 47:
             rows.append(
-                replace(said, attempt=number)
-                if said is not None
+                replace(message, attempt=number)
+                if message is not None
                 else foreseen(attempt=number, seen_at=step, step=begin + 95, earliest=begin + 90)
             )
     return rows
@@ -184,18 +190,20 @@ def test_a_job_stopped_in_good_health_never_ends_the_run(policy: Policy) -> None
 
 
 def test_a_run_is_stopped_so_twice_at_most() -> None:
-    once = (*running(*stopped(1)), *grown(2, 91, 180))
+    at_end = foreseen(seen_at=138, step=180, earliest=180)
+    once = (*running(*stopped(1)), *grown(2, 91, 180, message=at_end))
     assert isinstance(decide(once), Stop)
-    twice = (*once, *stopped(2), *grown(3, 181, 270))
+    later = foreseen(seen_at=138, step=181, earliest=181)
+    twice = (*once, *stopped(2), *grown(3, 91, 181, message=later, of=181))
     assert decide(twice) == Await()
 
 
 def test_a_stop_that_brought_nothing_on_is_not_made_again() -> None:
     same = foreseen(seen_at=48, step=96, earliest=91)
-    history = (*running(*stopped(1)), *grown(2, 1, 90, said=same))
+    history = (*running(*stopped(1)), *grown(2, 1, 90, message=same))
     assert decide(history) == Await()
     other = replace(same, phase=Phase.FORWARD)
-    assert isinstance(decide((*running(*stopped(1)), *grown(2, 1, 90, said=other))), Stop)
+    assert isinstance(decide((*running(*stopped(1)), *grown(2, 1, 90, message=other))), Stop)
 
 
 @pytest.mark.parametrize("policy", list(Policy))

@@ -16,13 +16,15 @@ from tests.policies.forecast.test_last_checkpoint import foreseen
 from tests.policies.jobs import GIB, KNOBS, accepted, peaks
 
 
-def acted_on(used: Callable[[int], float], *said: Foreseen, steps: int = 150, of: int | None = 2000) -> bool:
+def acted_on(
+    used: Callable[[int], float], *message: Foreseen, steps: int = 150, of: int | None = 2000
+) -> bool:
     """Return whether growth of these GiB in the backward pass is acted on after so many steps."""
     rows = [
         Progressed(attempt=1, step=step, of=of, peaks=peaks(backward=int(used(step) * GIB)))
         for step in range(1, steps + 1)
     ]
-    run = fold((accepted(), Started(attempt=1, knobs=KNOBS), *rows, *said))
+    run = fold((accepted(), Started(attempt=1, knobs=KNOBS), *rows, *message))
     return lasts(run, run.attempts[-1], foreseen(attempt=1))
 
 

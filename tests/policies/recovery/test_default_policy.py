@@ -71,8 +71,8 @@ def needs(events: tuple[Event, ...], phase: Phase, *knobs: Knobs) -> list[float]
     """Return what configurations are expected to need in a phase, without growth."""
     view = outlook(fold(events))
     assert view is not None
-    seen = predicted(view.calibration, view.estimates(knobs), late=False)
-    return [float(size) for size in seen.gpu[PHASES.index(phase)]]
+    prediction = predicted(view.calibration, view.estimates(knobs), late=False)
+    return [float(size) for size in prediction.gpu[PHASES.index(phase)]]
 
 
 # ----------------------------------------------------------------------------------- every cure
@@ -91,13 +91,13 @@ def test_after_steps_that_held_a_cure_frees_what_was_missing(phase: Phase, missi
     failed = [knobs]
     for _ in range(3):
         history += [Started(knobs=failed[-1]), *steps(1, 2, 3, 4, 5), *fails(phase, **figures)]
-        found = decide(tuple(history))
-        if not isinstance(found, Launch) or not found.remedy.predicted:
+        decision = decide(tuple(history))
+        if not isinstance(decision, Launch) or not decision.remedy.predicted:
             break  # the ladder's
-        *before, after = needs(tuple(history), phase, *failed, found.knobs)
+        *before, after = needs(tuple(history), phase, *failed, decision.knobs)
         assert after <= min(before) - max(0.01 * memory_gib, missing) * GIB + 1
-        failed.append(found.knobs)
-        history.append(Decided(remedy=found.remedy))
+        failed.append(decision.knobs)
+        history.append(Decided(remedy=decision.remedy))
 
 
 def test_the_estimate_answers_failures_after_steps_that_held():
@@ -105,8 +105,8 @@ def test_the_estimate_answers_failures_after_steps_that_held():
     for phase in FAILING:
         start = accepted(recovery=NO_PREFLIGHT)
         failed = fails(phase, requested=3 * GIB, free=2 * GIB)
-        found = launch(start, Started(knobs=KNOBS), *steps(1, 2, 3, 4, 5), *failed)
-        answered += bool(found.remedy is not None and found.remedy.predicted)
+        outcome = launch(start, Started(knobs=KNOBS), *steps(1, 2, 3, 4, 5), *failed)
+        answered += bool(outcome.remedy is not None and outcome.remedy.predicted)
     assert answered == len(FAILING)
 
 
@@ -141,9 +141,9 @@ def test_a_cure_tells_the_seconds_of_a_step_as_this_cluster_shows_them():
     assert view is not None
     predicted_s = float(view.estimates((KNOBS,)).step_s[0])
     held = steps(1, 2, 3, 4, 5, seconds=3 * predicted_s)
-    found = launch(start, Started(knobs=KNOBS), *held, *failed)
-    alone = float(view.estimates((found.knobs,)).step_s[0])
-    assert found.remedy.step_s == pytest.approx(3 * alone, rel=0.01)
+    outcome = launch(start, Started(knobs=KNOBS), *held, *failed)
+    alone = float(view.estimates((outcome.knobs,)).step_s[0])
+    assert outcome.remedy.step_s == pytest.approx(3 * alone, rel=0.01)
 
 
 def test_a_change_that_the_job_refuses_is_undone_and_never_comes_back():

@@ -33,7 +33,7 @@ def cure(
         recovery=Recovery(preflight=Preflight.OFF, deny=deny),
     )
     start = replace(start, policy=policy)
-    ended, row = fails(Phase.BACKWARD, requested=int(requested * GIB), free=int(free * GIB), shown=True)
+    ended, row = fails(Phase.BACKWARD, requested=int(requested * GIB), free=int(free * GIB), phase_shown=True)
     facts = replace(row.facts, reserved_unallocated_bytes=int(idle * GIB))
     row = replace(row, facts=facts, fragmentation=True)
     action = decide((start, Started(knobs=start.profile.knobs), ended, row))

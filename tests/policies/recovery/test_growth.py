@@ -193,8 +193,8 @@ def test_no_setting_is_tried_against_a_host_that_fills() -> None:
     night = Night(seconds=15.0)
     night.launch()
     night.runs(100)
-    said = ahead(110, seen_at=90, cause=Cause.HOST_OOM)
-    night.rows.append(replace(said, attempt=1))
+    message = ahead(110, seen_at=90, cause=Cause.HOST_OOM)
+    night.rows.append(replace(message, attempt=1))
     launch = night.fails(Cause.HOST_OOM, Phase.ROLLOUT).launch()
     assert launch.knobs == KNOBS and launch.growth is not None and launch.growth.process == "ray::Worker"
 
@@ -210,6 +210,15 @@ def test_a_process_that_grew_to_a_limit_of_its_own_keeps_its_settings(share: flo
     assert launch.growth is None or launch.growth.per_step_bytes == 90 * MIB
 
 
+def test_a_limit_that_no_forecast_knows_is_met_at_the_checkpoint_before() -> None:
+    night = Night()
+    night.launch()
+    night.runs(100).fails(Cause.HOST_OOM, Phase.FORWARD)
+    night.rows[-1] = replace(night.rows[-1], host_share=0.2, host_growth=90 * MIB)
+    night.launch()
+    assert stops_after(night, 100) == 90  # with a tenth to spare
+
+
 def test_a_script_that_grew_and_cannot_continue_is_told_what_lets_it() -> None:
     night = Night()
     first = night.rows[0]
@@ -221,8 +230,9 @@ def test_a_script_that_grew_and_cannot_continue_is_told_what_lets_it() -> None:
     night.rows[-1] = replace(night.rows[-1], host_share=0.2, host_growth=90 * MIB)
     action = night.action()
     assert isinstance(action, Finish) and isinstance(action.verdict, GaveUp)
+    assert action.verdict.nearest.startswith("its memory grew by 90.0 MiB a step; ")
     grew, limit = action.verdict.would_help
-    assert "`settings.resume`" in grew and "90.0 MiB a step" in grew and limit.startswith("a higher limit")
+    assert "`settings.resume`" in grew and limit.startswith("a higher limit")
 
 
 def test_a_run_that_would_give_up_tries_its_settings_again_after_many_steps() -> None:
@@ -246,7 +256,7 @@ def ahead(step: int, *, seen_at: int, cause: Cause = Cause.GPU_OOM, lengths: boo
     )  # fmt: skip
 
 
-def stops_after(night: Night, steps: int, said: Foreseen | None = None) -> int | None:
+def stops_after(night: Night, steps: int, wording: Foreseen | None = None) -> int | None:
     """Return after how many of the steps of an attempt it is stopped for a fresh process."""
     for age in range(1, steps + 1):
         night.runs(1)
@@ -254,8 +264,8 @@ def stops_after(night: Night, steps: int, said: Foreseen | None = None) -> int |
         assert isinstance(row, Progressed)
         saved = night.step // 10 * 10
         night.rows[-1] = replace(row, saved=saved if saved > night.step - age else None)
-        if said is not None and night.step == said.seen_at:
-            night.rows.append(replace(said, attempt=night.number))
+        if wording is not None and night.step == wording.seen_at:
+            night.rows.append(replace(wording, attempt=night.number))
         action = night.action()
         if isinstance(action, Stop):
             assert action.by == "restart"
@@ -306,6 +316,20 @@ def test_a_forecast_restarts_a_job_that_acts_on_it_or_failed_so_before(
     assert stops_after(night, 300, ahead(began + 300, seen_at=began + 200, cause=cause)) == 290
 
 
+def test_who_denies_such_restarts_gets_a_change_of_the_settings_before_memory_runs_out() -> None:
+    night = Night(forecast=Forecasting.ACT, seconds=240.0, deny=(NAME,))
+    night.launch()
+    night.runs(290, leaking)
+    night.rows.append(replace(ahead(300, seen_at=200), attempt=1))
+    action = night.action()
+    assert isinstance(action, Stop) and action.by == "forecast"
+    night.rows.append(Ended(attempt=1, outcome=Cancelled(by="forecast"), step=night.step))
+    launch = night.launch()
+    assert launch.knobs != KNOBS and launch.growth is None
+    night.runs(290, leaking).fails()
+    assert night.launch().growth is None
+
+
 @pytest.mark.parametrize(("times", "restarted"), [(1, 290), (2, 140)])
 def test_a_forecast_waits_until_memory_ran_out_before_unless_it_grows_faster(
     times: int, restarted: int
@@ -313,8 +337,27 @@ def test_a_forecast_waits_until_memory_ran_out_before_unless_it_grows_faster(
     night = Night()
     night.launch()
     night.runs(330, leaking).fails().launch()
-    said = ahead(night.step + 150, seen_at=night.step + 100)
-    assert stops_after(night, 400, replace(said, per_step_bytes=times * said.per_step_bytes)) == restarted
+    message = ahead(night.step + 150, seen_at=night.step + 100)
+    assert (
+        stops_after(night, 400, replace(message, per_step_bytes=times * message.per_step_bytes)) == restarted
+    )
+
+
+@pytest.mark.parametrize("other", [ahead(800, seen_at=9), ahead(400, seen_at=9, lengths=True)])
+def test_a_memory_that_lasts_longer_hides_no_other(other: Foreseen) -> None:
+    night = Night(forecast=Forecasting.ACT, seconds=240.0)
+    night.launch()
+    night.rows.append(replace(other, attempt=1, phase=Phase.ROLLOUT))
+    assert stops_after(night, 300, ahead(300, seen_at=200)) == 290
+
+
+def test_a_memory_whose_forecast_was_too_early_before_hides_no_other() -> None:
+    night = Night(forecast=Forecasting.ACT, seconds=240.0)
+    night.launch()
+    night.runs(330, leaking).fails().launch()
+    cautious, other = (ahead(night.step + lasts, seen_at=night.step + 100) for lasts in (150, 200))
+    night.rows.append(replace(cautious, attempt=2))
+    assert stops_after(night, 330, replace(other, phase=Phase.ROLLOUT)) == 190
 
 
 def test_growth_that_only_the_whole_process_shows_keeps_the_settings() -> None:

@@ -44,7 +44,7 @@ def run_of(*events: Event, job=None) -> Run:
 def streak(*events: Event) -> int:
     failure = last_failure(run_of(*events))
     assert failure is not None
-    return failure.diagnosis.streak
+    return failure.streak
 
 
 @pytest.mark.parametrize("between", [SYNC, HOST, FULL_ENGINE])
@@ -69,22 +69,6 @@ def test_a_row_begins_with_the_last_attempt_that_got_further_than_all_before():
     assert streak(*story) == 2
     assert streak(*story, *failed(BACKWARD, step=4)) == 1
     assert streak(*story, *failed(BACKWARD, step=4), *failed(BACKWARD, step=2)) == 2
-
-
-def test_the_rungs_of_a_row_of_three_are_those_that_answered_it():
-    first, second, third = (
-        Remedy(name=name, changes={"concurrency": count}, reason=name)
-        for name, count in (("one", 32), ("two", 16), ("three", 8))
-    )
-    two = [*failed(BACKWARD, remedy=first), *failed(BACKWARD, remedy=second)]
-    found = last_failure(run_of(*two))
-    assert found is not None and found.climbed == ()
-    found = last_failure(run_of(*two, *failed(BACKWARD, remedy=third)))
-    # The first led to the first of them, and answered something else.
-    assert found is not None and found.climbed == (third, second)
-    sized = replace(third, predicted={"backward": 1})  # its size was wrong, and not its rung
-    found = last_failure(run_of(*two, *failed(BACKWARD, remedy=sized)))
-    assert found is not None and found.climbed == (second,)
 
 
 def test_a_checkpoint_may_exist_once_a_step_is_done_or_where_the_job_continues_one():
@@ -168,6 +152,7 @@ _MOST = replace(
     layered_sync=False,
     shard_group=1,
     expert_parallel=1,
+    pipeline_parallel=1,
     reshard_after_forward=False,
     async_save=True,
     multimodal_cache=4 << 30,
@@ -179,6 +164,7 @@ _SIZES = (
     "sequence_parallel",
     "shard_group",
     "expert_parallel",
+    "pipeline_parallel",
 )
 _OFFERED = {
     row.name: Support(setting=row.name, grid=Grid(values=row.modes or ((False, True) if row.order else ())))

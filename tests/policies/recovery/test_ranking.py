@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.decide import decide
+from autotune.policies.recovery.give_up import gave_up, widened
 from autotune.policies.recovery.outlook import outlook, trusted
 from autotune.policies.recovery.ranking import assess, best, overflowing
 from autotune.policies.recovery.relief import RISK
-from autotune.policies.recovery.shortfall import widened
 from autotune.policies.recovery.upgrade import CLIMB, RETURN
 from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.neighbours import choices
@@ -25,7 +25,6 @@ from autotune.policies.values.events import (
     Ended,
     Event,
     Finish,
-    GaveUp,
     GoalReached,
     Launch,
     Policy,
@@ -40,12 +39,14 @@ from autotune.policies.values.history import fold
 from autotune.policies.values.job import Goal, Preflight, Recovery
 from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.observation import Cancelled, Completed, Lost, Peak
+from autotune.policies.values.profile import Grid, Support
 from autotune.policies.values.remedy import Effect
 from tests.policies.jobs import (
     CLUSTER,
     GIB,
     KNOBS,
     LAYOUT,
+    MODEL,
     SUPPORTED,
     accepted,
     diagnosed,
@@ -69,9 +70,26 @@ def too_much(**recovery) -> tuple[Event, ...]:
     return (accepted(profile(TOO_MUCH), recovery=Recovery(**recovery)), Started(knobs=TOO_MUCH), *BACKWARD)
 
 
+@pytest.mark.parametrize(("layers", "split"), [(6, False), (36, True)])
+def test_layers_are_split_into_more_stages_only_where_nothing_else_fits(layers, split):
+    megatron = replace(LAYOUT, strategy="megatron", parameter_bytes=2, gradient_bytes=4, optimizer_bytes=12)
+    stages = Support(setting="pipeline_model_parallel_size", grid=Grid(values=(1, 2, 4)))
+    of = profile(
+        replace(TOO_MUCH, pipeline_parallel=1),
+        layout=megatron,
+        supported={
+            "pipeline_parallel": stages,
+            **{knob: SUPPORTED[knob] for knob in ("tokens_per_microbatch", "logprob_tokens")},
+        },
+    )
+    first = launch(accepted(of, model=replace(MODEL, layers=layers)))
+    assert first.knobs.tokens_per_microbatch < TOO_MUCH.tokens_per_microbatch
+    assert (first.knobs.pipeline_parallel > 1) is split
+
+
 def test_a_cure_is_predicted_to_fit_every_phase_and_says_so_in_figures():
-    found = launch(*too_much())
-    remedy = found.remedy
+    outcome = launch(*too_much())
+    remedy = outcome.remedy
     capacity = CLUSTER.gpu_memory_bytes
     assert remedy is not None and remedy.effect is Effect.EXACT
     assert all(size < capacity for size in remedy.predicted.values())
@@ -79,15 +97,15 @@ def test_a_cure_is_predicted_to_fit_every_phase_and_says_so_in_figures():
     assert "backward needed 14.00 GiB more with 10.00 GiB free" in remedy.reason
     assert "→" not in remedy.reason and "predicted peaks" in remedy.reason and "79.19 GiB" in remedy.reason
     assert "as predicted" in remedy.slows
-    assert changed(TOO_MUCH, found.knobs).keys() == remedy.changes.keys()
+    assert changed(TOO_MUCH, outcome.knobs).keys() == remedy.changes.keys()
 
 
 def test_only_what_the_framework_allows_is_proposed():
     few = {name: SUPPORTED[name] for name in ("tokens_per_microbatch", "logprob_tokens", "memory_fraction")}
     start = accepted(profile(TOO_MUCH, supported=few))
-    found = launch(start, Started(knobs=TOO_MUCH), *BACKWARD)
-    assert set(found.remedy.changes) <= set(few)
-    assert objections(start.profile, TOO_MUCH, found.knobs, started=True) == ()
+    outcome = launch(start, Started(knobs=TOO_MUCH), *BACKWARD)
+    assert set(outcome.remedy.changes) <= set(few)
+    assert objections(start.profile, TOO_MUCH, outcome.knobs, started=True) == ()
 
 
 def test_what_the_user_denies_is_left_alone():
@@ -109,15 +127,15 @@ def test_the_fewest_and_smallest_changes_are_taken_where_speed_is_the_same():
     of = profile(knobs, supported={name: SUPPORTED[name] for name in names})
     history = (accepted(of), Started(knobs=knobs), *fails(Phase.BACKWARD, requested=3 * GIB, free=2 * GIB))
     view = outlook(fold(history))
-    found = best(view, knobs, diagnosis=diagnosed(Phase.BACKWARD), started=True, permitted=lambda _: True)
+    result = best(view, knobs, diagnosis=diagnosed(Phase.BACKWARD), started=True, permitted=lambda _: True)
     options = choices(of, knobs, recovery=Recovery(), started=True)
     every = [assess(view, replace(knobs, **dict(zip(names, values, strict=True))))
              for values in product(*(options[name] for name in names))]  # fmt: skip
     fitting = [one for one in every if one.risk <= RISK and one.knobs != knobs]
     alike = [one for one in fitting if one.step_s <= 1.03 * min(other.step_s for other in fitting)]
     assert len(alike) > 3
-    assert any(moved(knobs, one.knobs) > moved(knobs, found.knobs) for one in alike)
-    assert moved(knobs, found.knobs) == min(moved(knobs, one.knobs) for one in alike)
+    assert any(moved(knobs, one.knobs) > moved(knobs, result.knobs) for one in alike)
+    assert moved(knobs, result.knobs) == min(moved(knobs, one.knobs) for one in alike)
 
 
 def moved(before: Knobs, after: Knobs) -> tuple[int, float]:
@@ -128,24 +146,24 @@ def moved(before: Knobs, after: Knobs) -> tuple[int, float]:
 
 def test_a_failed_configuration_is_never_proposed_again():
     history: list[Event] = [accepted(profile(TOO_MUCH)), Started(knobs=TOO_MUCH), *BACKWARD]
-    seen = [TOO_MUCH]
+    items = [TOO_MUCH]
     for number in range(11):
         action = decide(tuple(history))
         if isinstance(action, Finish):
             break
-        assert action.knobs not in seen
-        seen.append(action.knobs)
+        assert action.knobs not in items
+        items.append(action.knobs)
         phase = (Phase.BACKWARD, Phase.LOG_PROB, Phase.ROLLOUT)[number % 3]
         history += [Decided(remedy=action.remedy), Started(knobs=action.knobs), *fails(phase)]
-    assert len(seen) > 5
+    assert len(items) > 5
 
 
 def test_after_two_wrong_predictions_of_a_phase_the_ladder_alone_decides():
     history: list[Event] = list(too_much())
     for _ in range(2):
-        found = launch(*history)
-        assert found.remedy.predicted
-        history += [Decided(remedy=found.remedy), Started(knobs=found.knobs), *BACKWARD]
+        outcome = launch(*history)
+        assert outcome.remedy.predicted
+        history += [Decided(remedy=outcome.remedy), Started(knobs=outcome.knobs), *BACKWARD]
     assert not trusted(fold(tuple(history)), diagnosed(Phase.BACKWARD))
     assert trusted(fold(tuple(history)), diagnosed(Phase.LOG_PROB))
     assert launch(*history).remedy.predicted == {}
@@ -156,8 +174,8 @@ def test_without_a_model_or_with_the_ladders_policy_nothing_is_predicted():
     unknown = replace(start[0], job=replace(start[0].job, shape=None))
     by_choice = replace(start[0], policy=Policy.LADDER)
     for first in (unknown, by_choice):
-        found = launch(first, *start[1:])
-        assert found.remedy.name == "reduce_tokens_per_mb" and found.remedy.predicted == {}
+        outcome = launch(first, *start[1:])
+        assert outcome.remedy.name == "reduce_tokens_per_mb" and outcome.remedy.predicted == {}
         assert outlook(fold((first, *start[1:]))) is None
 
 
@@ -170,17 +188,21 @@ def test_what_is_no_memory_of_the_estimate_stays_the_ladders():
 def test_the_host_is_never_offered_what_it_cannot_hold():
     small = replace(CLUSTER, host_memory_bytes=100 * GIB)
     start = accepted(profile(TOO_MUCH), cluster=small)
-    found = launch(start, Started(knobs=TOO_MUCH), *BACKWARD)
-    assert not found.knobs.optimizer_offload and not found.knobs.activation_offload
+    outcome = launch(start, Started(knobs=TOO_MUCH), *BACKWARD)
+    assert not outcome.knobs.optimizer_offload and not outcome.knobs.activation_offload
 
 
-def test_a_host_that_ran_out_gets_less_offload():
+def test_a_host_that_ran_out_gets_less_offload_and_no_change_that_it_does_not_need():
     moved = replace(KNOBS, optimizer_offload=True, param_offload=True, activation_offload=True)
     small = replace(CLUSTER, host_memory_bytes=160 * GIB)
     start = accepted(profile(moved), cluster=small)
-    found = launch(start, Started(knobs=moved), *fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM))
+    outcome = launch(start, Started(knobs=moved), *fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM))
     view = outlook(fold((start, Started(knobs=moved), *fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM))))
-    assert assess(view, found.knobs).host < assess(view, moved).host
+    after = assess(view, outcome.knobs)
+    assert after.host < assess(view, moved).host
+    for knob in outcome.remedy.changes:
+        without = assess(view, replace(outcome.knobs, **{knob: getattr(moved, knob)}))
+        assert without.host > after.host or without.risk > after.risk + 0.02
 
 
 def test_a_pool_that_was_too_small_grows():
@@ -190,8 +212,8 @@ def test_a_pool_that_was_too_small_grows():
         Started(knobs=tiny),
         *fails(Phase.ROLLOUT_INIT, cause=Cause.POOL_TOO_SMALL),
     )
-    found = launch(*history)
-    assert (found.knobs.memory_fraction or 0) > 0.25 or found.knobs.rollout_tensor_parallel != 1
+    outcome = launch(*history)
+    assert (outcome.knobs.memory_fraction or 0) > 0.25 or outcome.knobs.rollout_tensor_parallel != 1
 
 
 def test_the_search_offers_only_legal_values():
@@ -209,16 +231,16 @@ def test_the_search_offers_only_legal_values():
 
 
 def test_what_may_fit_is_launched_as_written():
-    found = launch(accepted())
-    assert (found.knobs, found.reason, found.remedy) == (KNOBS, "as written", None)
+    outcome = launch(accepted())
+    assert (outcome.knobs, outcome.reason, outcome.remedy) == (KNOBS, "as written", None)
 
 
 def test_phases_that_are_wrong_together_do_not_make_a_launch_hopeless():
     tight = [
         accepted(cluster=replace(CLUSTER, gpu_memory_bytes=size * GIB // 4)) for size in range(200, 300, 2)
     ]
-    seen = [(start, assess(view, KNOBS)) for start in tight if (view := outlook(fold((start,)))) is not None]
-    together = [start for start, found in seen if found.least_risk < 0.95 and found.risk > 0.98]
+    items = [(start, assess(view, KNOBS)) for start in tight if (view := outlook(fold((start,)))) is not None]
+    together = [start for start, result in items if result.least_risk < 0.95 and result.risk > 0.98]
     assert together
     for start in together:
         assert launch(start).reason == "as written"
@@ -230,10 +252,10 @@ def hopeless(mode: Preflight) -> Launch:
 
 
 def test_what_cannot_fit_starts_from_the_nearest_predicted_fit():
-    found = hopeless(Preflight.APPLY)
-    assert found.remedy is not None and found.remedy.name == "preflight"
-    assert "is predicted to need" in found.reason and "more than the device has" in found.reason
-    assert max(found.remedy.predicted.values()) < CLUSTER.gpu_memory_bytes
+    result = hopeless(Preflight.APPLY)
+    assert result.remedy is not None and result.remedy.name == "preflight"
+    assert "is predicted to need" in result.reason and "more than the device has" in result.reason
+    assert max(result.remedy.predicted.values()) < CLUSTER.gpu_memory_bytes
 
 
 def test_advice_changes_nothing_and_off_says_nothing():
@@ -314,16 +336,14 @@ def test_what_fails_after_the_way_back_is_cured_and_not_sent_back_again():
 
 def test_giving_up_says_what_misses_by_how_much_and_what_would_fit():
     tiny = replace(CLUSTER, gpu_memory_bytes=int(23.6 * GIB), host_memory_bytes=256 * GIB)
-    start = accepted(cluster=tiny, recovery=Recovery(relaunches=0, preflight=Preflight.OFF))
-    action = decide((start, Started(knobs=KNOBS), *BACKWARD))
-    assert isinstance(action, Finish) and isinstance(action.verdict, GaveUp)
-    assert "GPU memory short in " in action.verdict.nearest and "GiB" in action.verdict.nearest
-    assert any("times the GPUs (predicted" in text for text in action.verdict.would_help)
+    verdict = gave_up(fold((accepted(cluster=tiny), Started(knobs=KNOBS), *BACKWARD)))
+    assert "GPU memory short in " in verdict.nearest and "GiB" in verdict.nearest
+    assert any("times the GPUs (predicted" in text for text in verdict.would_help)
     # One of each kind, and of that the least.
     kinds = ("times the GPUs (predicted", "responses of ", "LoRA of rank")
     for kind in kinds:
-        assert sum(kind in text for text in action.verdict.would_help) <= 1
-    assert not any("billion parameters" in text for text in action.verdict.would_help)
+        assert sum(kind in text for text in verdict.would_help) <= 1
+    assert not any("billion parameters" in text for text in verdict.would_help)
 
 
 @pytest.mark.parametrize(
@@ -365,8 +385,8 @@ def test_every_phase_of_the_estimate_has_a_cure(phase: Phase):
         Started(knobs=TOO_MUCH),
         *fails(phase, requested=8 * GIB, free=GIB),
     )
-    found = launch(*history)
-    assert found.remedy.predicted[phase.value] < CLUSTER.gpu_memory_bytes
+    outcome = launch(*history)
+    assert outcome.remedy.predicted[phase.value] < CLUSTER.gpu_memory_bytes
 
 
 def test_a_pool_that_is_too_small_never_gets_less_of_the_card():
@@ -376,19 +396,19 @@ def test_a_pool_that_is_too_small_never_gets_less_of_the_card():
     knobs = small
     for _ in range(4):
         events = (*events, Started(knobs=knobs), *refused)
-        found = decide(events)
-        if not isinstance(found, Launch):
+        decision = decide(events)
+        if not isinstance(decision, Launch):
             break
-        assert found.knobs.memory_fraction >= knobs.memory_fraction
-        events, knobs = (*events, Decided(remedy=found.remedy)), found.knobs
+        assert decision.knobs.memory_fraction >= knobs.memory_fraction
+        events, knobs = (*events, Decided(remedy=decision.remedy)), decision.knobs
 
 
 def test_a_pool_that_is_too_small_keeps_its_share_where_other_phases_want_room():
     small = replace(KNOBS, memory_fraction=0.5, concurrency=64)
     start = accepted(profile(small), goal=Goal(headroom=0.25), recovery=Recovery(preflight=Preflight.OFF))
     refused = fails(Phase.ROLLOUT_INIT, cause=Cause.POOL_TOO_SMALL)
-    found = launch(start, Started(knobs=small), *refused)
-    assert found.remedy.predicted and found.knobs.memory_fraction >= 0.5
+    outcome = launch(start, Started(knobs=small), *refused)
+    assert outcome.remedy.predicted and outcome.knobs.memory_fraction >= 0.5
 
 
 @pytest.mark.parametrize(
@@ -400,17 +420,17 @@ def test_a_pool_that_is_too_small_keeps_its_share_where_other_phases_want_room()
 )
 def test_a_cure_leaves_the_goals_headroom_where_exact_changes_can(phase: Phase, headroom: float):
     start = accepted(goal=Goal(headroom=headroom), recovery=Recovery(preflight=Preflight.OFF))
-    found = launch(start, Started(knobs=KNOBS), *fails(phase, requested=3 * GIB, free=2 * GIB))
-    assert max(found.remedy.predicted.values()) <= (1 - headroom) * CLUSTER.gpu_memory_bytes
-    assert found.remedy.effect is Effect.EXACT
+    outcome = launch(start, Started(knobs=KNOBS), *fails(phase, requested=3 * GIB, free=2 * GIB))
+    assert max(outcome.remedy.predicted.values()) <= (1 - headroom) * CLUSTER.gpu_memory_bytes
+    assert outcome.remedy.effect is Effect.EXACT
 
 
 def test_a_numeric_change_that_fits_is_taken_even_where_the_goals_headroom_is_out_of_reach():
     only = {"fused_kernels": SUPPORTED["fused_kernels"]}
     for headroom in (0.0, 0.6):
         start = accepted(profile(TOO_MUCH, supported=only), goal=Goal(headroom=headroom))
-        found = launch(start, Started(knobs=TOO_MUCH), *BACKWARD)
-        assert found.remedy.changes == {"fused_kernels": True} and found.remedy.predicted
+        outcome = launch(start, Started(knobs=TOO_MUCH), *BACKWARD)
+        assert outcome.remedy.changes == {"fused_kernels": True} and outcome.remedy.predicted
 
 
 def test_a_climb_leaves_the_goals_headroom():
@@ -430,18 +450,18 @@ NARROW = replace(KNOBS, memory_fraction=0.9, tokens_per_microbatch=6144, logprob
 def test_a_phase_that_cannot_have_filled_the_device_is_not_cured():
     start = accepted(profile(NARROW), recovery=Recovery(preflight=Preflight.OFF))
     story = (start, Started(knobs=NARROW), *fails(Phase.INIT))
-    found = launch(*story)
-    assert found.remedy.predicted and "memory_fraction" in found.remedy.changes
-    assert "the log names init" in found.remedy.reason
+    outcome = launch(*story)
+    assert outcome.remedy.predicted and "memory_fraction" in outcome.remedy.changes
+    assert "the log names init" in outcome.remedy.reason
     # The same name a second time is believed.
-    again = (*story, Decided(remedy=found.remedy), Started(knobs=found.knobs), *fails(Phase.INIT))
+    again = (*story, Decided(remedy=outcome.remedy), Started(knobs=outcome.knobs), *fails(Phase.INIT))
     view = outlook(fold(again))
     assert view.run.attempts[-1].diagnosis.phase is Phase.INIT
 
 
 def test_no_estimate_overrules_a_phase_that_the_log_shows():
     start = accepted(profile(NARROW), recovery=Recovery(preflight=Preflight.OFF))
-    view = outlook(fold((start, Started(knobs=NARROW), *fails(Phase.INIT, shown=True))))
+    view = outlook(fold((start, Started(knobs=NARROW), *fails(Phase.INIT, phase_shown=True))))
     assert view.run.attempts[-1].diagnosis.phase is Phase.INIT
 
 
@@ -476,6 +496,6 @@ def test_offload_that_is_taken_back_is_called_so():
     full = replace(KNOBS, optimizer_offload=True, param_offload=True)
     host = replace(CLUSTER, host_memory_bytes=150 * GIB)
     start = accepted(profile(full), cluster=host, recovery=Recovery(preflight=Preflight.OFF))
-    found = launch(start, Started(knobs=full), *fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM))
-    assert False in found.remedy.changes.values()
-    assert found.remedy.name == "reduce_host_offload"
+    outcome = launch(start, Started(knobs=full), *fails(Phase.OPTIMIZER, cause=Cause.HOST_OOM))
+    assert False in outcome.remedy.changes.values()
+    assert outcome.remedy.name == "reduce_host_offload"

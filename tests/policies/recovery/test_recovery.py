@@ -191,7 +191,7 @@ def test_whatever_fails_it_ends_within_the_budget_and_keeps_to_what_is_allowed(
     of: Profile = profile(placement=placement)
     recovery = Recovery(relaunches=relaunches, allow=(Effect.EXACT,), deny=tuple(deny))
     story = Story(accepted(of, recovery=recovery))
-    seen = [story.launch().knobs]
+    items = [story.launch().knobs]
     for number in range(relaunches + 1):
         story.fails(like(failures[number % len(failures)]))
         action = story.action()
@@ -201,14 +201,14 @@ def test_whatever_fails_it_ends_within_the_budget_and_keeps_to_what_is_allowed(
             return
         before = story.knobs
         launch = story.launch()
-        assert launch.knobs not in seen
+        assert launch.knobs not in items
         assert launch.remedy is not None
         assert launch.remedy.effect is Effect.EXACT
         assert launch.remedy.name not in deny
         assert not set(changed(before, launch.knobs)) & set(deny)
         assert set(launch.remedy.changes) <= set(SUPPORTED)
         assert objections(of, before, launch.knobs, started=False) == ()
-        seen.append(launch.knobs)
+        items.append(launch.knobs)
     raise AssertionError("the budget did not end it")
 
 
@@ -229,12 +229,12 @@ class KnownWorld:
 
     def fails(self, knobs: Knobs):
         """Return the diagnosis of the first phase that does not fit, or None."""
-        found = estimates(jobs.profile(), self.cluster, jobs.MODEL, (knobs,))
-        if found.pool_tokens[0] < jobs.LONGEST:
+        predicted = estimates(jobs.profile(), self.cluster, jobs.MODEL, (knobs,))
+        if predicted.pool_tokens[0] < jobs.LONGEST:
             return diagnosed(Cause.POOL_TOO_SMALL, Phase.ROLLOUT_INIT, Component.ROLLOUT)
         for place, phase in enumerate(PHASES):
             engine = phase in (Phase.ROLLOUT_INIT, Phase.ROLLOUT)
-            peak, budget = int(self.factors[phase] * found.gpu[place, 0]), self.cluster.gpu_memory_bytes
+            peak, budget = int(self.factors[phase] * predicted.gpu[place, 0]), self.cluster.gpu_memory_bytes
             if peak > budget:
                 return diagnosed(
                     phase=phase,
@@ -243,7 +243,7 @@ class KnownWorld:
                     free_bytes=jobs.GIB,
                     capacity_bytes=budget,
                 )
-            if found.host[place, 0] > HOST_LIMIT * self.cluster.host_memory_bytes:
+            if predicted.host[place, 0] > HOST_LIMIT * self.cluster.host_memory_bytes:
                 return diagnosed(Cause.HOST_OOM, phase)
         return None
 
@@ -342,7 +342,7 @@ def test_with_a_known_model_it_ends_within_the_budget_and_keeps_to_what_is_allow
     )
     history: list[Event] = [replace(jobs.accepted(recovery=recovery), policy=policy)]
     history.append(Started(knobs=jobs.KNOBS))
-    seen = [jobs.KNOBS]
+    items = [jobs.KNOBS]
     for number in range(relaunches + 1):
         history += [Ended(outcome=Crashed(exit_code=1)), like(failures[number % len(failures)])]
         action = decide(tuple(history))
@@ -350,11 +350,11 @@ def test_with_a_known_model_it_ends_within_the_budget_and_keeps_to_what_is_allow
             assert isinstance(action.verdict, GaveUp) and action.verdict.reason
             return
         assert isinstance(action, Launch)
-        before, after = seen[-1], action.knobs
-        assert after not in seen
+        before, after = items[-1], action.knobs
+        assert after not in items
         assert action.remedy is not None and action.remedy.effect is Effect.EXACT
         assert not set(changed(before, after)) & set(deny)
         assert objections(jobs.profile(), before, after, started=False) == ()
-        seen.append(after)
+        items.append(after)
         history += [Decided(remedy=action.remedy), Started(knobs=after)]
     raise AssertionError("the budget did not end it")

@@ -131,6 +131,15 @@ def test_an_error_in_the_phase_that_ran_out_of_memory_is_a_refusal(phase: Phase,
     assert launch.knobs != refused.knobs and "the job refused" in launch.reason
 
 
+def test_a_setting_of_the_host_may_be_refused_in_any_phase():
+    other = Remedy(name="reduce_workers", changes={"dataloader_workers": 1}, reason="memory ran out")
+    story = Story()
+    story.launch()
+    story.fails(diagnosed(phase=Phase.BACKWARD))
+    story.then(Decided(remedy=other), Started(knobs=other.apply(KNOBS))).fails(refusal(phase=Phase.BACKWARD))
+    assert "the job refused dataloader_workers" in story.launch().reason
+
+
 def test_an_error_beyond_the_point_that_was_reached_before_is_the_jobs_own():
     story = after_a_cure()
     assert isinstance(story.fails(refusal(phase=Phase.WEIGHT_SYNC)).verdict(), NeedsHuman)

@@ -88,7 +88,7 @@ def test_what_fails_at_full_length_goes_on_with_the_jobs_own_and_keeps_the_cure_
 def test_a_failure_that_does_not_follow_the_lengths_is_cured_at_full_length(known: bool):
     for phase in (Phase.OPTIMIZER, Phase.WEIGHT_SYNC):
         after = launch(
-            start(known=known), begun(), *fails(phase, requested=3 * GIB, free=2 * GIB, shown=True)
+            start(known=known), begun(), *fails(phase, requested=3 * GIB, free=2 * GIB, phase_shown=True)
         )
         assert part_of(after) == (Part.WORST, True)
         assert after.remedy is not None and after.knobs != KNOBS

@@ -38,7 +38,7 @@ def remedy(changes, *, knobs=KNOBS, phase=Phase.BACKWARD, named=None, expected=F
 
 
 @pytest.mark.parametrize(
-    ("of", "said"),
+    ("of", "message"),
     [
         ({}, "backward ran out of device memory; "),
         ({"requested": 14 * GIB}, "backward ran out of device memory; "),
@@ -60,9 +60,9 @@ def remedy(changes, *, knobs=KNOBS, phase=Phase.BACKWARD, named=None, expected=F
         ),
     ],
 )
-def test_a_reason_begins_with_the_failure(of, said):
-    found, _, _ = remedy({"tokens_per_microbatch": 8192}, **of)
-    assert found.reason.startswith(said + "predicted peaks ")
+def test_a_reason_begins_with_the_failure(of, message):
+    result, _, _ = remedy({"tokens_per_microbatch": 8192}, **of)
+    assert result.reason.startswith(message + "predicted peaks ")
 
 
 @pytest.mark.parametrize(
@@ -91,26 +91,26 @@ def test_a_reason_begins_with_the_failure(of, said):
     ],
 )
 def test_a_remedy_is_named_by_its_first_change(knobs, changes, of, name):
-    found, _, _ = remedy(changes, knobs=knobs, **of)
-    assert found.name == name and found.changes == changes
+    result, _, _ = remedy(changes, knobs=knobs, **of)
+    assert result.name == name and result.changes == changes
 
 
 def test_what_is_freed_is_that_of_the_failed_memory():
-    found, before, after = remedy({"tokens_per_microbatch": 8192})
+    result, before, after = remedy({"tokens_per_microbatch": 8192})
     freed = before.gpu[Phase.BACKWARD] - after.gpu[Phase.BACKWARD]
-    assert freed > GIB and found.frees == f"{show_gib(freed)} in backward, as predicted"
-    found, before, after = remedy({"optimizer_offload": False}, knobs=MOVED, phase=Phase.OPTIMIZER, **HOST)
+    assert freed > GIB and result.frees == f"{show_gib(freed)} in backward, as predicted"
+    result, before, after = remedy({"optimizer_offload": False}, knobs=MOVED, phase=Phase.OPTIMIZER, **HOST)
     freed = before.host - after.host
-    assert freed > GIB and found.frees == f"{show_gib(freed)} in optimizer, as predicted"
+    assert freed > GIB and result.frees == f"{show_gib(freed)} in optimizer, as predicted"
     assert remedy({"tokens_per_microbatch": 20_480})[0].frees == ""
     assert remedy({"tokens_per_microbatch": 8192}, phase=Phase.NONE)[0].frees == ""
 
 
 def test_the_figures_of_a_remedy_are_those_of_its_configuration():
-    found, _, after = remedy({"tokens_per_microbatch": 8192})
-    assert found.predicted == {phase.value: int(size) for phase, size in after.gpu.items()}
-    assert found.predicted_host == int(after.host)
-    assert found.step_s == round(after.step_s, 3)
+    result, _, after = remedy({"tokens_per_microbatch": 8192})
+    assert result.predicted == {phase.value: int(size) for phase, size in after.gpu.items()}
+    assert result.predicted_host == int(after.host)
+    assert result.step_s == round(after.step_s, 3)
 
 
 def test_the_three_tightest_peaks_are_named_against_what_there_is():
@@ -141,7 +141,7 @@ def test_a_host_that_is_four_fifths_full_is_named(share, named):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "message"),
     [
         (10.0, 10.0, "steps by less than 1 %, as predicted"),
         (10.0, 10.09, "steps by less than 1 %, as predicted"),
@@ -151,8 +151,8 @@ def test_a_host_that_is_four_fifths_full_is_named(share, named):
         (10.0, 9.0, "nothing; steps about 10 % shorter, as predicted"),
     ],
 )
-def test_what_a_step_costs_more(before, after, said):
-    assert slows(before, after) == said
+def test_what_a_step_costs_more(before, after, message):
+    assert slows(before, after) == message
 
 
 def test_changes_are_told_from_the_present_values():

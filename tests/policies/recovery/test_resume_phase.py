@@ -68,29 +68,29 @@ def loads(
     ]
 
 
-def seen(history: list[Event], diagnosis: Diagnosis) -> Phase:
+def observed(history: list[Event], diagnosis: Diagnosis) -> Phase:
     begun = [Started(attempt=2, knobs=KNOBS, resume=True), Ended(attempt=2, outcome=Crashed(exit_code=1))]
     return while_loading((*history, *begun), diagnosis, attempt=2).phase
 
 
 @pytest.mark.parametrize("phase", [Phase.INIT, Phase.CHECKPOINT, Phase.BACKWARD, Phase.OPTIMIZER, Phase.NONE])
 def test_only_the_attempt_that_loads_fails(phase: Phase) -> None:
-    assert seen([*trained(), LOSS], oom(phase)) is Phase.RESUME
+    assert observed([*trained(), LOSS], oom(phase)) is Phase.RESUME
 
 
 def test_the_engine_s_start_is_no_load() -> None:
-    assert seen([*trained(), LOSS], oom(Phase.ROLLOUT_INIT, Component.ROLLOUT)) is Phase.ROLLOUT_INIT
+    assert observed([*trained(), LOSS], oom(Phase.ROLLOUT_INIT, Component.ROLLOUT)) is Phase.ROLLOUT_INIT
 
 
 def test_what_no_attempt_got_past_is_a_start() -> None:
     before = [trained()[0], Started(attempt=1, knobs=KNOBS), LOSS]
-    assert seen(before, oom(Phase.INIT)) is Phase.INIT
+    assert observed(before, oom(Phase.INIT)) is Phase.INIT
 
 
 def test_a_pass_under_other_knobs_is_its_own() -> None:
     other = replace(KNOBS, tokens_per_microbatch=49_152)
-    assert seen([*trained(knobs=other), LOSS], oom(Phase.BACKWARD)) is Phase.BACKWARD
-    assert seen([*trained(knobs=other), LOSS], oom(Phase.INIT)) is Phase.RESUME
+    assert observed([*trained(knobs=other), LOSS], oom(Phase.BACKWARD)) is Phase.BACKWARD
+    assert observed([*trained(knobs=other), LOSS], oom(Phase.INIT)) is Phase.RESUME
 
 
 def test_a_pass_that_already_ran_out_of_memory_is_its_own() -> None:
@@ -98,7 +98,7 @@ def test_a_pass_that_already_ran_out_of_memory_is_its_own() -> None:
         Ended(attempt=1, outcome=Crashed(exit_code=1), saved=10),
         Diagnosed(attempt=1, **_fields(Phase.BACKWARD)),
     ]
-    assert seen([*trained(), *failed], oom(Phase.BACKWARD)) is Phase.BACKWARD
+    assert observed([*trained(), *failed], oom(Phase.BACKWARD)) is Phase.BACKWARD
 
 
 def _fields(phase: Phase) -> dict[str, object]:
@@ -124,7 +124,7 @@ def test_after_a_cure_in_place_a_load_that_was_followed_by_steps_is_over() -> No
 
 
 def test_other_causes_and_later_steps_are_left_alone() -> None:
-    assert seen([*trained(), LOSS], oom(Phase.INIT, cause=Cause.CONFIG)) is Phase.INIT
+    assert observed([*trained(), LOSS], oom(Phase.INIT, cause=Cause.CONFIG)) is Phase.INIT
     done = Progressed(attempt=2, step=11, of=400)
     rows = (*trained(), LOSS, Started(attempt=2, knobs=KNOBS, resume=True), done)
     assert while_loading(rows, oom(Phase.BACKWARD), attempt=2).phase is Phase.BACKWARD
@@ -135,8 +135,8 @@ def test_a_job_that_begins_from_a_checkpoint_has_no_attempt_that_loaded_none(cau
     begin, *rest = trained()
     assert isinstance(begin, Accepted)
     resumes = replace(begin, job=replace(begin.job, resume=True))
-    assert seen([begin, *rest, LOSS], oom(Phase.INIT, cause=cause)) is Phase.RESUME
-    assert seen([resumes, *rest, LOSS], oom(Phase.INIT, cause=cause)) is Phase.INIT
+    assert observed([begin, *rest, LOSS], oom(Phase.INIT, cause=cause)) is Phase.RESUME
+    assert observed([resumes, *rest, LOSS], oom(Phase.INIT, cause=cause)) is Phase.INIT
 
 
 @pytest.mark.parametrize("phase", [Phase.INIT, Phase.BACKWARD])
@@ -153,17 +153,17 @@ def test_a_load_that_passed_with_these_knobs_is_not_to_blame(phase: Phase) -> No
 
 def test_a_start_that_asks_for_more_than_one_that_passed_is_its_own() -> None:
     less = replace(KNOBS, param_offload=True)
-    assert seen([*trained(knobs=less), LOSS], oom(Phase.INIT)) is Phase.INIT
+    assert observed([*trained(knobs=less), LOSS], oom(Phase.INIT)) is Phase.INIT
     parallel = replace(KNOBS, tensor_parallel=2)
-    assert seen([*trained(knobs=parallel), LOSS], oom(Phase.CHECKPOINT)) is Phase.CHECKPOINT
+    assert observed([*trained(knobs=parallel), LOSS], oom(Phase.CHECKPOINT)) is Phase.CHECKPOINT
     more = replace(KNOBS, memory_fraction=0.8)
-    assert seen([*trained(knobs=more), LOSS], oom(Phase.INIT)) is Phase.RESUME
+    assert observed([*trained(knobs=more), LOSS], oom(Phase.INIT)) is Phase.RESUME
 
 
 def test_a_host_that_fills_under_other_knobs_is_not_the_load_s() -> None:
     other = replace(KNOBS, tokens_per_microbatch=49_152)
-    assert seen([*trained(knobs=other), LOSS], oom(Phase.INIT, cause=Cause.HOST_OOM)) is Phase.INIT
-    assert seen([*trained(), LOSS], oom(Phase.INIT, cause=Cause.HOST_OOM)) is Phase.RESUME
+    assert observed([*trained(knobs=other), LOSS], oom(Phase.INIT, cause=Cause.HOST_OOM)) is Phase.INIT
+    assert observed([*trained(), LOSS], oom(Phase.INIT, cause=Cause.HOST_OOM)) is Phase.RESUME
 
 
 @pytest.mark.parametrize("policy", list(Policy))

@@ -57,8 +57,8 @@ def test_a_part_that_takes_longer_is_uncertain_by_two_fifths_of_what_it_takes():
 
 def test_the_factors_of_parts_that_overlap_are_measured_where_they_are_the_longer():
     # A step takes 1.5 times the predicted seconds, so that these took 6.7 and 13.3 predicted ones.
-    seen = parts((10, 0, 4, 0), (4, 0, 10, 0))
-    pace = pace_of(seen, np.array([10.0, 10.0]), [1 / 10, 1 / 20], [0.0, 0.0], overlapped=True)
+    pieces = parts((10, 0, 4, 0), (4, 0, 10, 0))
+    pace = pace_of(pieces, np.array([10.0, 10.0]), [1 / 10, 1 / 20], [0.0, 0.0], overlapped=True)
     assert pace.scale == pytest.approx(1.5)
     # A factor of 1 ± 0.4 before, 3 % of a step's time as the error after: precisions 6.25, 2500 and 625.
     generation = (6.25 + 2500 * 2 / 3) / 2506.25
@@ -67,9 +67,9 @@ def test_the_factors_of_parts_that_overlap_are_measured_where_they_are_the_longe
 
 
 def test_what_was_measured_is_expected_again():
-    seen = parts((10, 0, 4, 0), (4, 0, 10, 0))
-    pace = pace_of(seen, np.array([14.0, 14.0]), [1 / 10, 1 / 20], [0.0, 0.0], overlapped=False)
-    assert expected_s(pace, seen) * pace.scale == pytest.approx([10, 20], rel=0.01)
-    noisy = pace_of(seen, np.array([14.0, 14.0]), [1 / 10, 1 / 20], [0.5, 0.5], overlapped=False)
-    first, second = expected_s(noisy, seen) * noisy.scale
+    pieces = parts((10, 0, 4, 0), (4, 0, 10, 0))
+    pace = pace_of(pieces, np.array([14.0, 14.0]), [1 / 10, 1 / 20], [0.0, 0.0], overlapped=False)
+    assert expected_s(pace, pieces) * pace.scale == pytest.approx([10, 20], rel=0.01)
+    noisy = pace_of(pieces, np.array([14.0, 14.0]), [1 / 10, 1 / 20], [0.5, 0.5], overlapped=False)
+    first, second = expected_s(noisy, pieces) * noisy.scale
     assert 10.5 < first < second < 19.5

@@ -98,10 +98,10 @@ def test_more_requests_shorten_generation():
 def test_a_failed_pass_of_a_trainer_elsewhere_moves_no_engine(phase: Phase):
     apart = replace(profile(), placement=Placement.SEPARATE)
     failed = fails(phase, requested=3 * GIB, free=2 * GIB)
-    found = decide((accepted(apart, recovery=NO_PREFLIGHT), Started(knobs=KNOBS), *failed))
-    assert isinstance(found, Launch) and found.remedy is not None and found.remedy.predicted
+    decision = decide((accepted(apart, recovery=NO_PREFLIGHT), Started(knobs=KNOBS), *failed))
+    assert isinstance(decision, Launch) and decision.remedy is not None and decision.remedy.predicted
     engine = {"memory_fraction", "rollout_tensor_parallel", "concurrency", "cuda_graphs"}
-    assert not engine & found.remedy.changes.keys()
+    assert not engine & decision.remedy.changes.keys()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from autotune.policies.estimate.belief.calibration import calibrated
 from autotune.policies.recovery.decide import decide
+from autotune.policies.remedies.foreign_memory import without_foreign
 from autotune.policies.values.diagnosis import Facts, Line
 from autotune.policies.values.events import (
     Decided,
@@ -18,7 +20,9 @@ from autotune.policies.values.events import (
     Started,
 )
 from autotune.policies.values.failure import Phase
-from tests.policies.jobs import CLUSTER, GIB, KNOBS, LAYOUT, accepted, fails, profile
+from autotune.policies.values.history import fold
+from autotune.policies.values.observation import Lost
+from tests.policies.jobs import CLUSTER, GIB, KNOBS, LAYOUT, MODEL, accepted, fails, profile
 
 LINE = "Process 4242 has 60.00 GiB memory in use. Of the allocated memory 17.00 GiB is allocated by PyTorch"
 
@@ -41,6 +45,15 @@ def test_others_are_waited_for_and_named():
     assert isinstance(launch, Launch) and launch.remedy is None
     assert launch.knobs == KNOBS and launch.not_before_s == 600.0
     assert "card of rank 3 are held by others (process 4242: 60.00 GiB), and no other rank" in launch.reason
+
+
+def test_what_others_hold_is_no_need_of_the_job():
+    begun, held = (accepted(), Started(knobs=KNOBS)), story(outside=60)
+    lost = [*held[:-2], Ended(outcome=Lost(reason="node gone"))]
+    after, otherwise = (without_foreign(fold((*begun, *rows))) for rows in (held, lost))
+    believed = calibrated(after, MODEL).belief.mean
+    assert believed == pytest.approx(calibrated(otherwise, MODEL).belief.mean)
+    assert believed != pytest.approx(calibrated(fold((*begun, *held)), MODEL).belief.mean)
 
 
 def test_others_that_stay_end_the_run_and_are_named():

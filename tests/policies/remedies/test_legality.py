@@ -40,6 +40,7 @@ NAMES = [
     "reshard_after_forward",
     "shard_wider",
     "expert_parallel",
+    "pipeline_parallel",
     "reduce_sync_buffer",
     "expandable_segments",
     "adjust_memory_margin",
@@ -81,17 +82,17 @@ def test_objections_are_printable():
         )
     )
 
-    def said(**new):
+    def message(**new):
         return " ".join(objections(of, KNOBS, replace(KNOBS, **new), started=False))
 
-    assert "128 slots" in said(concurrency=200)
-    assert "packed evenly" in said(tokens_per_microbatch=3072)
-    assert "one or none" in said(recompute="full", activation_offload=True)
-    assert "one switch" in said(param_offload=True)
-    assert said(param_offload=True, optimizer_offload=True) == ""
-    assert "not supported" in said(grad_offload=True)
-    assert "not a legal value" in said(recompute="selective")
-    assert said() == ""
+    assert "128 slots" in message(concurrency=200)
+    assert "packed evenly" in message(tokens_per_microbatch=3072)
+    assert "one or none" in message(recompute="full", activation_offload=True)
+    assert "one switch" in message(param_offload=True)
+    assert message(param_offload=True, optimizer_offload=True) == ""
+    assert "not supported" in message(grad_offload=True)
+    assert "not a legal value" in message(recompute="selective")
+    assert message() == ""
 
 
 def test_a_change_brings_along_what_belongs_to_it():
@@ -111,10 +112,10 @@ def test_smaller_is_smaller_and_on_the_grid(present: int, share: float, least: i
     of = profile(
         supported={"tokens_per_microbatch": grid}, constraints=(AtMost(knob="concurrency", value=9, why="w"),)
     )
-    found = smaller(of, Knobs(tokens_per_microbatch=present), "tokens_per_microbatch", share=share)
-    if found is not None:
-        assert least <= found < present
-        assert on_grid(grid.grid, found)
+    result = smaller(of, Knobs(tokens_per_microbatch=present), "tokens_per_microbatch", share=share)
+    if result is not None:
+        assert least <= result < present
+        assert on_grid(grid.grid, result)
 
 
 def test_listed_values_are_taken_from_the_list():
@@ -139,6 +140,10 @@ def test_an_unset_scoring_pass_follows_the_training_pass():
         ("megatron", 4, {"tensor_parallel": 32}, False),
         ("megatron", 1, {"tensor_parallel": 8, "context_parallel": 4}, True),
         ("megatron", 1, {"tensor_parallel": 8, "context_parallel": 8}, False),
+        ("megatron", 1, {"tensor_parallel": 8, "pipeline_parallel": 4}, True),
+        ("megatron", 4, {"tensor_parallel": 8, "pipeline_parallel": 8}, False),
+        ("megatron", 1, {"pipeline_parallel": 2, "expert_parallel": 16}, True),
+        ("megatron", 1, {"pipeline_parallel": 4, "expert_parallel": 16}, False),
         ("fsdp2", 1, {"tensor_parallel": 8, "sequence_parallel": 8}, False),
         ("fsdp2", 1, {"tensor_parallel": 3}, False),
         ("megatron", 1, {"tensor_parallel": 8, "sequence_parallel": 8}, True),

@@ -67,6 +67,7 @@ TURNS = {
     "reshard_after_forward": {"reshard_after_forward": "on"},
     "shard_wider": {"shard_group": "more"},
     "expert_parallel": {"expert_parallel": "more"},
+    "pipeline_parallel": {"pipeline_parallel": "more"},
     "expandable_segments": {"allocator": "expandable"},
     "adjust_memory_margin": {"memory_margin": "either"},
     "host_allocator": {"host_allocator": "jemalloc"},

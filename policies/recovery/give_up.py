@@ -1,4 +1,4 @@
-"""The advice when no remedy is left: by how much the nearest configuration misses, and what would fit."""
+"""The verdict of a run that gives up: by how much the nearest configuration misses, and what would fit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ from collections.abc import Iterator
 
 import msgspec
 
+from autotune.policies.recovery.next_remedy import next_remedy
 from autotune.policies.recovery.outlook import Outlook, outlook
+from autotune.policies.recovery.permissions import started_before
 from autotune.policies.recovery.ranking import Ranked, nearest, overflowing
 from autotune.policies.recovery.remedy_text import words
+from autotune.policies.remedies.allow_deny import denied
+from autotune.policies.remedies.ladder import candidates
+from autotune.policies.remedies.proposals import free_before_relaunch
+from autotune.policies.remedies.step_size import missing_bytes
 from autotune.policies.values.architecture.model import Layout
+from autotune.policies.values.diagnosis import Diagnosis
+from autotune.policies.values.events import GaveUp
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.history import Run
 from autotune.policies.values.job import Cluster, Recovery
@@ -21,6 +30,109 @@ from autotune.policies.values.value import Value
 _LORA_RANK = 32
 _TOKEN_KNOBS = frozenset({"tokens_per_microbatch", "logprob_tokens", "max_model_len"})
 _LIKELY = 0.5
+_MEMORY = {
+    Cause.GPU_OOM: "GPU memory",
+    Cause.HOST_OOM: "host memory",
+    Cause.KV_POOL: "the KV cache",
+    Cause.POOL_TOO_SMALL: "the KV cache",
+    Cause.SHM: "shared memory",
+    Cause.OBJECT_STORE: "Ray's object store",
+}
+
+
+def gave_up(run: Run, spent: str = "") -> GaveUp:
+    """Return the verdict when no remedy is left, or a budget is spent (`spent` names it)."""
+    last = run.attempts[-1]
+    diagnosis = last.diagnosis
+    if diagnosis is None:
+        return GaveUp(reason=spent or "the last failure has no diagnosis")
+    where = "" if diagnosis.phase is Phase.NONE else f" in {diagnosis.phase.value}"
+    reason = spent or f"no remedy is left for {diagnosis.cause.value}{where}"
+    if spent and (remedy := next_remedy(run)) is not None:
+        untried = f"a limit under `recovery` leaves untried: {words(last.knobs, remedy.changes)}"
+        return GaveUp(reason=reason, nearest=f"{_nearest(run, diagnosis)}; {untried}")
+    missing = shortfall(run, started=started_before(run))
+    if missing is None:
+        return GaveUp(reason=reason, nearest=_nearest(run, diagnosis), would_help=_would_help(run, diagnosis))
+    nearest = "; ".join(text for text in (missing.nearest, _closest(run, diagnosis)) if text)
+    # If something is predicted to fit, changes that may not suffice are not advised.
+    helping = missing.would_fit or _would_help(run, diagnosis)
+    return GaveUp(reason=reason, nearest=nearest, would_help=helping)
+
+
+def _nearest(run: Run, diagnosis: Diagnosis) -> str:
+    closest = _closest(run, diagnosis)
+    if diagnosis.own_limit:
+        grown = diagnosis.host_growth
+        growth = f"its memory grew by {show_gib(grown)} a step" if grown else ""
+        return "; ".join(text for text in (growth, diagnosis.own_limit, closest) if text)
+    return f"closest: {closest}" if closest else "how much memory was missing is not known"
+
+
+def _closest(run: Run, diagnosis: Diagnosis) -> str:
+    """Return the attempt that missed by the smallest amount in its message; empty if no message has one."""
+    misses = [
+        (missing, attempt.number)
+        for attempt in run.attempts
+        if (own := attempt.diagnosis) is not None
+        and (own.cause, own.phase) == (diagnosis.cause, diagnosis.phase)
+        and (missing := missing_bytes(own.facts)) is not None
+    ]
+    if not misses:
+        return ""
+    missing, number = min(misses)
+    return f"attempt #{number}, {show_gib(missing)} of {_MEMORY.get(diagnosis.cause, 'memory')} short"
+
+
+_LORA = "LoRA, which keeps less optimizer state"
+_USERS = {
+    "gpu": ("shorter prompts or responses", "more or larger GPUs", "a smaller model", _LORA),
+    "gpu_pool": ("a smaller maximum length", "more GPUs for the engine", "a smaller or quantised model"),
+    "host": ("more host memory or more nodes", _LORA),
+    "shm": ("a larger /dev/shm (in a container: --shm-size or an emptyDir of medium Memory)",),
+    "object_store": ("a larger object store (ray start --object-store-memory)",),
+}
+
+_HARDWARE = {
+    **_USERS,
+    "gpu": _USERS["gpu"][1:2],
+    "gpu_pool": _USERS["gpu_pool"][1:2],
+    "host": _USERS["host"][:1],
+}
+
+
+def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Return the changes that only the user may make."""
+    profile, recovery, knobs = run.accepted.profile, run.accepted.job.recovery, run.attempts[-1].knobs
+    now = list(candidates(profile, knobs, diagnosis, started=started_before(run)))
+    anew = candidates(profile, knobs, diagnosis, started=False)
+    result = [remedy.reason for remedy in free_before_relaunch(diagnosis)]
+    result += [
+        f"{remedy.name}, which recovery.allow or recovery.deny excludes"
+        for remedy in now
+        if denied(recovery, profile, knobs, remedy)
+    ]
+    legal = [remedy.changes for remedy in now]
+    result += [
+        f"a new run with {', '.join(f'{knob} = {value}' for knob, value in remedy.changes.items())}, "
+        "which a checkpoint of this run does not allow"
+        for remedy in anew
+        if remedy.changes not in legal
+    ]
+    if diagnosis.host_growth and profile.unknown_program and not profile.resumable:
+        result.append("`settings.resume`, with which a restart from the last checkpoint frees what grew")
+    elif profile.unknown_program and not profile.supported:
+        result.append(
+            "a `{knob}` placeholder in the command, such as `--micro-batch={tokens_per_microbatch}`"
+        )
+    if diagnosis.own_limit:
+        result.append("a higher limit of the process")
+    elif profile.unknown_program:
+        result += _HARDWARE.get(diagnosis.cause.resource, ())
+    else:
+        general = _USERS.get(diagnosis.cause.resource, ())
+        result += [text for text in general if not (text == _LORA and profile.layout.lora_rank)]
+    return tuple(dict.fromkeys(result))
 
 
 class Shortfall(Value, frozen=True, kw_only=True):
@@ -123,7 +235,7 @@ def widened(layout: Layout, knobs: Knobs, factor: int) -> Layout:
     State sharded over all of them is sharded further. State with copies, by replicas or hybrid sharding's
     groups, gets more copies: each rank holds as much as before.
     """
-    split = (knobs.tensor_parallel or 1) * layout.pipeline_parallel
+    split = (knobs.tensor_parallel or 1) * (knobs.pipeline_parallel or layout.pipeline_parallel)
     copied = layout.strategy == "none" or layout.shards * split < layout.ranks
     return msgspec.structs.replace(
         layout,

@@ -8,10 +8,9 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from autotune.policies.recovery.next_remedy import gave_up
+from autotune.policies.recovery.give_up import gave_up, shortfall, widened
 from autotune.policies.recovery.outlook import outlook
 from autotune.policies.recovery.ranking import nearest
-from autotune.policies.recovery.shortfall import shortfall, widened
 from autotune.policies.values.events import Policy, Started
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
@@ -66,19 +65,19 @@ def would_fit(of) -> dict[str, list[tuple[int, bool]]]:
     """Return, for each kind of change, what was tried of it and whether it fits as a job of its own."""
     layout = of.get("layout", LAYOUT)
     cluster, knobs = of.get("cluster", CLUSTER), of.get("knobs", SPLIT)
-    found: dict[str, list[tuple[int, bool]]] = {GPUS: [], RESPONSES: [], LORA: []}
+    result: dict[str, list[tuple[int, bool]]] = {GPUS: [], RESPONSES: [], LORA: []}
     for factor in (2, 4, 8):
         wider = replace(cluster, nodes=cluster.nodes * factor)
         spread = widened(layout, knobs, factor)
-        found[GPUS].append((factor, fits(of, knobs, layout=spread, cluster=wider)))
+        result[GPUS].append((factor, fits(of, knobs, layout=spread, cluster=wider)))
     for share in (2, 4, 8):
         tokens = layout.response_tokens // share
         shorter = replace(layout, response_tokens=tokens)
         less = replace(knobs, tokens_per_microbatch=min(SPLIT.tokens_per_microbatch or 0, 1024 + tokens))
-        found[RESPONSES].append((tokens, fits(of, less, layout=shorter)))
+        result[RESPONSES].append((tokens, fits(of, less, layout=shorter)))
     if not layout.lora_rank:
-        found[LORA].append((32, fits(of, knobs, layout=replace(layout, lora_rank=32))))
-    return found
+        result[LORA].append((32, fits(of, knobs, layout=replace(layout, lora_rank=32))))
+    return result
 
 
 @pytest.mark.parametrize(
@@ -96,22 +95,22 @@ def would_fit(of) -> dict[str, list[tuple[int, bool]]]:
     ],
 )
 def test_the_least_change_of_each_kind_that_fits_is_named(of, kinds):
-    found = shortfall(job(**of), started=False)
-    assert found is not None
+    missing = shortfall(job(**of), started=False)
+    assert missing is not None
     expected = []
     for kind, tried in would_fit(of).items():
         first = next((size for size, fitting in tried if fitting), None)
         assert (first is not None) is (kind in kinds), kind
         if first is not None:
             expected.append((kind, first))
-    said = []
-    for text in found.would_fit:
+    message = []
+    for text in missing.would_fit:
         kind = next(kind for kind in (GPUS, RESPONSES, LORA) if kind in text)
         number = re.search(r"\d+(?:\.\d+)?", text)
         assert number is not None
-        said.append((kind, round(float(number[0]))))
+        message.append((kind, round(float(number[0]))))
         assert re.search(r"\(predicted \w+ \d+\.\d\d GiB\)$", text)
-    assert said == expected
+    assert message == expected
 
 
 def test_what_fits_is_the_only_advice_and_adapters_are_not_advised_to_those_who_train_them():
@@ -140,9 +139,9 @@ def test_other_changes_than_the_first_of_a_kind_are_needed():
 
 
 def test_the_nearest_is_told_with_its_changes_and_what_it_lacks():
-    found = shortfall(job(cluster=cards(40)), started=False)
-    assert found is not None
-    changes, _, missing = found.nearest.partition(", predicted to be ")
+    result = shortfall(job(cluster=cards(40)), started=False)
+    assert result is not None
+    changes, _, missing = result.nearest.partition(", predicted to be ")
     assert changes == "closest: tokens_per_microbatch 16384 → 5120"
     assert re.fullmatch(r"[\d.]+ GiB of GPU memory short in backward", missing)
     as_written = shortfall(job(layout=LONG, knobs=WHOLE), started=False)
@@ -151,19 +150,19 @@ def test_the_nearest_is_told_with_its_changes_and_what_it_lacks():
 
 def test_a_host_that_is_too_small_is_told_as_such():
     host = replace(CLUSTER, host_memory_bytes=100 * GIB)
-    found = shortfall(job(cluster=host, knobs=KNOBS, cause=Cause.HOST_OOM, phase=Phase.INIT), started=False)
-    assert found is not None and found.nearest.endswith("GiB of host memory short")
-    assert found.would_fit == ()  # nothing that the user of this model could change fits the host
+    missing = shortfall(job(cluster=host, knobs=KNOBS, cause=Cause.HOST_OOM, phase=Phase.INIT), started=False)
+    assert missing is not None and missing.nearest.endswith("GiB of host memory short")
+    assert missing.would_fit == ()  # nothing that the user of this model could change fits the host
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 7])
 def test_responses_are_not_shortened_to_nothing(tokens):
-    found = shortfall(
+    missing = shortfall(
         job(layout=replace(LAYOUT, prompt_tokens=60_000, response_tokens=tokens), cluster=cards(40)),
         started=False,
     )
-    assert found is not None
-    assert not any("responses of 0" in text for text in found.would_fit)
+    assert missing is not None
+    assert not any("responses of 0" in text for text in missing.would_fit)
 
 
 def test_nothing_is_said_where_a_configuration_is_predicted_to_fit_or_no_estimate_is():
