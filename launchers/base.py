@@ -148,6 +148,10 @@ class Framework(Protocol):
         """Return the settings that no release on record has: the job runs a fork."""
         return ()
 
+    def recorded_version(self, job: Job) -> str:
+        """Return the release on record that stands for the job's own; empty: the nearest of `releases`."""
+        return ""
+
     def release_by_settings(self, job: Job) -> str:
         """Return the release on record that the names of a job's settings imply; empty if none."""
         return ""

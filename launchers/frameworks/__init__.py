@@ -58,8 +58,8 @@ TRACES: Mapping[str, Traces] = {
         "MegatronPolicyWorkerBase": {"trainer.strategy": "megatron"},
     }),
     "nemo-rl": Traces((
-        "nemo_rl/", "nemo_rl.", "NeMo-RL", "(lm_policy-", "▶ Training policy", "▶ Computing logprobs",
-        "▶ Setting up model and training",
+        "nemo_rl/", "nemo_rl.", "NeMo-RL", "(lm_policy-", "PolicyWorker[rank=", "PolicyWorkerV2[rank=",
+        "▶ Training policy", "▶ Computing logprobs", "▶ Setting up model and training",
     ), implies={
         "MegatronPolicyWorker": {"policy.megatron_cfg.enabled": True, "policy.dtensor_cfg.enabled": False},
         "DTensorPolicyWorker": {"policy.megatron_cfg.enabled": False, "policy.dtensor_cfg.enabled": True},

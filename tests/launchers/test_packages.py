@@ -24,9 +24,9 @@ def test_the_modules_of_the_extras_are_those_of_the_project() -> None:
         for requirement in requirements
         if not requirement.startswith(f"{packages.DISTRIBUTION}[")
     }
-    shown = {module: extra for module, (extra, _) in packages.EXTRAS.items()}
-    assert {module: named.get(module) for module in shown} == shown
-    assert {"ray", "optuna", "torch", "sglang"} <= set(shown)
+    output = {module: extra for module, (extra, _) in packages.EXTRAS.items()}
+    assert {module: named.get(module) for module in output} == output
+    assert {"ray", "optuna", "torch", "sglang"} <= set(output)
 
 
 def test_what_each_way_to_begin_a_run_needs_is_known() -> None:

@@ -171,6 +171,7 @@ ABSENT: dict[KnobName, str] = {
     "max_model_len": "vllm.max_model_len and sglang.context_length must hold what a workflow asks for, which only the workflow knows",
     "microbatch_size": "passes are packed by tokens; mb_spec.n_mbs is only a least number of passes",
     "expert_parallel": "it is part of actor.backend, which gives experts sizes of their own",
+    "pipeline_parallel": "it is part of actor.backend, beside the other sizes",
     "activation_offload": "AReaL keeps activations on the device or recomputes them",
     "grad_offload": "gradients follow the weights: fsdp.offload_params moves both",
     "optimizer_offload_fraction": "the optimizer state is offloaded whole",

@@ -69,6 +69,7 @@ ABSENT: dict[KnobName, str] = {
     "multimodal_cache": "its task is text alone",
     "sharding": "FSDP2 whenever there is more than one rank",
     "expert_parallel": "its models have no experts",
+    "pipeline_parallel": "FSDP2 has no stages",
     "shard_group": "the state is spread over all ranks",
     "reshard_after_forward": "gathered weights are always freed after a layer's forward",
     "fused_kernels": "there are none for this model",

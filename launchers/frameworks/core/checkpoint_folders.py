@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from autotune.policies.values.job import Job
 
+RESUMED = "a run starts at step 0 unless the job has `resume: true`; its relaunches continue"  # why it is set
+
 
 def folder_of(job: Job, written: str, *, run: str, named: bool) -> str:
     """Return the absolute folder of a run's checkpoints.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -50,9 +51,35 @@ def spread(
     }
 
 
-def expert_sizes(experts: int, devices: int, *, expert_tensor: int) -> tuple[int, ...]:
-    """Return the expert-parallel sizes that divide a model's experts and a stage's devices."""
-    return tuple(n for n in divisors(experts) if devices % (n * expert_tensor) == 0)
+def sizes(
+    world: int, shape: Model | None, ranks: Callable[[str], int], *, etp: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the expert- and pipeline-parallel sizes that divide a model's experts or layers, and the ranks.
+
+    Pipeline sizes are multiples of the present one. `ranks` returns the present size of a kind; `etp`: the
+    expert tensor-parallel size, 0 for Megatron's default, which is the tensor-parallel size.
+    """
+    tensor, pipeline = ranks("tensor_model"), ranks("pipeline_model")
+    layers, experts = (0, 0) if shape is None else (shape.layers, shape.experts)
+    split = etp or tensor
+    whole = math.gcd(layers, world // (tensor * ranks("context")), world // (ranks("expert_model") * split))
+    stages = (n for n in divisors(whole) if layers and n > pipeline and n % pipeline == 0)
+    return {
+        "expert_parallel": tuple(n for n in divisors(experts) if world // pipeline % (n * split) == 0),
+        "pipeline_parallel": (pipeline, *stages),
+    }
+
+
+_OWN_STAGES = (
+    "pipeline_model_parallel_layout", "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage", "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split", "microbatch_group_size_per_vp_stage", "mtp_num_layers",
+)  # fmt: skip
+
+
+def own_stages(value_of: ValueOf) -> bool:
+    """Return whether a job says which layers its pipeline's stages have."""
+    return any(value_of(name) for name in _OWN_STAGES)
 
 
 _DISPATCHERS = ("alltoall", "allgather", "flex")

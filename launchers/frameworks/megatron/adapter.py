@@ -9,7 +9,7 @@ import msgspec
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import splits, transformer
-from autotune.launchers.frameworks.core.checkpoint_folders import absolute
+from autotune.launchers.frameworks.core.checkpoint_folders import RESUMED, absolute
 from autotune.launchers.frameworks.core.data import package_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.core.trackers import one_wandb_run
@@ -59,7 +59,7 @@ class MegatronRl(ListedFlagFramework[Config]):
     reasons: ClassVar[Mapping[str, str]] = {
         "save": "checkpoints of this run alone, from which its relaunches continue",
         "save_interval": "the job saves nothing, and a relaunch needs a checkpoint",
-        "load": "`resume:` of the job decides whether the start continues a checkpoint",
+        "load": RESUMED,
         "ref_load": "where the weights come from while nothing is saved",
         "no_load_*": "a relaunch continues the whole checkpoint, not its weights alone",
         "finetune": "a relaunch continues the whole checkpoint, not its weights alone",
@@ -106,9 +106,7 @@ class MegatronRl(ListedFlagFramework[Config]):
             **transformer.recompute_modes(config.field, config.job.shape),
             "rollout_tensor_parallel": splits.sizes(config.engine_size, config.engine_gpus),
             "context_parallel": splits.sizes(config.context, config.context_devices),
-            "expert_parallel": transformer.expert_sizes(
-                config.experts, config.stage, expert_tensor=fixed or config.tensor
-            ),
+            **transformer.sizes(config.trainer_gpus, self.shape(config.job), config.ranks, etp=fixed),
             "tensor_parallel": tuple(
                 size
                 for size in tensor
@@ -162,7 +160,11 @@ class MegatronRl(ListedFlagFramework[Config]):
         return f"is {wanted}" if wanted else ""
 
     def refused(self, config: Config) -> Iterator[Problem]:
-        """Yield the flags that a user must not set, and the refusals of the rows."""
+        """Yield another trainer, the flags that a user must not set, and the refusals of the rows."""
+        if (trainer := config.text("train-backend")) != "megatron":
+            message = f"only {self.name}'s Megatron trainer is driven, not `--train-backend {trainer}`"
+            hint = "write `framework: command`, with the flags in its `command:`"
+            yield Problem(path=("framework",), message=message, hint=hint)
         for key, flag in ((key, bare(key)) for key in config.given):
             if flag in self.dialect.names:
                 continue

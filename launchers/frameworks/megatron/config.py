@@ -59,9 +59,7 @@ class Config(ListedFlagSettings):
         self.colocated = self.flag("colocate")
         apart = self.flag("fully-async") or self.runs("train_async")
         self.placement = residency.placement(shared=self.colocated, ahead=apart)
-        self.tensor, self.pipeline, self.context, self.expert = (
-            max(1, self.count(f"{kind}-parallel-size")) for kind in _SPLITS
-        )
+        self.tensor, self.pipeline, self.context, self.expert = map(self.ranks, _SPLITS)
         roles = self.document("resource")  # Relax's, which takes precedence over the single counts
         sizes = {name: size for name, size in roles.items() if isinstance(size, list | tuple)}
         cards = {name: size[1] for name, size in sizes.items() if len(size) == 2 and isinstance(size[1], int)}
@@ -134,6 +132,10 @@ class Config(ListedFlagSettings):
     def trains_by_adam(self) -> bool:
         """Whether the optimizer is Megatron's Adam, with its state."""
         return self.text("optimizer") == "adam" and not self.flag("use-stateless-adam")
+
+    def ranks(self, kind: str) -> int:
+        """Return the size of one of Megatron's kinds of parallelism."""
+        return max(1, self.count(f"{kind.replace('_', '-')}-parallel-size"))
 
     def field(self, name: str) -> object:
         """Return a field of TransformerConfig, from its flag."""

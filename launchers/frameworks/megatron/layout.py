@@ -35,7 +35,7 @@ def layout(config: Config) -> Layout:
         ranks=config.trainer_gpus,
         tensor=config.tensor,
         pipeline=config.pipeline,
-        chunks=_pipeline_chunks(config),
+        chunks=pipeline_chunks(config),
         expert=config.expert,
         expert_tensor=config.count("expert-tensor-parallel-size"),
     )
@@ -79,7 +79,7 @@ def layout(config: Config) -> Layout:
     return transformer.with_transformer(result, config.field, config.job.shape)
 
 
-def _pipeline_chunks(config: Config) -> int:
+def pipeline_chunks(config: Config) -> int:
     """Return the virtual stages per rank; Megatron accepts their number or their size in layers."""
     layers = config.count("num-layers-per-virtual-pipeline-stage")
     of_size = config.count("num-layers") // (config.pipeline * layers) if layers else 1

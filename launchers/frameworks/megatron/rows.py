@@ -14,6 +14,7 @@ from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.megatron import knobs
 from autotune.launchers.frameworks.megatron.advice import ADVICE
 from autotune.launchers.frameworks.megatron.config import Config
+from autotune.launchers.frameworks.megatron.layout import pipeline_chunks
 from autotune.launchers.frameworks.tabular import trainer_rows
 from autotune.launchers.frameworks.tabular.table import (
     OFF,
@@ -110,6 +111,7 @@ ROWS: tuple[Row[Config], ...] = (
         }),
     trainer_rows.experts("expert-model-parallel-size", read=lambda c: c.expert, fixed=_SIZES, stage=lambda c: c.stage,
         split=lambda c: c.count("expert-tensor-parallel-size")),
+    trainer_rows.stages("pipeline-model-parallel-size", read=lambda c: c.pipeline, fixed=_SIZES, chunks=pipeline_chunks),
     Row(knob="loss_recompute", key="recompute-loss-function", since={"slime": "0.2.1"}, grid=SWITCH),
     Row(knob="logprob_chunk", key="log-probs-chunk-size", since={"slime": "0.2.2"},
         read=lambda c: max(0, c.count("log-probs-chunk-size")) or None, grid=PASS),
@@ -184,9 +186,6 @@ REFUSED: tuple[Refusal[Config], ...] = (
     Refusal("memory-recorder",
         lambda c: c.get("memory-recorder") == "memray" and not c.has("memory-snapshot-num-steps"),
         "memray needs --memory-snapshot-num-steps"),
-    Refusal("train-backend", lambda c: c.text("train-backend") != "megatron",
-        lambda c: f"only {c.dialect.name}'s Megatron trainer is driven",
-        "drive the script with `framework: command`"),
     Refusal("update-weight-transfer-mode",
         lambda c: c.text("update-weight-transfer-mode") != "broadcast" and c.flag("colocate"),
         "colocated weights need no transfer: --colocate refuses it"),

@@ -10,6 +10,7 @@ from autotune.launchers.frameworks.miles.advice import ADVICE
 from autotune.launchers.frameworks.tabular.table import (
     SWITCH,
     Needs,
+    Reasons,
     Refusal,
     Row,
     Table,
@@ -96,8 +97,14 @@ RENAMED = (
     Renamed("max-staleness", hint="a flag of Relax; use --max-weight-staleness"),
     Renamed("resource", hint="a flag of Relax; use --actor-num-gpus-per-node and --rollout-num-gpus"),
 )
+
+UNLESS: dict[KnobName, Reasons[Config]] = {
+    "pipeline_parallel": {
+        "miles sends adapters to engines on GPUs of their own from one stage": lambda c: c.count("lora-rank") and not c.colocated,
+    },
+}
 # fmt: on
 
-TABLE: Table[Config] = Table(rows=ROWS, absent=ABSENT, refused=REFUSED, renamed=RENAMED, advice=ADVICE).over(
-    SHARED
-)
+TABLE: Table[Config] = Table(
+    rows=ROWS, absent=ABSENT, unless=UNLESS, refused=REFUSED, renamed=RENAMED, advice=ADVICE
+).over(SHARED)

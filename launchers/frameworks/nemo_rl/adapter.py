@@ -51,6 +51,7 @@ class NemoRL(TabularFramework[Config]):
     entry = ("uv", "run", "examples/run_grpo.py")
     model_key = "policy.model_name"
     steps_key = "grpo.max_num_steps"
+    acting = TabularFramework.acting | {"tensor_parallel"}
     own_settings = (_FOLDER, _EVERY)
 
     def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
@@ -120,10 +121,11 @@ class NemoRL(TabularFramework[Config]):
         return {
             **transformer.recompute_modes(config.field, config.shape, megatron=config.megatron),
             "rollout_tensor_parallel": (present,) if with_experts else head_sizes(divisors(groups), shape),
-            "expert_parallel": transformer.expert_sizes(
-                config.experts,
-                config.world // config.ranks("pipeline"),
-                expert_tensor=config.splits_experts or config.ranks("tensor"),
+            **transformer.sizes(
+                config.world,
+                shape,
+                lambda kind: config.ranks(kind.removesuffix("_model")),
+                etp=config.splits_experts,
             ),
             "tensor_parallel": self._tensor_sizes(config, shape),
             "microbatch_size": tuple(reversed(divisors(config.mini_batch))),

@@ -6,7 +6,15 @@ from typing import Any
 
 from autotune.launchers.frameworks.core import residency, transformer
 from autotune.launchers.frameworks.core.optimizer_state import megatron_bytes, torch_state_bytes, width
-from autotune.launchers.frameworks.nemo_rl.config import DTENSOR, GENERATION, MEGATRON, POOL, Config
+from autotune.launchers.frameworks.nemo_rl.config import (
+    DTENSOR,
+    GENERATION,
+    MEGATRON,
+    POOL,
+    SCORE_SIZE,
+    TRAIN_SIZE,
+    Config,
+)
 from autotune.policies.values.architecture.model import Layout
 
 
@@ -74,6 +82,7 @@ def layout(config: Config) -> Layout:
         tokens_before_split=True,
         pinned="buffers" if megatron else "",
         padded=not config.packed.endswith("sequence_packing"),
+        scored_sequences=config.count(SCORE_SIZE) / max(1, config.count(TRAIN_SIZE)),
         sequences=config.sequences,
         mini_batch=min(config.count("policy.train_global_batch_size"), config.sequences),
         prompt_tokens=prompt,

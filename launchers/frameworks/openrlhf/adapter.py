@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import msgspec
 
 from autotune.launchers.frameworks.core import splits
+from autotune.launchers.frameworks.core.checkpoint_folders import RESUMED
 from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.dialects.settings import with_sizes
-from autotune.launchers.frameworks.openrlhf.config import RELEASES, Config
+from autotune.launchers.frameworks.openrlhf.config import OLDER, RELEASES, Config
 from autotune.launchers.frameworks.openrlhf.layout import layout, resident
 from autotune.launchers.frameworks.openrlhf.rows import TABLE
 from autotune.launchers.frameworks.tabular.argparse_flags import ArgparseFramework
@@ -28,7 +29,7 @@ class OpenRlhf(ArgparseFramework[Config]):
     name = "openrlhf"
     reasons: ClassVar[Mapping[str, str]] = {
         _PATH: "checkpoints of this run alone, from which its relaunches continue",
-        _LOAD: "`resume:` of the job decides whether the start continues a checkpoint",
+        _LOAD: RESUMED,
         _EVERY: "the job saves nothing, and a relaunch needs a checkpoint",
         "logger.wandb.run_name": "relaunches continue one W&B run",
     }
@@ -38,6 +39,7 @@ class OpenRlhf(ArgparseFramework[Config]):
     distribution = "openrlhf"
     version_file = "version.txt"
     releases = RELEASES
+    older = OLDER
     modules = ("openrlhf",)
     table = TABLE
     is_whole = True

@@ -10,6 +10,7 @@ from autotune.policies.values.profile import Placement
 
 RELEASES = ("0.9.10", "0.11.0", "0.11.2")
 OLDER = ("0.5.9.post1", "0.7.5", "0.8.11")  # only names and defaults are on record
+TRAIN_SIZE, SCORE_SIZE = "train.micro_batch_size", "rollout.micro_batch_size"
 
 
 class Config(ArgparseSettings):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.frameworks.core import residency
 from autotune.launchers.frameworks.core.optimizer_state import with_zero
-from autotune.launchers.frameworks.openrlhf.config import Config
+from autotune.launchers.frameworks.openrlhf.config import SCORE_SIZE, TRAIN_SIZE, Config
 from autotune.policies.values.architecture.model import Layout
 
 
@@ -33,10 +33,13 @@ def layout(config: Config) -> Layout:
         critic_follows=True,
         lora_rank=config.count("ds.lora.rank"),
         entropy=config.has("actor.entropy_coef"),
+        loss="cast_kernel",
         engine_sleeps=config.sleeps,
         grad_offload_takes_optimizer=True,
         padded=not (config.dynamic or config.ring > 1 or config.flag("ds.packing_samples")),
         sync_buckets=1,
+        sends_tensors=True,
+        scored_sequences=config.count(SCORE_SIZE) / max(1, config.count(TRAIN_SIZE)),
         sequences=config.batch,
         mini_batch=min(config.update, config.batch),
         prompt_tokens=config.longest - response,

@@ -11,7 +11,7 @@ from autotune.launchers.frameworks.core.engine_settings import VLLM
 from autotune.launchers.frameworks.core.rehearsals import Rehearsal
 from autotune.launchers.frameworks.core.trackers import TrackerRow
 from autotune.launchers.frameworks.openrlhf.advice import ADVICE
-from autotune.launchers.frameworks.openrlhf.config import Config
+from autotune.launchers.frameworks.openrlhf.config import SCORE_SIZE, TRAIN_SIZE, Config
 from autotune.launchers.frameworks.openrlhf.renamed import RENAMED
 from autotune.launchers.frameworks.tabular.engine_rows import handed_on
 from autotune.launchers.frameworks.tabular.table import (
@@ -28,7 +28,6 @@ from autotune.policies.values.knobs import KnobName, Knobs
 from autotune.policies.values.profile import Grid, Placement
 from autotune.policies.values.rehearsing import LateEvent
 
-_SCORED = "rollout.micro_batch_size"
 _EXPERTS = "--actor.aux_loss_coef adds a loss of each micro-batch for itself, so another size is another loss"
 _SHARDED = "the checkpoint is sharded over the ranks"
 _HEADS = "{value} attention heads are split evenly"
@@ -45,9 +44,10 @@ def _write_engine_size(config: Config, before: Knobs, after: Knobs) -> dict[str,
 
 
 def _write_microbatch_size(config: Config, before: Knobs, after: Knobs) -> dict[str, Any]:
-    """Return micro-batch sizes; the log-prob size is reduced along but never raised."""
-    size = after.microbatch_size or 1
-    return {"train.micro_batch_size": size, _SCORED: min(size, config.count(_SCORED))}
+    """Return micro-batch sizes; the log-prob size is reduced in proportion but never raised."""
+    size, scored = after.microbatch_size or 1, config.count(SCORE_SIZE)
+    along = max(1, scored * size // max(1, config.count(TRAIN_SIZE)))
+    return {TRAIN_SIZE: size, SCORE_SIZE: min(scored, along)}
 
 
 # fmt: off
@@ -69,8 +69,8 @@ ROWS: tuple[Row[Config], ...] = (
             "--train.max_tokens_per_gpu acts only with --train.dynamic_batch_enable": lambda c: not c.dynamic,
             _EXPERTS: lambda c: c.share("actor.aux_loss_coef") > 0,
         }, at_least={_whole: lambda c: c.longest_per_gpu}, read_at="openrlhf/trainer/ppo_utils/replay_buffer.py:123"),
-    Row(knob="microbatch_size", key="train.micro_batch_size",
-        read=lambda c: None if c.dynamic else c.count("train.micro_batch_size"), write=_write_microbatch_size,
+    Row(knob="microbatch_size", key=TRAIN_SIZE,
+        read=lambda c: None if c.dynamic else c.count(TRAIN_SIZE), write=_write_microbatch_size,
         grid=Grid(minimum=1),
         unless={
             "--train.dynamic_batch_enable packs by tokens and ignores --train.micro_batch_size": lambda c: c.dynamic,
@@ -138,7 +138,7 @@ REFUSED: tuple[Refusal[Config], ...] = (
         "--train.async_enable refuses it: the engines never pause", "leave it out"),
     Refusal("ds.ring_attn_size", lambda c: c.actors % c.ranks_per_sequence > 0,
         lambda c: f"ring x tensor parallelism does not divide {c.actors} GPUs"),
-    Refusal("rollout.micro_batch_size", lambda c: c.batch // max(1, c.count(_SCORED)) < c.data_parallel,
+    Refusal(SCORE_SIZE, lambda c: c.batch // max(1, c.count(SCORE_SIZE)) < c.data_parallel,
         "fewer scoring batches than ranks of the actor", "lower it"),
     Refusal("train.partial_rollout_enable",
         lambda c: c.flag("train.partial_rollout_enable") and c.placement is not Placement.ASYNCHRONOUS,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.launchers.frameworks.core import transformer
-from autotune.launchers.frameworks.core.checkpoint_folders import absolute, folder_of
+from autotune.launchers.frameworks.core.checkpoint_folders import RESUMED, absolute, folder_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.core.splits import divisors, head_sizes, wider
 from autotune.launchers.frameworks.dialects.hydra import yaml_override
@@ -38,7 +38,7 @@ class SkyRL(TabularFramework[Config]):
     reasons: ClassVar[Mapping[str, str]] = {
         "trainer.ckpt_path": "checkpoints of this run alone, from which its relaunches continue",
         "trainer.ckpt_interval": "the job saves nothing, and a relaunch needs a checkpoint",
-        "trainer.resume_mode": "`resume:` of the job decides whether the start continues a checkpoint",
+        "trainer.resume_mode": RESUMED,
         "SKYRL_DUMP_INFRA_LOG_TO_STDOUT": "the log shows the failures of engines",
     }
     settings_class = Config
@@ -149,9 +149,7 @@ class SkyRL(TabularFramework[Config]):
             **transformer.recompute_modes(config.field, config.shape, megatron=config.megatron),
             "rollout_tensor_parallel": head_sizes(divisors(groups), shape),
             "sequence_parallel": head_sizes(divisors(config.world), shape),
-            "expert_parallel": transformer.expert_sizes(
-                config.experts, stage, expert_tensor=config.splits_experts or tensor
-            ),
+            **transformer.sizes(config.world, shape, config.ranks, etp=config.splits_experts),
             "shard_group": wider(config.shard_group, config.world),
             "tensor_parallel": head_sizes([n for n in divisors(stage) if stage % (n * context) == 0], shape),
             "context_parallel": tuple(n for n in divisors(stage) if stage % (n * tensor) == 0),

@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.launchers.frameworks.core import residency, transformer
 from autotune.launchers.frameworks.core.optimizer_state import megatron_bytes, width
+from autotune.launchers.frameworks.skyrl import config as key
 from autotune.launchers.frameworks.skyrl.config import CPU_ADAM, ENGINE, POLICY, POOL, Config
 from autotune.policies.values.architecture.model import Layout
 
@@ -82,6 +83,7 @@ def layout(config: Config) -> Layout:
         loss="softmax" if megatron else "pieces",
         compiled_loss=False,
         padded=not config.flag("trainer.remove_microbatch_padding"),
+        scored_sequences=config.count(key.SCORE_SIZE) / max(1, config.count(key.TRAIN_SIZE)),
         sequences=sequences,
         mini_batch=min(config.count("trainer.policy_mini_batch_size") * config.samples, sequences),
         prompt_tokens=config.longest - config.answer,

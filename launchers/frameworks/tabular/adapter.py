@@ -73,7 +73,9 @@ class TabularFramework(Framework, Generic[C]):
     own_settings: ClassVar[tuple[str, ...]] = ()  # of an attempt; left out if the job's code lacks them
     elder: ClassVar[tuple[str, ...]] = ()  # releases older than those on record that use memory differently
     is_whole: ClassVar[bool] = False  # whether its own package reads all settings but the engines'
-    reads_declined: ClassVar[bool] = False  # whether the estimate reads knobs that the job does not offer
+    reads_declined: ClassVar[bool] = False  # whether knobs that a job does not offer are read and written
+    # Knobs that act, and that the estimate reads, also in jobs that do not offer them.
+    acting: ClassVar[frozenset[str]] = frozenset({"microbatch_size", "tokens_per_microbatch"})
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -199,9 +201,13 @@ class TabularFramework(Framework, Generic[C]):
             if not (is_of_release(each) and self.is_whole and self._absent(config, str(each.path[-1])))
         )
 
+    def recorded_version(self, job: Job) -> str:
+        """Return the release whose names and defaults are used, which may be older than those with rules."""
+        return self.config(job).release.version
+
     def release_by_settings(self, job: Job) -> str:
         """Return the release on record that the names of the settings imply; empty if it is the newest."""
-        result = self.config(job).release.version
+        result = self.recorded_version(job)
         return "" if job.framework_version or not self.releases or result == self.releases[-1] else result
 
     def problems(self, job: Job) -> tuple[Problem, ...]:
@@ -270,7 +276,7 @@ class TabularFramework(Framework, Generic[C]):
         bounds = (*sizes, *self.constraints(config), *rows.fixed(present))
         return Profile(
             framework=self.name,
-            knobs=rows.read(self._read(config), config),
+            knobs=rows.read(self._estimated(config), config),
             supported=supported,
             unsupported=self.declined(config) | rows.reasons_to_stay(present),
             constraints=tuple(bound for bound in bounds if bound.knob in knobs),
@@ -446,6 +452,10 @@ class TabularFramework(Framework, Generic[C]):
     def knob_settings(self, config: C, knobs: Knobs) -> dict[str, Any]:
         """Return the settings that apply `knobs`, for knobs that the job does not already have so."""
         return rows.settings_for(self._read(config), config, knobs)
+
+    def _estimated(self, config: C) -> tuple[Row[C], ...]:
+        held = {row.knob for row in self._read(config)} | self.acting
+        return tuple(row for row in self.applicable(config) if row.knob in held)
 
     def _read(self, config: C) -> tuple[Row[C], ...]:
         if self.reads_declined:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from packaging.version import Version
@@ -101,6 +101,8 @@ C = TypeVar("C", bound=ArgparseSettings)
 class ArgparseFramework(FlagFramework[C]):
     """A framework with `defaults.yaml` in its folder, whose program refuses unknown flags."""
 
+    older: ClassVar[tuple[str, ...]] = ()  # releases with only names and defaults on record
+
     def bare(self, key: str) -> str:
         """Return today's name of a flag, without dashes."""
         return {row.old: row.new for row in self.table.renamed}.get(bare(key), bare(key))
@@ -117,8 +119,9 @@ class ArgparseFramework(FlagFramework[C]):
     def is_on_record(self, flag: str) -> bool:
         """Return whether a release on record has, or had, a flag."""
         package = package_of(self)
-        older = {row.old for row in self.table.renamed}
-        return flag in older or any(flag in flags(package, version).flags for version in self.releases)
+        renamed = {row.old for row in self.table.renamed}
+        releases = (*self.older, *self.releases)
+        return flag in renamed or any(flag in flags(package, version).flags for version in releases)
 
     def meant(self, config: C, flag: str) -> str:
         """Return the flag of the job's release that is most similar to an unknown name; empty if none."""

@@ -66,9 +66,12 @@ def _release(name: str, config: DeclaredSettings, job: Job, releases: tuple[str,
         )
     forks = own == recorded or (config.code is not None and bool(config.code.defaults))
     nearest = "later releases do" if own in config.older else f"{recorded} does, the nearest on record"
+    value = f"{name} {own} uses memory as {nearest}"
+    if own == recorded:
+        value = f"the job's own code or configuration file has the defaults of {name} {own}"
     return Fact(
         name=RELEASE,
-        value=f"{name} {own} uses memory as {nearest}",
+        value=value,
         origin=Origin.ASSUMED,
         is_open=forks or is_before(own, releases[0]),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from autotune.launchers.frameworks.core import transformer
 from autotune.launchers.frameworks.tabular.table import ON, Row
 
 _ALL_RANKS = "the state is spread over all ranks"
@@ -43,3 +44,13 @@ def experts(
         },
         **more,
     )
+
+
+def stages(key: str, *, chunks: Callable[[Any], int] = lambda c: 1, **more: Any) -> Row[Any]:
+    """Return the row of Megatron's pipeline parallelism; `chunks`: virtual stages of a rank."""
+    unless = {
+        **more.pop("unless", {}),
+        "the job writes which layers each stage has": lambda c: transformer.own_stages(c.field),
+        "its stages are interleaved: their number is the job's": lambda c: chunks(c) > 1,
+    }
+    return Row(knob="pipeline_parallel", key=key, unless=unless, **more)

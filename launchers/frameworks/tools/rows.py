@@ -58,6 +58,8 @@ def _arguments(engine: Mapping[KnobName, Argument], but: str = "") -> Iterator[S
         yield Spelling(knob, flag if switch else f"{flag} {{value}}", argument.name, saving=saving)
 
 
+_FSDP_OFFLOAD = "FSDP(cpu_offload=CPUOffload(offload_params=True)), FSDP2: offload_policy=CPUOffloadPolicy()"
+
 # fmt: off
 TOOLS = (
     Tool("sglang", traces=("sglang", "--mem-fraction-static", "sgl_", "#running-req"), engine=True, spellings=(
@@ -81,8 +83,17 @@ TOOLS = (
         Spelling("concurrency", "--parallel {value}", "n_parallel"),
         Spelling("max_batched_tokens", "--ubatch-size {value}", "n_ubatch"),
     )),
-    # The trainers of slime and its derivatives, in a log without their own modules.
+    Tool("tensorrt-llm", traces=("tensorrt_llm/", "[TRT-LLM]", "[TensorRT-LLM]"), engine=True, spellings=(
+        Spelling("memory_fraction", "--kv_cache_free_gpu_memory_fraction {value}", "free_gpu_memory_fraction"),
+        Spelling("concurrency", "--max_batch_size {value}", "max_batch_size"),
+        Spelling("max_batched_tokens", "--max_num_tokens {value}", "max_num_tokens"),
+        Spelling("rollout_tensor_parallel", "--tp_size {value}", "tp_size"),
+    )),
+    # The trainers of slime and its derivatives, in a log without their own modules; SGLang generates for them.
     Tool("slime or miles", traces=("TrainRayActor",), spellings=(
+        Spelling("memory_fraction", "--sglang-mem-fraction-static {value}", "sglang_mem_fraction_static"),
+        Spelling("concurrency", "--sglang-max-running-requests {value}", "sglang_max_running_requests"),
+        Spelling("sync_buffer", "--update-weight-buffer-size {value}", "update_weight_buffer_size"),
         Spelling("tokens_per_microbatch", "--max-tokens-per-gpu {value}", "max_tokens_per_gpu"),
         Spelling("logprob_chunk", "--log-probs-chunk-size {value}", "log_probs_chunk_size"),
     )),
@@ -106,13 +117,13 @@ TOOLS = (
         Spelling("microbatch_size", "per_device_train_batch_size={value}, gradient_accumulation_steps up by the same factor", "per_device_train_batch_size"),
         Spelling("recompute", "gradient_checkpointing=True", "gradient_checkpointing", saving="full"),
         Spelling("fused_kernels", "use_liger_kernel=True", "use_liger_kernel", saving=True),
-        Spelling("param_offload", 'fsdp="full_shard auto_wrap offload"'),
-        Spelling("optimizer_offload", 'fsdp="full_shard auto_wrap offload"', undo='fsdp="full_shard auto_wrap"'),
+        Spelling("param_offload", 'fsdp="full_shard auto_wrap offload"', "fsdp_offload_params", saving=True),
+        Spelling("optimizer_offload", 'fsdp="full_shard auto_wrap offload"', "fsdp_offload_params", saving=True, undo='fsdp="full_shard auto_wrap"'),
         Spelling("dataloader_workers", "dataloader_num_workers={value}", "dataloader_num_workers"),
     )),
     Tool("fsdp", traces=("torch/distributed/fsdp", "fully_sharded_data_parallel", "FullyShardedDataParallel"), spellings=(
-        Spelling("param_offload", "FSDP(cpu_offload=CPUOffload(offload_params=True))"),
-        Spelling("optimizer_offload", "fully_shard(offload_policy=CPUOffloadPolicy())"),
+        Spelling("param_offload", _FSDP_OFFLOAD, "offload_params", saving=True),
+        Spelling("optimizer_offload", _FSDP_OFFLOAD, "offload_params", saving=True),
         Spelling("recompute", "apply_activation_checkpointing(model)"),
     )),
 )
@@ -128,7 +139,9 @@ OTHER_FRAMEWORKS = (
         Spelling("microbatch_size", ""),
         Spelling("recompute", ""),
     )),
-    Tool("diffusion", traces=("diffusers/", "ComfyUI", "/comfy/", "multimodal_gen", "vllm_omni/diffusion"), engine=True, only=True),
+    Tool("diffusion", traces=("diffusers/", "ComfyUI", "/comfy/", "invokeai/", "multimodal_gen", "vllm_omni/diffusion"), engine=True, only=True),
+    # Engines in Rust.
+    Tool("candle", traces=("candle_core::", "candle_nn::"), engine=True, only=True),
     Tool("prime-rl", traces=("prime_rl", "prime-rl", "    INFO Starting inference"), spellings=(
         Spelling("recompute", "--trainer.model.ac.mode full"),
         Spelling("activation_offload", "--trainer.model.ac-offloading.max-inflight-activations 5"),
@@ -235,6 +248,7 @@ CEILINGS = (
     Ceiling("slurm", (Cause.HOST_OOM,), "#SBATCH --mem=...   (0: the whole node)", traces=("slurmstepd", "srun:", "SLURM_")),
     Ceiling("kubernetes", (Cause.HOST_OOM,), "resources.limits.memory", traces=("OOMKilled", "kubelet", "kubepods")),
     Ceiling("docker", (Cause.HOST_OOM,), "docker run --memory=...", traces=("/docker-", "/docker/")),
+    Ceiling("container", (Cause.HOST_OOM,), "resources.limits.memory, or docker run --memory=...", traces=("memory.events", "cgroup oom_kill")),
     Ceiling("systemd", (Cause.HOST_OOM,), "ManagedOOMMemoryPressureLimit= of the unit, or systemd-run --scope -p MemoryMax=...", traces=("systemd-oomd",)),
     Ceiling("ray", (Cause.OBJECT_STORE,), "ray start --object-store-memory=BYTES"),
     Ceiling("docker", (Cause.SHM,), "docker run --shm-size=64g; in Kubernetes an emptyDir of medium Memory at /dev/shm"),

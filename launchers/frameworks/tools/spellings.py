@@ -37,10 +37,15 @@ _PAUSABLE = re.compile(
     r"[Ss]leep mode (?:\(level=\w+\) )?freed \d"
 )
 _SLEEPS = re.compile(r"(?i:\bsleep[_ ]?(?:mode|level)|\bsleep\()|weights_cpu_backup|memory_saver")
-_DEVICE = re.compile(rf"\b({'|'.join(ALLOCATORS)}) out of memory")
+_DEVICE = re.compile(rf"\b({'|'.join(ALLOCATORS)}|CUDA) out of memory")
 _RUNTIMES = {
     "NPU": re.compile(r"\bE[LI]000\d: |\bHCCL\b|torch_npu|aclError"),
     "HIP": re.compile(r"\bHIP failure|/rccl/"),
+}
+_BUILDS = {
+    "NPU": ("vllm_ascend/", "torch_npu/", "torch_npu.", "mindie", "model_runner_v1.py", "worker_v1.py"),
+    "HIP": ("platform rocm", "+rocm"),
+    "XPU": ("platform xpu", "+xpu"),
 }
 # Words of trainers with optional engines that show that one is in use.
 _GENERATES = re.compile(r"\b(?i:grpo|rlhf|rloo|rollout)|\bonline_dpo|use_vllm")
@@ -129,11 +134,16 @@ def fixed(tools: tuple[Tool, ...], text: str, *, shared: bool) -> frozenset[str]
     return frozenset(saving | (excluded(text) & {"allocator"} if shared else set()))
 
 
-def device_of(text: str) -> str:
-    """Return PyTorch's name of the device that ran out of memory, such as HIP; empty for CUDA."""
-    if (device := _DEVICE.search(text)) is not None:
-        return device[1]
-    return next((name for name, runtime in _RUNTIMES.items() if runtime.search(text)), "")
+def device_of(message: str, text: str) -> str:
+    """Return PyTorch's name of the device that ran out of memory, such as HIP; empty for CUDA.
+
+    If the message does not name it, the modules or builds for a device in the log's text do.
+    """
+    if (device := _DEVICE.search(message)) is not None:
+        return device[1].replace("CUDA", "")
+    named = (name for name, runtime in _RUNTIMES.items() if runtime.search(message))
+    built = (name for name, words in _BUILDS.items() if any(word in text for word in words))
+    return next(named, next(built, ""))
 
 
 def allocator_of(device: str) -> str:
@@ -152,12 +162,16 @@ def offered(tools: tuple[Tool, ...], knobs: frozenset[str], engine_knobs: frozen
     if any(tool.only for tool in tools):
         return frozenset(own)
     engines = any(is_engine(tool, engine_knobs) for tool in tools)
-    trainers = any(not tool.engine and len(tool.spellings) > _ADD_ON for tool in tools)
+    trainers = any(not tool.engine and _of_trainer(tool, engine_knobs) > _ADD_ON for tool in tools)
     if not engines:
         own |= engine_knobs
     if not trainers:
         own |= knobs - engine_knobs
     return frozenset(own)
+
+
+def _of_trainer(tool: Tool, engine_knobs: frozenset[str]) -> int:
+    return sum(spelling.knob not in engine_knobs for spelling in tool.spellings)
 
 
 def is_engine(tool: Tool, engine_knobs: frozenset[str]) -> bool:
@@ -192,7 +206,7 @@ def words(
     return tuple(lines.items())
 
 
-_ADD_ON = 3  # knobs; a tool with no more than these does not describe a trainer
+_ADD_ON = 3  # a tool with no more knobs of a trainer than these does not describe one
 
 
 def _printed(spelling: Spelling, text: str) -> Setting:

@@ -43,6 +43,7 @@ def layout(config: Config) -> Layout:
         engine_weights_on_host=False,  # they are synced again when it wakes
         padded=True,
         chunked_head=config.has_head,
+        sends_tensors=True,
     )
     # accelerate's own configurations name no bucket: DeepSpeed's default (accelerate, DeepSpeedPlugin).
     return with_zero(result, config.zero, optimizer=str(config.get("optim")))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
 
 from autotune.launchers.base import Problem
 from autotune.launchers.frameworks.core import splits, transformer
-from autotune.launchers.frameworks.core.checkpoint_folders import absolute, folder_of
+from autotune.launchers.frameworks.core.checkpoint_folders import RESUMED, absolute, folder_of
 from autotune.launchers.frameworks.core.lengths import PromptKeys
 from autotune.launchers.frameworks.core.trackers import one_wandb_run
 from autotune.launchers.frameworks.core.versions import is_before
@@ -19,6 +20,7 @@ from autotune.launchers.frameworks.dialects.settings import with_sizes
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.verl import checks, keys, parts
 from autotune.launchers.frameworks.verl.config import ACTOR, MEGATRON, MODEL, ROLLOUT, TOP, Config
+from autotune.launchers.frameworks.verl.keys import OTHER_CONFIG
 from autotune.launchers.frameworks.verl.knobs import LD_PRELOAD, SNAPSHOT_TOOL, requests
 from autotune.launchers.frameworks.verl.layout import layout, resident
 from autotune.launchers.frameworks.verl.rows import TABLE
@@ -38,7 +40,6 @@ _RUNTIME = "ray_kwargs.ray_init.runtime_env"
 _DAY_S = "86400"
 FILES = "logger: file"  # a name in the code query
 _BACKENDS = r"supported_backend\s*=\s*\[[^\]]*[\"']file[\"']"  # verl/utils/tracking.py
-_OTHER_CONFIG = ("--config-name", "--config-path", "--config-dir", "-cn", "-cp", "-cd")
 _CONFIGS = ("trainer/config/_generated_{}.yaml", "trainer/config/{}.yaml")
 _ENDS_AT_LAST = ("is_last_step", "0.3")  # a variable of the loop, and the first release that has it
 
@@ -53,12 +54,12 @@ class Verl(TabularFramework[Config]):
     loss = "actor/pg_loss"
     reasons: ClassVar[Mapping[str, str]] = {
         "trainer.default_local_dir": "checkpoints of this run alone, from which its relaunches continue",
-        "trainer.resume_mode": "`resume:` of the job decides whether the start continues a checkpoint",
+        "trainer.resume_mode": RESUMED,
         "trainer.logger": "the console shows progress, the file its metrics",
         "trainer.save_freq": "the job saves nothing, and a relaunch needs a checkpoint",
         "trainer.max_*_ckpt_to_keep": "older checkpoints of this run are deleted, never others",
         f"{_RUNTIME}.py_executable": "the workers run the job's interpreter",
-        "*VERL_REPLAY_BUFFER_DEBUG*": "a hang is silent, so that it is noticed",
+        "*VERL_REPLAY_BUFFER_DEBUG*": "a job that hangs prints nothing, so that it is noticed",
         "*WANDB_*": "relaunches continue one W&B run",
         "*TENSORBOARD_DIR": "relaunches continue one TensorBoard log",
         "*VERL_FILE_LOGGER_ROOT": "metrics of this attempt, for the certificate",
@@ -115,7 +116,7 @@ class Verl(TabularFramework[Config]):
         if query is None:
             return None
         name = "ppo_megatron_trainer" if Config(job).megatron else "ppo_trainer"
-        is_other = any(word.startswith(_OTHER_CONFIG) for word in job.command)
+        is_other = any(word.startswith(OTHER_CONFIG) for word in job.command)
         return msgspec.structs.replace(
             query,
             names=query.names | {*_RUNTIME.split("."), _ENDS_AT_LAST[0]},
@@ -149,8 +150,8 @@ class Verl(TabularFramework[Config]):
             "dynamic_batching": (True,) if fixed else (False, True),
             "sequence_parallel": checks.sequence_sizes(config),
             "shard_group": splits.wider(config.shard_group, config.world),
-            "expert_parallel": transformer.expert_sizes(
-                config.experts, stage, expert_tensor=config.splits_experts or tensor
+            **transformer.sizes(
+                config.world, shape, partial(config.ranks, MEGATRON), etp=config.splits_experts
             ),
             "tensor_parallel": tuple(tensors),
             "context_parallel": tuple(n for n in groups if stage % (n * tensor) == 0),

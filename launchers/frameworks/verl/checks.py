@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -114,13 +114,19 @@ def _lengths(config: Config) -> Iterator[Refusal]:
         yield f"{ROLLOUT}.max_model_len", f"{limit} is below {lengths}", "raise it"
 
 
+def _values(legal: Iterable[int]) -> str:
+    """Return the hint that names the values with which a job is legal; empty if there are none."""
+    values = ", ".join(map(str, legal))
+    return f"set it to {' or '.join(values.rsplit(', ', 1))}" if values else ""
+
+
 def _splits(config: Config) -> Iterator[Refusal]:
     engines, split = f"{ROLLOUT}.tensor_model_parallel_size", config.split_key
     present, legal, shape = config.count(engines), rollout_sizes(config), config.shape
     if present not in legal:
         heads = f" and {shape.heads} attention heads" if shape is not None else ""
         message = f"{present} does not divide {config.rollout_world} GPUs{heads}"
-        yield engines, message, f"one of {', '.join(map(str, legal))}"
+        yield engines, message, _values(legal)
     if config.megatron:
         model = config.parallel * config.ranks(MEGATRON, "tensor_model", "pipeline_model")
         if config.world % model:
@@ -133,4 +139,4 @@ def _splits(config: Config) -> Iterator[Refusal]:
         if config.parallel not in legal:
             heads = f", {shape.heads} attention heads and {shape.kv_heads} key-value heads" if shape else ""
             message = f"{config.parallel} does not split {config.world} GPUs{heads} evenly"
-            yield split, message, f"one of {', '.join(map(str, legal))}"
+            yield split, message, _values(legal)

@@ -13,7 +13,7 @@ from autotune.launchers.frameworks.core.versions import Release, choose, is_befo
 from autotune.launchers.frameworks.dialects import hydra
 from autotune.launchers.frameworks.dialects.hydra import bare, prefix, value_of
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings
-from autotune.launchers.frameworks.verl.keys import OLDER, RELEASES, is_node, keys_of, of_code
+from autotune.launchers.frameworks.verl.keys import OLDER, RELEASES, is_node, keys_of, names_own_file, of_code
 from autotune.launchers.frameworks.verl.renamed import RENAMED
 from autotune.policies.values.job import Job
 from autotune.policies.values.profile import Placement
@@ -47,6 +47,12 @@ _OF_OLDER = {
 _OF_ENGINES = {"rollout.nnodes": 1, "rollout.n_gpus_per_node": 8}  # defaults of disaggregated programs
 
 
+def _hidden(job: Job) -> dict[str, int]:
+    """Return the sizes of `cluster` where another config file, which is not read, hides verl's defaults."""
+    sizes = {"trainer.nnodes": job.cluster.nodes, "trainer.n_gpus_per_node": job.cluster.gpus_per_node}
+    return {name: size for name, size in sizes.items() if size} if names_own_file(job.command) else {}
+
+
 class Config(DeclaredSettings):
     """A job's resolved settings; `get` expects keys without Hydra's prefixes."""
 
@@ -68,9 +74,10 @@ class Config(DeclaredSettings):
             entry="main_ppo",
             declared=self.known,
             given=given,
-            filled=self._unsaid(choose(job.framework_version, RELEASES, OLDER).version),
+            filled=self._unsaid(choose(job.framework_version, RELEASES, OLDER).version) | _hidden(job),
         )
-        if own and own.keys() != known.configured.keys():  # a fork, whatever number it has
+        is_fork = bool(own) and own.keys() != known.configured.keys()  # whatever number it has
+        if is_fork or names_own_file(job.command):
             self.release = self.release._replace(origin=Origin.ASSUMED)
         self.takes_plain = self.known.configured if own or self.release.exact else {}  # without Hydra's `++`
         self.version = job.framework_version or ""

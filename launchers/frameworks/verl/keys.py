@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -39,6 +42,17 @@ _PLAIN = """
 ENGINES = ("dp", "megatron")  # the model engines with settings on record
 OLDER = ("0.2.0.post2", "0.3.0.post1", "0.4.1", "0.5.0", "0.6.1")  # only names and defaults are on record
 RELEASES = tuple(release for release in releases(__package__) if release not in OLDER)
+OTHER_CONFIG = ("--config-name", "--config-path", "--config-dir", "-cn", "-cp", "-cd")  # of Hydra
+_SHIPPED = re.compile(r"(?:.*/)?config|\w*trainer(?:\.ya?ml)?")  # folders and names of config files
+
+
+def names_own_file(command: Iterable[str]) -> bool:
+    """Return whether a command names a config file that is none of verl's or of its recipes."""
+    for word, following in itertools.pairwise((*command, "")):
+        name, equals, value = word.partition("=")
+        if name in OTHER_CONFIG and not _SHIPPED.fullmatch((value if equals else following).strip("'\"")):
+            return True
+    return False
 
 
 class Keys(Facts, frozen=True):

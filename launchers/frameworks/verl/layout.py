@@ -16,6 +16,7 @@ from autotune.launchers.frameworks.verl.config import (
     ROLLOUT,
     Config,
 )
+from autotune.launchers.frameworks.verl.knobs import scored
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.failure import Phase
 
@@ -81,6 +82,7 @@ def layout(config: Config) -> Layout:
         scaled_logits=config.share(f"{ROLLOUT}.temperature") != 1.0,
         padded=not config.flag(f"{MODEL}.use_remove_padding"),
         padded_to_limit=not config.flag(f"{MODEL}.use_remove_padding"),
+        scored_sequences=_scored_sequences(config),
         sequences=config.sequences,
         mini_batch=config.update,
         pinned="buffers" if config.megatron else "tensors",
@@ -92,6 +94,12 @@ def layout(config: Config) -> Layout:
         response_tokens=config.count(f"{ROLLOUT}.response_length"),
     )
     return transformer.with_transformer(result, config.field, config.shape if config.megatron else None)
+
+
+def _scored_sequences(config: Config) -> float:
+    largest = max(config.count(key) for key in scored(config, "log_prob_micro_batch_size_per_gpu"))
+    trained = config.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    return largest / trained if trained and largest else 1.0
 
 
 def _megatron(config: Config) -> dict[str, Any]:

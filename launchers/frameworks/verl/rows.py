@@ -28,7 +28,7 @@ from autotune.launchers.frameworks.tabular.table import (
 )
 from autotune.launchers.frameworks.verl import knobs
 from autotune.launchers.frameworks.verl.advice import ADVICE
-from autotune.launchers.frameworks.verl.config import POOL, Config
+from autotune.launchers.frameworks.verl.config import MEGATRON, POOL, Config
 from autotune.launchers.frameworks.verl.keys import ENGINES, RELEASES
 from autotune.launchers.frameworks.verl.renamed import RENAMED
 from autotune.policies.values.job import Tracker
@@ -220,6 +220,11 @@ ROWS: tuple[Row[Config], ...] = (
         otherwise="expert parallelism is Megatron's", fixed=_PARALLEL, stage=lambda c: c.stage, split=lambda c: c.splits_experts,
         also={"critic.megatron.expert_model_parallel_size": lambda c: c.critic},
         read_at="verl/workers/engine/megatron/transformer_impl.py:277"),
+    trainer_rows.stages("actor_rollout_ref.actor.megatron.pipeline_model_parallel_size", when=lambda c: c.megatron,
+        otherwise="pipeline parallelism is Megatron's", fixed=_PARALLEL,
+        chunks=lambda c: c.ranks(MEGATRON, "virtual_pipeline_model"),
+        also={"critic.megatron.pipeline_model_parallel_size": lambda c: c.critic},
+        read_at="verl/workers/engine/megatron/transformer_impl.py:273"),
     Row(knob="sharding", key="actor_rollout_ref.actor.strategy", when=lambda c: not c.megatron,
         otherwise="Megatron shards by itself", modes={"fsdp": "fsdp", "fsdp2": "fsdp2"},
         fixed="FSDP1 and FSDP2 write different checkpoints",

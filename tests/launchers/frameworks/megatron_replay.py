@@ -49,10 +49,10 @@ def read(framework: Framework, name: str, *, outcome: Outcome | None = None) -> 
         elif isinstance(marker, PhaseEnded) and marker.phase is phase:
             phase = Phase.NONE
         scanner.line(line, number=number)
-    seen = scanner.evidence(outcome=outcome or Crashed(exit_code=1))
-    if seen.last_phase is Phase.NONE:
-        seen = msgspec.structs.replace(seen, last_phase=phase)
-    return Read(evidence=seen, markers=tuple(markers))
+    result = scanner.evidence(outcome=outcome or Crashed(exit_code=1))
+    if result.last_phase is Phase.NONE:
+        result = msgspec.structs.replace(result, last_phase=phase)
+    return Read(evidence=result, markers=tuple(markers))
 
 
 class Cure(NamedTuple):
@@ -65,12 +65,12 @@ class Cure(NamedTuple):
 
 def cure(framework: Framework, job: Job, name: str) -> Cure:
     """Return the diagnosis of a log and the first remedy, in the framework's own flags."""
-    shown = read(framework, name)
-    diagnosis = diagnose(shown.evidence)
+    output = read(framework, name)
+    diagnosis = diagnose(output.evidence)
     profile = framework.profile(job, CLUSTER)
     story = Story(accepted(profile))
     story.launch()
-    done = [marker.step for marker in shown.markers if isinstance(marker, StepDone)]
+    done = [marker.step for marker in output.markers if isinstance(marker, StepDone)]
     action = story.steps(*done).fails(like(diagnosis)).action()
     assert isinstance(action, Launch), action
     assert action.remedy is not None

@@ -79,8 +79,8 @@ def legal_changes(of):
 
 @every_job
 def test_knobs_survive_the_way_to_settings_and_back(each):
-    found = profile(each)
-    for name, value, knobs in legal_changes(found):
+    job_profile = profile(each)
+    for name, value, knobs in legal_changes(job_profile):
         settings = FRAMEWORK.settings(each, knobs)
         again = msgspec.structs.replace(each, settings={**each.settings, **settings})
         assert profile(again).knobs == knobs, (name, value, settings)
@@ -100,26 +100,26 @@ def test_no_change_touches_what_is_trained(each):
 
 
 def test_the_profile_of_the_example():
-    found = profile(job())
-    assert found.knobs.concurrency == 512  # 256 rollouts of 8 answers on 4 engines
-    assert found.knobs.memory_fraction == 0.9
-    assert found.knobs.tokens_per_microbatch == 16384
-    assert (found.knobs.recompute, found.knobs.sync_mode, found.knobs.allocator) == (
+    job_profile = profile(job())
+    assert job_profile.knobs.concurrency == 512  # 256 rollouts of 8 answers on 4 engines
+    assert job_profile.knobs.memory_fraction == 0.9
+    assert job_profile.knobs.tokens_per_microbatch == 16384
+    assert (job_profile.knobs.recompute, job_profile.knobs.sync_mode, job_profile.knobs.allocator) == (
         "off",
         "memory",
         "default",
     )
-    assert found.longest_sequence == 1024 + 3072
-    assert (found.placement, found.engine, found.engine_version) == (
+    assert job_profile.longest_sequence == 1024 + 3072
+    assert (job_profile.placement, job_profile.engine, job_profile.engine_version) == (
         Placement.ASYNCHRONOUS,
         "sglang",
         "0.5.10.post1",
     )
-    layout = found.layout
+    layout = job_profile.layout
     assert (layout.strategy, layout.ranks, layout.shards, layout.engine_ranks) == ("fsdp2", 4, 4, 4)
     assert (layout.sequences, layout.prompt_tokens, layout.response_tokens) == (2048, 1024, 3072)
-    assert found.resumable
-    assert found.warnings == ()
+    assert job_profile.resumable
+    assert job_profile.warnings == ()
 
 
 def test_the_layout_says_how_fsdp_reduces_and_computes_the_loss():
@@ -151,28 +151,33 @@ def test_a_silent_job_gets_areals_own_defaults():
 
 def test_placement_and_who_is_resident():
     assert profile(job(rollout__max_head_offpolicyness=0)).placement is Placement.SEPARATE
-    found = profile(job(**COLOCATED))
-    assert found.placement is Placement.COLOCATED
-    assert found.layout.engine_sleeps
-    assert "rollout" not in found.resident["backward"]  # the engine is asleep: its pool cures nothing there
-    assert found.resident["rollout_init"] == ("trainer", "rollout")  # models leave only once all are built
-    assert "sync_mode" in found.unsupported
-    assert {"allocator", "host_allocator"} <= set(found.unsupported)
+    job_profile = profile(job(**COLOCATED))
+    assert job_profile.placement is Placement.COLOCATED
+    assert job_profile.layout.engine_sleeps
+    assert (
+        "rollout" not in job_profile.resident["backward"]
+    )  # the engine is asleep: its pool cures nothing there
+    assert job_profile.resident["rollout_init"] == (
+        "trainer",
+        "rollout",
+    )  # models leave only once all are built
+    assert "sync_mode" in job_profile.unsupported
+    assert {"allocator", "host_allocator"} <= set(job_profile.unsupported)
 
 
 def test_a_budget_may_not_fall_below_the_longest_sequence():
-    found = profile(job())
-    short = changed(found, "tokens_per_microbatch", 2048)
-    assert "is larger than capacity" in objections(found, found.knobs, short, started=False)[0]
+    job_profile = profile(job())
+    short = changed(job_profile, "tokens_per_microbatch", 2048)
+    assert "is larger than capacity" in objections(job_profile, job_profile.knobs, short, started=False)[0]
     wide = profile(job(actor__backend="fsdp:d2c2"))
     assert lowest(wide, "tokens_per_microbatch") == 4096  # counted before a sequence is split
 
 
 def test_without_a_prompt_limit_only_the_engines_context_bounds_a_sequence():
     for each in (job(train_dataset__max_length=None), job(workflow={"max_turns": 4})):
-        found = profile(each)
-        assert found.longest_sequence == 8192
-        assert any("longest sequence" in warning for warning in found.warnings)
+        job_profile = profile(each)
+        assert job_profile.longest_sequence == 8192
+        assert any("longest sequence" in warning for warning in job_profile.warnings)
         assert not FRAMEWORK.can_force_longest(each)
     assert FRAMEWORK.can_force_longest(job())
 
@@ -181,29 +186,31 @@ def test_without_a_prompt_limit_only_the_engines_context_bounds_a_sequence():
 def test_sequences_split_only_as_far_as_the_heads_do(heads, legal):
     shape = msgspec.structs.replace(SHAPE, heads=heads, kv_heads=8 if heads != 28 else 4)
     each = job(how={"shape": shape}, actor__backend="fsdp:d16", cluster__n_nodes=4)
-    found = profile(each)
-    assert found.supported["sequence_parallel"].grid.values == legal
-    assert objections(found, found.knobs, changed(found, "sequence_parallel", 32), started=False)
+    job_profile = profile(each)
+    assert job_profile.supported["sequence_parallel"].grid.values == legal
+    assert objections(
+        job_profile, job_profile.knobs, changed(job_profile, "sequence_parallel", 32), started=False
+    )
 
 
 def test_what_a_recover_checkpoint_depends_on_is_fixed_during_a_run():
-    found = profile(job())
-    fixed = {c.knob for c in found.constraints if isinstance(c, FixedDuringRun)}
+    job_profile = profile(job())
+    fixed = {c.knob for c in job_profile.constraints if isinstance(c, FixedDuringRun)}
     assert fixed == {"tensor_parallel", "sequence_parallel"}
-    split = changed(found, "sequence_parallel", 2)
-    assert objections(found, found.knobs, split, started=False) == ()
-    assert objections(found, found.knobs, split, started=True)
-    engine = changed(found, "rollout_tensor_parallel", 2)
-    assert objections(found, found.knobs, engine, started=True) == ()
+    split = changed(job_profile, "sequence_parallel", 2)
+    assert objections(job_profile, job_profile.knobs, split, started=False) == ()
+    assert objections(job_profile, job_profile.knobs, split, started=True)
+    engine = changed(job_profile, "rollout_tensor_parallel", 2)
+    assert objections(job_profile, job_profile.knobs, engine, started=True) == ()
 
 
 def test_devices_stay_the_same_however_they_are_split():
-    found = profile(job())
-    settings = FRAMEWORK.settings(job(), changed(found, "rollout_tensor_parallel", 2))
+    job_profile = profile(job())
+    settings = FRAMEWORK.settings(job(), changed(job_profile, "rollout_tensor_parallel", 2))
     # Half as many engines would get twice the requests each: they keep what they had.
     assert settings == {"rollout.backend": "sglang:d2t2", "sglang.max_running_requests": 512}
-    both = msgspec.structs.replace(found.knobs, sequence_parallel=4, tensor_parallel=4)
-    assert objections(found, found.knobs, both, started=False)
+    both = msgspec.structs.replace(job_profile.knobs, sequence_parallel=4, tensor_parallel=4)
+    assert objections(job_profile, job_profile.knobs, both, started=False)
 
 
 @pytest.mark.parametrize(
@@ -216,10 +223,10 @@ def test_devices_stay_the_same_however_they_are_split():
 )
 def test_the_limit_of_requests_is_the_engines_own_and_exact(settings, key, before):
     each = job(settings)
-    found = profile(each)
-    support = found.supported["concurrency"]
-    assert (found.knobs.concurrency, support.setting, support.effect) == (before, key, Effect.EXACT)
-    assert FRAMEWORK.settings(each, changed(found, "concurrency", 64)) == {key: 64}
+    job_profile = profile(each)
+    support = job_profile.supported["concurrency"]
+    assert (job_profile.knobs.concurrency, support.setting, support.effect) == (before, key, Effect.EXACT)
+    assert FRAMEWORK.settings(each, changed(job_profile, "concurrency", 64)) == {key: 64}
 
 
 @pytest.mark.parametrize(
@@ -239,14 +246,14 @@ def test_too_few_rollouts_would_not_hold_a_batch():
 
 
 def test_offloaded_weights_take_the_optimizer_along():
-    found = profile(job())
-    alone = msgspec.structs.replace(found.knobs, param_offload=True)
-    assert objections(found, found.knobs, alone, started=False)
-    assert FRAMEWORK.settings(job(), changed(found, "param_offload", True)) == {
+    job_profile = profile(job())
+    alone = msgspec.structs.replace(job_profile.knobs, param_offload=True)
+    assert objections(job_profile, job_profile.knobs, alone, started=False)
+    assert FRAMEWORK.settings(job(), changed(job_profile, "param_offload", True)) == {
         "actor.fsdp.offload_params": True,
         "actor.fsdp.per_layer_optim_step": True,
     }
-    assert found.supported["optimizer_offload"].effect is Effect.NUMERIC
+    assert job_profile.supported["optimizer_offload"].effect is Effect.NUMERIC
     assert "optimizer_offload" in profile(job(actor__optimizer__type="sgd")).unsupported
 
 
@@ -378,10 +385,10 @@ def test_megatron_recomputes_a_dense_model_selectively_or_in_full():
 
 def test_an_old_allocation_mode_is_translated():
     each = JOBS["old allocation mode"]
-    found = profile(each)
-    assert (found.knobs.rollout_tensor_parallel, found.knobs.sequence_parallel) == (1, 2)
-    assert any("rollout.backend=sglang:d4 and actor.backend=fsdp:d2c2" in w for w in found.warnings)
-    argv = FRAMEWORK.command(each, found.knobs, run="7c1e", attempt=1, resume=False).argv
+    job_profile = profile(each)
+    assert (job_profile.knobs.rollout_tensor_parallel, job_profile.knobs.sequence_parallel) == (1, 2)
+    assert any("rollout.backend=sglang:d4 and actor.backend=fsdp:d2c2" in w for w in job_profile.warnings)
+    argv = FRAMEWORK.command(each, job_profile.knobs, run="7c1e", attempt=1, resume=False).argv
     assert {"++rollout.backend=sglang:d4", "++actor.backend=fsdp:d2c2"} <= set(argv)
 
 
@@ -404,8 +411,8 @@ def test_allocation_modes():
     ],
 )
 def test_a_trainer_of_an_allocation_mode_may_lack_its_engine(mode: str, rollout: str, actor: str) -> None:
-    found = from_allocation_mode(mode)
-    assert (str(found[0]), str(found[1]), found[2]) == (rollout, actor, False)
+    result = from_allocation_mode(mode)
+    assert (str(result[0]), str(result[1]), result[2]) == (rollout, actor, False)
 
 
 @pytest.mark.parametrize(("version", "wrong"), [(None, False), ("1.0.4", True)])
@@ -581,8 +588,8 @@ def test_a_script_may_add_sections_of_its_own():
     assert Areal().check(job({"econfig.domain": "retail"}, econfig={"domain": "airline"})) == ()
     lost = {**own.document}
     del lost["gconfig"]
-    found = Areal().check(msgspec.structs.replace(own, document=lost))
-    assert any("unknown setting `econfig`" in problem.message for problem in found)
+    result = Areal().check(msgspec.structs.replace(own, document=lost))
+    assert any("unknown setting `econfig`" in problem.message for problem in result)
 
 
 def test_a_logger_goes_on_with_its_own_run():

@@ -37,11 +37,11 @@ def profile(job: Job) -> Profile:
 
 @each(*JOBS)
 def test_every_knob_is_offered_or_declined_with_a_reason(job: Job) -> None:
-    found = profile(job)
-    assert set(found.supported) | set(found.unsupported) == set(KNOBS)
-    assert not set(found.supported) & set(found.unsupported)
-    assert all(found.unsupported.values())
-    assert all(support.setting for support in found.supported.values())
+    job_profile = profile(job)
+    assert set(job_profile.supported) | set(job_profile.unsupported) == set(KNOBS)
+    assert not set(job_profile.supported) & set(job_profile.unsupported)
+    assert all(job_profile.unsupported.values())
+    assert all(support.setting for support in job_profile.supported.values())
 
 
 @each(*JOBS)
@@ -63,18 +63,18 @@ def test_an_unknown_setting_is_a_mistake_only_where_a_known_release_has_a_like_o
     ):
         own = msgspec.structs.replace(job, framework_version=version, document={}, config=None)
         own = msgspec.structs.replace(own, settings={**job.settings, name: 1})
-        found = [problem for problem in framework.check(own) if name in str(problem.path)]
-        assert bool(found) is is_mistake, (name, version, found)
+        items = [problem for problem in framework.check(own) if name in str(problem.path)]
+        assert bool(items) is is_mistake, (name, version, items)
 
 
 @each(*LISTED)
 def test_what_a_change_writes_reads_back_as_the_change(job: Job) -> None:
-    framework, found = find(job.framework), profile(job)
-    for name, support in found.supported.items():
+    framework, result = find(job.framework), profile(job)
+    for name, support in result.supported.items():
         for value in support.grid.values:
-            changes = completed(found, found.knobs, {name: value})
-            knobs = msgspec.structs.replace(found.knobs, **changes)
-            if not changes or objections(found, found.knobs, knobs, started=False):
+            changes = completed(result, result.knobs, {name: value})
+            knobs = msgspec.structs.replace(result.knobs, **changes)
+            if not changes or objections(result, result.knobs, knobs, started=False):
                 continue
             settings = framework.settings(job, knobs)
             after = msgspec.structs.replace(job, settings={**job.settings, **settings})

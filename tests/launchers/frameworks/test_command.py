@@ -69,11 +69,11 @@ FULL = job(
 
 
 def test_knobs_are_what_the_command_names():
-    found = profile(FULL)
-    assert set(found.supported) == set(FULL.settings)
-    assert set(found.supported) | set(found.unsupported) == set(KNOBS)
-    assert found.knobs.sync_buffer == 512 << 20
-    assert found.unsupported["concurrency"] == "the command has no `{concurrency}`"
+    job_profile = profile(FULL)
+    assert set(job_profile.supported) == set(FULL.settings)
+    assert set(job_profile.supported) | set(job_profile.unsupported) == set(KNOBS)
+    assert job_profile.knobs.sync_buffer == 512 << 20
+    assert job_profile.unsupported["concurrency"] == "the command has no `{concurrency}`"
     assert FRAMEWORK.check(FULL) == ()
 
 
@@ -89,10 +89,10 @@ def test_grids_go_down_from_the_starting_value():
 
 
 def test_knobs_survive_the_way_to_settings_and_back():
-    found = profile(FULL)
-    for name, support in found.supported.items():
+    job_profile = profile(FULL)
+    for name, support in job_profile.supported.items():
         for value in support.grid.values or (0.5,):
-            knobs = msgspec.structs.replace(found.knobs, **{name: value})
+            knobs = msgspec.structs.replace(job_profile.knobs, **{name: value})
             settings = FRAMEWORK.settings(FULL, knobs)
             again = msgspec.structs.replace(FULL, settings={**FULL.settings, **settings})
             assert set(settings) <= {name}
@@ -161,19 +161,29 @@ def test_limits_come_from_the_job():
         layout={"strategy": "fsdp2", "ranks": 8, "shards": 8},
         shape=Model(layers=2, hidden=120, heads=12, kv_heads=4, head_dim=10, intermediate=256, vocab=1000),
     )
-    found = profile(each)
+    job_profile = profile(each)
     assert FRAMEWORK.check(each) == ()
-    assert (found.longest_sequence, found.engine, found.placement) == (3000, "sglang", Placement.ASYNCHRONOUS)
-    assert (found.layout.strategy, found.layout.ranks) == ("fsdp2", 8)
+    assert (job_profile.longest_sequence, job_profile.engine, job_profile.placement) == (
+        3000,
+        "sglang",
+        Placement.ASYNCHRONOUS,
+    )
+    assert (job_profile.layout.strategy, job_profile.layout.ranks) == ("fsdp2", 8)
     replace = msgspec.structs.replace
-    assert objections(found, found.knobs, replace(found.knobs, tokens_per_microbatch=2048), started=False)
-    assert objections(found, found.knobs, replace(found.knobs, tensor_parallel=8), started=False)
-    assert not objections(found, found.knobs, replace(found.knobs, tensor_parallel=4), started=False)
-    assert any(isinstance(c, FixedDuringRun) and c.knob == "tensor_parallel" for c in found.constraints)
+    assert objections(
+        job_profile, job_profile.knobs, replace(job_profile.knobs, tokens_per_microbatch=2048), started=False
+    )
+    assert objections(
+        job_profile, job_profile.knobs, replace(job_profile.knobs, tensor_parallel=8), started=False
+    )
+    assert not objections(
+        job_profile, job_profile.knobs, replace(job_profile.knobs, tensor_parallel=4), started=False
+    )
+    assert any(isinstance(c, FixedDuringRun) and c.knob == "tensor_parallel" for c in job_profile.constraints)
 
 
 @pytest.mark.parametrize(
-    ("each", "path", "said"),
+    ("each", "path", "message"),
     [
         (job(), ("command",), "missing"),
         (job("t", "{concurency}"), ("command", 1), "did you mean `{concurrency}`?"),
@@ -196,9 +206,9 @@ def test_limits_come_from_the_job():
         (job("t", layout={"ranks": "8"}), ("settings", "layout"), "layout"),
     ],
 )
-def test_mistakes_are_named_with_what_helps(each, path, said):
-    found = FRAMEWORK.check(each)
-    assert any(p.path == path and said in f"{p.message} {p.hint}" for p in found), found
+def test_mistakes_are_named_with_what_helps(each, path, message):
+    result = FRAMEWORK.check(each)
+    assert any(p.path == path and message in f"{p.message} {p.hint}" for p in result), result
     profile(each)  # a mistake is told, it is no reason to fail
 
 

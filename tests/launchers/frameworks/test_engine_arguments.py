@@ -26,17 +26,17 @@ def verl(settings: dict[str, Any], **own: Any) -> Job:
     )
 
 
-def said(job: Job) -> list[str]:
+def wording(job: Job) -> list[str]:
     """Return what the plan warns of, about arguments of an engine."""
     warnings = FRAMEWORKS[job.framework].profile(job, CLUSTER).warnings
     return [line for line in warnings if "has no argument" in line]
 
 
 def refused(job: Job) -> list[tuple[str, str]]:
-    found = FRAMEWORKS[job.framework].check(job)
+    result = FRAMEWORKS[job.framework].check(job)
     return [
         (each.message, each.hint)
-        for each in found
+        for each in result
         if "argument" in each.message or " of vLLM " in each.message
     ]
 
@@ -71,13 +71,13 @@ def test_a_misspelt_argument_is_an_error_where_the_engine_is_known() -> None:
     assert refused(pinned) == [("vLLM 0.24.0 has no argument max_num_seq", "did you mean max_num_seqs?")]
     installed = verl(wrong, engine_versions={"vllm": "0.33.0+cu128"})
     assert refused(installed) == [("vLLM 0.33.0 has no argument max_num_seq", "did you mean max_num_seqs?")]
-    assert said(pinned) == []
+    assert wording(pinned) == []
 
 
 def test_it_is_a_warning_where_the_engine_is_not_known() -> None:
-    found = verl({f"+{VLLM}.max_num_seq": 64}, framework_version="0.9.1", engine_versions={"vllm": "0.24.1"})
-    assert refused(found) == []
-    (sentence,) = said(found)
+    result = verl({f"+{VLLM}.max_num_seq": 64}, framework_version="0.9.1", engine_versions={"vllm": "0.24.1"})
+    assert refused(result) == []
+    (sentence,) = wording(result)
     assert sentence == (
         "vLLM 0.24.0, the nearest release known here, has no argument max_num_seq; it is passed on "
         "(did you mean max_num_seqs?)"
@@ -87,22 +87,24 @@ def test_it_is_a_warning_where_the_engine_is_not_known() -> None:
 def test_an_argument_like_no_other_is_passed_on_with_the_release_that_has_it() -> None:
     strange = verl({f"+{VLLM}.my_plugin": 1, f"+{VLLM}.sleep_mode_backend": "x"}, framework_version="0.9.1")
     assert refused(strange) == []
-    assert said(strange) == [
+    assert wording(strange) == [
         "vLLM 0.24.0 has no argument my_plugin; it is passed on",
         "vLLM 0.24.0 has no argument sleep_mode_backend; it is passed on (vLLM 0.33.0 has it)",
     ]
 
 
 def test_values_are_checked_against_their_types() -> None:
-    found = verl({f"+{VLLM}.max_num_batched_tokens": "big"}, framework_version="0.9.1")
-    assert refused(found) == [("max_num_batched_tokens of vLLM 0.24.0 must be a whole number, not 'big'", "")]
+    result = verl({f"+{VLLM}.max_num_batched_tokens": "big"}, framework_version="0.9.1")
+    assert refused(result) == [
+        ("max_num_batched_tokens of vLLM 0.24.0 must be a whole number, not 'big'", "")
+    ]
 
 
 def test_what_a_newer_release_takes_is_not_misspelt() -> None:
     newer = f"+{VLLM}.kda_prefill_backend"  # like gdn_prefill_backend
-    found = verl({newer: "triton"}, framework_version="0.9.1")
-    assert refused(found) == []
-    assert said(found) == [
+    result = verl({newer: "triton"}, framework_version="0.9.1")
+    assert refused(result) == []
+    assert wording(result) == [
         "vLLM 0.24.0 has no argument kda_prefill_backend; it is passed on (vLLM 0.33.0 has it)"
     ]
 
@@ -119,8 +121,8 @@ def test_what_a_newer_release_takes_is_not_misspelt() -> None:
     ],
 )
 def test_what_an_engine_takes_is_no_matter(known: dict[str, Any]) -> None:
-    found = verl(known, framework_version="0.9.1")
-    assert refused(found) == [] and said(found) == []
+    result = verl(known, framework_version="0.9.1")
+    assert refused(result) == [] and wording(result) == []
 
 
 def test_skyrls_engine_is_the_one_that_its_release_pins() -> None:
@@ -128,10 +130,10 @@ def test_skyrls_engine_is_the_one_that_its_release_pins() -> None:
         "generator.inference_engine.engine_init_kwargs.max_num_seq": 64,
         "generator.inference_engine.engine_init_kwargs.hf_overrides.rope_theta": 1,
     }
-    found = skyrl_jobs.job(settings, framework_version="0.4.0")
-    assert refused(found) == [("vLLM 0.30.0 has no argument max_num_seq", "did you mean max_num_seqs?")]
+    result = skyrl_jobs.job(settings, framework_version="0.4.0")
+    assert refused(result) == [("vLLM 0.30.0 has no argument max_num_seq", "did you mean max_num_seqs?")]
     other = skyrl_jobs.job(settings, framework_version="0.4.9")
-    assert refused(other) == [] and len(said(other)) == 1
+    assert refused(other) == [] and len(wording(other)) == 1
 
 
 def test_an_engine_without_facts_is_left_alone() -> None:

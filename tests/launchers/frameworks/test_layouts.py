@@ -11,6 +11,7 @@ from msgspec.structs import fields, replace
 
 from autotune.launchers import frameworks
 from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.launchers.frameworks.dialects.settings import with_settings
 from autotune.policies.estimate.peaks import estimates
 from autotune.policies.values.architecture.model import Layout, Model
 from autotune.policies.values.job import Job
@@ -107,8 +108,8 @@ def test_every_framework_that_configures_megatron_reads_the_same_switches(name: 
     assert (plain.optimizer_bytes, plain.masters_beside) == (12, False)
     assert _layout(name, use_precision_aware_optimizer=True).optimizer_bytes < 12
     for precise in (False, True):
-        found = _layout(name, optimizer_cpu_offload=True, use_precision_aware_optimizer=precise)
-        assert (found.optimizer_bytes, found.masters_beside) == (12, not precise)
+        result = _layout(name, optimizer_cpu_offload=True, use_precision_aware_optimizer=precise)
+        assert (result.optimizer_bytes, result.masters_beside) == (12, not precise)
 
 
 # Switches that change what the host holds in the framework, so that they must change the estimate.
@@ -155,6 +156,51 @@ def _host(name: str, settings: dict[str, object]) -> np.ndarray[tuple[int, int],
 )
 def test_a_switch_that_changes_host_memory_changes_its_estimate(name: str, switch: dict[str, object]) -> None:
     assert (_host(name, switch) != _host(name, {})).any()
+
+
+_ACTOR, _ENGINE = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+_UNPACKED = {_ACTOR + "use_dynamic_bsz": False, _ACTOR + "ppo_micro_batch_size_per_gpu": 2}
+
+
+@pytest.mark.parametrize(
+    ("of", "times"),
+    [
+        (nemo_rl_jobs.job(), 2.0),
+        (nemo_rl_jobs.job({"policy.logprob_batch_size": 16}), 4.0),
+        (skyrl_jobs.job({"trainer.micro_train_batch_size_per_gpu": 2,
+                         "trainer.micro_forward_batch_size_per_gpu": 8}), 4.0),
+        (verl_jobs.job(**_UNPACKED, **{_ENGINE + "log_prob_micro_batch_size_per_gpu": 16}), 8.0),
+        (verl_jobs.job(**_UNPACKED, **{_ENGINE + "log_prob_micro_batch_size_per_gpu": None}), 1.0),
+    ],
+)  # fmt: skip
+def test_scoring_passes_have_the_jobs_own_number_of_sequences(of: Job, times: float) -> None:
+    job_profile = frameworks.find(of.framework).profile(of, nemo_rl_jobs.CLUSTER)
+    assert job_profile.layout.scored_sequences == times
+
+
+_MEGATRON = nemo_rl_jobs.JOBS["megatron-sequences"]
+_AUX = {"policy.megatron_cfg.moe_router_load_balancing_type": "aux_loss"}
+_SPLIT = {"policy.megatron_cfg.sequence_parallel": True}
+
+
+@pytest.mark.parametrize(
+    ("of", "knob", "value"),
+    [
+        (with_settings(_MEGATRON, _SPLIT), "tensor_parallel", 2),
+        (with_settings(_MEGATRON, {**_AUX, "policy.train_micro_batch_size": 2}), "microbatch_size", 2),
+        (with_settings(nemo_rl_jobs.JOBS["megatron"],
+                       {**_AUX, "policy.sequence_packing.train_mb_tokens": 9000}),
+         "tokens_per_microbatch", 9000),
+        (skyrl_jobs.job({"trainer.algorithm.use_entropy_loss": True,
+                         "trainer.micro_train_batch_size_per_gpu": 2}), "microbatch_size", 2),
+        # Its KL loss is averaged over passes.
+        (skyrl_jobs.JOBS["megatron-tokens"], "tokens_per_microbatch", 8192),
+    ],
+)  # fmt: skip
+def test_a_size_that_a_job_does_not_offer_counts_in_its_estimate(of: Job, knob: str, value: int) -> None:
+    job_profile = frameworks.find(of.framework).profile(of, nemo_rl_jobs.CLUSTER)
+    assert knob not in job_profile.supported
+    assert getattr(job_profile.knobs, knob) == value
 
 
 def test_a_framework_states_only_what_differs_from_a_layouts_defaults() -> None:

@@ -38,17 +38,17 @@ def test_only_a_job_that_says_so_continues_what_lies_in_its_folder(framework) ->
     written_job = job(framework, written, resume=True)
     knobs = framework.profile(written_job, CLUSTER).knobs
     for attempt in (1, 2):
-        told = framework.command(written_job, knobs, run="r7", attempt=attempt, resume=True).argv
-        assert flag(told, "load").rstrip("/") == flag(told, "save") == "/ck"
+        reported = framework.command(written_job, knobs, run="r7", attempt=attempt, resume=True).argv
+        assert flag(reported, "load").rstrip("/") == flag(reported, "save") == "/ck"
 
 
 @pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_a_job_that_continues_saves_where_it_loads(framework) -> None:
     written = job(framework, {**COLOCATED, "load": "/ck"}, resume=True)
     for attempt in (1, 2):
-        told = framework.command(written, Knobs(), run="r7", attempt=attempt, resume=True).argv
-        assert (flag(told, "load"), flag(told, "save")) == ("/ck", "/ck")
-        assert flag(told, "finetune") is None
+        reported = framework.command(written, Knobs(), run="r7", attempt=attempt, resume=True).argv
+        assert (flag(reported, "load"), flag(reported, "save")) == ("/ck", "/ck")
+        assert flag(reported, "finetune") is None
 
 
 @pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
@@ -103,8 +103,8 @@ def test_an_entry_point_of_the_users_replaces_the_frameworks(framework) -> None:
 
 @pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_settings_are_displayed_as_they_are_typed(framework) -> None:
-    shown = framework.words({"--max-tokens-per-gpu": 4096, "offload-train": False, "recompute-method": None})
-    assert shown == ("--max-tokens-per-gpu 4096", "--no-offload-train", "(without --recompute-method)")
+    output = framework.words({"--max-tokens-per-gpu": 4096, "offload-train": False, "recompute-method": None})
+    assert output == ("--max-tokens-per-gpu 4096", "--no-offload-train", "(without --recompute-method)")
     assert framework.settings(job(framework, dashed(COLOCATED)), Knobs(logprob_chunk=512)) == {
         "--log-probs-chunk-size": 512
     }

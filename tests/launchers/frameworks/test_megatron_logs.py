@@ -58,17 +58,17 @@ OWN = [
     ],
 )
 def test_a_failure_of_device_memory_gets_its_first_remedy(framework, phase, component, remedy, words) -> None:
-    found = cure(framework, job(framework, FAILING[framework.name]), phase.value)
-    assert (found.diagnosis.cause, found.diagnosis.phase) == (Cause.GPU_OOM, phase)
-    assert found.diagnosis.component is component
-    assert (found.remedy, found.words[0]) == (remedy, words)
+    proposal = cure(framework, job(framework, FAILING[framework.name]), phase.value)
+    assert (proposal.diagnosis.cause, proposal.diagnosis.phase) == (Cause.GPU_OOM, phase)
+    assert proposal.diagnosis.component is component
+    assert (proposal.remedy, proposal.words[0]) == (remedy, words)
 
 
 @EACH
 def test_a_refused_pool_grows(framework) -> None:
-    found = cure(framework, job(framework, FAILING[framework.name]), "pool_too_small")
-    assert found.diagnosis.cause is Cause.POOL_TOO_SMALL
-    assert found.words == (
+    proposal = cure(framework, job(framework, FAILING[framework.name]), "pool_too_small")
+    assert proposal.diagnosis.cause is Cause.POOL_TOO_SMALL
+    assert proposal.words == (
         "--sglang-mem-fraction-static 0.85",
         "--rollout-num-gpus-per-engine 2",
         "--sglang-max-running-requests 32",  # of twice the engines' size, as many in sum

@@ -231,11 +231,11 @@ def test_uneven_stages_and_fp8_follow_the_flags() -> None:
         "enable-mtp-training": True,
     }
     for framework in EVERY:
-        plain, found = (
+        plain, result = (
             framework.profile(job(framework, {**COLOCATED, **settings}), CLUSTER).layout
             for settings in ({}, flags)
         )
-        assert found == msgspec.structs.replace(
+        assert result == msgspec.structs.replace(
             plain,
             first_stage_layers=5,
             last_stage_layers=6,
@@ -440,8 +440,8 @@ def test_a_value_that_sglang_would_refuse_is_refused_at_once(
     framework: MegatronRl, name: str, value: Any, wrong: str
 ) -> None:
     given = job(framework, {**COLOCATED, name: value})
-    found = [each for each in framework.check(given) if each.path == ("settings", name)]
-    assert [each.message for each in found] == (
+    items = [each for each in framework.check(given) if each.path == ("settings", name)]
+    assert [each.message for each in items] == (
         [f"--{name.lstrip('-')} {wrong}, not {value!r}"] if wrong else []
     )
 

@@ -61,6 +61,7 @@ def test_fully_asynchronous_jobs_run_the_other_program() -> None:
 def test_only_the_megatron_trainer_is_driven() -> None:
     (problem,) = MILES.check(job(MILES, {**COLOCATED, "train-backend": "fsdp"}))
     assert "framework: command" in problem.hint
+    assert problem.path == ("framework",)  # autotune's own rule, which holds for every release
 
 
 def test_a_critic_that_could_not_be_continued_is_refused() -> None:
@@ -107,8 +108,8 @@ def test_what_only_relax_or_slime_has_is_declined_for_its_own_reason() -> None:
 
 
 def test_a_full_host_loses_the_second_copy_of_the_weights() -> None:
-    found = cure(MILES, job(MILES), "host")
-    assert found.words == ("--rematerialize-param-from-master-weight",)
+    proposal = cure(MILES, job(MILES), "host")
+    assert proposal.words == ("--rematerialize-param-from-master-weight",)
 
 
 @pytest.mark.parametrize("name", ["train", "eval_rollout"])

@@ -172,8 +172,8 @@ def test_the_file_becomes_flags_and_its_variables_go_before_nothing() -> None:
     document = {"ENV": {"MAX_PIXELS": 4, "NPROC_PER_NODE": 2}, "learning_rate": 1.0e-6, "max_steps": 4}
     written = job(document=document, max_steps=8, processes=0)
     assert SWIFT.check(written) == ()
-    found = flags(written)
-    assert (found["learning_rate"], found["max_steps"], found["nproc_per_node"]) == ("1e-06", "8", "2")
+    result = flags(written)
+    assert (result["learning_rate"], result["max_steps"], result["nproc_per_node"]) == ("1e-06", "8", "2")
     env = SWIFT.command(written, Knobs(), run="r", attempt=1, resume=False).env
     assert env["MAX_PIXELS"] == "4"
     assert SWIFT.profile(written, CLUSTER).layout.ranks == 2
@@ -226,8 +226,8 @@ def test_words_are_flags_as_users_type_them() -> None:
     assert SWIFT.words({"offload_model": "...", "vllm_enforce_eager": True, "LD_PRELOAD": None}) == (
         *("--offload_model true", "--vllm_enforce_eager true", "without LD_PRELOAD"),
     )
-    found = SWIFT.printed("run sh: `torchrun rlhf.py --per_device_train_batch_size 4 --use_vllm true`")
-    assert found == {"per_device_train_batch_size": 4, "use_vllm": "true"}
+    result = SWIFT.printed("run sh: `torchrun rlhf.py --per_device_train_batch_size 4 --use_vllm true`")
+    assert result == {"per_device_train_batch_size": 4, "use_vllm": "true"}
 
 
 def test_a_rehearsal_saves_and_validates_where_the_job_does() -> None:

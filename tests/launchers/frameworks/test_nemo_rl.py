@@ -103,9 +103,9 @@ def test_passes_whose_size_is_part_of_the_loss_keep_it(name, settings, offered):
 
 
 def test_a_pass_holds_the_longest_sequence():
-    found = profile(JOBS["packed"])
-    shorter = msgspec.structs.replace(found.knobs, tokens_per_microbatch=4032)
-    assert objections(found, found.knobs, shorter, started=False)
+    job_profile = profile(JOBS["packed"])
+    shorter = msgspec.structs.replace(job_profile.knobs, tokens_per_microbatch=4032)
+    assert objections(job_profile, job_profile.knobs, shorter, started=False)
     short = job({f"{PACKING}.train_mb_tokens": 4095})  # its sequences may be shorter than allowed
     assert FRAMEWORK.check(short) == () and "cannot hold the longest sequence" in profile(short).warnings[0]
 
@@ -130,8 +130,8 @@ def test_an_attempt_goes_on_from_the_folder_of_its_run_alone():
 
 
 def test_a_job_without_checkpoints_is_told_so():
-    found = profile(job({"checkpointing.enabled": False}))
-    assert not found.resumable and "begins at step 0" in found.warnings[0]
+    job_profile = profile(job({"checkpointing.enabled": False}))
+    assert not job_profile.resumable and "begins at step 0" in job_profile.warnings[0]
 
 
 FILES = {
@@ -312,10 +312,10 @@ def test_the_last_step_is_known_of_an_asynchronous_training_alone():
 
 def test_the_final_configuration_is_read_where_a_log_shows_it():
     text = "MasterConfig(policy={'model_name': 'm', 'sequence_packing': {'train_mb_tokens': 8192}}, "
-    found = FRAMEWORK.printed(
+    result = FRAMEWORK.printed(
         f"{text}loss_fn=ClippedPGLossConfig(ratio_clip_min=0.2), cluster={{'num_nodes': 2}})\n"
     )
-    assert found == {"cluster.num_nodes": 2, "policy.model_name": "m", f"{PACKING}.train_mb_tokens": 8192}
+    assert result == {"cluster.num_nodes": 2, "policy.model_name": "m", f"{PACKING}.train_mb_tokens": 8192}
     assert FRAMEWORK.printed(text[:-5]) == {}
 
 
@@ -353,13 +353,13 @@ def test_a_colocated_trainer_sleeps_in_host_memory_but_for_megatrons_plain_copy_
         ),
         (JOBS["apart"].settings, False, False),
     ):
-        found = profile(job(settings)).layout
-        assert (found.weights_sleep, found.masters_stay) == (weights, masters)
+        job_profile = profile(job(settings)).layout
+        assert (job_profile.weights_sleep, job_profile.masters_stay) == (weights, masters)
 
 
 def test_tensor_parallelism_of_megatron_is_offered_where_padding_does_not_depend_on_it():
-    found = profile(JOBS["megatron"]).supported["tensor_parallel"]
-    assert found.grid.values == (2, 4, 8)
+    job_profile = profile(JOBS["megatron"]).supported["tensor_parallel"]
+    assert job_profile.grid.values == (2, 4, 8)
     with_experts = {
         **JOBS["megatron"].settings,
         "policy.megatron_cfg.expert_model_parallel_size": 4,
@@ -375,8 +375,8 @@ def test_products_in_fp8_follow_their_own_section():
     section = "policy.megatron_cfg.fp8_cfg"
     named = {**JOBS["megatron"].settings, f"{section}.fp8": "hybrid", f"{section}.fp8_param": False}
     for enabled in (False, True):
-        found = profile(job({**named, f"{section}.enabled": enabled})).layout
-        assert (found.fp8, found.fp8_weights) == (enabled, False)
+        job_profile = profile(job({**named, f"{section}.enabled": enabled})).layout
+        assert (job_profile.fp8, job_profile.fp8_weights) == (enabled, False)
 
 
 def test_a_value_of_the_file_is_checked_too_unless_an_override_replaces_it():
@@ -403,8 +403,8 @@ def test_log_probabilities_of_megatron_are_chunked_in_every_pass_and_of_dtensor_
     deferred = "policy.megatron_cfg.defer_fp32_logits"
     megatron = {**JOBS["megatron"].settings, "policy.logprob_chunk_size": 512}
     for late, size in ((False, 4), (True, 2)):
-        found = profile(job({**megatron, deferred: late}))
-        assert (found.layout.loss, found.layout.logits_bytes) == ("logprob", size)
-        assert ("logprob_chunk" in found.supported) is late
-    assert found.supported["logprob_chunk"].phases == ()  # of the knob
+        job_profile = profile(job({**megatron, deferred: late}))
+        assert (job_profile.layout.loss, job_profile.layout.logits_bytes) == ("logprob", size)
+        assert ("logprob_chunk" in job_profile.supported) is late
+    assert job_profile.supported["logprob_chunk"].phases == ()  # of the knob
     assert profile(JOBS["packed"]).supported["logprob_chunk"].phases == (Phase.LOG_PROB,)

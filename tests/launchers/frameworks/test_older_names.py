@@ -106,8 +106,8 @@ def test_the_server_of_ms_swift_3_is_where_its_release_looks_for_it(
 
 
 def test_a_renamed_setting_is_refused_by_the_release_that_has_the_new_name() -> None:
-    (found, *_) = find("ms-swift").check(job("ms-swift", SWIFT_3, version="4.6.0"))
-    assert found.path == ("settings", "train_type") and found.hint == "write tuner_type"
+    (result, *_) = find("ms-swift").check(job("ms-swift", SWIFT_3, version="4.6.0"))
+    assert result.path == ("settings", "train_type") and result.hint == "write tuner_type"
 
 
 SKYRL_TRAIN: dict[str, Any] = {
@@ -142,8 +142,8 @@ def test_what_an_older_release_does_not_have_is_not_offered() -> None:
 
 
 def test_what_a_release_refuses_is_only_a_doubt_where_names_tell_another() -> None:
-    found = find("skyrl").check(job("skyrl", {**SKYRL_TRAIN, "generator.num_inference_engines": 4}))
-    assert found and all(each.origin.value == "assumed" for each in found)
+    result = find("skyrl").check(job("skyrl", {**SKYRL_TRAIN, "generator.num_inference_engines": 4}))
+    assert result and all(each.origin.value == "assumed" for each in result)
 
 
 def test_other_gpus_change_the_sizes_under_the_names_of_the_job() -> None:
@@ -162,12 +162,12 @@ def test_the_flags_of_openrlhf_tell_the_defaults_of_their_time(
     own = job(
         "openrlhf", {"pretrain": "Qwen/Qwen3-4B", "vllm_num_engines": 8, "flash_attn": True, flag: True}
     )
-    found = profile(own)
+    job_profile = profile(own)
     assert find("openrlhf").release_by_settings(own) == release
-    assert (found.knobs.memory_fraction, found.knobs.microbatch_size) == (fraction, 4)
+    assert (job_profile.knobs.memory_fraction, job_profile.knobs.microbatch_size) == (fraction, 4)
     assert written(own, memory_fraction=0.8) == {"vllm_gpu_memory_utilization": 0.8}
-    assert "logprob_tokens" in found.unsupported and "tokens_per_microbatch" in found.unsupported
-    assert "--train." not in " ".join(found.unsupported.values())
+    assert "logprob_tokens" in job_profile.unsupported and "tokens_per_microbatch" in job_profile.unsupported
+    assert "--train." not in " ".join(job_profile.unsupported.values())
 
 
 def test_what_an_older_parser_has_under_no_name_is_no_fault_of_the_job() -> None:
@@ -202,10 +202,10 @@ def test_vllm_of_trl_generates_where_its_release_has_it(
     version: str | None, settings: dict[str, Any], release: str, placement: Placement
 ) -> None:
     own = job("trl", {**OPEN_R1, **settings}, version=version)
-    found = profile(own)
-    assert (find("trl").config(own).release.version, found.placement) == (release, placement)
-    assert ("memory_fraction" in found.supported) is (placement is Placement.COLOCATED)
-    assert found.layout.parameter_bytes == 2 and not found.layout.chunked_head
+    job_profile = profile(own)
+    assert (find("trl").config(own).release.version, job_profile.placement) == (release, placement)
+    assert ("memory_fraction" in job_profile.supported) is (placement is Placement.COLOCATED)
+    assert job_profile.layout.parameter_bytes == 2 and not job_profile.layout.chunked_head
     assert not find("trl").check(own)
 
 

@@ -127,10 +127,11 @@ def test_engines_keep_their_cards_when_they_grow() -> None:
     }
 
 
-def test_the_scoring_count_follows_the_training_count_downwards_only() -> None:
+def test_the_scoring_count_keeps_its_ratio_to_the_training_count_and_is_never_raised() -> None:
+    assert OPENRLHF.profile(job(COUNTED), CLUSTER).layout.scored_sequences == 2.0
     assert OPENRLHF.settings(job(COUNTED), Knobs(microbatch_size=2)) == {
         "train.micro_batch_size": 2,
-        "rollout.micro_batch_size": 2,
+        "rollout.micro_batch_size": 4,
     }
     alone = {**COUNTED, "rollout.micro_batch_size": 1}
     assert OPENRLHF.settings(job(alone), Knobs(microbatch_size=2)) == {"train.micro_batch_size": 2}
@@ -247,7 +248,7 @@ def test_attempts_trials_and_rehearsals_keep_the_names_of_the_release() -> None:
     for each in jobs:
         argv = OPENRLHF.command(each, wanted, run="r1", attempt=2, resume=True).argv
         assert {word[2:] for word in argv if word.startswith("--")} <= known.keys()
-        assert _flag(argv, "micro_train_batch_size") == "2" == _flag(argv, "micro_rollout_batch_size")
+        assert _flag(argv, "micro_train_batch_size") == "2" and _flag(argv, "micro_rollout_batch_size") == "4"
         assert _flag(argv, "train_batch_size") == "1024"
     first, trial, *rehearsals = (
         OPENRLHF.command(each, Knobs(), run="r1", attempt=1, resume=True).argv for each in jobs
@@ -262,6 +263,7 @@ def test_a_job_of_0_8_limits_prompts_and_responses_apart() -> None:
     older = {name: value for name, value in BEFORE_0_10.items() if name not in ("max_len", "max_new_tokens")}
     own = job({**older, "prompt_max_len": 1024, "generate_max_len": 4096, "bf16": True})
     assert OPENRLHF.release_by_settings(own) == "0.8.11"
+    assert OPENRLHF.is_on_record("generate_max_len") and not OPENRLHF.is_on_record("env_file")
     assert OPENRLHF.profile(own, CLUSTER).longest_sequence == 5120
     shorter = job({name: value for name, value in own.settings.items() if name != "generate_max_len"})
     assert OPENRLHF.profile(shorter, CLUSTER).longest_sequence == 2048  # 1024 of each by default
@@ -421,10 +423,10 @@ def test_the_printed_namespace_gives_the_flags_back() -> None:
     ],
 )
 def test_a_failure_gets_its_first_remedy(name: str, remedy: str, words: str) -> None:
-    found = cure(OPENRLHF, job(), name)
-    assert (found.remedy, found.words[0]) == (remedy, words)
+    proposal = cure(OPENRLHF, job(), name)
+    assert (proposal.remedy, proposal.words[0]) == (remedy, words)
     if name != "pool_too_small":
-        assert found.diagnosis.phase == name
+        assert proposal.diagnosis.phase == name
 
 
 def test_the_example_job_is_without_a_mistake() -> None:

@@ -48,5 +48,5 @@ def test_a_master_is_kept_beside_half_precision_weights_only() -> None:
 
 @pytest.mark.parametrize(("gradients", "precise", "size"), [(4, False, 0), (2, False, 4), (2, True, 0)])
 def test_megatrons_optimizer_copies_gradients_that_are_no_fp32(gradients, precise, size):
-    found = megatron_bytes("adam", gradient_bytes=gradients, precise=precise)
-    assert found["optimizer_temporary_bytes"] == size
+    result = megatron_bytes("adam", gradient_bytes=gradients, precise=precise)
+    assert result["optimizer_temporary_bytes"] == size

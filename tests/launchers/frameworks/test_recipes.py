@@ -61,9 +61,9 @@ def test_a_recipe_that_runs_starts_as_written(name) -> None:
 
 @pytest.mark.parametrize("name", RUNNING)
 def test_no_phase_of_a_recipe_that_runs_overflows_by_much(name) -> None:
-    for phase, found in predicted(RUNNING[name]).phases.items():
-        assert found.gpu.total <= _WIDE * found.gpu_capacity_bytes, (phase, RUNNING[name].source)
-        assert found.host.total <= found.host_capacity_bytes, (phase, RUNNING[name].source)
+    for phase, result in predicted(RUNNING[name]).phases.items():
+        assert result.gpu.total <= _WIDE * result.gpu_capacity_bytes, (phase, RUNNING[name].source)
+        assert result.host.total <= result.host_capacity_bytes, (phase, RUNNING[name].source)
 
 
 def test_a_cpu_optimizer_fills_a_host_of_one_terabyte() -> None:
@@ -98,9 +98,9 @@ def test_experts_are_sharded_over_fewer_ranks_than_the_rest() -> None:
     assert start.job.shape is not None
 
     def optimizer(of) -> float:
-        found = estimate(
+        result = estimate(
             replace(start.profile, layout=of), start.cluster, start.job.shape, start.profile.knobs
         )
-        return found.phases[Phase.BACKWARD].host.optimizer
+        return result.phases[Phase.BACKWARD].host.optimizer
 
     assert 1.8 <= optimizer(layout) / optimizer(spread) <= 2.0

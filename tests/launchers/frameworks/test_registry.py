@@ -26,11 +26,11 @@ def test_a_framework_is_found_by_its_own_name_and_made_once(name: str) -> None:
 
 
 def test_names_and_traces_need_no_adapter_and_one_framework_not_the_others() -> None:
-    shown = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _IMPORTED], check=True, capture_output=True, text=True
     ).stdout
     of = "autotune.launchers.frameworks"
-    assert shown == f"[] ['{of}.megatron.adapter', '{of}.slime.adapter', '{of}.tabular.adapter']\n"
+    assert result == f"[] ['{of}.megatron.adapter', '{of}.slime.adapter', '{of}.tabular.adapter']\n"
 
 
 def test_an_unknown_framework_is_none() -> None:
@@ -41,6 +41,6 @@ def test_an_unknown_framework_is_none() -> None:
 
 def test_no_two_frameworks_share_a_trace_and_libraries_are_known() -> None:
     known = TRACES
-    told = [text for each in known.values() for text in each.traces]
-    assert len(told) == len(set(told)) > len(known)
+    reported = [text for each in known.values() for text in each.traces]
+    assert len(reported) == len(set(reported)) > len(known)
     assert {library for each in known.values() for library in each.runs} <= known.keys()

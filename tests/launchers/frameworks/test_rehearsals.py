@@ -128,12 +128,12 @@ def test_a_rehearsal_saves_into_its_own_folder_and_goes_on_from_there(name: str,
 def test_it_validates_with_the_save_where_the_job_does(name: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    settings, said = VALIDATING[name]
+    settings, message = VALIDATING[name]
     of, plain = job(name, tmp_path / "a", settings), job(name, tmp_path / "b", WITHOUT.get(name))
     assert LateEvent.VALIDATION in {each.event for each in FRAMEWORKS[name].meets(of) if each.met}
-    assert said in words(name, of, Part.WORST)
+    assert message in words(name, of, Part.WORST)
     assert LateEvent.VALIDATION not in {each.event for each in FRAMEWORKS[name].meets(plain) if each.met}
-    assert said not in words(name, plain, Part.WORST)
+    assert message not in words(name, plain, Part.WORST)
     for setting, value in settings.items():  # such as the engines that validate
         if setting in ("eval-num-gpus", "eval-sglang-mem-fraction-static", "eval.dataset"):
             assert f"--{setting} {value}" in words(name, of, Part.WORST)
@@ -141,12 +141,12 @@ def test_it_validates_with_the_save_where_the_job_does(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", REPORTING)
 def test_it_reports_to_nobody(name: str, tmp_path: Path) -> None:
-    settings, said = REPORTING[name]
+    settings, message = REPORTING[name]
     of = job(name, tmp_path, settings)
     training = " ".join(FRAMEWORKS[name].command(of, Knobs(), run="7", attempt=1, resume=False).argv).lower()
-    assert all(word in training for word in said), training
+    assert all(word in training for word in message), training
     for part in Part:
-        assert not [word for word in said if word in words(name, of, part).lower()]
+        assert not [word for word in message if word in words(name, of, part).lower()]
 
 
 @pytest.mark.parametrize("name", NOT_MET)

@@ -183,17 +183,17 @@ def test_a_resumed_run_says_when_it_is_done() -> None:
 
 
 def test_a_full_host_first_loses_the_second_copy_of_the_weights() -> None:
-    found = cure(RELAX, job(RELAX), "host")
-    assert found.diagnosis.cause is Cause.HOST_OOM
-    assert found.words == ("--disable-weights-backuper",)
+    proposal = cure(RELAX, job(RELAX), "host")
+    assert proposal.diagnosis.cause is Cause.HOST_OOM
+    assert proposal.words == ("--disable-weights-backuper",)
 
 
 def test_a_rollout_that_died_beside_a_waiting_trainer_is_a_hang_with_a_name() -> None:
-    shown = read(RELAX, "hang", outcome=Hung(silent_s=900))
-    diagnosis = diagnose(shown.evidence)
+    output = read(RELAX, "hang", outcome=Hung(silent_s=900))
+    diagnosis = diagnose(output.evidence)
     assert diagnosis.cause is Cause.HANG
-    assert not any(isinstance(marker, TrainingDone) for marker in shown.markers)
-    lines = [finding.line.text for finding in shown.evidence.findings]
+    assert not any(isinstance(marker, TrainingDone) for marker in output.markers)
+    lines = [finding.line.text for finding in output.evidence.findings]
     assert any("Cannot reach" in text for text in lines)
 
 

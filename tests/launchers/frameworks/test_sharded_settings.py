@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.launchers.frameworks import FRAMEWORKS
+from autotune.policies.estimate.stages import with_stages
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
@@ -170,3 +171,57 @@ def test_experts_are_spread_wider_before_a_checkpoint_exists(name: str, setting:
     }
     dense = FRAMEWORKS[name].profile(replace(of, shape=nemo_rl_jobs.SHAPE), verl_jobs.CLUSTER)
     assert dense.unsupported["expert_parallel"] == "the model has no experts"
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("verl", "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size"),
+        ("slime", "pipeline-model-parallel-size"),
+        ("nemo-rl", f"{_CFG}.pipeline_model_parallel_size"),
+    ],
+)
+def test_layers_are_split_into_more_stages_before_a_checkpoint_exists(name: str, setting: str) -> None:
+    of, place = SELECTIVE[name]
+    profile = FRAMEWORKS[name].profile(of, verl_jobs.CLUSTER)
+    present, *_, most = profile.supported["pipeline_parallel"].grid.values
+    assert profile.knobs.pipeline_parallel == profile.layout.pipeline_parallel == present == 1
+    assert isinstance(most, int) and MOE.layers % most == 0
+    assert written(of, pipeline_parallel=most) == {setting: most}
+    after = FRAMEWORKS[name].profile(_in_place(of, **{setting: most}), verl_jobs.CLUSTER)
+    assert after.layout == with_stages(profile.layout, most)
+    assert "pipeline_parallel" in {
+        each.knob for each in profile.constraints if isinstance(each, FixedDuringRun)
+    }
+    uneven = "decoder-first-pipeline-num-layers" if name == "slime" else "num_layers_in_first_pipeline_stage"
+    own = FRAMEWORKS[name].profile(_in_place(of, **{f"{place}{uneven}": 4}), verl_jobs.CLUSTER)
+    assert own.unsupported["pipeline_parallel"] == "the job writes which layers each stage has"
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        (
+            replace(
+                SELECTIVE["nemo-rl"][0],
+                settings={
+                    **SELECTIVE["nemo-rl"][0].settings,
+                    "policy.sequence_packing.enabled": False,
+                    "policy.dynamic_batching.enabled": True,
+                },
+            ),
+            "policy.dynamic_batching is for one stage alone",
+        ),
+        (
+            replace(
+                megatron_jobs.job(
+                    megatron_jobs.MILES, {**_SLIME, "lora-rank": 8, "colocate": False, "rollout-num-gpus": 8}
+                ),
+                shape=MOE,
+            ),
+            "miles sends adapters to engines on GPUs of their own from one stage",
+        ),
+    ],
+)
+def test_frameworks_that_refuse_a_pipeline_are_not_offered_one(of: Job, why: str) -> None:
+    assert FRAMEWORKS[of.framework].profile(of, verl_jobs.CLUSTER).unsupported["pipeline_parallel"] == why

@@ -32,8 +32,8 @@ def profile(of):
 
 
 def changed(of, **changes):
-    found = profile(of)
-    return FRAMEWORK.settings(of, msgspec.structs.replace(found.knobs, **changes))
+    job_profile = profile(of)
+    return FRAMEWORK.settings(of, msgspec.structs.replace(job_profile.knobs, **changes))
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ CRITIC = {
 
 
 def test_a_micro_batch_divides_the_critic_s_mini_batch_too():
-    found = profile(job(CRITIC))
-    assert found.supported["microbatch_size"].grid.values == (10, 5, 2, 1)
-    eight = msgspec.structs.replace(found.knobs, microbatch_size=8)
-    assert objections(found, found.knobs, eight, started=False)
+    job_profile = profile(job(CRITIC))
+    assert job_profile.supported["microbatch_size"].grid.values == (10, 5, 2, 1)
+    eight = msgspec.structs.replace(job_profile.knobs, microbatch_size=8)
+    assert objections(job_profile, job_profile.knobs, eight, started=False)
     assert FRAMEWORK.check(job(CRITIC)) == ()
     (problem,) = FRAMEWORK.check(job({**CRITIC, TRAIN: 8}))
     assert "8 does not divide 10" in problem.message and "critic" in problem.message
@@ -282,9 +282,9 @@ def test_lines_are_read(line, marker):
     ],
 )
 def test_only_fsdps_optimizer_can_stay_on_the_card_while_the_engines_generate(settings, leaves):
-    found = FRAMEWORK.profile(job(settings), CLUSTER)
-    assert ("trainer" not in found.resident[Phase.ROLLOUT.value]) is leaves
-    assert found.layout.weights_sleep
+    job_profile = FRAMEWORK.profile(job(settings), CLUSTER)
+    assert ("trainer" not in job_profile.resident[Phase.ROLLOUT.value]) is leaves
+    assert job_profile.layout.weights_sleep
 
 
 def test_megatron_computes_only_named_modules_of_experts_again():
@@ -294,9 +294,9 @@ def test_megatron_computes_only_named_modules_of_experts_again():
         (JOBS["experts"], "full"),
         (job({**JOBS["experts"].settings, **own}, shape=JOBS["experts"].shape), "selective"),
     ):
-        found = profile(of)
-        assert found.knobs.recompute == mode
-        assert found.supported["recompute"].grid.values == ("off", "selective", "modules", "full")
+        job_profile = profile(of)
+        assert job_profile.knobs.recompute == mode
+        assert job_profile.supported["recompute"].grid.values == ("off", "selective", "modules", "full")
         assert changed(of, recompute="off") == {"trainer.gradient_checkpointing": False}
     modules = {"recompute_granularity": "selective", "recompute_method": None, "recompute_num_layers": None}
     modules |= {"recompute_modules": ["moe_act", "layernorm"]}
@@ -311,6 +311,6 @@ def test_an_older_megatron_computes_no_layer_of_state_spaces_again():
     )
     for version, kept in (("0.2.0", True), ("0.4.0", False)):
         of = msgspec.structs.replace(JOBS["megatron"], framework_version=version, shape=shape)
-        found = profile(of)
-        assert found.layout.keeps_hybrids is kept
-        assert ("recompute" in found.supported) is not kept
+        job_profile = profile(of)
+        assert job_profile.layout.keeps_hybrids is kept
+        assert ("recompute" in job_profile.supported) is not kept

@@ -210,9 +210,9 @@ def test_a_traced_command_line_gives_the_flags_too() -> None:
 
 
 def test_a_full_host_is_never_given_more() -> None:
-    found = cure(SLIME, job(SLIME, FAILING["slime"]), "host")
-    assert found.diagnosis.cause is Cause.HOST_OOM
-    assert found.words == ("--no-offload-train",)
+    proposal = cure(SLIME, job(SLIME, FAILING["slime"]), "host")
+    assert proposal.diagnosis.cause is Cause.HOST_OOM
+    assert proposal.words == ("--no-offload-train",)
 
 
 def test_samples_on_their_way_to_the_card_are_of_the_data_phase() -> None:
@@ -220,8 +220,8 @@ def test_samples_on_their_way_to_the_card_are_of_the_data_phase() -> None:
 
 
 def test_nothing_of_the_engines_cures_a_checkpoint_while_it_sleeps() -> None:
-    shown = read(SLIME, "checkpoint")
-    assert diagnose(shown.evidence).phase is Phase.CHECKPOINT
+    output = read(SLIME, "checkpoint")
+    assert diagnose(output.evidence).phase is Phase.CHECKPOINT
     with pytest.raises(AssertionError, match="a new run with optimizer_offload"):
         cure(SLIME, job(SLIME, FAILING["slime"]), "checkpoint")
 
@@ -234,8 +234,8 @@ def test_a_trainer_that_is_released_leaves_the_cards_to_the_engines() -> None:
 
 
 def test_what_is_said_of_the_alias_of_a_flag_is_what_the_releases_of_sglang_take() -> None:
-    (said,) = (advice.reason for advice in SLIME.advice if "an alias that SGLang" in advice.reason)
-    takes, refuses = (re.findall(r"[\d.]*\d", part) for part in said.split(" take "))
+    (message,) = (advice.reason for advice in SLIME.advice if "an alias that SGLang" in advice.reason)
+    takes, refuses = (re.findall(r"[\d.]*\d", part) for part in message.split(" take "))
     since = sorted(releases("sglang"), key=Version)
     since = since[since.index("0.5.15.post1") :]  # of slime's own SGLang: before, the name was no alias
     aliases = {version: "cuda-graph-max-bs" in arguments_of("sglang", version).flags for version in since}

@@ -94,15 +94,15 @@ def test_megatrons_words_are_those_that_its_rows_write() -> None:
 
 
 def test_words_follow_the_direction() -> None:
-    seen = tools("transformers", "sglang")
-    assert spellings.words(seen, {"memory_fraction": 0.8}, exact=True) == (
+    result = tools("transformers", "sglang")
+    assert spellings.words(result, {"memory_fraction": 0.8}, exact=True) == (
         ("sglang", "--mem-fraction-static 0.8"),
     )
-    assert dict(spellings.words(seen, {"microbatch_size": "lower"}, exact=False))["transformers"].startswith(
-        "per_device_train_batch_size=..."
-    )
-    on = dict(spellings.words(seen, {"optimizer_offload": "on"}, exact=False))["transformers"]
-    off = dict(spellings.words(seen, {"optimizer_offload": "off"}, exact=False))["transformers"]
+    assert dict(spellings.words(result, {"microbatch_size": "lower"}, exact=False))[
+        "transformers"
+    ].startswith("per_device_train_batch_size=...")
+    on = dict(spellings.words(result, {"optimizer_offload": "on"}, exact=False))["transformers"]
+    off = dict(spellings.words(result, {"optimizer_offload": "off"}, exact=False))["transformers"]
     assert "offload" in on and "offload" not in off
 
 

@@ -23,10 +23,10 @@ def sizes(*values: int) -> Support:
 
 def test_only_what_does_not_fit_beside_every_size_is_bound() -> None:
     offered = {"tensor_parallel": sizes(1, 2, 4), "context_parallel": sizes(1, 2, 4)}
-    found = {
+    result = {
         each.value: each.values for each in splits.together(offered, "context_parallel", devices=8, why="8")
     }
-    assert found == {4: (1, 2)}
+    assert result == {4: (1, 2)}
     assert not list(splits.together({"tensor_parallel": sizes(1)}, "context_parallel", devices=8, why="8"))
 
 

@@ -247,8 +247,8 @@ def test_what_follows_another_setting_is_written_after_it() -> None:
     rows = (Row(knob="tokens_per_microbatch", key="train"), Row(knob="logprob_tokens", key="score"))
     job = {"train": 16}
 
-    def again(found: Any) -> Any:
-        return rows, Settings({**job, **found}, {"score": "${train}"})
+    def again(matched: Any) -> Any:
+        return rows, Settings({**job, **matched}, {"score": "${train}"})
 
     both = Knobs(tokens_per_microbatch=8, logprob_tokens=8)
     assert settings_in_turn(again, both) == {"train": 8}
@@ -361,11 +361,11 @@ def test_rows_are_read_offered_and_written() -> None:
 )
 def test_a_yaml_override_reads_back(value: Any) -> None:
     key, _, text = yaml_override("a.b", value).partition("=")
-    found = yaml.safe_load(text)
+    result = yaml.safe_load(text)
     if value == "null":  # stands for what it says, as in a shell
-        assert found is None
+        assert result is None
     else:
-        assert key == "a.b" and (found == value or float(found) == value)
+        assert key == "a.b" and (result == value or float(result) == value)
 
 
 def test_hydra_quotes_what_yaml_does_not() -> None:
@@ -430,9 +430,9 @@ def test_a_program_of_flags_runs_under_the_jobs_interpreter(
 def test_a_framework_of_flags_takes_each_once_and_no_file(framework: FlagFramework[Any]) -> None:
     name = framework.model_key
     twice = Job(name="q", framework=framework.name, config="x.yaml", settings={name: "a", f"--{name}": "b"})
-    found = {problem.path: problem for problem in framework.check(twice)}
-    assert found["settings", f"--{name}"].message.endswith("they are one flag")
-    assert found["config",].hint == "write the flags under `settings:`"
+    result = {problem.path: problem for problem in framework.check(twice)}
+    assert result["settings", f"--{name}"].message.endswith("they are one flag")
+    assert result["config",].hint == "write the flags under `settings:`"
 
 
 def test_a_knob_may_have_to_fit_the_devices_together_with_tensor_parallelism() -> None:
@@ -483,11 +483,11 @@ def reasons(versions: dict[str, str], **settings: Any) -> dict[str, str]:
 
 
 def test_a_knob_without_a_row_that_holds_is_not_offered_for_one_reason() -> None:
-    found = reasons({"vllm": "0.24.0", "fw": "1.0"})
-    assert found["concurrency"] == "it has no engine"
-    assert found["max_model_len"] == "it is part of what is trained"
-    assert found["cuda_graphs"] == found["allocator"] == NO_SETTING
-    assert set(found) == set(KNOBS)
+    result = reasons({"vllm": "0.24.0", "fw": "1.0"})
+    assert result["concurrency"] == "it has no engine"
+    assert result["max_model_len"] == "it is part of what is trained"
+    assert result["cuda_graphs"] == result["allocator"] == NO_SETTING
+    assert set(result) == set(KNOBS)
     assert "allocator" not in reasons({"fw": "2.0.1+local"})
 
 
@@ -516,14 +516,14 @@ def test_what_is_said_of_a_release_can_be_true_of_a_supported_one(framework: Tab
         for release, declared in zip(framework.releases or ("",), releases, strict=True)
     ]
     pins += [{framework.name: release} for release in framework.elder]
-    said = [(row.key, row.since, row.until) for row in framework.table.rows]
-    said += [
+    message = [(row.key, row.since, row.until) for row in framework.table.rows]
+    message += [
         (str(why), reason.since, reason.until)
         for row in framework.table.rows
         for why, reason in row.unless.items()
         if isinstance(reason, Reason)
     ]
-    for what, since, until in said:
+    for what, since, until in message:
         assert any(within(each, since, until) for each in pins), what
 
 

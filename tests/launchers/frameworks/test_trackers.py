@@ -20,9 +20,9 @@ def of(framework: str, settings: dict[str, Any], **more: Any) -> dict[Tracker, T
 
 def test_verl() -> None:
     names = {"trainer.project_name": "p", "trainer.experiment_name": "e"}
-    found = of("verl", {**names, "trainer.logger": ["console", "mlflow", "tensorboard"]})
+    result = of("verl", {**names, "trainer.logger": ["console", "mlflow", "tensorboard"]})
     place = {"default_uri": "sqlite:////tmp/mlruns.db", "experiment": "p", "name": "e"}
-    assert found[Tracker.MLFLOW].place == place and found[Tracker.TENSORBOARD].lines == SAVING
+    assert result[Tracker.MLFLOW].place == place and result[Tracker.TENSORBOARD].lines == SAVING
     wandb = of("verl", {**names, "trainer.logger": "['console','wandb']"})
     assert {tracker: each.place for tracker, each in wandb.items()} == {Tracker.WANDB: {"project": "p"}}
 
@@ -36,16 +36,16 @@ def test_skyrl_and_its_default_names() -> None:
 
 
 def test_nemo_rl() -> None:
-    found = of("nemo-rl", {"logger.mlflow_enabled": True, "logger.mlflow.experiment_name": "night"})
-    place = found[Tracker.MLFLOW].place
+    result = of("nemo-rl", {"logger.mlflow_enabled": True, "logger.mlflow.experiment_name": "night"})
+    place = result[Tracker.MLFLOW].place
     assert place["experiment"] == "night" and place["uri"] == "http://localhost:5000"
     assert of("nemo-rl", {}) == {}
 
 
 def test_areal() -> None:
     on = {"stats_logger.tensorboard.path": "/tb", "stats_logger.trackio.mode": "online"}
-    found = of("areal", {**on, "stats_logger.trackio.space_id": "me/space"})
-    assert {tracker: each.place for tracker, each in found.items()} == {
+    result = of("areal", {**on, "stats_logger.trackio.space_id": "me/space"})
+    assert {tracker: each.place for tracker, each in result.items()} == {
         Tracker.TENSORBOARD: {"folder": "/tb"},
         Tracker.TRACKIO: {"space": "me/space"},
     }
@@ -53,8 +53,8 @@ def test_areal() -> None:
 
 
 def test_openrlhf_names_its_folder_by_the_time() -> None:
-    found = of("openrlhf", {"logger.tensorboard_dir": "/tb/wandb"})
-    assert found[Tracker.TENSORBOARD].place == {"folder": "/tb/wandb/*"}
+    result = of("openrlhf", {"logger.tensorboard_dir": "/tb/wandb"})
+    assert result[Tracker.TENSORBOARD].place == {"folder": "/tb/wandb/*"}
     assert of("openrlhf", {}) == {}
 
 
@@ -73,17 +73,17 @@ def test_trl(report_to: Any, trackers: set[Tracker]) -> None:
         settings={"report_to": report_to, "output_dir": "out", "run_name": "r"},
         workdir="/job",
     )
-    found = frameworks.find("trl").tracked(job, run="7c1e")
-    assert {each.tracker for each in found} == trackers
-    folders = [each.place.get("folder") for each in found if each.tracker is Tracker.TENSORBOARD]
+    result = frameworks.find("trl").tracked(job, run="7c1e")
+    assert {each.tracker for each in result} == trackers
+    folders = [each.place.get("folder") for each in result if each.tracker is Tracker.TENSORBOARD]
     assert folders in ([], ["/job/out/7c1e/runs/*", None])
 
 
 @pytest.mark.parametrize("framework", ["slime", "relax", "miles"])
 def test_frameworks_on_megatron(framework: str) -> None:
-    found = of(framework, {"use-mlflow": True, "mlflow-tracking-uri": "http://m", "mlflow-run-id": "1"})
-    assert found[Tracker.TENSORBOARD].lines == SAVING
-    assert found[Tracker.MLFLOW].place == {"uri": "http://m", "id": "1"}
+    result = of(framework, {"use-mlflow": True, "mlflow-tracking-uri": "http://m", "mlflow-run-id": "1"})
+    assert result[Tracker.TENSORBOARD].lines == SAVING
+    assert result[Tracker.MLFLOW].place == {"uri": "http://m", "id": "1"}
     assert Tracker.MLFLOW not in of(framework, {})
 
 

@@ -22,9 +22,9 @@ ROWS = [["embedding", "decoder"], ["decoder", "decoder"], ["decoder"], ["mtp", "
 )
 def test_a_pipelines_layout_gives_the_layers_of_each_stage(written, ranks, layers, chunks, after) -> None:
     fields = {"pipeline_model_parallel_layout": written, "mtp_num_layers": 1}
-    found = with_transformer(Layout(pipeline_parallel=ranks), fields.get)
-    assert (found.stage_layers, found.pipeline_chunks) == (layers, chunks)
-    assert (found.predicting_layers, found.predicting_after) == (1, after)
+    result = with_transformer(Layout(pipeline_parallel=ranks), fields.get)
+    assert (result.stage_layers, result.pipeline_chunks) == (layers, chunks)
+    assert (result.predicting_layers, result.predicting_after) == (1, after)
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_a_pipelines_layout_gives_the_layers_of_each_stage(written, ranks, layer
 )
 def test_what_is_no_layout_for_the_stages_is_passed_over(written) -> None:
     fields = {"pipeline_model_parallel_layout": written}
-    found = with_transformer(Layout(pipeline_parallel=2, pipeline_chunks=3), fields.get)
-    assert (found.stage_layers, found.pipeline_chunks) == ((), 3)
+    result = with_transformer(Layout(pipeline_parallel=2, pipeline_chunks=3), fields.get)
+    assert (result.stage_layers, result.pipeline_chunks) == ((), 3)
 
 
 def test_repetitions_of_repetitions_stay_short() -> None:
     fields = {"pipeline_model_parallel_layout": "(t*9999)*9999|L"}
-    found = with_transformer(Layout(pipeline_parallel=2), fields.get)
-    assert sum(found.stage_layers) < 20_000
+    result = with_transformer(Layout(pipeline_parallel=2), fields.get)
+    assert sum(result.stage_layers) < 20_000

@@ -491,8 +491,8 @@ class AsksTheOthers:
     """A finder that asks the rest of the list, as those of coverage tools do."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        return next((spec for spec in found if spec is not None), None)
+        result = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        return next((spec for spec in result if spec is not None), None)
 
 
 @pytest.mark.parametrize("others", [[], [AsksTheOthers()]])

@@ -38,13 +38,13 @@ USERS = re.compile(
 @pytest.mark.parametrize("name", ALL)
 def test_a_jobs_settings_for_a_knob_give_the_knob_back(name) -> None:
     of = ALL[name]
-    seen = set()
+    names = set()
     for knob, value, after in moves(of):
         settings = VERL.settings(of, after)
         assert getattr(profile(with_settings(of, settings)).knobs, knob) == value, settings
         assert not any(USERS.search(key) for key in settings), settings
-        seen.add(knob)
-    assert seen >= set(profile(of).supported) - {"dynamic_batching"}
+        names.add(knob)
+    assert names >= set(profile(of).supported) - {"dynamic_batching"}
 
 
 def changed(of: Job, **knobs) -> dict:
@@ -86,10 +86,10 @@ def test_the_critic_is_never_cut_below_the_longest_sequence() -> None:
 
 def test_the_legacy_trainer_reads_two_limits_of_the_critic() -> None:
     of = with_settings(JOBS["critic"], {"trainer.use_v1": False})
-    found = changed(of, tokens_per_microbatch=8192)
+    result = changed(of, tokens_per_microbatch=8192)
     assert (
-        found["critic.ppo_max_token_len_per_gpu"]
-        == found["++critic.ppo_infer_max_token_len_per_gpu"]
+        result["critic.ppo_max_token_len_per_gpu"]
+        == result["++critic.ppo_infer_max_token_len_per_gpu"]
         == 16384
     )
 
@@ -157,9 +157,9 @@ def test_an_allocator_reaches_the_workers_beside_what_is_preloaded() -> None:
     key = "++ray_kwargs.ray_init.runtime_env.env_vars.LD_PRELOAD"
     assert changed(JOBS["fsdp"], host_allocator="jemalloc") == {key: "libjemalloc.so.2"}
     other = with_settings(JOBS["fsdp"], {key: "/opt/libtrace.so"})
-    found = changed(other, host_allocator="tcmalloc")
-    assert found == {key: "libtcmalloc.so.4:/opt/libtrace.so"}
-    assert changed(with_settings(other, found), host_allocator="default") == {key: "/opt/libtrace.so"}
+    result = changed(other, host_allocator="tcmalloc")
+    assert result == {key: "libtcmalloc.so.4:/opt/libtrace.so"}
+    assert changed(with_settings(other, result), host_allocator="default") == {key: "/opt/libtrace.so"}
 
 
 def test_settings_keep_the_jobs_own_spelling() -> None:
@@ -188,7 +188,7 @@ def test_ulysses_splits_40_heads_up_to_8_ways(size, legal) -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "knobs", "said"),
+    ("of", "knobs", "wording"),
     [
         ("fsdp", {"tokens_per_microbatch": 1984}, "max_prompt_length"),
         ("fsdp", {"logprob_tokens": 1024}, "longest sequence"),
@@ -206,8 +206,8 @@ def test_ulysses_splits_40_heads_up_to_8_ways(size, legal) -> None:
         ("fsdp", {"dynamic_batching": False}, "not a legal value"),
     ],
 )
-def test_what_verl_would_refuse_is_never_proposed(of, knobs, said) -> None:
-    assert said in against(JOBS[of], **knobs)
+def test_what_verl_would_refuse_is_never_proposed(of, knobs, wording) -> None:
+    assert wording in against(JOBS[of], **knobs)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_what_a_checkpoint_depends_on_stays_during_a_run(of, knobs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "key", "said"),
+    ("settings", "key", "wording"),
     [
         ({f"{ROLLOUT}.gpu_mem_utilization": 0.5}, f"{ROLLOUT}.gpu_mem_utilization", "unknown"),
         ({f"{ACTOR}.fsdp_config.cpu_offload": True}, f"{ACTOR}.fsdp_config.cpu_offload", "unknown"),
@@ -244,10 +244,10 @@ def test_what_a_checkpoint_depends_on_stays_during_a_run(of, knobs) -> None:
         ({"model_engine": "megatron", f"{ACTOR}.megatron.tensor_model_parallel_size": 3}, None, "GPUs"),
     ],
 )
-def test_mistakes_are_found_before_anything_starts(settings, key, said) -> None:
-    found = VERL.check(with_settings(JOBS["fsdp"], settings))
-    assert any(said in problem.message for problem in found), found
-    assert key is None or any(problem.path == ("settings", key) for problem in found)
+def test_mistakes_are_found_before_anything_starts(settings, key, wording) -> None:
+    result = VERL.check(with_settings(JOBS["fsdp"], settings))
+    assert any(wording in problem.message for problem in result), result
+    assert key is None or any(problem.path == ("settings", key) for problem in result)
 
 
 def test_unknown_settings_come_with_the_name_of_today() -> None:
@@ -523,21 +523,21 @@ def test_the_layout_counts_the_layers_of_uneven_stages() -> None:
         f"{transformer}.num_layers_in_last_pipeline_stage": "many",
         f"{transformer}.account_for_loss_in_pipeline_split": True,
     }
-    found = profile(with_settings(JOBS["megatron"], uneven)).layout
-    assert (found.first_stage_layers, found.last_stage_layers) == (5, 0)
-    assert found.loss_is_layer
-    assert not found.embedding_is_layer
+    job_profile = profile(with_settings(JOBS["megatron"], uneven)).layout
+    assert (job_profile.first_stage_layers, job_profile.last_stage_layers) == (5, 0)
+    assert job_profile.loss_is_layer
+    assert not job_profile.embedding_is_layer
 
 
 def test_the_layout_counts_layers_of_multi_token_prediction_and_written_stages() -> None:
     mtp = "actor_rollout_ref.model.mtp"
-    for changes, found in (
+    for changes, result in (
         ({}, (0, False)),
         ({f"{mtp}.enable": True}, (1, False)),
         ({f"{mtp}.enable": True, f"{mtp}.enable_train": True}, (1, True)),
     ):
         layout = profile(with_settings(JOBS["megatron"], changes)).layout
-        assert (layout.predicting_layers, layout.predicting_loss) == found
+        assert (layout.predicting_layers, layout.predicting_loss) == result
     transformer = f"+{ACTOR}.megatron.override_transformer_config"
     stages = {
         f"{ACTOR}.megatron.pipeline_model_parallel_size": 2,
@@ -554,11 +554,11 @@ def test_the_layout_says_how_tokens_reach_their_experts_and_what_is_computed_aga
         f"{transformer}.moe_token_dispatcher_type": "flex",
         f"{transformer}.recompute_modules": ["moe_act", "core_attn"],
     }
-    found = profile(with_settings(JOBS["megatron"], chosen)).layout
-    assert (found.dispatcher, found.recompute_modules) == ("flex", ("moe_act", "core_attn"))
+    job_profile = profile(with_settings(JOBS["megatron"], chosen)).layout
+    assert (job_profile.dispatcher, job_profile.recompute_modules) == ("flex", ("moe_act", "core_attn"))
     odd = {f"{transformer}.moe_token_dispatcher_type": "pigeons", f"{transformer}.recompute_modules": 3}
-    found = profile(with_settings(JOBS["megatron"], odd)).layout
-    assert (found.dispatcher, found.recompute_modules) == ("alltoall", ())
+    job_profile = profile(with_settings(JOBS["megatron"], odd)).layout
+    assert (job_profile.dispatcher, job_profile.recompute_modules) == ("alltoall", ())
 
 
 def test_megatrons_adam_needs_room_only_for_gradients_in_16_bits() -> None:
@@ -652,8 +652,8 @@ def test_entropies_are_chunked_where_the_path_that_reads_the_setting_is_taken() 
 
 @pytest.mark.parametrize("model", ["actor_rollout_ref", "critic"])
 def test_a_timeout_that_verl_does_not_read_is_named(model: str) -> None:
-    found = profile(with_settings(JOBS["fsdp"], {f"{model}.nccl_timeout": 60})).warnings
-    assert any(text.startswith(f"{model}.nccl_timeout has no effect in verl 0.9.1") for text in found)
+    job_profile = profile(with_settings(JOBS["fsdp"], {f"{model}.nccl_timeout": 60})).warnings
+    assert any(text.startswith(f"{model}.nccl_timeout has no effect in verl 0.9.1") for text in job_profile)
 
 
 @pytest.mark.parametrize(("engine", "says"), [("vllm", False), ("sglang", True)])

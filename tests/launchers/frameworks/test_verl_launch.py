@@ -50,9 +50,9 @@ def test_checkpoints_are_the_runs_own_and_absolute() -> None:
 def test_a_foreign_checkpoint_is_continued_only_where_the_job_says_so() -> None:
     named = with_settings(JOBS["fsdp"], {"trainer.default_local_dir": "/ck"})
     assert words(named, attempt=2, resume=True)["trainer.default_local_dir"] == "/ck/7c1e"
-    told = replace(named, resume=True)
-    assert words(told, resume=True)["trainer.default_local_dir"] == "/ck"
-    assert words(told, resume=True)["trainer.resume_mode"] == "auto"
+    reported = replace(named, resume=True)
+    assert words(reported, resume=True)["trainer.default_local_dir"] == "/ck"
+    assert words(reported, resume=True)["trainer.resume_mode"] == "auto"
     default = replace(JOBS["fsdp"], resume=True)
     assert (
         words(default, resume=True)["trainer.default_local_dir"] == "/home/me/checkpoints/verl_examples/gsm8k"
@@ -125,7 +125,7 @@ def test_the_model_is_found_in_the_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"trainer.logger": ["console", "wandb"]}, "trainer.logger=[console,wandb]"),
         ({"data.train_files": "~/a b.parquet"}, "data.train_files='~/a b.parquet'"),
@@ -138,8 +138,8 @@ def test_the_model_is_found_in_the_settings() -> None:
         ({"~trainer.v1": None}, "~trainer.v1"),
     ],
 )
-def test_words_are_hydra_overrides(settings, said) -> None:
-    assert VERL.words(settings) == (said,)
+def test_words_are_hydra_overrides(settings, message) -> None:
+    assert VERL.words(settings) == (message,)
 
 
 def test_workers_have_the_interpreter_of_the_job() -> None:
@@ -191,9 +191,9 @@ def test_a_verl_without_resumption_is_not_told_to_resume() -> None:
         name="j", framework="verl", framework_version="0.1", workdir="/w", settings=settings, own_code=own
     )
     assert not any("resume_mode" in key for key in words(first))
-    found = VERL.profile(first, CLUSTER)
-    assert not found.resumable
-    assert "the job's own verl resumes no checkpoint: every relaunch begins at step 0" in found.warnings
+    job_profile = VERL.profile(first, CLUSTER)
+    assert not job_profile.resumable
+    assert "the job's own verl resumes no checkpoint: every relaunch begins at step 0" in job_profile.warnings
     later = replace(first, own_code=replace(own, names=("resume_mode", "trainer")))
     assert words(later)["++trainer.resume_mode"] == "disable" and VERL.profile(later, CLUSTER).resumable
 
@@ -255,5 +255,5 @@ def test_that_the_engine_never_sleeps_is_said_of_the_releases_in_which_it_is_so(
 ) -> None:
     settings = {f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.free_cache_engine": False}
     of = Job(name="j", framework="verl", framework_version=version, settings=settings)
-    found = [warning for warning in VERL.profile(of, CLUSTER).warnings if "never sleeps" in warning]
-    assert len(found) == bool(words) and all(words in warning for warning in found)
+    items = [warning for warning in VERL.profile(of, CLUSTER).warnings if "never sleeps" in warning]
+    assert len(items) == bool(words) and all(words in warning for warning in items)

@@ -259,9 +259,9 @@ def test_a_log_says_where_a_run_died(log, cause, phase, component) -> None:
     ],
 )
 def test_the_first_cure_is_in_verls_words(log, kind, remedy, words) -> None:
-    name, said = cure(kind, replayed(log)[0])
+    name, message = cure(kind, replayed(log)[0])
     assert name == remedy
-    assert words is None or said == words
+    assert words is None or message == words
 
 
 def test_the_pool_does_not_cure_the_trainer_while_the_engine_sleeps() -> None:

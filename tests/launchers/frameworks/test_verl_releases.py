@@ -72,10 +72,10 @@ def test_a_recipe_has_the_defaults_of_its_release(
     entropy: bool,
 ) -> None:
     job = plain(version)
-    config, found = VERL.config(job), profile(job)
+    config, result = VERL.config(job), profile(job)
     assert (config.engine, config.most_requests) == (engine, requests)
-    assert found.knobs.cuda_graphs == graphs
-    layout = found.layout
+    assert result.knobs.cuda_graphs == graphs
+    layout = result.layout
     assert (layout.padded, layout.reference, layout.entropy) == (padded, reference, entropy)
     assert (layout.reference_bytes, layout.parameter_bytes) == (reference_bytes, 4)
     assert layout.reshard_after_forward and config.older_workers
@@ -107,9 +107,14 @@ def test_a_knob_whose_setting_came_later_is_not_offered() -> None:
         "0.6.1": set[str](),
     }
     for release, absent in later.items():
-        found = profile(plain(release, **{"actor_rollout_ref.model.use_remove_padding": True})).unsupported
+        job_profile = profile(
+            plain(release, **{"actor_rollout_ref.model.use_remove_padding": True})
+        ).unsupported
         for knob in ("max_model_len", "fused_kernels", "entropy_chunking", "grad_offload"):
-            assert (f"verl {release} has no" in found.get(knob, "")) is (knob in absent), (release, knob)
+            assert (f"verl {release} has no" in job_profile.get(knob, "")) is (knob in absent), (
+                release,
+                knob,
+            )
 
 
 def test_a_micro_batch_of_all_gpus_is_read_and_written_as_such() -> None:

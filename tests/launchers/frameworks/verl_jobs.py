@@ -99,10 +99,10 @@ _CONFIGS = Path(__file__).parents[3] / "configs"
 
 def written_jobs() -> dict[str, Job]:
     """Return the jobs of configs/ and a job per preset."""
-    found = {}
+    result = {}
     for path in sorted(_CONFIGS.glob("verl-*.yaml")):
         document = yaml.safe_load(path.read_text())
-        found[path.stem] = Job(
+        result[path.stem] = Job(
             framework_version="0.9.1",
             name=document["name"],
             framework="verl",
@@ -110,14 +110,14 @@ def written_jobs() -> dict[str, Job]:
             settings=document["settings"],
         )
     for name, preset in VERL.presets.items():
-        found[f"preset-{name}"] = Job(
+        result[f"preset-{name}"] = Job(
             framework_version="0.9.1",
             name=name,
             framework="verl",
             workdir="/home/me",
             settings={**GRPO, **preset},
         )
-    return found
+    return result
 
 
 def profile(of: Job) -> Profile:
