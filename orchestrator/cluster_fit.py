@@ -91,10 +91,9 @@ def misfits(job: Job, cluster: Cluster) -> Iterator[Failure]:
         )
     if spec.gpus_per_node is not None and spec.gpus_per_node > cluster.gpus_per_node:
         has = f"{cluster.gpus_per_node}" if cluster.gpus_per_node else "none"
-        yield Failure(
-            f"the job needs {spec.gpus_per_node} GPUs per node; {place} has {has}",
-            hint=f"lower `cluster.gpus_per_node`, or remove it to use all GPUs{elsewhere}",
-        )
+        lower = "lower `cluster.gpus_per_node`, or remove it to use all GPUs"
+        hint = lower + elsewhere if cluster.gpus_per_node else elsewhere.removeprefix("; ") or "add GPU nodes"
+        yield Failure(f"the job needs {spec.gpus_per_node} GPUs per node; {place} has {has}", hint=hint)
     there = cluster.nodes * cluster.gpus_per_node
     asked = frameworks.find(job.framework).gpus(job) or 0
     if cluster.gpus_per_node and asked > there and spec.gpus_per_node is None:
@@ -109,6 +108,14 @@ def misfits(job: Job, cluster: Cluster) -> Iterator[Failure]:
             hint="remove it from the job; autotune then measures it",
             code=ExitCode.USAGE,
         )
+
+
+def without_gpus(job: Job, cluster: Cluster) -> str:
+    """Return that a cluster has no GPU although the job's framework trains on GPUs; else empty."""
+    if cluster.gpus_per_node or job.framework in _ON_CPUS_TOO:
+        return ""
+    place = "this machine" if cluster.address == "local" else f"the Ray cluster at {cluster.address}"
+    return f"{place} has no GPU, and {job.framework} usually trains on GPUs"
 
 
 def is_too_small(job: Job, cluster: Cluster) -> bool:

@@ -18,7 +18,7 @@ LITERAL = "# autotune: literal"  # at the end of a job file's line: its values a
 _FOR_A_SHELL = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)?|^[^\s`]*`[^`]+`[^\s`]*$")
 _WORDS = r"your|path|dir|folder|dataset|data|model|name|file|user|key|url|checkpoint|ckpt"
 _PLACEHOLDER = re.compile(
-    rf"""<(?=[^<>]*(?:{_WORDS}))[a-z][\w ./:-]*>  # <DATA_PATH>
+    rf"""<(?=[^<>]*(?:{_WORDS}|(?:\b|_)(?:host|ip|port|addr)\b))[a-z][\w ./:-]*>  # <DATA_PATH>, <NODE_IP>
     |(?<![\w.-])/?path/to/[^\s'",\]}}]+  # /path/to/model
     |(?:(?<=[/\s\['"<=])|^)/?your[_/-][^\s'",\]}}]*  # your_model, /your/save/path
     |(?:(?<=['"\[])|^)your(?:[ ]\w+){{1,4}}(?=['"\],]|$)  # 'Your Test Dataset'

@@ -13,11 +13,11 @@ from autotune.launchers.base import Framework
 from autotune.launchers.frameworks.core.versions import choose
 from autotune.policies.estimate.belief.calibration import kind_of, predicted
 from autotune.policies.estimate.beside import of_job, overflow, scales, spread
-from autotune.policies.estimate.constants import has_speed
+from autotune.policies.estimate.constants import constant, has_speed
 from autotune.policies.estimate.lengths import Assumption, lengths_of, longest_of
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
-from autotune.policies.explain.advice import remedies_after
+from autotune.policies.explain.advice import LoggedFailure, remedies_after
 from autotune.policies.recovery.assumptions import facts_of, rests_on
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import HEADROOM, Outlook, outlook
@@ -28,7 +28,7 @@ from autotune.policies.values.command import Addition
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Launch, Policy
 from autotune.policies.values.failure import Cause, Component, Phase
-from autotune.policies.values.history import Attempt, Run, fold
+from autotune.policies.values.history import Run, fold
 from autotune.policies.values.job import Cluster, Job, no_expandable_segments
 from autotune.policies.values.knobs import KNOBS, Knobs, Setting, changed
 from autotune.policies.values.priors import Kind, Learned
@@ -75,8 +75,7 @@ class PhasePlan(Value, frozen=True, kw_only=True):
     capacity_bytes: float | None
     host_bytes: float
     verdict: str  # fits | marginal | overflows | unknown
-    # Standard deviation as a share of the total; for a job with engines at least that of a normal
-    # distribution that overflows with the phase's chance.
+    # Standard deviation over the total; before a first run at least a normal one's that has the same chance.
     error: float = 0.0
     chance: float | None = (
         None  # probability that the phase overflows its device, with uncounted memory; None: unknown
@@ -155,16 +154,19 @@ def plan(
     recall: Callable[[Kind], Learned | None] = lambda _: None,
     render: Callable[[Accepted, Knobs], tuple[str, ...]],
     remedies: bool = True,
-    failure: Diagnosis | None = None,
+    failure: LoggedFailure | None = None,
+    failed: Knobs | None = None,
 ) -> Plan:
     """Return what `launch` would do with a job on a cluster; `render` returns the first command.
 
-    Ranking remedies takes seconds; without `remedies` the plan has none. `failure`, the diagnosis of a log of
-    the job as written, calibrates the prediction, and its remedies come first.
+    Ranking remedies takes seconds; without `remedies` the plan has none. `failure`, of an attempt with the
+    knobs `failed`, by default the job's, calibrates the prediction; only then its remedies come first.
     """
     accepted, action = first_attempt(job, framework, cluster, recall=recall)
     profile, run = accepted.profile, fold((accepted,))
-    view = outlook(run if failure is None else _failed(accepted, failure, profile.knobs))
+    failed = failed or profile.knobs
+    view = outlook(run if failure is None else _failed(accepted, failure, failed))
+    own = failure if failed == profile.knobs else None
     changes = changed(profile.knobs, action.knobs)
     phases = _phases(view, profile.knobs) if view is not None else ()
     return Plan(
@@ -184,7 +186,7 @@ def plan(
         first=changes,
         reason=action.reason,
         command=render(accepted, action.knobs),
-        ladder=tuple(_ladder(run, action.knobs, failure)) if remedies else (),
+        ladder=tuple(_ladder(run, action.knobs, own)) if remedies else (),
         knobs=_knobs(job, profile, action.knobs),
         unsupported=profile.unsupported,
         needs_release=_awaiting_release(accepted, framework),
@@ -210,31 +212,30 @@ def repair(
     job: Job,
     framework: Framework,
     cluster: Cluster,
-    diagnosis: Diagnosis,
+    failure: LoggedFailure,
     *,
-    knobs: Knobs | None = None,
+    run: Run | None = None,
     recall: Callable[[Kind], Learned | None] = lambda _: None,
 ) -> Repair:
-    """Return what a launch would change after an attempt with `knobs`, or as written, had this diagnosis."""
-    accepted, _ = first_attempt(job, framework, cluster, recall=recall)
-    knobs = knobs or accepted.profile.knobs
-    run = _failed(accepted, diagnosis, knobs)
+    """Return what a launch would change after this failure of `run`, or of the job as written."""
+    if run is None:
+        accepted, _ = first_attempt(job, framework, cluster, recall=recall)
+        run = _failed(accepted, failure, accepted.profile.knobs)
+    profile, knobs = run.accepted.profile, run.attempts[-1].knobs
     remedy = next((remedy for remedy in remedies_after(run) if remedy.changes), None)
     view = outlook(run)
-    result = Repair(remedy=remedy, before=knobs)
-    if remedy is not None:
-        at_least = at_their_least(accepted.profile, remedy.changes)
-        result = msgspec.structs.replace(result, at_least=at_least)
+    at_least = () if remedy is None else at_their_least(profile, remedy.changes)
+    result = Repair(remedy=remedy, before=knobs, at_least=at_least)
     if view is None:
-        return msgspec.structs.replace(result, note=_why_no_estimate(job, accepted.profile, cluster))
+        ladder = "" if run.accepted.policy is Policy.ESTIMATE else "the run has --policy ladder"
+        return msgspec.structs.replace(result, note=ladder or _why_no_estimate(job, profile, cluster))
     after = _phases(view, remedy.apply(knobs)) if remedy is not None else ()
     return msgspec.structs.replace(result, phases=_phases(view, knobs), after_phases=after)
 
 
-def _failed(accepted: Accepted, diagnosis: Diagnosis, knobs: Knobs) -> Run:
-    """Return the history of a job whose first attempt failed with `diagnosis`."""
-    attempt = Attempt(number=1, knobs=knobs, step=diagnosis.step, diagnosis=diagnosis)
-    return msgspec.structs.replace(fold((accepted,)), attempts=(attempt,))
+def _failed(accepted: Accepted, failure: LoggedFailure, knobs: Knobs) -> Run:
+    """Return the history of a job whose first attempt failed so."""
+    return msgspec.structs.replace(fold((accepted,)), attempts=(failure.attempt(knobs),))
 
 
 def device_notes(name: str) -> Iterator[str]:
@@ -274,15 +275,15 @@ def settings_of(job: Job, framework: Framework) -> str:
     if not framework.releases:
         return ""
     release = choose(job.framework_version, framework.releases)
-    name = f"{framework.name} {release.version}"
     if release.exact:
-        return f"{name} ({job.version_from or 'framework_version'})"
-    if not job.framework_version and (by_settings := framework.release_by_settings(job)):
-        version = f"{framework.name} {by_settings}"
-        return f"{version}, by the names of its settings: the version was not found; set framework_version"
-    if not job.framework_version:
-        return f"{name}, the newest known: the job's own version was not found; set framework_version"
-    return f"{name}, the nearest known to {job.framework_version}"
+        return f"{framework.name} {release.version} ({job.version_from or 'framework_version'})"
+    if own := job.framework_version:
+        used = framework.recorded_version(job) or release.version
+        return f"{framework.name} {used}, " + ("names only" if used == own else f"the nearest known to {own}")
+    used = framework.release_by_settings(job)
+    name = f"{framework.name} {used or release.version}"
+    why = "by the names of its settings" if used else "the newest known"
+    return f"{name}, {why}: the job's own version was not found; set framework_version"
 
 
 def _awaiting_release(accepted: Accepted, framework: Framework) -> tuple[str, ...]:
@@ -306,7 +307,8 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
     # The skewed term includes all that a sleeping engine keeps, which the peaks count as well.
     counted = prediction.gpu - estimates.gpu_parts[:, PARTS.index("residue")] * (beside > 0)
     room = estimates.gpu_capacity * (1 - HEADROOM) - counted
-    chances = list(map(overflow, room[:, 0], prediction.gpu_error[:, 0], beside[:, 0]))
+    errors = prediction.gpu_error * (constant("published_error") if untried else 1.0)
+    chances = list(map(overflow, room[:, 0], errors[:, 0], beside[:, 0]))
     pool, tokens = float(prediction.pool[0]), float(estimates.pool_tokens[0])
     rows = []
     for name, phases in _ROWS.items():
@@ -392,27 +394,24 @@ def _why_no_estimate(job: Job, profile: Profile, cluster: Cluster) -> str:
     return "the job's settings do not determine its memory"
 
 
-def _failures(run: Run) -> list[Diagnosis]:
+def _failures(run: Run) -> list[LoggedFailure]:
     """Return the failures whose remedies a plan shows."""
     if not run.accepted.profile.unknown_program:
-        return [
-            Diagnosis(cause=Cause.GPU_OOM, phase=phase, component=component) for phase, component in _CLIMBED
-        ]
-    causes = (Cause.GPU_OOM, Cause.HOST_OOM) if run.accepted.cluster.gpus_per_node else (Cause.HOST_OOM,)
-    return [Diagnosis(cause=cause) for cause in causes]
+        diagnoses = [Diagnosis(cause=Cause.GPU_OOM, phase=phase, component=of) for phase, of in _CLIMBED]
+    else:
+        causes = (Cause.GPU_OOM, Cause.HOST_OOM) if run.accepted.cluster.gpus_per_node else (Cause.HOST_OOM,)
+        diagnoses = [Diagnosis(cause=cause) for cause in causes]
+    return [LoggedFailure(diagnosis=diagnosis) for diagnosis in diagnoses]
 
 
-def _ladder(run: Run, first: Knobs, failure: Diagnosis | None) -> list[RungPlan]:
-    """Return what a launch would try, in this order, after a failure of each phase in its first attempt.
-
-    The remedies for `failure` of the job as written come first.
-    """
+def _ladder(run: Run, first: Knobs, failure: LoggedFailure | None) -> list[RungPlan]:
+    """Return what a launch would try after `failure`, and after one of each phase in its first attempt."""
     own = run.accepted.profile.knobs
-    failed = [] if failure is None or not failure.cause.is_memory else [_failed(run.accepted, failure, own)]
-    known = {(each.cause, each.phase) for each in (failure,) if each is not None}
-    failed += [
-        _failed(run.accepted, each, first) for each in _failures(run) if (each.cause, each.phase) not in known
-    ]
+    logged = [failure] if failure is not None else []
+    failed = [_failed(run.accepted, each, own) for each in logged if each.diagnosis.cause.is_memory]
+    known = {(each.diagnosis.cause, each.diagnosis.phase) for each in logged}
+    others = (each for each in _failures(run) if (each.diagnosis.cause, each.diagnosis.phase) not in known)
+    failed += [_failed(run.accepted, each, first) for each in others]
     return [rung for each in failed for rung in _rungs(each)]
 
 

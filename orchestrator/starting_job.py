@@ -5,6 +5,7 @@ The starting point is a first job without chosen knobs, derived from an example 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.value import Value
 
+_CLUSTERS = ((1, 2), (1, 4), (1, 8), (2, 8), (4, 8), (8, 8))  # nodes and GPUs of each, tried in this order
 _CHOSEN = "the fastest that is predicted to fit"
 _NEXT_TO_NOTHING = 1.005  # ratio of step times that is negligible, below what a search counts as a gain
 _ROUNDS = 3  # searches, each around the fastest configuration of the previous one
@@ -101,7 +103,7 @@ def _fastest(wish: Wish, text: str) -> Start | None:
     changes = framework.settings(job, chosen)
     added = [key for key in changes if key not in job.settings]  # written together at the end
     reasons = dict.fromkeys(changes, _CHOSEN) | dict.fromkeys(added, "")
-    reasons |= dict.fromkeys(added[:1], f"{_CHOSEN}, as what follows")
+    reasons |= dict.fromkeys(added[:1], f"with what follows {_CHOSEN}")
     edits = [Edit(("settings", key), value, reasons[key]) for key, value in changes.items()]
     estimate = assess(sight, (chosen,)).estimate
     return Start(
@@ -155,10 +157,10 @@ settings:
 _SLIME = """\
 name: {name}
 framework: slime
-workdir: /root/slime   # slime's own folder
+workdir: /root/slime   # yours: slime's folder, as it is in its container
 model: {model}
 cluster: {{nodes: {nodes}, gpus_per_node: {per_node}, gpu: {card}}}
-settings:  # and the model's own flags, from slime's scripts/models
+settings:  # add the model's flags from slime's scripts/models
   hf-checkpoint: {model}
   prompt-data: TRAIN.jsonl   # yours
   num-rollout: 1000
@@ -203,6 +205,19 @@ class Wish(Value, frozen=True, kw_only=True):
     prompt: int = 1024  # tokens of the longest prompt
     response: int = 4096  # tokens of the longest response
     batch: int = 256  # prompts per step
+
+
+def enough_gpus(wish: Wish) -> str:
+    """Return `--gpus` with the fewest GPUs of the wished kind that hold the job; empty if 64 do not."""
+    gpus = wish.gpus
+    for nodes, per_node in _CLUSTERS:
+        if nodes * per_node > (gpus.nodes or 1) * (gpus.per_node or 8):
+            wanted = msgspec.structs.replace(gpus, nodes=nodes, per_node=per_node)
+            larger = msgspec.structs.replace(wish, gpus=wanted, batch=even_batch(wanted, wish.batch))
+            with contextlib.suppress(JobErrors):
+                if starting_job(larger) is not None:
+                    return f"--gpus {f'{nodes}x' if nodes > 1 else ''}{per_node}x{gpus.card.name}, which fits"
+    return ""
 
 
 def even_batch(gpus: Gpus, batch: int) -> int:
@@ -283,7 +298,7 @@ def _derived(wish: Wish, recipe: Recipe) -> str:
     env |= {name: str(_with_sizes(value, sizes)) for name, value in recipe.env.items()}
     lines = [f"name: {_name(wish)}", f"framework: {wish.framework}"]
     if folder := recipe.workdir or example.get("workdir"):
-        lines.append(f"workdir: {folder}   # the framework's own folder")
+        lines.append(f"workdir: {folder}   # yours: the framework's folder, as it is in its container")
     if "command" in example:
         lines.append(f"command: {_flow(example['command'])}")
     if recipe.config:

@@ -61,12 +61,14 @@ class Misuse(click.UsageError):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the usage and the error on stderr."""
+        from autotune.orchestrator.terminal.widgets import say
+
         if self.ctx is not None:
             help_option = f"{self.ctx.command_path} --help"
-            click.echo(f"{self.ctx.get_usage()}\nTry '{help_option}' for help.\n", file=file, err=True)
-        click.echo(f"error: {self.format_message()}", file=file, err=True)
+            say(f"{self.ctx.get_usage()}\nTry '{help_option}' for help.\n")
+        say(f"error: {self.format_message()}")
         if self.hint:
-            click.echo(f"hint: {self.hint}", file=file, err=True)
+            say(f"hint: {self.hint}")
         if self.ctx is not None and (given(self.ctx).json or "--json" in (self.ctx.obj or ())):
             _print_document(Failure(self.format_message(), hint=self.hint, code=ExitCode.USAGE))
 
@@ -86,8 +88,24 @@ def _misuse() -> Iterator[None]:
         raise misuse from None
 
 
+class _HelpFormatter(click.HelpFormatter):
+    """Wraps also the examples and exit codes of a help page."""
+
+    def getvalue(self) -> str:
+        """Return the page."""
+        from autotune.orchestrator.terminal.widgets import folded
+
+        return folded(super().getvalue(), self.width)
+
+
+class _Context(click.Context):
+    formatter_class = _HelpFormatter
+
+
 class Commands(click.Group):
     """A group that imports commands when they are called and turns failures into exit codes."""
+
+    context_class = _Context
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in the order of use."""
@@ -102,7 +120,7 @@ class Commands(click.Group):
             outlive_terminal()  # before the imports, which take seconds
         module = _imported(f"autotune.orchestrator.cli.{BESIDE.get(name, name)}")
         command: click.Command = getattr(module, name if name in BESIDE else "command")
-        command.short_help = COMMANDS[name]
+        command.short_help, command.context_class = COMMANDS[name], _Context
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -113,7 +131,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the called command; the error for an unknown one names the nearest."""
+        """Return the called command; raises UsageError for an unknown one, with the nearest."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -235,7 +253,7 @@ def main() -> None:
     \b
     Example:
       autotune explain run.log                   # why a job died
-      autotune init run_grpo.sh --gpus 8xH100    # a job file from a launch script
-      autotune launch job.yaml                   # run it, recovering from memory failures
+      autotune init run_grpo.sh --gpus 8xH100    # a job file from a script
+      autotune launch job.yaml                   # run it and recover it
     """  # noqa: D301
     hand_on_nothing()

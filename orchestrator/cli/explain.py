@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import click
-import msgspec
 
 from autotune.orchestrator.cli.shared.options import (
     Options,
@@ -34,9 +33,9 @@ from autotune.orchestrator.explain.reader import (
     read_members,
 )
 from autotune.orchestrator.explain.text_output import render_explanation
-from autotune.orchestrator.terminal.widgets import echo, folded, width_of
+from autotune.orchestrator.terminal.widgets import echo, width_of
 from autotune.policies.values.architecture.model import Model
-from autotune.policies.values.history import Run, fold
+from autotune.policies.values.history import Run
 
 _CODES = """\b
 Exit codes:
@@ -103,7 +102,7 @@ def explain_logs(
             _write(document(reads) + b"\n")
         else:
             text = "\n".join((render(reads[0].explanation), *summary(reads)))
-            echo(folded(text, width_of(sys.stdout)), color=options.color)
+            echo(text, color=options.color)
     return ExitCode.OK if is_answer else ExitCode.NO
 
 
@@ -166,10 +165,8 @@ def _named(name: str, options: Options) -> tuple[str, Run | None]:
     run = directory.named(options.runs_dir, name)
     if run is None:
         return name, None
-    log, failed = run.last_failure()
-    whole = fold(run.history())
-    before = tuple(each for each in whole.attempts if each.number < failed.number)
-    return str(log), msgspec.structs.replace(whole, attempts=(*before, failed), finished=None)
+    log, failed = run.until_failure()
+    return str(log), failed
 
 
 def _write(line: bytes) -> None:
@@ -232,9 +229,11 @@ def command(
     elif not logs:
         raise click.UsageError("no log given; name one, a run of `autotune list`, or `-` for standard input")
     else:
-        render: Callable[[Explanation], str] = partial(render_explanation, verbose=options.verbose > 0)
+        render: Callable[[Explanation], str] = partial(
+            render_explanation, verbose=options.verbose > 0, width=width_of(sys.stdout)
+        )
         if form == "github":
-            from autotune.orchestrator.explain.github import render_github  # not needed for text
+            from autotune.orchestrator.explain.github_issue_text import render_github  # not needed for text
 
             render = render_github
         code = explain_logs(logs, model=model, framework=framework, options=options, render=render)

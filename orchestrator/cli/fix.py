@@ -8,7 +8,8 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +18,33 @@ import msgspec
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Framework
-from autotune.orchestrator import messages
+from autotune.launchers.frameworks.hugging_face.adapter import HuggingFaceTrainer
+from autotune.launchers.frameworks.hugging_face.settings import ENVIRONMENT
 from autotune.orchestrator.cli.init import SourceCommand, drafted, source_options
 from autotune.orchestrator.cli.plan import cards_of, with_cards
+from autotune.orchestrator.cli.shared.fix_text import FixDocument, PredictedPeak, render_fix
 from autotune.orchestrator.cli.shared.options import Options, given, global_options
 from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config.loader import expected_cluster, parse_unfinished, read_text, written
 from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.explain.analyze import Explanation, explain
-from autotune.orchestrator.explain.headline import headline
+from autotune.orchestrator.explain.headline import headline, on_budget
 from autotune.orchestrator.explain.reader import STDIN, check, read
+from autotune.orchestrator.init.documents import Kind, kind_of
 from autotune.orchestrator.init.draft import Draft
 from autotune.orchestrator.init.job_text import job_text, with_variables
 from autotune.orchestrator.init.script_edit import edited_script, is_same_job
 from autotune.orchestrator.planner import Repair, repair
 from autotune.orchestrator.run import calibration_cache, directory
-from autotune.orchestrator.terminal.widgets import echo
-from autotune.orchestrator.units import show_gib, show_value
+from autotune.orchestrator.terminal.widgets import echo, width_of
+from autotune.orchestrator.units import show_value
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.failure import Cause
+from autotune.policies.values.events import GaveUp
+from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.history import Run, fold
 from autotune.policies.values.job import Job
-from autotune.policies.values.knobs import Knobs, Setting, changed
-from autotune.policies.values.remedy import Effect
+from autotune.policies.values.knobs import Setting, changed
 from autotune.policies.values.value import Value
 
 _CODES = """\b
@@ -53,87 +58,6 @@ _NEAR = 0.85  # share of the GPU below which a predicted peak cannot belong to t
 _ROWS = {"forward": "train", "backward": "train", "optimizer": "train"}  # phase -> row of predicted peaks
 
 
-class PredictedPeak(Value, frozen=True, kw_only=True):
-    """The predicted peak of a phase on its GPU, before and after the change."""
-
-    phase: str
-    before_bytes: float
-    after_bytes: float
-    capacity_bytes: float | None  # null: unknown
-
-
-class FixDocument(Value, frozen=True, kw_only=True):
-    """The answer of `autotune fix --json`."""
-
-    schema: int = 1
-    log: str
-    line: int | None = None  # line of the log with the failure; null: none
-    cause: str  # of the failure
-    phase: str
-    step: int | None  # that failed; null: unknown
-    rank: int | None
-    headline: str  # what died, in one line
-    remedy: str = ""  # empty: no change is left
-    reason: str = ""
-    effect: Effect | None = None  # on the numbers of the training
-    slows: str = ""
-    at_least: tuple[str, ...] = ()  # why the new values may go no lower
-    changes: dict[str, tuple[Setting, Setting]] = {}  # by knob: before and after
-    settings: dict[str, Any] = {}  # of the framework, with their new values
-    file: str = ""  # the file of the diff; empty: the command
-    diff: str = ""  # unified; empty: the file cannot be edited, and `words` must be added to the command
-    words: tuple[str, ...] = ()  # of the changed settings on the command line
-    is_written: bool = False
-    peaks: tuple[PredictedPeak, ...] = ()
-    note: str = ""  # why there is no prediction
-    write: str = ""  # the command that writes the change; empty: already written, or there is no file
-    with_autotune: str = ""  # the command that starts the changed job
-    without_autotune: str = ""
-
-
-def render_fix(answer: FixDocument, *, named: str = "") -> str:
-    """Return the answer of `autotune fix` as text; `named` is the user's word for the log or its run."""
-    where = answer.log if answer.line is None else f"{answer.log}:{answer.line}"
-    facts = [f"step {answer.step}" if answer.step else ""]
-    facts += [f"rank {answer.rank}"] if answer.rank is not None else []
-    details = ", ".join(each for each in (where, *facts) if each)
-    lines = [f"error[{answer.cause}]: {answer.headline}", f"  {details}", ""]
-    if not answer.remedy:
-        is_memory = Cause(answer.cause).is_oom
-        why = "nothing is left to change" if is_memory else "no memory ran out, so nothing is changed"
-        return "\n".join([*lines, why, f"hint: autotune explain {shlex.quote(named or answer.log)}"])
-    changes = (messages.arrow(knob, *values) for knob, values in answer.changes.items())
-    slows = f"; slows {answer.slows}" if answer.slows and not answer.slows.startswith("nothing") else ""
-    lines += [f"change: {', '.join(changes)} ({answer.effect}{slows})"]
-    lines += [*_indented([answer.reason, *answer.at_least]), ""]
-    lines += [answer.diff, ""] if answer.diff else []
-    if not answer.diff:
-        lines += ["the value is calculated or set elsewhere; add to the command:"]
-        lines += [*_indented(answer.words), ""]
-    lines += [_peak(each) for each in answer.peaks]
-    lines += [f"no predicted peaks: {answer.note}"] if answer.note else []
-    lines += ["", "write the change", f"  {answer.write}"] if answer.write else [""]
-    lines += ["start it with autotune", *_indented(answer.with_autotune.splitlines())]
-    lines += ["or without", *_indented([answer.without_autotune])] if answer.without_autotune else []
-    if answer.is_written:
-        lines += ["", f"{answer.file} is changed"]
-    return "\n".join(lines)
-
-
-def _indented(lines: Iterable[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
-
-
-def _peak(peak: PredictedPeak) -> str:
-    of = ""
-    if peak.capacity_bytes:
-        share = peak.after_bytes / peak.capacity_bytes
-        of = f" of {show_gib(peak.capacity_bytes, digits=1)} ({share:.0%})"
-    before, after = (show_gib(size, digits=1) for size in (peak.before_bytes, peak.after_bytes))
-    change = f"{before} → {after}" if before != after else f"still {after}"
-    return f"predicted peak of {peak.phase}: {change}{of}"
-
-
 class Target(Value, frozen=True, kw_only=True):
     """The job file, script or command to change."""
 
@@ -142,7 +66,8 @@ class Target(Value, frozen=True, kw_only=True):
     job: Job
     draft: Draft | None = None  # of a script or a command
     source: tuple[str, ...] = ()  # the words that `init` would read it by
-    knobs: Knobs | None = None  # of the failed attempt; None: those of the job as written
+    run: Run | None = None  # of autotune, until it failed; None: the log is of no run
+    resume: str = ""  # the command that continues the run with the changed file; empty: it did not give up
 
 
 def fix(
@@ -158,13 +83,15 @@ def fix(
     Raises Failure for a log or a file that cannot be read.
     """
     again = shlex.join(["autotune", "fix", log, *source, *(["--gpus", gpus] if gpus else []), "-w"])
-    named, (log, source, knobs) = log, _of_run(log, source, options)
+    named, (log, source, run, resume) = log, _of_run(log, source, options)
     check((log,))
-    explanation = explain(read(log), framework=None, model=None)
+    if source == (log,):
+        raise click.UsageError("the log is given twice; pass the script, job file or command that wrote it")
+    explanation = explain(read(log), framework=None, model=None, run=run)
     if not source:
         raise click.UsageError("pass the script, the job file, or `--` and the command that wrote the log")
     target = _target(source, log=log, gpus=gpus)
-    target = msgspec.structs.replace(target, knobs=knobs)
+    target = msgspec.structs.replace(target, run=run, resume=resume)
     answer, after = _answer(log, explanation, target, gpus=gpus, write=write)
     if write and after and target.name and answer.diff:
         _write(Path(target.name), after)
@@ -174,12 +101,18 @@ def fix(
     if options.json:
         click.echo(msgspec.json.encode(answer))
     else:
-        echo(render_fix(answer, named=named), color=options.color)
+        text = render_fix(answer, named=named, width=width_of(sys.stdout))
+        echo(text, color=options.color, folds=False)
     return ExitCode.OK if answer.remedy else ExitCode.NO
 
 
-def _of_run(log: str, source: tuple[str, ...], options: Options) -> tuple[str, tuple[str, ...], Knobs | None]:
-    """Return the log of a run's last failure with its job and knobs if a run is named; else the arguments."""
+def _of_run(
+    log: str, source: tuple[str, ...], options: Options
+) -> tuple[str, tuple[str, ...], Run | None, str]:
+    """Return the log of a run's last failure, its job, its history and how it goes on if a run is named.
+
+    Otherwise the arguments, None and no command.
+    """
     run = None if log == STDIN else directory.named(options.runs_dir, log)
     if run is None:
         if Path(log).is_dir():
@@ -188,11 +121,13 @@ def _of_run(log: str, source: tuple[str, ...], options: Options) -> tuple[str, t
         if log != STDIN and not Path(log).exists():
             hint = "name a log, or a run by its id or folder"
             raise Failure(f"no such log: {log}", hint=hint, code=ExitCode.USAGE)
-        return log, source, None
+        return log, source, None, ""
     file = run.request.job_file
     own = file if file and Path(file).is_file() else str(run.path / "job.yaml")
-    path, attempt = run.last_failure()
-    return str(path), source or (own,), attempt.knobs
+    path, failed = run.until_failure()
+    gave_up = isinstance(fold(run.history()).finished, GaveUp)
+    resume = run.call("resume", "--edit") if gave_up and not source else ""
+    return str(path), source or (own,), failed, resume
 
 
 def _target(source: tuple[str, ...], *, log: str, gpus: str | None) -> Target:
@@ -211,11 +146,11 @@ def _target(source: tuple[str, ...], *, log: str, gpus: str | None) -> Target:
     except Failure as failure:
         hint = failure.hint.replace("autotune init --", f"autotune fix {log} --")
         raise Failure(failure.message, hint=hint, code=failure.code) from None
-    is_command = draft.source == "a command line"
-    text = shlex.join(source) if is_command else Path(file).read_text()
+    script = os.path.relpath(draft.file) if draft.file else ""
+    text = Path(script).read_text() if script else shlex.join(source)
     of_draft = job_text(with_variables(draft), gpus=cards_of(gpus))
     job, _ = parse_unfinished(of_draft, file=file, lookup=lambda name: os.environ.get(name) or name)
-    return Target(name="" if is_command else file, text=text, job=job, draft=draft, source=source)
+    return Target(name=script, text=text, job=job, draft=draft, source=source)
 
 
 def _answer(
@@ -236,19 +171,27 @@ def _answer(
         return answer, ""
     framework = frameworks.find(job.framework)
     job, _ = with_cards(job, cards_of(gpus))
-    if not job.cluster.gpu_memory_bytes and not job.cluster.gpu and diagnosis.facts.capacity_bytes:
-        spec = msgspec.structs.replace(job.cluster, gpu_memory_bytes=diagnosis.facts.capacity_bytes)
+    capacity = diagnosis.facts.capacity_bytes
+    if not job.cluster.gpu_memory_bytes and not job.cluster.gpu and capacity and not on_budget(explanation):
+        spec = msgspec.structs.replace(job.cluster, gpu_memory_bytes=capacity)
         job = msgspec.structs.replace(job, cluster=spec)
-    cluster = expected_cluster(job)
+    run = target.run
+    cluster = expected_cluster(job) if run is None else run.accepted.cluster
     job = with_gpu_memory(job, cluster)
-    result = repair(job, framework, cluster, diagnosis, knobs=target.knobs, recall=calibration_cache.recall)
+    result = repair(job, framework, cluster, explanation.failure, run=run, recall=calibration_cache.recall)
     remedy = result.remedy
     if remedy is None:
-        return msgspec.structs.replace(answer, note=result.note), ""
+        helping = tuple(hint.text for hint in explanation.hints)
+        return msgspec.structs.replace(answer, note=result.note, would_help=helping), ""
     knobs = remedy.apply(result.before)
     settings = framework.settings(job, knobs)
     words = {name: _word(framework, name, value) for name, value in settings.items()}
-    after = _edited(target, settings, words, why=f"{remedy.name}: {remedy.reason}") if settings else ""
+    variables = ENVIRONMENT if isinstance(framework, HuggingFaceTrainer) else ()
+    after = (
+        _edited(target, settings, words, variables=variables, why=_after(diagnosis, answer))
+        if settings
+        else ""
+    )
     peaks, note = _peaks(result, diagnosis, cluster.host_memory_bytes)
     started, alone = _commands(target, words, changed(result.before, knobs), after=after, write=write)
     return msgspec.structs.replace(
@@ -270,24 +213,43 @@ def _answer(
     ), after
 
 
+def _after(diagnosis: Diagnosis, answer: FixDocument) -> str:
+    """Return the reason of a change, for a comment in the job file."""
+    phase = "" if diagnosis.phase is Phase.NONE else f" in {answer.phase}"
+    line = "" if answer.line is None else f":{answer.line}"
+    return f"after {answer.cause}{phase} ({answer.log}{line})"
+
+
 def _word(framework: Framework, name: str, value: Any) -> str:
     """Return a setting as written on the command line."""
+    if isinstance(framework, HuggingFaceTrainer) and name not in ENVIRONMENT:
+        return HuggingFaceTrainer.flag(framework, name, value)  # TRL's `words` are those of its YAML file
     (word, *_) = framework.words({name: value}) or (f"--{name} {value}",)
     is_whole = re.fullmatch(rf"[+-]*{re.escape(name.lstrip('+-'))}([=\s].*)?", word, re.DOTALL)
     return word if is_whole and not word.startswith(name + " ") else f"--{name} {show_value(value)}"
 
 
-def _edited(target: Target, settings: Mapping[str, Any], words: Mapping[str, str], *, why: str) -> str:
+def _edited(
+    target: Target,
+    settings: Mapping[str, Any],
+    words: Mapping[str, str],
+    *,
+    variables: tuple[str, ...],
+    why: str,
+) -> str:
     """Return the text of the target with the changed settings; empty if it cannot be edited."""
-    if target.draft is None:
+    draft = target.draft
+    if draft is None:
         edits = [Edit(("settings", name), value, why) for name, value in settings.items()]
         return edited(target.text, edits)
     source = target.source
 
     def read_again(text: str) -> Draft:
-        return drafted(source, text=text) if target.name else drafted(shlex.split(text))
+        if not target.name:
+            return drafted(shlex.split(text))
+        return drafted(source, texts={Path(draft.file): text})
 
-    return edited_script(target.text, target.draft, settings, words, read=read_again) or ""
+    return edited_script(target.text, draft, settings, words, variables=variables, read=read_again) or ""
 
 
 def _diff(target: Target, after: str) -> str:
@@ -310,23 +272,27 @@ def _commands(
 ) -> tuple[str, str]:
     """Return the commands that start the changed job with autotune, and without it (empty if unknown)."""
     sets = [part for knob, (_, value) in changes.items() for part in ("--set", f"{knob}={show_value(value)}")]
+    if target.resume and after:
+        return target.resume, ""
     if target.draft is None:
         launch = ["launch", target.name, *([] if after and write else sets)]
         return shlex.join(["autotune", *launch]), f"{shlex.join(['autotune', *launch, '-n'])} | bash"
-    if not target.name:
+    if not target.name and after:
         return f"autotune init -- {after}\nautotune launch job.yaml", after
     if after:
-        called, shell = shlex.join(target.source), "sbatch" if "#SBATCH" in after else "bash"
-        return f"autotune init {called}\nautotune launch job.yaml", f"{shell} {called}"
+        called = shlex.join(target.source)
+        shell = "sbatch" if "#SBATCH" in read_text(target.source[0]) else "bash"
+        is_script = kind_of(Path(target.source[0])) is Kind.SHELL  # not a task file
+        return f"autotune init {called}\nautotune launch job.yaml", f"{shell} {called}" if is_script else ""
     added = (*target.source, *(part for word in words.values() for part in shlex.split(word)))
     call = shlex.join(["autotune", "launch", "job.yaml", *sets])
-    start = f"autotune init {shlex.join(target.source)}\n{call}"
+    start = f"autotune init {'' if target.name else '-- '}{shlex.join(target.source)}\n{call}"
     try:
         wanted = msgspec.structs.replace(target.draft, settings={**target.draft.settings, **_values(words)})
         passes = is_same_job(drafted(added), wanted)
     except Failure:
         passes = False
-    return start, f"bash {shlex.join(added)}" if passes else ""
+    return start, f"{'bash ' if target.name else ''}{shlex.join(added)}" if passes else ""
 
 
 def _values(words: Mapping[str, str]) -> dict[str, str]:
@@ -394,7 +360,7 @@ def command(context: click.Context, log: str, source: tuple[str, ...], write: bo
     Example:
       autotune fix slurm-4711.out run_grpo.sh
       autotune fix run.log job.yaml -w
-      autotune fix run.log -- python3 -m verl.trainer.main_ppo data.train_batch_size=512
+      autotune fix run.log -- trl grpo --config grpo.yaml
     """  # noqa: D301 - click reads the backspace
     source = source[1:] if source[:1] == ("--",) else source
     context.exit(fix(log, source, gpus=gpus, write=write, options=given(context)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from autotune.orchestrator.cli.shared.options import Options, card_names, file_n
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, reason_of
 from autotune.orchestrator.init.bash.state import Note
 from autotune.orchestrator.init.draft import Draft, draft_of
+from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, say, width_of
 from autotune.orchestrator.units import counted
 from autotune.policies.values.value import Value
 
@@ -60,11 +62,15 @@ def source_options(*, metavar: str, gpus: str) -> Callable[[_F], _F]:
 
 
 def drafted(
-    source: Sequence[str], *, training: int | None = None, text: str | None = None, otherwise: str = ""
+    source: Sequence[str],
+    *,
+    training: int | None = None,
+    texts: Mapping[Path, str] = {},
+    otherwise: str = "",
 ) -> Draft:
     """Return the job of a source; raises Failure if there is none.
 
-    `otherwise` is the hint if the source is a log; `text` replaces the content of the script's file.
+    `otherwise` is the hint if the source is a log; `texts` replace the contents of scripts.
     """
     if source[0].startswith("-") and source[0] != "-":
         hint = "options of a script follow its name; `--help` lists those of this command"
@@ -72,7 +78,7 @@ def drafted(
     now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     try:
         return draft_of(
-            source, cwd=str(Path.cwd()), environment=os.environ, now=now, training=training, text=text
+            source, cwd=str(Path.cwd()), environment=os.environ, now=now, training=training, texts=texts
         )
     except Failure:
         if not _is_log(source[0]):
@@ -134,7 +140,7 @@ def command(
     \b
     Example:
       autotune init run_grpo.sh
-      autotune init -- python3 -m verl.trainer.main_ppo data.train_batch_size=512
+      autotune init -- trl grpo --config grpo.yaml
     """  # noqa: D301 - click reads the backspace
     if not source:
         raise click.UsageError("pass a script, a configuration file, or `--` and a command")
@@ -152,7 +158,7 @@ def write(
     force: bool,
     options: Options,
 ) -> ExitCode:
-    """Write the job file of a source, and print its content in short or as JSON."""
+    """Write the job file of a source, and print its content in short or as JSON; raises Failure."""
     from autotune.orchestrator.cli.plan import cards_of
     from autotune.orchestrator.config.loader import parse_unfinished, unfilled
     from autotune.orchestrator.init.job_text import job_text, with_variables
@@ -192,14 +198,14 @@ def write(
         click.echo(msgspec.json.encode(result))
     else:
         call = f"autotune plan {shlex.quote(str(output))}"
-        say(draft, output=output, checked=checked, warnings=warnings, options=options)
+        tell(draft, output=output, checked=checked, warnings=warnings, options=options)
         if job is not None:
             call = _predict(job, output, options, needs_edit=errors is not None)
         click.echo(text if to_stdout else str(output), nl=not to_stdout)
     if errors is not None:
         if not options.json:
-            click.echo(f"\n{errors.message}\n", err=True)
-            click.echo(f"The file is written. Correct these errors in it, then: {call}", err=True)
+            say(f"\n{errors.message}\n")
+            say(f"The file is written. Correct these errors in it, then: {call}")
         return ExitCode.NO
     return ExitCode.OK
 
@@ -237,7 +243,7 @@ def _put(output: Path, text: str, *, force: bool) -> None:
         raise Failure(f"cannot write `{output}`: {reason}", hint=hint, code=ExitCode.USAGE) from None
 
 
-def say(
+def tell(
     draft: object, *, output: Path | str, checked: str = "", warnings: tuple[str, ...] = (), options: Options
 ) -> None:
     """Print what a job was made from, and notes on what was left out or assumed."""
@@ -255,18 +261,18 @@ def say(
         what += " and can change nothing in it until you put {knob} placeholders there"
     count = len(draft.settings)
     kept = f", {counted(count, 'setting')} kept" if count else ""
-    click.echo(f"{output}: {what}{kept}", err=True)
+    say(f"{output}: {what}{kept}")
     if options.quiet:
         return
     if checked:
-        click.echo(f"settings checked against {checked}", err=True)
+        say(f"settings checked against {checked}")
     listed = draft.notes if options.verbose else draft.notes[:_SHOWN]
     for note in listed:
-        click.echo(f"  {place(note)}: {note.message}", err=True)
+        say(f"  {place(note)}: {note.message}")
     if len(listed) < len(draft.notes):
-        click.echo(f"  and {len(draft.notes) - len(listed)} more at the top of the file", err=True)
+        say(f"  and {len(draft.notes) - len(listed)} more at the top of the file")
     for warning in warnings:
-        click.echo(f"  warning: {warning}", err=True)
+        say(f"  warning: {warning}")
 
 
 def _predict(job: object, output: Path, options: Options, *, needs_edit: bool) -> str:
@@ -278,9 +284,9 @@ def _predict(job: object, output: Path, options: Options, *, needs_edit: bool) -
     assert isinstance(job, Job)
     plan = outcome_of(job, remedies=False)
     if not options.quiet:
-        click.echo("\n" + "\n".join(summary(plan)), err=True)
+        say("\n" + "\n".join(summary(plan, width_of(sys.stderr) or PIPED_WIDTH)))
     file = "job.yaml" if str(output) == "-" else shlex.quote(str(output))
     call = f"autotune plan {file} {gpus_option(plan)}".rstrip()
     if not needs_edit:
-        click.echo(f"\nnext: {call}   or   autotune launch {file}", err=True)
+        say(f"\nnext: {call}   or   autotune launch {file}")
     return call

@@ -19,6 +19,7 @@ from autotune.orchestrator.run.journal import Tail
 from autotune.orchestrator.run.lock import Watch
 from autotune.orchestrator.run.log_parts import Line, LogReader, read
 from autotune.orchestrator.terminal.standard_streams import was_left
+from autotune.orchestrator.terminal.widgets import say
 from autotune.policies.explain.secrets import masked
 from autotune.policies.values.run.view import RunView
 from autotune.policies.values.value import Value
@@ -104,7 +105,7 @@ def follow(
             reader.close()
             number, reader = following, None
             if not options.json and not options.quiet:
-                click.echo(f"attempt #{number}", err=True)
+                say(f"attempt #{number}")
         elif finished or not driven or was_left(sys.stdout) or (ended and attempt is not None):
             break
         else:
@@ -114,7 +115,7 @@ def follow(
     is_alone = not (finished or driven)
     if number is None:
         if is_alone:
-            click.echo(f"run {run.id} has no driver; `{run.call('resume')}` continues it", err=True)
+            say(f"run {run.id} has no driver; `{run.call('resume')}` continues it")
         raise _none_begun(run)
     if is_alone and not (ended and attempt is not None):
         raise Failure(

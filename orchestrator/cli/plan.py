@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import msgspec
 
 from autotune.launchers import frameworks
-from autotune.orchestrator import messages, placeholders
+from autotune.orchestrator import placeholders
 from autotune.orchestrator.additions import additions, passed_over, printable
 from autotune.orchestrator.cli.shared.options import (
     Options,
@@ -23,6 +22,7 @@ from autotune.orchestrator.cli.shared.options import (
     knob_settings,
     known_framework,
 )
+from autotune.orchestrator.cli.shared.release_text import render_other_release
 from autotune.orchestrator.cluster_fit import on_gpus, with_gpu_memory
 from autotune.orchestrator.config.cards import Gpus, parse_gpus
 from autotune.orchestrator.config.loader import expected_cluster, load_unfinished, parse_elsewhere
@@ -30,14 +30,13 @@ from autotune.orchestrator.config.overrides import override, with_edits
 from autotune.orchestrator.config.secrets import shown_command
 from autotune.orchestrator.config.yaml_edit import Edit
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
-from autotune.orchestrator.other_release import OtherRelease, PhaseChange
 from autotune.orchestrator.planner import Plan, device_notes, plan
 from autotune.orchestrator.run import calibration_cache
 from autotune.orchestrator.run.script import command_of
 from autotune.orchestrator.terminal.plan_table import render_plan, verdict
-from autotune.orchestrator.terminal.widgets import echo, rendered, table, width_of
+from autotune.orchestrator.terminal.widgets import echo, rendered, say, table, width_of
+from autotune.policies.explain.advice import LoggedFailure
 from autotune.policies.values.command import Addition
-from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted
 from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.job import Job
@@ -94,6 +93,7 @@ def show(
     """
     failure = None if log is None else _failure_in(log)
     job, missing = load_unfinished(job_file)
+    as_written = job
     if overrides:
         settings = override(job, overrides)
         job = with_edits(job, [Edit(("settings", name), value, "--set") for name, value in settings.items()])
@@ -105,7 +105,8 @@ def show(
         compare_releases(job, against, options=options)
         return
     edits = placeholders.warnings(job)
-    outcome = outcome_of(job, missing=(*edits, *missing, *resized), failure=failure)
+    failed = with_cards(as_written, cards_of(gpus))[0] if overrides else None
+    outcome = outcome_of(job, missing=(*edits, *missing, *resized), failure=failure, failed=failed)
     outcome = msgspec.structs.replace(outcome, log=log or "")
     if options.json:
         click.echo(msgspec.json.encode(outcome))
@@ -118,7 +119,7 @@ def show(
         width=width_of(sys.stdout),
         overrides=overrides,
     )
-    echo(whole, color=options.color)
+    echo(whole, color=options.color, folds=False)
 
 
 def compare(job: Job, clusters: list[str], *, missing: tuple[str, ...], options: Options) -> None:
@@ -166,25 +167,31 @@ def compare_releases(job: Job, requirement: str, *, options: Options) -> None:
     echo(render_other_release(difference, width=width_of(sys.stdout)), color=options.color)
 
 
-def _failure_in(log: str) -> Diagnosis:
+def _failure_in(log: str) -> LoggedFailure:
     """Return the memory failure in a log; raises Failure if it has none."""
     from autotune.orchestrator.explain.analyze import explain
     from autotune.orchestrator.explain.reader import check, read
 
     check((log,))
-    result = explain(read(log), framework=None, model=None).diagnosis
-    if not result.cause.is_oom:
+    result = explain(read(log), framework=None, model=None).failure
+    if not result.diagnosis.cause.is_oom:
         hint = f"`autotune explain {log}` says what it shows"
         raise Failure(f"--log: no memory failure in `{log}`", hint=hint, code=ExitCode.USAGE)
     return result
 
 
 def outcome_of(
-    job: Job, *, missing: tuple[str, ...] = (), remedies: bool = True, failure: Diagnosis | None = None
+    job: Job,
+    *,
+    missing: tuple[str, ...] = (),
+    remedies: bool = True,
+    failure: LoggedFailure | None = None,
+    failed: Job | None = None,
 ) -> Plan:
     """Return the plan of a job, with or without remedies.
 
-    `missing` are warnings that come first, such as files that are not on this machine.
+    `missing` are warnings that come first, such as files that are not on this machine. `failed` is the job
+    whose attempt had the `failure`, if it is not this one.
     """
     framework, cluster = frameworks.find(job.framework), expected_cluster(job)
     job = with_gpu_memory(job, cluster)
@@ -199,9 +206,15 @@ def outcome_of(
         python = job.python or sys.executable
         return tuple(word.replace("{python}", python) for word in shown_command(command, job).argv)
 
-    recall = calibration_cache.recall
     outcome = plan(
-        job, framework, cluster, recall=recall, render=rendered_command, remedies=remedies, failure=failure
+        job,
+        framework,
+        cluster,
+        recall=calibration_cache.recall,
+        render=rendered_command,
+        remedies=remedies,
+        failure=failure,
+        failed=None if failed is None else framework.profile(failed, cluster).knobs,
     )
     return msgspec.structs.replace(
         outcome, warnings=(*missing, *passed_over(job), *outcome.warnings), additions=tuple(changes)
@@ -242,12 +255,13 @@ def with_cards(job: Job, cards: Gpus | None) -> tuple[Job, tuple[str, ...]]:
 
 
 def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], options: Options) -> ExitCode:
-    """Print a job file with the fastest configuration that is predicted to be safe."""
+    """Print a job file with the fastest configuration that is predicted to be safe; raises Failure."""
     from autotune.launchers.runners.node.model_folder import find_folder
     from autotune.orchestrator.config.model_files import unknown_model
     from autotune.orchestrator.config.public_models import find_public
     from autotune.orchestrator.starting_job import (
         Wish,
+        enough_gpus,
         even_batch,
         frameworks_with_a_start,
         refusal,
@@ -269,7 +283,7 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
     if (wanted.per_node or 0) > _MOST_PER_NODE:
         many, card = wanted.per_node or 0, wanted.card.name
         spread = f"; for nodes of 8 write --gpus {many // 8}x8x{card}" if many % 8 == 0 else ""
-        click.echo(f"note: planned for one node of {many} GPUs{spread}", err=True)
+        say(f"note: planned for one node of {many} GPUs{spread}")
     wish = Wish(model=model, framework=framework, gpus=wanted, **sizes)
     even = even_batch(wanted, wish.batch)
     if even != wish.batch and "batch" in sizes:
@@ -279,20 +293,21 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
             code=ExitCode.USAGE,
         )
     if even != wish.batch:
-        click.echo(
-            f"note: {even} prompts a step instead of {wish.batch}, the same number on every GPU", err=True
-        )
+        say(f"note: {even} prompts a step instead of {wish.batch}, the same number on every GPU")
         wish = msgspec.structs.replace(wish, batch=even)
     result = starting_job(wish)
-    where = f"{wanted.nodes or 1} x {wanted.per_node or 8} {wanted.card.name}"
+    nodes = f"{wanted.nodes} x " if (wanted.nodes or 1) > 1 else ""
+    where = f"{nodes}{wanted.per_node or 8} x {wanted.card.name}"
     if result is None:
-        click.echo(f"no configuration of {model} for {framework} is predicted to fit {where}", err=True)
+        say(f"no configuration of {model} for {framework} is predicted to fit {where}")
         others = (msgspec.structs.replace(wish, framework=name) for name in _OFFERED if name != framework)
         fitting = []
         for other in others:
             with contextlib.suppress(JobErrors):  # of a job that the user did not request
                 fitting += [f"--framework {other.framework}, which fits"] if starting_job(other) else []
-        click.echo(f"hint: use {' or '.join(fitting or ['more GPUs or a shorter --response'])}", err=True)
+        helping = " or ".join(fitting) or enough_gpus(wish)
+        none = f"64 x {wanted.card.name} do not hold it either; larger GPUs or a shorter --response may"
+        say(f"hint: use {helping}" if helping else f"hint: {none}")
         return ExitCode.NO
     if options.json:
         answer = StartingJob(job=result.text, step_s=result.step_s, host_bytes=result.host_bytes)
@@ -300,72 +315,15 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
         return ExitCode.OK
     click.echo(result.text, nl=False)
     for note in device_notes(wanted.card.device):
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}")
     pace = "" if result.step_s is None else f"about {result.step_s:,.0f} s a step "
-    click.echo(
+    say(
         f"# {verdict(outcome_of(parse_elsewhere(result.text)[0], remedies=False))}\n"
-        f"# predicted, not measured: {pace}on {where};"
-        f" the fastest of {result.looked_at} configurations that fit\n"
-        f"# needs {show_gib(result.host_bytes)} of host memory per node",
-        err=True,
+        f"# predicted, not measured: {pace}on {where}\n"
+        f"# the fastest of {result.looked_at} configurations that fit\n"
+        f"# needs {show_gib(result.host_bytes)} of host memory per node"
     )
     return ExitCode.OK
-
-
-def render_other_release(change: OtherRelease, *, width: int | None) -> str:
-    """Return the comparison as text: verdicts, peaks, and differences in settings, command and remedies."""
-    now, against = f"{change.package} {change.now or '(unknown)'}", f"{change.package} {change.against}"
-    lines = [f"{now}: {change.verdict_now}", f"{against}: {change.verdict_against}"]
-    if change.stands_in:
-        lines.append(f"note: not all facts of {against} are on record: {change.stands_in} stands in for them")
-    if change.placement:
-        lines.append(f"trainer and engines: {' → '.join(change.placement)}")
-    rows = [("phase", now, against, ""), *map(_peaks, change.phases)]
-    if change.phases:
-        lines += ["", rendered(table(rows), width=width)]
-    words = [f"  - {word}" for word in change.command.get("removed", ())]
-    words += [f"  + {word}" for word in change.command.get("added", ())]
-    lost = [f"  - {name}: {reason}" for name, reason in change.remedies_lost.items()]
-    sections = [
-        *_section(f"settings that {against} does not have", [f"  {name}" for name in change.lacking]),
-        *_section(
-            f"does not start with {against} until these are changed", [f"  {x}" for x in change.refused]
-        ),
-        *_section(
-            "values that change because a default did",
-            [f"  {messages.arrow(name, *values)}" for name, values in change.knobs.items()],
-        ),
-        *_section(
-            "defaults of settings that the job does not write",
-            [f"  {name} {_value(here)} → {_value(there)}" for name, (here, there) in change.defaults.items()],
-        ),
-        *_section("the command of a launch", words),
-        *_section("what a launch may change", [*lost, *(f"  + {name}" for name in change.remedies_new)]),
-    ]
-    if not sections and all(phase.now_bytes == phase.against_bytes for phase in change.phases):
-        sections = ["", "nothing that autotune knows differs"]
-    return "\n".join([*lines, *sections])
-
-
-def _peaks(phase: PhaseChange) -> tuple[str, str, str, str]:
-    delta = phase.against_bytes - phase.now_bytes
-    sign = "+" if delta > 0 else "-"
-    difference = f"{sign}{show_gib(abs(delta), digits=1)}" if delta else ""
-    return phase.phase, _size(phase.now_bytes, phase), _size(phase.against_bytes, phase), difference
-
-
-def _size(size: float, phase: PhaseChange) -> str:
-    share = f", {size / phase.capacity_bytes:.0%}" if phase.capacity_bytes else ""
-    return f"{show_gib(size, digits=1)}{share}"
-
-
-def _section(title: str, rows: list[str]) -> Iterator[str]:
-    if rows:
-        yield from ("", title, *rows)
-
-
-def _value(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 @click.command("plan", epilog=_CODES)
@@ -431,7 +389,7 @@ def command(
       autotune plan job.yaml --gpus 4xH100,8xH100
       autotune plan job.yaml --set tokens_per_microbatch=8192
       autotune plan job.yaml --against verl==0.8.0
-      autotune plan --model Qwen/Qwen2.5-7B-Instruct --gpus 8xH100 --framework verl
+      autotune plan --model Qwen/Qwen2.5-7B --gpus 8xH100 --framework verl
     """  # noqa: D301 - click reads the backspace
     options = given(context)
     stated = {name: value for name, value in sizes.items() if value is not None}

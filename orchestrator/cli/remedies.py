@@ -121,8 +121,13 @@ def render_remedies(framework: Framework, rows: tuple[Row, ...], *, width: int |
 
     Notes are wrapped at `width` columns; None does not wrap them.
     """
-    heads = [(row.remedy, row.status, row.setting) for row in rows]
-    head, *body = rendered(table(heads, head=("REMEDY", "STATUS", "SETTING")), width=None).split("\n")
+    names = [(row.remedy, row.status, row.setting) for row in rows]
+    heads = rendered(table(names, head=("REMEDY", "STATUS", "SETTING")), width=None).split("\n")
+    if width is not None and max(map(len, heads)) > width:
+        narrow = table([name[:2] for name in names], head=("REMEDY", "STATUS"))
+        heads = rendered(narrow, width=None).split("\n")
+        heads[1:] = [f"{line}\n{_INDENT}{row.setting}" for row, line in zip(rows, heads[1:], strict=True)]
+    head, *body = heads
     lines = [f"Remedies for {framework.name} when memory runs out, in the order of their cost", "", head]
     room = None if width is None else width - len(_INDENT)
     for row, line in zip(rows, body, strict=True):

@@ -13,6 +13,7 @@ from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import Lock, owner
+from autotune.orchestrator.terminal.widgets import say
 from autotune.orchestrator.units import counted, duration_s
 
 _CODES = """\b
@@ -104,13 +105,13 @@ def command(context: click.Context, runs: tuple[str, ...], older_than: str | Non
             {run.id: run for run in (directory.find(options.runs_dir, each) for each in runs)}.values()
         )
     if not chosen:
-        click.echo(f"no run in `{options.runs_dir}` ended more than {older_than} ago", err=True)
+        say(f"no run in `{options.runs_dir}` ended more than {older_than} ago")
         return
     if not yes:
-        click.echo("\n".join(str(run.path) for run in chosen), err=True)
+        say("\n".join(str(run.path) for run in chosen))
         if not sys.stdin.isatty():
             raise Failure("nothing was removed", hint="--yes removes without a question", code=ExitCode.USAGE)
         click.confirm(f"Remove {counted(len(chosen), 'run')}?", abort=True, err=True)
     for run in chosen:
         remove(run)
-        click.echo(f"removed {run.path}", err=True)
+        say(f"removed {run.path}")

@@ -11,6 +11,7 @@ import msgspec
 
 from autotune.orchestrator.cli.shared.options import given, global_options, run_ids
 from autotune.orchestrator.run import directory
+from autotune.orchestrator.terminal.widgets import say
 from autotune.policies.values.run.view import RunView
 
 _CODES = """\b
@@ -48,7 +49,7 @@ def command(context: click.Context, run: str | None, opened: bool, force: bool) 
     RunReader(result).look(now=time.time())  # stores the summary of a finished run, for the next `status`
     click.echo(msgspec.json.encode(report) if options.json else str(path))
     if opened and not opens(path):
-        click.echo(f"hint: no browser was found; open {path.resolve()} in one", err=True)
+        say(f"hint: no browser was found; open {path.resolve()} in one")
 
 
 def opens(path: Path) -> bool:

@@ -29,7 +29,7 @@ class SkillDocument(Value, frozen=True, kw_only=True):
 
 
 def write(folder: Path, *, options: Options) -> None:
-    """Write the skill and the schemas that it refers to below `folder`, and print its path."""
+    """Write the skill and its schemas below `folder`, and print its path; raises Failure."""
     from autotune.orchestrator.cli.shared.json_documents import files
 
     home = folder / _NAME

@@ -16,7 +16,6 @@ import msgspec
 from msgspec.structs import replace
 
 from autotune.orchestrator import messages
-from autotune.orchestrator.calls import option_of
 from autotune.orchestrator.cli.shared.options import Options, given, global_options, run_ids
 from autotune.orchestrator.clock import seconds_of, timestamp
 from autotune.orchestrator.errors import Failure
@@ -28,7 +27,7 @@ from autotune.orchestrator.run.waiting import Waiting
 from autotune.orchestrator.run_states import DISPLAYS
 from autotune.orchestrator.terminal import widgets
 from autotune.orchestrator.terminal.standard_streams import was_left
-from autotune.orchestrator.terminal.widgets import rendered
+from autotune.orchestrator.terminal.widgets import rendered, say
 from autotune.orchestrator.units import counted, show_duration, show_gib
 from autotune.policies.forecast.time_left import TimeLeft, step_seconds
 from autotune.policies.values.events import Accepted, CuredInPlace, Foreseen, Started, Tried
@@ -58,6 +57,8 @@ class AttemptStatus(Value, frozen=True, kw_only=True):
     change: str
     seconds: float | None  # None: unknown
     status: str
+    cause: str | None = None  # of its failure; None: it has none
+    phase: str | None = None
     unwatched: bool = False  # no driver observed its end: it ran for `seconds` or longer
     cured: tuple[CuredInPlace, ...] = ()  # failures that the job itself survived
     foreseen: tuple[Foreseen, ...] = ()  # memories that are forecast to run out in it
@@ -204,6 +205,8 @@ def _status_of(run: directory.RunFolder, view: RunView, *, driven: bool, now: fl
                 change=messages.attempt(attempt.started, before=attempt.before, first=first),
                 seconds=_seconds(attempt, now=end),
                 status=_attempt_status(attempt, driven=driven),
+                cause=None if attempt.diagnosed is None else attempt.diagnosed.cause,
+                phase=None if attempt.diagnosed is None else attempt.diagnosed.phase,
                 unwatched=_unwatched(attempt, driven=driven),
                 foreseen=_forecasts(attempt),
                 growth=None if attempt.next is None else attempt.next.growth,
@@ -254,7 +257,7 @@ def print_status(options: Options, *, prefix: str | None, watch: bool) -> None:
             before, printed_at = _course(standings, attempts=bool(prefix)), now
             width = widgets.width_of(sys.stdout)
             shown_runs = table(standings, now=now, attempts=bool(prefix), width=width)
-            none = f"no runs yet: `autotune launch job.yaml{option_of(options.runs_dir)}` starts one"
+            none = f"no runs yet in {options.runs_dir.absolute()}: `--runs-dir` names another folder"
             widgets.echo(shown_runs if standings else none, color=options.color)
         if not watch or was_left(sys.stdout) or not any(run.running for run in standings):
             break
@@ -269,7 +272,7 @@ def _hint_next(run: directory.RunFolder) -> None:
     with suppress(Failure):  # the table already shows what is wrong with the run
         view = RunView(run.history())
         if view.accepted is not None:
-            click.echo(f"hint: {what_next(run, view.verdict)}", err=True)
+            say(f"hint: {what_next(run, view.verdict)}")
 
 
 def _course(standings: list[RunStatus], *, attempts: bool) -> str:

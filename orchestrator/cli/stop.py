@@ -19,6 +19,7 @@ from autotune.orchestrator.run.directory import REQUEST
 from autotune.orchestrator.run.lock import Owner, Watch, last_owner, owner
 from autotune.orchestrator.run.storage import is_absent
 from autotune.orchestrator.run_states import display_of
+from autotune.orchestrator.terminal.widgets import say
 from autotune.policies.values.events import Finished, History, Interrupted
 from autotune.policies.values.history import accepted_of
 
@@ -41,9 +42,7 @@ def stop(run: directory.RunFolder, *, options: Options) -> None:
     except Failure:
         if not is_absent(run.path):
             raise
-        click.echo(
-            f"run {run.id} was refused and removed by its launch before anything was started", err=True
-        )
+        say(f"run {run.id} was refused and removed by its launch before anything was started")
 
 
 def _stop(run: directory.RunFolder, *, options: Options) -> None:
@@ -54,11 +53,11 @@ def _stop(run: directory.RunFolder, *, options: Options) -> None:
     silent = last_owner(run.path)  # a driver on another host that did not respond may start later
     if not history and driver is not None and (silent is None or silent.can_be_signalled):
         _withdraw(run)
-        click.echo(f"run {run.id} is stopped before anything was started", err=True)
+        say(f"run {run.id} is stopped before anything was started")
         return
     if not history:
         _request(run)
-        click.echo(f"run {run.id} has not started; a driver that is starting now stops at once", err=True)
+        say(f"run {run.id} has not started; a driver that is starting now stops at once")
         return
     was_over = driver is None and isinstance(history[-1], Finished)
     if not is_gone(history):
@@ -71,16 +70,14 @@ def _stop(run: directory.RunFolder, *, options: Options) -> None:
     stopped = isinstance(history[-1].verdict, Interrupted)
     if was_over and stopped:
         nothing = "no process of it is left"
-        click.echo(
-            f"run {run.id} was already stopped; {nothing}; `{run.call('resume')}` continues it", err=True
-        )
+        say(f"run {run.id} was already stopped; {nothing}; `{run.call('resume')}` continues it")
     elif was_over:
         state = display_of(history[-1].verdict).word
-        click.echo(f"run {run.id} has already finished ({state}); no process of it is left", err=True)
+        say(f"run {run.id} has already finished ({state}); no process of it is left")
     elif not stopped:
-        click.echo(f"run {run.id} finished before it could be stopped", err=True)
+        say(f"run {run.id} finished before it could be stopped")
     else:
-        click.echo(f"run {run.id} is stopped; `{run.call('resume')}` continues it", err=True)
+        say(f"run {run.id} is stopped; `{run.call('resume')}` continues it")
 
 
 def is_gone(history: History) -> bool:
@@ -124,10 +121,9 @@ def _ask(run: directory.RunFolder, driver: Owner) -> None:
         except ProcessLookupError:
             pass  # its lock will be free in a moment
         except PermissionError:
-            click.echo(
+            say(
                 f"pid {driver.pid} belongs to another user and was not signalled; "
-                f"the request is in `{run.path / REQUEST}`, waiting for the driver to read it",
-                err=True,
+                f"the request is in `{run.path / REQUEST}`, waiting for the driver to read it"
             )
     container = driver.is_here and not driver.can_be_signalled
     place = f"in its container on {driver.host}" if container else f"on {driver.host}"

@@ -416,7 +416,7 @@ Address = Annotated[str, Strict(), AfterValidator(_address), _must(_ADDRESS)]
 
 
 def framework_name(names: Callable[[], Iterable[str]]) -> AfterValidator:
-    """Return a validator for the name of a framework."""
+    """Return a validator for the name of a framework; raises PydanticCustomError for an unknown one."""
 
     def check(value: str) -> str:
         known = tuple(names())

@@ -98,14 +98,18 @@ def hinted(problem: Problem, older: Mapping[KeyPath, str], job: Job, framework: 
 def doubt(problem: Problem, job: Job, framework: Framework) -> str:
     """Return a note on a rule of another release than the job's, which may not apply to the job.
 
-    The rule's hint is left out: the job's own release may not support it.
+    The rule's hint is left out, except a name that may be meant: the job's own release may not support it.
     """
     own = job.framework_version or framework.release_by_settings(job)
-    release = f" {choose(own or None, framework.releases).version}" if framework.releases else ""
+    release = choose(own or None, framework.releases).version if framework.releases else ""
     setting = ".".join(map(str, problem.path[1:]))
     at = "" if setting in problem.message else f"{setting}: "
-    whose = f"is {own}" if own else "is not known"
-    return f"{framework.name}{release} would refuse {at}{problem.message}; the job's own release {whose}"
+    whose = f"the job's own release is {own or 'not known'}"
+    if own and own == release:
+        whose = "the job has code or a configuration file of its own"
+    near = f" ({problem.hint})" if problem.hint.startswith("did you mean") else ""
+    what = f"{at}{problem.message}{near}"
+    return f"{framework.name} {release}".rstrip() + f" would refuse {what}; {whose}"
 
 
 def of_another_framework(job: Job, framework: Framework) -> Problem | None:

@@ -36,6 +36,7 @@ MEANINGS: dict[str, str] = {
     "context_parallel": "Context-parallel size of the trainer.",
     "tensor_parallel": "Tensor-parallel size of the trainer.",
     "expert_parallel": "Expert-parallel size of the trainer: the ranks over which its experts are spread.",
+    "pipeline_parallel": "Pipeline-parallel size of the trainer: the stages into which its layers are split.",
     "sharding": "How the trainer shards weights, gradients and optimizer state, such as `fsdp` or `fsdp2`.",
     "shard_group": "Ranks over which FSDP spreads one copy of the trainer's state.",
     "reshard_after_forward": "Whether FSDP frees a layer's gathered weights until its backward.",

@@ -81,7 +81,7 @@ class Section(Keys):
 
 
 class ClusterKeys(Section):
-    """The Ray cluster and the hardware for the job. What is `null` is measured before the first launch."""
+    """The Ray cluster and the hardware that the job uses. `null`: measured before the first launch."""
 
     address: OrNull[Address] = _key(
         None,
@@ -130,7 +130,7 @@ class ClusterKeys(Section):
 
 
 class LengthKeys(Section):
-    """Mean lengths of the job's sequences, which make the memory estimate more accurate."""
+    """How long the job's sequences are on average; knowing it makes the memory estimate more accurate."""
 
     prompt: OrNull[Count] = _key(
         None,
@@ -149,7 +149,7 @@ class LengthKeys(Section):
 
 
 class GoalKeys(Section):
-    """When a configuration counts as stable. Reaching the goal writes `stable.yaml` and `launch.sh`."""
+    """When a configuration counts as stable. autotune then writes `stable.yaml` and `launch.sh`."""
 
     steps: Count = _key(
         20, description="Number of consecutive training steps without a failure that makes it stable."
@@ -168,7 +168,7 @@ class GoalKeys(Section):
 
 
 class RecoveryKeys(Section):
-    """Limits of the automatic recovery, and what it may change."""
+    """What autotune may do after a failure: how often it relaunches the job, and what it may change."""
 
     relaunches: Natural = _key(
         12,
@@ -243,7 +243,7 @@ class RecoveryKeys(Section):
     save_every: OrAuto[Count] = _key(
         "auto",
         description=(
-            "Steps between checkpoints. `auto`: every 10 steps or every 20 minutes, whichever is rarer."
+            "Steps between checkpoints. `auto`: every 10 steps or every 20 minutes, whichever comes later."
             " Checkpoint options in `settings` take precedence."
         ),
         schema={"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["auto", None]}]},
@@ -256,7 +256,7 @@ class RecoveryKeys(Section):
 
 
 class SearchKeys(Section):
-    """Limits of `autotune search`, which looks for the fastest configuration that is stable."""
+    """How long `autotune search` may look for the fastest stable configuration, and what it varies."""
 
     trials: Count = _key(40, description="Maximum number of trials.")
     duration_s: Duration = _key("8h", alias="duration", description="Time limit for the search.")
@@ -279,14 +279,14 @@ class SearchKeys(Section):
 
 
 class NotifyKeys(Section):
-    """Notifications about a run. A failed notification is one warning and never blocks the run."""
+    """Who is notified about a run. If a notification fails, autotune warns once; the run goes on."""
 
     on: ListOf[OccasionName] = _key(
         ["stable", "gave-up", "failed", "finished", "infrastructure"],
         description=(
             "Occasions. `stable`: the goal was reached. `gave-up`: no configuration is left. `failed`: the"
             " job's own failure. `finished`: the run is over and succeeded. `infrastructure`: the cluster,"
-            " its memory or the driver failed and the run waits for a person."
+            " its memory or the driver failed, and somebody has to act."
         ),
     )
     command: CommandLine = _key(
@@ -313,7 +313,7 @@ class NotifyKeys(Section):
 
 
 class JobFile(Keys):
-    """A job for autotune: what to run, where, and what may be changed to keep it running."""
+    """A job for autotune: what to run, where to run it, and what autotune may change to keep it running."""
 
     name: JobName = _key(..., description="Name of the job, shown in every table.")
     framework: Annotated[Text, framework_name(lambda: FRAMEWORKS)] = _key(

@@ -54,17 +54,18 @@ def examine_all(job: Job | None, *, runs_dir: Path, node_s: float = NODE_S) -> E
         profile = framework.profile(with_gpu_memory(job, expected), expected)
         wanted = examination_of(job, framework, profile)
     address, answers, nodes, grows = _ask(job, wanted, node_s=node_s)
-    checks = [*nodes, _logs(runs_dir, job)]
+    checks = list(nodes)
+    facts = tuple((each.facts, each.gpus) for each in answers if each.facts is not None)
+    if job is not None and address and facts:
+        limit_s = wait_s(job, grows=grows)
+        awaited = show_duration(limit_s) if limit_s is not None and address != "local" else ""
+        checks += cluster_checks(job, cluster_of(address, facts), awaited=awaited)
+    checks.append(_logs(runs_dir, job))
     checks += _of_nodes(answers, job, profile)
     if job is not None and profile is not None:
         checks += settings_checks(job, frameworks.find(job.framework), profile)
         checks += _notifications(job)
         checks += _annotations(job)
-        facts = tuple((each.facts, each.gpus) for each in answers if each.facts is not None)
-        if address and facts:
-            limit_s = wait_s(job, grows=grows)
-            awaited = show_duration(limit_s) if limit_s is not None and address != "local" else ""
-            checks += cluster_checks(job, cluster_of(address, facts), awaited=awaited)
     return Examined(
         job=job.name if job is not None else "",
         address=address,

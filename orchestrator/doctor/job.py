@@ -18,7 +18,7 @@ from autotune.orchestrator.cluster_fit import gpus_of_a_node, is_too_small, misf
 from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.doctor.check import Check, Status, failed, skipped, warned
 from autotune.orchestrator.planner import settings_of
-from autotune.orchestrator.units import show_gib
+from autotune.orchestrator.units import counted, show_gib
 from autotune.policies.estimate.shapes import parameters
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Cluster, Job
@@ -138,16 +138,16 @@ def settings_checks(job: Job, framework: Framework, profile: Profile) -> Iterato
     """Yield the checks of the job itself: its settings, what cannot be checked, whether it can be resumed."""
     assumed = [fact for fact in profile.facts if fact.is_assumed and fact.name in _OF_SETTINGS]
     known = settings_of(job, framework) or f"{framework.name} as it is on record"
-    count = f"the job's {len(job.settings)} settings"
+    count = f"the job's {counted(len(job.settings), 'setting')}"
     if not job.settings:
         pass  # nothing was checked
     elif assumed:
-        yield skipped("settings", f"{count} were checked against {known}")
+        yield skipped("settings", f"{count} checked against {known}")
     else:
-        release = f" of {framework.name} {job.framework_version}" if job.framework_version else ""
-        yield Check(name="settings", what=f"{count}{release} are legal")
+        release = f" for {framework.name} {job.framework_version}" if job.framework_version else ""
+        yield Check(name="settings", what=f"{count} checked{release}")
     if not framework.modules:
-        yield skipped("framework", "the imports of a custom command are not known")
+        yield skipped("framework", "not checked: the imports of a custom command")
     elif launcher := _launcher(first_command(job, framework, profile)):
         yield skipped("framework", f"`{launcher}` starts the job; the interpreter that it uses is not known")
     if model_of(job, framework) is None:

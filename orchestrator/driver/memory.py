@@ -34,6 +34,44 @@ def raise_to(peaks: dict[str, Peak], phase: Phase | str, peak: Peak) -> None:
         peaks[str(phase)] = peak
 
 
+class PhasePeaks:
+    """The highest memory use by phase: as the job prints it, or as sampled where it prints none."""
+
+    def __init__(self) -> None:
+        self._printed: dict[str, Peak] = {}  # since the last step
+        self._sampled: dict[str, Peak] = {}  # since the last step
+        self._highest: dict[str, Peak] = {}  # of those printed
+        self._has_gpus = False  # whether the attempt's GPUs are known
+
+    @property
+    def since_step(self) -> dict[str, Peak]:
+        """The peaks since the last completed step."""
+        return dict(self._printed or self._sampled)
+
+    def add(self, printed: Mapping[str, Peak]) -> None:
+        """Add peaks that the job printed."""
+        for phase, peak in printed.items():
+            raise_to(self._printed, phase, peak)
+            raise_to(self._highest, phase, peak)
+
+    def take(self, sample: Sample, phase: Phase) -> None:
+        """Add a sample of a node: of the attempt's GPUs, or of all GPUs before those are known."""
+        ours = [card for card in sample.gpus if card.of_attempt]
+        if ours and not self._has_gpus:
+            self._has_gpus, self._sampled = True, {}  # they may include other GPUs
+        if phase is not Phase.NONE:
+            for card in ours if self._has_gpus else sample.gpus:
+                peak = Peak(used_bytes=card.used_bytes, capacity_bytes=card.total_bytes, upper_bound=True)
+                raise_to(self._sampled, phase, peak)
+
+    def end_step(self) -> tuple[dict[str, Peak], dict[str, Peak]]:
+        """Return the peaks since the last step and the highest of all steps, and begin the next step."""
+        peaks = self._printed if self._highest else self._sampled
+        highest = self._highest or self._sampled
+        self._printed, self._sampled = {}, {}
+        return peaks, highest
+
+
 class HostMemory:
     """The use of each node's host memory in the last seconds of an attempt.
 

@@ -10,7 +10,7 @@ import msgspec
 from autotune.launchers.base import OWN_SOURCE, Exit, Framework, Observed
 from autotune.orchestrator.driver.hang_detector import HangDetector
 from autotune.orchestrator.driver.log_writer import LogLines, LogWriter
-from autotune.orchestrator.driver.memory import Forecaster, HostMemory, raise_to
+from autotune.orchestrator.driver.memory import Forecaster, HostMemory, PhasePeaks, raise_to
 from autotune.orchestrator.driver.witness import Suspicions
 from autotune.orchestrator.run.directory import AttemptFolder
 from autotune.orchestrator.run.storage import Persist, at_once
@@ -118,12 +118,8 @@ class AttemptMonitor:
         self._unread = False  # nothing was read since the supervisor stopped answering
         self._to_continue = saved
         self.saved: int | None = None  # the step of the attempt's own last checkpoint
-        self._window: deque[dict[str, Peak]] = deque(maxlen=job.goal.steps)
-        self._consecutive = 0
-        self._peaks: dict[str, Peak] = {}  # since the last step
-        self._card_peaks: dict[str, Peak] = {}
-        self._cards_known = False  # whether the attempt's GPUs are known
-        self._all_peaks: dict[str, Peak] = {}
+        self._window: deque[dict[str, Peak]] = deque(maxlen=job.goal.steps)  # of consecutive steps
+        self._peaks = PhasePeaks()
         self._resumed_from: int | None = None  # for the next step to report
         self._resumed_at: int | None = None  # the last that was reported
         self._losses: deque[float] = deque(maxlen=10_000)  # of the updates since the last step
@@ -146,7 +142,7 @@ class AttemptMonitor:
     @property
     def peaks_since_step(self) -> dict[str, Peak]:
         """The peaks of phases since the last completed step."""
-        return dict(self._peaks or self._card_peaks)
+        return self._peaks.since_step
 
     def catch_up(self, *, now: float) -> tuple[Event, ...]:
         """Process a part of the record; return events that follow from it and are not in the journal."""
@@ -355,8 +351,7 @@ class AttemptMonitor:
                 if self.progress.phase is phase:
                     self.progress = msgspec.structs.replace(self.progress, phase=Phase.NONE)
                 if peak is not None:
-                    raise_to(self._peaks, phase, peak)
-                    raise_to(self._all_peaks, phase, peak)
+                    self._peaks.add({phase: peak})
             case UpdateDone(loss=loss):
                 self._losses.append(loss)
             case Resumed(step=step) if step != self._resumed_at:  # otherwise the same line in another log
@@ -381,15 +376,11 @@ class AttemptMonitor:
         if done.saved:
             self.saved = done.step
         self._counts_from_zero = self._counts_from_zero or done.step == 0
-        for name, peak in done.peaks.items():
-            raise_to(self._peaks, name, peak)
-            raise_to(self._all_peaks, name, peak)
+        self._peaks.add(done.peaks)
         seconds = self._took_s.pop(done.step, None) if done.seconds is None else done.seconds
         seconds = self._step_s = self._liveness.stepped(now, seconds=seconds, late=self._late)
-        peaks = self._peaks if self._all_peaks else self._card_peaks
-        follows = self.progress.step is None or done.step == self.progress.step + 1
-        self._consecutive = self._consecutive + 1 if follows else 1
-        if not follows:
+        peaks, highest = self._peaks.end_step()
+        if self.progress.step is not None and done.step != self.progress.step + 1:
             self._window.clear()
         self._window.append(peaks)
         self.progress = msgspec.structs.replace(
@@ -397,7 +388,7 @@ class AttemptMonitor:
             step=done.step,
             of=done.of or self._last_step,
             tokens_per_second=done.tokens_per_second,
-            peaks=self._all_peaks or self._card_peaks,
+            peaks=highest,
         )
         event = Progressed(
             attempt=self._attempt,
@@ -411,7 +402,7 @@ class AttemptMonitor:
             loss=step_loss(done.metrics, self._framework.loss, updates=self._losses),
         )
         self._losses.clear()
-        self._resumed_from, self._peaks, self._card_peaks = None, {}, {}
+        self._resumed_from = None
         events: list[Event] = []
         again = self._recorded_steps[done.step] > 0  # an earlier driver has recorded it
         forecasts = self._job.recovery.forecast is not Forecasting.OFF
@@ -422,7 +413,8 @@ class AttemptMonitor:
             self._recorded_steps[done.step] -= 1
         else:
             events += [event, *foreseen]
-        if self._consecutive >= self._job.goal.steps and not (self._goal_known or self._failure_known):
+        stable = len(self._window) == self._window.maxlen
+        if stable and not (self._goal_known or self._failure_known):
             events.append(self._goal(done))
         return restart + events
 
@@ -468,12 +460,5 @@ class AttemptMonitor:
         self._hosts.take(sample, now)
         samples = {**self.progress.samples, sample.node: sample}
         self.progress = msgspec.structs.replace(self.progress, samples=samples)
-        phase = self.progress.phase
-        self._forecaster.take(sample, phase)
-        ours = [card for card in sample.gpus if card.of_attempt]
-        if ours and not self._cards_known:
-            self._cards_known, self._card_peaks = True, {}  # they may include other GPUs
-        if phase is not Phase.NONE:
-            for card in ours if self._cards_known else sample.gpus:
-                peak = Peak(used_bytes=card.used_bytes, capacity_bytes=card.total_bytes, upper_bound=True)
-                raise_to(self._card_peaks, phase, peak)
+        self._forecaster.take(sample, self.progress.phase)
+        self._peaks.take(sample, self.progress.phase)

@@ -87,7 +87,7 @@ class Interrupts:
         return 0.0 if self.impatient else HURRIED_S if self.by else math.inf
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
-        """Record a signal; the first decides the exit code."""
+        """Record a signal; the first decides the exit code. Raises KeyboardInterrupt within `cutting`."""
         if self._by and self._arrivals.repeat():
             return
         first = not self._by and self._arrivals.fresh() <= 1  # two signals during compiled code count once

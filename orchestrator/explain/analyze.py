@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
@@ -13,20 +14,20 @@ import msgspec
 from autotune.launchers.base import Framework
 from autotune.launchers.frameworks.tools.rows import CEILINGS
 from autotune.launchers.frameworks.tools.spellings import traces_in
-from autotune.orchestrator.explain.job_context import Context, Remedied, context_of, remedied
+from autotune.orchestrator.explain.job_context import Context, Remedied, cluster_of, context_of, remedied
 from autotune.orchestrator.explain.reader import Reading
 from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.units import show_gib
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.message_figures import facts_of
-from autotune.policies.explain.advice import Cure
+from autotune.policies.explain.advice import LOGITS, Cure, LoggedFailure
 from autotune.policies.explain.hints import Hint, Residue, hints, residue_of
 from autotune.policies.explain.tensor_sizes import Named, named
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis, Evidence, Finding, Holder, Line
+from autotune.policies.values.events import Progressed
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Run
-from autotune.policies.values.job import Cluster
 from autotune.policies.values.observation import StepDone
 from autotune.policies.values.value import Value
 
@@ -71,6 +72,11 @@ class Explanation(Value, frozen=True, kw_only=True):
         return lines[0]
 
     @property
+    def failure(self) -> LoggedFailure:
+        """The failure with the steps before it."""
+        return LoggedFailure(diagnosis=self.diagnosis, steps=self.context.known.steps)
+
+    @property
     def is_answer(self) -> bool:
         """Whether the cause is known."""
         return self.diagnosis.cause is not Cause.UNKNOWN
@@ -86,22 +92,27 @@ def explain(
     diagnosis = (run.attempts[-1].diagnosis if run is not None else None) or diagnose(reading.evidence)
     before = reading.before(diagnosis.evidence[0].line if diagnosis.evidence else reading.evidence.lines)
     context = context_of(reading, diagnosis, framework=framework, model=model, run=run)
+    around = "\n".join(reading.around(diagnosis.evidence[0].line)) if diagnosis.evidence else ""
+    if diagnosis.cause.is_memory and run is None:  # nothing else reads the steps
+        steps = completed(steps_of(context.framework, before.split("\n")) or _of_bar(before))
+        logits = context.framework is not None or LOGITS.search(around) is not None
+        known = msgspec.structs.replace(context.known, steps=steps, logits=logits)
+        context = msgspec.structs.replace(context, known=known)
     if diagnosis.step is None and diagnosis.cause.is_memory:
         diagnosis = msgspec.structs.replace(diagnosis, step=last_step(context.framework, before))
     requested = diagnosis.facts.requested_bytes
     request = None
     if requested and context.model is not None and diagnosis.cause is Cause.GPU_OOM:
         request = named(requested, context.model, tokens=context.tokens)
-    holders = _holders(diagnosis)
-    residue = residue_of(reading.ends, diagnosis, holders)
-    grew = run is not None and run.attempts[-1].growth is not None
-    cures = () if grew else remedied(context, diagnosis)
+    residue = residue_of(reading.ends, diagnosis, holders := _holders(diagnosis))
+    cures = () if run is not None and run.attempts[-1].growth is not None else remedied(context, diagnosis)
+    first = {each.words: each for each in reversed(cures)}  # two remedies may be one setting
+    cures = tuple(each for each in cures if each.cure.exact or not each.words or first[each.words] is each)
     remedies = tuple(_named(each, holders, context.device) for each in cures)
     if residue is not None:  # the user of the memory is known, and the setting that determines the amount
         remedies = tuple(each for each in remedies if each.cure.changes)
         if run is None:
             remedies = tuple(sorted(remedies, key=lambda each: each.cure.name != "reduce_mem_fraction"))
-    around = "\n".join(reading.around(diagnosis.evidence[0].line)) if diagnosis.evidence else ""
     return Explanation(
         file=plain(reading.name),
         diagnosis=diagnosis,
@@ -129,7 +140,9 @@ def _users(run: Run | None) -> tuple[Hint, ...]:
         return ()
     if (growth := run.attempts[-1].growth) is not None:
         return (Hint(text=f"restart from the last checkpoint, as the launch did: {growth.text}"),)
-    from autotune.policies.recovery.next_remedy import gave_up, next_remedy  # needs numpy; only for runs
+    # These need numpy; imported only for runs.
+    from autotune.policies.recovery.give_up import gave_up
+    from autotune.policies.recovery.next_remedy import next_remedy
 
     if next_remedy(run) is not None:
         return ()
@@ -217,7 +230,6 @@ def _holders(diagnosis: Diagnosis) -> tuple[Holder, ...]:
     return tuple(holder for holder in holders if holder.held_bytes)
 
 
-_GPUS = 8  # GPUs of a node, if the log's settings do not show them
 _NEAR = 0.85  # of the GPU: a lower predicted peak contradicts the failure and is not used
 
 
@@ -244,9 +256,7 @@ def predicted(context: Context, diagnosis: Diagnosis, cure: Cure) -> Prediction 
 
     if phase not in PHASES:
         return None
-    cluster = Cluster(
-        address="", nodes=1, gpus_per_node=_GPUS, gpu_memory_bytes=capacity, host_memory_bytes=0
-    )
+    cluster = cluster_of(capacity)
     after = msgspec.structs.replace(profile.knobs, **cure.changes)
     try:
         with warnings.catch_warnings():
@@ -275,6 +285,12 @@ _STEP = re.compile(
     r"Training Progress: [^|]{0,40}\|[^|]*\| (\d{1,9})/\d|\bstep[:=] ?(\d{1,9}) - |"
     r"Global Step: {1,8}(\d{1,9})/|\biteration +(\d{1,9})/ *\d+ *\|"
 )
+# verl's bar: the step, counted from the first process; then the time of this process and of one step.
+_BAR = re.compile(
+    r"Training Progress: [^|]{0,40}\|[^|]*\| (?P<step>\d{1,9})/(?P<of>\d{1,9}) "
+    r"\[(?:(?P<hours>\d{1,5}):)?(?P<minutes>\d\d):(?P<seconds>\d\d)<[^,\]]{1,20}, *"
+    r"(?P<rate>\d{1,9}(?:\.\d{1,9})?)(?P<unit>s/it|it/s)"
+)
 _SAVED = re.compile(
     r"[Ss]av(?:ed|ing)\b.{0,120}?\b(?:to|at|in)\b[ :]{1,3}['\"]?"
     r"(\S{0,300}?(?:global_step_?|checkpoint-|iter_|step[_-]?)\d{1,9})\b"
@@ -299,9 +315,40 @@ def steps_of(framework: Framework | None, lines: Iterable[str]) -> tuple[StepDon
     return tuple(_steps(framework, lines))[-_KEPT:]
 
 
+def _of_bar(text: str) -> tuple[StepDone, ...]:
+    """Return the steps of the last process, at most _KEPT, by the last progress bar of a text."""
+    bars = deque(_BAR.finditer(text), maxlen=1)
+    if not bars or not (rate := float(bars[0]["rate"])):
+        return ()
+    bar = bars[0]
+    elapsed = (int(bar["hours"] or 0) * 60 + int(bar["minutes"])) * 60 + int(bar["seconds"])
+    each, last = rate if bar["unit"] == "s/it" else 1 / rate, int(bar["step"])
+    first = max(1, last + 1 - min(_KEPT, round(elapsed / each)))
+    return tuple(StepDone(step=step, of=int(bar["of"]), seconds=each) for step in range(first, last + 1))
+
+
 def _steps(framework: Framework | None, lines: Iterable[str]) -> Iterator[StepDone]:
-    markers = (framework.marker(line) for line in lines if framework is not None)
+    markers = map(framework.marker, lines) if framework is not None else ()
     return (marker for marker in markers if isinstance(marker, StepDone))
+
+
+def completed(steps: Iterable[StepDone]) -> tuple[Progressed, ...]:
+    """Return the steps since their count last fell, as an earlier attempt's ended, each once."""
+    result: dict[int, Progressed] = {}
+    last = 0
+    for done in steps:
+        if done.step < last:
+            result.clear()
+        last = done.step
+        result[last] = Progressed(
+            attempt=1,
+            step=last,
+            of=done.of,
+            seconds=done.seconds,
+            tokens_per_second=done.tokens_per_second,
+            peaks=done.peaks,
+        )
+    return tuple(result.values())
 
 
 def what_changed(steps: tuple[StepDone, ...]) -> str:

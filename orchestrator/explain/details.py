@@ -66,6 +66,8 @@ def _card(explanation: Explanation) -> str:
         (facts.free_bytes, "free"),
     )
     sizes = [(figure(size, text), label) for size, label in figures if size is not None]
+    if not sizes:
+        return ""
     if all(size.endswith(" GiB") for size, _ in sizes):  # print the unit only once, after the total
         sizes = [(size.removesuffix(" GiB"), label) for size, label in sizes]
     parts = [f"{size} {label}" for size, label in sizes]

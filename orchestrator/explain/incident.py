@@ -22,7 +22,7 @@ _SERVICES = re.compile(
 )
 _MOST = 4096  # maximum logs read of a folder
 _DEPTH = 8  # maximum levels below it
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,]\d{1,9})?(Z|[+-]\d\d:?\d\d)?(?!\d)")
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _STRONG = 0.8  # minimum confidence of a cause that no other cause explains
 _SHOWN = 3  # maximum logs named per relation
@@ -51,13 +51,16 @@ def logs_of(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def read_of(explanation: Explanation, lines: list[str]) -> Read:
-    """Return a log with the time of its failure: the last in `lines`, else the file's modification time."""
-    times = [match[0] for line in lines if (match := _TIME.search(line)) is not None]
+    """Return a log with the time of its failure: the last in `lines`, else the file's modification time.
+
+    Times without a time zone are local ones, as Python's logging and other programs write them.
+    """
+    times = [match for line in lines if (match := _TIME.search(line)) is not None]
     if times:
         try:
-            at = datetime.fromisoformat(times[-1]).replace(tzinfo=UTC)
+            at = datetime.fromisoformat(f"{times[-1][1]}{times[-1][2] or ''}").astimezone(UTC)
             return Read(explanation=explanation, failed_at=at)
-        except ValueError:  # no such day
+        except (ValueError, OverflowError):  # no such day, or too early for a time zone
             pass
     path = Path(explanation.file)
     known = path.is_file()

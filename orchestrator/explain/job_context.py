@@ -78,7 +78,7 @@ def context_of(
 ) -> Context:
     """Return what the log shows about its job, or what `run` knows, the run of autotune that wrote it."""
     context = _context(reading, diagnosis, framework=framework, model=model) if run is None else _of_run(run)
-    device = spellings.device_of("\n".join(line.text for line in diagnosis.evidence))
+    device = spellings.device_of("\n".join(line.text for line in diagnosis.evidence), reading.ends)
     known = context.known
     if device == "HIP" and run is None:  # a framework's allocator setting has no effect in most builds
         known = msgspec.structs.replace(
@@ -114,7 +114,7 @@ def _context(
     settings = implied | settings
     job = _job(result, settings, shape)
     on_device = diagnosis.cause.resource == "gpu"
-    cluster = _cluster((diagnosis.facts.capacity_bytes or 0) if on_device else 0)
+    cluster = cluster_of((diagnosis.facts.capacity_bytes or 0) if on_device else 0)
     profile, why = _profile(result, job, cluster)
     note = note or (why if settings else "")
     offers, advised = _offers(result, implied), _advised(result)
@@ -185,10 +185,11 @@ def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
             cures = prescribe(diagnosis, context.known)
     except Exception:  # an invalid layout of a broken log, for which no estimate exists
         cures = prescribe(diagnosis, msgspec.structs.replace(context.known, cluster=None))
+    engines = served or (context.framework is None and diagnosis.facts.loading)  # before any trainer
     return tuple(
         Remedied(cure=cure, words=_words(context, cure), assumed=_is_assumed(context, cure))
         for cure in cures
-        if not (served and _is_trainers(cure, diagnosis))
+        if not (engines and _is_trainers(cure, diagnosis))
     )
 
 
@@ -262,10 +263,9 @@ def _printed(framework: Framework, head: str) -> tuple[dict[str, Any], str]:
         return {}, _why(framework, error)
 
 
-def _cluster(gpu_memory_bytes: int) -> Cluster:
-    return Cluster(
-        address="", nodes=1, gpus_per_node=_GPUS, gpu_memory_bytes=gpu_memory_bytes, host_memory_bytes=0
-    )
+def cluster_of(size: int) -> Cluster:
+    """Return the node that stands for a log's own; `size`: bytes of each of its GPUs, 0 if unknown."""
+    return Cluster(address="", nodes=1, gpus_per_node=_GPUS, gpu_memory_bytes=size, host_memory_bytes=0)
 
 
 def _profile(framework: Framework, job: Job, cluster: Cluster) -> tuple[Profile | None, str]:
@@ -394,7 +394,7 @@ def _offers(framework: Framework, implied: Mapping[str, Any]) -> dict[str, Suppo
     result: dict[str, Support] = {}
     for preset in (*framework.presets.values(), {}):
         job = _job(framework, {**preset, **implied})
-        profile, _ = _profile(framework, job, _cluster(0))
+        profile, _ = _profile(framework, job, cluster_of(0))
         if profile is not None:
             result = profile.supported | result
     return result

@@ -38,13 +38,16 @@ _OF_RAY = "actor-died"
 _ENDED = frozenset({"killed", _OF_RAY})  # rules of lines that report the end of a process without a reason
 
 
-def render_explanation(explanation: Explanation, *, verbose: bool = False) -> str:
-    """Return the explanation of one log as text; `verbose`: with all remedies."""
+def render_explanation(explanation: Explanation, *, verbose: bool = False, width: int | None = None) -> str:
+    """Return the explanation of one log as text; `verbose`: with all remedies.
+
+    Lines of the log are cut to `width` columns. Sentences are not wrapped.
+    """
     if not explanation.is_answer:
         return "\n".join(_unknown(explanation))
     lines = [
         f"error[{explanation.diagnosis.cause}]: {headline(explanation)}",
-        *_excerpt(explanation),
+        *_excerpt(explanation, width),
         *_consequences(explanation),
     ]
     lines += forensics(explanation)
@@ -61,12 +64,13 @@ def render_explanation(explanation: Explanation, *, verbose: bool = False) -> st
     return "\n".join(lines)
 
 
-def _excerpt(explanation: Explanation) -> list[str]:
+def _excerpt(explanation: Explanation, width: int | None) -> list[str]:
     line = explanation.main_line
     number = str(line.line)
     margin = " " * len(number)
     begin, end = span(explanation)
-    visible, at, until = clipped(plain(line.text), (begin, end), width=_WIDTH)
+    room = _WIDTH if width is None else min(_WIDTH, width - len(f"{number} | "))
+    visible, at, until = clipped(plain(line.text), (begin, end), width=room)
     return [
         f"{margin}--> {explanation.file}:{line.line}:{begin + 1}",
         f"{margin} |",

@@ -12,10 +12,11 @@ from typing import Any
 
 from autotune.orchestrator.config.own_code import is_file, is_folder, is_there
 from autotune.orchestrator.config.referenced_files import with_extended
-from autotune.orchestrator.config.yaml_nodes import Document, read_text, scalar_1_1
+from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
 from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
+from autotune.orchestrator.init.bash.builtins import same_ending
 from autotune.orchestrator.init.bash.state import is_unknown
-from autotune.orchestrator.init.entry_points import Program
+from autotune.orchestrator.init.entry_points import Program, program_in
 from autotune.orchestrator.init.settings import areal_settings
 
 _BUILDS_ON = "defaults"
@@ -103,7 +104,9 @@ def folder_of(cwd: str, command: Sequence[str], config: str | None, script: Path
 
 
 def trainer_of(framework: str, argv: Sequence[str], cwd: str, script: Path | None) -> str:
-    """Return the framework whose checkout contains `train.py`: slime, miles and vime use the same name."""
+    """Return the framework of a program by its code: what `train.py` belongs to, who parses TRL's flags."""
+    if framework == "trl" and script is not None:
+        return "command:" if _has_own_parser(program_in(argv), cwd, script) else framework
     if framework != "slime":
         return framework
     name = next((word for word in argv if re.fullmatch(r"(?:.*/)?train(?:_async)?\.py", word)), "")
@@ -116,10 +119,26 @@ def trainer_of(framework: str, argv: Sequence[str], cwd: str, script: Path | Non
     return "command: vime" if is_folder(checkout / "vime") else framework
 
 
+def _has_own_parser(name: str, cwd: str, script: Path) -> bool:
+    """Return whether a program's flags are those of its own argparse parser, which refuses all others."""
+    places = same_ending(name, script) if name.startswith("/") else [f / name for f in _folders(cwd, script)]
+    try:
+        text = next((read_text(path) for path in (Path(cwd, name), *places) if is_file(path)), "")
+    except UnreadableError:
+        return False
+    return (
+        re.search(r"(?<!\w)ArgumentParser\(", text) is not None
+        and re.search(r"\b(?:Hf|Trl)\w*Parser\b", text) is None
+    )
+
+
+def _folders(cwd: str, script: Path) -> tuple[Path, ...]:
+    return (Path(cwd), *script.resolve().parents)
+
+
 def _above(cwd: str, script: Path, name: str) -> Path | None:
     """Return the folder that contains a file: the program's start folder, otherwise one above the script."""
-    folders = (Path(cwd), *script.resolve().parents)
-    return next((folder for folder in folders if is_file(folder / name)), None)
+    return next((folder for folder in _folders(cwd, script) if is_file(folder / name)), None)
 
 
 def _relative(command: Sequence[str], config: str | None) -> Iterator[str]:

@@ -71,9 +71,8 @@ from autotune.orchestrator.init.formulas import (
     with_places,
 )
 from autotune.orchestrator.init.hardware import Hardware, hardware_of
-from autotune.orchestrator.init.settings import (
-    settings_of,
-)
+from autotune.orchestrator.init.settings import settings_of
+from autotune.orchestrator.init.task_files import Task, tasks_of
 from autotune.orchestrator.placeholders import is_unfilled
 from autotune.policies.explain.secrets import is_secret_variable
 from autotune.policies.values.job import Job
@@ -94,6 +93,7 @@ class Draft(Value, frozen=True, kw_only=True):
     """A job to be written, and notes on what was left out or assumed."""
 
     source: str  # its source in words
+    file: str = ""  # the script with the command that trains: `source`, or one that it starts; empty: none
     name: str
     framework: str
     other: str = ""  # name of a framework without an adapter
@@ -117,12 +117,12 @@ def draft_of(
     environment: Mapping[str, str],
     now: float,
     training: int | None = None,
-    text: str | None = None,
+    texts: Mapping[Path, str] = {},
 ) -> Draft:
     """Return the job of a command, a script or a YAML file; raises Failure if there is none.
 
-    `training` is the number, from 1, of the training to use if a script starts several; `text` replaces the
-    content of the script's file.
+    `training` is the number, from 1, of the training to use if a script starts several; `texts` replace the
+    contents of scripts.
     """
     if _SHELLS.fullmatch(words[0]) and len(words) > 1 and not words[1].startswith("-"):
         words = words[1:]
@@ -134,9 +134,11 @@ def draft_of(
             code=ExitCode.USAGE,
         )
     kind = kind_of(place) if is_there(place) else Kind.PROGRAM
-    if kind is Kind.DOCUMENT and len(words) == 1:
+    is_document = kind is Kind.DOCUMENT and len(words) == 1
+    tasks = tasks_of(texts.get(place) or read_text(first)) if is_document else []
+    if is_document and not tasks:
         return _of_document(Path(first))
-    if kind is Kind.SHELL:
+    if kind is Kind.SHELL or tasks:
         return _of_script(
             Path(first),
             list(words[1:]),
@@ -144,7 +146,8 @@ def draft_of(
             environment=environment,
             now=now,
             training=training,
-            text=text,
+            texts=texts,
+            tasks=tasks,
         )
     if kind in (Kind.DOCUMENT, Kind.PYTHON):
         called = shlex.join(words)
@@ -172,17 +175,20 @@ def _of_script(
     environment: Mapping[str, str],
     now: float,
     training: int | None,
-    text: str | None = None,
+    texts: Mapping[Path, str],
+    tasks: Sequence[Task],
 ) -> Draft:
     place = Path(cwd, path)
-    text = (read_text(path) if text is None else text).replace("\r\n", "\n")
+    followed = Followed(environment, now, cwd=cwd, texts=texts)
+    text = followed.text_of(place, called=path)
     if not text.strip():
         raise Failure(f"`{path}` is empty", code=ExitCode.USAGE)
-    followed = Followed(environment, now)
     result: list[Training] = []
     started: list[Invocation] = []
     try:
-        for invocation in followed.script(place, text, arguments, cwd=cwd):
+        for invocation in (
+            each for task in tasks or [Task(text=text)] for each in followed.script(place, task, arguments)
+        ):
             started.append(invocation)
             program = program_of(invocation)
             document = document_of(program, invocation.cwd)
@@ -230,7 +236,9 @@ def _of_script(
         name: msgspec.structs.replace(use, file=use.file.removeprefix(f"{cwd}/"))
         for name, use in followed.assigned.items()
     }
-    return msgspec.structs.replace(draft, notes=once, hardware=hardware, assigned=places, server=server)
+    return msgspec.structs.replace(
+        draft, file=invocation.file, notes=once, hardware=hardware, assigned=places, server=server
+    )
 
 
 def _drafted(
@@ -330,6 +338,13 @@ def _of_document(path: Path) -> Draft:
         config=str(whole),
         workdir=str(whole.parent),
     )
+
+    return _with_start(draft, path, document, other)
+
+
+def _with_start(draft: Draft, path: Path, document: dict[str, Any], other: str) -> Draft:
+    """Return the draft of a configuration file with how its framework is started, and a note on it."""
+    own, whole = draft.framework, path.absolute()
 
     def with_note(message: str, **fields: Any) -> Draft:
         note = Note(file=str(path), line=1, message=message)

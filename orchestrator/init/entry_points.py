@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-import yaml
-
 from autotune.launchers.frameworks.areal.config import known as areal_settings
 from autotune.launchers.frameworks.nemo_rl.config import PROGRAM as NEMO_RL_PROGRAM
 from autotune.launchers.frameworks.verl.config import overrides_in
 from autotune.orchestrator.containers import is_container
 from autotune.orchestrator.init.bash.state import is_unknown
+from autotune.orchestrator.init.ray_job import submission
 from autotune.orchestrator.init.roll import is_roll
 from autotune.orchestrator.init.settings import takes_value
 from autotune.policies.values.value import Value
@@ -51,10 +49,15 @@ _WRAPPERS = frozenset(
 )
 # Frameworks whose settings may be appended to any command, also to one that runs a container.
 _ADDED_BEHIND = frozenset({"verl", "skyrl", "nemo-rl", "slime", "miles", "relax", "openrlhf"})
-_PYTHONS_OWN = frozenset({"pip", "venv", "ensurepip", "http.server", "compileall", "zipfile"})
+_NO_TRAINING = frozenset({"pip", "venv", "ensurepip", "http.server", "compileall", "zipfile", "pytest"})
+_LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
+_SEEMS = re.compile(r"train|grpo|ppo|rlhf|verl|swift|run")  # a command in a container that may train
+_PREPARES = re.compile(
+    r"(?:cd|export|echo|ls|mkdir|cp|mv|rm|git|apt|apt-get|hf|huggingface-cli|pip3?|(?:uv|python3? -m) pip"
+    r"|ray (?:start|stop|status))\b"
+)
 _BLANK = re.compile(r"\s")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_SUBMIT_SWITCHES = frozenset({"--no-wait", "-v", "--verbose", "--verify"})
 _AREAL_KEYS = frozenset(
     {"gconfig", "rollout", "train_dataset", "actor", "allocation_mode", "sglang", "stats_logger"}
 )
@@ -77,10 +80,15 @@ _TRL_FLAGS = frozenset(
     | {"max_completion_length", "use_vllm", "vllm_mode", "learning_rate", "reward_funcs"}
 )
 _ENOUGH = 3  # of these flags: then a script named after GRPO is assumed to start TRL's trainer
+# ... if one of them is a flag that a parser of somebody else hardly has
+_TRLS_OWN = frozenset({"model_name_or_path", "dataset_name", "use_vllm", "vllm_mode", "reward_funcs"})
+_VERL_PROGRAM = re.compile(r"verl[./].*main_\w*ppo|(?:^|[./])main_ppo\b")
+_TRAINER = re.compile(r"--train-backend[ =](?!megatron)(\w+)")  # slime's own is Megatron's
 _OF_NEMO_RL = re.compile(r"\buv run .*run_\w*grpo\w*\.py .*--config")  # a user's own program
 # Other frameworks by patterns of their command lines: the first match counts.
 _OTHERS: tuple[tuple[str, str], ...] = (
     ("verl's supervised trainer", r"verl[./].*sft_trainer"),
+    ("EasyR1", r"\bverl[./]trainer[./]main(?:\.py)?(?:\s|$)"),  # a fork of verl with settings of its own
     ("SkyRL's supervised trainer", r"skyrl[./]train[./]main_sft\b"),
     ("OpenRLHF", r"openrlhf[./]"),
     (
@@ -109,10 +117,11 @@ class Program(Value, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def unwrapped(argv: Sequence[str], *, is_script: Callable[[str], bool] = lambda _: False) -> Program:
+def unwrapped(argv: Sequence[str], *, is_script: Callable[[str], bool] | None = None) -> Program:
     """Return the program that a command line finally starts.
 
-    `is_script` returns whether a word after a wrapper names a shell script.
+    `is_script` returns whether a word after a wrapper names a shell script; with it, the text of `bash -c`
+    is left to who reads scripts.
     """
     words, env, around, problems, workdir = list(argv), dict[str, str](), list[str](), list[str](), ""
     while words:
@@ -128,7 +137,7 @@ def unwrapped(argv: Sequence[str], *, is_script: Callable[[str], bool] = lambda 
                 takes_next = words.pop(0) in _WITH_VALUE.get(name, ())
                 words = words[1:] if takes_next else words
         elif name in _WRAPPERS:
-            at = _program_at(words, is_script)
+            at = _program_at(words, is_script or (lambda _: False))
             if at is None or (is_container(words) and _is_one(words[at:])):
                 break
             around.append(" ".join(words[:at]))
@@ -136,14 +145,14 @@ def unwrapped(argv: Sequence[str], *, is_script: Callable[[str], bool] = lambda 
         elif name == "uv" and (at := _submission_at(words)):
             words = words[at:]
         elif name == "ray" and words[1:3] == ["job", "submit"]:
-            inner, variables, workdir, wrong = _submission(words[3:])
+            inner, variables, workdir, wrong = submission(words[3:])
             if not inner:
                 break
             around.append("ray job submit")
             env |= variables
             problems += wrong
             words = inner
-        elif is_shell_text(words) and "\n" not in words[2].strip():
+        elif is_script is None and is_shell_text(words) and "\n" not in words[2].strip():
             *before, inner = _commands_of(words[2]) or [[]]
             if not inner:
                 break
@@ -199,7 +208,7 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
     own_words = [word for before, word in itertools.pairwise(("", *argv)) if not takes_value(before)]
     own = [key.lstrip("+~") for key in overrides_in(own_words)]
     is_verl = any(key.startswith("actor_rollout_ref.") for key in own)
-    if is_verl or re.search(r"verl[./].*main_\w*ppo|verl\.trainer\.main|(?:^|[./])main_ppo\b", joined):
+    if is_verl or _VERL_PROGRAM.search(program_in(argv)):
         return "verl"
     if other.startswith("SkyRL"):
         return f"command: {other}"
@@ -220,6 +229,18 @@ def framework_of(argv: Sequence[str], document: dict[str, Any] | None = None) ->
     if other:
         return "ms-swift" if _is_swift_grpo(argv) else f"command: {other}"
     return "command:" if _PROGRAM.fullmatch(argv[0]) and len(argv) > 1 and _trains(argv) else ""
+
+
+def program_in(argv: Sequence[str]) -> str:
+    """Return the module or script that an interpreter or a launcher runs; empty if there is none."""
+    pairs = [*itertools.pairwise(("", *argv))]
+    named = (
+        word
+        for before, word in pairs
+        if (before in ("-m", "--module") and word not in _LAUNCHERS)
+        or (word.endswith(".py") and not before.startswith("--"))
+    )
+    return next(named, next((word for word in argv if word.endswith(".py")), ""))
 
 
 def is_inside_text(argv: Sequence[str]) -> bool:
@@ -248,7 +269,9 @@ def _of_container(argv: Sequence[str]) -> str:
     at = _program_at(argv, lambda _: False)
     inner = list(argv[at:]) if at is not None else []
     if inner and PurePosixPath(inner[0]).name in ("bash", "sh"):
-        return "command:" if re.search(r"train|grpo|ppo|rlhf|verl|swift|run", inner[-1]) else ""
+        commands = _commands_of(inner[2]) if is_shell_text(inner) else []
+        texts = [" ".join(each) for each in commands] or [inner[-1]]
+        return "command:" if any(_SEEMS.search(each) and not _PREPARES.match(each) for each in texts) else ""
     framework = framework_of(inner) if inner else ""
     return framework if framework in _ADDED_BEHIND else "command:" if framework else ""
 
@@ -258,7 +281,9 @@ def _of_flags(argv: Sequence[str]) -> str:
     if any(re.search(r"(?:^|/)train(?:_async)?\.py$", word) for word in argv) and _SLIME_FLAGS & flags:
         if any(flag.startswith(_VIME_ENGINE) for flag in flags) or any(map(_VIME.search, argv)):
             return "command: vime"
-        return "miles" if _MILES_FLAGS & flags or any(map(_MILES.search, argv)) else "slime"
+        framework = "miles" if _MILES_FLAGS & flags or any(map(_MILES.search, argv)) else "slime"
+        trainer = _TRAINER.search(" ".join(argv))
+        return f"command: {framework}'s {trainer[1]} trainer" if trainer is not None else framework
     if "openrlhf.cli.train_ppo_ray" in argv or any(w.endswith("openrlhf/cli/train_ppo_ray.py") for w in argv):
         return "openrlhf"
     return ""
@@ -299,10 +324,11 @@ def _is_grpo(argv: Sequence[str], document: dict[str, Any] | None) -> bool:
     """Return whether TRL's command or a script with TRL's flags starts its GRPOTrainer."""
     if PurePosixPath(argv[0]).name == "trl":
         return list(argv[1:2]) == ["grpo"]
-    script = next((PurePosixPath(word).name for word in argv if word.endswith(".py")), "")
+    script = PurePosixPath(program_in(argv)).name
     given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word[:2] == "--"}
     by_file = document is not None and framework_of_document(document) == "trl"
-    return "grpo" in script and (by_file or len(given & _TRL_FLAGS) >= _ENOUGH)
+    by_flags = len(given & _TRL_FLAGS) >= _ENOUGH and bool(given & _TRLS_OWN)
+    return "grpo" in script and (by_file or by_flags)
 
 
 def _is_swift_grpo(argv: Sequence[str]) -> bool:
@@ -319,8 +345,10 @@ def _trains(argv: Sequence[str]) -> bool:
     if name in ("torchrun", "accelerate", "deepspeed"):
         return True
     words, scripts = " ".join(argv), any(word.endswith(".py") for word in argv[1:])
-    return name.startswith(("python", "uv")) and bool(
-        re.search(r"train|grpo|ppo|_rl\b|rlhf|rloo|dapo", words) and (scripts or "-m" in argv)
+    return (
+        name.startswith(("python", "uv"))
+        and program_in(argv) not in _NO_TRAINING
+        and bool(re.search(r"train|grpo|ppo|_rl\b|rlhf|rloo|dapo", words) and (scripts or "-m" in argv))
     )
 
 
@@ -329,8 +357,7 @@ def is_own_program(argv: Sequence[str]) -> bool:
     name = PurePosixPath(argv[0]).name if argv else ""
     if not name.startswith(("python", "uv", "torchrun", "accelerate", "deepspeed")) or is_container(argv):
         return False
-    module = argv[argv.index("-m") + 1 :][:1] if "-m" in argv else ()
-    return any(word.endswith(".py") for word in argv[1:]) or (bool(module) and module[0] not in _PYTHONS_OWN)
+    return program_in(argv) not in ("", *_NO_TRAINING)
 
 
 def _commands_of(text: str) -> list[list[str]]:
@@ -349,46 +376,3 @@ def _commands_of(text: str) -> list[list[str]]:
     except ValueError:  # a quote is not closed
         return []
     return [each for each in commands if each]
-
-
-def _submission(words: list[str]) -> tuple[list[str], dict[str, str], str, list[str]]:
-    """Return the program of `ray job submit`, its environment, its folder, and what could not be read."""
-    env: dict[str, str] = {}
-    workdir, problems, at = "", list[str](), 0
-    while at < len(words):
-        word = words[at]
-        if word == "--":
-            return words[at + 1 :], env, workdir, problems
-        if not word.startswith("-"):
-            return words[at:], env, workdir, problems
-        name, equals, value = word.partition("=")
-        if not equals and name not in _SUBMIT_SWITCHES:
-            at += 1
-            value = words[at] if at < len(words) else ""
-        if name == "--runtime-env-json":
-            variables, wrong = _runtime_env(value)
-            env |= variables
-            problems += wrong
-        elif name == "--runtime-env":
-            problems.append(
-                f"the variables of the runtime environment `{value}` are not read: add them to `env:`"
-            )
-        elif name == "--working-dir":
-            workdir = value
-        at += 1
-    return [], env, workdir, problems
-
-
-def _runtime_env(text: str) -> tuple[dict[str, str], list[str]]:
-    try:
-        document = json.loads(text)
-    except ValueError:
-        try:
-            document = yaml.safe_load(text)
-        except yaml.YAMLError:
-            document = None
-    if not isinstance(document, dict):
-        return {}, ["the JSON of --runtime-env-json cannot be read: add its variables to `env:`"]
-    env = {str(name): str(value) for name, value in (document.get("env_vars") or {}).items()}
-    rest = sorted(set(document) - {"env_vars", "working_dir"})
-    return env, [f"`{name}` of the runtime environment is left out" for name in rest]

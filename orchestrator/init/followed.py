@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,13 +17,14 @@ from autotune.orchestrator.config.yaml_nodes import UnreadableError, read_text
 from autotune.orchestrator.containers import SRUN, is_container
 from autotune.orchestrator.errors import ExitCode, Failure
 from autotune.orchestrator.init import slurm
-from autotune.orchestrator.init.bash.builtins import ENDS_HERE
+from autotune.orchestrator.init.bash.builtins import ENDS_HERE, same_ending
 from autotune.orchestrator.init.bash.reader import Reading, read_script
 from autotune.orchestrator.init.bash.state import Invocation, Note, Use, as_written, is_unknown
 from autotune.orchestrator.init.documents import Kind, kind_of
 from autotune.orchestrator.init.entry_points import Program, is_own_program, is_shell_text, unwrapped
 from autotune.orchestrator.init.hardware import Hardware
 from autotune.orchestrator.init.settings import settings_of
+from autotune.orchestrator.init.task_files import Task, manifest_in, tasks_of
 from autotune.policies.values.value import Value
 
 _DEEPEST = 10  # nested scripts
@@ -36,8 +39,11 @@ QUIET = ("nohup", "env", "ray", "exec", "time")
 class Followed:
     """Results of reading a script and the scripts that it starts."""
 
-    def __init__(self, environment: Mapping[str, str], now: float) -> None:
-        self._environment, self._now = environment, now
+    def __init__(
+        self, environment: Mapping[str, str], now: float, *, cwd: str, texts: Mapping[Path, str] = {}
+    ) -> None:
+        self._environment, self._now, self._cwd, self._texts = environment, now, cwd, texts
+        self._provided = set[str]()  # variables of the system that runs a task file
         self.notes: list[Note] = []
         self.outside: dict[str, Use] = {}  # variables of the caller that the scripts read
         self.assigned: dict[str, Use] = {}  # variables that the scripts set
@@ -47,9 +53,18 @@ class Followed:
         self.hardware = Hardware()  # requested from Slurm
         self.missing: list[tuple[str, tuple[str, ...]]] = []  # absent scripts with their arguments
 
-    def script(self, place: Path, text: str, arguments: Sequence[str], *, cwd: str) -> Iterator[Invocation]:
+    def script(self, place: Path, task: Task, arguments: Sequence[str]) -> Iterator[Invocation]:
         """Yield each program that a script starts; raises ValueError if it is nested too deeply."""
-        yield from self._read(place, text, arguments, cwd=cwd, env={}, callers=(str(place),))
+        self.hardware = self.hardware.or_else(task.hardware)
+        self._provided |= task.provided.keys() - self._environment.keys()
+        self._environment = {**task.provided, **self._environment}
+        callers = (str(place),)
+        yield from self._read(place, task.text, arguments, cwd=self._cwd, env=task.env, callers=callers)
+
+    def text_of(self, place: Path, *, called: Path | None = None) -> str:
+        """Return the text of a script; raises UnreadableError, which names the script as it was `called`."""
+        text = self._texts[place] if place in self._texts else read_text(called or place)
+        return text.replace("\r\n", "\n")
 
     def _read(
         self,
@@ -63,7 +78,7 @@ class Followed:
     ) -> Iterator[Invocation]:
         asked = slurm.of_header(text)
         self.hardware = self.hardware.or_else(asked)
-        around = {**slurm.variables(asked), **self._environment, **env}
+        around = {**slurm.variables(asked, self._cwd), **self._environment, **env}
         reading = read_script(place, text, arguments, cwd=cwd, environment=around, now=self._now)
         self._take(reading, env)
         for invocation in reading.invocations:
@@ -72,7 +87,7 @@ class Followed:
 
     def _take(self, reading: Reading, env: Mapping[str, str]) -> None:
         self.notes += reading.notes
-        own = {*env, *(slurm.VARIABLES - self._environment.keys())}
+        own = {*env, *self._provided, *(slurm.VARIABLES - self._environment.keys())}
         self.outside = {n: use for n, use in reading.outside.items() if n not in own} | self.outside
         self.assigned |= reading.assigned
         self.written += reading.written
@@ -80,6 +95,9 @@ class Followed:
 
     def _inside(self, invocation: Invocation, callers: tuple[str, ...]) -> Iterator[Invocation]:
         """Yield a program, or the programs of the script or shell text that it runs."""
+        if tasks := self._tasks(invocation):
+            yield from self._inside_tasks(tasks, invocation, callers)
+            return
         invocation = self._beside_ray(invocation)
         program = program_of(invocation)
         words, cwd = program.argv, program.workdir or invocation.cwd
@@ -89,19 +107,21 @@ class Followed:
             self.hardware = self.hardware.or_else(slurm.of_options(wrapper.split()))
         if is_shell_text(words):
             place, text = Path(invocation.file), words[2]
-        elif invocation.argv[0] == "sbatch" and env.get("COMMAND"):  # NeMo-RL's ray.sub runs this variable
-            place, text = Path(invocation.file), env.pop("COMMAND")
+        elif invocation.argv[0] == "sbatch" and (submitted := slurm.text_of(invocation.argv, env)):
+            place, text = Path(invocation.file), submitted
+            env.pop("COMMAND", None)
             self.hardware = self.hardware.or_else(slurm.of_options(invocation.argv))
-            called = shlex.join(map(as_written, invocation.argv))
-            self._note(invocation, f"left out: `{called}`; autotune starts its COMMAND itself")
+            own = takewhile(lambda word: not word.startswith("--wrap"), invocation.argv)
+            called = shlex.join(map(as_written, own))
+            self._note(invocation, f"left out: `{called}`; autotune starts its command itself")
             program = Program(argv=())
-        elif name and _is_script(cwd, name):
-            place = Path(cwd, name)
+        elif name and (script := _place_of(name, cwd, invocation.file)) is not None:
+            place = script
             if str(place) in callers or len(callers) >= _DEEPEST:
                 self._note(invocation, f"`{name}` starts itself: left out")
                 return
             try:
-                text = read_text(place).replace("\r\n", "\n")
+                text = self.text_of(place)
             except UnreadableError as error:
                 self._note(invocation, f"cannot read `{name}`: {error.reason}")
                 return
@@ -117,6 +137,24 @@ class Followed:
             jobs = (*invocation.jobs, *inner.jobs)
             waits = inner.waits if inner.jobs else invocation.waits
             yield msgspec.structs.replace(inner, jobs=jobs, waits=waits)
+
+    def _inside_tasks(
+        self, tasks: Sequence[Task], invocation: Invocation, callers: tuple[str, ...]
+    ) -> Iterator[Invocation]:
+        """Yield the programs of the tasks of a manifest, whose variables are not those of the script."""
+        self._note(invocation, f"left out: `{invocation.argv[0]}`; autotune starts its command itself")
+        for task in tasks:
+            self.hardware = self.hardware.or_else(task.hardware)
+            text, place = "\n" * invocation.line + task.text, Path(invocation.file)
+            yield from self._read(place, text, (), cwd=invocation.cwd, env=task.env, callers=callers)
+
+    def _tasks(self, invocation: Invocation) -> list[Task]:
+        """Return the tasks of a manifest that the script writes or that is on this machine."""
+        name, text = manifest_in(invocation.argv), as_written(invocation.stdin)
+        if name and not text and is_there(place := Path(invocation.cwd, name)):
+            with contextlib.suppress(UnreadableError):
+                text = read_text(place)
+        return tasks_of(text) if name and text else []
 
     def _beside_ray(self, invocation: Invocation) -> Invocation:
         """Return a program without its Slurm container if Ray was started in that container."""
@@ -200,6 +238,12 @@ def _script_in(words: Sequence[str]) -> tuple[str, list[str]]:
         at = next((n for n, word in enumerate(rest) if n and _SCRIPT_NAME.fullmatch(word)), None)
         rest = rest[at:] if at is not None and rest[0] in ("srun", "sbatch") else []
     return (rest[0], rest[1:]) if rest else ("", [])
+
+
+def _place_of(name: str, cwd: str, caller: str) -> Path | None:
+    """Return the shell script of a name, also of a path on the cluster; None if it is not on this machine."""
+    places = (str(Path(cwd, name)), *map(str, same_ending(name, Path(caller))))
+    return next((Path(place) for place in places if _is_script(cwd, place)), None)
 
 
 def _is_script(cwd: str, word: str) -> bool:
@@ -312,7 +356,8 @@ def left_out(trainings: Sequence[Training], chosen: Training) -> Iterator[Note]:
         elif each.has_adapter:
             others.setdefault((file, argv[0]), []).append(str(line))
         else:
-            yield Note(file=file, line=line, message=f"also starts a program; left out: `{argv[0]}`")
+            called = shlex.join(argv if is_container(argv) else argv[:1])
+            yield Note(file=file, line=line, message=f"also starts a program; left out: `{called}`")
     for (file, program), lines in others.items():
         more = f" (and at {', '.join(dict.fromkeys(lines[1:]))})" if len(set(lines)) > 1 else ""
         message = f"also trains; left out: `{program}`{more}; `--training N` chooses the Nth training"

@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.launchers import frameworks
 from autotune.launchers.frameworks.openrlhf.renamed import RENAMED
+from autotune.launchers.frameworks.verl.keys import names_own_file
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
@@ -45,8 +46,9 @@ def hardware_of(
     """Return the hardware that a job's settings request; `document` is the framework's own config file.
 
     For TRL and ms-swift, unknown fields are taken from the launcher in `command` and the variables in `env`.
+    A config file in `command` hides verl's defaults; flags of a fork of slime in it count.
     """
-    return _of_settings(framework, settings, document).or_else(
+    return _of_settings(framework, settings, document, command).or_else(
         _of_launcher(command, env, settings) if framework in ("trl", "ms-swift") else Hardware()
     )
 
@@ -77,10 +79,14 @@ def _flags(command: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name, value if equals else following
 
 
-def _of_settings(framework: str, settings: Mapping[str, Any], document: Mapping[str, Any]) -> Hardware:
+def _of_settings(
+    framework: str, settings: Mapping[str, Any], document: Mapping[str, Any], command: Sequence[str]
+) -> Hardware:
     match framework:
         case "verl":
-            return _of_overrides({key.lstrip("+"): value for key, value in settings.items()})
+            defaults = {"trainer.nnodes": 1, "trainer.n_gpus_per_node": 8}
+            defaults = {} if names_own_file(command) else defaults
+            return _of_overrides({**defaults, **{key.lstrip("+"): value for key, value in settings.items()}})
         case "areal":
             return _of_section(settings, document, "n_nodes", "n_gpus_per_node", nodes=1)
         case "skyrl":
@@ -88,7 +94,8 @@ def _of_settings(framework: str, settings: Mapping[str, Any], document: Mapping[
         case "nemo-rl":
             return _of_section(settings, document, "num_nodes", "gpus_per_node")
         case "slime" | "relax" | "miles":
-            return _of_flags(settings)
+            others = [_whole(value) or 0 for name, value in _flags(command) if name.endswith("-num-gpus")]
+            return _of_flags(settings, others=sum(others))
         case "openrlhf":
             return _of_dotted_flags(settings)
         case "command":
@@ -115,8 +122,8 @@ def _of_section(
 
 def _of_overrides(settings: Mapping[str, Any]) -> Hardware:
     """Return verl's GPUs: the trainer's, and the engines' own if disaggregated."""
-    nodes = _whole(settings.get("trainer.nnodes", 1))
-    per_node = _whole(settings.get("trainer.n_gpus_per_node", 8))
+    nodes = _whole(settings.get("trainer.nnodes"))
+    per_node = _whole(settings.get("trainer.n_gpus_per_node"))
     engines = "rollout" if {"rollout.nnodes", "rollout.n_gpus_per_node"} & set(settings) else ""
     if settings.get("trainer.v1.trainer_mode") == "separate_async":
         engines = "actor_rollout_ref.rollout"
@@ -144,7 +151,8 @@ def _of_skyrl(settings: Mapping[str, Any]) -> Hardware:
     return Hardware(nodes=nodes, gpus_per_node=per_node) if total <= nodes * per_node else _spread(total)
 
 
-def _of_flags(settings: Mapping[str, Any]) -> Hardware:
+def _of_flags(settings: Mapping[str, Any], *, others: int) -> Hardware:
+    """Return the GPUs of slime's family; `others`: those of roles that only a fork has."""
     roles = settings.get("resource")
     if isinstance(roles, str):
         try:
@@ -155,10 +163,10 @@ def _of_flags(settings: Mapping[str, Any]) -> Hardware:
         return _spread(total)
     per_node = _whole(settings.get("actor-num-gpus-per-node", 8)) or 8
     trainer = (_whole(settings.get("actor-num-nodes", 1)) or 1) * per_node
-    if settings.get("colocate"):
+    if settings.get("colocate") and not others:
         return Hardware(nodes=trainer // per_node, gpus_per_node=per_node)
-    engines = _whole(settings.get("rollout-num-gpus", 0)) or 0
-    return _spread(trainer + engines)
+    engines = 0 if settings.get("colocate") else _whole(settings.get("rollout-num-gpus", 0)) or 0
+    return _spread(trainer + engines + others)
 
 
 def _of_dotted_flags(settings: Mapping[str, Any]) -> Hardware:

@@ -105,7 +105,7 @@ def _as_command(draft: Draft) -> list[str]:
 def _notes(notes: tuple[Note, ...]) -> list[str]:
     if not notes:
         return []
-    lines = ["# Not understood, or assumed:"]
+    lines = ["# Please check:"]
     lines += [f"#   {place(note)}: {' '.join(note.message.split())}" for note in notes[:_MOST_NOTES]]
     return lines
 

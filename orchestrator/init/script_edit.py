@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -21,18 +22,23 @@ def edited_script(
     changes: Mapping[str, Any],
     words: Mapping[str, str],
     *,
+    variables: Collection[str] = (),
     read: Callable[[str], Draft],
 ) -> str | None:
     """Return a script with changed settings; None if no edit gives exactly the new command.
 
-    `changes` are the settings by name, `words` their command-line words, and `read` returns the job of a
-    text. A literal value is replaced in place or where its variable is set; otherwise the setting is added at
-    the end of the command.
+    `changes` are the settings by name, `words` their command-line words, `variables` the settings that are
+    environment variables, and `read` returns the job of a text. A literal value is replaced in place or where
+    its variable is set; otherwise the setting is added at the end of the command, a variable before it.
     """
     wanted = before
     for name, value in changes.items():
-        wanted = msgspec.structs.replace(wanted, settings={**wanted.settings, name: value})
-        candidates = (*_replaced(text, words[name]), *_added(text, words[name]))
+        if name in variables:
+            wanted = msgspec.structs.replace(wanted, env={**wanted.env, name: str(value)})
+            candidates = _exported(text, words[name])
+        else:
+            wanted = msgspec.structs.replace(wanted, settings={**wanted.settings, name: value})
+            candidates = itertools.chain(_replaced(text, words[name]), _added(text, words[name]))
         result = (each for each in candidates if _is_same(read, each, wanted))
         text = next(result, "")
         if not text:
@@ -85,10 +91,23 @@ def _added(text: str, word: str) -> Iterator[str]:
     lines = text.split("\n")
     for at in reversed(range(min(len(lines), _MOST_LINES))):
         line = lines[at]
-        if line.strip() and not line.lstrip().startswith("#") and not line.rstrip().endswith("\\"):
-            end = _END.search(line)
+        end = _END.search(line)
+        is_last = not line.rstrip().endswith("\\") or (end is not None and end.end() < len(line.rstrip()))
+        if line.strip() and not line.lstrip().startswith("#") and is_last:
             place = end.start() if end is not None else len(line)
             yield "\n".join((*lines[:at], f"{line[:place]} {word}{line[place:]}", *lines[at + 1 :]))
+
+
+def _exported(text: str, word: str) -> Iterator[str]:
+    """Yield the text with each value of a variable replaced in turn, or with it set before each line."""
+    name, _, value = word.partition("=")
+    for place in re.finditer(rf"(?<!\w){name}=[\"']?(?P<value>[^\s\"';|&)]*)", text):
+        yield text[: place.start("value")] + value + text[place.end("value") :]
+    lines = text.split("\n")
+    for at, line in enumerate(lines[:_MOST_LINES]):
+        if line.strip() and not line.lstrip().startswith("#"):
+            yield "\n".join((*lines[:at], f"export {word}", *lines[at:]))
+    yield f"{word} {text}"  # a single command
 
 
 def _parts(word: str) -> tuple[str, str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.init.hardware import Hardware
@@ -12,7 +12,8 @@ from autotune.orchestrator.init.hardware import Hardware
 _HEADER = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 _OF_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _OF_GPUS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
-VARIABLES = frozenset((*_OF_NODES, *_OF_GPUS))
+_OF_FOLDER = "SLURM_SUBMIT_DIR"
+VARIABLES = frozenset((*_OF_NODES, *_OF_GPUS, _OF_FOLDER))
 _SHORT = {"-N": "--nodes", "-G": "--gpus"}
 _GPUS = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)(?:\(.*\))?")
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
@@ -43,10 +44,15 @@ def of_options(words: Iterable[str]) -> Hardware:
     return Hardware(nodes=nodes, gpus_per_node=per_node or None, gpu=card, host_memory=host)
 
 
-def variables(asked: Hardware) -> dict[str, str]:
-    """Return the variables that Slurm sets to the requested numbers of nodes and GPUs."""
+def text_of(words: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return the shell text that an `sbatch` runs: `--wrap`, or COMMAND, which NeMo-RL's ray.sub runs."""
+    return dict(_options(list(words))).get("--wrap", "") or env.get("COMMAND", "")
+
+
+def variables(asked: Hardware, folder: str) -> dict[str, str]:
+    """Return the variables that Slurm sets for a script that is submitted in this folder."""
     result = dict.fromkeys(_OF_NODES, asked.nodes) | dict.fromkeys(_OF_GPUS, asked.gpus_per_node)
-    return {name: str(count) for name, count in result.items() if count is not None}
+    return {_OF_FOLDER: folder, **{name: str(count) for name, count in result.items() if count is not None}}
 
 
 def _words(line: str) -> list[str]:

@@ -27,7 +27,7 @@ from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.run.view import AttemptView, RunView
 
 _FIRST, _LAST = 2, 10  # shown attempts
-_LADDER = "The estimate is shown for comparison: this run climbed the ladder without it."
+_LADDER = "The estimate is shown for comparison: this run used `--policy ladder`."
 _UNKNOWN = "No estimate: the model's shape, or the size of a device, is not known."
 
 

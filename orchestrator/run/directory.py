@@ -23,7 +23,7 @@ from autotune.orchestrator.run.lock import owner
 from autotune.orchestrator.run.storage import sync_folder
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import Accepted, Diagnosed, History, Policy
-from autotune.policies.values.history import Attempt, fold, plain
+from autotune.policies.values.history import Run, fold, plain
 from autotune.policies.values.job import Job
 from autotune.policies.values.value import Value
 
@@ -169,22 +169,22 @@ class RunFolder:
         """Return the recorded events, without locking."""
         return journal.read(self.path / "events.jsonl")
 
-    def last_failure(self) -> tuple[Path, Attempt]:
-        """Return the log of the last failed attempt, and that attempt; raises Failure if none failed."""
+    def until_failure(self) -> tuple[Path, Run]:
+        """Return the log of the last failed attempt, and the run until then; raises Failure without one."""
         history = self.history()
         # Growth is no failure of the settings, and its attempt is folded without a failure.
         diagnosed = {each.attempt: plain(each) for each in history if isinstance(each, Diagnosed)}
-        attempts = (
-            msgspec.structs.replace(each, diagnosis=each.diagnosis or diagnosed.get(each.number))
-            if each.growth is not None
-            else each
-            for each in fold(history).attempts
-        )
-        failed = [each for each in attempts if each.diagnosis is not None]
-        if not failed:
+        whole = fold(history)
+        attempts = list(whole.attempts)
+        while attempts and attempts[-1].diagnosis is None and attempts[-1].growth is None:
+            attempts.pop()
+        if not attempts:
             hint = f"`{self.call('report', '--open')}` shows every attempt"
             raise Failure(f"run {self.id} has no failed attempt", hint=hint, code=ExitCode.NO)
-        return self.attempt(failed[-1].number).path / "run.log", failed[-1]
+        *before, last = attempts
+        failed = msgspec.structs.replace(last, diagnosis=last.diagnosis or diagnosed.get(last.number))
+        run = msgspec.structs.replace(whole, attempts=(*before, failed), finished=None)
+        return self.attempt(last.number).path / "run.log", run
 
     def attempt(self, number: int) -> AttemptFolder:
         """Return the folder of an attempt."""

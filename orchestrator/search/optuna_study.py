@@ -260,9 +260,10 @@ def _offers(distribution: BaseDistribution, value: Any) -> bool:
 
 
 def _top(distribution: BaseDistribution) -> Any:
-    """Return the value that stands for a framework's own default: the highest, or the first choice."""
+    """Return the value that stands for a framework's own default: the highest, or the first mode."""
     if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices[0]
+        numbers = [c for c in distribution.choices if isinstance(c, int | float) and not isinstance(c, bool)]
+        return max(numbers, default=distribution.choices[0])
     assert isinstance(distribution, FloatDistribution | IntDistribution)
     return distribution.high
 

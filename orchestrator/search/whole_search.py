@@ -56,16 +56,8 @@ def search(
     bench = TrialContext(context, cluster=accepted.cluster)
     if journal.view.trial_rows:
         _reopen(context)
-    else:
-        limit = f"{counted(job.search.trials, 'trial')} in {show_duration(job.search.duration_s)}"
-        observer.say(f"search: at most {limit}; making the job stable counts towards the time")
-        first = bench.trial_job(_FIRST, longest=bench.forced, steps=job.goal.steps)
-        start = msgspec.structs.replace(context, job=first, rehearses=job)
-        verdict = reconcile.run(start, conclude=False)
-        if not isinstance(verdict, TrainingCompleted | Stable):
-            if not isinstance(verdict, Interrupted | Infrastructure):
-                bench.clear()
-            return verdict
+    elif (failed := _made_stable(context, bench)) is not None:
+        return failed
     began_with = stable_start(journal.view)
     base = began_with.started.knobs
     dimensions = space(job, accepted.profile, base)
@@ -109,6 +101,20 @@ def search(
         results, job.search, start=base, began_with=began_with.number, exhausted=scheduler.exhausted
     )
     return _finish(context, verdict)
+
+
+def _made_stable(context: RunContext, bench: TrialContext) -> Verdict | None:
+    """Make the job stable; returns the verdict if that fails or is interrupted."""
+    job = context.job
+    limit = f"{counted(job.search.trials, 'trial')} in {show_duration(job.search.duration_s)}"
+    context.observer.say(f"search: at most {limit}; making the job stable counts towards the time")
+    first = bench.trial_job(_FIRST, longest=bench.forced, steps=job.goal.steps)
+    verdict = reconcile.run(msgspec.structs.replace(context, job=first, rehearses=job), conclude=False)
+    if isinstance(verdict, TrainingCompleted | Stable):
+        return None
+    if not isinstance(verdict, Interrupted | Infrastructure):
+        bench.clear()
+    return verdict
 
 
 def _left(duration_s: float, scheduler: TrialScheduler) -> str:

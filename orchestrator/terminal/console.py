@@ -18,6 +18,7 @@ from rich.text import Text
 from autotune.orchestrator import messages
 from autotune.orchestrator.calls import call
 from autotune.orchestrator.clock import seconds_of
+from autotune.orchestrator.cluster_fit import without_gpus
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.run_states import display_of
 from autotune.orchestrator.terminal.live_view import LiveView, goal_style, terminal
@@ -30,6 +31,7 @@ from autotune.orchestrator.terminal.widgets import (
     truncated,
     two_ends,
     wants_color,
+    wrapped,
 )
 from autotune.orchestrator.units import show_duration, show_gpu_time
 from autotune.policies.recovery.worst_case import cautions
@@ -100,6 +102,7 @@ class Console:
         self._view = LiveView()
         self._run = self._view.run
         self._printed_at = self._step_printed_at = 0.0
+        self._lacks = ""  # why the cluster cannot train the job
 
     def replay(self, events: tuple[Event, ...]) -> None:
         """Process the events of an earlier driver without printing them."""
@@ -201,7 +204,8 @@ class Console:
     def _accepted(self, event: Accepted) -> None:
         prints = not (self._silent or self._quiet)
         unlikely = cautions(fold((event,)), event.profile.knobs) if prints else ()
-        for warning in (*event.profile.warnings, *unlikely):
+        self._lacks = without_gpus(event.job, event.cluster)
+        for warning in filter(None, (*event.profile.warnings, *unlikely, self._lacks)):
             self._line(Text(f"warning: {warning}", style="yellow"))
         self._line(
             Text.assemble(
@@ -328,13 +332,14 @@ class Console:
             case GaveUp(nearest=nearest, would_help=would_help):
                 yield from [Text(f"  {nearest}")] if nearest else []
                 if would_help:
-                    yield Text("  These would help, but they change the training or need more hardware, so")
-                    yield Text("  autotune does not apply them:")
-                    yield Text(f"    {' · '.join(would_help)}")
+                    yield Text("  These would help; autotune leaves them to you:")
+                    yield from (Text(f"    {each}") for each in would_help)
             case NeedsHuman(diagnosis=diagnosis):
                 for line in diagnosis.evidence[:3]:
                     log = self._log(self._run.last_number, line.line)
                     yield Text.assemble("  ", (log, "cyan"), f"  {line.text[:160]}")
+                if self._lacks and self._run.step is None:
+                    yield Text(f"  {self._lacks}\n  hint: name one with GPUs as `cluster.address` of the job")
             case Infrastructure():
                 yield self._resume_hint("continues the run")
 
@@ -387,7 +392,8 @@ class Console:
 
     def _line(self, text: Text, *, error: bool = False) -> None:
         if not self._silent and (error or not self._quiet):
-            self._terminal.print(ascii_text(text) if self._ascii else text)
+            text = ascii_text(text) if self._ascii else text
+            self._terminal.print(wrapped(text, width=self._terminal.width) if self._is_live else text)
 
     def _cut(self, text: Text) -> Text:
         return truncated(text, width=self._terminal.width, unicode=not self._ascii)

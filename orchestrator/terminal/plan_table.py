@@ -11,7 +11,7 @@ from autotune.orchestrator import messages
 from autotune.orchestrator.additions import change_lines
 from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.planner import GPU_UNKNOWN, PhasePlan, Plan, RungPlan
-from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, rendered, table
+from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, folded, rendered, table
 from autotune.orchestrator.units import counted, show_gib, show_setting
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.job import Cluster
@@ -117,7 +117,7 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent + _INDENT)
 
 
-def summary(plan: Plan) -> tuple[str, ...]:
+def summary(plan: Plan, width: int = PIPED_WIDTH) -> tuple[str, ...]:
     """Return the prediction in a few lines: each phase's peak, the GPU's memory, and the first change."""
     lines = [f"{plan.name} · {plan.framework} · {_where(plan)}"]
     if not plan.phases:
@@ -129,9 +129,9 @@ def summary(plan: Plan) -> tuple[str, ...]:
         + "".join(re.findall("[!✗]", _MARKS[phase.verdict]))
         for phase in plan.phases
     )
-    wrapped = _wrapped(f"predicted peak per GPU in GiB{of}: {peaks}", PIPED_WIDTH)
+    wrapped = _wrapped(f"predicted peak per GPU in GiB{of}: {peaks}", width)
     lines += [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped]
-    verdicts = verdict_lines(plan, PIPED_WIDTH) if capacity else ["the GPU is not known", *_gpus_hint(plan)]
+    verdicts = verdict_lines(plan, width) if capacity else ["the GPU is not known", *_gpus_hint(plan)]
     return (*lines, *verdicts)
 
 
@@ -277,9 +277,9 @@ def _command(argv: tuple[str, ...], *, verbose: bool, width: int) -> list[str]:
 
 
 def _change(line: str, width: int) -> list[str]:
-    """Return a changed setting as one line, so that it can be copied; its reason is wrapped."""
+    """Return a changed setting, of which each value can be copied, or its reason, wrapped."""
     if not line.startswith(" "):
-        return [f"{_INDENT}{line}"]
+        return folded(f"{_INDENT}{line}", width).split("\n")
     indent = _INDENT * 3
     return textwrap.wrap(line.strip(), width, initial_indent=indent, subsequent_indent=indent)
 

@@ -50,7 +50,12 @@ _BAR_CELLS = 24
 _LEVELS = "▁▂▃▄▅▆▇█"
 _MARGINAL, _FULL = 0.9, 0.95  # share of a memory in use: yellow, red
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # may occur in a run's files and its job
-_LABEL = re.compile(r"(?:help|hint|info|note|error\[[\w-]+\]): +|  +(?:why|slows|effect) +")
+# What precedes a line's sentence: a label, or the first cell of a row with its glyph.
+_LABEL = re.compile(
+    r" *(?:(?:help|hint|info|note|warning|change|unknown|error(?:\[[\w-]+\])?): +|(?:[^\w\s] )?\S+  +|)"
+)
+_EXCERPT = re.compile(r" *\d* +(?:\||-->)")  # a line of a log and its place
+_TO_COPY = re.compile(r"`[^`]*`|\bautotune [^`]*$")  # a command, or what is quoted
 _STYLES = (
     (re.compile(r"^(error(\[[\w-]+\])?|unknown):", re.MULTILINE), {"fg": "red", "bold": True}),
     (re.compile(r"^warning:", re.MULTILINE), {"fg": "yellow"}),
@@ -83,19 +88,31 @@ def wants_color(color: str, stream: TextIO) -> bool:
 
 def width_of(stream: TextIO) -> int | None:
     """Return the columns of a terminal, or $COLUMNS; None for a pipe or a file without it."""
-    if stream.isatty() or os.environ.get("COLUMNS"):
+    if os.environ.get("COLUMNS"):
         return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
-    return None
+    if not stream.isatty():
+        return None
+    try:  # of this stream: stdout may be a pipe beside a terminal
+        return os.get_terminal_size(stream.fileno()).columns or PIPED_WIDTH
+    except OSError:  # a terminal in name only, as in some tests and notebooks
+        return PIPED_WIDTH
 
 
-def echo(text: str, *, color: str, err: bool = False) -> None:
+def echo(text: str, *, color: str, err: bool = False, folds: bool = True) -> None:
     """Print a text on stdout or stderr with the colours and glyphs that the stream supports.
 
-    Control characters are replaced, because a text may come from the files of another user's run.
+    Control characters are replaced, because a text may come from the files of another user's run. On a
+    terminal, sentences are wrapped to its width unless not `folds`.
     """
     stream = sys.stderr if err else sys.stdout
     text = _CONTROL.sub("?", encodable(text, stream))
+    text = folded(text, width_of(stream)) if folds else text
     click.echo(highlighted(text) if wants_color(color, stream) else text, err=err, color=True)
+
+
+def say(text: str) -> None:
+    """Print a message on stderr without colours, wrapped to a terminal's width."""
+    echo(text, color="never", err=True)
 
 
 def encodable(text: str, stream: TextIO) -> str:
@@ -121,18 +138,29 @@ def highlighted(text: str) -> str:
 def folded(text: str, width: int | None) -> str:
     """Return a message with its sentences wrapped to a width; None leaves it.
 
-    A wrapped line continues below its first word after the label. Lines of a log, and commands and settings
-    to copy, stay whole.
+    A wrapped line continues below its first word after the label or the first cell. Lines of a log, and
+    commands and quotes that fit into a line, stay whole.
     """
     return text if width is None else "\n".join(_folded(line, width) for line in text.split("\n"))
 
 
 def _folded(line: str, width: int) -> str:
-    label = _LABEL.match(line)
-    if label is None or len(line) <= width:
+    if len(line) <= width or _EXCERPT.match(line):
         return line
-    below = " " * len(label[0])
-    return textwrap.fill(line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
+    label = _LABEL.match(line)
+    before = label[0] if label is not None else ""
+    below = " " * len(before) if before.strip() else f"{before}  "
+    return before + f"\n{below}".join(rows_of(line[len(before) :], max(width // 3, width - len(below))))
+
+
+def rows_of(text: str, width: int) -> list[str]:
+    """Return a line as rows of at most `width` columns; a word, and a quote that fits, stays whole."""
+
+    def whole(match: re.Match[str]) -> str:
+        return match[0].replace(" ", "\N{NO-BREAK SPACE}") if len(match[0]) <= width else match[0]
+
+    rows = textwrap.wrap(_TO_COPY.sub(whole, text), width, break_long_words=False, break_on_hyphens=False)
+    return [row.replace("\N{NO-BREAK SPACE}", " ") for row in rows]
 
 
 def ascii_text(text: Text) -> Text:
@@ -151,6 +179,24 @@ def two_ends(left: str, right: str, *, width: int) -> Text:
 
     gap = max(1, min(width, PIPED_WIDTH) - len(left) - len(right))
     return Text.assemble((left, "bold"), " " * gap, (right, "dim"))
+
+
+def wrapped(line: Text, *, width: int) -> Text:
+    """Return styled lines as rows of at most `width` columns, indented below the first of each."""
+    from rich.text import Text
+
+    lines = line.split("\n", allow_blank=True)
+    if len(lines) > 1:
+        return Text("\n").join(wrapped(each, width=width) for each in lines)
+    if line.cell_len <= width:
+        return line
+    indent, ends, end = len(line.plain) - len(line.plain.lstrip()) + 2, [], 0
+    for row in rows_of(line.plain, max(20, width - indent)):
+        end = line.plain.index(row, end) + len(row)
+        ends.append(end)
+    first, *rest = line.divide(ends[:-1])
+    below = (row[len(row.plain) - len(row.plain.lstrip()) :] for row in rest)
+    return Text(f"\n{' ' * indent}").join([first, *below])
 
 
 def truncated(text: Text, *, width: int, unicode: bool = True) -> Text:

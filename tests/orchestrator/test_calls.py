@@ -37,14 +37,14 @@ def test_a_command_for_another_folder_names_an_absolute_one(monkeypatch, tmp_pat
 
 
 def test_no_command_is_put_together_by_hand():
-    found = [
+    items = [
         f"{path.relative_to(SOURCES)}: {line.strip()}"
         for folder in ("orchestrator", "launchers", "policies")
         for path in (SOURCES / folder).rglob("*.py")
         for line in path.read_text().splitlines()
         if BY_HAND.search(line)
     ]
-    assert not found, "use `call` of orchestrator/calls.py"
+    assert not items, "use `call` of orchestrator/calls.py"
 
 
 def taken_by_command_line(words: list[str]) -> click.Context:

@@ -97,11 +97,11 @@ def test_the_figures_follow_the_journal(run_metrics: Metrics) -> None:
         run_metrics.take(event)
         run_metrics.settle()
         assert state(run_metrics) == [expected], event
-    found = values(run_metrics)
-    assert (found["autotune_attempts"], found["autotune_relaunches"], found["autotune_step"]) == (3, 1, 3)
-    assert found["autotune_headroom_ratio backward"] == 0.25
-    assert "autotune_headroom_ratio rollout" not in found, "its capacity is not known"
-    assert len([name for name in found if name.startswith("autotune_state")]) == len(METRIC_STATES)
+    result = values(run_metrics)
+    assert (result["autotune_attempts"], result["autotune_relaunches"], result["autotune_step"]) == (3, 1, 3)
+    assert result["autotune_headroom_ratio backward"] == 0.25
+    assert "autotune_headroom_ratio rollout" not in result, "its capacity is not known"
+    assert len([name for name in result if name.startswith("autotune_state")]) == len(METRIC_STATES)
 
 
 def test_a_rehearsal_is_before_the_training(run_metrics: Metrics) -> None:
@@ -115,8 +115,8 @@ def test_a_rehearsal_is_before_the_training(run_metrics: Metrics) -> None:
         assert state(run_metrics) == ["starting"]
     assert "autotune_step" not in values(run_metrics)
     run_metrics.take(Started(attempt=3, knobs=Knobs()))
-    found = values(run_metrics)
-    assert (found["autotune_attempts"], found["autotune_relaunches"]) == (3, 0)
+    result = values(run_metrics)
+    assert (result["autotune_attempts"], result["autotune_relaunches"]) == (3, 0)
     run_metrics.take(Progressed(attempt=3, step=1))
     run_metrics.settle()
     assert state(run_metrics) == ["running"]
@@ -161,8 +161,8 @@ def test_our_own_ray_gets_no_metrics_and_a_history_is_only_noted(run_metrics: Me
 
 def test_without_a_cluster_nothing_is_exported_and_nothing_fails(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
-    seen = run("launch", "job.yaml", cwd=tmp_path, play="elsewhere")
-    assert seen.code == 0 and "metrics" not in seen.err
+    result = run("launch", "job.yaml", cwd=tmp_path, play="elsewhere")
+    assert result.code == 0 and "metrics" not in result.err
     assert directory.runs(tmp_path / "runs")[0].history()[0].cluster.address == "10.0.0.1:6379"  # type: ignore[union-attr]
 
 

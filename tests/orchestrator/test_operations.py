@@ -62,9 +62,9 @@ def slurm(tmp_path):
 
 def test_the_slurm_script_starts_a_cluster_and_waits_for_its_nodes(slurm):
     _, log = slurm
-    told = (log / "autotune").read_text()
-    assert told == "10.0.0.1:6379 launch /shared/job.yaml --continue --runs-dir /shared/runs\n"
-    entrypoint(f"autotune {told.partition(' ')[2]}")
+    reported = (log / "autotune").read_text()
+    assert reported == "10.0.0.1:6379 launch /shared/job.yaml --continue --runs-dir /shared/runs\n"
+    entrypoint(f"autotune {reported.partition(' ')[2]}")
     wait_for(lambda: len((log / "ray").read_text().splitlines()) == 2)
     assert {line.split()[1] for line in (log / "ray").read_text().splitlines()} == {
         "--head",

@@ -53,8 +53,8 @@ settings:
     ],
 )
 def test_cards_as_people_write_them(written: str, name: str, nodes: int | None, per_node: int | None) -> None:
-    found = parse_gpus(written)
-    assert (found.card.name, found.nodes, found.per_node) == (name, nodes, per_node)
+    result = parse_gpus(written)
+    assert (result.card.name, result.nodes, result.per_node) == (name, nodes, per_node)
 
 
 @pytest.mark.parametrize("written", ["8xH9000", "0xH100", "x", "8x"])
@@ -168,8 +168,8 @@ def test_a_model_alone_becomes_a_job_that_fits(framework: str, model: str, tmp_p
     assert planned.exit_code == 0, planned.stderr
     assert "overflows" not in planned.stdout
     assert "first attempt: as written" in planned.stdout
-    shown = CliRunner().invoke(main, ["launch", "-n", str(tmp_path / "job.yaml")])
-    assert shown.exit_code == 0, shown.stderr
+    output = CliRunner().invoke(main, ["launch", "-n", str(tmp_path / "job.yaml")])
+    assert output.exit_code == 0, output.stderr
 
 
 def test_a_model_with_experts_is_trained_by_megatron_where_that_fits() -> None:
@@ -191,18 +191,18 @@ def test_a_framework_without_a_start_names_those_that_have_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "gpus", "said"),
+    ("framework", "gpus", "wording"),
     [
         ("trl", "2x8xH100", "its jobs run on one node\nhint: --gpus 8xH100-80GB\n"),
         ("ms-swift", "2x8xH100", "its jobs run on one node\nhint: --gpus 8xH100-80GB\n"),
         ("areal", "1xH100", "GPUs of their own\nhint: --gpus 2xH100-80GB\n"),
     ],
 )
-def test_gpus_that_a_framework_cannot_use_are_refused(framework: str, gpus: str, said: str) -> None:
+def test_gpus_that_a_framework_cannot_use_are_refused(framework: str, gpus: str, wording: str) -> None:
     words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", gpus, "--framework", framework]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2
-    assert result.stderr.endswith(said)
+    assert result.stderr.endswith(wording)
 
 
 def test_no_configuration_fits() -> None:
@@ -219,11 +219,11 @@ def test_another_framework_that_fits_is_named() -> None:
 
 def test_a_job_that_keeps_its_state_in_host_memory_tells_how_much_a_node_needs() -> None:
     words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", "1xL40S", "--framework", "verl"]
-    shown, read = CliRunner().invoke(main, words), CliRunner().invoke(main, [*words, "--json"])
-    assert "fsdp_config.offload_policy: true" in shown.stdout
+    output, read = CliRunner().invoke(main, words), CliRunner().invoke(main, [*words, "--json"])
+    assert "fsdp_config.offload_policy: true" in output.stdout
     needed = json.loads(read.stdout)["host_bytes"] / (1 << 30)
     assert needed > 7.6 * 1e9 * (4 + 4 + 8) / (1 << 30)  # fp32 weights and gradients, two moments
-    assert f"# needs {needed:.2f} GiB of host memory per node" in shown.stderr
+    assert f"# needs {needed:.2f} GiB of host memory per node" in output.stderr
 
 
 def test_an_odd_number_of_gpus_is_no_reason_to_refuse_what_nobody_wrote() -> None:
@@ -242,7 +242,7 @@ def test_a_framework_whose_job_would_be_refused_is_not_named(monkeypatch: pytest
     words = ["plan", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpus", "5xL4", "--framework", "slime"]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 1
-    assert "hint: use more GPUs or a shorter --response\n" in result.stderr
+    assert "hint: 64 x L4 do not hold it either; larger GPUs" in result.stderr
 
 
 def test_a_misspelt_model_names_the_nearest_one() -> None:

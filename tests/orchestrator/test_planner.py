@@ -24,9 +24,9 @@ QWEN = "{layers: 28, hidden: 3584, heads: 28, kv_heads: 4, head_dim: 128, interm
 
 
 def plan(*arguments: str) -> Plan:
-    shown = CliRunner().invoke(main, ["plan", *arguments, "--json"])
-    assert shown.exit_code == 0, shown.output
-    return msgspec.json.decode(shown.stdout, type=Plan)
+    result = CliRunner().invoke(main, ["plan", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    return msgspec.json.decode(result.stdout, type=Plan)
 
 
 @pytest.mark.parametrize("file", JOBS, ids=[file.stem for file in JOBS])
@@ -34,8 +34,8 @@ def test_every_example_job_can_be_planned(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(CONFIGS.parent)
-    found = plan(str(file), "--runs-dir", str(tmp_path))
-    assert found.command and found.ladder and found.knobs
+    result = plan(str(file), "--runs-dir", str(tmp_path))
+    assert result.command and result.ladder and result.knobs
     assert list(tmp_path.iterdir()) == []
 
 
@@ -68,10 +68,10 @@ def sized_job(tmp_path: Path, *, fraction: float = 0.6) -> Path:
 
 
 def test_a_known_model_is_estimated(tmp_path: Path) -> None:
-    found = sized_plan(tmp_path)
-    assert {phase.phase for phase in found.phases} >= {"rollout", "log_prob", "train", "weight_sync"}
-    assert all(phase.total_bytes > 0 and phase.verdict for phase in found.phases)
-    assert found.error is not None and 0 < found.error < 1 and found.calibrated_by == 0
+    result = sized_plan(tmp_path)
+    assert {phase.phase for phase in result.phases} >= {"rollout", "log_prob", "train", "weight_sync"}
+    assert all(phase.total_bytes > 0 and phase.verdict for phase in result.phases)
+    assert result.error is not None and 0 < result.error < 1 and result.calibrated_by == 0
 
 
 def test_the_parts_of_a_row_add_up_to_its_total_in_json_and_as_printed(tmp_path: Path) -> None:
@@ -127,16 +127,16 @@ def test_remedies_for_a_phase_far_from_its_limit_wait_for_a_question(tmp_path: P
 
 
 def test_every_phase_has_its_error_and_the_engines_their_pool(tmp_path: Path) -> None:
-    found = {phase.phase: phase for phase in sized_plan(tmp_path).phases}
-    assert all(0 < phase.error < 1 for phase in found.values())
-    pool = found["rollout"].pool_tokens
-    assert pool is not None and pool > 10_000 and pool == found["rollout_init"].pool_tokens
-    assert found["train"].pool_tokens is None
+    result = {phase.phase: phase for phase in sized_plan(tmp_path).phases}
+    assert all(0 < phase.error < 1 for phase in result.values())
+    pool = result["rollout"].pool_tokens
+    assert pool is not None and pool > 10_000 and pool == result["rollout_init"].pool_tokens
+    assert result["train"].pool_tokens is None
 
 
 def test_an_engine_whose_weights_leave_no_pool_does_not_start(tmp_path: Path) -> None:
-    found = {phase.phase: phase for phase in sized_plan(tmp_path, fraction=0.1).phases}
-    start = found["rollout_init"]
+    result = {phase.phase: phase for phase in sized_plan(tmp_path, fraction=0.1).phases}
+    start = result["rollout_init"]
     assert start.verdict == "overflows" and start.pool_tokens == 0
     assert start.capacity_bytes is not None and start.total_bytes < start.capacity_bytes
 
@@ -163,17 +163,17 @@ def test_this_machines_memory_is_the_hosts_only_where_the_job_can_run_here(
 def test_a_host_that_is_not_known_is_said_to_be_so(tmp_path: Path) -> None:
     job = sized_job(tmp_path)
     job.write_text(job.read_text().replace(", host_memory: 900GiB", ""))
-    shown = render_plan(outcome_of(load(job), remedies=False), file="job.yaml", verbose=False)
-    assert "(the node's size is unknown; set cluster.host_memory)" in shown
-    assert "KV cache: " in shown
+    output = render_plan(outcome_of(load(job), remedies=False), file="job.yaml", verbose=False)
+    assert "(the node's size is unknown; set cluster.host_memory)" in output
+    assert "KV cache: " in output
 
 
 def test_the_built_in_demo_is_found_too_big_before_it_starts() -> None:
-    found = plan(str(CONFIGS / "builtin-cpu.yaml"))
-    verdicts = {phase.phase: phase.verdict for phase in found.phases}
+    result = plan(str(CONFIGS / "builtin-cpu.yaml"))
+    verdicts = {phase.phase: phase.verdict for phase in result.phases}
     assert verdicts["log_prob"] == verdicts["train"] == "overflows"
-    assert {"logprob_tokens", "tokens_per_microbatch"} <= found.first.keys()
-    assert {k.source for k in found.knobs} == {"job", "default", "first launch"}
+    assert {"logprob_tokens", "tokens_per_microbatch"} <= result.first.keys()
+    assert {k.source for k in result.knobs} == {"job", "default", "first launch"}
 
 
 def test_a_flag_under_its_second_name_is_the_jobs_own(tmp_path: Path) -> None:
@@ -191,15 +191,15 @@ def test_a_plan_without_remedies_speaks_of_no_order(tmp_path: Path) -> None:
 
 
 def test_people_are_told_where_values_come_from_and_why_not() -> None:
-    shown = CliRunner().invoke(main, ["plan", str(CONFIGS / "builtin-cpu.yaml"), "-v"])
-    assert shown.exit_code == 0
-    assert "where the values come from" in shown.stdout and "not available" in shown.stdout
-    assert "Nothing was launched." in shown.stdout
+    result = CliRunner().invoke(main, ["plan", str(CONFIGS / "builtin-cpu.yaml"), "-v"])
+    assert result.exit_code == 0
+    assert "where the values come from" in result.stdout and "not available" in result.stdout
+    assert "Nothing was launched." in result.stdout
 
 
 def test_a_change_before_the_first_launch_has_its_reason_and_each_knob_once() -> None:
-    shown = CliRunner().invoke(main, ["plan", str(CONFIGS / "builtin-cpu.yaml")])
-    first, rest = shown.stdout.split("first attempt: ")[1].split("if it runs out of memory")
+    result = CliRunner().invoke(main, ["plan", str(CONFIGS / "builtin-cpu.yaml")])
+    first, rest = result.stdout.split("first attempt: ")[1].split("if it runs out of memory")
     assert first.startswith("changed from your job, because log_prob would need ")
     assert "MiB more than the device has" in first and "as written" not in first
     assert all(first.count(f"{knob} ") == 1 for knob in ("tokens_per_microbatch", "logprob_tokens"))
@@ -210,18 +210,18 @@ def test_a_change_before_the_first_launch_has_its_reason_and_each_knob_once() ->
 def test_a_plan_fits_a_terminal_and_cuts_no_command(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.chdir(CONFIGS.parent)
-    shown = CliRunner().invoke(main, ["plan", "configs/builtin-cpu.yaml"])
-    assert max(map(len, shown.stdout.splitlines())) <= width
-    assert "183%" in shown.stdout and "…" not in shown.stdout
+    result = CliRunner().invoke(main, ["plan", "configs/builtin-cpu.yaml"])
+    assert max(map(len, result.stdout.splitlines())) <= width
+    assert "183%" in result.stdout and "…" not in result.stdout
     whole = CliRunner().invoke(main, ["plan", "configs/verl-grpo-qwen2.5-7b.yaml", "-v"]).stdout
     assert "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu" in whole and "…" not in whole
 
 
 def test_a_plan_away_from_the_cluster_says_what_is_unknown() -> None:
-    shown = CliRunner().invoke(main, ["plan", str(CONFIGS / "verl-grpo-qwen2.5-7b.yaml")])
-    assert "8 × GPU (memory unknown)" in shown.stdout
-    assert "no memory estimate: the memory of a GPU is unknown; set `cluster.gpu_memory`" in shown.stdout
-    assert "model: autotune's table of public models, Qwen/Qwen2.5-7B\n" in shown.stdout
+    result = CliRunner().invoke(main, ["plan", str(CONFIGS / "verl-grpo-qwen2.5-7b.yaml")])
+    assert "8 × GPU (memory unknown)" in result.stdout
+    assert "no memory estimate: the memory of a GPU is unknown; set `cluster.gpu_memory`" in result.stdout
+    assert "model: autotune's table of public models, Qwen/Qwen2.5-7B\n" in result.stdout
 
 
 def test_a_plan_says_where_the_model_was_read_and_what_of_it_is_not_counted(tmp_path) -> None:
@@ -233,9 +233,9 @@ def test_a_plan_says_where_the_model_was_read_and_what_of_it_is_not_counted(tmp_
             "layout: {strategy: fsdp2, ranks: 8, shards: 8, sequences: 64}}\n"
             f"cluster: {{address: '10.0.0.1:6379', gpus_per_node: 8, gpu_memory: 80 GiB}}\nmodel: {model}\n"
         )
-        shown = CliRunner().invoke(main, ["plan", "--json", str(job)])
-        assert shown.exit_code == 0, shown.output
-        return json.loads(shown.stdout)
+        result = CliRunner().invoke(main, ["plan", "--json", str(job)])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
 
     table = planned("/data/Qwen3.5-9B")
     assert table["model_from"].startswith("autotune's table of public models, Qwen/Qwen3.5-9B (")
@@ -256,5 +256,5 @@ def test_a_command_without_a_knob_has_no_remedy(tmp_path: Path) -> None:
     job.write_text(text)
     assert "if it runs out of memory: no remedy" in CliRunner().invoke(main, ["plan", str(job)]).stdout
     job.write_text(text.replace("x.py", "x.py, '{concurrency}'") + "settings: {concurrency: 64}\n")
-    shown = CliRunner().invoke(main, ["plan", str(job)]).stdout
-    assert "in this order\n  host memory\n    concurrency 64 →" in shown  # no GPU, no phase
+    result = CliRunner().invoke(main, ["plan", str(job)]).stdout
+    assert "in this order\n  host memory\n    concurrency 64 →" in result  # no GPU, no phase

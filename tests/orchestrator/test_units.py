@@ -13,7 +13,7 @@ from autotune.policies.values.observation import Unit
 
 
 @pytest.mark.parametrize(
-    ("rate", "shown"),
+    ("rate", "text"),
     [
         (1638.4, "1,638"),
         (99.97, "100"),
@@ -24,8 +24,8 @@ from autotune.policies.values.observation import Unit
         (0.00098765, "0.000988"),
     ],
 )
-def test_rates_keep_three_digits(rate: float, shown: str) -> None:
-    assert show_rate(rate, Unit.TOKENS) == f"{shown} tok/s"
+def test_rates_keep_three_digits(rate: float, text: str) -> None:
+    assert show_rate(rate, Unit.TOKENS) == f"{text} tok/s"
 
 
 def test_a_trial_is_told_in_the_unit_of_its_speed() -> None:
@@ -38,7 +38,7 @@ def test_a_trial_is_told_in_the_unit_of_its_speed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("least_s", "most_s", "shown"),
+    ("least_s", "most_s", "text"),
     [
         (0.5, 8.0, "less than 10s left"),
         (11.0, 18.0, "about 10s left"),
@@ -49,12 +49,12 @@ def test_a_trial_is_told_in_the_unit_of_its_speed() -> None:
         (3.0e4, 5.0e4, "8h 15m to 14h 00m left"),
     ],
 )
-def test_a_time_left_is_as_exact_as_it_is_known(least_s: float, most_s: float, shown: str) -> None:
-    assert show_time_left(least_s, most_s) == shown
+def test_a_time_left_is_as_exact_as_it_is_known(least_s: float, most_s: float, text: str) -> None:
+    assert show_time_left(least_s, most_s) == text
 
 
 @pytest.mark.parametrize(
-    ("hours", "shown"),
+    ("hours", "text"),
     [
         (3.66, "3.7 GPU-hours"),
         (1536.2, "1,536.2 GPU-hours"),
@@ -63,12 +63,12 @@ def test_a_time_left_is_as_exact_as_it_is_known(least_s: float, most_s: float, s
         (38 / 3600, "0.6 GPU-minutes"),
     ],
 )
-def test_gpu_time_of_a_short_run_is_in_minutes(hours: float, shown: str) -> None:
-    assert show_gpu_time(hours) == shown
+def test_gpu_time_of_a_short_run_is_in_minutes(hours: float, text: str) -> None:
+    assert show_gpu_time(hours) == text
 
 
 @pytest.mark.parametrize(
-    ("size", "shown"),
+    ("size", "text"),
     [
         (0, "0.0 MiB"),
         (608, "608 bytes"),
@@ -77,8 +77,8 @@ def test_gpu_time_of_a_short_run_is_in_minutes(hours: float, shown: str) -> None
         (5 * 2**30, "5.00 GiB"),
     ],
 )
-def test_no_size_is_shown_as_nothing(size: int, shown: str) -> None:
-    assert show_gib(size) == shown
+def test_no_size_is_shown_as_nothing(size: int, text: str) -> None:
+    assert show_gib(size) == text
 
 
 def test_free_memory_that_was_enough_was_not_usable() -> None:

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 
 from autotune.launchers import frameworks
@@ -49,6 +48,7 @@ from autotune.orchestrator.run.journal import Journal
 from autotune.orchestrator.run_states import display_of, exit_code
 from autotune.orchestrator.terminal.console import Console
 from autotune.orchestrator.terminal.views import Views
+from autotune.orchestrator.terminal.widgets import say
 from autotune.orchestrator.units import counted
 from autotune.policies.estimate.belief.calibration import learned
 from autotune.policies.values.events import (
@@ -160,10 +160,9 @@ def resume(
     history = run.history()
     if not edited or not history:
         if file := changed_file(run):
-            click.echo(
+            say(
                 f"warning: `{file}` has changed since; run {run.id} continues as it was recorded\n"
-                f"hint: `{run.call('resume', '--edit')}` continues it with the change",
-                err=True,
+                f"hint: `{run.call('resume', '--edit')}` continues it with the change"
             )
         return drive(run, options=options)
     edit = changed_job(run, job_file=job_file)
@@ -255,7 +254,8 @@ def _drive(
         if runner is None and interrupts.by and not (ends and doubtful(history)):
             return _not_started(run, journal, views, interrupts)
         kept = not new or bool(journal.history())
-        raise _unreachable(unreachable, run, then="stop" if ends else "resume", kept=kept) from None
+        then = ("stop",) if ends else ("resume",) if edit is None else ("resume", "--edit")
+        raise _unreachable(unreachable, run, then=then, kept=kept) from None
     finally:
         if runner is not None:
             runner.close()
@@ -408,11 +408,13 @@ def _summarise(run: directory.RunFolder, job: Job, verdict: Verdict, views: View
         views.summary(export.changes(history, knobs), stable=str(run.path / name))
 
 
-def _unreachable(error: Unreachable, run: directory.RunFolder, *, then: str, kept: bool) -> Failure:
+def _unreachable(
+    error: Unreachable, run: directory.RunFolder, *, then: tuple[str, ...], kept: bool
+) -> Failure:
     if not kept:
         return Failure(error.message, hint=error.hint or "launch again")
-    again = f"`{run.call(then)}`"
-    continues = f"{again} continues the run" if then == "resume" else f"{again} tries again"
+    again = f"`{run.call(*then)}`"
+    continues = f"{again} tries again" if then == ("stop",) else f"{again} continues the run"
     return Failure(error.message, hint=f"{error.hint}, then run {again}" if error.hint else continues)
 
 

@@ -16,11 +16,11 @@ import msgspec
 
 from autotune.orchestrator.annotate.annotation import Annotation
 from autotune.orchestrator.certificate import VerificationDocument
-from autotune.orchestrator.cli.fix import FixDocument
 from autotune.orchestrator.cli.init import JobDraft
 from autotune.orchestrator.cli.logs import LogLine
 from autotune.orchestrator.cli.plan import Comparison, StartingJob
 from autotune.orchestrator.cli.remedies import RemedyTable
+from autotune.orchestrator.cli.shared.fix_text import FixDocument
 from autotune.orchestrator.cli.shared.start import Begun, Submitted
 from autotune.orchestrator.cli.skill import SkillDocument
 from autotune.orchestrator.cli.status import RunStatus

@@ -48,6 +48,7 @@ from autotune.orchestrator.run import calibration_cache, directory
 from autotune.orchestrator.run.lock import UNKNOWN, owner
 from autotune.orchestrator.run.script import script
 from autotune.orchestrator.run_states import display_of
+from autotune.orchestrator.terminal.widgets import folded, say
 from autotune.policies.values.command import Addition, Command
 from autotune.policies.values.events import Finished, GaveUp, NeedsHuman, Policy
 from autotune.policies.values.job import Job
@@ -84,11 +85,11 @@ def prepare(call: LaunchOptions) -> RequestedJob:
 
 def _text_of(command: tuple[str, ...], *, options: Options) -> str:
     """Return the job file that `init` makes from a command, and print its notes."""
-    from autotune.orchestrator.cli.init import drafted, say
+    from autotune.orchestrator.cli.init import drafted, tell
     from autotune.orchestrator.init.job_text import job_text, with_variables
 
     draft = with_variables(drafted(command))
-    say(draft, output=draft.source, options=options)
+    tell(draft, output=draft.source, options=options)
     return job_text(draft)
 
 
@@ -152,15 +153,15 @@ def show(prepared: RequestedJob, call: LaunchOptions) -> None:
     if call.options.json:
         click.echo(msgspec.json.encode(secrets.shown_command(command, prepared.job)))
     else:
-        lines = list(change_lines(printable(changes, prepared.job)))
+        lines = folded("\n".join(change_lines(printable(changes, prepared.job))), 78).splitlines()
         comments = ("added (+), replaced (~) and left out (-) in the job's command:", *lines) if lines else ()
         click.echo(script(command, prepared.job, comments=comments, by_path=True), nl=False)
         job = prepared.job
         edits = placeholders.warnings(job)
         for warning in (*edits, *job.notes, *passed_over(job)):
-            click.echo(f"warning: {warning}", err=True)
+            say(f"warning: {warning}")
         run = "Fill them in, then run it" if edits else "Run it"
-        click.echo(f"Nothing was launched. {run}: {_without_dry_run(call)}", err=True)
+        say(f"Nothing was launched. {run}: {_without_dry_run(call)}")
 
 
 def _without_dry_run(call: LaunchOptions) -> str:
@@ -175,7 +176,7 @@ def _without_dry_run(call: LaunchOptions) -> str:
 
 
 def launch(prepared: RequestedJob, *, options: Options) -> ExitCode:
-    """Run a job here, to its end."""
+    """Run a job here, to its end; raises Failure for a runs folder that the run would outlive."""
     from autotune.orchestrator.cli.shared import drive
 
     _require(prepared)
@@ -196,7 +197,7 @@ def launch(prepared: RequestedJob, *, options: Options) -> ExitCode:
 
 
 def proceed(prepared: RequestedJob, *, options: Options) -> ExitCode:
-    """Continue the newest run of a job, or begin one if there is none; returns the run's exit code."""
+    """Continue the newest run of a job or begin one; returns the exit code. Raises Failure as `launch`."""
     from autotune.orchestrator.cli.shared import drive
 
     if prepared.job.cluster.address != "local" and not options.runs_dir.is_absolute():
@@ -289,7 +290,7 @@ def under_ray_job() -> bool:
 
 
 def detach(prepared: RequestedJob, *, options: Options) -> None:
-    """Start a run that continues without this terminal: a daemon, or a job of an external cluster."""
+    """Start a daemon, or a job of an external cluster, that outlives this terminal; raises Failure."""
     _require(prepared)
     address = prepared.job.cluster.address
     if address not in (None, "local"):
@@ -335,13 +336,13 @@ def detach(prepared: RequestedJob, *, options: Options) -> None:
 
 
 def _follow_up(run: directory.RunFolder, words: str, options: Options, *, end: str) -> None:
-    click.echo(words, err=True)
+    say(words)
     for command, what in (
         (run.call("attach"), "shows it"),
         (run.call("logs", "-f"), "follows its log"),
         (end, "ends it"),
     ):
-        click.echo(f"  {command}   {what}", err=True)
+        say(f"  {command}   {what}")
     click.echo(msgspec.json.encode(Begun(run=run.id)) if options.json else run.id)
 
 
@@ -374,7 +375,7 @@ def dashboard(address: str) -> str:
 
 
 def submit(prepared: RequestedJob, *, url: str, options: Options, continued: bool = False) -> None:
-    """Start a run as a Ray job."""
+    """Start a run as a Ray job; raises Failure if Ray does not take it, or whether it did is unknown."""
     if not options.runs_dir.is_absolute():
         raise Failure(
             "the runs folder must be absolute with --submit: a Ray job's working directory is temporary",
@@ -426,10 +427,10 @@ def submit(prepared: RequestedJob, *, url: str, options: Options, continued: boo
         raise Failure(f"cannot submit to {url}: {_first_line(error)}", hint=hint) from None
     if prepared.job.variables:
         names = ", ".join(sorted(prepared.job.variables))
-        click.echo(f"the cluster must define {names}: `env_vars` of its runtime environment do", err=True)
-    click.echo(f"submitted as Ray job {submission}; its run will be in {options.runs_dir}", err=True)
-    click.echo(f"  ray job logs --address {url} --follow {submission}   follows it", err=True)
-    click.echo(f"  autotune status{option_of(options.runs_dir)}   shows it", err=True)
+        say(f"the cluster must define {names}: `env_vars` of its runtime environment do")
+    say(f"submitted as Ray job {submission}; its run will be in {options.runs_dir}")
+    say(f"  ray job logs --address {url} --follow {submission}   follows it")
+    say(f"  autotune status{option_of(options.runs_dir)}   shows it")
     click.echo(msgspec.json.encode(Submitted(submission=submission)) if options.json else submission)
 
 

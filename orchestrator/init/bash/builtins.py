@@ -19,7 +19,7 @@ from autotune.orchestrator.init.bash.text_commands import is_known
 from autotune.policies.values.value import Value
 
 if TYPE_CHECKING:
-    from autotune.orchestrator.init.bash.commands import Commands as Shell
+    from autotune.orchestrator.init.bash.reader import Shell
 
 ENDS_HERE = "the script ends here"
 _OF_A_MACHINE = re.compile(r"rc$|activate|conda|profile|env")  # sourced to find programs, not for settings
@@ -246,10 +246,10 @@ def places_of(shell: Shell, name: str) -> list[Path]:
     """Return the possible paths on this machine of a file that a script names."""
     file = Path(shell.state.file)
     above = [] if name.startswith("/") else [folder / name for folder in file.resolve().parents[1:]]
-    return [Path(shell.state.cwd, name), file.parent / name, *above, *_same_ending(name, file)]
+    return [Path(shell.state.cwd, name), file.parent / name, *above, *same_ending(name, file)]
 
 
-def _same_ending(name: str, script: Path) -> list[Path]:
+def same_ending(name: str, script: Path) -> list[Path]:
     """Return the possible paths of a file with an absolute path if the script's repository was moved."""
     parts = Path(name).parts[1:] if name.startswith("/") else ()
     return [

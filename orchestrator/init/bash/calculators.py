@@ -49,7 +49,7 @@ class UnreadableError(ValueError):
 
 
 def expr(words: list[str]) -> str:
-    """Return what `expr WORD...` prints, for arithmetic and comparisons of integers."""
+    """Return what `expr WORD...` prints for arithmetic and comparisons; raises UnreadableError for more."""
     if not words or any(re.fullmatch(r"-?\d+|[-+*/%()]|[<>]=?|!?=", word) is None for word in words):
         raise UnreadableError("expr")
     joined = " ".join("==" if word == "=" else word for word in words)
@@ -57,7 +57,7 @@ def expr(words: list[str]) -> str:
 
 
 def bc(words: list[str], text: str) -> str:
-    """Return what `bc` prints for its input, `scale=N` and expressions, with bc's rules for the scale."""
+    """Return what `bc` prints for `scale=N` and expressions; raises UnreadableError for anything else."""
     if any(word not in ("-l", "-q", "-ql", "-lq") for word in words):
         raise UnreadableError("bc")
     scale = _LIBRARY_SCALE if any("l" in word for word in words) else 0
@@ -75,7 +75,7 @@ def bc(words: list[str], text: str) -> str:
 
 
 def awk(words: list[str], text: str) -> str:
-    """Return what `awk [-F SEPARATOR] [-v NAME=VALUE] PROGRAM` prints for its input."""
+    """Return what `awk [-F SEPARATOR] [-v NAME=VALUE] PROGRAM` prints; raises UnreadableError for more."""
     names: dict[str, Any] = {}
     separator = None
     while len(words) > 1 and words[0].startswith("-"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,11 @@ from autotune.policies.values.value import Value
 UNSET = "is not set in the script or your environment: assumed empty"
 _OF_BASH = {"IFS": " \t\n", "OPTIND": "1", "OSTYPE": "linux-gnu"}  # set by bash itself
 OPEN, CLOSE = "\ue000", "\ue001"
+# What the statements of a branch may change.
+_OF_BRANCH = (
+    *("variables", "exported", "positional", "cwd", "functions", "files"),
+    *("invocations", "notes", "depends"),
+)
 
 Variable = str | list[str] | dict[str, str]
 
@@ -47,6 +53,7 @@ class Invocation(Value, frozen=True, kw_only=True):
     line: int
     jobs: tuple[int, ...] = ()  # background jobs that contain the program, outermost first
     waits: int = 0  # number of earlier `wait` commands of the script
+    stdin: str = ""  # the text of a here-document or of a file that the script writes, as `kubectl` reads it
 
 
 def unknown(text: str) -> str:
@@ -80,21 +87,6 @@ def uncertain(name: str, values: Sequence[Variable]) -> Variable:
         return mark
     made = [item if all(item in value for value in values) else mark for item in values[0]]
     return made if made != values[0] else [*made, unknown(f"$({name}[@])")]
-
-
-@dataclass
-class Kept:
-    """The state that the statements of a branch may change."""
-
-    variables: dict[str, Variable]
-    exported: set[str]
-    positional: list[str]
-    cwd: str
-    functions: dict[str, tuple[str, Node]]
-    files: dict[str, str]
-    invocations: list[Invocation]
-    notes: list[Note]
-    depends: list[Note]
 
 
 def _copy(value: Any) -> Any:
@@ -243,24 +235,17 @@ class State:
         self.variables = kept | dict(own)
         self.positional = arguments
 
-    def fork(self) -> Kept:
-        """Return a copy of the state that a branch may change, so that another branch can start from it."""
-        return Kept(
-            variables={name: _copy(value) for name, value in self.variables.items()},
-            exported=set(self.exported),
-            positional=list(self.positional),
-            cwd=self.cwd,
-            functions=dict(self.functions),
-            files=dict(self.files),
-            invocations=list(self.invocations),
-            notes=list(self.notes),
-            depends=list(self.depends),
-        )
+    def fork(self) -> State:
+        """Return a copy of the state, so that another branch can start from it."""
+        kept = copy(self)
+        kept.resume(self)
+        kept.variables = {name: _copy(value) for name, value in self.variables.items()}
+        return kept
 
-    def resume(self, kept: Kept) -> None:
-        """Restore a state returned by `fork`."""
-        for name, value in vars(kept).items():
-            setattr(self, name, _copy(value))
+    def resume(self, kept: State) -> None:
+        """Restore what the statements of a branch may have changed since `fork`."""
+        for name in _OF_BRANCH:
+            setattr(self, name, _copy(getattr(kept, name)))
 
     @contextmanager
     def inside(self, file: str, *, program: bool = False) -> Iterator[None]:

@@ -183,17 +183,19 @@ def _cut(words: list[str], stdin: str, now: float) -> str:
 
 
 def _head(words: list[str], stdin: str, now: float) -> str:
-    match = re.fullmatch(r"(?:-n ?)?-?(\d+)", " ".join(words) or "10")
-    if match is None:
-        raise CannotTell("head")
-    return "".join(stdin.splitlines(keepends=True)[: int(match[1])])
+    return "".join(stdin.splitlines(keepends=True)[: _count(words)])
 
 
 def _tail(words: list[str], stdin: str, now: float) -> str:
+    return "".join(stdin.splitlines(keepends=True)[-_count(words) or len(stdin) :])
+
+
+def _count(words: list[str]) -> int:
+    """Return the number of lines that `head` or `tail` prints."""
     match = re.fullmatch(r"(?:-n ?)?-?(\d+)", " ".join(words) or "10")
     if match is None:
-        raise CannotTell("tail")
-    return "".join(stdin.splitlines(keepends=True)[-int(match[1]) or len(stdin) :])
+        raise CannotTell("lines")
+    return int(match[1])
 
 
 def _sed(words: list[str], stdin: str, now: float) -> str:

@@ -49,11 +49,13 @@
   // Where a chart has more to label than a small screen is wide, it scrolls; a long one is higher.
   function size(id, { wide = 0, high = 0 }) {
     const place = document.getElementById(id);
-    if (place && wide) {
-      place.style.minWidth = `${wide}px`;
-      place.parentElement.dataset.wide = String(wide > place.parentElement.clientWidth);
-    }
+    if (place && wide) place.style.minWidth = `${wide}px`;
     if (place && high) place.style.height = `${high}px`;
+  }
+
+  // What is wider than its place says that it scrolls.
+  function marks() {
+    for (const box of document.querySelectorAll(".scroll")) box.dataset.wide = String(box.scrollWidth > box.clientWidth + 1);
   }
 
   function say(id, text) {
@@ -243,6 +245,7 @@
     peaks(); parts(); timeline(); model(); losses(); spent();
     const search = report.search;
     if (search) { history(search); importance(search); parallel(search); pareto(search); }
+    marks();
   }
 
   function sortable() {
@@ -285,6 +288,8 @@
   pickers(); sortable(); copies(); all();
   dark.addEventListener("change", all);
   narrow.addEventListener("change", all);
+  addEventListener("resize", marks);
+  addEventListener("toggle", marks, true);
   addEventListener("beforeprint", print(true));
   addEventListener("afterprint", print(false));
   addEventListener("hashchange", () => { const target = document.getElementById(location.hash.slice(1)); if (target && target.tagName === "DETAILS") target.open = true; });

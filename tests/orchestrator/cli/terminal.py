@@ -1,4 +1,4 @@
-"""Runs a program on a pipe or on a terminal of 100 columns, and tells what a person saw."""
+"""Runs a program on a pipe or on a terminal, and tells what a person saw."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def run(
     *arguments: str,
     cwd: Path,
     tty: bool = False,
+    columns: int = 400,  # so wide that no line wraps, wherever the folder of the test is
     play: str = "",
     env: dict[str, str] | None = None,
     meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None,
@@ -62,7 +63,7 @@ def run(
         out, err = child.communicate(timeout=60)
         return Seen(child.returncode, (out or b"").decode(), (err or b"").decode())
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     child = subprocess.Popen(
         command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=slave
     )

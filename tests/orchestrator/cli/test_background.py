@@ -36,31 +36,31 @@ def detached(code: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     Path("job.yaml").write_text(JOB)
     monkeypatch.setattr("subprocess.Popen", Child)
     monkeypatch.setattr(start, "_DRIVER_START_S", -1.0)
-    seen = call("launch", "job.yaml", "--detach", "--json", "--runs-dir", str(folder / "runs"))
+    result = call("launch", "job.yaml", "--detach", "--json", "--runs-dir", str(folder / "runs"))
     (made,) = directory.runs(folder / "runs")
-    return seen, made
+    return result, made
 
 
 def test_a_driver_that_is_slow_to_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, made = detached(None, tmp_path, monkeypatch)
-    assert seen.code == 0 and json.loads(seen.out) == {"run": made.id}
+    result, made = detached(None, tmp_path, monkeypatch)
+    assert result.code == 0 and json.loads(result.out) == {"run": made.id}
     log = made.path / "driver.log"
-    assert f"run {made.id} is still starting in the background (pid 4242); see `{log}`" in seen.err
-    assert "  kill 4242   ends it" in seen.err and "did not start" not in seen.err
+    assert f"run {made.id} is still starting in the background (pid 4242); see `{log}`" in result.err
+    assert "  kill 4242   ends it" in result.err and "did not start" not in result.err
 
 
 def test_a_driver_that_cannot_be_read_is_not_said_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "owner", lambda _: UNKNOWN)
-    seen, made = detached(None, tmp_path, monkeypatch)
-    assert f"run {made.id} is still starting" in seen.err and "continues" not in seen.err
+    result, made = detached(None, tmp_path, monkeypatch)
+    assert f"run {made.id} is still starting" in result.err and "continues" not in result.err
 
 
 def test_a_driver_that_ended_did_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, made = detached(1, tmp_path, monkeypatch)
-    assert seen.code == 3 and "the background driver did not start" in json.loads(seen.out)["error"]
-    assert "the background driver did not start" in seen.err and f"resume {made.id}" in seen.err
+    result, made = detached(1, tmp_path, monkeypatch)
+    assert result.code == 3 and "the background driver did not start" in json.loads(result.out)["error"]
+    assert "the background driver did not start" in result.err and f"resume {made.id}" in result.err
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def held_by(run: RunFolder, pids: int | None) -> Owner:
     holder = Owner(host=os.uname().nodename, pid=4242, boot_id=boot_id(), pids=pids)
     (run.path / "drivers").mkdir(exist_ok=True)
     (run.path / "drivers" / "2").write_bytes(msgspec.json.encode(holder))
-    found = owner(run.path)
-    assert found == holder
-    return found
+    result = owner(run.path)
+    assert result == holder
+    return result
 
 
 @pytest.fixture
@@ -131,5 +131,8 @@ def test_what_another_user_drives_is_asked_by_the_request(
     with pytest.raises(Failure, match="does not stop"):
         stop._ask(run, driver)
     assert (run.path / "stop").exists()
-    told = capsys.readouterr().err
-    assert "pid 4242 belongs to another user and was not signalled" in told and str(run.path / "stop") in told
+    output = capsys.readouterr().err
+    assert (
+        "pid 4242 belongs to another user and was not signalled" in output
+        and str(run.path / "stop") in output
+    )

@@ -69,14 +69,14 @@ def home(tmp_path: Path) -> Path:
 
 def commands() -> dict[str, click.Command]:
     context = click.Context(main)
-    found = {name: main.get_command(context, name) for name in main.list_commands(context)}
-    return {name: command for name, command in found.items() if command is not None}
+    result = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    return {name: command for name, command in result.items() if command is not None}
 
 
 def test_the_surface_is_frozen() -> None:
-    found = commands()
-    assert tuple(found) == tuple(COMMANDS) and set(found) == set(OWN)
-    for name, command in found.items():
+    result = commands()
+    assert tuple(result) == tuple(COMMANDS) and set(result) == set(OWN)
+    for name, command in result.items():
         parent = click.Context(main, **main.context_settings)
         context = click.Context(command, parent=parent)
         # click keeps a command's option for help; other tests may have asked for it in another context.
@@ -94,10 +94,10 @@ def test_ladder_is_an_alias_of_remedies() -> None:
 
 
 def test_autotune_alone_prints_its_help_and_no_error(home: Path) -> None:
-    seen = run(cwd=home)
-    assert (seen.code, seen.out) == (2, "")
-    assert seen.err == run("--help", cwd=home).out
-    assert "error:" not in seen.err
+    result = run(cwd=home)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == run("--help", cwd=home).out
+    assert "error:" not in result.err
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -124,12 +124,12 @@ def test_a_flag_wins_over_the_environment_wherever_it_stands(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    seen: list[Options] = []
+    items: list[Options] = []
     status = commands()["status"]
-    monkeypatch.setattr(status, "callback", lambda *_, **__: seen.append(given(click.get_current_context())))
+    monkeypatch.setattr(status, "callback", lambda *_, **__: items.append(given(click.get_current_context())))
     words = arguments if "CMD" in arguments else [*arguments, "CMD"]
     main(["status" if word == "CMD" else word for word in words], standalone_mode=False)
-    assert seen[0].runs_dir == Path(expected)
+    assert items[0].runs_dir == Path(expected)
 
 
 def test_help_imports_neither_a_command_nor_anything_heavy() -> None:
@@ -162,13 +162,13 @@ def test_exit_codes(play: str, code: int, home: Path) -> None:
 
 def test_a_job_that_ends_early_is_told_as_such_everywhere(home: Path) -> None:
     words = "exited with code 0 before its last step, 2 of 4"
-    seen = run("launch", "job.yaml", "--json", cwd=home, play="ends_early")
+    result = run("launch", "job.yaml", "--json", cwd=home, play="ends_early")
     (made,) = (home / "runs").iterdir()
     go_on = f"`{home / 'job.yaml'}`, then `autotune resume {made.name} --edit`"
     report = f"`autotune report {made.name} --open` shows every attempt"
-    assert seen.code == 1 and f"failed after 1 attempt: unknown: {words}\n" in seen.err
-    assert seen.err.endswith(f"hint: fix the cause or change {go_on}; {report}\n")
-    verdict = json.loads(seen.out.splitlines()[-1])["verdict"]
+    assert result.code == 1 and f"failed after 1 attempt: unknown: {words}\n" in result.err
+    assert result.err.endswith(f"hint: fix the cause or change {go_on}; {report}\n")
+    verdict = json.loads(result.out.splitlines()[-1])["verdict"]
     assert verdict["diagnosis"]["reason"] == words
     assert words in run("status", made.name, cwd=home).out
     assert words in (made / "report.html").read_text()
@@ -179,39 +179,39 @@ def test_a_job_that_ends_early_is_told_as_such_everywhere(home: Path) -> None:
 
 @pytest.mark.parametrize("play", ["never_fits", "own_failure"])
 def test_a_failed_launch_and_its_resume_end_with_the_next_command(play: str, home: Path) -> None:
-    seen = run("launch", "job.yaml", cwd=home, play=play)
+    result = run("launch", "job.yaml", cwd=home, play=play)
     again = run("resume", cwd=home, play=play)
-    last = seen.err.splitlines()[-1]
+    last = result.err.splitlines()[-1]
     assert last.startswith("hint: ") and "autotune resume" in last and "autotune report" in last
     assert again.code == 1 and again.err.splitlines()[-1] == last and again.err.count("hint:") == 1
 
 
 def test_a_bug_shows_its_traceback(home: Path) -> None:
-    seen = run("launch", "job.yaml", cwd=home, play="bug")
-    assert "ZeroDivisionError: a bug" in seen.err and "this is a bug in autotune" in seen.err
+    result = run("launch", "job.yaml", cwd=home, play="bug")
+    assert "ZeroDivisionError: a bug" in result.err and "this is a bug in autotune" in result.err
 
 
 def test_json_is_the_journal(home: Path) -> None:
-    seen = run("--json", "launch", "job.yaml", cwd=home, play="tight_memory")
-    events = [decode(line.encode()) for line in seen.out.splitlines()]
+    result = run("--json", "launch", "job.yaml", cwd=home, play="tight_memory")
+    events = [decode(line.encode()) for line in result.out.splitlines()]
     journal = next((home / "runs").glob("*/events.jsonl"))
-    assert seen.out == journal.read_text().replace(',"driver":1}\n', "}\n")
-    assert isinstance(events[0], Accepted) and json.loads(seen.out.splitlines()[0])["schema"] == 1
+    assert result.out == journal.read_text().replace(',"driver":1}\n', "}\n")
+    assert isinstance(events[0], Accepted) and json.loads(result.out.splitlines()[0])["schema"] == 1
     assert isinstance(events[-1], Finished) and events[-1].verdict == TrainingCompleted()
 
 
 def test_quiet_says_nothing_but_the_result(home: Path) -> None:
-    seen = run("launch", "-q", "job.yaml", cwd=home, play="tight_memory")
-    assert seen.err == "" and seen.out.endswith("stable.yaml\n")
+    result = run("launch", "-q", "job.yaml", cwd=home, play="tight_memory")
+    assert result.err == "" and result.out.endswith("stable.yaml\n")
 
 
 @pytest.mark.parametrize(
     ("play", "error"), [("never_fits", "gave up"), ("own_failure", "failed after 1 attempt")]
 )
 def test_quiet_prints_how_a_run_failed_and_nothing_before(play: str, error: str, home: Path) -> None:
-    seen = run("launch", "-q", "job.yaml", cwd=home, play=play)
-    assert seen.code == 1 and seen.out == ""
-    assert seen.err.startswith(f"✗ {error}") and seen.err.count("✗") == 1 and "started" not in seen.err
+    result = run("launch", "-q", "job.yaml", cwd=home, play=play)
+    assert result.code == 1 and result.out == ""
+    assert result.err.startswith(f"✗ {error}") and result.err.count("✗") == 1 and "started" not in result.err
 
 
 def test_the_stable_job_launches_again_as_written(home: Path) -> None:
@@ -254,11 +254,11 @@ def wait_for(home: Path, kind: str) -> None:
 def test_stop_from_another_terminal(home: Path) -> None:
     def stop(_: object) -> None:
         wait_for(home, "progressed")
-        seen = run("stop", cwd=home)
-        assert seen.code == 0 and "is stopped" in seen.err
+        result = run("stop", cwd=home)
+        assert result.code == 0 and "is stopped" in result.err
 
-    seen = run("launch", "job.yaml", cwd=home, play="forever", meanwhile=stop)
-    assert seen.code == 143 and "autotune resume" in seen.err
+    result = run("launch", "job.yaml", cwd=home, play="forever", meanwhile=stop)
+    assert result.code == 143 and "autotune resume" in result.err
 
 
 def test_stop_and_status_after_the_driver_was_killed(home: Path) -> None:
@@ -278,17 +278,17 @@ def test_stop_and_status_after_the_driver_was_killed(home: Path) -> None:
 
 def test_resume_after_ctrl_c_and_after_the_end(home: Path) -> None:
     assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=interrupt).code == 130
-    seen = run("resume", cwd=home, play="tight_memory")
-    assert seen.code == 0 and seen.out.strip().endswith("stable.yaml")
+    result = run("resume", cwd=home, play="tight_memory")
+    assert result.code == 0 and result.out.strip().endswith("stable.yaml")
     again = run("resume", cwd=home, play="tight_memory")
-    assert again.code == 0 and again.out == seen.out
+    assert again.code == 0 and again.out == result.out
 
 
 def test_a_second_driver_is_refused(home: Path) -> None:
     def resume(child: subprocess.Popen[bytes]) -> None:
         wait_for(home, "progressed")
-        seen = run("resume", cwd=home, play="forever")
-        assert seen.code == 3 and f"driven by pid {child.pid}" in seen.err
+        result = run("resume", cwd=home, play="forever")
+        assert result.code == 3 and f"driven by pid {child.pid}" in result.err
         child.send_signal(signal.SIGINT)
 
     assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=resume).code == 130
@@ -303,9 +303,9 @@ def test_attach_shows_a_run_that_another_process_drives_and_leaves_it_running(
     def look(child: subprocess.Popen[bytes]) -> None:
         wait_for(home, "progressed")
         monkeypatch.setattr(time, "sleep", press_ctrl_c)
-        seen = CliRunner().invoke(main, ["--runs-dir", str(home / "runs"), "attach"])
+        result = CliRunner().invoke(main, ["--runs-dir", str(home / "runs"), "attach"])
         monkeypatch.undo()
-        assert seen.exit_code == 130 and " continues; `autotune stop " in seen.stderr, seen.stderr
+        assert result.exit_code == 130 and " continues; `autotune stop " in result.stderr, result.stderr
         assert child.poll() is None
         child.send_signal(signal.SIGINT)
 
@@ -329,7 +329,7 @@ def test_status_shows_runs_and_attempts(home: Path) -> None:
 
 
 def test_set_and_relaunches_are_part_of_the_runs_job(home: Path) -> None:
-    seen = run(
+    result = run(
         "launch",
         "job.yaml",
         "--set",
@@ -339,7 +339,7 @@ def test_set_and_relaunches_are_part_of_the_runs_job(home: Path) -> None:
         cwd=home,
         play="tight_memory",
     )
-    assert seen.code == 0
+    assert result.code == 0
     text = next((home / "runs").glob("*/job.yaml")).read_text()
     assert "tokens_per_microbatch: 2048  # the whole step" in text and "relaunches: 0" in text
 
@@ -348,16 +348,16 @@ def test_runs_must_be_absolute_under_a_ray_job(home: Path) -> None:
     ray_job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}
     submitted = ["launch", "job.yaml", "--submit", "http://127.0.0.1:1"]
     for arguments, variables in ((["launch", "job.yaml"], ray_job), (submitted, {})):
-        seen = run(*arguments, cwd=home, env=variables)
-        assert seen.code == 2 and "must be absolute" in seen.err
+        result = run(*arguments, cwd=home, env=variables)
+        assert result.code == 2 and "must be absolute" in result.err
 
 
 def test_an_unwritable_runs_folder(home: Path) -> None:
-    seen = run("launch", "job.yaml", "--runs-dir", "job.yaml/runs", cwd=home)
-    assert seen.code in (2, 3) and "Traceback" not in seen.err
+    result = run("launch", "job.yaml", "--runs-dir", "job.yaml/runs", cwd=home)
+    assert result.code in (2, 3) and "Traceback" not in result.err
     (home / "file").write_text("")
-    seen = run("launch", "job.yaml", "--runs-dir", "file/runs", cwd=home)
-    assert seen.code == 3 and "cannot create" in seen.err and "--runs-dir" in seen.err
+    result = run("launch", "job.yaml", "--runs-dir", "file/runs", cwd=home)
+    assert result.code == 3 and "cannot create" in result.err and "--runs-dir" in result.err
 
 
 def test_without_utf_8_the_story_is_ascii(home: Path) -> None:
@@ -368,8 +368,8 @@ def test_without_utf_8_the_story_is_ascii(home: Path) -> None:
         "PYTHONCOERCECLOCALE": "0",
         "PYTHONIOENCODING": "ascii",
     }
-    seen = run("launch", "job.yaml", cwd=home, play="tight_memory", env=plain)
-    assert seen.code == 0 and seen.err.isascii() and "4096 -> 1024" in seen.err
+    result = run("launch", "job.yaml", cwd=home, play="tight_memory", env=plain)
+    assert result.code == 0 and result.err.isascii() and "4096 -> 1024" in result.err
 
 
 @pytest.mark.parametrize(
@@ -442,8 +442,8 @@ def test_files_complete(words: list[str]) -> None:
 def test_what_a_run_taught_is_known_to_the_next_of_its_kind(home: Path) -> None:
     def launched() -> Accepted:
         runs = set(home.glob("runs/*/events.jsonl"))
-        seen = run("launch", "job.yaml", "--policy", "estimate", cwd=home, play="tight_memory")
-        assert seen.code == 0, seen.err
+        result = run("launch", "job.yaml", "--policy", "estimate", cwd=home, play="tight_memory")
+        assert result.code == 0, result.err
         (journal,) = set(home.glob("runs/*/events.jsonl")) - runs
         accepted = decode(journal.read_bytes().splitlines()[0])
         assert isinstance(accepted, Accepted)

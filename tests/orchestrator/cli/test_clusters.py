@@ -75,11 +75,11 @@ def test_a_run_of_our_own_ray_goes_on_with_one_of_our_own(monkeypatch: pytest.Mo
 def test_what_is_waited_for_is_shown_before_ray_is_asked(
     stated: str | None, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown: list[str] = []
+    output: list[str] = []
     before: list[str] = []
-    monkeypatch.setattr(RayRunner, "open", lambda **_: before.extend(shown))
+    monkeypatch.setattr(RayRunner, "open", lambda **_: before.extend(output))
     job = Job(name="x", framework="builtin", cluster=ClusterSpec(address=stated))
-    connect.open_runner(job, say=shown.append)
+    connect.open_runner(job, say=output.append)
     assert before == [words]
 
 
@@ -94,12 +94,12 @@ def left_running(home: Path) -> None:
 def test_another_cluster_is_told_measured_and_kept(home: Path) -> None:
     left_running(home)
     assert accepted_of(the_run(home).history()).job.cluster.gpu_memory_bytes == 80 << 30
-    seen = run("resume", cwd=home, play="tight_memory@10.0.0.2:6379+141")
-    assert seen.code == 0, seen.err
+    result = run("resume", cwd=home, play="tight_memory@10.0.0.2:6379+141")
+    assert result.code == 0, result.err
     assert (
         "the run was on the Ray cluster at 10.0.0.1:6379; it continues on the one at 10.0.0.2:6379: "
         "1 × GPU (141.00 GiB)"
-    ) in seen.err
+    ) in result.err
     history = the_run(home).history()
     now = accepted_of(history)
     assert (now.cluster.address, now.job.cluster.gpu_memory_bytes) == ("10.0.0.2:6379", 141 << 30)
@@ -111,8 +111,8 @@ def test_another_cluster_is_told_measured_and_kept(home: Path) -> None:
         for fact in evidence._turned(RunView(history), accepted_of(history).profile)
         if fact.name == "edited by the user"
     ]
-    (told,) = json.loads(run("status", now.run, "--json", cwd=home).out)["edits"]
-    assert told == 'cluster.address "10.0.0.1:6379" → "10.0.0.2:6379"'
+    (reported,) = json.loads(run("status", now.run, "--json", cwd=home).out)["edits"]
+    assert reported == 'cluster.address "10.0.0.1:6379" → "10.0.0.2:6379"'
 
 
 def test_the_memory_of_gpus_that_cannot_be_measured_is_as_stated(home: Path) -> None:
@@ -124,19 +124,19 @@ def test_the_memory_of_gpus_that_cannot_be_measured_is_as_stated(home: Path) -> 
 
 def test_the_same_cluster_is_not_told(home: Path) -> None:
     left_running(home)
-    seen = run("resume", cwd=home, play="tight_memory@10.0.0.1:6379+80")
-    assert seen.code == 0 and "Ray cluster at" not in seen.err
+    result = run("resume", cwd=home, play="tight_memory@10.0.0.1:6379+80")
+    assert result.code == 0 and "Ray cluster at" not in result.err
     assert not any(isinstance(e, Edited) for e in the_run(home).history())
 
 
 def test_a_run_whose_cluster_is_not_reached_is_not_stopped(home: Path) -> None:
     left_running(home)
     before = the_run(home).history()
-    seen = run("stop", cwd=home, play="unreachable")
-    assert seen.code == 3 and "is stopped" not in seen.err
+    result = run("stop", cwd=home, play="unreachable")
+    assert result.code == 3 and "is stopped" not in result.err
     assert (
-        "cannot reach Ray at gpu-01:6379" in seen.err
-        and f"then run `autotune stop {before[0].run}`" in seen.err
+        "cannot reach Ray at gpu-01:6379" in result.err
+        and f"then run `autotune stop {before[0].run}`" in result.err
     )
     assert the_run(home).history() == before
     assert run("stop", cwd=home, play=FIRST).code == 0
@@ -146,9 +146,9 @@ def test_a_run_whose_cluster_is_not_reached_is_not_stopped(home: Path) -> None:
 def test_nothing_is_stopped_from_another_cluster(home: Path) -> None:
     left_running(home)
     before = the_run(home).history()
-    seen = run("stop", cwd=home, play=SECOND)
-    assert seen.code == 3 and "is stopped" not in seen.err
-    assert "10.0.0.1:6379, could not be reached; its processes may still be running" in seen.err
+    result = run("stop", cwd=home, play=SECOND)
+    assert result.code == 3 and "is stopped" not in result.err
+    assert "10.0.0.1:6379, could not be reached; its processes may still be running" in result.err
     assert the_run(home).history() == before
     assert run("stop", cwd=home, play=FIRST).code == 0
     assert len([e for e in the_run(home).history() if isinstance(e, Started)]) == 1

@@ -51,9 +51,9 @@ def test_a_run_that_gave_up_says_what_to_do_and_goes_on_with_the_changed_job(hom
     assert unchanged.code == 2 and "nothing differs from the job with which" in unchanged.err
     before = len(starts(home))
     (home / "job.yaml").write_text(JOB.replace("prompt_tokens: 8", "prompt_tokens: 4"))
-    seen = run("resume", "--edit", cwd=home, play="tight_memory")
-    assert seen.code == 0, seen.err
-    assert "edited: prompt_tokens 8 → 4" in seen.err
+    result = run("resume", "--edit", cwd=home, play="tight_memory")
+    assert result.code == 0, result.err
+    assert "edited: prompt_tokens 8 → 4" in result.err
     (edit,) = edits(home)
     assert edit.changes == {"settings.prompt_tokens": (8, 4)} and edit.forgets and not edit.knobs
     # What was excluded before is not any more: the job begins as it is written.
@@ -70,8 +70,8 @@ def test_knobs_that_the_user_changed_run_next_and_failures_stay_known(home: Path
     before = len(starts(home))
     other = home / "other.yaml"
     other.write_text(JOB.replace("tokens_per_microbatch: 4096", "tokens_per_microbatch: 1024"))
-    seen = run("resume", "--job", "other.yaml", cwd=home, play="tight_memory")
-    assert seen.code == 0, seen.err
+    result = run("resume", "--job", "other.yaml", cwd=home, play="tight_memory")
+    assert result.code == 0, result.err
     (edit,) = edits(home)
     assert (edit.knobs, edit.forgets, edit.file) == (True, False, str(other))
     assert [e.knobs.tokens_per_microbatch for e in starts(home)[before:]] == [1024]
@@ -83,8 +83,8 @@ def test_knobs_that_the_user_changed_run_next_and_failures_stay_known(home: Path
 def test_a_failure_that_was_fixed_elsewhere_goes_on_with_edit(home: Path) -> None:
     assert run("launch", "job.yaml", cwd=home, play="own_failure").code == 1
     assert run("resume", cwd=home, play="tight_memory").code == 1
-    seen = run("resume", "--edit", cwd=home, play="tight_memory")
-    assert seen.code == 0 and "job file unchanged; continuing the run" in seen.err
+    result = run("resume", "--edit", cwd=home, play="tight_memory")
+    assert result.code == 0 and "job file unchanged; continuing the run" in result.err
     assert RESUMED in [e.reason for e in the_run(home).history() if isinstance(e, Decided)]
     assert not edits(home)
 
@@ -101,10 +101,10 @@ def test_what_a_scheduler_repeats_is_one_run(home: Path) -> None:
 
     arguments = ("launch", "job.yaml", "--continue", "--runs-dir", str(home / "runs"))
     run(*arguments, cwd=home, play="forever", meanwhile=lose)
-    seen = requeued(home, "tight_memory")
-    assert seen.code == 0 and "1 attempt on record" in seen.err
+    result = requeued(home, "tight_memory")
+    assert result.code == 0 and "1 attempt on record" in result.err
     done = requeued(home, "never_fits")
-    assert (done.code, done.out) == (0, seen.out) and len(directory.runs(home / "runs")) == 1
+    assert (done.code, done.out) == (0, result.out) and len(directory.runs(home / "runs")) == 1
     assert run("launch", "job.yaml", "--continue", cwd=home, play="tight_memory").code == 2
     (home / "job.yaml").write_text(JOB.replace("name: story", "name: other"))
     assert requeued(home, "tight_memory").code == 0 and len(directory.runs(home / "runs")) == 2
@@ -113,8 +113,8 @@ def test_what_a_scheduler_repeats_is_one_run(home: Path) -> None:
 def test_a_run_with_a_ray_of_its_own_continues_in_a_relative_runs_folder(home: Path) -> None:
     (home / "job.yaml").write_text(f"{JOB}cluster: {{address: local}}\n")
     run("launch", "job.yaml", "--continue", cwd=home, play="forever", meanwhile=interrupt)
-    seen = run("launch", "job.yaml", "--continue", cwd=home, play="tight_memory")
-    assert (seen.code, len(directory.runs(home / "runs"))) == (0, 1), seen.err
+    result = run("launch", "job.yaml", "--continue", cwd=home, play="tight_memory")
+    assert (result.code, len(directory.runs(home / "runs"))) == (0, 1), result.err
 
 
 def test_a_repeated_run_that_gave_up_begins_again_once_its_job_changed(home: Path) -> None:
@@ -131,12 +131,12 @@ LONGER = JOB.replace("steps: 4", "steps: 400")
 
 def trained(home: Path) -> list[str]:
     """Return what each run was asked to train and whether it did, the oldest first."""
-    found = []
+    items = []
     for each in directory.runs(home / "runs"):
         (steps,) = [line.strip() for line in each.job_text.splitlines() if line.startswith("  steps:")]
         verdicts = [type(e.verdict).__name__ for e in each.history() if isinstance(e, Finished)]
-        found.append(f"{steps} {' '.join(verdicts)}")
-    return found
+        items.append(f"{steps} {' '.join(verdicts)}")
+    return items
 
 
 def test_a_changed_job_after_a_complete_run_is_a_run_of_its_own(home: Path) -> None:
@@ -158,9 +158,9 @@ def test_a_changed_job_of_an_incomplete_run_needs_a_decision(home: Path) -> None
     run(*arguments, cwd=home, play="forever", meanwhile=lose)
     before = the_run(home).history()
     (home / "job.yaml").write_text(LONGER)
-    seen = requeued(home, "tight_memory")
-    assert seen.code == 2 and f"`{home / 'job.yaml'}` has changed since it began" in seen.err
-    assert f"resume {the_run(home).id} --edit" in seen.err and the_run(home).history() == before
+    result = requeued(home, "tight_memory")
+    assert result.code == 2 and f"`{home / 'job.yaml'}` has changed since it began" in result.err
+    assert f"resume {the_run(home).id} --edit" in result.err and the_run(home).history() == before
     (home / "job.yaml").write_text(JOB)
     changed = requeued(home, "tight_memory", "--set", "tokens_per_microbatch=2048")
     assert changed.code == 2 and the_run(home).history() == before
@@ -180,11 +180,11 @@ def test_two_jobs_of_one_name_that_ray_jobs_bring_are_two_runs(home: Path) -> No
         (home / team).mkdir()
         (home / team / "job.yaml").write_text(text)
         arguments = ("launch", "job.yaml", "--continue", "--runs-dir", str(home / "runs"))
-        seen = run(
+        result = run(
             *arguments, cwd=home / team, play="own_failure" if team == "b" else "tight_memory",
             env={"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"},
         )  # fmt: skip
-        assert seen.code == (1 if team == "b" else 0), seen.err
+        assert result.code == (1 if team == "b" else 0), result.err
     assert trained(home) == ["steps: 4 TrainingCompleted", "steps: 400 NeedsHuman"]
 
 
@@ -228,8 +228,8 @@ def test_many_earlier_runs_of_a_job_are_listed_once(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(directory, "runs", lambda root: (listings.append(root), listed(root))[1])
     request = msgspec.structs.replace(asked, identity="this job")
     prepared = RequestedJob(text=JOB, job=parse(JOB, file="job.yaml"), request=request)
-    found = list(start._runs_of(prepared, root=tmp_path / "runs"))
-    assert {run.id for run in found} == {run.id for run in made} and len(listings) == 1
+    items = list(start._runs_of(prepared, root=tmp_path / "runs"))
+    assert {run.id for run in items} == {run.id for run in made} and len(listings) == 1
 
 
 def test_resume_says_that_the_job_file_has_changed(home: Path) -> None:
@@ -239,9 +239,9 @@ def test_resume_says_that_the_job_file_has_changed(home: Path) -> None:
 
     assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=stop).code == 143
     (home / "job.yaml").write_text(LONGER)
-    seen = run("resume", cwd=home, play="tight_memory")
-    assert seen.code == 0 and f"warning: `{home / 'job.yaml'}` has changed since" in seen.err
-    assert f"`autotune resume {the_run(home).id} --edit` continues it with the change" in seen.err
+    result = run("resume", cwd=home, play="tight_memory")
+    assert result.code == 0 and f"warning: `{home / 'job.yaml'}` has changed since" in result.err
+    assert f"`autotune resume {the_run(home).id} --edit` continues it with the change" in result.err
     (home / "job.yaml").write_text("# as it was\n" + JOB)
     assert "has changed since" not in run("resume", cwd=home, play="tight_memory").err
 
@@ -305,12 +305,12 @@ def test_a_repeated_run_that_others_could_have_written_is_refused(home: Path) ->
     assert requeued(home, "own_failure").code == 1
     journal = the_run(home).path / "events.jsonl"
     journal.chmod(0o660)
-    seen = requeued(home, "tight_memory")
-    assert seen.code == 2 and "can be written by others" in seen.err
+    result = requeued(home, "tight_memory")
+    assert result.code == 2 and "can be written by others" in result.err
     journal.chmod(0o600)
     (the_run(home).path / "asked.json").write_bytes(b"{")
-    seen = requeued(home, "tight_memory")
-    assert seen.code == 2 and "asked.json` is damaged" in seen.err
+    result = requeued(home, "tight_memory")
+    assert result.code == 2 and "asked.json` is damaged" in result.err
     # The record of another job does not keep this one from its start.
     (home / "job.yaml").write_text(JOB.replace("name: story", "name: other"))
     assert requeued(home, "tight_memory").code == 0 and len(directory.runs(home / "runs")) == 2
@@ -343,6 +343,6 @@ def test_a_run_that_another_host_drives_is_refused_at_its_next_beat(home: Path) 
 def test_a_limit_that_the_edited_file_states_replaces_that_of_the_command_line(home: Path) -> None:
     assert run("launch", "job.yaml", "--relaunches", "0", cwd=home, play="never_fits").code == 1
     (home / "job.yaml").write_text(f"{JOB}\nrecovery: {{relaunches: 5}}\n")
-    seen = run("resume", "--edit", cwd=home, play="tight_memory")
-    assert "edited: recovery.relaunches 0 → 5" in seen.err
+    result = run("resume", "--edit", cwd=home, play="tight_memory")
+    assert "edited: recovery.relaunches 0 → 5" in result.err
     assert the_run(home).request.relaunches is None

@@ -22,13 +22,13 @@ _NAME = re.compile(r"AUTOTUNE_[A-Z][A-Z_]*[A-Z]")
 def options() -> list[tuple[str, click.Context, click.Option]]:
     """Return every option of every command, with the command."""
     group = click.Context(main, **main.context_settings)
-    found = []
+    items = []
     for name in ("", *COMMANDS):
         command = main.get_command(group, name) if name else main
         assert command is not None
         context = click.Context(command, parent=group if name else None, **command.context_settings)
-        found += [(name, context, each) for each in command.params if isinstance(each, click.Option)]
-    return found
+        items += [(name, context, each) for each in command.params if isinstance(each, click.Option)]
+    return items
 
 
 def test_no_option_is_a_variable_but_those_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,8 +66,8 @@ def test_what_is_done_is_never_inherited(tmp_path: Path) -> None:
         "AUTOTUNE_ATTEMPT": "7c1e/3", "AUTOTUNE_FORCE": "1", "AUTOTUNE_JOB": "/nowhere",
     }  # fmt: skip
     for _ in range(2):
-        seen = run("launch", "job.yaml", cwd=tmp_path, play="tight_memory", env=inherited)
-        assert seen.code == 0 and "Training complete" in seen.err
+        result = run("launch", "job.yaml", cwd=tmp_path, play="tight_memory", env=inherited)
+        assert result.code == 0 and "Training complete" in result.err
     assert len(directory.runs(tmp_path / "runs")) == 2
     assert run("logs", cwd=tmp_path, env=inherited).code == 0  # as a command inside a job has it
 
@@ -78,9 +78,9 @@ def test_what_autotune_starts_does_not_get_its_options(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB + notify)
     variables = dict.fromkeys(OPTIONS.values(), "1") | {"AUTOTUNE_COLOR": "never"}
     variables |= {"AUTOTUNE_RUNS_DIR": str(tmp_path / "mine"), "KEPT": "yes"}
-    seen = run("launch", "job.yaml", cwd=tmp_path, play="tight_memory", env=variables)
-    assert seen.code == 0 and len(directory.runs(tmp_path / "mine")) == 1
-    assert json.loads(seen.out.splitlines()[-1])["type"] == "finished"
+    result = run("launch", "job.yaml", cwd=tmp_path, play="tight_memory", env=variables)
+    assert result.code == 0 and len(directory.runs(tmp_path / "mine")) == 1
+    assert json.loads(result.out.splitlines()[-1])["type"] == "finished"
     started = json.loads((tmp_path / "variables").read_text())
     assert started["KEPT"] == "yes" and not set(OPTIONS.values()) & started.keys()
 
@@ -89,5 +89,5 @@ def test_what_autotune_starts_does_not_get_its_options(tmp_path: Path) -> None:
 def test_a_ray_job_starts_no_other(option: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     words = ("launch", "job.yaml", option, "--runs-dir", str(tmp_path / "runs"))
-    seen = run(*words, cwd=tmp_path, env={"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"})
-    assert seen.code == 2 and f"runs as a Ray job already; remove {option.partition('=')[0]}" in seen.err
+    result = run(*words, cwd=tmp_path, env={"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"})
+    assert result.code == 2 and f"runs as a Ray job already; remove {option.partition('=')[0]}" in result.err

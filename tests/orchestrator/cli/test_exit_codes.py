@@ -26,10 +26,10 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_an_error_that_python_calls_a_broken_pipe_is_no_success(home: Path) -> None:
-    seen = run("launch", "job.yaml", cwd=home, play="shut_down")
-    assert seen.code not in (0, 1), seen.err
-    (found,) = directory.runs(home / "runs")
-    assert not (found.path / "stable.yaml").exists()
+    result = run("launch", "job.yaml", cwd=home, play="shut_down")
+    assert result.code not in (0, 1), result.err
+    (outcome,) = directory.runs(home / "runs")
+    assert not (outcome.path / "stable.yaml").exists()
 
 
 def test_a_success_that_is_not_on_record_is_none() -> None:
@@ -52,23 +52,26 @@ def test_a_reader_that_leaves_changes_no_exit_code(
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as gone:
-        seen = autotune(*arguments, cwd=home, stdout=gone, PYTHONUNBUFFERED=unbuffered)
-    assert (seen.returncode, seen.stderr) == (code, "")
+        result = autotune(*arguments, cwd=home, stdout=gone, PYTHONUNBUFFERED=unbuffered)
+    assert (result.returncode, result.stderr) == (code, "")
 
 
 def test_an_answer_that_stdout_does_not_take_is_a_failure(home: Path) -> None:
     with Path("/dev/full").open("wb") as full:
-        seen = autotune("remedies", "verl", cwd=home, stdout=full)
-    assert (seen.returncode, seen.stderr) == (3, "error: cannot write to stdout: no space left on device\n")
+        result = autotune("remedies", "verl", cwd=home, stdout=full)
+    assert (result.returncode, result.stderr) == (
+        3,
+        "error: cannot write to stdout: no space left on device\n",
+    )
 
 
 def test_without_standard_streams_no_file_of_the_run_becomes_one(home: Path) -> None:
     words = f"{sys.executable} -m tests.orchestrator.cli.scripted_main tight_memory launch job.yaml --json"
     script = f"exec {words} --policy ladder <&- >&- 2>&-"
-    seen = subprocess.run(["sh", "-c", script], cwd=home, env=environment(home), check=False)
-    assert seen.returncode == 0
-    (found,) = directory.runs(home / "runs")
-    assert isinstance(found.history()[-1], Finished)  # every line of the journal is an event
+    result = subprocess.run(["sh", "-c", script], cwd=home, env=environment(home), check=False)
+    assert result.returncode == 0
+    (outcome,) = directory.runs(home / "runs")
+    assert isinstance(outcome.history()[-1], Finished)  # every line of the journal is an event
 
 
 def test_following_a_log_ends_when_its_reader_leaves(home: Path) -> None:
@@ -86,8 +89,8 @@ def test_following_a_log_ends_when_its_reader_leaves(home: Path) -> None:
         child.terminate()
 
     codes: list[int] = []
-    seen = run("launch", "job.yaml", cwd=home, play="forever", meanwhile=look)
-    assert (codes, seen.code) == ([0], 143)
+    result = run("launch", "job.yaml", cwd=home, play="forever", meanwhile=look)
+    assert (codes, result.code) == ([0], 143)
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:

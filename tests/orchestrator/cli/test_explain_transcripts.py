@@ -37,11 +37,11 @@ def test_transcript(name: str, stream: str, tmp_path: Path) -> None:
     arguments = CASES[name]
     for file in LOGS.iterdir():
         shutil.copy(file, tmp_path)
-    seen = run(*arguments.split(), cwd=tmp_path, tty=stream == "tty")
-    out = re.sub(r"\b\d+ rules\b", "45 rules", seen.out)
+    result = run(*arguments.split(), cwd=tmp_path, tty=stream == "tty")
+    out = re.sub(r"\b\d+ rules\b", "45 rules", result.out)
     text = (
-        f"$ autotune {arguments}\nexit code: {seen.code}\n"
-        f"--- stdout\n{filtered(out)}--- stderr\n{filtered(seen.err)}"
+        f"$ autotune {arguments}\nexit code: {result.code}\n"
+        f"--- stdout\n{filtered(out)}--- stderr\n{filtered(result.err)}"
     )
     path = TRANSCRIPTS / f"{name}.{stream}.txt"
     if os.environ.get("UPDATE_TRANSCRIPTS"):

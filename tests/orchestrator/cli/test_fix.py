@@ -18,8 +18,9 @@ from autotune.orchestrator.init.draft import Draft, draft_of
 
 ACTOR = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 SCORING = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+BAR = "Training Progress:   2%|2         | 50/2110 [4:02:11<166:10:22, 290.41s/it]\n"
+STEP = "step:{0} - training/global_step:{0} - perf/time_per_step:100.5 - timing_s/step:100.5\n"
 LOG = """\
-Training Progress:   2%|2         | 50/2110 [4:02:11<166:10:22, 290.41s/it]
 (WorkerDict pid=47)   File "/opt/verl/verl/workers/actor/dp_actor.py", line 520, in update_policy
 (WorkerDict pid=47)     loss.backward()
 (WorkerDict pid=47)   File "/opt/torch/_tensor.py", line 648, in backward
@@ -38,6 +39,7 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=/
     actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
     actor_rollout_ref.rollout.gpu_memory_utilization=0.6 trainer.n_gpus_per_node=8"""
 LITERAL = COMMAND.replace("VALUE", "36864")
+CALCULATED = f"TOKENS=$((2048 * 18))\n{COMMAND.replace('VALUE', '$TOKENS')}"
 
 
 @pytest.fixture
@@ -70,10 +72,14 @@ def draft(*words: str, folder: Path) -> Draft:
         (f'TOKENS=36864\n{COMMAND.replace("VALUE", "$TOKENS")} "$@"\n', "TOKENS=18432"),
         (f"TOKENS=${{TOKENS:-36864}}\n{COMMAND.replace('VALUE', '${TOKENS}')}\n", "TOKENS=${TOKENS:-18432}"),
         (f"TOKENS=$((2048 * 18))\n{COMMAND.replace('VALUE', '$TOKENS')} > out.txt\n", f"{ACTOR}=18432 "),
+        (
+            f"TOKENS=$((2048 * 18))\n{COMMAND.replace('VALUE', '$TOKENS')} 2>&1 | \\\n tee o.txt\n",
+            f"{ACTOR}=18432 ",
+        ),
         (f"source vars.sh\n{COMMAND.replace('VALUE', '$TOKENS')}\n", f"{ACTOR}=18432 "),
         ("#SBATCH --nodes=1\nsrun bash inner.sh\n", f"{ACTOR}=18432 "),
     ],
-    ids=["literal", "variable", "default", "calculated", "sourced", "wrapper"],
+    ids=["literal", "variable", "default", "calculated", "piped", "sourced", "wrapper"],
 )
 def test_an_edited_script_gives_exactly_the_new_command(script: str, line: str, folder: Path) -> None:
     file = folder / "run.sh"
@@ -99,11 +105,21 @@ def test_an_edited_script_gives_exactly_the_new_command(script: str, line: str, 
     assert answer["without_autotune"] == f"{shell} run.sh"
 
 
+@pytest.mark.parametrize("lines", [[], [BAR], [STEP.format(n) for n in range(41, 51)]], ids=len)
+def test_phases_that_completed_steps_are_left_as_they_are(folder: Path, lines: list[str]) -> None:
+    (folder / "dead.log").write_text("".join(lines) + LOG)
+    (folder / "run.sh").write_text(LITERAL.replace("memory_utilization=0.6", "memory_utilization=0.9"))
+    answer = fixed("dead.log", "run.sh")
+    over = {peak["phase"] for peak in answer["peaks"] if peak["before_bytes"] > 79.25 * 2**30}
+    assert over == {"train"} if lines else over > {"train"}
+    assert set(answer["changes"]) == {"tokens_per_microbatch"}
+
+
 def test_what_died_the_change_its_peaks_and_the_next_commands_are_printed(folder: Path) -> None:
     (folder / "run.sh").write_text(LITERAL)
     lines = called("dead.log", "run.sh").stdout.splitlines()
     assert lines[0].startswith("error[gpu-oom]: backward ran out of GPU memory: needed 9.61 GiB, 7.92 GiB")
-    assert lines[1].startswith("  dead.log:5")
+    assert lines[1].startswith("  dead.log:4")
     assert lines[3].startswith("change: tokens_per_microbatch 36864 → 18432 (exact")
     assert "--- run.sh" in lines and "+++ run.sh" in lines
     (peak,) = (line for line in lines if line.startswith("predicted peak of train: "))
@@ -182,11 +198,13 @@ def test_a_log_corrects_a_plan(folder: Path) -> None:
         (["dead.log", "no.sh"], 2, "no such file or program: no.sh"),
         (["dead.log"], 2, "pass the script, the job file, or `--` and the command that wrote the log"),
         ([".", "run.sh"], 2, "`.` is a folder, and no run of autotune"),
-        (["run.sh", "run.sh"], 1, "no memory ran out, so nothing is changed"),
+        (["run.sh", "run.sh"], 2, "the log is given twice; pass the script"),
+        (["healthy.log", "run.sh"], 1, "no memory ran out, so nothing is changed"),
     ],
 )
 def test_what_cannot_be_fixed(words: list[str], code: int, problem: str, folder: Path) -> None:
     (folder / "run.sh").write_text(LITERAL)
+    (folder / "healthy.log").write_text(LOG.splitlines()[0])
     result = called(*words)
     assert result.exit_code == code and problem in result.output
     assert (folder / "run.sh").read_text() == LITERAL
@@ -213,6 +231,47 @@ def test_plan_and_fix_answer_a_log_with_the_same_change(log: str, folder: Path) 
     first = json.loads(planned.stdout)["ladder"][0]
     for name in ("cause", "phase", "remedy", "changes", "effect", "slows", "reason", "at_least"):
         assert first[name] == answer[name], name
+
+
+def test_flags_of_trl_are_edited_where_they_stand(folder: Path) -> None:
+    program = "accelerate launch --num_processes 8 grpo.py --model_name_or_path Qwen/Qwen3-4B --output_dir o"
+    flags = "--use_vllm --vllm_mode colocate --max_completion_length 16000 --num_generations 8"
+    own = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
+    (folder / "run.sh").write_text(f"{own}{program} {flags} --per_device_train_batch_size 1\n")
+    answer = fixed("dead.log", "run.sh", "-w")
+    script = (folder / "run.sh").read_text()
+    assert answer["is_written"] and all(f" {word}" in script for word in answer["words"])
+
+
+FRAGMENTED = LOG.replace("66.20 GiB is", "50.20 GiB is").replace("1.41 GiB is", "17.41 GiB is")
+OF_TRL = (
+    "accelerate launch --num_processes 8 grpo.py --model_name_or_path Qwen/Qwen3-4B --output_dir o --use_vllm"
+)
+
+
+@pytest.mark.parametrize(
+    ("above", "line"),
+    [
+        ("#SBATCH --nodes=1\n", "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        (
+            'export PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:512"\n',
+            'export PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:512,expandable_segments:True"',
+        ),
+    ],
+)
+def test_a_variable_is_set_where_the_script_exports_it(above: str, line: str, folder: Path) -> None:
+    (folder / "dead.log").write_text(FRAGMENTED)
+    (folder / "run.sh").write_text(f"#!/bin/bash\n{above}{OF_TRL}\n")
+    assert fixed("dead.log", "run.sh", "-w")["is_written"]
+    variable, command = (folder / "run.sh").read_text().splitlines()[-2:]
+    assert variable == line and command.startswith(OF_TRL)
+
+
+def test_a_variable_is_set_before_a_command(folder: Path) -> None:
+    (folder / "dead.log").write_text(FRAGMENTED)
+    answer = fixed("dead.log", "--", *OF_TRL.split())
+    whole = f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {OF_TRL}"
+    assert answer["without_autotune"].startswith(whole) and f"init -- {whole}" in answer["with_autotune"]
 
 
 def test_a_value_that_can_go_no_lower_says_why(folder: Path) -> None:

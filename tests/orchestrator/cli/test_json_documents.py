@@ -31,10 +31,10 @@ VALIDATORS = {
 }
 
 
-def validate(name: str, seen: Seen, *, lines: bool = False) -> list[Any]:
+def validate(name: str, observed: Seen, *, lines: bool = False) -> list[Any]:
     """Return the documents that a command printed, each of which fits the schema."""
-    documents = [json.loads(line) for line in (seen.out.splitlines() if lines else [seen.out])]
-    assert documents, seen.err
+    documents = [json.loads(line) for line in (observed.out.splitlines() if lines else [observed.out])]
+    assert documents, observed.err
     for document in documents:
         VALIDATORS[name].validate(document)
     return documents
@@ -46,9 +46,9 @@ def keys_of(node: Any) -> set[str]:
         return {key for each in node for key in keys_of(each)}
     if not isinstance(node, dict):
         return set()
-    found = set(node.get("properties", {})) | {str(each) for each in node.get("enum", [])}
-    found |= {node["const"]} if isinstance(node.get("const"), str) else set()
-    return found | {key for each in node.values() for key in keys_of(each)}
+    result = set(node.get("properties", {})) | {str(each) for each in node.get("enum", [])}
+    result |= {node["const"]} if isinstance(node.get("const"), str) else set()
+    return result | {key for each in node.values() for key in keys_of(each)}
 
 
 @pytest.fixture
@@ -141,11 +141,11 @@ def test_what_goes_on_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(start.subprocess, "Popen", Started)
     monkeypatch.setattr(start, "owner", lambda _: Started)
     monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
-    seen = call("launch", "job.yaml", "--detach", "--json", "--runs-dir", "my runs")
-    (begun,) = validate("begun", seen)
+    result = call("launch", "job.yaml", "--detach", "--json", "--runs-dir", "my runs")
+    (begun,) = validate("begun", result)
     for verb in ("attach", "logs", "stop"):
-        assert f"  autotune {verb} {begun['run']} " in seen.err
-    assert seen.err.count("--runs-dir 'my runs'   ") == 3
+        assert f"  autotune {verb} {begun['run']} " in result.err
+    assert result.err.count("--runs-dir 'my runs'   ") == 3
     place = ("--submit", "http://127.0.0.1:1", "--runs-dir", str(home / "runs"))
     (submitted,) = validate("submitted", call("launch", "job.yaml", *place, "--json"))
     assert submitted["submission"].startswith("autotune-story-")
@@ -167,8 +167,8 @@ def test_every_document_is_tested() -> None:
 
 @pytest.fixture
 def skill(home: Path) -> str:
-    seen = call("skill", "skills")
-    assert seen.code == 0 and seen.out == "skills/autotune/SKILL.md\n"
+    result = call("skill", "skills")
+    assert result.code == 0 and result.out == "skills/autotune/SKILL.md\n"
     return (home / "skills/autotune/SKILL.md").read_text()
 
 
@@ -205,8 +205,8 @@ def test_a_skill_of_another_hand_stays(home: Path) -> None:
     target = home / "skills/autotune/SKILL.md"
     target.parent.mkdir(parents=True)
     target.write_text("mine\n")
-    seen = call("skill", "skills")
-    assert seen.code == 2 and "was not written by autotune" in seen.err and target.read_text() == "mine\n"
+    result = call("skill", "skills")
+    assert result.code == 2 and "was not written by autotune" in result.err and target.read_text() == "mine\n"
     target.unlink()
     assert [call("skill", "skills").code for _ in range(2)] == [0, 0]
 
@@ -221,10 +221,10 @@ def test_a_command_that_fails_ends_with_its_error(home: Path) -> None:
         ("explian", "--json"),
         ("status", "0000", "--json"),
     ):
-        seen = call(*words)
-        (document,) = validate("error", seen)
-        assert document["exit_code"] == seen.code == 2, words
-        assert document["error"] and "Traceback" not in seen.err
+        result = call(*words)
+        (document,) = validate("error", result)
+        assert document["exit_code"] == result.code == 2, words
+        assert document["error"] and "Traceback" not in result.err
         if "wrong.yaml" in words:
             assert [(each["line"], each["column"]) for each in document["problems"]][-1:] == [(2, 1)]
     assert call("explain", "nothing.log").out == ""

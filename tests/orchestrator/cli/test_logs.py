@@ -61,16 +61,16 @@ def test_a_follower_ends_with_the_run(home: Path) -> None:
             assert written and follower.poll() is None
             assert call("stop").code == 0
 
-        seen = run("logs", "-f", cwd=home, meanwhile=stop)
-        assert seen.code == 0 and "builtin: step" in seen.out and seen.err == ""
+        result = run("logs", "-f", cwd=home, meanwhile=stop)
+        assert result.code == 0 and "builtin: step" in result.out and result.err == ""
 
     assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=watch).code == 143
 
 
 def test_a_run_that_never_began(home: Path) -> None:
     directory.create(home / "runs", job_text=JOB)
-    seen = call("logs")
-    assert seen.code == 1 and "has started" in seen.err and seen.out == ""
+    result = call("logs")
+    assert result.code == 1 and "has started" in result.err and result.out == ""
     followed = call("logs", "-f")
     assert followed.code == 1 and "has no driver" in followed.err and "has started" in followed.err
 
@@ -81,9 +81,9 @@ def test_a_followed_run_that_loses_its_driver_has_not_ended(home: Path) -> None:
         child.kill()
 
     run("launch", "job.yaml", cwd=home, play="forever", meanwhile=lose)
-    seen = call("logs", "-f")
-    assert seen.code == 3 and "builtin: step" in seen.out
-    assert "is not over and has no driver" in seen.err and "autotune resume" in seen.err
+    result = call("logs", "-f")
+    assert result.code == 3 and "builtin: step" in result.out
+    assert "is not over and has no driver" in result.err and "autotune resume" in result.err
     assert call("logs").code == 0  # what there is
 
 
@@ -103,14 +103,14 @@ def test_a_terminal_and_json_get_no_secret(home: Path, monkeypatch: pytest.Monke
 
 def test_a_follower_reads_each_row_of_the_journal_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("launch", "job.yaml", cwd=home, play="tight_memory")
-    found = directory.find(home / "runs", None)
+    result = directory.find(home / "runs", None)
     decoded: list[bytes] = []
     decode = journal.decode
     monkeypatch.setattr(journal, "decode", lambda line: (decoded.append(line), decode(line))[1])
-    watch = logs._Watch(found)
-    rows = (found.path / "events.jsonl").read_bytes().splitlines()
+    watch = logs._Watch(result)
+    rows = (result.path / "events.jsonl").read_bytes().splitlines()
     assert [watch.look()[1].count for _ in range(3)] == [len(rows)] * 3 and len(decoded) == len(rows)
-    with (found.path / "events.jsonl").open("ab") as file:
+    with (result.path / "events.jsonl").open("ab") as file:
         file.write(rows[-1] + b"\n")
     driven, view = watch.look()
     assert (driven, view.count, len(decoded)) == (False, len(rows) + 1, len(rows) + 1)

@@ -36,9 +36,9 @@ def job(folder: Path, **more: Any) -> str:
 
 
 def against(release: str, folder: Path, **more: Any) -> Any:
-    seen = call("plan", job(folder, **more), "--against", release, "--json")
-    assert seen.code == 0, seen.err
-    return msgspec.json.decode(seen.out)
+    result = call("plan", job(folder, **more), "--against", release, "--json")
+    assert result.code == 0, result.err
+    return msgspec.json.decode(result.out)
 
 
 def test_a_default_that_changed_is_named_with_both_values_and_moves_the_peak(tmp_path: Path) -> None:
@@ -64,15 +64,15 @@ def test_a_setting_that_the_other_release_lacks_is_named(tmp_path: Path) -> None
 
 
 def test_the_same_release_differs_in_nothing(tmp_path: Path) -> None:
-    seen = call("plan", job(tmp_path), "--against", "verl==0.9.1")
-    assert seen.code == 0 and "nothing that autotune knows differs" in seen.out
+    result = call("plan", job(tmp_path), "--against", "verl==0.9.1")
+    assert result.code == 0 and "nothing that autotune knows differs" in result.out
 
 
 @pytest.mark.parametrize("release", ["torch==2.9", "verl", "verl==", "verl==new", "sglang==0.5.5", "==1"])
 def test_what_is_no_release_of_the_job_is_one_error(tmp_path: Path, release: str) -> None:
-    seen: Seen = call("plan", job(tmp_path), "--against", release)
-    assert seen.code == 2 and not seen.out
-    assert "not a release of the job's verl or vllm" in seen.err and "such as verl==0.9.1" in seen.err
+    result: Seen = call("plan", job(tmp_path), "--against", release)
+    assert result.code == 2 and not result.out
+    assert "not a release of the job's verl or vllm" in result.err and "such as verl==0.9.1" in result.err
 
 
 def test_an_engine_of_another_release_is_compared_by_its_own_facts(tmp_path: Path) -> None:

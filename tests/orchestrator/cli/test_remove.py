@@ -40,8 +40,8 @@ def test_runs_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
     old, new = made(tmp_path), made(tmp_path, at=NOW)
     held, damaged = made(tmp_path, end=HELD), made(tmp_path)
     (damaged.path / "events.jsonl").write_text("what\n")
-    seen = call("remove", "--older-than", "5d", "--yes", "--runs-dir", str(tmp_path))
-    assert seen.code == 0 and seen.err == f"removed {old.path}\n"
+    result = call("remove", "--older-than", "5d", "--yes", "--runs-dir", str(tmp_path))
+    assert result.code == 0 and result.err == f"removed {old.path}\n"
     assert {each.name for each in tmp_path.iterdir()} == {new.id, held.id, damaged.id}
 
 
@@ -52,7 +52,7 @@ def test_what_may_be_needed_stays(what: str, tmp_path: Path) -> None:
     if what == "checkpoints":
         (run.path / "checkpoints").mkdir()
     yes = () if what == "no question" else ("--yes",)
-    seen = call("remove", run.id, *yes, "--runs-dir", str(tmp_path))
+    result = call("remove", run.id, *yes, "--runs-dir", str(tmp_path))
     if lock is not None:
         lock.release()
     reasons = {
@@ -61,4 +61,4 @@ def test_what_may_be_needed_stays(what: str, tmp_path: Path) -> None:
         "checkpoints": "holds folders that autotune did not make: checkpoints",
         "no question": "nothing was removed\nhint: --yes",
     }
-    assert reasons[what] in seen.err and run.history()
+    assert reasons[what] in result.err and run.history()

@@ -28,8 +28,8 @@ def test_a_run_leaves_a_summary_that_says_what_its_journal_says(tmp_path: Path) 
 def test_report_writes_the_study_of_a_search_again(tmp_path: Path) -> None:
     more = "search: {trials: 2, confirm: 0, vary: [tokens_per_microbatch]}\n"
     (tmp_path / "job.yaml").write_text(JOB + more)
-    seen = run("search", "job.yaml", cwd=tmp_path, play="tight_memory")
-    assert seen.code == 0, seen.err
+    outcome = run("search", "job.yaml", cwd=tmp_path, play="tight_memory")
+    assert outcome.code == 0, outcome.err
     (folder,) = directory.runs(tmp_path / "runs")
     path = folder.path / "study.journal"
     path.write_bytes(b'{"op_code":5,"wor')

@@ -57,8 +57,8 @@ def of_command(*words: str, more: str = "") -> str:
     return f"name: t\nframework: command\ncommand: {json.dumps(list(words))}\n{more}"
 
 
-def shown(seen: Seen) -> list[str]:
-    return [name for name, value in PLANTED.items() if value in seen.out + seen.err]
+def printed(observed: Seen) -> list[str]:
+    return [name for name, value in PLANTED.items() if value in observed.out + observed.err]
 
 
 def files_with(value: str, folder: Path) -> list[str]:
@@ -70,15 +70,15 @@ def files_with(value: str, folder: Path) -> list[str]:
 def test_a_run_records_and_shows_no_value_of_a_variable(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB + _NAMES)
     for arguments in (["launch", "-v", "job.yaml"], ["launch", "--json", "job.yaml"]):
-        seen = run(*arguments, cwd=tmp_path, play="tight_memory", env=PLANTED)
-        assert seen.code == 0, seen.err
-        assert not shown(seen)
+        result = run(*arguments, cwd=tmp_path, play="tight_memory", env=PLANTED)
+        assert result.code == 0, result.err
+        assert not printed(result)
     stable = next((tmp_path / "runs").glob("*/stable.yaml"))
     assert not [name for name, value in PLANTED.items() if files_with(value, tmp_path / "runs")]
     assert "HF_TOKEN: {env: HF_TOKEN}" in stable.read_text() and "# my job" in stable.read_text()
     for arguments in (["status"], ["status", "--json", stable.parent.name], ["launch", "-n", str(stable)]):
-        seen = run(*arguments, cwd=tmp_path, env=PLANTED)
-        assert seen.code == 0 and not shown(seen), seen.err
+        result = run(*arguments, cwd=tmp_path, env=PLANTED)
+        assert result.code == 0 and not printed(result), result.err
     assert parse(stable.read_text(), lookup=PLANTED.get).env == PLANTED
     without = run("launch", str(stable), cwd=tmp_path, play="tight_memory")
     assert without.code == 2 and "`HF_TOKEN`, which is not set" in without.err and "export" in without.err
@@ -91,11 +91,11 @@ def test_no_output_shows_the_variables_of_settings_or_words(tmp_path: Path) -> N
     for text in (_VERL, words):
         (tmp_path / "job.yaml").write_text(text)
         for arguments in (["launch", "-n"], ["launch", "-n", "--json"], ["plan", "-v"], ["plan", "--json"]):
-            seen = run(*arguments, "job.yaml", cwd=tmp_path, env=PLANTED)
-            assert seen.code == 0, seen.err
-            assert not shown(seen), arguments
+            result = run(*arguments, "job.yaml", cwd=tmp_path, env=PLANTED)
+            assert result.code == 0, result.err
+            assert not printed(result), arguments
             if arguments == ["launch", "-n"]:
-                assert "WANDB_API_KEY:?}" in seen.out
+                assert "WANDB_API_KEY:?}" in result.out
 
 
 # Where a secret stands in a job, and what the error says to write instead.
@@ -125,9 +125,9 @@ def test_a_secret_in_a_job_is_an_error_with_what_to_write(place: str) -> None:
     more, instead = WRITTEN_OUT[place]
     with pytest.raises(JobErrors) as errors:
         parse(of_command("python", "t.py", more=more))
-    (found,) = (each for each in errors.value.complaints if "holds a secret" in each.message)
-    assert found.line == 5 and f"`{place}` holds a secret" in found.message
-    assert instead in found.hint and "export " in found.hint
+    (result,) = (each for each in errors.value.complaints if "holds a secret" in each.message)
+    assert result.line == 5 and f"`{place}` holds a secret" in result.message
+    assert instead in result.hint and "export " in result.hint
     for value in (*PLANTED.values(), "hunter2", "abcDEF", "pass-phrase", "ab12cd34ef"):
         assert value not in str(errors.value)
 
@@ -218,14 +218,14 @@ def test_a_run_with_a_secret_of_an_earlier_release_is_stopped_resumed_and_contin
         file.write_text(file.read_text().replace("SECRET", PLANTED["GH"]))
     assert run("launch", "job.yaml", *options, cwd=tmp_path, play="own_failure").code == 1
     for arguments in (["status"], ["report"], ["resume", "--edit"], ["resume"], ["stop"]):
-        seen = run(*arguments, cwd=tmp_path, play="own_failure")
-        assert "holds a secret" not in seen.err and seen.code in (0, 1), seen.err
+        result = run(*arguments, cwd=tmp_path, play="own_failure")
+        assert "holds a secret" not in result.err and result.code in (0, 1), result.err
 
 
 def test_a_failed_job_of_words_is_resumed_with_its_variables(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(of_command("python", "t.py", "--hf-token", "${HF_TOKEN:?}"))
-    seen = run("launch", "job.yaml", cwd=tmp_path, play="own_failure", env=PLANTED)
-    assert seen.code == 1 and not shown(seen), seen.err
+    result = run("launch", "job.yaml", cwd=tmp_path, play="own_failure", env=PLANTED)
+    assert result.code == 1 and not printed(result), result.err
     assert not files_with(PLANTED["HF_TOKEN"], tmp_path / "runs")
     resumed = run("resume", cwd=tmp_path, play="own_failure")
     assert resumed.code == 2, resumed.err
@@ -236,8 +236,8 @@ def test_what_only_looks_random_is_in_copies_of_the_job_file_alone(tmp_path: Pat
     more = f"env: {{A: {OTHER}}}\n"
     words = ("bash", "-c", f"python t.py --thing {OTHER}", "--other", OTHER)
     (tmp_path / "job.yaml").write_text(of_command(*words, more=more))
-    seen = run("launch", "job.yaml", cwd=tmp_path, play="own_failure")
-    assert seen.code == 1 and OTHER not in seen.out + seen.err, seen.err
+    result = run("launch", "job.yaml", cwd=tmp_path, play="own_failure")
+    assert result.code == 1 and OTHER not in result.out + result.err, result.err
     assert files_with(OTHER, tmp_path / "runs") == ["job.yaml"]
     (tmp_path / "job.yaml").unlink()
     run_folder = directory.RunFolder(next((tmp_path / "runs").iterdir()))
@@ -252,8 +252,8 @@ def test_submit_names_the_variables_that_the_cluster_must_define(
 ) -> None:
     url = ["--submit", "http://127.0.0.1:1", "--runs-dir", str(tmp_path / "runs")]
     (tmp_path / "job.yaml").write_text(JOB + f"env: {{HF_TOKEN: {PLANTED['HF_TOKEN']}}}\n")
-    seen = run("launch", "job.yaml", *url, cwd=tmp_path)
-    assert seen.code == 2 and not shown(seen) and "HF_TOKEN: {env: HF_TOKEN}" in seen.err
+    result = run("launch", "job.yaml", *url, cwd=tmp_path)
+    assert result.code == 2 and not printed(result) and "HF_TOKEN: {env: HF_TOKEN}" in result.err
     uploaded: list[str] = []
 
     class Client:
@@ -273,10 +273,10 @@ def test_submit_names_the_variables_that_the_cluster_must_define(
         start.LaunchOptions(job_file=tmp_path / "job.yaml", request=RunRequest(), submit=url[1])
     )
     start.submit(prepared, url=url[1], options=Options(runs_dir=tmp_path / "runs"))
-    said = capsys.readouterr()
-    assert "the cluster must define CLUSTER_KEY, HF_TOKEN" in said.err
+    output = capsys.readouterr()
+    assert "the cluster must define CLUSTER_KEY, HF_TOKEN" in output.err
     assert len(uploaded) == 2 and "{env: CLUSTER_KEY}" in uploaded[1]
-    assert not any(PLANTED["HF_TOKEN"] in part for part in [*uploaded, said.out, said.err])
+    assert not any(PLANTED["HF_TOKEN"] in part for part in [*uploaded, output.out, output.err])
 
 
 def test_a_missing_variable_is_one_error_at_its_place() -> None:
@@ -410,8 +410,8 @@ def test_what_the_error_says_to_write_is_a_job() -> None:
 def test_a_value_that_only_looks_random_is_masked_with_a_warning(words: tuple[str, ...], more: str) -> None:
     job = parse(of_command(*words, more=more))
     assert len(job.notes) == 1 and "looks like a key" in job.notes[0]
-    shown = secrets.shown_command(Command(argv=job.command, env=job.env), job)
-    assert HEX not in " ".join([*shown.argv, *shown.env.values()])
+    output = secrets.shown_command(Command(argv=job.command, env=job.env), job)
+    assert HEX not in " ".join([*output.argv, *output.env.values()])
     recorded = secrets.masked(job)
     assert HEX not in msgspec.json.encode(recorded).decode()
     assert secrets.restored(recorded, written(of_command(*words, more=more))) == job
@@ -438,11 +438,11 @@ def test_init_writes_variables_in_place_of_secrets(tmp_path: Path) -> None:
         f"export GH_TOKEN={PLANTED['GH']} PROMPT_KEY=prompt\n"
         f"wandb login {HEX}\npython train.py --hub-token ab12cd34 --lr 1e-6\n"
     )
-    seen = run("init", "run.sh", cwd=tmp_path)
+    result = run("init", "run.sh", cwd=tmp_path)
     text = (tmp_path / "job.yaml").read_text()
-    assert seen.code == 0 and not shown(seen), seen.err
+    assert result.code == 0 and not printed(result), result.err
     assert "  GH_TOKEN: {env: GH_TOKEN}\n  PROMPT_KEY: prompt\n" in text and "${HUB_TOKEN:?}" in text
     for name in ("GH_TOKEN", "HUB_TOKEN"):
-        assert f"a secret is left out: `export {name}=...` where autotune runs" in seen.err
+        assert f"a secret is left out: `export {name}=...` where autotune runs" in result.err
     assert not any(value in text for value in (*PLANTED.values(), "ab12cd34"))
     assert parse(text, lookup={"GH_TOKEN": "a", "HUB_TOKEN": "b"}.get).env["GH_TOKEN"] == "a"

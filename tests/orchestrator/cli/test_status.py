@@ -79,14 +79,14 @@ def test_a_watched_table_in_a_file_is_printed_when_there_is_news_and_once_a_minu
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     second = replace(ATTEMPT, attempt=2, status="RUNNING")
-    seen = [
+    items = [
         RUN,
         replace(RUN, attempts=(replace(ATTEMPT, status="RUNNING step 4/20", seconds=64.0),), total_s=64.0),
         replace(RUN, attempts=(replace(ATTEMPT, status="✗ gpu-oom in backward"), second)),
         replace(RUN, attempts=(replace(ATTEMPT, status="✗ gpu-oom in backward"), second), total_s=99.0),
         replace(RUN, status="COMPLETED", running=False),
     ]
-    looks: Iterator[RunStatus] = iter(seen)
+    looks: Iterator[RunStatus] = iter(items)
     times = iter([0.0, 2.0, 4.0, 70.0, 72.0])
     monkeypatch.setattr(status.directory, "find", lambda *_: RunFolder(Path("runs/7c1e")))
     monkeypatch.setattr(status.RunReader, "look", lambda *_, **__: next(looks))
@@ -127,9 +127,9 @@ def test_a_run_that_goes_on_is_read_on(tmp_path: Path, monkeypatch: pytest.Monke
     rows = (Decided(attempt=1, reason=RESUMED), Started(attempt=2, knobs=Knobs(), at="2027-01-16T00:00:00Z"))
     with (run.path / "events.jsonl").open("ab") as file:
         file.writelines(encode(row) + b"\n" for row in rows)
-    seen = reader.look(now=0.0)
-    assert (seen.status, len(seen.attempts)) == ("INTERRUPTED", 2)
-    assert seen == RunReader(run).look(now=0.0) == RunReader(run, keeps=False).look(now=0.0)
+    result = reader.look(now=0.0)
+    assert (result.status, len(result.attempts)) == ("INTERRUPTED", 2)
+    assert result == RunReader(run).look(now=0.0) == RunReader(run, keeps=False).look(now=0.0)
 
 
 def test_a_run_is_not_said_to_be_interrupted_where_its_driver_cannot_be_asked_for(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_a_run_is_not_said_to_be_interrupted_where_its_driver_cannot_be_asked_fo
         True,
     )
     (run.path / "drivers").touch()  # a folder that cannot be listed
-    seen = RunReader(run, keeps=False).look(now=0.0)
-    assert seen.status == "RECOVERING" and seen.running and seen.attempts[1].status == "RUNNING"
-    assert seen.driver == "whether one is at work cannot be read"
+    result = RunReader(run, keeps=False).look(now=0.0)
+    assert result.status == "RECOVERING" and result.running and result.attempts[1].status == "RUNNING"
+    assert result.driver == "whether one is at work cannot be read"
 
 
 def test_a_driver_of_another_host_is_named_with_its_heartbeat_and_watched(
@@ -162,20 +162,22 @@ def test_a_driver_of_another_host_is_named_with_its_heartbeat_and_watched(
     os.utime(claim, (1_800_000_000, 1_800_000_000))
     monkeypatch.setattr(status, "Watch", lambda path: Watch(path, monotonic=lambda: at[0]))
     reader = RunReader(run)
-    seen = reader.look(now=0.0)
-    assert seen.running and seen.driver.startswith("pid 7 on gpu-03, last heartbeat 2027-01-15T08:00:00.000Z")
-    assert "  driver: pid 7 on gpu-03" in table([seen], now=0.0, attempts=True)
+    result = reader.look(now=0.0)
+    assert result.running and result.driver.startswith(
+        "pid 7 on gpu-03, last heartbeat 2027-01-15T08:00:00.000Z"
+    )
+    assert "  driver: pid 7 on gpu-03" in table([result], now=0.0, attempts=True)
     at[0] = STALE_S
-    seen = reader.look(now=0.0)
-    assert (seen.running, seen.driver, seen.status) == (False, "", "INTERRUPTED")
+    result = reader.look(now=0.0)
+    assert (result.running, result.driver, result.status) == (False, "", "INTERRUPTED")
 
 
 def test_a_copied_run_is_listed_under_its_own_id(tmp_path: Path) -> None:
     original = finished_run(tmp_path / "7c1e")
-    seen = RunReader(original).look(now=0.0)
+    result = RunReader(original).look(now=0.0)
     copy = RunFolder(tmp_path / "copy")
     shutil.copytree(original.path, copy.path)  # with the times of its files
-    assert RunReader(copy).look(now=0.0) == replace(seen, run="copy")
+    assert RunReader(copy).look(now=0.0) == replace(result, run="copy")
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "drivers/1", "waiting.json"])
@@ -192,8 +194,8 @@ def test_a_summary_of_another_run_is_not_believed(tmp_path: Path) -> None:
     write_run(other.path, steps=20)
     RunReader(other).look(now=0.0)
     (other.path / summary.NAME).rename(run.path / summary.NAME)
-    seen = RunReader(run).look(now=0.0)
-    assert (seen.run, seen.total_s) == ("7c1e", 30.0)
+    result = RunReader(run).look(now=0.0)
+    assert (result.run, result.total_s) == ("7c1e", 30.0)
 
 
 def test_damage_behind_a_summary_is_reported_and_nothing_is_kept_of_it(tmp_path: Path) -> None:

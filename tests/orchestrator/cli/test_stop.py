@@ -60,11 +60,11 @@ def test_a_run_whose_driver_dies_as_it_is_asked_is_stopped_all_the_same(home: Pa
             child.kill()
             child.wait()
 
-        seen.append(run("stop", cwd=home, play="forever", meanwhile=kill))
+        items.append(run("stop", cwd=home, play="forever", meanwhile=kill))
 
-    seen: list[Seen] = []
+    items: list[Seen] = []
     run("launch", "job.yaml", cwd=home, play="forever", meanwhile=die_when_asked)
-    (stopped,) = seen
+    (stopped,) = items
     assert (stopped.code, "is stopped" in stopped.err) == (0, True), stopped.err
     assert isinstance(the_run(home).history()[-1], Finished)
     assert not (the_run(home).path / "stop").exists()
@@ -92,11 +92,11 @@ def test_a_run_is_stopped_without_the_secrets_that_it_needs_to_go_on(home: Path)
 def test_what_could_not_be_ended_or_reached_is_named_each_time(trouble: str, words: str, home: Path) -> None:
     killed(home, "forever" + CLUSTER)
     for _ in range(2):
-        seen = run("stop", cwd=home, play=f"forever{trouble}{CLUSTER}")
-        assert seen.code == 3 and words in seen.err and "is stopped" not in seen.err
+        result = run("stop", cwd=home, play=f"forever{trouble}{CLUSTER}")
+        assert result.code == 3 and words in result.err and "is stopped" not in result.err
         assert not isinstance(the_run(home).history()[-1], Finished)
-    seen = run("stop", cwd=home, play="forever" + CLUSTER)
-    assert seen.code == 0 and "is stopped" in seen.err
+    result = run("stop", cwd=home, play="forever" + CLUSTER)
+    assert result.code == 0 and "is stopped" in result.err
     assert run("stop", cwd=home, play="unreachable").code == 0  # the record shows that nothing is left
 
 
@@ -108,8 +108,8 @@ def test_what_a_driver_could_not_reach_is_looked_for_although_the_run_has_finish
             journal.append(msgspec.structs.replace(event, at=journal.history()[-1].at))
     for play in ("unreachable", "forever:silent" + CLUSTER, "forever:undead" + CLUSTER):
         assert run("stop", cwd=home, play=play).code == 3
-    seen = run("stop", cwd=home, play="forever" + CLUSTER)
-    assert seen.code == 0 and "was already stopped; no process of it is left" in seen.err
+    result = run("stop", cwd=home, play="forever" + CLUSTER)
+    assert result.code == 0 and "was already stopped; no process of it is left" in result.err
     removed = run("remove", the_run(home).id, "--yes", cwd=home)
     assert removed.code == 0 and removed.err.startswith("removed "), removed.err
 
@@ -138,8 +138,8 @@ def test_processes_on_another_host_are_not_said_to_be_gone(
     made = killed(home, "forever")
     monkeypatch.chdir(home)
     monkeypatch.setattr(stop, "last_owner", lambda _: Owner(host="gpu-07", pid=1, boot_id="another"))
-    seen = call("stop")
-    assert seen.code == 3 and "ended on gpu-07, where its processes may be left" in seen.err
+    result = call("stop")
+    assert result.code == 3 and "ended on gpu-07, where its processes may be left" in result.err
     assert not isinstance(made.history()[-1], Finished)
 
 
@@ -159,8 +159,8 @@ def test_a_driver_hears_a_request_from_the_moment_that_others_see_it(how: str, h
 
 def test_a_request_for_an_earlier_driver_is_forgotten_and_one_for_the_first_is_not(home: Path) -> None:
     made = directory.create(home / "runs", job_text=JOB)
-    seen = run("stop", cwd=home, play="tight_memory")
-    assert seen.code == 0 and "has not started; a driver that is starting now stops at once" in seen.err
+    result = run("stop", cwd=home, play="tight_memory")
+    assert result.code == 0 and "has not started; a driver that is starting now stops at once" in result.err
     assert run("resume", cwd=home, play="tight_memory").code == 143
     assert (made.path / "stop").exists()
     assert run("resume", cwd=home, play="tight_memory").code == 0

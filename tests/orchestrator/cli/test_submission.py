@@ -110,26 +110,28 @@ def test_a_submission_has_an_id_that_names_the_job(board: Board, tmp_path: Path)
 
 def test_a_lost_answer_makes_no_second_job(board: Board, tmp_path: Path) -> None:
     board.drops = 1
-    seen = submitted(board, tmp_path)
-    assert seen.code == 0 and board.jobs == [seen.out.strip()]
+    result = submitted(board, tmp_path)
+    assert result.code == 0 and board.jobs == [result.out.strip()]
 
 
 def test_what_is_not_known_is_no_success(board: Board, tmp_path: Path) -> None:
     board.drops, board.is_deaf = 1, True
-    seen = submitted(board, tmp_path)
+    result = submitted(board, tmp_path)
     (name,) = board.jobs
-    assert seen.code == 3 and "is not known" in seen.err
-    assert f"ray job status --address {board.url} {name}" in seen.err and seen.out == ""
+    assert result.code == 3 and "is not known" in result.err
+    assert f"ray job status --address {board.url} {name}" in result.err and result.out == ""
     assert set(board.asked) == {name}
 
 
 def test_a_refused_submission_is_a_failure(board: Board, tmp_path: Path) -> None:
     board.refuses = True
-    seen = submitted(board, tmp_path)
-    assert seen.code == 3 and "cannot submit to" in seen.err and len(board.asked) == 1
+    result = submitted(board, tmp_path)
+    assert result.code == 3 and "cannot submit to" in result.err and len(board.asked) == 1
 
 
 def test_a_cluster_that_asks_for_a_token_is_no_wrong_address(board: Board, tmp_path: Path) -> None:
     board.wants_token = True
-    seen = submitted(board, tmp_path)
-    assert seen.code == 3 and "Authentication required" in seen.err and "RAY_AUTH_MODE=token" in seen.err
+    result = submitted(board, tmp_path)
+    assert (
+        result.code == 3 and "Authentication required" in result.err and "RAY_AUTH_MODE=token" in result.err
+    )

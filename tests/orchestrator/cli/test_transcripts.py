@@ -53,7 +53,7 @@ def test_transcript(name: str, stream: str, tmp_path: Path) -> None:
     arguments, play, job = CASES[name]
     if job:
         (tmp_path / "job.yaml").write_text(job)
-    seen = run(
+    result = run(
         *arguments.split(),
         cwd=tmp_path,
         tty=stream == "tty",
@@ -61,8 +61,8 @@ def test_transcript(name: str, stream: str, tmp_path: Path) -> None:
         meanwhile=interrupt if name == "interrupted" else None,
     )
     text = (
-        f"$ autotune {arguments}\nexit code: {seen.code}\n"
-        f"--- stdout\n{filtered(seen.out)}--- stderr\n{filtered(seen.err)}"
+        f"$ autotune {arguments}\nexit code: {result.code}\n"
+        f"--- stdout\n{filtered(result.out)}--- stderr\n{filtered(result.err)}"
     )
     path = TRANSCRIPTS / f"{name}.{stream}.txt"
     if os.environ.get("UPDATE_TRANSCRIPTS"):

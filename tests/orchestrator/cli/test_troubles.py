@@ -27,8 +27,8 @@ def home(tmp_path: Path) -> Path:
 
 
 def the_run(home: Path) -> directory.RunFolder:
-    (found,) = directory.runs(home / "runs")
-    return found
+    (result,) = directory.runs(home / "runs")
+    return result
 
 
 def until(home: Path, kind: str, *, count: int = 1) -> None:
@@ -57,32 +57,32 @@ def test_a_reader_that_goes_away_stops_no_training(stream: str, home: Path) -> N
         os.close(pipe.fileno())
         setattr(child, stream, None)
 
-    seen = run("launch", "job.yaml", "--json", cwd=home, play="tight_memory", meanwhile=leave)
-    assert seen.code == 0
+    result = run("launch", "job.yaml", "--json", cwd=home, play="tight_memory", meanwhile=leave)
+    assert result.code == 0
     assert isinstance(finished(the_run(home).history()).verdict, TrainingCompleted)
     log = (the_run(home).path / "driver.log").read_text()
     if stream == "stdout":
         assert log.count("cannot write to stdout: broken pipe") == 1
-        assert seen.err.count("cannot write to stdout") == 1 and "Training complete" in seen.err
+        assert result.err.count("cannot write to stdout") == 1 and "Training complete" in result.err
     else:
         assert log.count("cannot print: broken pipe; the run continues") >= 1 and "Training complete" in log
-        assert json.loads(seen.out.splitlines()[-1])["type"] == "finished"
+        assert json.loads(result.out.splitlines()[-1])["type"] == "finished"
 
 
 def test_a_stable_file_that_cannot_be_written_stops_no_training(home: Path) -> None:
-    seen = run("launch", "job.yaml", cwd=home, play="no_stable_file")
-    assert (seen.code, seen.out) == (0, "")
-    assert seen.err.count("cannot write stable.yaml: no space left on device") == 1
-    assert "Training complete" in seen.err
+    result = run("launch", "job.yaml", cwd=home, play="no_stable_file")
+    assert (result.code, result.out) == (0, "")
+    assert result.err.count("cannot write stable.yaml: no space left on device") == 1
+    assert "Training complete" in result.err
     assert "No space left on device" in (the_run(home).path / "driver.log").read_text()
     assert run("resume", cwd=home, play="tight_memory").out.strip().endswith("stable.yaml")
 
 
 def test_a_certificate_that_cannot_be_written_is_one_warning(home: Path) -> None:
-    seen = run("launch", "job.yaml", cwd=home, play="no_certificate")
-    assert seen.code == 0 and seen.out.strip().endswith("stable.yaml")
-    assert seen.err.count("cannot write certificate.json: no space left on device") == 1
-    assert "Training complete" in seen.err and not (the_run(home).path / "certificate.json").exists()
+    result = run("launch", "job.yaml", cwd=home, play="no_certificate")
+    assert result.code == 0 and result.out.strip().endswith("stable.yaml")
+    assert result.err.count("cannot write certificate.json: no space left on device") == 1
+    assert "Training complete" in result.err and not (the_run(home).path / "certificate.json").exists()
 
 
 def test_without_its_terminal_a_driver_goes_on(home: Path) -> None:
@@ -92,8 +92,8 @@ def test_without_its_terminal_a_driver_goes_on(home: Path) -> None:
         until(home, "progressed", count=len(the_run(home).history()) + 2)
         child.send_signal(signal.SIGTERM)
 
-    seen = run("launch", "job.yaml", cwd=home, tty=True, play="forever", meanwhile=hang_up)
-    assert seen.code == 143
+    result = run("launch", "job.yaml", cwd=home, tty=True, play="forever", meanwhile=hang_up)
+    assert result.code == 143
     log = (the_run(home).path / "driver.log").read_text()
     assert "terminal disconnected; the run continues" in log and "stopped by SIGTERM" in log
 
@@ -106,8 +106,8 @@ def test_a_driver_outlives_a_terminal_that_goes_while_it_starts(home: Path) -> N
             time.sleep(0.001)
         child.send_signal(signal.SIGHUP)
 
-    seen = run("launch", "job.yaml", cwd=home, tty=True, play="tight_memory", meanwhile=hang_up)
-    assert seen.code == 0
+    result = run("launch", "job.yaml", cwd=home, tty=True, play="tight_memory", meanwhile=hang_up)
+    assert result.code == 0
     assert "terminal disconnected; the run continues" in (the_run(home).path / "driver.log").read_text()
 
 
@@ -132,10 +132,10 @@ def test_a_second_ctrl_c_is_heard_while_it_starts(home: Path) -> None:
         time.sleep(0.2)
         child.send_signal(signal.SIGINT)
 
-    seen = run("launch", "job.yaml", cwd=home, play="never_starts", meanwhile=press_twice)
-    assert seen.code == 130, seen.err
+    result = run("launch", "job.yaml", cwd=home, play="never_starts", meanwhile=press_twice)
+    assert result.code == 130, result.err
     assert the_end(home).outcome == Cancelled(by="user")
-    assert "autotune resume" in seen.err
+    assert "autotune resume" in result.err
 
 
 def press_twice_once(there: Callable[[], object], child: subprocess.Popen[bytes]) -> None:
@@ -149,16 +149,16 @@ def press_twice_once(there: Callable[[], object], child: subprocess.Popen[bytes]
 
 
 def test_a_second_ctrl_c_ends_a_connection_that_hears_none(home: Path) -> None:
-    seen = run(
+    result = run(
         "launch",
         "job.yaml",
         cwd=home,
         play="deaf_connection",
         meanwhile=partial(press_twice_once, (home / "connecting").exists),
     )
-    assert seen.code == 130, seen.err
-    assert "stopped by SIGINT before anything was started" in seen.err
-    assert "autotune resume" in seen.err and "asked again" not in seen.err
+    assert result.code == 130, result.err
+    assert "stopped by SIGINT before anything was started" in result.err
+    assert "autotune resume" in result.err and "asked again" not in result.err
 
 
 def test_a_second_ctrl_c_ends_a_call_to_the_cluster_that_hears_none(home: Path) -> None:
@@ -166,19 +166,19 @@ def test_a_second_ctrl_c_ends_a_call_to_the_cluster_that_hears_none(home: Path) 
         until(home, "started")
         press_twice_once(lambda: True, child)
 
-    seen = run("launch", "job.yaml", cwd=home, play="deaf", meanwhile=press_twice)
-    assert seen.code == 130, seen.err
+    result = run("launch", "job.yaml", cwd=home, play="deaf", meanwhile=press_twice)
+    assert result.code == 130, result.err
     assert (
-        "second interrupt: killing the job (up to 3 s)" in seen.err.partition("attempt #1 may still run")[0]
+        "second interrupt: killing the job (up to 3 s)" in result.err.partition("attempt #1 may still run")[0]
     )
-    assert "`autotune stop" in seen.err
+    assert "`autotune stop" in result.err
     assert [e for e in the_run(home).history() if isinstance(e, Ended)] == []
 
 
 def test_an_interrupted_connection_does_not_crash_the_end(home: Path) -> None:
-    seen = run("launch", "job.yaml", cwd=home, play="half_connected")
-    assert seen.code == 130, seen.err
-    assert "stopped by SIGINT before anything was started" in seen.err
+    result = run("launch", "job.yaml", cwd=home, play="half_connected")
+    assert result.code == 130, result.err
+    assert "stopped by SIGINT before anything was started" in result.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -187,11 +187,11 @@ def test_a_request_to_end_is_heard_while_memory_is_awaited(number: signal.Signal
         drains(home)
         child.send_signal(number)
 
-    seen = run("launch", "job.yaml", cwd=home, play="never_drains", meanwhile=ask)
-    assert seen.code == 128 + number, seen.err
+    result = run("launch", "job.yaml", cwd=home, play="never_drains", meanwhile=ask)
+    assert result.code == 128 + number, result.err
     the_end(home, by=number.name)
-    assert "did not wait for attempt #1 to release its memory" in seen.err
-    assert "autotune resume" in seen.err
+    assert "did not wait for attempt #1 to release its memory" in result.err
+    assert "autotune resume" in result.err
 
 
 def the_end(home: Path, *, by: str = "SIGINT") -> Ended:
@@ -204,7 +204,7 @@ def the_end(home: Path, *, by: str = "SIGINT") -> Ended:
 
 
 def test_a_bug_names_the_run_to_resume(home: Path) -> None:
-    seen = run("launch", "job.yaml", cwd=home, play="bug")
+    result = run("launch", "job.yaml", cwd=home, play="bug")
     name = the_run(home).id
-    assert seen.code == 101 and f"`autotune resume {name}` continues the run" in seen.err
+    assert result.code == 101 and f"`autotune resume {name}` continues the run" in result.err
     assert "ZeroDivisionError" in (the_run(home).path / "driver.log").read_text()

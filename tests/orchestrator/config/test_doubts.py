@@ -41,9 +41,22 @@ def test_the_rules_of_the_jobs_own_release_refuse_it(tmp_path: Path) -> None:
         verl(tmp_path, "0.9.1")
 
 
+def test_the_rules_do_not_refuse_what_a_config_file_of_the_job_may_set(tmp_path: Path) -> None:
+    stated = "framework_version: 0.9.1\ncommand: [python3, -m, verl.trainer.main_ppo, --config-name=mine]"
+    text = _VERL.replace("{version}", stated).format(folder=tmp_path)
+    notes = about(parse_elsewhere(text)[0], "ppo_micro_batch_size")
+    assert notes and all(note.endswith("a configuration file of its own") for note in notes)
+
+
 def test_the_rules_of_an_unknown_release_are_a_warning(tmp_path: Path) -> None:
     (note, *_) = about(verl(tmp_path), "ppo_micro_batch_size")
     assert note.endswith("the job's own release is not known") and "divide it" not in note
+
+
+def test_a_misspelt_setting_of_an_unknown_release_names_the_one_that_is_meant(tmp_path: Path) -> None:
+    text = _VERL.format(folder=tmp_path, version="").replace("ppo_micro_batch_size", "ppo_micro_btch_size")
+    (note,) = about(parse_elsewhere(text)[0], "ppo_micro_btch_size")
+    assert "(did you mean " in note and "ppo_micro_batch_size" in note
 
 
 def test_the_hint_of_another_release_is_left_out(tmp_path: Path) -> None:

@@ -72,6 +72,19 @@ def test_without_a_version_the_job_is_read_as_the_newest_release_with_a_note(tmp
     assert parse(text(tmp_path, "framework_version: 0.9.0", "python: /nowhere/python")).notes == ()
 
 
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        ("0.6.1", "0.5.9.post1, the nearest known to 0.6.1"),
+        ("0.8.11", "0.8.11, names only"),
+        ("0.11.2", "0.11.2 (framework_version)"),
+    ],
+)
+def test_the_release_whose_names_are_used_is_named(version: str, release: str) -> None:
+    own = Job(name="j", framework="openrlhf", framework_version=version)
+    assert settings_of(own, frameworks.find("openrlhf")) == f"openrlhf {release}"
+
+
 def test_with_a_version_the_hint_names_the_older_release(tmp_path: Path) -> None:
     with pytest.raises(JobErrors) as caught:
         parse(text(tmp_path, "framework_version: 0.9.1"))

@@ -90,10 +90,10 @@ def of_job(facts: NodeFacts, text: str = VERL) -> dict[str, Check]:
 
 
 def test_a_node_without_fault_passes() -> None:
-    found = of_machine(NODE)
-    assert {check.status for check in found.values()} == {Status.OK}
-    assert found["gpus"].what == "4 × NVIDIA H100 80GB HBM3, 80.00 GiB each"
-    assert found["driver"].what == "driver 570.86.15, CUDA 12.8"
+    result = of_machine(NODE)
+    assert {check.status for check in result.values()} == {Status.OK}
+    assert result["gpus"].what == "4 × NVIDIA H100 80GB HBM3, 80.00 GiB each"
+    assert result["driver"].what == "driver 570.86.15, CUDA 12.8"
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,9 @@ def test_the_cluster_against_the_job() -> None:
     more = VERL.replace("nodes: 1, gpus_per_node: 4", "nodes: 2, gpus_per_node: 8").replace(
         "n_gpus_per_node: 4", "n_gpus_per_node: 8\n  trainer.nnodes: 2"
     )
-    found = of_cluster(more, (NODE, 4))
-    assert [check.status for check in found] == [Status.FAILED] * 2
-    assert "needs 2 nodes" in found[0].what and "needs 8 GPUs per node" in found[1].what
+    result = of_cluster(more, (NODE, 4))
+    assert [check.status for check in result] == [Status.FAILED] * 2
+    assert "needs 2 nodes" in result[0].what and "needs 8 GPUs per node" in result[1].what
 
 
 def test_a_size_or_a_card_that_the_job_states_and_nvml_denies() -> None:
@@ -290,10 +290,10 @@ def test_the_checks_of_settings_carry_the_frameworks_warnings() -> None:
     read = job("framework_version: 0.9.1\n" + VERL.lstrip() + "  trainer.save_freq: -1\n")
     framework = frameworks.find("verl")
     profile = framework.profile(read, assumed(read))
-    found = list(settings_checks(read, framework, profile))
-    assert found[0].what == "the job's 7 settings of verl 0.9.1 are legal" and found[0].status is Status.OK
-    assert [c.what for c in found[1:]] == list(profile.warnings)
-    (resume,) = [check for check in found if check.name == "resume"]
+    items = list(settings_checks(read, framework, profile))
+    assert items[0].what == "the job's 7 settings checked for verl 0.9.1" and items[0].status is Status.OK
+    assert [c.what for c in items[1:]] == list(profile.warnings)
+    (resume,) = [check for check in items if check.name == "resume"]
     assert resume.status is Status.WARNING and "trainer.save_freq" in resume.what
     assert examination_of(read, framework, profile).folders == ()
 
@@ -301,8 +301,8 @@ def test_the_checks_of_settings_carry_the_frameworks_warnings() -> None:
 def test_a_job_without_settings_has_none_that_were_checked() -> None:
     read = job("name: q\nframework: command\ncommand: [python, train.py]\n")
     framework = frameworks.find("command")
-    found = settings_checks(read, framework, framework.profile(read, assumed(read)))
-    assert "settings" not in {check.name for check in found}
+    result = settings_checks(read, framework, framework.profile(read, assumed(read)))
+    assert "settings" not in {check.name for check in result}
 
 
 SLIME = """\
@@ -330,10 +330,10 @@ def test_what_is_only_good_to_know_is_no_warning() -> None:
     read = parse(SLIME)
     framework = frameworks.find("slime")
     profile = framework.profile(read, assumed(read))
-    told = {check.what: check.status for check in settings_checks(read, framework, profile)}
+    reported = {check.what: check.status for check in settings_checks(read, framework, profile)}
     news = [what for what in profile.warnings if "checkpoints go to" in what or "start weights, from" in what]
-    assert len(news) == 2 and {told[what] for what in news} == {Status.SKIPPED}  # by an assumed release
-    assert Status.WARNING in {told[what] for what in profile.warnings}
+    assert len(news) == 2 and {reported[what] for what in news} == {Status.SKIPPED}  # by an assumed release
+    assert Status.WARNING in {reported[what] for what in profile.warnings}
 
 
 @pytest.mark.parametrize(
@@ -406,11 +406,11 @@ def test_a_cluster_that_is_lost_while_it_is_examined(monkeypatch: pytest.MonkeyP
     left = []
     monkeypatch.setattr(doctor, "connect", lambda _: Connection(address="a:1", ours=False, note=""))
     monkeypatch.setattr(doctor, "disconnect", left.append)
-    found = doctor.examine_all(job(), runs_dir=tmp_path)  # living_nodes raises: there is no connection
-    (lost,) = [check for check in found.checks if check.name == "cluster"]
+    result = doctor.examine_all(job(), runs_dir=tmp_path)  # living_nodes raises: there is no connection
+    (lost,) = [check for check in result.checks if check.name == "cluster"]
     assert lost.status is Status.FAILED and "answers no more: not connected" in lost.what and lost.hint
-    assert found.code is ExitCode.INFRASTRUCTURE and len(left) == 1
-    of_machine = {check.node for check in found.checks if check.name in ("host-memory", "disk", "shm")}
+    assert result.code is ExitCode.INFRASTRUCTURE and len(left) == 1
+    of_machine = {check.node for check in result.checks if check.name in ("host-memory", "disk", "shm")}
     assert of_machine == {socket.gethostname()}
 
 
@@ -434,18 +434,18 @@ def test_nodes_that_agree_are_one_line_and_the_worst_decides_the_exit_code() -> 
         Check(name="shm", node=node, status=Status.WARNING, what="small", hint="grow it")
         for node in nodes[:5]
     ]
-    found = Examined(address="10.0.0.0:6379", nodes=6, checks=tuple(checks))
-    assert found.code is ExitCode.OK
-    assert render(found).splitlines() == [
+    result = Examined(address="10.0.0.0:6379", nodes=6, checks=tuple(checks))
+    assert result.code is ExitCode.OK
+    assert render(result).splitlines() == [
         "✓ python       3.11.9  (all nodes)",
         "! shm          small  (10.0.0.0, 10.0.0.1, 10.0.0.2, 10.0.0.3 and 1 more)",
         "  hint: grow it",
         "5 warnings, 6 passed",
     ]
-    assert len(render(found, verbose=True).splitlines()) == 17
-    assert render(found, quiet=True) == ""
+    assert len(render(result, verbose=True).splitlines()) == 17
+    assert render(result, quiet=True) == ""
     failed = Check(name="node", node=nodes[5], status=Status.FAILED, what="silent", hint="look")
-    worse = msgspec.structs.replace(found, checks=(*checks, failed))
+    worse = msgspec.structs.replace(result, checks=(*checks, failed))
     assert worse.code is ExitCode.NO and render(worse).splitlines()[-1] == "1 failed, 5 warnings, 6 passed"
     assert render(worse, quiet=True) == "✗ node         silent  (10.0.0.5)\n  hint: look"
-    assert msgspec.structs.replace(found, address="").code is ExitCode.INFRASTRUCTURE
+    assert msgspec.structs.replace(result, address="").code is ExitCode.INFRASTRUCTURE

@@ -30,31 +30,31 @@ def decoded(text: str) -> Examined:
 def test_this_machine_alone_needs_no_cluster(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text(SCRIPT)
-    seen = call("doctor", "job.yaml", "--json")
-    found = decoded(seen.out)
-    assert (found.job, found.address, found.nodes) == ("script", "local", 1)
-    by_name = {check.name: check for check in found.checks}
+    result = call("doctor", "job.yaml", "--json")
+    outcome = decoded(result.out)
+    assert (outcome.job, outcome.address, outcome.nodes) == ("script", "local", 1)
+    by_name = {check.name: check for check in outcome.checks}
     assert {"cluster", "runs", "python", "ray", "gpus", "shm", "disk", "settings", "resume"} <= set(by_name)
     assert by_name["framework"].status is Status.SKIPPED
     assert by_name["python"].status is Status.OK
-    assert seen.code == (1 if found.count(Status.FAILED) else 0)
+    assert result.code == (1 if outcome.count(Status.FAILED) else 0)
 
 
 def test_a_runs_folder_that_cannot_be_written_is_a_failed_check(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text(SCRIPT)
     (tmp_path / "file").touch()
-    seen = call("--runs-dir", "file/runs", "doctor", "job.yaml", "-q")
-    assert seen.code == 1 and seen.err == ""
-    assert "✗ runs" in seen.out and "hint: pass another --runs-dir" in seen.out
+    result = call("--runs-dir", "file/runs", "doctor", "job.yaml", "-q")
+    assert result.code == 1 and result.err == ""
+    assert "✗ runs" in result.out and "hint: pass another --runs-dir" in result.out
 
 
 def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    seen = call("doctor")
-    assert seen.code == 3 and seen.err == ""
-    assert "✗ cluster      cannot connect to the Ray cluster at 127.0.0.1:1: " in seen.out
-    assert "✓ python" in seen.out and "1 failed" in seen.out
+    result = call("doctor")
+    assert result.code == 3 and result.err == ""
+    assert "✗ cluster      cannot connect to the Ray cluster at 127.0.0.1:1: " in result.out
+    assert "✓ python" in result.out and "1 failed" in result.out
 
 
 def test_what_others_wrote_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,8 +65,8 @@ def test_what_others_wrote_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyP
         what=f"(pid 7 (\x1b]0;owned\x07py\rthon) {token})",
         hint="end\x1b[2J",
     )
-    found = Examined(address="local", nodes=1, checks=(held,))
-    monkeypatch.setattr(examine, "examine_all", lambda *_, **__: found)
+    result = Examined(address="local", nodes=1, checks=(held,))
+    monkeypatch.setattr(examine, "examine_all", lambda *_, **__: result)
     assert call("doctor").out.splitlines()[:2] == [
         "! held-memory  (pid 7 (py?thon) ***)",
         "  hint: end",
@@ -77,5 +77,5 @@ def test_what_others_wrote_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyP
 
 def test_a_job_file_that_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(SCRIPT + "relaunchs: 3\n")
-    seen = call("doctor", "job.yaml")
-    assert seen.code == 2 and "unknown key `relaunchs`" in seen.err and seen.out == ""
+    result = call("doctor", "job.yaml")
+    assert result.code == 2 and "unknown key `relaunchs`" in result.err and result.out == ""

@@ -156,7 +156,7 @@ def test_a_reading_of_a_card_counts_for_the_step_in_which_it_was_taken(followed:
 
 
 def test_the_cards_of_others_do_not_count_once_the_own_are_known(followed: Followed) -> None:
-    def seen(at: float, *, known: bool) -> Sample:
+    def observed(at: float, *, known: bool) -> Sample:
         cards = tuple(
             GpuMemory(index=i, used_bytes=used, total_bytes=100, ours_bytes=0, of_attempt=known and i == 0)
             for i, used in enumerate((41, 97))
@@ -164,8 +164,8 @@ def test_the_cards_of_others_do_not_count_once_the_own_are_known(followed: Follo
         return msgspec.structs.replace(sample(at), gpus=cards)
 
     followed.see("builtin: phase start name=rollout step=1\n")
-    followed.see(samples=(seen(1, known=False),))
-    followed.see(samples=(seen(2, known=True),))
+    followed.see(samples=(observed(1, known=False),))
+    followed.see(samples=(observed(2, known=True),))
     (event,) = followed.see("builtin: phase end name=rollout step=1 seconds=1\nbuiltin: step 1/9 seconds=1\n")
     assert isinstance(event, Progressed)
     assert event.peaks[Phase.ROLLOUT].used_bytes == 41
@@ -372,8 +372,8 @@ def test_a_warning_that_the_run_survives_is_no_failure(tmp_path: Path) -> None:
     survived.see(phase("rollout", 1), after=10)
     assert not any(isinstance(e, FailureSeen) for e in survived.see(after=10))
     died = Followed(tmp_path / "b")
-    seen = [*died.see(CUDA), *died.see(after=14), *died.see(after=2)]
-    assert [type(e) for e in seen] == [FailureSeen]
+    items = [*died.see(CUDA), *died.see(after=14), *died.see(after=2)]
+    assert [type(e) for e in items] == [FailureSeen]
 
 
 def test_a_job_that_talks_without_completing_a_step_hangs(followed: Followed) -> None:
@@ -394,8 +394,8 @@ def test_a_job_that_talks_without_completing_a_step_hangs(followed: Followed) ->
 
 def test_an_attempt_that_failed_reaches_no_goal(tmp_path: Path) -> None:
     followed = Followed(tmp_path)
-    seen = followed.see(failure("backward", 1), source=OWN_SOURCE)
-    assert any(isinstance(event, FailureSeen) for event in seen)
+    result = followed.see(failure("backward", 1), source=OWN_SOURCE)
+    assert any(isinstance(event, FailureSeen) for event in result)
     events = followed.see(*(step(number, 9) for number in range(1, 9)))
     assert not any(isinstance(e, GoalReached) for e in events)
 
@@ -437,7 +437,7 @@ def test_a_suspicion_waits_for_the_supervisor(followed: Followed) -> None:
 PLAIN = "micro-batch of 4096 tokens: loss 0.4213"
 
 
-def told(folder: Path, texts: list[str], *, source: str, seed: int) -> tuple[object, ...]:
+def reported(folder: Path, texts: list[str], *, source: str, seed: int) -> tuple[object, ...]:
     """Return all that an attempt shows whose lines come in pieces of any size, plain lines between them."""
     dice = random.Random(seed)
     data = "".join(
@@ -477,14 +477,14 @@ def test_lines_that_are_looked_at_together_tell_what_each_alone_tells(
         failure("forward", 3),
         step(3),
     ]
-    together = told(tmp_path / "together", texts, source=source, seed=seed)
+    together = reported(tmp_path / "together", texts, source=source, seed=seed)
     monkeypatch.setattr(Scanner, "skip", lambda *_, **__: False)
-    assert told(tmp_path / "alone", texts, source=source, seed=seed) == together
+    assert reported(tmp_path / "alone", texts, source=source, seed=seed) == together
 
 
 def test_a_step_has_the_loss_that_its_line_shows(followed: Followed) -> None:
-    shown = [step(1).replace("reward=0.1", f"reward=0.1 loss={loss}") for loss in ("-0.25", "nan")]
-    events = followed.see(*shown, step(2))
+    output = [step(1).replace("reward=0.1", f"reward=0.1 loss={loss}") for loss in ("-0.25", "nan")]
+    events = followed.see(*output, step(2))
     assert [e.loss for e in events if isinstance(e, Progressed)] == [-0.25, None, None]
 
 

@@ -325,12 +325,12 @@ def test_a_failed_rank_is_noticed_in_a_log_of_all_processes(tag: str, sign: str,
     player.turn(FAILED_RANK_S / 2 - 4, samples=spinning())
     assert failures(player.events) == []
     player.turn(8, samples=spinning())
-    seen = [
+    items = [
         (failure.finding.cause, failure.witness.split(" while ")[1]) for failure in failures(player.events)
     ]
     idle = f"process {TRAINER}, which worked until the traceback of a memory failure, is idle"
     alive = sign == "a CPU" or (sign == "the same printer" and tag)
-    assert seen == ([] if alive else [(Cause.GPU_OOM, idle)])
+    assert items == ([] if alive else [(Cause.GPU_OOM, idle)])
 
 
 def test_before_a_first_step_a_log_of_all_processes_shows_no_failed_rank(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ import lzma
 import os
 import re
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,33 @@ def test_of_two_causes_the_earlier_one_leads(tmp_path: Path, first: str) -> None
     wanted = "error[gpu-oom]" if first == "memory" else "error[disk]"
     assert call(str(tmp_path)).output.startswith(wanted)
     assert call(str(tmp_path / "a.log"), str(tmp_path / "b.log")).output.startswith(wanted)
+
+
+@pytest.mark.parametrize(
+    ("written", "leads"),
+    [
+        ("2026-03-01 10:00:02", "memory"),  # local: 14:00:02 UTC, before the other log was written
+        ("2026-03-01T10:00:02.123Z", "memory"),
+        ("2026-03-01T14:00:09,123456+00:00", "disk"),
+        ("2026-03-01 10:00:09-0400", "disk"),
+    ],
+)
+def test_times_of_a_log_are_local_unless_they_have_a_time_zone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, leads: str
+) -> None:
+    monkeypatch.setenv("TZ", "XXX4")  # four hours behind UTC
+    time.tzset()
+    try:
+        (tmp_path / "memory.log").write_text(OOM.format(day="", second=3).replace(" 10:00:03", written))
+        undated = tmp_path / "disk.log"
+        undated.write_text("OSError: [Errno 28] No space left on device\n")
+        at = datetime(2026, 3, 1, 14, 0, 5, tzinfo=UTC).timestamp()
+        os.utime(undated, (at, at))
+        wanted = "error[gpu-oom]" if leads == "memory" else "error[disk]"
+        assert call(str(tmp_path)).output.startswith(wanted)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_as_json_the_first_cause_leads_and_the_other_logs_are_listed(session: Path) -> None:

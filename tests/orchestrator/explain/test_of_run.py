@@ -13,7 +13,16 @@ from autotune.orchestrator.planner import first_attempt
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.journal import encode
 from autotune.policies.values.diagnosis import Line
-from autotune.policies.values.events import Decided, Diagnosed, Ended, Event, Policy, Started
+from autotune.policies.values.events import (
+    Decided,
+    Diagnosed,
+    Ended,
+    Event,
+    Finished,
+    GaveUp,
+    Policy,
+    Started,
+)
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.observation import Crashed, MemoryGrowth
 from tests.orchestrator.cli.terminal import call
@@ -28,13 +37,15 @@ LOG = 'step 22/40 loss=0.1\nTraceback (most recent call last):\n  File "train.py
 GREW = MemoryGrowth(memory="host", steps=22, per_step_bytes=40 << 20)
 
 
-def failed_run(root: Path, *, knob: bool, after: tuple[Event, ...] = ()) -> directory.RunFolder:
+def failed_run(
+    root: Path, *, knob: bool, after: tuple[Event, ...] = (), policy: Policy = Policy.ESTIMATE
+) -> directory.RunFolder:
     words, settings = (", '{tokens_per_microbatch}'", ", tokens_per_microbatch: 4096") if knob else ("", "")
     text = JOB.format(words=words, settings=settings)
     run = directory.create(root, job_text=text)
     job = parse(text)
     framework = frameworks.find(job.framework)
-    accepted, launch = first_attempt(job, framework, expected_cluster(job), policy=Policy.ESTIMATE)
+    accepted, launch = first_attempt(job, framework, expected_cluster(job), policy=policy)
     rows = (
         msgspec.structs.replace(accepted, run=run.id),
         Started(attempt=1, knobs=launch.knobs),
@@ -78,7 +89,19 @@ def test_what_the_user_may_change_is_told_of_a_run_that_has_nothing_left(tmp_pat
     answer = call("explain", run.id).out
     assert "help:" not in answer and "hint: a higher limit of the process" in answer
     assert answer.endswith(f"next: autotune report {run.id} --open\n")
-    assert f"hint: autotune explain {run.id}\n" in call("fix", run.id).out
+    fixed = call("fix", run.id).out
+    assert "hint: a higher limit of the process" in fixed and f"next: autotune explain {run.id}\n" in fixed
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_a_run_that_gave_up_is_fixed_by_the_remedy_that_its_launch_tries(
+    policy: Policy, tmp_path: Path
+) -> None:
+    gave_up = Finished(verdict=GaveUp(reason="no relaunch is allowed"))
+    run = failed_run(tmp_path / "runs", knob=True, after=(gave_up,), policy=policy)
+    fixed = call("fix", run.id).out
+    assert "change: tokens_per_microbatch 4096 → 1024" in fixed
+    assert fixed.endswith(f"start it with autotune\n  autotune resume {run.id} --edit\n")
 
 
 def test_growth_that_a_restart_cured_is_the_failure_of_its_run(tmp_path: Path) -> None:

@@ -141,8 +141,8 @@ def test_a_program_of_someone_else_that_fills_a_node_leads_the_help() -> None:
         *rows,
         "Out of memory: Killed process 900 (python3) total-vm:36000000kB, anon-rss:8388608kB,",
     ))  # fmt: skip
-    first, second = [line for line in text.splitlines() if line.startswith("help: ")][:2]
-    assert first.startswith("help: java holds 200.00 GiB of the node's memory") and "jemalloc" not in second
+    (only,) = [line for line in text.splitlines() if line.startswith("help: ")]
+    assert only.startswith("help: java holds 200.00 GiB of the node's memory")
 
 
 @pytest.mark.parametrize(
@@ -208,6 +208,69 @@ _KILLED = "Memory cgroup out of memory: Killed process 7 (ray::IDLE) total-vm:9k
         # More was free than was asked for.
         ([_FREE.format("")], "look for a limit of the process"),
         ([_FREE.format("1.05 GiB allowed; ")], "let the process take more than 1.05 GiB"),
+        # Calls that neither micro-batches nor pools serve.
+        (
+            [
+                '  File "transformers/trainer.py", line 7, in evaluation_loop',
+                '  File "transformers/trainer_pt_utils.py", line 7, in nested_concat',
+                CUDA,
+            ],
+            "keep the predictions of an evaluation in host memory",
+        ),
+        (
+            ['  File "transformers/trainer.py", line 7, in prediction_step', CUDA],
+            "lower the batch of evaluations",
+        ),
+        (
+            ['  File "peft/tuners/lora/model.py", line 7, in merge_and_unload', CUDA],
+            "merge the adapter in host",
+        ),
+        (
+            [
+                '  File "vllm/v1/worker/gpu_model_runner.py", line 7, in _get_prompt_logprobs_dict',
+                CUDA,
+            ],
+            "ask for no log-probabilities of prompts",
+        ),
+        (
+            [
+                '  File "torch/cuda/__init__.py", line 7, in set_device',
+                "torch.AcceleratorError: CUDA error: out of memory",
+            ],
+            "see which processes hold this GPU",
+        ),
+        (["mem_heap.cpp:10: Unable to allocate 1073741824 bytes on symmetric heap"], "lower NVSHMEM_SYMM"),
+        # The system refuses calls that ask for little.
+        (["OSError: [Errno 12] Cannot allocate memory"], "look for what refused so little"),
+        (
+            ["MemoryError: Unable to allocate 59.6 GiB for an array with shape (80000, 100000)"],
+            "compute that array in pieces",
+        ),
+        (["memory.events: low 0 high 0 max 12 oom 1 oom_kill 1"], "raise the limit (container)"),
+        (
+            [
+                "alloc_tensor_range: failed to allocate ROCm0 buffer of size 2147483648",
+                "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv",
+            ],
+            "serve a shorter context (--ctx-size)",
+        ),
+        (
+            ["Warmup failed, because of model inference out of memory when `maxPrefillTokens` set to 8192."],
+            "lower maxPrefillTokens in config.json",
+        ),
+        (
+            ['  File "vllm/v1/worker/gpu_model_runner.py", line 7, in _execute_mm_encoder', CUDA],
+            "lower what one image or video may take",
+        ),
+        # An engine loads its weights before the trainer of the same program has any.
+        (
+            [
+                '  File "unsloth_zoo/vllm_utils.py", line 7, in load_vllm',
+                '  File "vllm/v1/worker/gpu_worker.py", line 7, in load_model',
+                CUDA,
+            ],
+            "load fewer bytes",
+        ),
     ],
 )
 def test_the_first_help_is_what_can_act(lines: list[str], first: str) -> None:
@@ -215,6 +278,37 @@ def test_the_first_help_is_what_can_act(lines: list[str], first: str) -> None:
     helps = [line for line in page.splitlines() if line.startswith(("help: ", "hint: "))]
     assert helps[0].partition(": ")[2].startswith(first)
     assert "NCCL" not in page or "dataloader_workers" not in page
+
+
+def test_logits_are_chunked_only_where_a_program_has_them() -> None:
+    conv = '  File "torch/nn/modules/linear.py", line 549, in forward'
+    assert "chunks" not in page_of(of(conv, CUDA))
+    assert "chunks" in page_of(of('  File "train.py", line 9, in compute_logits', CUDA))
+
+
+def test_one_setting_with_two_names_is_offered_once_and_not_where_it_is_on() -> None:
+    frames = (
+        '  File "torch/distributed/fsdp/_init_utils.py", line 979, in _materialize_with_param_init_fn',
+        CUDA,
+    )
+    names = {each.cure.name for each in of(*frames).remedies}
+    assert len(names & {"offload_params", "offload_optimizer"}) == 1
+    already = {each.cure.name for each in of("cpu_offload=CPUOffload(offload_params=True)", *frames).remedies}
+    assert not already & {"offload_params", "offload_optimizer"}
+
+
+def test_a_share_that_no_engine_could_give_up_is_not_asked_for() -> None:
+    frame = '  File "vllm/v1/worker/gpu_model_runner.py", line 7, in execute_model'
+    message = "Tried to allocate {} GiB. GPU 0 has a total capacity of 79.00 GiB of which 1.00 GiB is free."
+    for size, offered in (("20.00", True), ("60.00", False)):
+        log = of(frame, f"torch.OutOfMemoryError: CUDA out of memory. {message.format(size)}")
+        assert ("reduce_mem_fraction" in {each.cure.name for each in log.remedies}) is offered
+
+
+def test_figures_of_a_card_are_printed_only_where_a_message_has_some() -> None:
+    used = "Ran out of memory in memory space hbm. Used 215.17G of 31.25G hbm."
+    page = page_of(of(f"RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: XLA:TPU compile error. {used}"))
+    assert "215.17 GiB" in page and "info: GPU" not in page
 
 
 def test_a_setting_or_a_thread_is_no_part_that_failed() -> None:
@@ -237,7 +331,7 @@ def test_a_trainer_whose_engine_slept_and_freed_nothing_is_given_no_expandable_s
     page = page_of(
         of(f"INFO worker.py:133] {kept}", '  File "trl/trainer/grpo_trainer.py", line 9, in f', figures)
     )
-    assert "whose sleep freed nothing: take `expandable_segments:True` out" in page
+    assert "as its sleep freed nothing: take `expandable_segments:True` out" in page
     assert "help: or use expandable segments" not in page
 
 

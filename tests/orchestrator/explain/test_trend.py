@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.orchestrator.explain.analyze import what_changed
+from autotune.orchestrator.explain.analyze import completed, what_changed
 from autotune.policies.values.observation import StepDone
 
 PEAKS = (58.2, 61.0, 63.5, 66.0, 68.1, 70.5)
@@ -40,3 +40,12 @@ def test_memory_that_grew_with_the_sequences_is_no_leak(
 def test_memory_in_use_that_grows_alone_may_be_a_leak() -> None:
     sentence = what_changed(steps(memory_allocated_gb=PEAKS))
     assert sentence.endswith(f"over steps 1 to 6; {LEAK}")
+
+
+@pytest.mark.parametrize(
+    ("printed", "own"), [((1, 2, 3), (1, 2, 3)), ((7, 8, 7, 8), (7, 8)), ((1, 1, 2, 2), (1, 2))]
+)
+def test_the_steps_of_a_log_are_those_of_its_last_process_each_once(
+    printed: tuple[int, ...], own: tuple[int, ...]
+) -> None:
+    assert tuple(each.step for each in completed(StepDone(step=number) for number in printed)) == own

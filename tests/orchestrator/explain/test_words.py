@@ -155,7 +155,6 @@ def test_the_phase_is_that_of_the_log(actual: dict[str, Explanation]) -> None:
         "openrlhf: reload",
         "rllm: vllm-wakeup",
         "agilerl: agilerl-learn-logprobs",
-        "rlinf: rlinf-sglang-sync-weight",
     }
 
 

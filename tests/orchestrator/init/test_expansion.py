@@ -77,12 +77,12 @@ def test_words_are_those_of_bash(words: str, tmp_path: Path) -> None:
 def test_conditions(condition: str, holds: bool | None, tmp_path: Path) -> None:
     script = tmp_path / "condition.sh"
     script.write_text(f"{_SETUP}\nif {condition}; then record yes; else record no; fi\n")
-    found = [i.argv[1] for i in _read(script) if i.argv[0] == "record"]
-    assert found == {True: ["yes"], False: ["no"], None: ["no", "yes"]}[holds]
+    items = [i.argv[1] for i in _read(script) if i.argv[0] == "record"]
+    assert items == {True: ["yes"], False: ["no"], None: ["no", "yes"]}[holds]
     if holds is not None:
         bash = f"record() {{ printf '%s' \"$@\"; }}\n{script.read_text()}"
         printed = subprocess.run([str(shutil.which("bash")), "-c", bash], capture_output=True, timeout=60)
-        assert printed.stdout.decode() == found[0]
+        assert printed.stdout.decode() == items[0]
 
 
 def test_a_sourced_file_belongs_to_its_script_and_a_called_one_does_not(tmp_path: Path) -> None:

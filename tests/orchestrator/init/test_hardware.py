@@ -29,8 +29,25 @@ def test_a_launcher_says_how_many_gpus_a_trainer_of_transformers_has(
     nodes: int | None,
     gpus: int | None,
 ) -> None:
-    found = hardware_of("trl", settings, {}, command=command.split(), env=env)
-    assert (found.nodes, found.gpus_per_node) == (nodes, gpus)
+    result = hardware_of("trl", settings, {}, command=command.split(), env=env)
+    assert (result.nodes, result.gpus_per_node) == (nodes, gpus)
+
+
+@pytest.mark.parametrize(
+    ("framework", "command", "settings", "gpus"),
+    [
+        ("verl", "python3 -m verl.trainer.main_ppo", {}, 8),
+        ("verl", "python3 -m verl.trainer.main_ppo --config-name=mine", {}, None),
+        ("verl", "main_ppo.py --config-path=./config --config-name='ppo_megatron_trainer.yaml'", {}, 8),
+        ("verl", "python3 -m verl.trainer.main_ppo -cn mine", {"trainer.n_gpus_per_node": 4}, 4),
+        ("slime", "train.py --prm-num-gpus 2", {"actor-num-gpus-per-node": 4, "rollout-num-gpus": 2}, 8),
+        ("slime", "train.py --prm-num-gpus=2", {"actor-num-gpus-per-node": 4, "colocate": True}, 6),
+    ],
+)
+def test_the_command_may_hide_a_default_or_ask_for_more_gpus(
+    framework: str, command: str, settings: dict[str, int], gpus: int | None
+) -> None:
+    assert hardware_of(framework, settings, {}, command=command.split()).gpus_per_node == gpus
 
 
 def test_the_flags_of_openrlhf_before_0_10_count_as_those_of_today() -> None:

@@ -167,6 +167,11 @@ def test_a_folder_is_no_script(checkout: Path) -> None:
         ("megatron rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B-Instruct", "command"),
         ("python -m skyrl.train.main_sft model.path=Qwen/Qwen2.5-7B-Instruct", "command"),
         ("uv run examples/nemo_gym/run_grpo_nemo_gym.py --config c.yaml", "nemo-rl"),
+        ("python3 -m verl.trainer.main config=c.yaml worker.rollout.n=5", "command"),  # EasyR1
+        (
+            "python3 patch.py --target /x/verl/trainer/main_ppo.py && uv run run_grpo.py --config c",
+            "nemo-rl",
+        ),  # a helper
     ],
 )
 def test_further_programs_of_frameworks_are_known(line: str, framework: str, checkout: Path) -> None:
@@ -271,11 +276,21 @@ def test_flags_of_a_framework_become_its_settings(
         assert job.settings["actor.adam.betas"] == [0.9, 0.95]
 
 
-@pytest.mark.parametrize("program", ["train.py --vllm-enforce-eager", "vime/train.py", "/root/vime/train.py"])
-def test_slime_with_vllm_is_vime_and_gets_no_engine_of_slime(program: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        ("train.py --vllm-enforce-eager", "vime"),
+        ("vime/train.py", "vime"),
+        ("/root/vime/train.py", "vime"),
+        ("train_async.py --train-backend fsdp", "slime's fsdp trainer"),
+    ],
+)
+def test_slime_with_another_engine_or_trainer_is_no_job_of_slime(
+    program: str, name: str, tmp_path: Path
+) -> None:
     (tmp_path / "run.sh").write_text(f"python3 {program} {_MEGATRON}\n")
     result = init(tmp_path, "run.sh")
-    assert "vime: no adapter yet" in result.stderr, result.stderr
+    assert f"{name}: no adapter yet" in result.stderr, result.stderr
     assert load(tmp_path / "job.yaml").framework == "command"
 
 
@@ -495,12 +510,13 @@ def test_a_script_without_a_training(tmp_path: Path) -> None:
 
 def test_a_training_inside_bash_c_is_found_behind_what_prepares_it(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(
-        'srun -w node bash -c \\\n"pip install ray \\\n&& /root/bin/ray job submit -- python3 -m '
-        'openrlhf.cli.train_ppo_ray --train.batch_size 128"\n'
+        'srun -w node bash -c \\\n"export OWN=1; cd /opt; pip install ray \\\n&& /root/bin/ray job submit -- '
+        'python3 -m openrlhf.cli.train_ppo_ray --train.batch_size 128 2>&1 | tee log"\n'
     )
     result = init(tmp_path, "run.sh")
     assert "openrlhf, 1 setting kept" in result.stderr
-    assert "left out: `pip install ray`; autotune starts the program itself" in result.stderr
+    assert "OWN: '1'" in (tmp_path / "job.yaml").read_text()
+    assert "workdir: /opt" in (tmp_path / "job.yaml").read_text()
 
 
 @pytest.mark.parametrize("text", ["python3 a.py | tee log", "python3 a.py 'b", "(python3 a.py)"])
@@ -547,8 +563,8 @@ def test_the_release_that_the_settings_were_checked_against_is_named(tmp_path: P
     assert f"settings checked against {checked}\n" in result.stderr
     assert f"# Settings checked against {checked}.\nframework: verl\n" in (tmp_path / "job.yaml").read_text()
     assert f"verl 0.9.1 does not accept {_OLDER}, but verl 0.9.0 does" in result.stderr
-    shown = msgspec.json.decode(init(tmp_path, "--json", "--force", "--", *words).stdout)
-    assert shown["checked_against"] == checked and _OLDER in shown["warnings"][0]
+    output = msgspec.json.decode(init(tmp_path, "--json", "--force", "--", *words).stdout)
+    assert output["checked_against"] == checked and _OLDER in output["warnings"][0]
 
 
 def test_the_release_of_a_checkout_is_named_even_of_a_job_with_errors(tmp_path: Path) -> None:
@@ -576,8 +592,8 @@ def test_a_missing_backslash_is_named_with_its_place(tmp_path: Path) -> None:
     )
     (tmp_path / "run.sh").write_text("\n".join(lines) + "\n")
     result = init(tmp_path, "run.sh")
-    said = "  run.sh:4: `--num-rollout` begins a command: is a `\\` missing above?\n"
-    assert said in result.stderr
+    message = "  run.sh:4: `--num-rollout` begins a command: is a `\\` missing above?\n"
+    assert message in result.stderr
 
 
 def test_a_note_stands_once_however_often_its_reason_occurs(tmp_path: Path) -> None:

@@ -170,9 +170,9 @@ def test_a_script_with_the_flags_of_trl_is_driven(tmp_path: Path, monkeypatch: p
     job = load(tmp_path / "job.yaml")
     assert (job.framework, job.command) == ("trl", ("accelerate", "launch", "src/grpo.py"))
     assert job.settings["num_processes"] == 4 and job.settings["config_file"] == "zero3.yaml"
-    shown = CliRunner().invoke(main, ["launch", "-n", "job.yaml"])
-    assert shown.exit_code == 0, shown.stderr
-    words = shown.stdout.replace("\\\n", "").split()
+    result = CliRunner().invoke(main, ["launch", "-n", "job.yaml"])
+    assert result.exit_code == 0, result.stderr
+    words = result.stdout.replace("\\\n", "").split()
     at = words.index("src/grpo.py")
     assert words[words.index("--config_file") + 1] == "zero3.yaml"
     assert "--model_name_or_path" in words[at:]
@@ -180,9 +180,19 @@ def test_a_script_with_the_flags_of_trl_is_driven(tmp_path: Path, monkeypatch: p
     assert CliRunner().invoke(main, ["init", "run.sh", "--force"]).exit_code == 0
     job = load(tmp_path / "job.yaml")
     assert (job.framework, job.cluster.gpus_per_node) == ("trl", 1)
-    (tmp_path / "run.sh").write_text("accelerate launch src/grpo.py --model m --lr 1\n")
-    assert CliRunner().invoke(main, ["init", "run.sh", "--force"]).exit_code == 0
-    assert load(tmp_path / "job.yaml").framework == "command"
+    (tmp_path / "src").mkdir()
+    own = "parser = argparse.ArgumentParser()\n"
+    for call, parser, framework in (
+        (f"accelerate launch src/grpo.py {flags}", "parser = TrlParser(GRPOConfig)\n", "trl"),
+        (f"accelerate launch src/grpo.py {flags}", own, "command"),
+        (f"python3 /cluster/src/grpo.py {flags}", own, "command"),
+        ("python3 mine_grpo.py --output-dir o --learning-rate 1 --num-generations 8", own, "command"),
+        ("accelerate launch src/grpo.py --model m --lr 1", "", "command"),
+    ):
+        (tmp_path / "src" / "grpo.py").write_text(parser)
+        (tmp_path / "run.sh").write_text(f"{call}\n")
+        assert CliRunner().invoke(main, ["init", "run.sh", "--force"]).exit_code == 0
+        assert load(tmp_path / "job.yaml").framework == framework, call
 
 
 @pytest.mark.parametrize(
@@ -203,8 +213,8 @@ def test_a_script_with_the_flags_of_trl_is_driven(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_a_copy_has_the_shape_of_the_model_in_its_name(name: str, like: str) -> None:
-    found = find_like(name)
-    assert (found[0] if found else "") == like
+    result = find_like(name)
+    assert (result[0] if result else "") == like
 
 
 def test_an_assumed_shape_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +222,8 @@ def test_an_assumed_shape_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "run.sh").write_text(f"{_VERL}-mine\n")
     result = CliRunner().invoke(main, ["init", "run.sh", "--gpus", "8xH100"])
     assert "predicted peak per GPU" in result.stderr
-    said = "the shape of the model `Qwen/Qwen2.5-7B-Instruct-mine` is assumed to be that of"
-    assert f"{said} Qwen/Qwen2.5-7B-Instruct" in " ".join(result.stderr.split())
+    message = "the shape of the model `Qwen/Qwen2.5-7B-Instruct-mine` is assumed to be that of"
+    assert f"{message} Qwen/Qwen2.5-7B-Instruct" in " ".join(result.stderr.split())
 
 
 def test_a_text_of_several_lines_for_bash_is_read_as_a_script(
@@ -238,8 +248,8 @@ def test_a_secret_flag_without_its_value_hides_no_other_flag(
     text = f"python3 train.py {_MEGATRON} --wandb-key ${{WANDB_KEY}} --wandb-group g\n"
     (tmp_path / "run.sh").write_text(text)
     assert CliRunner().invoke(main, ["init", "run.sh"]).exit_code == 0
-    shown = CliRunner().invoke(main, ["launch", "-n", "--json", "job.yaml"]).stdout
-    assert '"--wandb-key","--wandb-group","g"' in shown
+    result = CliRunner().invoke(main, ["launch", "-n", "--json", "job.yaml"]).stdout
+    assert '"--wandb-key","--wandb-group","g"' in result
 
 
 _OPENRLHF = (

@@ -68,10 +68,14 @@ def test_a_script_is_one_by_its_first_line(name: str, executable: bool, folder: 
         'srun bash -c "cd . && bash run_grpo.sh 64 | tee log"',
         "sbatch --parsable run_grpo.sh 64",
         "ray job submit --working-dir . -- bash run_grpo.sh 64",
+        "sbatch --parsable --wrap \"srun bash -c 'export N=64; bash run_grpo.sh \\$N'\"",
+        "srun bash /where/it/was/moved/from/scripts/run_grpo.sh 64",
     ],
 )
 def test_wrappers_and_scripts_nest_in_any_order(call: str, folder: Path) -> None:
-    (folder / "run_grpo.sh").write_text("#!/usr/bin/env bash\nexec ./inner.slurm $1\n")
+    (folder / "scripts").mkdir()
+    for place in (folder, folder / "scripts"):
+        (place / "run_grpo.sh").write_text("#!/usr/bin/env bash\nexec ./inner.slurm $1\n")
     (folder / "inner.slurm").write_text(INNER)
     (folder / "submit.slurm").write_text(SUBMIT.format(call=call))
     result = init("submit.slurm")
@@ -80,6 +84,94 @@ def test_wrappers_and_scripts_nest_in_any_order(call: str, folder: Path) -> None
     assert made["framework"] == "verl"
     assert made["settings"]["data.train_batch_size"] == 64  # type: ignore[index]
     assert made["cluster"] == {"nodes": 1, "gpus_per_node": 8, "gpu": "H100-80GB", "host_memory": "900GiB"}
+
+
+_CALL = "python3 -m verl.trainer.main_ppo data.train_batch_size=${BATCH}"
+_SKYPILOT = f"""
+resources: {{accelerators: 'H100:4'}}
+num_nodes: 2
+envs: {{BATCH: 64}}
+run: |
+  {_CALL} \\
+    trainer.nnodes=$SKYPILOT_NUM_NODES trainer.n_gpus_per_node=$SKYPILOT_NUM_GPUS_PER_NODE
+"""
+_DSTACK = f"""
+type: task
+nodes: 2
+env: [BATCH=64, HF_TOKEN]
+commands:
+- pip install verl
+- {_CALL} trainer.nnodes=$DSTACK_NODES_NUM
+resources: {{gpu: '80GB:8'}}
+"""
+_RAY_JOB = f"""
+kind: RayJob
+spec:
+  runtimeEnvYAML: |
+    env_vars: {{BATCH: 64}}
+  entrypoint: >-
+    {_CALL}
+    trainer.nnodes=2
+"""
+_KUBERNETES = f"""
+kind: Service
+---
+kind: PyTorchJob
+spec:
+  containers:
+  - env: [{{name: BATCH, value: '64'}}]
+    resources: {{limits: {{nvidia.com/gpu: 8}}}}
+    command: [bash, -c]
+    args:
+    - |
+      {_CALL.replace("{BATCH}", "(BATCH)")}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster"),
+    [
+        (_SKYPILOT, {"nodes": 2, "gpus_per_node": 4, "gpu": "H100-80GB"}),
+        (_DSTACK, {"nodes": 2, "gpus_per_node": 8}),
+        (_RAY_JOB, {"nodes": 2, "gpus_per_node": 8}),
+        (_KUBERNETES, {"nodes": 1, "gpus_per_node": 8}),
+    ],
+)
+def test_a_task_file_is_read_as_the_script_in_it(text: str, cluster: dict[str, object], folder: Path) -> None:
+    (folder / "task.yaml").write_text(text)
+    result = init("task.yaml")
+    assert result.exit_code == 0, result.stderr
+    made = job(folder)
+    assert (made["framework"], made["env"]) == ("verl", {"BATCH": "64"})
+    assert made["settings"]["data.train_batch_size"] == 64  # type: ignore[index]
+    assert made["cluster"] == cluster
+    assert "values from your environment" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"BATCH=64\nkubectl apply -f - <<EOF{_KUBERNETES.replace('$(BATCH)', '$BATCH')}EOF\n",
+        f"cat > made.yaml <<'EOF'{_KUBERNETES}EOF\nkubectl -n rl create --filename=made.yaml\n",
+        "kubectl apply -f pods.yaml\n",
+    ],
+    ids=["input", "written", "on disk"],
+)
+def test_a_manifest_that_a_script_applies_is_read_as_the_script_in_it(script: str, folder: Path) -> None:
+    (folder / "pods.yaml").write_text(_KUBERNETES)
+    (folder / "run.sh").write_text(script)
+    result = init("run.sh")
+    assert result.exit_code == 0, result.stderr
+    made = job(folder)
+    assert made["settings"]["data.train_batch_size"] == 64  # type: ignore[index]
+    assert made["cluster"] == {"nodes": 1, "gpus_per_node": 8}
+
+
+def test_of_several_programs_in_a_container_the_training_becomes_the_job(folder: Path) -> None:
+    texts = ("cd /w/verl && pip install -e .", "ray start --head", "cd /w && bash run_grpo.sh", "ls runs")
+    (folder / "run.sh").write_text("".join(f"docker exec c bash -c '{text}'\n" for text in texts))
+    assert init("run.sh").exit_code == 0
+    assert job(folder)["command"][-1] == texts[2]  # type: ignore[index]
 
 
 def test_a_script_that_starts_itself_is_left_out(folder: Path) -> None:

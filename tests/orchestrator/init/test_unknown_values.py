@@ -81,6 +81,13 @@ def test_a_text_that_a_script_prints_is_the_one_that_bash_prints(text: str, tmp_
         ('X=(--a 1)\nif probe; then X+=(--b 2); fi\nrecord "${X[@]}"', ["--a", "1", "$(X[@])"]),
         ('X=(--a 1)\nif probe; then X=(--a 2); fi\nrecord "${X[@]}"', ["--a", "$(X)"]),
         ("A=1\nif probe; then unused=1; fi\nrecord $A", ["1"]),
+        ("A=1 B=1\nwhile read -r x; do A=2; done < f\nrecord $A $B", ["$(A)", "1"]),
+        ("A=1\nfor ((i = 0; i < $(probe); i++)); do A=2; done\nrecord $A", ["$(A)"]),
+        (
+            "while ((SECONDS < 9)); do if probe; then A=1; break; fi; done\n[ $A = 1 ] || exit\nrecord b",
+            ["b"],
+        ),
+        ("{ probe && record a; } > log", ["a"]),
     ],
 )
 def test_branches_that_nobody_can_choose_leave_unknown_what_they_set_differently(
@@ -180,6 +187,8 @@ def test_places_to_be_filled_in_have_their_lines_and_lose_no_setting(tmp_path: P
         ("/runs/`date +%F`/x", "known only where a shell runs it"),
         ("Use the `search` tool first", ""),
         ("<DATA_PATH>", "placeholder"),
+        ("http://<node1_ip>:<PORT>/v1", "placeholder"),
+        ("<script> of a report", ""),
         ("/path/to/data", "placeholder"),
         ("path/to/data", "placeholder"),
         ("your_model", "placeholder"),
@@ -205,8 +214,8 @@ def test_places_to_be_filled_in_have_their_lines_and_lose_no_setting(tmp_path: P
 def test_a_value_that_nobody_filled_in_is_an_error_of_the_job_at_its_line(value: object, reason: str) -> None:
     job = {"name": "a", "framework": "command", "command": ["x"], "settings": {"k": value}}
     text = yaml.safe_dump(job, sort_keys=False)
-    found = unfilled(text)
-    assert [reason in each.message for each in found] == [True] * bool(reason)
+    result = unfilled(text)
+    assert [reason in each.message for each in result] == [True] * bool(reason)
     if reason:
         with pytest.raises(JobErrors) as error:
             parse(text)
@@ -391,7 +400,6 @@ def test_a_path_is_no_switch_in_a_release_whose_default_is_false(version: str, t
         'tmux new -d "{}"',
         'screen -dmS run bash -c "{}"',
         'su me -c "{}"',
-        'sbatch --wrap="{}"',
     ],
 )
 def test_a_training_in_the_text_of_another_shell_gets_no_setting_behind_it(

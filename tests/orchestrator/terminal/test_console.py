@@ -14,6 +14,7 @@ from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.terminal import live_view
 from autotune.orchestrator.terminal.console import Console
 from autotune.orchestrator.terminal.live_view import heartbeat, live_lines
+from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import (
     Ended,
     Finished,
@@ -21,12 +22,13 @@ from autotune.policies.values.events import (
     GoalReached,
     Infrastructure,
     Interrupted,
+    NeedsHuman,
     Progressed,
     Stable,
     Started,
     Verdict,
 )
-from autotune.policies.values.failure import Phase
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.job import Goal, Search
 from autotune.policies.values.observation import Crashed, GpuMemory, Peak, Sample
 from tests.policies.stories import KNOBS, accepted
@@ -47,8 +49,7 @@ def printed(*verdicts: Verdict, quiet: bool) -> str:
 def test_a_quiet_console_prints_errors_only() -> None:
     assert printed(FAILED.verdict, quiet=True).splitlines() == [
         "x gave up after 0 attempts: nothing left",
-        "  These would help, but they change the training or need more hardware, so",
-        "  autotune does not apply them:",
+        "  These would help; autotune leaves them to you:",
         "    LoRA",
     ]
     assert "cluster lost" in printed(Infrastructure(reason="cluster lost"), quiet=True)
@@ -232,3 +233,17 @@ def test_printed_commands_find_the_run_in_its_folder(folder: str, option: str) -
     assert shlex.split(reuse) == ["reuse", "autotune", "launch", stable]
     assert f"`autotune resume 7c1e{option}` continues the run" in stream.getvalue()
     assert f"  report    autotune report 7c1e --open{option}\n" in stream.getvalue()
+
+
+def test_a_job_that_fails_at_once_without_gpus_names_the_reason_and_what_to_do() -> None:
+    stream = io.StringIO()
+    console = Console(stream, runs_dir=Path("runs"))
+    event = replace(accepted(), at=AT)
+    without = replace(event.cluster, address="local", gpus_per_node=0, gpu_memory_bytes=0)
+    console.print_event(replace(event, job=replace(event.job, framework="verl"), cluster=without))
+    crashed = Diagnosis(cause=Cause.UNKNOWN, reason="exited with code 1")
+    console.print_event(Finished(verdict=NeedsHuman(diagnosis=crashed), at=AT))
+    lines = stream.getvalue().splitlines()
+    lacks = "this machine has no GPU, and verl usually trains on GPUs"
+    assert f"warning: {lacks}" in lines and f"  {lacks}" in lines
+    assert lines[-1].startswith("  hint: name one with GPUs")

@@ -71,9 +71,9 @@ def test_sentences_wrap_below_their_first_word_and_what_is_copied_stays_whole() 
     sentence, log, command = (
         "help: lower `a` or `b`",
         "7 | help: a line of a log",
-        "      verl  a.b=1 c.d=2 e.f=3",
+        "      verl  a.b.c.d.e.f=3",
     )
-    text = "\n".join([sentence, "      why   it saves memory", log, command])
+    text = "\n".join([sentence, "      why   it saves memory", log, command, "hint: do: autotune x"])
     assert folded(text, None) == text
     assert folded(text, 100) == text
     assert folded(text, 18).split("\n") == [
@@ -84,4 +84,6 @@ def test_sentences_wrap_below_their_first_word_and_what_is_copied_stays_whole() 
         "            memory",
         log,
         command,
+        "hint: do:",
+        "      autotune x",
     ]

@@ -1,0 +1,106 @@
+"""The answer of `autotune fix`, and its text."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from autotune.orchestrator import messages
+from autotune.orchestrator.terminal.widgets import folded
+from autotune.orchestrator.units import show_gib
+from autotune.policies.values.failure import Cause
+from autotune.policies.values.knobs import Setting
+from autotune.policies.values.remedy import Effect
+from autotune.policies.values.value import Value
+
+
+class PredictedPeak(Value, frozen=True, kw_only=True):
+    """The predicted peak of a phase on its GPU, before and after the change."""
+
+    phase: str
+    before_bytes: float
+    after_bytes: float
+    capacity_bytes: float | None  # null: unknown
+
+
+class FixDocument(Value, frozen=True, kw_only=True):
+    """The answer of `autotune fix --json`."""
+
+    schema: int = 1
+    log: str
+    line: int | None = None  # line of the log with the failure; null: none
+    cause: str  # of the failure
+    phase: str
+    step: int | None  # that failed; null: unknown
+    rank: int | None
+    headline: str  # what died, in one line
+    remedy: str = ""  # empty: no change is left
+    reason: str = ""
+    effect: Effect | None = None  # on the numbers of the training
+    slows: str = ""
+    at_least: tuple[str, ...] = ()  # why the new values may go no lower
+    changes: dict[str, tuple[Setting, Setting]] = {}  # by knob: before and after
+    settings: dict[str, Any] = {}  # of the framework, with their new values
+    file: str = ""  # the file of the diff; empty: the command
+    diff: str = ""  # unified; empty: the file cannot be edited, and `words` must be added to the command
+    words: tuple[str, ...] = ()  # of the changed settings on the command line
+    is_written: bool = False
+    peaks: tuple[PredictedPeak, ...] = ()
+    note: str = ""  # why there is no prediction
+    would_help: tuple[str, ...] = ()  # what else helps, if no change is left
+    write: str = ""  # the command that writes the change; empty: already written, or there is no file
+    with_autotune: str = ""  # the command that starts the changed job
+    without_autotune: str = ""
+
+
+def render_fix(answer: FixDocument, *, named: str = "", width: int | None = None) -> str:
+    """Return the answer of `autotune fix` as text; `named` is the user's word for the log or its run.
+
+    Sentences are wrapped to `width`; the diff and the commands stay whole.
+    """
+
+    def prose(*lines: str) -> list[str]:
+        return [folded(line, width) for line in lines]
+
+    where = answer.log if answer.line is None else f"{answer.log}:{answer.line}"
+    facts = [f"step {answer.step}" if answer.step else ""]
+    facts += [f"rank {answer.rank}"] if answer.rank is not None else []
+    details = ", ".join(each for each in (where, *facts) if each)
+    lines = prose(f"error[{answer.cause}]: {answer.headline}", f"  {details}", "")
+    if not answer.remedy:
+        is_memory = Cause(answer.cause).is_oom
+        why = "nothing is left to change" if is_memory else "no memory ran out, so nothing is changed"
+        helping = (f"hint: {each}" for each in answer.would_help)
+        last = f"next: autotune explain {shlex.quote(named or answer.log)}"
+        return "\n".join([*lines, *prose(why, *helping), last])
+    changes = (messages.arrow(knob, *values) for knob, values in answer.changes.items())
+    slows = f"; slows {answer.slows}" if answer.slows and not answer.slows.startswith("nothing") else ""
+    lines += prose(f"change: {', '.join(changes)} ({answer.effect}{slows})")
+    lines += prose(*_indented([answer.reason, *answer.at_least]), "")
+    lines += [answer.diff, ""] if answer.diff else []
+    if not answer.diff:
+        lines += ["the value is calculated or set elsewhere; add to the command:"]
+        lines += [*_indented(answer.words), ""]
+    lines += prose(*(_peak(each) for each in answer.peaks))
+    lines += prose(f"no predicted peaks: {answer.note}") if answer.note else []
+    lines += ["", "write the change", f"  {answer.write}"] if answer.write else [""]
+    lines += ["start it with autotune", *_indented(answer.with_autotune.splitlines())]
+    lines += ["or without", *_indented([answer.without_autotune])] if answer.without_autotune else []
+    if answer.is_written:
+        lines += ["", f"{answer.file} is changed"]
+    return "\n".join(lines)
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _peak(peak: PredictedPeak) -> str:
+    of = ""
+    if peak.capacity_bytes:
+        share = peak.after_bytes / peak.capacity_bytes
+        of = f" of {show_gib(peak.capacity_bytes, digits=1)} ({share:.0%})"
+    before, after = (show_gib(size, digits=1) for size in (peak.before_bytes, peak.after_bytes))
+    change = f"{before} → {after}" if before != after else f"still {after}"
+    return f"predicted peak of {peak.phase}: {change}{of}"
