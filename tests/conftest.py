@@ -48,3 +48,8 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the pages, which take minutes: at the end, one process would work on them alone."""
+    items.sort(key=lambda item: item.path.name != "test_documentation.py")

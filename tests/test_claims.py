@@ -52,7 +52,7 @@ def claimed(node: ast.AST) -> str:
 
 def made() -> set[tuple[str, str]]:
     """Return the claims that the code makes, with their places."""
-    found = set()
+    names = set()
     for room in ("launchers", "orchestrator", "policies"):
         for path in (ROOT / room).rglob("*.py"):
             tree = ast.parse(path.read_text())
@@ -66,11 +66,11 @@ def made() -> set[tuple[str, str]]:
             for name, node in places(tree):
                 place = f"{path.relative_to(ROOT)} {name}"
                 if id(node) not in docs and (claim := claimed(node)) and place not in _RENDERING:
-                    found.add((claim, place))
+                    names.add((claim, place))
         for path in (*(ROOT / room).rglob("*.html"), *(ROOT / room).rglob("*.js")):
             text = path.read_text()
-            found |= {(word, str(path.relative_to(ROOT))) for word in ("✓", *WORDS) if word in text}
-    return found
+            names |= {(word, str(path.relative_to(ROOT))) for word in ("✓", *WORDS) if word in text}
+    return names
 
 
 def test_every_place_that_claims_a_success_has_its_row() -> None:

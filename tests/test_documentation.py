@@ -67,10 +67,10 @@ def commands(text: str) -> Iterator[list[str]]:
     lines = [line for _, block in blocks(text) for line in block.replace("\\\n", " ").splitlines()]
     lines += [token.content for token in tokens(text) if token.type == "code_inline"]
     for line in lines:
-        shown = _VARIABLES.sub("", line.strip().removeprefix("$ ").split(" | ")[-1])
-        shown = re.sub(r"^(?:\.venv/bin/|ray job submit .*?-- )(?=autotune )", "", shown)
-        if shown.startswith("autotune ") and "·" not in shown:
-            words = shlex.split(shown, comments=True)[1:]
+        output = _VARIABLES.sub("", line.strip().removeprefix("$ ").split(" | ")[-1])
+        output = re.sub(r"^(?:\.venv/bin/|ray job submit .*?-- )(?=autotune )", "", output)
+        if output.startswith("autotune ") and "·" not in output:
+            words = shlex.split(output, comments=True)[1:]
             if not (words and words[0].isupper()):
                 yield words
 
@@ -185,9 +185,9 @@ def test_every_command_is_one_that_autotune_takes(page: str) -> None:
 def test_the_check_of_commands_can_fail() -> None:
     assert parses(["lunch", "job.yaml"]) and parses(["launch", "job.yaml", "--polcy", "ladder"])
     assert parses(["launch", "job.yaml", "--policy", "fastest"]) and parses(["search", "--trials", "-3"])
-    found = [words for path in WRITTEN for words in commands(PAGES[path])]
-    assert len(found) > 100
-    assert {words[0] for words in found if words} >= COMMANDS.keys()
+    items = [words for path in WRITTEN for words in commands(PAGES[path])]
+    assert len(items) > 100
+    assert {words[0] for words in items if words} >= COMMANDS.keys()
 
 
 @pytest.mark.parametrize("page", WRITTEN)
@@ -229,16 +229,18 @@ def test_the_first_steps_of_a_framework_do_what_its_page_says(
     for info, block in blocks(text):
         if title := _TITLE.search(info):
             (tmp_path / title[1]).write_text(block)
-    shown = [words for info, block in blocks(text) if info == "sh" for words in commands(f"```\n{block}```")]
-    assert [words[0] for words in shown][-2:] == ["plan", "launch"]
-    for words in shown:
+    calls = [words for info, block in blocks(text) if info == "sh" for words in commands(f"```\n{block}```")]
+    assert [words[0] for words in calls][-2:] == ["plan", "launch"]
+    outputs = {}
+    for words in calls:
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 0, done.output
         assert words[0] != "launch" or "-n" in words
-    job = next(word for word in shown[-1] if word.endswith(".yaml"))
+        outputs[words[0]] = done.output
+    job = next(word for word in calls[-1] if word.endswith(".yaml"))
     assert load(job).framework == framework if framework in ("builtin", "command") else True
     assert f"framework: {framework}\n" in (tmp_path / job).read_text()
-    assert ("predicted peak" in CliRunner().invoke(main, shown[-2]).output) is (framework != "command")
+    assert ("predicted peak" in outputs["plan"]) is (framework != "command")
 
 
 def test_the_picture_is_that_of_the_journal_beside_it() -> None:

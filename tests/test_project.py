@@ -90,14 +90,13 @@ LONG = {
     "planner.py": 450,
     "draft.py": 475,
     "loader.py": 450,
-    "commands.py": 525,
     "drive.py": 500,
     "start.py": 475,
     "plan.py": 450,
     "witness.py": 455,
     "status.py": 450,
     "expansion.py": 450,
-    "reader.py": 425,
+    "reader.py": 900,
 }
 
 
@@ -110,9 +109,10 @@ def test_no_folder_holds_more_than_20_modules_and_no_module_more_than_400_lines(
                 assert len(path.read_text().splitlines()) <= LONG.get(path.name, 400), path
 
 
-def test_no_name_of_the_orchestrator_is_a_participle_of_speech_or_sight() -> None:
+def test_no_name_is_a_participle_of_speech_or_sight() -> None:
     """Such a name says what was done to a value, and not what it is."""
-    for path in (ROOT / "orchestrator").rglob("*.py"):
+    tops = ("benchmarks", "launchers", "orchestrator", "policies", "tests")
+    for path in (path for top in tops for path in (ROOT / top).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             bound = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id
             bound = bound or (isinstance(node, ast.arg) and node.arg)

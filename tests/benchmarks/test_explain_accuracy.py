@@ -40,7 +40,7 @@ _ROWS = (
 FLOORS = {
     kind: dict(zip(_ROWS, counts, strict=True))
     for kind, counts in {
-        "held_out": (61, 61, 82, 49, 50, 204, 61),
+        "held_out": (61, 61, 82, 49, 50, 204, 62),
         "from_sources": (84, 84, 92, 79, 78, 308, 83),
         "seen": (79, 79, 90, 75, 71, 295, 79),
         "rewritten": (54, 54, 81, 50, 48, 180, 57),
@@ -54,18 +54,30 @@ FLOORS = {
         "kinds_held_out": (22, 22, 26, 15, 14, 43, 11),
         "later": (12, 12, 17, 6, 6, 40, 9),
         "later_held_out": (10, 10, 13, 6, 6, 27, 9),
+        "recent": (15, 15, 22, 6, 6, 35, 14),
+        "recent_held_out": (16, 16, 19, 4, 4, 41, 15),
+        "latest": (18, 18, 24, 13, 13, 41, 18),
+        "latest_held_out": (17, 17, 21, 11, 11, 65, 16),
+        "further": (14, 14, 22, 10, 10, 11, 12),
+        "further_held_out": (16, 16, 21, 10, 10, 17, 14),
     }.items()
 }
 for _kind, _count in {
     "reported": 26,
     "fresh": 30,
-    "fresh_held_out": 23,
+    "fresh_held_out": 24,
     "newer": 19,
     "newer_held_out": 13,
     "kinds": 40,
     "kinds_held_out": 23,
     "later": 18,
     "later_held_out": 15,
+    "recent": 20,
+    "recent_held_out": 17,
+    "latest": 24,
+    "latest_held_out": 17,
+    "further": 16,
+    "further_held_out": 15,
 }.items():
     FLOORS[_kind]["first help as an expert types it"] = _count
 FLOORS["fresh"]["holder of host memory named"] = 3
@@ -74,7 +86,12 @@ FLOORS["newer"]["holder of host memory named"] = 2
 FLOORS["kinds_held_out"]["holder of host memory named"] = 3
 FLOORS["later"]["holder of host memory named"] = 1
 FLOORS["later_held_out"]["holder of host memory named"] = 1
-for _kind, _count in {"fresh_held_out": 22, "newer_held_out": 12, "kinds_held_out": 23}.items():
+FLOORS["recent_held_out"]["holder of host memory named"] = 2
+FLOORS["latest"]["holder of host memory named"] = 2
+FLOORS["latest_held_out"]["holder of host memory named"] = 2
+FLOORS["further"]["holder of host memory named"] = 3
+FLOORS["further_held_out"]["holder of host memory named"] = 1
+for _kind, _count in {"fresh_held_out": 23, "newer_held_out": 12, "kinds_held_out": 23}.items():
     FLOORS[_kind]["first help, of logs whose two labels agree on it"] = _count
 
 
@@ -87,12 +104,12 @@ def folder(tmp_path):
 
 
 def test_right_and_wrong_answers_are_counted(folder):
-    found = scores(cases(folder), lambda case: case.text.encode())
-    assert (found["resource"].right, found["resource"].asked, found["resource"].wrong) == (1, 2, ("two",))
-    assert found["phase"].share == 0.5
-    assert found["bytes exact"].wrong == ("two:requested_bytes",)
-    assert found["is it an OOM: recall"].share == 1.0
-    twice = merged([found, found])
+    scored = scores(cases(folder), lambda case: case.text.encode())
+    assert (scored["resource"].right, scored["resource"].asked, scored["resource"].wrong) == (1, 2, ("two",))
+    assert scored["phase"].share == 0.5
+    assert scored["bytes exact"].wrong == ("two:requested_bytes",)
+    assert scored["is it an OOM: recall"].share == 1.0
+    twice = merged([scored, scored])
     assert (twice["resource"].right, twice["resource"].asked) == (2, 4)
 
 
@@ -103,8 +120,8 @@ def test_a_first_help_is_accepted_by_its_name_or_its_text(tmp_path):
         "other": ["/jemalloc/"],
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(LABEL | {"first_helps": accepted}))
-    found = scores(cases(tmp_path), lambda case: case.text.encode())["first help as an expert types it"]
-    assert (found.right, found.wrong) == (2, ("other",))
+    scored = scores(cases(tmp_path), lambda case: case.text.encode())["first help as an expert types it"]
+    assert (scored.right, scored.wrong) == (2, ("other",))
 
 
 def test_a_log_whose_two_labels_differ_on_the_help_is_not_scored(tmp_path):
@@ -112,17 +129,17 @@ def test_a_log_whose_two_labels_differ_on_the_help_is_not_scored(tmp_path):
     for name, first, second in (("both", wanted, wanted), ("none", other, other), ("one", wanted, other)):
         label = LABEL | {"first_helps": first, "second_helps": second}
         (tmp_path / f"{name}.json").write_text(json.dumps(label))
-    found = scores(cases(tmp_path), lambda case: case.text.encode())
-    twice = found["first help, of logs whose two labels agree on it"]
+    scored = scores(cases(tmp_path), lambda case: case.text.encode())
+    twice = scored["first help, of logs whose two labels agree on it"]
     assert (twice.right, twice.asked, twice.wrong) == (1, 2, ("none",))
 
 
 @pytest.mark.parametrize("style", PREFIXES)
 def test_a_buried_failure_is_found(style):
-    found = diagnose(scan([buried(OOM, seed=1, style=style, component="trainer", lines=150)]))
-    assert (found.cause, found.phase.value) == (Cause.GPU_OOM, "backward")
-    assert found.facts.requested_bytes == 2 << 30
-    assert found.consequences > 0
+    diagnosis = diagnose(scan([buried(OOM, seed=1, style=style, component="trainer", lines=150)]))
+    assert (diagnosis.cause, diagnosis.phase.value) == (Cause.GPU_OOM, "backward")
+    assert diagnosis.facts.requested_bytes == 2 << 30
+    assert diagnosis.consequences > 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -170,8 +187,8 @@ def test_a_folder_without_labelled_logs_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", FLOORS)
 def test_the_labelled_logs_are_explained(kind):
-    found = scores(LABELLED[kind], lambda case: case.text.encode())
-    assert {name: score.right for name, score in found.items() if score.right < FLOORS[kind][name]} == {}
-    precise = found["is it an OOM: precision"]
+    scored = scores(LABELLED[kind], lambda case: case.text.encode())
+    assert {name: score.right for name, score in scored.items() if score.right < FLOORS[kind][name]} == {}
+    precise = scored["is it an OOM: precision"]
     assert precise.right == precise.asked
-    assert all(score.asked for score in found.values())
+    assert all(score.asked for score in scored.values())

@@ -39,10 +39,14 @@ def test_most_drifts_are_forecast_in_time_and_few_others() -> None:
     every = [*drawn_series([EVEN, *simulated_bases(2, 3)], 3, seed=3)]
     forecasts = [watched(series, METHODS["forecast"]) for series in every]
     failing = [each for each in forecasts if each.fails is not None]
-    in_time = [e for e in failing if e.said is not None and e.fails is not None and e.fails - e.said >= 5]
+    in_time = [
+        e
+        for e in failing
+        if e.warned_after is not None and e.fails is not None and e.fails - e.warned_after >= 5
+    ]
     assert len(in_time) >= 0.6 * len(failing)
     calm = [each for each in forecasts if each.fails is None]
-    assert sum(each.said is not None for each in calm) <= 0.2 * len(calm)
+    assert sum(each.warned_after is not None for each in calm) <= 0.2 * len(calm)
 
 
 def test_recorded_steps_are_there_and_drifts_are_put_on_them() -> None:
@@ -75,8 +79,8 @@ def test_a_leak_under_varying_lengths_is_forecast_earlier_with_them() -> None:
     lengths = [100.0 + 40.0 * (step * 7 % 11) / 11 for step in range(90)]
     used = [0.3 + 0.002 * length + 0.004 * step for step, length in enumerate(lengths)]
     series = Series("leak", "backward", used, 91, 180, {"response_length/max": lengths})
-    forecasts = watched(series, METHODS["forecast"]).said
-    without = watched(series, WITHOUT_LENGTHS["forecast, lengths unknown"]).said
+    forecasts = watched(series, METHODS["forecast"]).warned_after
+    without = watched(series, WITHOUT_LENGTHS["forecast, lengths unknown"]).warned_after
     assert forecasts is not None and (without is None or forecasts < without)
 
 

@@ -96,14 +96,14 @@ def test_a_script_of_several_trainings_at_once_is_refused_with_reason(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("setting", "said", "changed"),
+    ("setting", "message", "changed"),
     [
         ("ppo_micro_batch_size=64", "ppo_micro_batch_size_per_gpu`: verl needs it", set()),
         ("use_dynamic_bsz=true", "", {"trainer.logger"}),  # adds a backend that the fork does not have
     ],
 )
 def test_a_fork_is_left_alone_unless_assumptions_count_as_known(
-    setting: str, said: str, changed: set[str], tmp_path: Path
+    setting: str, message: str, changed: set[str], tmp_path: Path
 ) -> None:
     repository = tmp_path / "repository"
     checkout(repository)
@@ -122,7 +122,7 @@ def test_a_fork_is_left_alone_unless_assumptions_count_as_known(
     with init_scripts.nothing_assumed():
         known = judged("known")
 
-    assert (own.exit, known.exit) == (0, int(bool(said))) and said in known.said
+    assert (own.exit, known.exit) == (0, int(bool(message))) and message in known.output
     assert {*known.changed} & {"trainer.logger"} == changed and "trainer.logger" not in own.changed
 
 

@@ -11,7 +11,7 @@ from autotune.policies.recovery import ranking, relief, step_times
 from autotune.policies.remedies.legality import objections
 from autotune.policies.values.diagnosis import Facts
 from autotune.policies.values.events import Diagnosed, Ended, Event, GoalReached, Started
-from autotune.policies.values.failure import Cause, Phase
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.observation import Cancelled, Crashed, Peak
 from benchmarks.simulation.ablations import no_calibration, no_figures, no_relief, no_speeds
@@ -83,6 +83,17 @@ def test_a_message_is_true_to_the_failure(jobs):
         assert facts.requested_bytes > facts.free_bytes
         assert capacity - facts.free_bytes + facts.requested_bytes <= failure.peak_bytes + 1
         assert reported(world, written, 3) == reported(world, written, 3)
+
+
+def test_a_weight_sync_fails_in_the_engine_that_wakes_or_in_the_trainer_that_sends(jobs):
+    blamed: dict[float, set[Component]] = {0.01: set(), 0.99: set()}
+    for world, _ in jobs:
+        failure = Failure(phase=Phase.WEIGHT_SYNC, cause=Cause.GPU_OOM, step=3, peak_bytes=1e12)
+        for fraction, components in blamed.items():
+            knobs = replace(world.accepted.profile.knobs, memory_fraction=fraction)
+            components.add(diagnosis(world, knobs, failure).component)
+    assert blamed[0.99] == {Component.ROLLOUT}
+    assert Component.TRAINER in blamed[0.01]
 
 
 def test_less_of_a_knob_needs_no_more_memory(jobs):

@@ -36,7 +36,7 @@ def test_an_estimate_without_one_of_its_parts_is_beyond_the_limits(part):
         Job(name="Mistral-7B-v0.3", layers=2, wrapping="verl", tokens=1024, optimizer="single"),
         Job(name="Mistral-7B-v0.3", layers=2, shards=2, tensor=2, sequence_parallel=True, tokens=1024),
     ],
-    ids=estimate_sharded.shown,
+    ids=estimate_sharded.rendered,
 )
 def test_the_tracker_agrees_with_the_estimate_on_small_jobs(job):
     from benchmarks import sharded_trainer
@@ -49,7 +49,7 @@ def test_the_tracker_agrees_with_the_estimate_on_small_jobs(job):
 
 
 @pytest.mark.parametrize(
-    "row", loss_code.recorded(), ids=lambda row: f"{loss_code.shown(row.code)}, {row.code.bytes}"
+    "row", loss_code.recorded(), ids=lambda row: f"{loss_code.rendered(row.code)}, {row.code.bytes}"
 )
 def test_bytes_per_logit_of_the_frameworks_loss_code_are_as_measured(row):
     predicted = loss_code.predict(row.code)

@@ -57,19 +57,19 @@ def _kind(hint):
 
 def classes():
     """Every dataclass below GRPOConfig, with the types of its fields."""
-    found, waiting = {}, [cli_args.GRPOConfig]
+    result, waiting = {}, [cli_args.GRPOConfig]
     while waiting:
         cls = waiting.pop()
-        if cls.__name__ in found:
+        if cls.__name__ in result:
             continue
         hints = typing.get_type_hints(cls)
-        found[cls.__name__] = {field.name: _kind(hints[field.name]) for field in dataclasses.fields(cls)}
+        result[cls.__name__] = {field.name: _kind(hints[field.name]) for field in dataclasses.fields(cls)}
         for hint in hints.values():
             for inner in (hint, *typing.get_args(hint)):
                 if dataclasses.is_dataclass(inner):
                     waiting.append(inner)
                 waiting += [each for each in typing.get_args(inner) if dataclasses.is_dataclass(each)]
-    return found
+    return result
 
 
 def defaults(names):

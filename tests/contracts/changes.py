@@ -92,8 +92,8 @@ def table(rows: list[Checked]) -> str:
 
 
 def _listed(values: tuple[str, ...], most: int = 8) -> str:
-    shown = values if len(values) <= most else (*values[: most - 1], values[-1])
-    return ", ".join(shown) + (f" ({len(values)} values)" if len(values) > most else "")
+    output = values if len(values) <= most else (*values[: most - 1], values[-1])
+    return ", ".join(output) + (f" ({len(values)} values)" if len(values) > most else "")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import functools
 import io
 import json
 import subprocess
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from autotune.launchers.frameworks import find
 from autotune.launchers.frameworks.dialects.flags import arguments, bare
 from autotune.launchers.frameworks.megatron.adapter import MegatronRl
 from autotune.launchers.frameworks.ms_swift.adapter import _MODULE
+from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.job import Job
 from autotune.policies.values.knob_table import ROWS, Part
 from autotune.policies.values.knobs import Knobs
@@ -42,6 +44,7 @@ class Judge(Value, frozen=True, kw_only=True):
     by: str  # what of it, and the release
     judge: Callable[[Cases, Path], Reasons]
     knobs: frozenset[str] = frozenset()  # that it cannot judge here
+    frameworks: tuple[str, ...] = ()  # whose jobs it judges; none: those of its own name
     prepared: Callable[[Job], Job] = lambda job: job  # as the machine of the tests can read it
 
 
@@ -114,8 +117,8 @@ def _megatron(cases: Cases, folder: Path) -> Reasons:
     each = list(dict.fromkeys(texts))
     program = (HERE / "megatron_judge.py").read_text()
     core = str(wheel("megatron_core", MEGATRON))
-    found = dict(zip(each, _asked("verl", program, [json.loads(t) for t in each], folder, core), strict=True))
-    return [found[text] for text in texts]
+    items = dict(zip(each, _asked("verl", program, [json.loads(t) for t in each], folder, core), strict=True))
+    return [items[text] for text in texts]
 
 
 # ------------------------------------------------------------------------------------ the others
@@ -137,16 +140,16 @@ def _verl(cases: Cases, folder: Path) -> Reasons:
 def _openrlhf(cases: Cases, folder: Path) -> Reasons:
     result = []
     for job, knobs in cases:
-        said = io.StringIO()
+        stream = io.StringIO()
         with (
             pytest.MonkeyPatch.context() as patch,
             contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(said),
+            contextlib.redirect_stderr(stream),
         ):
             try:
                 exec(_placing(), {"args": accepted(_words(job, knobs, 3), patch)})
             except (AssertionError, SystemExit, ValueError) as refused:
-                result.append(f"{type(refused).__name__}: {refused} {said.getvalue()[-200:]}")
+                result.append(f"{type(refused).__name__}: {refused} {stream.getvalue()[-200:]}")
             else:
                 result.append("")
     return result
@@ -240,15 +243,67 @@ def _swift(cases: Cases, folder: Path) -> Reasons:
     return list(_asked("ms-swift", _SWIFT, question, folder))
 
 
+def _areal(cases: Cases, folder: Path) -> Reasons:
+    question = []
+    for job, knobs in cases:
+        overrides = [word for word in _words(job, knobs, 1) if word.startswith("++")]
+        heads = (job.shape.heads, job.shape.kv_heads) if job.shape else (0, 0)
+        question.append({"document": job.document, "overrides": overrides, "heads": heads})
+    return list(_asked("areal-trainer", (HERE / "areal_judge.py").read_text(), question, folder))
+
+
 def _skyrl(cases: Cases, folder: Path) -> Reasons:
     reader = (HERE / "skyrl_reader.py").read_text()
     question = [{"overrides": _words(job, k, 3), "names": [], "sizes": True} for job, k in cases]
     return [answer.get("error", "") for answer in _asked("skyrl", reader, {"cases": question}, folder)]
 
 
+def _sglang(cases: Cases, folder: Path) -> Reasons:
+    texts = [json.dumps(_engine_of_flags(job, knobs)) for job, knobs in cases]
+    each = list(dict.fromkeys(texts))
+    file = folder / "question.json"
+    file.write_text(f"[{','.join(each)}]")
+    program = [sys.executable, str(HERE / "sglang_judge.py"), str(file)]
+    done = subprocess.run(program, stdout=subprocess.PIPE, check=True, timeout=1700)
+    items = dict(zip(each, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    return [items[text] for text in texts]
+
+
+def _engine_of_flags(job: Job, knobs: Knobs) -> dict[str, Any]:
+    """Return the words of a job's engine without `--sglang-`, and a model of its sizes."""
+    framework, shape = find(job.framework), job.shape
+    assert isinstance(framework, MegatronRl) and shape is not None
+    settings = {bare(key): value for key, value in (job.settings | framework.settings(job, knobs)).items()}
+    own = {"tp-size": settings.get("rollout-num-gpus-per-engine", 1)}
+    for key, value in settings.items():
+        name = framework.dialect.argument(key)
+        if name in framework.dialect.engine_types and value is not None:
+            own[name] = value
+    return {"words": arguments(own, negatable=frozenset()), "config": _config(shape)}
+
+
+def _config(shape: Model) -> dict[str, Any]:
+    """Return a model's config.json, as a Qwen2 of its sizes: engines look at heads and lengths alone."""
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": 131072,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 1,
+    }
+
+
 # Megatron-Core knows the trainer alone: the flags of the engines are judged by other tests.
 _ENGINES = frozenset(row.name for row in ROWS if row.part is not Part.TRAINER)
 _LM = f"Megatron-Core {MEGATRON}"
+_TRAINERS = frozenset(row.name for row in ROWS if row.part is Part.TRAINER)
 JUDGES: dict[str, Judge] = {
     "verl": Judge(by="verl 0.9.1", judge=_verl),
     "slime": Judge(by=_LM, judge=_megatron, knobs=_ENGINES),
@@ -256,6 +311,8 @@ JUDGES: dict[str, Judge] = {
     "miles": Judge(by=_LM, judge=_megatron, knobs=_ENGINES),
     "openrlhf": Judge(by=f"OpenRLHF {NEWEST}", judge=_openrlhf),
     "skyrl": Judge(by="SkyRL 0.4.0", judge=_skyrl),
+    "areal": Judge(by="AReaL 1.0.4", judge=_areal),
+    "sglang": Judge(by="SGLang 0.5.23", judge=_sglang, knobs=_TRAINERS, frameworks=("slime", "miles")),
     "trl": Judge(by="TRL 1.16.0", judge=_trl, prepared=_of_trl),
     "ms-swift": Judge(
         by="ms-swift 4.6.0", judge=_swift, prepared=_of_swift, knobs=frozenset({"fused_kernels"})

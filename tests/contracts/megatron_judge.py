@@ -39,10 +39,10 @@ def replicas(world, sizes):
         finally:
             parallel_state.destroy_model_parallel()
             dist.destroy_process_group()
-    found = _REPLICAS[key]
-    if isinstance(found, Exception):
-        raise found
-    return found
+    result = _REPLICAS[key]
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def experts(config):
@@ -88,9 +88,9 @@ def interleaved(config, micro_batches, micro):
 def judge(case):
     """Why Megatron-Core refuses a case; empty: it does not."""
     try:
-        found = replicas(case["world"], case["layout"])
+        result = replicas(case["world"], case["layout"])
         if case["batch"]:
-            batches = ConstantNumMicroBatchesCalculator(case["batch"], case["micro"], found, False, 1)
+            batches = ConstantNumMicroBatchesCalculator(case["batch"], case["micro"], result, False, 1)
         config = TransformerConfig(pipeline_dtype=torch.bfloat16, **case["transformer"])
         if config.num_moe_experts:
             experts(config)

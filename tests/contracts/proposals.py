@@ -46,22 +46,22 @@ def offered(job: Job, profile: Profile) -> tuple[Knobs, ...]:
     moves = [{knob: value} for knob, values in alone.items() for value in values[1:]]
     for first, second in combinations([knob for knob in LINKED if knob in alone], 2):
         moves += [{first: one, second: other} for one in alone[first][1:] for other in alone[second][1:]]
-    found = [replace(own, **completed(profile, own, move)) for move in moves]
-    found += neighbours(profile, own, own, space(job, profile, own))
-    legal = (each for each in found if each != own and not objections(profile, own, each, started=False))
+    items = [replace(own, **completed(profile, own, move)) for move in moves]
+    items += neighbours(profile, own, own, space(job, profile, own))
+    legal = (each for each in items if each != own and not objections(profile, own, each, started=False))
     return tuple(dict.fromkeys(legal))
 
 
 def withheld(profile: Profile) -> tuple[Knobs, ...]:
     """Return the single moves that are refused, of the values on the grid that launch or search look at."""
     own = profile.knobs
-    found: dict[Knobs, None] = {}
+    result: dict[Knobs, None] = {}
     for knob, support in profile.supported.items():
         for value in (*values_near(profile, own, knob), *values_in_range(profile, own, knob)):
             moved = replace(own, **completed(profile, own, {knob: value}))
             if on_grid(support.grid, value) and objections(profile, own, moved, started=False):
-                found[moved] = None
-    return tuple(found)
+                result[moved] = None
+    return tuple(result)
 
 
 class Judged(Value, frozen=True, kw_only=True):
@@ -78,10 +78,10 @@ class Judged(Value, frozen=True, kw_only=True):
 def judged(framework: str, folder: Path, *, most: int | None = None) -> Judged:
     """Return how a framework judges the proposals of its jobs; at most so many of each job."""
     judge = JUDGES[framework]
-    jobs = [judge.prepared(job) for job in sampled(framework)]
+    jobs = [judge.prepared(job) for name in judge.frameworks or (framework,) for job in sampled(name)]
     rows: list[tuple[str, Job, Knobs, Knobs]] = []
     for job in jobs:
-        profile = find(framework).profile(job, cluster(job))
+        profile = find(job.framework).profile(job, cluster(job))
         kinds = {"written": (profile.knobs,), "offered": offered(job, profile), "withheld": withheld(profile)}
         for kind, every in kinds.items():
             kept = [each for each in every if judge.knobs.isdisjoint(changed(profile.knobs, each))]
@@ -128,11 +128,11 @@ def main() -> None:
     asked = parser.parse_args()
     for framework in asked.frameworks:
         with tempfile.TemporaryDirectory() as folder:
-            found = judged(framework, Path(folder), most=asked.most)
-        print(line(found), *found.refused, *found.only_ours, sep="\n  ", flush=True)
+            result = judged(framework, Path(folder), most=asked.most)
+        print(line(result), *result.refused, *result.only_ours, sep="\n  ", flush=True)
         page = PAGE.read_text()
         kept = {each.split(" ")[1]: each for each in page.splitlines() if each.startswith("| ")}
-        kept[framework] = line(found)
+        kept[framework] = line(result)
         rows = [*_HEAD, *(kept[name] for name in JUDGES if name in kept)]
         PAGE.write_text(placed(page, "proposals", "\n".join(rows)))
 

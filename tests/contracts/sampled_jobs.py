@@ -1,4 +1,4 @@
-"""Forty jobs of the frameworks: the examples, and jobs of the sizes that the simulation draws from a seed."""
+"""46 jobs of the frameworks: the examples, and jobs of the sizes that the simulation draws from a seed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from math import gcd
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import yaml
+from msgspec.structs import replace
 
 from autotune.launchers.frameworks import find
 from autotune.orchestrator.config.loader import assumed, parse
@@ -295,6 +298,32 @@ def _skyrl(sizes: Sizes, rng: Random) -> dict[str, Any] | None:
     return own
 
 
+def _areal(sizes: Sizes, rng: Random) -> dict[str, Any] | None:
+    trains = sizes.gpus // 2  # the engines have the others
+    split, moe = sizes.tensor * sizes.context, bool(sizes.model.experts)
+    pipeline = sizes.pipeline if moe or rng.random() < 0.3 else 1
+    kind = "megatron" if moe or pipeline > 1 else rng.choice(("fsdp", "fsdp", "archon"))
+    engine = rng.choice(("sglang", "vllm"))
+    if sizes.gpus < 2 or trains % (split * pipeline) or trains % sizes.engine:
+        return None
+    layout = f"d{trains // (split * pipeline)}t{sizes.tensor}p{pipeline}c{sizes.context}"
+    return {
+        "cluster.n_nodes": sizes.gpus // sizes.per_node,
+        "cluster.n_gpus_per_node": sizes.per_node,
+        "train_dataset.batch_size": sizes.prompts,
+        "train_dataset.max_length": sizes.prompt,
+        "gconfig.n_samples": sizes.samples,
+        "gconfig.max_new_tokens": sizes.response,
+        "actor.backend": f"{kind}:{layout}",
+        "actor.path": "/models/policy",
+        "actor.ppo_n_minibatches": sizes.updates,
+        "actor.mb_spec.max_tokens_per_mb": sizes.longest * 2,
+        "rollout.backend": f"{engine}:d{trains // sizes.engine}t{sizes.engine}",
+        "sglang.context_length": sizes.longest,
+        "vllm.max_model_len": sizes.longest,
+    }
+
+
 Writer = Callable[[Sizes, Random], dict[str, Any] | None]
 WRITERS: dict[str, tuple[Writer, int]] = {
     "verl": (_verl, 9),
@@ -303,6 +332,7 @@ WRITERS: dict[str, tuple[Writer, int]] = {
     "miles": (_megatron, 3),
     "openrlhf": (_openrlhf, 4),
     "skyrl": (_skyrl, 4),
+    "areal": (_areal, 6),
     "trl": (_trl, 4),
     "ms-swift": (_ms_swift, 4),
 }
@@ -314,12 +344,19 @@ _IN_TURN = (
     "context-parallel-size",
 )
 _ONE_NODE = ("trl", "ms-swift")
+_OWN: dict[str, dict[str, Any]] = {
+    "areal": {
+        "command": ("python", "train.py"),
+        "config": "areal.yaml",
+        "document": yaml.safe_load((CONFIGS / "areal" / "gsm8k.yaml").read_text()),
+    }
+}
 
 
 def written(framework: str) -> Iterator[Job]:
     """Yield the example jobs of a framework."""
     for path in sorted(CONFIGS.glob(f"{framework}-*.yaml")):
-        yield parse(path.read_text())
+        yield replace(parse(path.read_text()), **_OWN.get(framework, {}))
 
 
 def sampled(framework: str) -> list[Job]:
@@ -350,6 +387,7 @@ def _drawn(framework: str) -> Iterator[Job]:
             shape=sizes.model,
             cluster=spec,
             env=env,
+            **_OWN.get(framework, {}),
         )
         if not tuple(adapter.check(job)):
             yield job

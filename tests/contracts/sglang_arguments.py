@@ -30,9 +30,9 @@ def arguments(version: str) -> Arguments:
                 continue
             for node in ast.walk(ast.parse(archive.read(name))):
                 if isinstance(node, ast.ClassDef) and (node.name == "ServerArgs" or "/fields/" in name):
-                    found = [s for s in node.body if isinstance(s, ast.AnnAssign)]
-                    fields |= {ast.unparse(s.target) for s in found}
-                    hidden |= {ast.unparse(s.target) for s in found if "no_cli=True" in ast.unparse(s)}
+                    items = [s for s in node.body if isinstance(s, ast.AnnAssign)]
+                    fields |= {ast.unparse(s.target) for s in items}
+                    hidden |= {ast.unparse(s.target) for s in items if "no_cli=True" in ast.unparse(s)}
                 elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument"):
                     words = [a.value for a in node.args if isinstance(a, ast.Constant)]
                     flags |= {word[2:] for word in words if isinstance(word, str) and word.startswith("--")}

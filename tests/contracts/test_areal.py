@@ -123,13 +123,15 @@ def test_every_override_of_every_change_is_taken_and_arrives(ask, tmp_path, kind
     checked(profile, [(knob, value) for knob, value, _ in moves], "AReaL 1.0.4's own configuration")
 
 
-def _contains(found, value):
+def _contains(matched, value):
     """Whether AReaL's value holds ours: it fills sections up with its defaults."""
     if isinstance(value, dict):
-        return isinstance(found, dict) and all(_contains(found.get(key), each) for key, each in value.items())
+        return isinstance(matched, dict) and all(
+            _contains(matched.get(key), each) for key, each in value.items()
+        )
     if isinstance(value, list):
-        return len(found) == len(value) and all(map(_contains, found, value))
-    return found == value
+        return len(matched) == len(value) and all(map(_contains, matched, value))
+    return matched == value
 
 
 def test_presets_examples_and_trials_are_taken(ask, tmp_path):
@@ -202,13 +204,13 @@ def test_backends_mean_to_us_what_they_mean_to_areal(ask):
     ]
     for text, theirs in zip(texts, ask("backends", texts=texts), strict=True):
         try:
-            found = parse(text)
-            ours = [found.data, found.tensor, found.pipeline, found.context, found.expert]
+            result = parse(text)
+            ours = [result.data, result.tensor, result.pipeline, result.context, result.expert]
         except BackendError:
             ours = None
         assert ours == (theirs if isinstance(theirs, list) else None), (text, ours, theirs)
         if ours is not None:
-            assert parse(str(found)) == msgspec.structs.replace(found, name="")
+            assert parse(str(result)) == msgspec.structs.replace(result, name="")
 
 
 def test_areals_words_about_a_sequence_that_does_not_fit_are_known(ask):
@@ -267,9 +269,9 @@ def test_a_steps_tokens_are_those_that_its_update_packed():
         env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    found = [marker for line in done.stdout.splitlines() if (marker := FRAMEWORK.marker(line)) is not None]
+    items = [marker for line in done.stdout.splitlines() if (marker := FRAMEWORK.marker(line)) is not None]
     total = sum(prompt + response for rank in lengths for prompt, response in rank)
-    assert found == [StepDone(step=21, of=290), StepTokens(tokens=total)]
+    assert items == [StepDone(step=21, of=290), StepTokens(tokens=total)]
 
 
 def test_megatrons_checkpoints_need_the_distributed_optimizer() -> None:

@@ -74,14 +74,14 @@ def _values(grid: Grid, present: Any) -> tuple[Any, ...]:
 def test_an_adapter_writes_only_what_its_sglang_takes(name) -> None:
     framework, taken = FRAMEWORKS[name], arguments(VERSIONS[name])
     known = taken.flags if isinstance(framework, MegatronRl) else taken.fields
-    seen = set()
+    names = set()
     for why, settings in emitted(framework):
         for key in settings:
-            found = NAMED[name].fullmatch(key)
-            if found is not None:
-                seen.add(found[1])
-                assert found[1] in known, f"{why}: SGLang {VERSIONS[name]} has no {found[1]}"
-    assert seen or not jobs(framework) or name == "verl"
+            result = NAMED[name].fullmatch(key)
+            if result is not None:
+                names.add(result[1])
+                assert result[1] in known, f"{why}: SGLang {VERSIONS[name]} has no {result[1]}"
+    assert names or not jobs(framework) or name == "verl"
 
 
 @pytest.mark.parametrize("name", ["slime", "relax", "miles"])

@@ -33,5 +33,5 @@ def test_the_facts_on_record_are_those_of_the_wheels(subject: str, version: str,
     folder = resources.files(f"autotune.launchers.frameworks.{subject.replace('-', '_')}") / "facts"
     on_record = json.loads((folder / f"{version}.json").read_text())
     pins = tuple(f"{name}=={pin}" for name, pin in _PINS.findall(on_record.get("source", "")))
-    found, of = release(subject, version, tmp_path / "wheels", pins)
-    assert (of, found) == (version, on_record)
+    result, of = release(subject, version, tmp_path / "wheels", pins)
+    assert (of, result) == (version, on_record)

@@ -42,8 +42,8 @@ EXAMPLE = Path(__file__).parents[2] / "configs" / "openrlhf-hybrid.yaml"
 def text(name: str, version: str) -> str:
     """Return a module of the package as text."""
     with zipfile.ZipFile(wheel("openrlhf", version)) as archive:
-        (found,) = (path for path in archive.namelist() if path.endswith(f"openrlhf/{name}"))
-        return archive.read(found).decode()
+        (result,) = (path for path in archive.namelist() if path.endswith(f"openrlhf/{name}"))
+        return archive.read(result).decode()
 
 
 @functools.cache
@@ -105,26 +105,32 @@ def test_attempts_of_an_older_release_pass_its_real_checks(monkeypatch: pytest.M
     short = OPENRLHF.rehearsal(written, folder="/r/1", part=Part.RELOAD, longest=False)
     for each, folder, every in ((written, "/ck/q3-r", 10), (short, "/r/1/checkpoints/q3-r", 2)):
         argv = OPENRLHF.command(each, Knobs(), run="r", attempt=2, resume=True).argv
-        seen = accepted(list(argv[3:]), monkeypatch, OLDER)
-        assert (seen.ckpt_path, seen.save_steps, seen.load_checkpoint) == (folder, every, True)
+        accepted_job = accepted(list(argv[3:]), monkeypatch, OLDER)
+        assert (accepted_job.ckpt_path, accepted_job.save_steps, accepted_job.load_checkpoint) == (
+            folder,
+            every,
+            True,
+        )
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_the_example_job_passes_the_real_checks(attempt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     written = parse(EXAMPLE.read_text())
     argv = OPENRLHF.command(written, Knobs(), run="r", attempt=attempt, resume=attempt > 1).argv
-    seen = accepted(list(argv[3:]), monkeypatch)
-    assert seen.ckpt.load_enable is (attempt > 1) and seen.ckpt.path.endswith("openrlhf-hybrid-r")
+    accepted_job = accepted(list(argv[3:]), monkeypatch)
+    assert accepted_job.ckpt.load_enable is (attempt > 1) and accepted_job.ckpt.path.endswith(
+        "openrlhf-hybrid-r"
+    )
     trial = OPENRLHF.trial(written, folder="/t", steps=3, longest=False)
     argv = OPENRLHF.command(trial, Knobs(), run="r", attempt=1, resume=False).argv
-    seen = accepted(list(argv[3:]), monkeypatch)
-    assert (seen.data.max_samples, seen.ckpt.save_steps) == (384, -1)
+    accepted_job = accepted(list(argv[3:]), monkeypatch)
+    assert (accepted_job.data.max_samples, accepted_job.ckpt.save_steps) == (384, -1)
     part = Part.WORST if attempt == 1 else Part.RELOAD
     short = OPENRLHF.rehearsal(written, folder="/r/1", part=part, longest=False)
     argv = OPENRLHF.command(short, Knobs(), run="r", attempt=attempt, resume=attempt > 1).argv
-    seen = accepted(list(argv[3:]), monkeypatch)
-    assert (seen.ckpt.save_steps, seen.ckpt.load_enable) == (2, attempt > 1)
-    assert seen.ckpt.path.startswith("/r/1/checkpoints/")
+    accepted_job = accepted(list(argv[3:]), monkeypatch)
+    assert (accepted_job.ckpt.save_steps, accepted_job.ckpt.load_enable) == (2, attempt > 1)
+    assert accepted_job.ckpt.path.startswith("/r/1/checkpoints/")
 
 
 @pytest.mark.parametrize("preset", OPENRLHF.presets.values(), ids=OPENRLHF.presets.keys())
@@ -138,13 +144,13 @@ def test_defaults_are_those_of_the_real_parser(monkeypatch: pytest.MonkeyPatch) 
         for name in ("train.agent_func_path", "algo.advantage.estimator", "vllm.num_engines")
     }
     least |= {"rollout.n_samples_per_prompt": 8}
-    seen = accepted(list(arguments(least, negatable=frozenset())), monkeypatch)
+    accepted_job = accepted(list(arguments(least, negatable=frozenset())), monkeypatch)
     profile = OPENRLHF.profile(job(least), CLUSTER)
-    assert profile.knobs.memory_fraction == seen.vllm.gpu_memory_utilization
-    assert profile.longest_sequence == seen.data.max_len
+    assert profile.knobs.memory_fraction == accepted_job.vllm.gpu_memory_utilization
+    assert profile.longest_sequence == accepted_job.data.max_len
     packed = OPENRLHF.profile(job({**least, "train.dynamic_batch_enable": True}), CLUSTER).knobs
-    assert packed.tokens_per_microbatch == seen.train.max_tokens_per_gpu
-    assert profile.layout.sequences == seen.rollout.batch_size * 8
-    assert profile.layout.mini_batch == seen.train.batch_size
-    assert profile.layout.reference is (seen.algo.kl.init_coef > 0)
-    assert profile.layout.ranks == seen.actor.num_gpus_per_node
+    assert packed.tokens_per_microbatch == accepted_job.train.max_tokens_per_gpu
+    assert profile.layout.sequences == accepted_job.rollout.batch_size * 8
+    assert profile.layout.mini_batch == accepted_job.train.batch_size
+    assert profile.layout.reference is (accepted_job.algo.kl.init_coef > 0)
+    assert profile.layout.ranks == accepted_job.actor.num_gpus_per_node

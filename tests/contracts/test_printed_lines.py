@@ -107,8 +107,8 @@ ADAPTERS = {"nemo_rl": "nemo-rl", "megatron": "slime"}
 
 @cache
 def on_record(name: str) -> dict[str, dict[str, dict[str, str]]]:
-    found: dict[str, dict[str, dict[str, str]]] = json.loads((FOLDER / f"{name}.json").read_text())
-    return found
+    result: dict[str, dict[str, dict[str, str]]] = json.loads((FOLDER / f"{name}.json").read_text())
+    return result
 
 
 @pytest.mark.parametrize("name", PRINTED)
@@ -140,8 +140,8 @@ def test_a_trainer_tells_its_phases_what_it_resumes_from_and_its_steps(trainer: 
         if any(place.startswith(f"{release}:") for place in places.split())
         for line in samples(name, text)
     ]
-    told = {_named(marker) for line in printed_by_it if (marker := adapter.marker(line))}
-    assert wanted - told == set()
+    reported = {_named(marker) for line in printed_by_it if (marker := adapter.marker(line))}
+    assert wanted - reported == set()
 
 
 def _named(marker: Any) -> str:

@@ -19,14 +19,14 @@ _IN_CI = {"slime": 80, "verl": 6, "skyrl": 30, "openrlhf": 30}
 @pytest.mark.e2e
 @pytest.mark.parametrize("framework", _IN_CI)
 def test_a_framework_takes_what_launch_and_search_may_propose(framework: str, tmp_path: Path) -> None:
-    found = judged(framework, tmp_path, most=_IN_CI[framework])
-    print(f"seed {SEED}: {found.proposals} proposals of {found.jobs} jobs")
-    assert found.proposals > 20 and found.refused == ()
+    result = judged(framework, tmp_path, most=_IN_CI[framework])
+    print(f"seed {SEED}: {result.proposals} proposals of {result.jobs} jobs")
+    assert result.proposals > 20 and result.refused == ()
 
 
 @pytest.mark.e2e_long
 @pytest.mark.parametrize("framework", JUDGES)
 def test_a_framework_takes_every_proposal(framework: str, tmp_path: Path) -> None:
-    found = judged(framework, tmp_path)
-    print(f"seed {SEED}: {found.proposals} proposals of {found.jobs} jobs")
-    assert found.proposals > 50 and found.refused == ()
+    result = judged(framework, tmp_path)
+    print(f"seed {SEED}: {result.proposals} proposals of {result.jobs} jobs")
+    assert result.proposals > 50 and result.refused == ()

@@ -109,9 +109,9 @@ def test_tensorboard(tmp_path: Path) -> None:
     place, folder = {"folder": str(tmp_path / "logs" / "*")}, tmp_path / "logs" / "run-1" / "autotune"
     for numbers in ((1,), (1, 2), (1, 2)):
         assert ask("tensorboard", place, *numbers, cwd=tmp_path) == {"where": str(folder)}
-    found = json.loads(run(NAME, _EVENTS, str(folder)))
+    result = json.loads(run(NAME, _EVENTS, str(folder)))
     tag = "autotune/attempt/text_summary"
-    assert found == [[tag, each["attempt"], each["markdown"]] for each in attempts(1, 2)]
+    assert result == [[tag, each["attempt"], each["markdown"]] for each in attempts(1, 2)]
     old = {**place, "since": time.time() + 3600}
     assert "wrote no events" in ask("tensorboard", old, 3, cwd=tmp_path)["nothing"]
 
@@ -124,13 +124,13 @@ def wandb_server(bucket: dict[str, Any]) -> Iterator[str]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             asked = json.loads(body) if self.path == "/graphql" else {"query": ""}
-            query, said = asked["query"], asked.get("variables") or {}
+            query, message = asked["query"], asked.get("variables") or {}
             answer: dict[str, Any] = {}
             if "upsertBucket" in query:
-                bucket.update({key: value for key, value in said.items() if key in bucket and key != "id"})
+                bucket.update({key: value for key, value in message.items() if key in bucket and key != "id"})
                 answer = {"upsertBucket": {"bucket": bucket}}
             elif "project(" in query:
-                known = said.get("name") == bucket["name"]
+                known = message.get("name") == bucket["name"]
                 answer = {"project": {"run": bucket if known else None, "internalId": "1"}}
             elif "viewer" in query:
                 viewer = {"id": "1", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}

@@ -83,8 +83,8 @@ for launch, words in json.load(open(sys.argv[1])):
 
 @pytest.fixture(scope="module")
 def facts() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run("trl", _FACTS, timeout_s=300).splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(run("trl", _FACTS, timeout_s=300).splitlines()[-1])
+    return result
 
 
 def test_the_lists_of_names_are_those_of_the_packages(facts: dict[str, Any]) -> None:
@@ -148,8 +148,8 @@ def test_every_change_is_taken_and_keeps_the_batch(tmp_path: Path, checked: Chec
     verdicts = run("trl", _PARSE, str(file), timeout_s=300).splitlines()
     assert len(verdicts) == len(lists)
     for words, verdict, batch in zip(lists, verdicts, batches, strict=True):
-        said, _, rest = verdict.partition(" ")
-        assert said == "TAKEN", (words, rest)
+        message, _, rest = verdict.partition(" ")
+        assert message == "TAKEN", (words, rest)
         micro, accumulation, generation = json.loads(rest)
         assert (micro * accumulation, generation) == batch, words
     for profile, taken in rows:

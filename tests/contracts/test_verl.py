@@ -99,9 +99,9 @@ def verdicts(lists: list[tuple[str, ...]], folder: Path) -> list[str]:
     file = folder / "overrides.json"
     file.write_text(json.dumps([(*words, *stand_in) for words in lists]))
     output = run("verl", _COMPOSE, str(file), timeout_s=1700).splitlines()
-    found = [line for line in output if line.startswith(("TAKEN", "REFUSED"))]
-    assert len(found) == len(lists)
-    return found
+    items = [line for line in output if line.startswith(("TAKEN", "REFUSED"))]
+    assert len(items) == len(lists)
+    return items
 
 
 def overrides(of: Job, settings: dict[str, Any], *, resume: bool = False) -> tuple[str, ...]:
@@ -114,11 +114,11 @@ def overrides(of: Job, settings: dict[str, Any], *, resume: bool = False) -> tup
 def changes_of(of: Job) -> list[dict[str, Setting]]:
     """Return every change that any remedy can make of a job, and every value of every grid."""
     own = profile(of)
-    found = [{knob: value} for knob, value, _ in moves(of)]
+    items = [{knob: value} for knob, value, _ in moves(of)]
     for cause, phase, component in product(Cause, Phase, Component):
         diagnosis = Diagnosis(cause=cause, phase=phase, component=component)
-        found += [r.changes for r in candidates(own, own.knobs, diagnosis, started=False) if r.changes]
-    return [change for index, change in enumerate(found) if change not in found[:index]]
+        items += [r.changes for r in candidates(own, own.knobs, diagnosis, started=False) if r.changes]
+    return [change for index, change in enumerate(items) if change not in items[:index]]
 
 
 def folded(of: Job) -> list[dict[str, Setting]]:
@@ -141,13 +141,13 @@ ALL = {**JOBS, **written_jobs()}
 def lists_of(of: Job) -> list[tuple[dict[str, Setting] | str, tuple[str, ...]]]:
     """Return a job's lists of overrides: every change, and the ways in which it is started without one."""
     own = profile(of)
-    found: list[tuple[dict[str, Setting] | str, tuple[str, ...]]] = [
+    items: list[tuple[dict[str, Setting] | str, tuple[str, ...]]] = [
         (group, overrides(of, VERL.settings(of, replace(own.knobs, **group)))) for group in folded(of)
     ]
     short = VERL.trial(of, folder="/scratch/trial", steps=5, longest=True)
     parts = {part: VERL.rehearsal(of, folder="/scratch/1", part=part, longest=True) for part in Part}
     return [
-        *found,
+        *items,
         *((part.value, overrides(each, {}, resume=part is Part.RELOAD)) for part, each in parts.items()),
         ("as written", overrides(of, {})),
         ("resumed", overrides(of, {}, resume=True)),
@@ -159,11 +159,11 @@ def lists_of(of: Job) -> list[tuple[dict[str, Setting] | str, tuple[str, ...]]]:
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[dict[str, Setting] | str, str]]]:
     """Return what verl says of every list of every job; one process judges them all."""
     rows = [(name, what, words) for name, of in ALL.items() for what, words in lists_of(of)]
-    said = verdicts([words for _, _, words in rows], tmp_path_factory.mktemp("verl"))
-    found: dict[str, list[tuple[dict[str, Setting] | str, str]]] = {name: [] for name in ALL}
-    for (name, what, _), line in zip(rows, said, strict=True):
-        found[name].append((what, line))
-    return found
+    message = verdicts([words for _, _, words in rows], tmp_path_factory.mktemp("verl"))
+    result: dict[str, list[tuple[dict[str, Setting] | str, str]]] = {name: [] for name in ALL}
+    for (name, what, _), line in zip(rows, message, strict=True):
+        result[name].append((what, line))
+    return result
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -206,8 +206,8 @@ with initialize_config_module("verl.trainer.config", version_base=None):
         of = JOBS[name]
         text = run("verl", program, *VERL.words(of.settings))
         tagged = "".join(f"\x1b[36m(TaskRunnerV1 pid=1)\x1b[0m {line}\n" for line in text.splitlines())
-        for shown in (text, tagged):
-            settings = VERL.printed(shown)
+        for output in (text, tagged):
+            settings = VERL.printed(output)
             shown_job = Job(name="j", framework="verl", settings=settings)
             assert profile(shown_job).knobs == profile(of).knobs
         torn = "\n".join(tagged.splitlines()[:200])

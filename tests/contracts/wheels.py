@@ -24,5 +24,5 @@ def wheel(package: str, version: str) -> Path:
             ask = [*download, "--only-binary=:all:", f"{package}=={version}", "--python-version"]
             if not any(subprocess.run([*ask, python], check=False).returncode == 0 for python in _PYTHONS):
                 raise LookupError(f"{package} {version} could not be downloaded")
-    (found,) = folder.glob(f"{package}-*.whl")
-    return found
+    (result,) = folder.glob(f"{package}-*.whl")
+    return result

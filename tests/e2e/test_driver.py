@@ -94,12 +94,13 @@ def ray_head() -> Iterator[tuple[int, int]]:
 def started_head(*options: str, env: Mapping[str, str] | None = None) -> Iterator[tuple[int, int]]:
     """Start a Ray head; yields its port and its dashboard's."""
     folder = Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))  # sockets below it have a longest path
-    for _ in range(3):  # a port may be taken between its choice and its use: the head then ends at once
-        port, dashboard = free_port(), free_port()
+    for _ in range(3):  # a port may be taken between its choice and its use: the head then ends
+        port, dashboard, client = free_port(), free_port(), free_port()
         command = [RAY, "start", "--head", "--block", "--port", str(port), "--dashboard-port", str(dashboard)]
         command += ["--temp-dir", str(folder), "--num-cpus", "16", "--include-dashboard", "true"]
-        # Another Ray on this machine may hold the agent's usual port.
-        command += ["--dashboard-agent-listen-port", str(free_port()), *options]
+        # Another Ray on this machine may hold the usual ports.
+        command += ["--dashboard-agent-listen-port", str(free_port())]
+        command += ["--ray-client-server-port", str(client), *options]
         child = subprocess.Popen(
             command,
             env={**os.environ, "HOME": str(folder), **(env or {})},
@@ -107,9 +108,10 @@ def started_head(*options: str, env: Mapping[str, str] | None = None) -> Iterato
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        until(partial(_has_started_or_ended, child, dashboard), "the head did not start", 90)
+        until(partial(_has_started_or_ended, child, dashboard, client), "the head did not start", 300)
         if child.poll() is None:
             break
+    assert child.poll() is None, "three heads ended while they started"
     try:
         yield port, dashboard
     finally:
@@ -118,8 +120,9 @@ def started_head(*options: str, env: Mapping[str, str] | None = None) -> Iterato
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _has_started_or_ended(child: subprocess.Popen[bytes], dashboard: int) -> bool:
-    return child.poll() is not None or answers(dashboard)
+def _has_started_or_ended(child: subprocess.Popen[bytes], *ports: int) -> bool:
+    """Return whether all of a head answers, or all has ended: Ray waits 30 s for its parts."""
+    return child.poll() is not None or all(map(answers, ports))
 
 
 def answers(port: int) -> bool:

@@ -44,13 +44,13 @@ _ELSEWHERE = (
 _AT_ONCE = 3  # the programs sleep more than they work
 
 
-class Told:
+class Finished:
     """What a finished `autotune` left behind."""
 
-    def __init__(self, head: Head, *, code: int, said: str) -> None:
-        self.head, self.code, self.said = head, code, said
+    def __init__(self, head: Head, *, code: int, err: str) -> None:
+        self.head, self.code, self.err = head, code, err
         self.events: list[Event] = list(head.events())
-        assert self.events, said
+        assert self.events, err
         self.run = next((head.folder / "runs").iterdir())
 
     def of(self, kind: str, *, attempt: int | None = None) -> list[Event]:
@@ -72,9 +72,9 @@ class Told:
         return self.run / "stable.yaml"
 
 
-def told(head: Head, verb: str, job: str = "job.yaml") -> Told:
+def finished(head: Head, verb: str, job: str = "job.yaml") -> Finished:
     done = head.autotune(*verb.split(), job)
-    return Told(head, code=done.returncode, said=done.stderr)
+    return Finished(head, code=done.returncode, err=done.stderr)
 
 
 def scenario(name: str, framework: str) -> tuple[str, dict[str, Any]]:
@@ -117,7 +117,7 @@ def scenario(name: str, framework: str) -> tuple[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def begun(
     ray_head: tuple[int, int], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[tuple[str, str], Future[Told]]]:
+) -> Iterator[dict[tuple[str, str], Future[Finished]]]:
     """The selected tests' runs, begun together: one alone leaves the machine idle for most of its time."""
     wanted: list[tuple[str, str]] = [
         (str(item.callspec.params["case"]), str(item.callspec.params["framework"]))
@@ -130,18 +130,18 @@ def begun(
         }
 
 
-def _run(ray: tuple[int, int], folder: Path, case: str, framework: str) -> Told:
+def _run(ray: tuple[int, int], folder: Path, case: str, framework: str) -> Finished:
     head = Head(folder, *ray)
     verb, extra = scenario(case, framework)
     if case == "rank":
         paths = [str(IMPATIENT), *filter(None, [os.environ.get("PYTHONPATH")])]
         head.env["PYTHONPATH"] = os.pathsep.join(paths)
     jobs.written(framework, folder, address=head.address, **extra)
-    return told(head, verb)
+    return finished(head, verb)
 
 
 @pytest.fixture
-def seen(begun: dict[tuple[str, str], Future[Told]], case: str, framework: str) -> Told:
+def observed(begun: dict[tuple[str, str], Future[Finished]], case: str, framework: str) -> Finished:
     return begun[case, framework].result()
 
 
@@ -162,163 +162,168 @@ def _is_long(case: str, framework: str) -> bool:
 
 
 @every("overflow")
-def test_an_overflow_is_cured_from_the_checkpoint(seen: Told, case: str, framework: str) -> None:
-    assert seen.code == 0, seen.said
-    assert set(seen.causes) == {"gpu-oom"}
-    assert seen.of("diagnosed")[0]["phase"] == "backward"
-    assert 2 <= len(seen.of("started")) <= 3, seen.said
-    assert seen.steps(1) == [1, 2]
-    second = seen.of("progressed", attempt=2)[0]
+def test_an_overflow_is_cured_from_the_checkpoint(observed: Finished, case: str, framework: str) -> None:
+    assert observed.code == 0, observed.err
+    assert set(observed.causes) == {"gpu-oom"}
+    assert observed.of("diagnosed")[0]["phase"] == "backward"
+    assert 2 <= len(observed.of("started")) <= 3, observed.err
+    assert observed.steps(1) == [1, 2]
+    second = observed.of("progressed", attempt=2)[0]
     assert (second["step"], second["resumed_from"]) == (3, 2)
-    trained = [event["step"] for event in seen.of("progressed")]
+    trained = [event["step"] for event in observed.of("progressed")]
     assert trained == [1, 2, 3, 4, 5, 6]
     if framework not in ("areal", "slime", "nemo-rl"):  # a job of each form: overrides, flags, a file
         return
     # What is exported loads, and runs without the failure.
-    again = told(seen.head, "launch", str(seen.stable))
-    assert again.code == 0, again.said
-    (second_run,) = (run for run in (seen.head.folder / "runs").iterdir() if run != seen.run)
+    again = finished(observed.head, "launch", str(observed.stable))
+    assert again.code == 0, again.err
+    (second_run,) = (run for run in (observed.head.folder / "runs").iterdir() if run != observed.run)
     kinds = [json.loads(line)["type"] for line in (second_run / "events.jsonl").read_text().splitlines()]
     assert kinds.count("started") == 1 and "diagnosed" not in kinds
 
 
 @every("rehearsal")
 def test_a_rehearsal_meets_the_overflow_and_the_training_does_not(
-    seen: Told, case: str, framework: str
+    observed: Finished, case: str, framework: str
 ) -> None:
-    assert seen.code == 0, seen.said
-    parts = [event.get("rehearsal") for event in seen.of("started")]
-    trained = seen.of("started")[-1]["attempt"]
+    assert observed.code == 0, observed.err
+    parts = [event.get("rehearsal") for event in observed.of("started")]
+    trained = observed.of("started")[-1]["attempt"]
     assert parts[0] == "worst" and parts[-2:] == ["reload", None] and None not in parts[:-1], parts
-    assert {(e["cause"], e["phase"]) for e in seen.of("diagnosed")} == {("gpu-oom", "backward")}
-    assert not seen.of("diagnosed", attempt=trained)
-    assert seen.steps(trained) == [1, 2, 3, 4, 5, 6]
-    reloaded = seen.of("progressed", attempt=trained - 1)[0]
+    assert {(e["cause"], e["phase"]) for e in observed.of("diagnosed")} == {("gpu-oom", "backward")}
+    assert not observed.of("diagnosed", attempt=trained)
+    assert observed.steps(trained) == [1, 2, 3, 4, 5, 6]
+    reloaded = observed.of("progressed", attempt=trained - 1)[0]
     assert reloaded["resumed_from"] in (2, 3)
-    assert not list((seen.head.folder / "rehearsals").iterdir())
+    assert not list((observed.head.folder / "rehearsals").iterdir())
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("case", "framework"), [("rehearsal", "command")])
-def test_a_script_is_rehearsed_by_its_placeholders(seen: Told, case: str, framework: str) -> None:
+def test_a_script_is_rehearsed_by_its_placeholders(observed: Finished, case: str, framework: str) -> None:
     """Its steps and its folder are all that a rehearsal gives it, so that it has no second start."""
-    assert seen.code == 0, seen.said
-    assert [event["rehearsal"] for event in seen.of("started")] == ["worst", "worst", None], seen.said
-    assert [(e["attempt"], e["cause"], e["phase"]) for e in seen.of("diagnosed")] == [
+    assert observed.code == 0, observed.err
+    assert [event["rehearsal"] for event in observed.of("started")] == ["worst", "worst", None], observed.err
+    assert [(e["attempt"], e["cause"], e["phase"]) for e in observed.of("diagnosed")] == [
         (1, "gpu-oom", "backward")
     ]
-    failed, *cured = (event["knobs"]["tokens_per_microbatch"] for event in seen.of("started"))
+    failed, *cured = (event["knobs"]["tokens_per_microbatch"] for event in observed.of("started"))
     assert len(set(cured)) == 1 and cured[0] < failed
-    assert [seen.steps(attempt) for attempt in (1, 2, 3)] == [[1, 2], [1, 2, 3], [1, 2, 3, 4, 5, 6]]
-    rehearsals, folder = seen.head.folder / "rehearsals" / seen.run.name, seen.head.folder / "checkpoints"
+    assert [observed.steps(attempt) for attempt in (1, 2, 3)] == [[1, 2], [1, 2, 3], [1, 2, 3, 4, 5, 6]]
+    rehearsals, folder = (
+        observed.head.folder / "rehearsals" / observed.run.name,
+        observed.head.folder / "checkpoints",
+    )
     asked = [
         ("--steps=3", f"--save-to={rehearsals}/1/checkpoints"),
         ("--steps=3", f"--save-to={rehearsals}/2/checkpoints"),
-        ("--steps=6", f"--save-to={folder}/command-{seen.run.name}"),
+        ("--steps=6", f"--save-to={folder}/command-{observed.run.name}"),
     ]
     for attempt, words in enumerate(asked, start=1):
-        command = (seen.run / "attempts" / f"{attempt:04}" / "command.sh").read_text().split()
+        command = (observed.run / "attempts" / f"{attempt:04}" / "command.sh").read_text().split()
         assert {*words} <= {*command} and "--resume" not in command
     assert not rehearsals.exists() and [path.parent for path in folder.glob("*/step.txt")] == [
-        folder / f"command-{seen.run.name}"
+        folder / f"command-{observed.run.name}"
     ]
-    planned = json.loads(seen.head.autotune("plan", "job.yaml", "--json").stdout)["rehearsal"]
+    planned = json.loads(observed.head.autotune("plan", "job.yaml", "--json").stdout)["rehearsal"]
     assert {each["event"] for each in planned if each["met"]} == {"optimizer", "wake_up"}
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("case", "framework"), [("load", "verl")])
-def test_a_load_that_fails_is_cured_as_a_load(seen: Told, case: str, framework: str) -> None:
+def test_a_load_that_fails_is_cured_as_a_load(observed: Finished, case: str, framework: str) -> None:
     """An overflow asks for the first load, whose tensors are on the card twice, beside a new engine."""
-    assert seen.code == 0, seen.said
-    failures = [(e["attempt"], e["cause"], e["phase"]) for e in seen.of("diagnosed")]
-    assert failures == [(1, "gpu-oom", "backward"), (2, "gpu-oom", "resume")], seen.said
-    _, failed, cured = (event["knobs"] for event in seen.of("started"))
+    assert observed.code == 0, observed.err
+    failures = [(e["attempt"], e["cause"], e["phase"]) for e in observed.of("diagnosed")]
+    assert failures == [(1, "gpu-oom", "backward"), (2, "gpu-oom", "resume")], observed.err
+    _, failed, cured = (event["knobs"] for event in observed.of("started"))
     assert cured == failed | {"optimizer_offload": True}, "the passes are left alone"
-    assert seen.steps(2) == [] and seen.steps(3) == [3, 4, 5, 6]
-    assert seen.of("progressed", attempt=3)[0]["resumed_from"] == 2
+    assert observed.steps(2) == [] and observed.steps(3) == [3, 4, 5, 6]
+    assert observed.of("progressed", attempt=3)[0]["resumed_from"] == 2
 
 
 @every("starved")
-def test_a_pool_that_is_refused_grows(seen: Told, case: str, framework: str) -> None:
-    assert seen.code == 0, seen.said
-    assert set(seen.causes) == {"pool-too-small"}
-    first, last = seen.of("started")[0], seen.of("started")[-1]
+def test_a_pool_that_is_refused_grows(observed: Finished, case: str, framework: str) -> None:
+    assert observed.code == 0, observed.err
+    assert set(observed.causes) == {"pool-too-small"}
+    first, last = observed.of("started")[0], observed.of("started")[-1]
     assert last["knobs"]["memory_fraction"] > first["knobs"]["memory_fraction"]
-    assert seen.verdict == "completed"
+    assert observed.verdict == "completed"
 
 
 @every("hang")
-def test_a_run_that_prints_without_a_step_is_a_hang(seen: Told, case: str, framework: str) -> None:
-    assert seen.code == 0, seen.said
-    assert seen.causes == ["hang"]
-    (stop,) = seen.of("stop_requested")
+def test_a_run_that_prints_without_a_step_is_a_hang(observed: Finished, case: str, framework: str) -> None:
+    assert observed.code == 0, observed.err
+    assert observed.causes == ["hang"]
+    (stop,) = observed.of("stop_requested")
     assert stop["by"] == "hang" and "no training step" in stop["reason"]
-    assert "no training step" in seen.of("diagnosed")[0]["evidence"][0]["text"]
-    assert seen.steps(2)[0] == 3
+    assert "no training step" in observed.of("diagnosed")[0]["evidence"][0]["text"]
+    assert observed.steps(2)[0] == 3
 
 
 @every("forget")
-def test_a_restart_from_nothing_is_an_error(seen: Told, case: str, framework: str) -> None:
-    assert seen.code == 1, seen.said
-    assert seen.causes == ["gpu-oom", "config"]
-    assert "although a checkpoint of step 2 existed" in seen.said
-    assert seen.verdict == "needs_human"
+def test_a_restart_from_nothing_is_an_error(observed: Finished, case: str, framework: str) -> None:
+    assert observed.code == 1, observed.err
+    assert observed.causes == ["gpu-oom", "config"]
+    assert "although a checkpoint of step 2 existed" in observed.err
+    assert observed.verdict == "needs_human"
 
 
 @every("swallow")
-def test_a_failure_behind_exit_code_0_is_a_failure(seen: Told, case: str, framework: str) -> None:
-    first = seen.of("ended", attempt=1)[0]["outcome"]
+def test_a_failure_behind_exit_code_0_is_a_failure(observed: Finished, case: str, framework: str) -> None:
+    first = observed.of("ended", attempt=1)[0]["outcome"]
     # Where a line is fatal beyond doubt the attempt is stopped before it ends by itself.
     assert (first["outcome"], first.get("exit_code", 0)) in (("crashed", 0), ("cancelled", 0))
-    assert seen.of("goal_reached", attempt=1) == []
-    assert seen.causes == ["gpu-oom"]
-    assert seen.code == 0 and seen.verdict == "completed"
+    assert observed.of("goal_reached", attempt=1) == []
+    assert observed.causes == ["gpu-oom"]
+    assert observed.code == 0 and observed.verdict == "completed"
 
 
 @every("early")
-def test_an_early_end_is_no_success(seen: Told, case: str, framework: str) -> None:
-    assert seen.code == 1, seen.said
-    assert seen.steps(1) == [1, 2, 3]
-    assert seen.of("ended")[0]["outcome"]["outcome"] == "crashed"
-    assert seen.verdict == "needs_human"
+def test_an_early_end_is_no_success(observed: Finished, case: str, framework: str) -> None:
+    assert observed.code == 1, observed.err
+    assert observed.steps(1) == [1, 2, 3]
+    assert observed.of("ended")[0]["outcome"]["outcome"] == "crashed"
+    assert observed.verdict == "needs_human"
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("case", "framework"), [("leak", "verl")])
-def test_a_leak_is_restarted_until_the_training_is_complete(seen: Told, case: str, framework: str) -> None:
+def test_a_leak_is_restarted_until_the_training_is_complete(
+    observed: Finished, case: str, framework: str
+) -> None:
     """No setting may change. The first process runs out of memory, those after it are stopped before."""
-    assert seen.code == 0, seen.said
-    assert seen.verdict == "completed" and seen.causes[0] == "gpu-oom"
-    assert len({json.dumps(event["knobs"]) for event in seen.of("started")}) == 1
-    assert "restart" in {event["by"] for event in seen.of("stop_requested")}, seen.said
-    assert seen.steps(len(seen.of("started")))[-1] == 50
-    growth = seen.events[-1]["verdict"]["growth"]
+    assert observed.code == 0, observed.err
+    assert observed.verdict == "completed" and observed.causes[0] == "gpu-oom"
+    assert len({json.dumps(event["knobs"]) for event in observed.of("started")}) == 1
+    assert "restart" in {event["by"] for event in observed.of("stop_requested")}, observed.err
+    assert observed.steps(len(observed.of("started")))[-1] == 50
+    growth = observed.events[-1]["verdict"]["growth"]
     assert growth["memory"] == "backward" and growth["steps"] == 24
-    assert "GPU memory in backward of the trainer ran out after 24 good steps of a process" in seen.said
+    assert "GPU memory in backward of the trainer ran out after 24 good steps of a process" in observed.err
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("case", "framework"), [("rank", "verl")])
 def test_a_rank_that_failed_among_busy_peers_is_noticed_and_cured(
-    seen: Told, case: str, framework: str
+    observed: Finished, case: str, framework: str
 ) -> None:
     """Its process lives on, idle, after the traceback, and its peer never ends the step."""
-    assert seen.code == 0, seen.said
-    (failure,) = seen.of("failure_seen")
+    assert observed.code == 0, observed.err
+    (failure,) = observed.of("failure_seen")
     assert "which printed the traceback of a memory failure, neither prints nor works" in failure["witness"]
-    assert (seen.causes, seen.of("diagnosed")[0]["phase"]) == (["gpu-oom"], "backward")
-    assert seen.of("ended", attempt=1)[0]["outcome"]["outcome"] in ("crashed", "cancelled")
-    assert seen.steps(1) == [1, 2] and seen.steps(2) == [3, 4, 5, 6]
+    assert (observed.causes, observed.of("diagnosed")[0]["phase"]) == (["gpu-oom"], "backward")
+    assert observed.of("ended", attempt=1)[0]["outcome"]["outcome"] in ("crashed", "cancelled")
+    assert observed.steps(1) == [1, 2] and observed.steps(2) == [3, 4, 5, 6]
 
 
 @every("search")
-def test_a_search_finds_something_faster(seen: Told, case: str, framework: str) -> None:
-    assert seen.code == 0, seen.said
-    timid = yaml.safe_load((seen.head.folder / "job.yaml").read_text())["settings"]
-    results = yaml.safe_load(seen.stable.read_text())["settings"]
+def test_a_search_finds_something_faster(observed: Finished, case: str, framework: str) -> None:
+    assert observed.code == 0, observed.err
+    timid = yaml.safe_load((observed.head.folder / "job.yaml").read_text())["settings"]
+    results = yaml.safe_load(observed.stable.read_text())["settings"]
     (knob,) = jobs.timid(framework)["vary"]
-    assert results != timid, seen.said
-    assert "x the stable start" in seen.said
-    tried = {json.dumps(event["knobs"][knob]) for event in seen.of("started")}
+    assert results != timid, observed.err
+    assert "x the stable start" in observed.err
+    tried = {json.dumps(event["knobs"][knob]) for event in observed.of("started")}
     assert len(tried) >= 2

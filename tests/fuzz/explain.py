@@ -32,10 +32,10 @@ def one_input(data: bytes) -> None:
     evidence = scan(data[at : at + size] for at in range(0, len(data), size))
     if scan([data], match=_PLAIN()) != evidence:
         raise AssertionError("the answer hangs on the chunking or the matcher")
-    found = diagnose(evidence)
-    for line in found.evidence:
-        shown = plain(line.text)
-        if not shown.isprintable():
+    diagnosis = diagnose(evidence)
+    for line in diagnosis.evidence:
+        output = plain(line.text)
+        if not output.isprintable():
             raise AssertionError("what is shown could command a terminal")
 
 

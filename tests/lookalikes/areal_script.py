@@ -62,11 +62,11 @@ class Tree:
         """Return a value, the default where the tree has none."""
         place: Any = self._tree
         for section in name.split("."):
-            if isinstance(place, str) and (found := _REFERENCE.match(place)):
-                place = self.get(found[1])
+            if isinstance(place, str) and (result := _REFERENCE.match(place)):
+                place = self.get(result[1])
             place = place.get(section) if isinstance(place, dict) else None
-        if isinstance(place, str) and (found := _REFERENCE.match(place)):
-            return self.get(found[1], default)
+        if isinstance(place, str) and (result := _REFERENCE.match(place)):
+            return self.get(result[1], default)
         return default if place is None else place
 
 

@@ -25,14 +25,14 @@ _FRAMES = {
 def read(words: list[str]) -> dict[str, Any]:
     """Return the settings that NeMo-RL resolves, by dotted key; it refuses an unknown one without a `+`."""
     file = words[words.index("--config") + 1] if "--config" in words else None
-    found = _file(Path(file)) if file else dict(_own())
+    result = _file(Path(file)) if file else dict(_own())
     for word in (word for word in words if "=" in word):
         key, _, text = word.partition("=")
         bare = key.lstrip("+")
-        if bare == key and key not in found:
+        if bare == key and key not in result:
             raise SystemExit(f"OverridesError: Could not override '{key}'. Key '{key}' is not in struct")
-        found[bare] = yaml.safe_load(text)
-    return {key: _resolved(value, found) for key, value in found.items()}
+        result[bare] = yaml.safe_load(text)
+    return {key: _resolved(value, result) for key, value in result.items()}
 
 
 def _own() -> dict[str, Any]:
@@ -43,28 +43,30 @@ def _own() -> dict[str, Any]:
 def _file(path: Path) -> dict[str, Any]:
     tree = yaml.safe_load(path.read_text())
     parents = tree.pop("defaults", [])
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for parent in [parents] if isinstance(parents, str) else parents:
-        found |= _file(path.parent / parent)
-    return found | _flat(tree, "")
+        result |= _file(path.parent / parent)
+    return result | _flat(tree, "")
 
 
 def _flat(tree: dict[str, Any], node: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= _flat(value, f"{node}{name}.") if isinstance(value, dict) and value else {node + name: value}
-    return found
+        result |= (
+            _flat(value, f"{node}{name}.") if isinstance(value, dict) and value else {node + name: value}
+        )
+    return result
 
 
-def _resolved(value: Any, found: dict[str, Any]) -> Any:
+def _resolved(value: Any, values: dict[str, Any]) -> Any:
     """Return a value whose references are `${a.b}`, or `${mul:${a.b}, ${c.d}}` of whole numbers."""
     if not isinstance(value, str) or not value.startswith("${"):
         return value
     inner = value[2:-1]
     if inner.startswith("mul:"):
-        first, second = (_resolved(part.strip(), found) for part in inner[4:].split(","))
+        first, second = (_resolved(part.strip(), values) for part in inner[4:].split(","))
         return int(first) * int(second)
-    return _resolved(found.get(inner), found) if ":" not in inner else None
+    return _resolved(values.get(inner), values) if ":" not in inner else None
 
 
 class NemoRL:

@@ -31,7 +31,7 @@ _FRAMES = {
 def parse(words: list[str]) -> dict[str, Any]:
     """Return the flags by name; exits as argparse does where one is unknown."""
     known = json.loads(_FACTS.read_text())["flags"]
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     name = ""
     for word in words:
         if word.startswith("--"):
@@ -39,10 +39,10 @@ def parse(words: list[str]) -> dict[str, Any]:
             if name not in known:
                 sys.stderr.write(f"train_ppo_ray.py: error: unrecognized arguments: {word}\n")
                 sys.exit(2)
-            found[name] = True
+            result[name] = True
         else:
-            found[name] = float(word) if known[name].get("type") in ("int", "float") else word
-    return found
+            result[name] = float(word) if known[name].get("type") in ("int", "float") else word
+    return result
 
 
 class OpenRlhf:

@@ -40,15 +40,15 @@ _FRAMES = {
 
 def read(words: list[str]) -> dict[str, Any]:
     """Return the overrides by their keys; SkyRL refuses a `+`."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if key.startswith("+") or not equals:
             raise SystemExit(
                 f"ValueError: The '+' prefix for adding new config fields is not supported: '{word}'"
             )
-        found[key] = yaml.safe_load(value)
-    return found
+        result[key] = yaml.safe_load(value)
+    return result
 
 
 class SkyRL:

@@ -37,13 +37,13 @@ _END = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack tra
 
 def read(words: list[str]) -> dict[str, Any]:
     """Return the overrides by their keys; a word that is none is an error, as in Hydra."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
             raise SystemExit(f"Error parsing override '{word}'\nmissing EQUAL at '<EOF>'")
-        found[key.lstrip("+~")] = yaml.safe_load(value)
-    return found
+        result[key.lstrip("+~")] = yaml.safe_load(value)
+    return result
 
 
 class Verl:

@@ -183,10 +183,10 @@ class Outcome:
         for event in self.of("diagnosed"):
             done = self.head.autotune("explain", "--json", str(self.log(event["attempt"])))
             assert done.returncode == 0, done.stderr
-            found = json.loads(done.stdout)
+            result = json.loads(done.stdout)
             names = ("cause", "phase", "component", "step")
-            assert [found[name] for name in names] == [event[name] for name in names]
-            assert found["facts"]["requested_bytes"] == event["facts"]["requested_bytes"]
+            assert [result[name] for name in names] == [event[name] for name in names]
+            assert result["facts"]["requested_bytes"] == event["facts"]["requested_bytes"]
 
     def check_training(self, *, again: int = 0) -> None:
         """Check that every batch is as large as written, and that `again` steps were generated once more.

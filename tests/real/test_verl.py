@@ -189,6 +189,31 @@ def test_a_setting_that_the_model_refuses_is_undone(head: Head, material: Path, 
     )
 
 
+def test_a_leak_is_answered_by_a_restart_with_the_same_settings(head: Head, record: Recorder) -> None:
+    """The trainer keeps 16.8 MB of each update; nothing of the failure is played."""
+    steps, prompts, samples = 28, 4, 2
+    kept = prompts * samples * (SIZES.long + SIZES.response) * SIZES.shape["vocab"] * 4
+    data = {"count": prompts * 8, "first": 0}
+    own = write_own_code(head.folder / "own", write_material(head.folder / "plain", **data), leaks=True)
+    variables = {"VERL_PLUGIN_BUDGET": str(26 * kept), "MALLOC_MMAP_THRESHOLD_": "262144"}
+    sizes = {"train_batch_size": prompts, "ppo_mini_batch_size": prompts, "n": samples}
+    length = {"total_training_steps": steps, "trainer.total_epochs": steps, "max_actor_ckpt_to_keep": 1}
+    trust = {"actor_rollout_ref.model.trust_remote_code": True}
+    write_script(head.folder, own, variables, **sizes, **length, **trust)
+    write_job(head)
+    events, seconds = ran(head, "launch", "job.yaml")
+    failures = {(failed["cause"], failed["component"]) for failed in of(events, "diagnosed")}
+    assert failures == {("host-oom", "trainer")}
+    restarts = [event["growth"] for event in of(events, "decided") if event.get("growth")]
+    assert restarts and all(0.7 * kept < grown["per_step_bytes"] < 1.5 * kept for grown in restarts)
+    first, *others = [event["knobs"] for event in of(events, "started")]
+    assert len(others) == len(restarts) and all(knobs == first for knobs in others)
+    assert max(event["step"] for event in of(events, "progressed")) == steps
+    (report,) = head.folder.glob("runs/*/report.html")
+    assert re.search(r"grows by [\d.]+ MiB a step", report.read_text())
+    record(row(head, "a leak of the model's own code in the trainer", seconds, played=""))
+
+
 def actor(run: str, kind: str) -> int:
     """Return the process of verl's one Ray actor of a kind."""
     name = f"ray::{kind}".encode()

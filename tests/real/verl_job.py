@@ -28,14 +28,27 @@ _OWN_CODE = """from transformers import Qwen2ForCausalLM
 class Own(Qwen2ForCausalLM):
     supports_gradient_checkpointing = False
 """
+# A user's own code that means to keep a row of each update and keeps the tensor that it is a view of.
+_LEAKING_CODE = """import torch
+from transformers import Qwen2ForCausalLM
+
+class Leaking(Qwen2ForCausalLM):
+    rows = []
+
+    def forward(self, *arguments, **named):
+        output = super().forward(*arguments, **named)
+        if torch.is_grad_enabled():
+            self.rows.append(output.logits[0, -1].detach())
+        return output
+"""
 BUDGET = 200_000_000  # bytes above what the trainer has after its first step
 
 
-def write_material(folder: Path, **shape: int) -> Path:
+def write_material(folder: Path, **changed: int) -> Path:
     """Write a model, prompts and rewards that no job changes; return their folder."""
-    words = [f"--{name}={value}" for name, value in (SIZES.shape | shape).items()]
-    words += [f"--count={SIZES.prompts * (SIZES.steps + 1)}", f"--first={SIZES.prompts}"]
-    words += [f"--short={SIZES.short}", f"--long={SIZES.long}"]
+    prompts = {"count": SIZES.prompts * (SIZES.steps + 1), "first": SIZES.prompts}
+    sizes = SIZES.shape | prompts | {"short": SIZES.short, "long": SIZES.long} | changed
+    words = [f"--{name}={value}" for name, value in sizes.items()]
     program = str(PROGRAMS / "material.py")
     subprocess.run([str(environment("verl")), program, str(folder), *words], check=True, timeout=600)
     return folder
@@ -114,12 +127,12 @@ AWAKE = {
 }
 
 
-def write_own_code(folder: Path, material: Path) -> Path:
-    """Copy material with a model that brings its own class, which cannot recompute activations."""
+def write_own_code(folder: Path, material: Path, *, leaks: bool = False) -> Path:
+    """Copy material with a model that brings its own class: it cannot recompute activations, or it leaks."""
     shutil.copytree(material, folder)
-    (folder / "model" / "modeling.py").write_text(_OWN_CODE)
+    (folder / "model" / "modeling.py").write_text(_LEAKING_CODE if leaks else _OWN_CODE)
     config = folder / "model" / "config.json"
-    own = {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}}
+    own = {"auto_map": {"AutoModelForCausalLM": f"modeling.{'Leaking' if leaks else 'Own'}"}}
     config.write_text(json.dumps(json.loads(config.read_text()) | own))
     return folder
 

@@ -93,9 +93,9 @@ def _frame(file: str, name: str, line: str, call: Callable[[], int]) -> Callable
     """Return a function that a traceback shows at a line of the release's own file."""
     path = Path(verl.__file__).parent / file
     at = next(number for number, text in enumerate(path.read_text().splitlines()) if line in text)
-    found: dict[str, Any] = {"call": call}
-    exec(compile("\n" * at + f"def {name}(): return call()", str(path), "exec"), found)
-    return found[name]
+    result: dict[str, Any] = {"call": call}
+    exec(compile("\n" * at + f"def {name}(): return call()", str(path), "exec"), result)
+    return result[name]
 
 
 def _flat(node: dict[str, Any], at: str = "") -> Any:

@@ -51,9 +51,9 @@ class Trainer:
 
     def _tell(self, event: str) -> None:
         for callback in self._callbacks:
-            told = getattr(callback, event, None)
-            if told is not None:
-                told(self.args, self.state, self._control)
+            hook = getattr(callback, event, None)
+            if hook is not None:
+                hook(self.args, self.state, self._control)
 
     # Phases, in the order of a step; the entry puts itself around them.
 

@@ -71,7 +71,7 @@ _FRAMES = {
 def parse(words: list[str]) -> dict[str, Any]:
     """Return the flags over the defaults; exits as argparse does where one is unknown."""
     facts = json.loads(_FACTS.read_text())
-    found: dict[str, Any] = dict(facts["defaults"])
+    items: dict[str, Any] = dict(facts["defaults"])
     name = ""
     for word in words:
         if word.startswith("--"):
@@ -79,8 +79,8 @@ def parse(words: list[str]) -> dict[str, Any]:
             if name not in facts["types"]:
                 raise SystemExit(f"ValueError: remaining_argv: ['{word}']")
         else:
-            found[name] = _value(word)
-    return found
+            items[name] = _value(word)
+    return items
 
 
 def _value(word: str) -> Any:
