@@ -108,10 +108,10 @@ def main() -> None:
         print("Peaks in MiB above the process's baseline, step 1 / step 2.")
         head("setting")
         for title, settings in ROWS.items():
-            found = run(
+            measurement = run(
                 {"engine": "replay", "replay_path": rollouts} | settings, address=address, folder=folder
             )
-            cells = (f"{found[phase, 1]:.0f} / {found[phase, 2]:.0f}" for phase in PHASES)
+            cells = (f"{measurement[phase, 1]:.0f} / {measurement[phase, 2]:.0f}" for phase in PHASES)
             print(f"| {title} | {' | '.join(cells)} |", flush=True)
 
 

@@ -196,35 +196,35 @@ def family_cases(rows: Iterable[Row]) -> list[Case]:
     """Return the measured cases of the families."""
     from benchmarks.tracked import fused_attention
 
-    found = []
+    result = []
     for row in rows:
         config = cut(FAMILIES[row.name], row.layers)
         predicted = predict(model_from_config(config), row.step, masked=not fused_attention(config))
-        found.append(Case(row.name, row.layers, "measured", predicted, row.figures))
-    return found
+        result.append(Case(row.name, row.layers, "measured", predicted, row.figures))
+    return result
 
 
 def cases(rows: Iterable[Row]) -> list[Case]:
     """Return every measurement and, for a model's own depth where it was not measured, the extrapolation."""
     rows = list(rows)
-    found = []
+    result = []
     for name in dict.fromkeys(row.name for row in rows):
         shape = model_from_config(ARCHITECTURES[name])
         for step in STEPS:
-            seen = {row.layers: row.figures for row in rows if (row.name, row.step) == (name, step)}
-            if not seen:
+            by_layers = {row.layers: row.figures for row in rows if (row.name, row.step) == (name, step)}
+            if not by_layers:
                 continue
-            how = dict.fromkeys(seen, "measured")
-            if shape.layers not in seen:
-                seen[shape.layers] = extrapolated(seen, layers=shape.layers)
+            how = dict.fromkeys(by_layers, "measured")
+            if shape.layers not in by_layers:
+                by_layers[shape.layers] = extrapolated(by_layers, layers=shape.layers)
                 how[shape.layers] = "extrapolated"
-            for layers, measured in seen.items():
+            for layers, measured in by_layers.items():
                 model = msgspec.structs.replace(shape, layers=layers)
-                found.append(Case(name, layers, how[layers], predict(model, step), measured))
-    return found
+                result.append(Case(name, layers, how[layers], predict(model, step), measured))
+    return result
 
 
-def extrapolated(seen: dict[int, dict[str, float]], *, layers: int) -> dict[str, float]:
+def extrapolated(measured: dict[int, dict[str, float]], *, layers: int) -> dict[str, float]:
     """Return the figures of `layers` layers from those of two depths.
 
     A figure of one fixed instant is a line in the depth. The step's peak is the larger of two such instants,
@@ -232,20 +232,20 @@ def extrapolated(seen: dict[int, dict[str, float]], *, layers: int) -> dict[str,
     left out.
     """
     low, high = DEPTHS
-    first, second = seen[low], seen[high]
+    first, second = measured[low], measured[high]
 
     def line(figure: str) -> float:
         slope = (second[figure] - first[figure]) / (high - low)
         return second[figure] + slope * (layers - high)
 
-    found = {figure: line(figure) for figure in LINES}
-    start = found["parameters"] + found["optimizer"] + found["activations"]
-    held = found["parameters"] + found["optimizer"] + found["gradients"]
+    result = {figure: line(figure) for figure in LINES}
+    start = result["parameters"] + result["optimizer"] + result["activations"]
+    held = result["parameters"] + result["optimizer"] + result["gradients"]
     beginning = line("backward") if _starts(first, second) else 0.0
-    found["step"] = max(found["forward"], beginning, found["update"])
-    late = found["update"] >= _TIE * found["step"]
-    found["temporaries"] = found["step"] - (held if late else start)
-    return found
+    result["step"] = max(result["forward"], beginning, result["update"])
+    late = result["update"] >= _TIE * result["step"]
+    result["temporaries"] = result["step"] - (held if late else start)
+    return result
 
 
 def _starts(first: dict[str, float], second: dict[str, float]) -> bool:
@@ -257,13 +257,13 @@ def _starts(first: dict[str, float], second: dict[str, float]) -> bool:
 def bends(rows: Iterable[Row]) -> list[float]:
     """Return how far figures of more layers, or of a whole model, lie from the line through the first two."""
     rows = list(rows)
-    found = []
+    result = []
     for row in rows:
         if row.layers not in DEPTHS:
             same = {r.layers: r.figures for r in rows if (r.name, r.step) == (row.name, row.step)}
             guess = extrapolated(same, layers=row.layers)
-            found += [(guess[figure] - row.figures[figure]) / row.figures[figure] for figure in LINES]
-    return found
+            result += [(guess[figure] - row.figures[figure]) / row.figures[figure] for figure in LINES]
+    return result
 
 
 def errors(chosen: Sequence[Case], figure: str) -> list[float]:
@@ -273,8 +273,8 @@ def errors(chosen: Sequence[Case], figure: str) -> list[float]:
 
 def spread(sizes: Iterable[float]) -> tuple[float, float, float]:
     """Return mean, 90th percentile and largest of absolute errors."""
-    found = sorted(abs(size) for size in sizes)
-    return statistics.fmean(found), found[min(len(found) - 1, int(0.9 * len(found)))], found[-1]
+    ordered = sorted(abs(size) for size in sizes)
+    return statistics.fmean(ordered), ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))], ordered[-1]
 
 
 def main() -> None:
@@ -292,17 +292,17 @@ def main() -> None:
     if options.measure:
         measure(path)
     rows = recorded(path)
-    found = cases(rows)
+    every = cases(rows)
     print("Mean absolute errors in %, over the steps " + ", ".join(str(_shown(step)) for step in STEPS))
     print(f"| model | layers | {' | '.join(FIGURES)} |")
     print("|---" * (2 + len(FIGURES)) + "|")
-    for name, layers, how in dict.fromkeys((case.name, case.layers, case.how) for case in found):
-        chosen = [case for case in found if (case.name, case.layers) == (name, layers)]
+    for name, layers, how in dict.fromkeys((case.name, case.layers, case.how) for case in every):
+        chosen = [case for case in every if (case.name, case.layers) == (name, layers)]
         cells = (f"{100 * statistics.fmean(e):.2f}" if (e := errors(chosen, f)) else "" for f in FIGURES)
         print(f"| {name} | {layers} {'' if how == 'measured' else '(line)'} | {' | '.join(cells)} |")
     print("\n| figure | mean | p90 | largest |\n|---|---|---|---|")
     for figure in FIGURES:
-        print(f"| {figure} | {' | '.join(f'{100 * size:.2f}' for size in spread(errors(found, figure)))} |")
+        print(f"| {figure} | {' | '.join(f'{100 * size:.2f}' for size in spread(errors(every, figure)))} |")
     if away := bends(rows):
         print(
             "\nLine through 2 and 4 layers against measurements of more layers: "
@@ -310,13 +310,13 @@ def main() -> None:
         )
 
 
-def _print_families(found: Sequence[Case]) -> None:
-    names = dict.fromkeys(case.name for case in found)
+def _print_families(selected: Sequence[Case]) -> None:
+    names = dict.fromkeys(case.name for case in selected)
     print("Mean absolute errors in %, over the steps " + ", ".join(_shown(step) for step in FAMILY_STEPS))
     print(f"| model | layers | {' | '.join(FIGURES)} |")
     print("|---" * (2 + len(FIGURES)) + "|")
     for name in sorted(names, key=HELD_OUT.__contains__):
-        chosen = [case for case in found if case.name == name]
+        chosen = [case for case in selected if case.name == name]
         cells = (f"{100 * statistics.fmean(errors(chosen, figure)):.2f}" for figure in FIGURES)
         marked = f"{name} (held out)" if name in HELD_OUT else name
         print(f"| {marked} | {', '.join(map(str, depths(name)))} | {' | '.join(cells)} |")

@@ -94,22 +94,22 @@ def predicted(settings: dict[str, Any]) -> dict[str, float]:
 
 def errors(rows: list[Row]) -> dict[str, list[float]]:
     """Return relative errors by phase."""
-    found: dict[str, list[float]] = {name: [] for name in PHASES}
+    result: dict[str, list[float]] = {name: [] for name in PHASES}
     for row in rows:
         guess = predicted(row.settings)
         for name in PHASES:
-            found[name].append((guess[name] - row.peaks[name]) / row.peaks[name])
-    return found
+            result[name].append((guess[name] - row.peaks[name]) / row.peaks[name])
+    return result
 
 
 def measured(title: str, settings: dict[str, Any], *, address: str, folder: Path) -> Row:
     """Run the job once, on its own rollouts, and return its peaks."""
     settings = JOB | {"engine": "light"} | settings
-    found = run(settings, address=address, folder=folder)
+    measurement = run(settings, address=address, folder=folder)
     return Row(
         title=title,
         settings=settings,
-        peaks={name: round(found[name, 2] * MIB) for name in PHASES},
+        peaks={name: round(measurement[name, 2] * MIB) for name in PHASES},
     )
 
 

@@ -133,8 +133,8 @@ def predict(job: Job, *, without: str = "") -> dict[str, float]:
 @contextmanager
 def _gathered_at_the_loss() -> Iterator[None]:
     def gathered(model: Model, load: Load, counts: Parameters) -> Gathers:
-        found = gathers_of(model, load, counts)
-        return dataclasses.replace(found, loss=found.layers)
+        gathers = gathers_of(model, load, counts)
+        return dataclasses.replace(gathers, loss=gathers.layers)
 
     with patch("autotune.policies.estimate.training.gathers_of", gathered):
         yield
@@ -165,8 +165,8 @@ def cases(rows: Iterable[Row], *, without: str = "") -> list[Case]:
 
 def spread(chosen: Sequence[Case], phases: Sequence[str] = PHASES) -> tuple[float, float]:
     """Return mean and largest absolute error of some phases of some cases."""
-    found = [abs(case.error(phase)) for case in chosen for phase in case.phases if phase in phases]
-    return statistics.fmean(found), max(found)
+    errors = [abs(case.error(phase)) for case in chosen for phase in case.phases if phase in phases]
+    return statistics.fmean(errors), max(errors)
 
 
 def beyond(chosen: Sequence[Case], limits: tuple[float, float]) -> bool:
@@ -184,13 +184,13 @@ def main() -> None:
     path = Path(options.measure) if options.measure else RECORDED
     if options.measure:
         measure(path, JOBS)
-    found = cases(recorded(path), without=options.ablate)
+    every = cases(recorded(path), without=options.ablate)
     print(f"| job | {' | '.join(PHASES)} |\n{'|---' * (1 + len(PHASES))}|")
-    for case in found:
-        print(f"| {shown(case.job)} | {' | '.join(_cell(case, phase) for phase in PHASES)} |")
+    for case in every:
+        print(f"| {rendered(case.job)} | {' | '.join(_cell(case, phase) for phase in PHASES)} |")
     print("\n| phase | listed: mean | largest | held out: mean | largest |\n|---|---|---|---|---|")
-    listed = [case for case in found if case.job.name not in HELD_OUT]
-    unseen = [case for case in found if case.job.name in HELD_OUT]
+    listed = [case for case in every if case.job.name not in HELD_OUT]
+    unseen = [case for case in every if case.job.name in HELD_OUT]
     for phase in (*PHASES, "all"):
         chosen = PHASES if phase == "all" else (phase,)
         sizes = (*spread(listed, chosen), *spread(unseen, chosen))
@@ -198,7 +198,7 @@ def main() -> None:
     sys.exit(int(beyond(listed, LIMITS) or beyond(unseen, GOALS)))
 
 
-def shown(job: Job) -> str:
+def rendered(job: Job) -> str:
     """Return a job in words: what differs from the defaults."""
     depth = f", {job.layers} layers" if job.layers else ""
     logits = "all logits" if job.logits else "few logits"

@@ -88,9 +88,9 @@ def seconds(work: Callable[[], object], *, repeats: int) -> float:
 
 def ranked(count: int) -> list[int]:
     """Return the configurations that fit everywhere, the fastest first."""
-    found = estimates(PROFILE, CLUSTER, MODEL, candidates(count))
-    fits = (found.gpu <= found.gpu_capacity).all(axis=0) & (found.host <= found.host_capacity).all(axis=0)
-    return [int(place) for place in found.step_s.argsort() if fits[place]]
+    result = estimates(PROFILE, CLUSTER, MODEL, candidates(count))
+    fits = (result.gpu <= result.gpu_capacity).all(axis=0) & (result.host <= result.host_capacity).all(axis=0)
+    return [int(place) for place in result.step_s.argsort() if fits[place]]
 
 
 def main() -> None:

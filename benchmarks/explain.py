@@ -161,12 +161,12 @@ def timed(command: Sequence[str], *, stdin: int | None = None) -> Run:
 
 def readers(path: Path) -> dict[str, list[str]]:
     """Return what is compared: name and command; grep is the measure."""
-    found = {"grep -c -i": ["grep", "-c", "-i", _PHRASE, str(path)]}
+    commands = {"grep -c -i": ["grep", "-c", "-i", _PHRASE, str(path)]}
     if (ripgrep := shutil.which("rg")) is not None:
-        found["rg -c -i"] = [ripgrep, "-c", "-i", _PHRASE, str(path)]
-    found["autotune explain"] = [str(Path(sys.executable).with_name("autotune")), "explain", str(path)]
-    found["autotune explain, without hyperscan"] = [sys.executable, "-c", _PLAIN, "explain", str(path)]
-    return found
+        commands["rg -c -i"] = [ripgrep, "-c", "-i", _PHRASE, str(path)]
+    commands["autotune explain"] = [str(Path(sys.executable).with_name("autotune")), "explain", str(path)]
+    commands["autotune explain, without hyperscan"] = [sys.executable, "-c", _PLAIN, "explain", str(path)]
+    return commands
 
 
 def table(runs: dict[str, list[Run]], *, size_bytes: int) -> Iterator[str]:

@@ -67,12 +67,12 @@ class Score(NamedTuple):
 
 def cases(folder: Path) -> list[Case]:
     """Return the labelled logs of a folder."""
-    found = []
+    result = []
     for path in sorted(folder.glob("*.json")):
         label = json.loads(path.read_text())
         if isinstance(label, dict) and "text" in label:
-            found.append(Case(name=path.stem, text=label["text"], label=label))
-    return found
+            result.append(Case(name=path.stem, text=label["text"], label=label))
+    return result
 
 
 def kinds(folder: Path) -> dict[str, list[Case]]:
@@ -81,7 +81,7 @@ def kinds(folder: Path) -> dict[str, list[Case]]:
         return {folder.name: own}
     inner = (path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ()
     ordered = sorted(inner, key=lambda path: (*(path.name != name for name in _LEADING), path.name))
-    return {path.name: found for path in ordered if (found := cases(path))}
+    return {path.name: labelled for path in ordered if (labelled := cases(path))}
 
 
 def explained(log: bytes) -> Explanation:
@@ -89,9 +89,9 @@ def explained(log: bytes) -> Explanation:
     return explain(read_from(io.BytesIO(log), name="log"), framework=None, model=None)
 
 
-def first_remedies(found: Explanation) -> set[str]:
+def first_remedies(explanation: Explanation) -> set[str]:
     """Return the names of the remedies that are named first."""
-    names = dict.fromkeys(remedied.cure.name for remedied in found.remedies)
+    names = dict.fromkeys(remedied.cure.name for remedied in explanation.remedies)
     return set(list(names)[:_FIRST])
 
 
@@ -111,29 +111,29 @@ def _is_accepted(explanation: Explanation, accepted: Sequence[str]) -> bool:
     )
 
 
-def scores(labelled: Sequence[Case], shown: Callable[[Case], bytes]) -> dict[str, Score]:
+def scores(labelled: Sequence[Case], log_of: Callable[[Case], bytes]) -> dict[str, Score]:
     """Return the score of every row of the table, for one way of showing the logs."""
-    explanations = {case.name: explained(shown(case)) for case in labelled}
-    found = {name: explanation.diagnosis for name, explanation in explanations.items()}
+    explanations = {case.name: explained(log_of(case)) for case in labelled}
+    given = {name: explanation.diagnosis for name, explanation in explanations.items()}
     strict = [case for case in labelled if case.label.get("strict_cause")]
     phased = [case for case in labelled if case.label.get("strict_phase")]
-    said = [case for case in strict if found[case.name].cause.is_oom]
+    positives = [case for case in strict if given[case.name].cause.is_oom]
     meant = [case for case in strict if case.label["is_oom"]]
     placed = [case for case in phased if case.label.get("component", "unknown") != "unknown"]
     curable = [case for case in strict if set(case.label.get("remedy_family", ["none"])) != {"none"}]
     helped = [case for case in labelled if case.label.get("first_helps")]
     held = [case for case in labelled if case.label.get("holder")]
     rows = {
-        "is it an OOM: recall": _score(meant, lambda case: found[case.name].cause.is_oom),
-        "is it an OOM: precision": _score(said, lambda case: bool(case.label["is_oom"])),
-        "resource": _score(strict, lambda case: found[case.name].cause.resource == case.label["resource"]),
+        "is it an OOM: recall": _score(meant, lambda case: given[case.name].cause.is_oom),
+        "is it an OOM: precision": _score(positives, lambda case: bool(case.label["is_oom"])),
+        "resource": _score(strict, lambda case: given[case.name].cause.resource == case.label["resource"]),
         "phase": _score(
             phased,
             lambda case: (not case.label["is_oom"] and case.label["phase"] == "none")
-            or found[case.name].phase.value == case.label["phase"],
+            or given[case.name].phase.value == case.label["phase"],
         ),
-        "component": _score(placed, lambda case: found[case.name].component.value == case.label["component"]),
-        "bytes exact": _figures(labelled, found),
+        "component": _score(placed, lambda case: given[case.name].component.value == case.label["component"]),
+        "bytes exact": _figures(labelled, given),
         f"one of the first {_FIRST} remedies": _score(
             curable,
             lambda case: bool(
@@ -164,13 +164,13 @@ def _score(asked: Sequence[Case], right: Callable[[Case], bool]) -> Score:
     return Score(right=len(asked) - len(wrong), asked=len(asked), wrong=wrong)
 
 
-def _figures(labelled: Sequence[Case], found: dict[str, Diagnosis]) -> Score:
+def _figures(labelled: Sequence[Case], diagnoses: dict[str, Diagnosis]) -> Score:
     asked, wrong = 0, []
     for case in labelled:
         for name in _FIGURES:
             if case.label.get(name) is not None:
                 asked += 1
-                figure = getattr(found[case.name].facts, name)
+                figure = getattr(diagnoses[case.name].facts, name)
                 if figure is None or abs(figure - case.label[name]) > _ROUNDING_BYTES:
                     wrong.append(f"{case.name}:{name}")
     return Score(right=asked - len(wrong), asked=asked, wrong=tuple(wrong))
@@ -199,18 +199,18 @@ def false_alarms() -> Iterator[str]:
 
 def table(kinds: dict[str, list[Case]], *, seeds: int, details: bool) -> Iterator[str]:
     """Yield the lines of one table: two columns for each kind of log, without seeds one."""
-    bare = {kind: scores(found, lambda case: case.text.encode()) for kind, found in kinds.items()}
-    styles = {kind: _noisy(found, seeds=seeds) for kind, found in kinds.items()} if seeds else {}
+    bare = {kind: scores(labelled, lambda case: case.text.encode()) for kind, labelled in kinds.items()}
+    styles = {kind: _noisy(labelled, seeds=seeds) for kind, labelled in kinds.items()} if seeds else {}
     columns: list[tuple[str, dict[str, Score]]] = []
-    for kind, found in kinds.items():
-        columns.append((f"{kind}, {len(found)} cases", bare[kind]))
+    for kind, labelled in kinds.items():
+        columns.append((f"{kind}, {len(labelled)} cases", bare[kind]))
         if seeds:
             columns.append((f"{kind}, buried in noise", merged(styles[kind].values())))
     yield f"| | {' | '.join(head for head, _ in columns)} |"
     yield f"|---|{'---|' * len(columns)}"
     for name in dict.fromkeys(name for column in bare.values() for name in column):
         yield f"| {name} | {' | '.join(_cell(column.get(name)) for _, column in columns)} |"
-    twice = sum(_LABELS[1] in case.label for found in kinds.values() for case in found)
+    twice = sum(_LABELS[1] in case.label for labelled in kinds.values() for case in labelled)
     if twice:
         scored = sum(rows[_TWICE].asked for rows in bare.values() if _TWICE in rows)
         yield f"\nlabelled twice: {twice} logs; labels that differ on the first help: {twice - scored}"
@@ -218,8 +218,8 @@ def table(kinds: dict[str, list[Case]], *, seeds: int, details: bool) -> Iterato
     yield f"\nfalse alarms on {_HEALTHY_LOGS} healthy logs: {len(alarms)}"
     yield from alarms
     if details:
-        for kind, found in bare.items():
-            yield from _details(kind, {"not buried": found, **styles.get(kind, {})})
+        for kind, labelled in bare.items():
+            yield from _details(kind, {"not buried": labelled, **styles.get(kind, {})})
 
 
 def _noisy(labelled: Sequence[Case], *, seeds: int) -> dict[str, dict[str, Score]]:
@@ -261,10 +261,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=2, help="noisy logs per case and style; 0: none")
     parser.add_argument("--details", action="store_true", help="name the cases that went wrong")
     args = parser.parse_args(argv)
-    found = kinds(args.folder)
-    if not found:
+    labelled = kinds(args.folder)
+    if not labelled:
         parser.error(f"{args.folder}: no labelled logs")
-    for line in table(found, seeds=args.seeds, details=args.details):
+    for line in table(labelled, seeds=args.seeds, details=args.details):
         print(line)
     return 0
 

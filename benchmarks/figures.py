@@ -87,26 +87,26 @@ def recoveries(history: History, *, written: Sequence[float], launched: Sequence
     `written` holds the times at which a failure line appeared in a log of the job, `launched` those at which
     an attempt's program began.
     """
-    found = []
-    for seen in history:
-        if not isinstance(seen, FailureSeen):
+    result = []
+    for row in history:
+        if not isinstance(row, FailureSeen):
             continue
-        rows = [event for event in history if event.attempt == seen.attempt]
+        rows = [event for event in history if event.attempt == row.attempt]
         begun = _at(next((e for e in rows if isinstance(e, Started)), None))
         ended = next((e for e in rows if isinstance(e, Ended)), None)
         stop = next((e for e in rows if isinstance(e, StopRequested)), None)
         diagnosed = _at(next((e for e in rows if isinstance(e, Diagnosed)), None))
         decided = _at(next((e for e in rows if isinstance(e, Decided)), None))
         over = _at(ended)
-        line = _first(written, after=begun, before=_at(seen))
+        line = _first(written, after=begun, before=_at(row))
         gone = None if stop is None or ended is None else _sum(_at(stop), ended.stop_s)
         program = _first(launched, after=begun, before=over)
         following = _first(launched, after=over, before=None)
         stepped = _at(next((e for e in rows if isinstance(e, Progressed)), None))
-        found.append(
+        result.append(
             Recovery(
-                phase=str(seen.finding.phase),
-                seen_s=_gap(line, _at(seen)),
+                phase=str(row.finding.phase),
+                seen_s=_gap(line, _at(row)),
                 stopped_s=_gap(line, gone),
                 drained_s=_gap(gone, over),
                 gate_s=None if ended is None else ended.drain_s,
@@ -116,7 +116,7 @@ def recoveries(history: History, *, written: Sequence[float], launched: Sequence
                 job_s=_gap(program, stepped or line),
             )
         )
-    return found
+    return result
 
 
 def _at(

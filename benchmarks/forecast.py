@@ -69,10 +69,10 @@ def main() -> None:
     for name in options.only:
         every = [*SETS[name](options.jobs, options.series, options.seed)]
         methods = METHODS | (WITHOUT_LENGTHS if any(series.lengths for series in every) else {})
-        told = {title: [watched(series, method) for series in every] for title, method in methods.items()}
-        print("\n".join(table(name, told["forecast"])))
-        print("\n".join(compared(name, told)))
-        print("\n".join(resampled(told)), flush=True)
+        outcomes = {title: [watched(series, method) for series in every] for title, method in methods.items()}
+        print("\n".join(table(name, outcomes["forecast"])))
+        print("\n".join(compared(name, outcomes)))
+        print("\n".join(resampled(outcomes)), flush=True)
 
 
 # --------------------------------------------------------------------- series
@@ -121,12 +121,12 @@ def _noisy(rng: Random, base: Base, steps: int) -> list[float]:
     """Return a phase's steps around 1: those of the base, with batches that differ and resemble the last."""
     spread = 10 ** rng.uniform(-3.0, -1.8)
     follows = rng.choice((0.0, 0.0, 0.3, 0.6))
-    state, found = 0.0, []
+    state, result = 0.0, []
     for step in range(steps):
         state = follows * state + math.sqrt(1 - follows**2) * rng.gauss(0, spread)
         own = base.noise[step] if step < len(base.noise) else base.noise[2 + step % (len(base.noise) - 2)]
-        found.append(own * (1 + state))
-    return found
+        result.append(own * (1 + state))
+    return result
 
 
 def _line(rng: Random, steps: int) -> list[float]:
@@ -272,14 +272,14 @@ def lengthened(base: Base, more: Sequence[float]) -> dict[str, list[float]]:
     The slope is that of the recorded steps; where their memory does not follow the lengths, it is taken as
     proportional to them.
     """
-    found = {}
+    result = {}
     for name, lengths in base.lengths.items():
         usual = statistics.fmean(lengths)
         longer = np.diff(lengths[WARM_UP:]) / usual
         slope = float(np.diff(base.noise[WARM_UP:]) @ longer) / float(longer @ longer)
         share = slope if slope > _LEAST_SLOPE else 1.0
-        found[name] = [own + usual * grown / share for own, grown in zip(lengths, more, strict=True)]
-    return found
+        result[name] = [own + usual * grown / share for own, grown in zip(lengths, more, strict=True)]
+    return result
 
 
 def _simulated(jobs: int, each: int, seed: int) -> list[Series]:

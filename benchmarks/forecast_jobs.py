@@ -157,8 +157,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, nargs="+", default=[0], help="seeds of the recorded runs")
     options = parser.parse_args()
     runs = [*recorded_runs(options.path, seeds=options.runs)]
-    told = [watched(job) for job in jobs(runs, options.jobs, options.seed)]
-    print("\n".join(table("recorded jobs", told)), flush=True)
+    outcomes = [watched(job) for job in jobs(runs, options.jobs, options.seed)]
+    print("\n".join(table("recorded jobs", outcomes)), flush=True)
 
 
 if __name__ == "__main__":

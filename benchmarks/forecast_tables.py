@@ -17,21 +17,21 @@ class Outcome(NamedTuple):
 
     kind: str
     fails: int | None
-    said: int | None  # after which step
+    warned_after: int | None  # after which step
     run: int = 0  # of those recorded
 
 
-def compared(where: str, told: dict[str, list[Outcome]]) -> Iterator[str]:
+def compared(where: str, outcomes: dict[str, list[Outcome]]) -> Iterator[str]:
     """Yield the rows that compare what the methods say of the same series."""
     yield f"| {where} series | fail: {AHEAD} steps ahead or more | hold: false alarms |"
     yield "|---|---|---|"
-    for name, every in told.items():
+    for name, every in outcomes.items():
         in_time, failing, false, calm = _counted(every)
         yield f"| {name} | {in_time / failing:.1%} | {false / calm:.1%} ({false} of {calm}) |"
     yield ""
 
 
-def table(where: str, told: Sequence[Outcome]) -> Iterator[str]:
+def table(where: str, outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield the rows of each kind: what was reported, and how early."""
     yield (
         f"| {where} series | jobs | reported | {AHEAD} steps ahead or more "
@@ -39,15 +39,15 @@ def table(where: str, told: Sequence[Outcome]) -> Iterator[str]:
     )
     yield "|---|---|---|---|---|"
     groups: dict[str, list[Outcome]] = {}
-    for each in told:
+    for each in outcomes:
         groups.setdefault(each.kind, []).append(each)
-    failing = [each for each in told if each.fails is not None]
-    groups |= {"**all that fail**": failing, "**all that hold**": [e for e in told if e.fails is None]}
+    failing = [each for each in outcomes if each.fails is not None]
+    groups |= {"**all that fail**": failing, "**all that hold**": [e for e in outcomes if e.fails is None]}
     for kind, rows in groups.items():
-        said = [row for row in rows if row.said is not None]
-        cells = [kind, str(len(rows)), f"{len(said) / len(rows):.1%}"]
+        warned = [row for row in rows if row.warned_after is not None]
+        cells = [kind, str(len(rows)), f"{len(warned) / len(rows):.1%}"]
         if rows[0].fails is not None:
-            ahead = sorted((row.fails or 0) - (row.said or 0) for row in said) or [0]
+            ahead = sorted((row.fails or 0) - (row.warned_after or 0) for row in warned) or [0]
             in_time = sum(steps >= AHEAD for steps in ahead)
             tenth, ninetieth = ahead[len(ahead) // 10], ahead[len(ahead) * 9 // 10]
             cells += [f"{in_time / len(rows):.1%}", f"{statistics.median(ahead):.0f} ({tenth}, {ninetieth})"]
@@ -57,12 +57,12 @@ def table(where: str, told: Sequence[Outcome]) -> Iterator[str]:
     yield ""
 
 
-def resampled(told: Mapping[str, Sequence[Outcome]]) -> Iterator[str]:
+def resampled(outcomes: Mapping[str, Sequence[Outcome]]) -> Iterator[str]:
     """Yield the 95 % intervals of each method, by drawing the recorded runs anew.
 
     The phases of one run rise and fall together, so that its series are no independent sample.
     """
-    runs = sorted({each.run for every in told.values() for each in every})
+    runs = sorted({each.run for every in outcomes.values() for each in every})
     if len(runs) < 2:
         return
     yield (
@@ -70,7 +70,7 @@ def resampled(told: Mapping[str, Sequence[Outcome]]) -> Iterator[str]:
         "| hold: false alarms |"
     )
     yield "|---|---|---|"
-    for name, every in told.items():
+    for name, every in outcomes.items():
         rng, shares = Random(name), []
         counts = {run: _counted([each for each in every if each.run == run]) for run in runs}
         for _ in range(_RESAMPLES):
@@ -90,5 +90,7 @@ def resampled(told: Mapping[str, Sequence[Outcome]]) -> Iterator[str]:
 def _counted(every: Sequence[Outcome]) -> tuple[int, int, int, int]:
     """Return failures said in time, failures, false alarms, and series that hold."""
     failing, calm = [e for e in every if e.fails], [e for e in every if not e.fails]
-    in_time = sum(e.said is not None and e.fails - e.said >= AHEAD for e in failing if e.fails)
-    return in_time, len(failing), sum(e.said is not None for e in calm), len(calm)
+    in_time = sum(
+        e.warned_after is not None and e.fails - e.warned_after >= AHEAD for e in failing if e.fails
+    )
+    return in_time, len(failing), sum(e.warned_after is not None for e in calm), len(calm)

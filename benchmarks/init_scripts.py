@@ -87,7 +87,7 @@ class Score(msgspec.Struct):
     harms: list[str] = []  # of these, knobs that autotune turned before the first start
     asks: bool = False  # only to fill in what the script leaves open
     is_undecided: bool = False  # refused: it runs several different trainings at the same time, and it does
-    said: str = ""
+    output: str = ""
 
     @property
     def is_well_read(self) -> bool:
@@ -157,7 +157,7 @@ def _line(score: Score) -> str:
         f"to edit: {len(score.named)}" if score.named else "",
         f"own code: {score.refusal}" if score.refusal else "",
         f"changes {', '.join(score.harms)}" if score.harms else "",
-        score.said if score.exit else "",
+        score.output if score.exit else "",
     ]
     head = f"{mark} {score.framework or '?':9} {score.settings:3}{' p' if score.has_prediction else '  '}"
     return f"{head} {score.script}  {'; '.join(part for part in parts if part)}"
@@ -258,17 +258,17 @@ def _judge(score: Score, case: Case, repository: Path, scratch: Path) -> None:
     theirs, expected = _training(started)
     score.starts = bool(theirs) or not is_script
     job = scratch / "job.yaml"
-    score.exit, said = _autotune(
+    score.exit, output = _autotune(
         ["init", str(script), "--gpus", "H100", "-o", str(job), "--", *case.arguments],
         repository / case.folder,
         case.env,
     )
-    errors = [line for line in said.splitlines() if line.startswith("error")]
+    errors = [line for line in output.splitlines() if line.startswith("error")]
     score.asks = bool(errors) and all(map(_LEFT_OPEN.search, errors))
-    score.said = (errors or said.strip().splitlines() or [""])[0][:160]
+    score.output = (errors or output.strip().splitlines() or [""])[0][:160]
     if not job.exists():
         trainings = {tuple(line) for line, _ in map(_training, [[argv] for argv in started]) if line}
-        score.is_undecided = "trainings at the same time" in said and len(trainings) > 1
+        score.is_undecided = "trainings at the same time" in output and len(trainings) > 1
         score.is_framework_right = None if score.is_undecided else False
         return
     document = yaml.safe_load(job.read_text())
@@ -279,7 +279,7 @@ def _judge(score: Score, case: Case, repository: Path, scratch: Path) -> None:
         score.settings = len(wanted)
         score.wrong = [name for name in wanted if given.get(name) != wanted[name]]
         score.wrong_memory = sum(_MEMORY.search(name) is not None for name in score.wrong)
-        score.named = [name for name in score.wrong if score.exit and name in said + job.read_text()]
+        score.named = [name for name in score.wrong if score.exit and name in output + job.read_text()]
     else:
         score.is_framework_right = score.framework in _MARKS
     code, planned = _autotune(["plan", "--json", str(job)], repository / case.folder, case.env)
@@ -366,10 +366,10 @@ def _without_entry(argv: list[str]) -> list[str]:
             ]
             return [*name.split(), *around, *words[at + 1 :]]
         for script in (f"{module.replace('.', '/')}.py", f"-m {module}"):
-            found = re.fullmatch(
+            match = re.fullmatch(
                 rf"\S*python3?\s(?:\S*/)?{script}", " ".join(words[: 1 + len(script.split())])
             )
-            if found:
+            if match:
                 return [*name.split(), *words[1 + len(script.split()) :]]
     return words
 
@@ -381,9 +381,9 @@ def _plain(word: str) -> str:
 def _overrides(argv: list[str], framework: str) -> tuple[list[str], dict[str, str]]:
     program, given = [], dict[str, str]()
     for word in argv:
-        found = re.fullmatch(r"([+~]{0,2})([A-Za-z_][\w.@/-]*)=(.*)", word, re.DOTALL)
-        if found and ("." in found[2] or found[2] == "model_engine" or framework == "areal"):
-            given[found[2]] = _normal(found[3])
+        match = re.fullmatch(r"([+~]{0,2})([A-Za-z_][\w.@/-]*)=(.*)", word, re.DOTALL)
+        if match and ("." in match[2] or match[2] == "model_engine" or framework == "areal"):
+            given[match[2]] = _normal(match[3])
         else:
             program.append(word)
     return program, given
@@ -413,7 +413,7 @@ def _normal(text: str) -> str:
         return text.lower().replace("none", "null")
     return re.sub(
         r"(?<![\w./:-])[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w./:-])",
-        lambda found: repr(float(found[0])),
+        lambda match: repr(float(match[0])),
         text,
     )
 

@@ -37,7 +37,7 @@ class Case(NamedTuple):
     more: float  # bytes that the event takes beside what is there
     longest: float  # times the usual short-lived memory of a pass, at full length
     at: int  # the step of the full-length batch
-    shown: bool  # a record or frames of the failure show its phase
+    has_phase: bool  # a record or frames of the failure show its phase
 
     @property
     def forces(self) -> bool:

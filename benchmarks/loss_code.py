@@ -224,10 +224,10 @@ def _chosen(code: Code, functions: _Functions) -> Callable[..., Any]:
     def verl(hidden: Any, weight: Any, labels: Any) -> Any:
         logits = hidden @ weight.t()
         scaled = logits / 0.7 if code.scaled else logits
-        found = []
+        result = []
         if code.entropy or not torch.is_grad_enabled():
-            found = [checkpoint(entropy, scaled, use_reentrant=True) if code.recompute else entropy(scaled)]
-        return (*found, _kernel().apply(scaled, labels, not code.entropy), None)
+            result = [checkpoint(entropy, scaled, use_reentrant=True) if code.recompute else entropy(scaled)]
+        return (*result, _kernel().apply(scaled, labels, not code.entropy), None)
 
     return verl
 
@@ -265,8 +265,8 @@ def _measured(code: Code, run: Callable[..., Any]) -> dict[str, float]:
     held: list[Any] = []
 
     def loss() -> Any:
-        *found, output = run(hidden, weight, labels)
-        return sum(part.float().sum() for part in found), output
+        *values, output = run(hidden, weight, labels)
+        return sum(part.float().sum() for part in values), output
 
     def score() -> None:
         with torch.no_grad():
@@ -309,10 +309,10 @@ def main() -> None:
     for row in recorded(path):
         predicted = predict(row.code)
         cells = (f"{predicted[name]:.1f} / {row.figures[name]:.1f}" for name in FIGURES)
-        print(f"| {shown(row.code)} | {'bf16' if row.code.bytes == 2 else 'fp32'} | {' | '.join(cells)} |")
+        print(f"| {rendered(row.code)} | {'bf16' if row.code.bytes == 2 else 'fp32'} | {' | '.join(cells)} |")
 
 
-def shown(code: Code) -> str:
+def rendered(code: Code) -> str:
     """Return a way in words."""
     words = {
         "entropy": code.entropy and code.function == "verl",

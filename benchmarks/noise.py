@@ -146,8 +146,8 @@ def buried(text: str, *, seed: int, style: str, component: str = "unknown", line
     ranks = [rank for rank in range(8) if rank != 3]
     for template in chance.sample(_CONSEQUENCES, 6):
         after.insert(chance.randrange(len(after)), template.format(rank=chance.choice(ranks)))
-    shown = _SHOWN.get(style, _bare)(text, chance, component)
-    log = "\n".join((*before, shown, *after, "")).encode()
+    mixed = _SHOWN.get(style, _bare)(text, chance, component)
+    log = "\n".join((*before, mixed, *after, "")).encode()
     return log.replace(b"Metrics", b"M\xe9\xff\xfetrics")
 
 
@@ -227,8 +227,8 @@ def _carriage_return(text: str, _chance: random.Random, _component: str) -> str:
 
 
 def _repeated(text: str, chance: random.Random, component: str) -> str:
-    shown = _ray(text, chance, component)
-    return "\n".join(f"{line} [repeated 7x across cluster]" for line in shown.split("\n"))
+    lines = _ray(text, chance, component)
+    return "\n".join(f"{line} [repeated 7x across cluster]" for line in lines.split("\n"))
 
 
 def _two_ranks(text: str, _chance: random.Random, _component: str) -> str:

@@ -61,23 +61,23 @@ class Estimate(Value, frozen=True, kw_only=True):
 
 def estimate(profile: Profile, cluster: Cluster, model: Model, knobs: Knobs) -> Estimate:
     """Return what one configuration needs."""
-    found, column = estimates(profile, cluster, model, (knobs,)), 0
-    gpu, host = found.gpu_parts[:, :, column].tolist(), found.host_parts[:, :, column].tolist()
-    host_capacity = 0 if found.host_capacity == np.inf else int(found.host_capacity)
+    result, column = estimates(profile, cluster, model, (knobs,)), 0
+    gpu, host = result.gpu_parts[:, :, column].tolist(), result.host_parts[:, :, column].tolist()
+    host_capacity = 0 if result.host_capacity == np.inf else int(result.host_capacity)
     phases = {}
     for row, phase in enumerate(PHASES):
-        capacity = found.gpu_capacity[row, column]
+        capacity = result.gpu_capacity[row, column]
         phases[phase] = PhaseEstimate(
             gpu=Parts(**dict(zip(PARTS, gpu[row], strict=True))),
             host=Parts(**dict(zip(PARTS, host[row], strict=True))),
-            component=Component.ROLLOUT if found.on_engine[row, column] else Component.TRAINER,
-            error=float(found.error[row]),
+            component=Component.ROLLOUT if result.on_engine[row, column] else Component.TRAINER,
+            error=float(result.error[row]),
             gpu_capacity_bytes=0 if capacity == np.inf else int(capacity),
             host_capacity_bytes=host_capacity,
-            seconds=float(found.seconds[row, column]),
+            seconds=float(result.seconds[row, column]),
         )
     return Estimate(
         phases=phases,
-        step_s=float(found.step_s[column]),
-        pool_tokens=float(found.pool_tokens[column]),
+        step_s=float(result.step_s[column]),
+        pool_tokens=float(result.pool_tokens[column]),
     )

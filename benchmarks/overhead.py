@@ -215,7 +215,7 @@ def _alone(head: Head, folder: Path) -> Run:
     begun = time.time()
     stamps: list[float] = []
     steps: list[float] = []
-    said = []
+    output = []
     child = subprocess.Popen(
         argv,
         cwd=folder,
@@ -229,7 +229,7 @@ def _alone(head: Head, folder: Path) -> Run:
             assert child.stdout is not None
             for line in child.stdout:
                 text = line.decode("utf-8", "replace")
-                said.append(text)
+                output.append(text)
                 marker = Builtin().marker(text)
                 if isinstance(marker, StepDone) and marker.seconds is not None:
                     stamps.append(time.time())
@@ -238,7 +238,7 @@ def _alone(head: Head, folder: Path) -> Run:
     finally:
         _end(child)
     if child.returncode:
-        raise RuntimeError(f"the job exited with {child.returncode}:\n{''.join(said)}")
+        raise RuntimeError(f"the job exited with {child.returncode}:\n{''.join(output)}")
     warm = min(WARM_UP_STEPS, len(steps) - 1)
     return _run(meter.readings, steps=steps[warm:], since=stamps[warm], until=stamps[-1], begun=begun)
 

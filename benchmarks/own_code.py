@@ -46,9 +46,9 @@ def _composed(argv: Sequence[str], name: str, folder: Path) -> str | None:
     logger = composed.get("trainer", {}).get("logger", [])
     given = [logger] if isinstance(logger, str) else list(logger or [])
     tracking = next(iter(config.parents[2].rglob("utils/tracking.py")), None)
-    found = _LOGGERS.search(tracking.read_text()) if tracking is not None else None
-    if found is not None:
-        unknown = sorted(set(map(str, given)) - set(re.findall(r"[\w-]+", found[1])))
+    match = _LOGGERS.search(tracking.read_text()) if tracking is not None else None
+    if match is not None:
+        unknown = sorted(set(map(str, given)) - set(re.findall(r"[\w-]+", match[1])))
         return f"its tracking knows no {', '.join(unknown)}" if unknown else ""
     return ""
 

@@ -63,15 +63,15 @@ def main() -> int:
         for number in range(options.jobs or _OF_EACH * len(strata))
     ]
     with ProcessPoolExecutor(options.processes) as pool:
-        found = list(pool.map(_job, tasks, chunksize=4))
-    days = [day for own, _, _ in found for day in own]
+        results = list(pool.map(_job, tasks, chunksize=4))
+    days = [day for own, _, _ in results for day in own]
     if options.json is not None:
         options.json.write_bytes(b"\n".join(msgspec.json.encode(day) for day in days))
     sys.stdout.write(table(days, seed=options.seed))
-    curable = sum(alone for _, _, alone in found)
-    sys.stdout.write(f"\nThe least micro-batches alone cure {curable} of the {len(found)} jobs.\n")
+    curable = sum(alone for _, _, alone in results)
+    sys.stdout.write(f"\nThe least micro-batches alone cure {curable} of the {len(results)} jobs.\n")
     sys.stdout.write("\nDistance of the estimate from the truth before any run, median / p90:\n\n")
-    sys.stdout.write(distance_table([row for _, rows, _ in found for row in rows]))
+    sys.stdout.write(distance_table([row for _, rows, _ in results for row in rows]))
     return 0
 
 

@@ -112,7 +112,7 @@ def recorded(title: str, settings: Settings, folder: Path) -> Recorded:
     """Run a job from its first step to its last."""
     model = folder / "model"
     write_model(model, shape=settings.model_shape, seed=settings.seed)
-    found = Recorded(title=title, seed=settings.seed, lengths=defaultdict(list), peaks=defaultdict(list))
+    result = Recorded(title=title, seed=settings.seed, lengths=defaultdict(list), peaks=defaultdict(list))
     context, vocab = get_context("spawn"), vocabulary(model)
     begin = (settings, str(model))
     with (
@@ -132,12 +132,12 @@ def recorded(title: str, settings: Settings, folder: Path) -> Recorded:
             samples = grouped(asked, answers, group=settings.samples)
             peaks = {"rollout": rollout} | trainer.submit(_train, step, samples, str(model)).result()
             for phase, peak in peaks.items():
-                found.peaks[phase].append(peak)
+                result.peaks[phase].append(peak)
             lengths = [len(answer.response) for answer in answers]
-            found.lengths["response_length/mean"].append(fmean(lengths))
-            found.lengths["response_length/max"].append(max(lengths))
+            result.lengths["response_length/mean"].append(fmean(lengths))
+            result.lengths["response_length/max"].append(max(lengths))
             engine.submit(_update, str(model)).result()
-    return found
+    return result
 
 
 def _update(folder: str) -> None:

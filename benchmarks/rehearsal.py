@@ -83,7 +83,7 @@ def drawn_case(kind: Kind, stratum: Stratum, *, seed: int) -> Case:
         more=0.0,
         longest=1.0,
         at=rng.randint(20, _STEPS),
-        shown=profile.framework in _RECORDING or Random(f"shown {kind.value} {seed}").random() < _SHOWN,
+        has_phase=profile.framework in _RECORDING or Random(f"shown {kind.value} {seed}").random() < _SHOWN,
     )
     capacity, over = accepted.cluster.gpu_memory_bytes, rng.uniform(1.01, 1.15)
     if kind in _PLACES:
@@ -217,10 +217,10 @@ def _end(
     model = failed.phase
     if failed.cause is Cause.GPU_OOM:
         model = next((same for place, same in _PLACES.values() if place is failed.phase), failed.phase)
-    told = diagnosis(case.world, action.knobs, msgspec.structs.replace(failed, phase=model))
-    told = msgspec.structs.replace(told, phase=failed.phase, phase_shown=case.shown)
-    found = while_loading(tuple(events), told, attempt=attempt)
-    values = {name: getattr(found, name) for name in Diagnosis.__struct_fields__}
+    diagnosed = diagnosis(case.world, action.knobs, msgspec.structs.replace(failed, phase=model))
+    diagnosed = msgspec.structs.replace(diagnosed, phase=failed.phase, phase_shown=case.has_phase)
+    revised = while_loading(tuple(events), diagnosed, attempt=attempt)
+    values = {name: getattr(revised, name) for name in Diagnosis.__struct_fields__}
     yield Diagnosed(attempt=attempt, **values)
 
 
@@ -306,14 +306,14 @@ def _usual(case: Case, knobs: Knobs, step: int) -> dict[Phase, float]:
 def _peaks(case: Case, knobs: Knobs, step: int, *, longest: bool) -> dict[Phase, float]:
     """Return the device peaks of a step's phases, of full-length answers with `longest`."""
     world, c = case.world, columns(case.world, (knobs,))
-    found = {}
+    result = {}
     for phase, (long, short) in device_peaks(world, c, started=step >= 2).items():
         if phase is Phase.ROLLOUT_INIT and step > 1:
             continue
         late = late_bytes(world, c, phase, step, short=short)
         times = case.longest if longest and phase in _PASSES else 1.0
-        found[phase] = float((long + short * times + late)[0])
-    return found
+        result[phase] = float((long + short * times + late)[0])
+    return result
 
 
 if __name__ == "__main__":

@@ -75,25 +75,25 @@ def main() -> int:
         (strata[number % len(strata)], options.seed * 100_003 + number) for number in range(options.jobs)
     ]
     with ProcessPoolExecutor(options.processes) as pool:
-        found = [f for own in pool.map(partial(forecasts_of), tasks, chunksize=8) for f in own]
+        forecasts = [f for own in pool.map(partial(forecasts_of), tasks, chunksize=8) for f in own]
     if options.certain:
-        found = [msgspec.structs.replace(f, chance=float(round(f.chance))) for f in found]
-    sys.stdout.write(f"{options.jobs} jobs, seed {options.seed}, {len(found)} chances of a phase.\n\n")
-    sys.stdout.write(table(found))
-    return 0 if all(b.gap <= _BOUND for _, bins in _by_phase(found) for b in bins) else 1
+        forecasts = [msgspec.structs.replace(f, chance=float(round(f.chance))) for f in forecasts]
+    sys.stdout.write(f"{options.jobs} jobs, seed {options.seed}, {len(forecasts)} chances of a phase.\n\n")
+    sys.stdout.write(table(forecasts))
+    return 0 if all(b.gap <= _BOUND for _, bins in _by_phase(forecasts) for b in bins) else 1
 
 
-def table(found: Iterable[Forecast]) -> str:
+def table(forecasts: Iterable[Forecast]) -> str:
     """Return predicted and observed shares of failures by phase, and of first launches, in equal bins."""
-    found = tuple(found)
-    firsts = bins_of(f for f in found if f.first)
+    forecasts = tuple(forecasts)
+    firsts = bins_of(f for f in forecasts if f.first)
     lines = [
         "| phase | chances | " + " | ".join(f"bin {n}" for n in range(1, _BINS + 1)) + " | largest gap |",
         "|---" * (_BINS + 3) + "|",
     ]
     groups = [
-        *_by_phase(found),
-        ("all", bins_of(found)),
+        *_by_phase(forecasts),
+        ("all", bins_of(forecasts)),
         ("first launch", firsts),
     ]
     for name, bins in groups:
@@ -104,9 +104,9 @@ def table(found: Iterable[Forecast]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def bins_of(found: Iterable[Forecast]) -> list[Bin]:
+def bins_of(forecasts: Iterable[Forecast]) -> list[Bin]:
     """Return bins of equal counts in the order of their chances, of at least 300 forecasts each."""
-    ordered = sorted(found, key=lambda f: f.chance)
+    ordered = sorted(forecasts, key=lambda f: f.chance)
     number = max(1, min(_BINS, len(ordered) // _OF_A_BIN))
     size = -(-len(ordered) // number) if ordered else 1
     parts = [ordered[start : start + size] for start in range(0, len(ordered), size)]
@@ -120,9 +120,9 @@ def bins_of(found: Iterable[Forecast]) -> list[Bin]:
     ]
 
 
-def _by_phase(found: Iterable[Forecast]) -> Iterator[tuple[str, list[Bin]]]:
+def _by_phase(forecasts: Iterable[Forecast]) -> Iterator[tuple[str, list[Bin]]]:
     groups: dict[str, list[Forecast]] = defaultdict(list)
-    for forecast in found:
+    for forecast in forecasts:
         groups[forecast.phase].append(forecast)
     for phase in MET:
         if groups[phase.value]:
@@ -136,19 +136,19 @@ def forecasts_of(task: tuple[Stratum, int]) -> list[Forecast]:
     recovery = msgspec.structs.replace(accepted.job.recovery, preflight=Preflight.APPLY)
     job = msgspec.structs.replace(accepted.job, recovery=recovery)
     events: list[Event] = [msgspec.structs.replace(accepted, job=job)]
-    found: list[Forecast] = []
+    result: list[Forecast] = []
     for number in range(1, _LAUNCHES + 1):
         action = decide(tuple(events))
         if not isinstance(action, Launch):
             break
         ran = run(world, action.knobs)
         failure = ran.failure if ran.failure and ran.failure.step <= job.goal.steps else None
-        found += _forecasts(tuple(events), world, action.knobs)
+        result += _forecasts(tuple(events), world, action.knobs)
         if failure is None:
             break
         events.append(Decided(remedy=action.remedy, reason=action.reason))
         events += rows(world, action.knobs, ran, number, lasted=max(0, failure.step - 1), searching=False)
-    return found
+    return result
 
 
 def _forecasts(events: tuple[Event, ...], world: World, knobs: Knobs) -> Iterator[Forecast]:

@@ -64,47 +64,47 @@ def _circumstances(
 ) -> list[tuple[str, str]]:
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = names[0].partition(":")[2].strip() if names else os.uname().machine
-    found = ", ".join(f"{name} {version}" for name, version in versions().items() if name != "sglang")
+    installed = ", ".join(f"{name} {version}" for name, version in versions().items() if name != "sglang")
     return [
         ("date", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"),
         ("command", f"python -m benchmarks.overhead --pairs {options.pairs} --steps {options.steps}"),
         ("hardware", f"{cores} cores, {model}, {read_host().total_bytes / (1 << 30):.1f} GiB"),
-        ("versions", f"{found}; Linux {os.uname().release}"),
+        ("versions", f"{installed}; Linux {os.uname().release}"),
         ("load before", " ".join(f"{value:.2f}" for value in load) + " (1, 5, 15 minutes)"),
         ("took", f"{took_s:.0f} s"),
     ]
 
 
 def _cpu_rows(measured: Measured, cores: int) -> list[tuple[str, str]]:
-    def shown(values: Sequence[float]) -> str:
+    def cell(values: Sequence[float]) -> str:
         return f"{100 * statistics.fmean(values):6.2f} %   ({100 * statistics.fmean(values) / cores:.2f} %)"
 
     def own(rates_: dict[str, float]) -> float:
         return sum(rates_.get(name, 0.0) for name in AUTOTUNE)
 
     idle, runs = measured.idle, measured.supervised
-    whole = shown([own(run.whole) for run in runs])
+    whole = cell([own(run.whole) for run in runs])
     floor = idle.get(DRIVER, 0.0) + idle.get(SUPERVISOR, 0.0)
     rows = []
     for name in AUTOTUNE:
         missed = sum(name not in run.steady for run in runs)
         note = f"   not seen in {missed} of {len(runs)} runs: too low" if missed else ""
-        rows.append((f"{name}, while steps run", shown([run.steady.get(name, 0.0) for run in runs]) + note))
+        rows.append((f"{name}, while steps run", cell([run.steady.get(name, 0.0) for run in runs]) + note))
     shares = [own(run.steady) for run in runs]
     return [
         *rows,
-        ("all three", shown(shares)),
+        ("all three", cell(shares)),
         ("  lowest and highest run", f"{100 * min(shares):6.2f} % to {100 * max(shares):.2f} %"),
-        ("idle floor: a Ray driver that does nothing", shown([idle.get(DRIVER, 0.0)])),
-        ("idle floor: a Ray actor that does nothing", shown([idle.get(SUPERVISOR, 0.0)])),
-        ("all three above the floor", shown([share - floor for share in shares])),
+        ("idle floor: a Ray driver that does nothing", cell([idle.get(DRIVER, 0.0)])),
+        ("idle floor: a Ray actor that does nothing", cell([idle.get(SUPERVISOR, 0.0)])),
+        ("all three above the floor", cell([share - floor for share in shares])),
         (
             "all three, whole run with start and end",
             f"{whole}   of {statistics.fmean(run.seconds for run in runs):.0f} s",
         ),
-        ("Ray's own daemons, job with autotune", shown([run.steady.get(RAY, 0.0) for run in runs])),
-        ("Ray's own daemons, job alone", shown([run.steady.get(RAY, 0.0) for run in measured.alone])),
-        ("Ray's own daemons, no job", shown([idle.get(RAY, 0.0)])),
+        ("Ray's own daemons, job with autotune", cell([run.steady.get(RAY, 0.0) for run in runs])),
+        ("Ray's own daemons, job alone", cell([run.steady.get(RAY, 0.0) for run in measured.alone])),
+        ("Ray's own daemons, no job", cell([idle.get(RAY, 0.0)])),
     ]
 
 
@@ -125,18 +125,18 @@ def _step_rows(measured: Measured) -> list[tuple[str, str]]:
 
 
 def _recovery_rows(measured: Measured) -> list[tuple[str, str]]:
-    found = recoveries(measured.history, written=measured.written, launched=measured.launched)
+    rows = recoveries(measured.history, written=measured.written, launched=measured.launched)
     causes = [f"{e.cause}/{e.phase}" for e in measured.history if isinstance(e, Diagnosed)]
     verdicts = [type(e.verdict).__name__ for e in measured.history if isinstance(e, Finished)]
     return [
         ("failures", ", ".join(causes) or "none"),
         ("the run's end", ", ".join(verdicts) or "none"),
-        ("OOM line -> seen by the driver", spread([row.seen_s for row in found])),
-        ("OOM line -> gang stopped", spread([row.stopped_s for row in found])),
-        ("gang stopped -> memory drained", spread([row.drained_s for row in found])),
-        ("  of that, the drain gate alone", spread([row.gate_s for row in found])),
-        ("memory drained -> decision recorded", spread([row.decided_s for row in found])),
-        ("  of that, choosing the remedy alone", spread([row.policy_s for row in found])),
-        ("OOM line -> next attempt's program runs", spread([row.relaunched_s for row in found])),
-        ("not in it: the job's own start to its first step or OOM", spread([row.job_s for row in found])),
+        ("OOM line -> seen by the driver", spread([row.seen_s for row in rows])),
+        ("OOM line -> gang stopped", spread([row.stopped_s for row in rows])),
+        ("gang stopped -> memory drained", spread([row.drained_s for row in rows])),
+        ("  of that, the drain gate alone", spread([row.gate_s for row in rows])),
+        ("memory drained -> decision recorded", spread([row.decided_s for row in rows])),
+        ("  of that, choosing the remedy alone", spread([row.policy_s for row in rows])),
+        ("OOM line -> next attempt's program runs", spread([row.relaunched_s for row in rows])),
+        ("not in it: the job's own start to its first step or OOM", spread([row.job_s for row in rows])),
     ]

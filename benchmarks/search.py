@@ -77,7 +77,7 @@ def _job(task: tuple[int, int, tuple[str, ...]]) -> list[Night]:
     number, seed, names = task
     strata = tuple(Stratum)
     world, _ = drawn(strata[number % len(strata)], seed=seed * 100_003 + number)
-    starts = [found for timid in (False, True) if (found := started(world, timid=timid)) is not None]
+    starts = [first for timid in (False, True) if (first := started(world, timid=timid)) is not None]
     return [play(start, name, METHODS[name], seed=seed + number) for start in starts for name in names]
 
 

@@ -56,7 +56,7 @@ def _peaks(job: Job, model: Any) -> Peaks:
     optimizer = warmed_optimizer(job, model)
     ids = torch.zeros((1, job.tokens), dtype=torch.long)
 
-    def seen(run: Callable[[Any], object]) -> tuple[float, float]:
+    def measured(run: Callable[[Any], object]) -> tuple[float, float]:
         """Return the peak of a phase and what is alive at its end; a tracker keeps parts of what it saw."""
         tracker = FSDPMemTracker(model, optimizer)
         with tracker:
@@ -76,14 +76,14 @@ def _peaks(job: Job, model: Any) -> Peaks:
         with torch.no_grad():
             return loss_of(job, model, ids)
 
-    backward, _ = seen(train)
-    updating, _ = seen(lambda _: optimizer.step())
+    backward, _ = measured(train)
+    updating, _ = measured(lambda _: optimizer.step())
     optimizer.zero_grad(set_to_none=True)
-    scoring, _ = seen(score)
+    scoring, _ = measured(score)
     for module in model.modules():  # what scoring left whole where nothing reshards
         if isinstance(module, FSDPModule):
             module.reshard()
-    forward, kept = seen(lambda _: loss_of(job, model, ids))
+    forward, kept = measured(lambda _: loss_of(job, model, ids))
     return Peaks(scoring=scoring, forward=forward, backward=backward, optimizer=updating, kept=kept)
 
 

@@ -223,11 +223,11 @@ def _line(case: Case) -> str:
     phase, change = rise(document)
     peak = f"{phase} {change / (1 << 30):+.1f} GiB" if phase else "none"
     address = f"[{case.thread}](https://github.com/{case.thread})"
-    said = named(document, case.changed) or "nothing"
+    words = named(document, case.changed) or "nothing"
     if document["placement"]:
-        said += f"; trainer and engines {' → '.join(document['placement'])}"
+        words += f"; trainer and engines {' → '.join(document['placement'])}"
     releases = f"{case.framework} {case.before}, {case.after}"
-    return f"| {address} | {case.what} | {releases} | `{case.changed}` {said} | {peak} |"
+    return f"| {address} | {case.what} | {releases} | `{case.changed}` {words} | {peak} |"
 
 
 if __name__ == "__main__":

@@ -74,15 +74,15 @@ def main() -> int:
     chosen = set(options.models or MODELS)
     off = False
     if options.part in (None, "jobs"):
-        found = _medians(_replayed(job for job in jobs() if job.name in chosen))
-        off = any(abs(middle - used) > _BOUND for used, middle in found)
+        losses = _medians(_replayed(job for job in jobs() if job.name in chosen))
+        off = any(abs(middle - used) > _BOUND for used, middle in losses)
     if options.part in (None, "stages"):
-        found = _medians(_staged(job for job in stages() if job.name in chosen))
-        off = off or any(middle - used > _BOUND for used, middle in found)
+        losses = _medians(_staged(job for job in stages() if job.name in chosen))
+        off = off or any(middle - used > _BOUND for used, middle in losses)
     if options.part in (None, "chunks"):
         cut = tuple((name, _CHUNK_LAYERS) for name, _ in _STAGE_CASES)
-        found = _medians(_interleaved(job for job in stages(cut) if job.name in chosen))
-        off = off or any(middle - used > _BOUND for used, middle in found)
+        losses = _medians(_interleaved(job for job in stages(cut) if job.name in chosen))
+        off = off or any(middle - used > _BOUND for used, middle in losses)
     return int(off and not options.models)
 
 
@@ -93,9 +93,9 @@ def _replayed(chosen: Iterable[Job]) -> _Shares:
     for job in chosen:
         trace = trace_of(job)
         for varied in (False, True):
-            found = loss(resident(trace), steps(trace, lengths(job.tokens, varied=varied)))
-            _note(kinds, job, found, varied=varied)
-            _row(found, _title(job), "varied" if varied else "equal")
+            share = loss(resident(trace), steps(trace, lengths(job.tokens, varied=varied)))
+            _note(kinds, job, share, varied=varied)
+            _row(share, _title(job), "varied" if varied else "equal")
     return kinds
 
 
@@ -108,10 +108,10 @@ def _staged(chosen: Iterable[Job]) -> _Shares:
         for count in _STAGES:
             for varied in (False, True):
                 tokens = lengths(job.tokens, varied=varied, micro_batches=_PIPELINE_MICRO_BATCHES)
-                found = loss(resident(trace, gradients=True), pipeline_steps(trace, tokens, count))
-                _row(found, _title(job), count, "varied" if varied else "equal")
+                share = loss(resident(trace, gradients=True), pipeline_steps(trace, tokens, count))
+                _row(share, _title(job), count, "varied" if varied else "equal")
                 if count > 1:
-                    _note(kinds, job, found, varied=varied)
+                    _note(kinds, job, share, varied=varied)
     return kinds
 
 
@@ -125,15 +125,15 @@ def _interleaved(chosen: Iterable[Job]) -> _Shares:
             for varied in (False, True):
                 tokens = lengths(job.tokens, varied=varied, micro_batches=_PIPELINE_MICRO_BATCHES)
                 events = pipeline_steps(trace, tokens, _INTERLEAVED, count)
-                found = loss(resident(trace, gradients=True), events)
-                _row(found, _title(job), count, "varied" if varied else "equal")
-                _note(kinds, job, found, varied=varied)
+                share = loss(resident(trace, gradients=True), events)
+                _row(share, _title(job), count, "varied" if varied else "equal")
+                _note(kinds, job, share, varied=varied)
     return kinds
 
 
-def _note(kinds: _Shares, job: Job, found: Loss, *, varied: bool) -> None:
-    kinds["fragmentation" + "_recompute" * job.recompute + "_varied" * varied].append(found.needed)
-    kinds["fragmentation_expandable"].append(found.needed_expandable)
+def _note(kinds: _Shares, job: Job, lost: Loss, *, varied: bool) -> None:
+    kinds["fragmentation" + "_recompute" * job.recompute + "_varied" * varied].append(lost.needed)
+    kinds["fragmentation_expandable"].append(lost.needed_expandable)
 
 
 def _medians(kinds: _Shares) -> list[tuple[float, float]]:
@@ -151,8 +151,8 @@ def _head(*columns: str) -> None:
     sys.stdout.write(f"| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|\n")
 
 
-def _row(found: Loss, *titles: object) -> None:
-    cells = [*map(str, titles), *(f"{share:.2f}" for share in found)]
+def _row(lost: Loss, *titles: object) -> None:
+    cells = [*map(str, titles), *(f"{share:.2f}" for share in lost)]
     sys.stdout.write(f"| {' | '.join(cells)} |\n")
     sys.stdout.flush()
 

@@ -118,10 +118,10 @@ class CachingAllocator:
 
     def release(self, tensor: int) -> None:
         """Take a tensor's block back and join it with free neighbours."""
-        found = self._held.pop(tensor, None)
-        if found is None:
+        held = self._held.pop(tensor, None)
+        if held is None:
             return
-        block, pool, size = found
+        block, pool, size = held
         self.allocated -= size
         block.free = True
         for other in (block.before, block.after):

@@ -78,23 +78,25 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         for version in versions:
             folder = Path(scratch) / version
-            found = own.read(source) if source else release(subject, version, folder, pins)[0]
+            facts = own.read(source) if source else release(subject, version, folder, pins)[0]
             path = own.folder / f"{version}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_written(found))
-            click.echo(f"{path}: {sum(len(found.get(name, ())) for name in (*_SECTIONS, 'types'))} facts")
+            path.write_text(_written(facts))
+            click.echo(f"{path}: {sum(len(facts.get(name, ())) for name in (*_SECTIONS, 'types'))} facts")
         if newest:
-            found, version = release(subject, "", Path(scratch) / "newest", pins)
+            facts, version = release(subject, "", Path(scratch) / "newest", pins)
             files = sorted(own.folder.glob("*.json"), key=lambda file: _ordered(file.stem))
             click.echo(f"{subject} {version} against {files[-1].stem}")
-            lines = differences(json.loads(files[-1].read_text()), found, knobs_of(subject))
+            lines = differences(json.loads(files[-1].read_text()), facts, knobs_of(subject))
             click.echo("\n".join(lines) or "nothing changed")
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], knobs: Mapping[str, str]) -> list[str]:
     """Return a line for every setting that came, went or has another default or type; knobs come first."""
-    found = [(line, knobs.get(key)) for key, line in _changes(old, new)]
-    return [f"{line} ({knob})" for line, knob in found if knob] + [line for line, knob in found if not knob]
+    changed = [(line, knobs.get(key)) for key, line in _changes(old, new)]
+    return [f"{line} ({knob})" for line, knob in changed if knob] + [
+        line for line, knob in changed if not knob
+    ]
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -142,11 +144,11 @@ def release(
     own = SUBJECTS[subject]
     package = folder / "package"
     given = {pin.partition("==")[0]: pin for pin in pins}
-    found = _unpacked(subject + (f"=={version}" if version else ""), folder / subject, package, own.files)
+    unpacked = _unpacked(subject + (f"=={version}" if version else ""), folder / subject, package, own.files)
     needed = required(package)
     for name in own.below:
         _unpacked(given.get(name, needed.get(name, name)), folder / name, package, own.files)
-    return own.read(package), found
+    return own.read(package), unpacked
 
 
 def _unpacked(requirement: str, folder: Path, package: Path, files: str) -> str:
@@ -173,11 +175,11 @@ def _unpacked(requirement: str, folder: Path, package: Path, files: str) -> str:
     return wheel.name.split("-")[1]
 
 
-def _written(found: dict[str, Any]) -> str:
+def _written(facts: dict[str, Any]) -> str:
     """Return one setting a line, so that a change of a release reads as such."""
-    if "flags" in found:
-        return argparse_flags.written(found)
-    return json.dumps(found, indent=0, ensure_ascii=False) + "\n"
+    if "flags" in facts:
+        return argparse_flags.written(facts)
+    return json.dumps(facts, indent=0, ensure_ascii=False) + "\n"
 
 
 def _ordered(version: str) -> list[int]:

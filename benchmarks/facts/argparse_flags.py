@@ -88,9 +88,9 @@ def openrlhf(root: Path) -> dict[str, Any]:
     return {"source": source, "further": [], "flags": flags_of(file.read_text(), defaults=True)}
 
 
-def written(found: dict[str, Any]) -> str:
+def written(facts: dict[str, Any]) -> str:
     """Return the facts as JSON, one flag a line."""
     rows = ",\n".join(
-        f"{json.dumps(name)}: {json.dumps(fact)}" for name, fact in sorted(found["flags"].items())
+        f"{json.dumps(name)}: {json.dumps(fact)}" for name, fact in sorted(facts["flags"].items())
     )
-    return f'{{\n"source": {json.dumps(found["source"])},\n"further": [],\n"flags": {{\n{rows}\n}}\n}}\n'
+    return f'{{\n"source": {json.dumps(facts["source"])},\n"further": [],\n"flags": {{\n{rows}\n}}\n}}\n'

@@ -44,11 +44,11 @@ def dataclasses_in(root: Path, *, private: bool = False) -> dict[str, dict[str, 
     return {name: _fields(name, own, whole, private=private) for name in own.classes}
 
 
-def declared(found: Mapping[str, Field], beyond: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def declared(fields: Mapping[str, Field], beyond: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return types and defaults by key, `any` for no scalar; `beyond` has defaults that a factory gives."""
-    defaults = {key: beyond.get(key, field.default) for key, field in sorted(found.items())}
+    defaults = {key: beyond.get(key, field.default) for key, field in sorted(fields.items())}
     return {
-        "types": {key: field.kind or "any" for key, field in sorted(found.items())},
+        "types": {key: field.kind or "any" for key, field in sorted(fields.items())},
         "defaults": {key: value for key, value in defaults.items() if value is not None},
     }
 
@@ -83,18 +83,18 @@ def _is_dataclass(node: ast.ClassDef) -> bool:
 
 def _fields(name: str, own: Source, whole: Source, *, private: bool) -> dict[str, Field]:
     node = own.classes[name]
-    found: dict[str, Field] = {}
+    result: dict[str, Field] = {}
     for base in node.bases:
         parent = ast.unparse(base).rpartition(".")[2]
         if parent in own.classes and parent != name:
-            found |= _fields(parent, own, whole, private=private)
+            result |= _fields(parent, own, whole, private=private)
     for entry in node.body:
         if not isinstance(entry, ast.AnnAssign) or not isinstance(entry.target, ast.Name):
             continue
         hidden = entry.target.id.startswith("_") and not private
         if not hidden and "ClassVar" not in ast.unparse(entry.annotation):
-            found[entry.target.id] = _field(entry, own, whole)
-    return found
+            result[entry.target.id] = _field(entry, own, whole)
+    return result
 
 
 def _field(entry: ast.AnnAssign, own: Source, whole: Source) -> Field:
@@ -140,7 +140,7 @@ def _default(value: ast.expr | None, source: Source) -> Any:
         case ast.Attribute(value=owner, attr=name):
             return _member(ast.unparse(owner), name, source)
         case ast.Name(id=name) if name in source.constants:
-            others = {other: found for other, found in source.constants.items() if other != name}
+            others = {other: constant for other, constant in source.constants.items() if other != name}
             return _default(source.constants[name], Source(source.classes, others))
         case None:
             return _ABSENT

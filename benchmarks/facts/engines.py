@@ -26,27 +26,27 @@ def sglang(root: Path) -> dict[str, Any]:
     """
     source = root / "sglang" / "srt"
     folder = source / "arg_groups" / "fields"
-    found: dict[str, Field] = {}
+    fields: dict[str, Field] = {}
     if folder.exists():
         namespaces = read(folder)
         for name in namespaces.classes:
-            found |= fields_of(name, namespaces)
-    found |= fields_of("ServerArgs", read(source / "server_args.py"))
+            fields |= fields_of(name, namespaces)
+    fields |= fields_of("ServerArgs", read(source / "server_args.py"))
     files = [source / "server_args.py", *sorted((source / "arg_groups").rglob("*.py"))]
     texts = [file.read_text() for file in files]
-    notes = {name: note for text in texts for name, note in _notes(text) if name in found}
+    notes = {name: note for text in texts for name, note in _notes(text) if name in fields}
     kinds = {
         name: field.kind.replace("int", "count")
         if "human_readable_int" in notes.get(name, "")
         else field.kind
-        for name, field in found.items()
+        for name, field in fields.items()
     }
     flags: dict[str, str] = {}
     targets: dict[str, str] = {}
     for names, fact in (each for text in texts for each in added(text)):
         if "Const" not in _how(fact):  # a switch that sets a field to one word is no other name of it
             plain = [*map(_plain, names), str(fact.get("dest"))]
-            targets |= dict.fromkeys(plain, next((name for name in reversed(plain) if name in found), ""))
+            targets |= dict.fromkeys(plain, next((name for name in reversed(plain) if name in fields), ""))
         own = next((kinds[name] for name in map(_plain, names) if name in kinds), _KINDS.get(_how(fact), ""))
         flags |= {_plain(name): own or "any" for name in names}
     for name, note in notes.items():
@@ -56,13 +56,13 @@ def sglang(root: Path) -> dict[str, Any]:
     hidden = {name for name, note in notes.items() if "no_cli=True" in note}
     return {
         "by_card": by_card(texts),
-        **_facts({name: field._replace(kind=kinds[name]) for name, field in found.items()}),
-        "command_line": {name: kind for name, kind in sorted(flags.items()) if name not in found},
+        **_facts({name: field._replace(kind=kinds[name]) for name, field in fields.items()}),
+        "command_line": {name: kind for name, kind in sorted(flags.items()) if name not in fields},
         "internal": sorted(hidden - flags.keys()),
         "aliases": {
             name: target
             for name, target in sorted(targets.items())
-            if target and name in flags.keys() - found.keys()
+            if target and name in flags.keys() - fields.keys()
         },
     }
 
@@ -96,7 +96,7 @@ def _rows(node: ast.If) -> Iterator[list[int | None]]:
 
 def _chosen(body: list[ast.stmt]) -> list[int]:
     """Return the numbers that the statements of a branch set, the batch without and with a large engine."""
-    found: dict[str, list[int]] = {"chunked_prefill_size": [], "max_bs": []}
+    sizes: dict[str, list[int]] = {"chunked_prefill_size": [], "max_bs": []}
     for node in (inner for statement in body for inner in ast.walk(statement)):
         pairs: list[tuple[str, ast.expr]] = []
         if isinstance(node, ast.Assign):
@@ -104,10 +104,10 @@ def _chosen(body: list[ast.stmt]) -> list[int]:
         elif isinstance(node, ast.Call):
             pairs = [(word.arg or "", word.value) for word in node.keywords]
         for target, value in pairs:
-            for name, numbers in found.items():
+            for name, numbers in sizes.items():
                 if target.endswith(name) and isinstance(value, ast.Constant) and isinstance(value.value, int):
                     numbers.append(value.value)
-    (chunk,), batches = found.values()
+    (chunk,), batches = sizes.values()
     return [chunk, batches[0], batches[-1]]
 
 
@@ -132,18 +132,18 @@ def vllm(root: Path) -> dict[str, Any]:
     source = root / "vllm"
     engine = read(source / "config") | read(source / "engine" / "arg_utils.py")
     files = sorted((source / "entrypoints").rglob("cli_args.py"))  # its place changes between releases
-    file, server = next((f, found) for f in files if "FrontendArgs" in (found := read(f)).classes)
+    file, server = next((f, module) for f in files if "FrontendArgs" in (module := read(f)).classes)
     texts = ((source / "engine" / "arg_utils.py").read_text(), file.read_text())
     flags = {name.replace("-", "_"): _ONLY_FLAG for text in texts for name in flags_of(text)}
     return _facts(flags | fields_of("FrontendArgs", server) | fields_of("AsyncEngineArgs", engine))
 
 
-def _facts(found: dict[str, Field]) -> dict[str, Any]:
+def _facts(fields: dict[str, Field]) -> dict[str, Any]:
     return {
-        "types": {key: field.kind or "any" for key, field in sorted(found.items())},
+        "types": {key: field.kind or "any" for key, field in sorted(fields.items())},
         "defaults": {
             key: field.default
-            for key, field in sorted(found.items())
+            for key, field in sorted(fields.items())
             if isinstance(field.default, bool | int | float | str)
         },
     }

@@ -31,10 +31,10 @@ FILES = {
 
 def flags(name: str, source: Source) -> dict[str, Fact]:
     """Return the flags of a commit by their names without dashes."""
-    found: dict[str, Fact] = {}
+    result: dict[str, Fact] = {}
     for path in source.files(FILES[name]):
-        found |= flags_of(source.read(path))
-    return _of_configurations(source) | found if name == "megatron" else found
+        result |= flags_of(source.read(path))
+    return _of_configurations(source) | result if name == "megatron" else result
 
 
 def _of_configurations(source: Source) -> dict[str, Fact]:
@@ -43,13 +43,13 @@ def _of_configurations(source: Source) -> dict[str, Fact]:
         if "@dataclass" in (text := source.read(path)):
             nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef))
             classes |= {node.name: node for node in nodes if node.name not in classes}
-    found: dict[str, Fact] = {}
+    result: dict[str, Fact] = {}
     for function in ast.parse(source.read(_ARGUMENTS)).body:
         for node in ast.walk(function):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "ArgumentGroupFactory":
                 excluded = next((word.value for word in node.keywords if word.arg == "exclude"), None)
-                found |= _fields(classes, ast.unparse(node.args[0]), _listed(function, excluded))
-    return found
+                result |= _fields(classes, ast.unparse(node.args[0]), _listed(function, excluded))
+    return result
 
 
 def _listed(function: ast.stmt, excluded: ast.expr | None) -> set[str]:
@@ -64,13 +64,13 @@ def _listed(function: ast.stmt, excluded: ast.expr | None) -> set[str]:
 
 def _fields(classes: dict[str, ast.ClassDef], name: str, excluded: set[str]) -> dict[str, Fact]:
     own = classes.get(name)
-    found: dict[str, Fact] = {}
+    result: dict[str, Fact] = {}
     for base in () if own is None else own.bases:
-        found |= _fields(classes, ast.unparse(base), excluded)
+        result |= _fields(classes, ast.unparse(base), excluded)
     for field in () if own is None else own.body:
         if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) not in excluded:
-            found |= dict(_flags(field))
-    return found
+            result |= dict(_flags(field))
+    return result
 
 
 def _flags(field: ast.AnnAssign) -> Iterator[tuple[str, Fact]]:
@@ -131,11 +131,11 @@ def main(name: str, repository: str, place: str) -> None:
     """Write the flags of a commit."""
     source = source_of(place)
     assert isinstance(source, Commit)
-    found = flags(name, source)
+    facts = flags(name, source)
     path = _FOLDER / name / "facts" / f"{source.id[:8]}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(written({"source": f"{repository} {source.id}", "flags": found}))
-    click.echo(f"{path}: {len(found)} flags")
+    path.write_text(written({"source": f"{repository} {source.id}", "flags": facts}))
+    click.echo(f"{path}: {len(facts)} flags")
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ _OF_GRPO = {
 
 def facts(root: Path) -> dict[str, Any]:
     """Return what `swift rlhf` takes: types and defaults, `any` for no plain value."""
-    found = _inherited(fields_of(_BELOW_ROOT, read(root / "transformers")), root / "swift")
+    fields = _inherited(fields_of(_BELOW_ROOT, read(root / "transformers")), root / "swift")
     below = versions(root)["transformers"]
     filled = _OF_GRPO | {"loss_type": _loss(root / "swift")}
-    return {"source": f"ms-swift with transformers-{below}", **declared(found, filled)}
+    return {"source": f"ms-swift with transformers-{below}", **declared(fields, filled)}
 
 
 def _loss(root: Path) -> str:
@@ -42,12 +42,12 @@ def _loss(root: Path) -> str:
 def _inherited(below: dict[str, Field], root: Path) -> dict[str, Field]:
     """Return the fields as Python resolves them: of several bases with a field the first one counts."""
     source = read(root)
-    found = dict(below)
+    result = dict(below)
     for name in reversed(_order(_ROOT, source.classes)):
         node = source.classes[name]
         node.bases = []
-        found |= fields_of(name, source)
-    return found
+        result |= fields_of(name, source)
+    return result
 
 
 def _order(name: str, classes: dict[str, ast.ClassDef]) -> list[str]:

@@ -29,15 +29,15 @@ def facts(root: Path, commit: str) -> dict[str, Any]:
 
     The type of a key whose default is null is what every annotation of that name in the source says.
     """
-    found = dict(_leaves(yaml.safe_load((root / FILE).read_text()), ""))
+    values = dict(_leaves(yaml.safe_load((root / FILE).read_text()), ""))
     noted = _annotated(root / "nemo_rl")
     return {
         "source": f"https://github.com/NVIDIA-NeMo/RL/blob/{commit}/{FILE}",
         "types": {
-            key: noted.get(key.rpartition(".")[2], "any") if value is None else _kind(value, found)
-            for key, value in sorted(found.items())
+            key: noted.get(key.rpartition(".")[2], "any") if value is None else _kind(value, values)
+            for key, value in sorted(values.items())
         },
-        "defaults": {key: value for key, value in sorted(found.items()) if value is not None},
+        "defaults": {key: value for key, value in sorted(values.items()) if value is not None},
     }
 
 
@@ -59,7 +59,7 @@ def _annotated(source: Path) -> dict[str, str]:
                     text = _NOT_REQUIRED.sub(r"\1", ast.unparse(entry.annotation))
                     parts = [part.strip() for part in text.split("|")]
                     kinds.setdefault(ast.unparse(entry.target), set()).update({*parts} - {"None"})
-    return {name: f"{kind}?" for name, found in kinds.items() for kind in _SCALARS if found == {kind}}
+    return {name: f"{kind}?" for name, types in kinds.items() for kind in _SCALARS if types == {kind}}
 
 
 def _kind(value: Any, settings: dict[str, Any]) -> str:

@@ -13,13 +13,13 @@ _ENGINES = ("sglang", "vllm")
 
 def pinned(root: Path) -> dict[str, str]:
     """Return an engine's version by its name, from an unpacked wheel or a source tree."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for text in (*_of_wheel(root), *_of_source(root)):
         required = Requirement(text)
         for pin in required.specifier if required.name in _ENGINES else ():
             if pin.operator == "==":
-                found.setdefault(required.name, pin.version)
-    return found
+                result.setdefault(required.name, pin.version)
+    return result
 
 
 def required(root: Path) -> dict[str, str]:

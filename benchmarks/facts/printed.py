@@ -122,30 +122,30 @@ def printed(name: str, releases: Mapping[str, Source]) -> dict[str, dict[str, di
 def reads(name: str, text: str) -> tuple[str, ...]:
     """Return the patterns of the rows that read a text."""
     rows = [row for row in lines(package(name)) if row.needle.split()[0] in text or text in _BARE]
-    found = list(samples(name, text)) if rows else []
+    matches = list(samples(name, text)) if rows else []
     return tuple(
         row.pattern
         for row in rows
-        if any(row.needle in line and re.search(row.pattern, line) for line in found)
+        if any(row.needle in line and re.search(row.pattern, line) for line in matches)
     )
 
 
 def texts_of(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Yield the texts of a module that a call may print, each once with its first line."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _PRINTING.search(ast.unparse(node.func)):
             is_bar = ast.unparse(node.func).endswith(("tqdm", "trange"))
             given = [key.value for key in node.keywords if key.arg == "desc"] if is_bar else node.args
             for text in (text for argument in given for text in _texts(argument)):
-                found.setdefault(f"{text}: {BAR}" if is_bar else text, node.lineno)
+                result.setdefault(f"{text}: {BAR}" if is_bar else text, node.lineno)
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.Return | ast.List) and not isinstance(
             value := getattr(node, "value", None) or node, ast.Dict
         ):
             parts = value.elts if isinstance(value, ast.List) else [value]
             for text in (text for part in parts if isinstance(part, ast.JoinedStr) for text in _texts(part)):
-                found.setdefault(text, node.lineno)
-    yield from found.items()
+                result.setdefault(text, node.lineno)
+    yield from result.items()
 
 
 def _texts(node: ast.expr) -> Iterator[str]:
@@ -169,19 +169,19 @@ def _texts(node: ast.expr) -> Iterator[str]:
 
 
 def _words(tree: ast.AST, words: set[str]) -> Iterator[tuple[str, int]]:
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in words:
-            found.setdefault(node.value, node.lineno)
+            result.setdefault(node.value, node.lineno)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in words:
-            found.setdefault(node.name, node.lineno)
-    yield from found.items()
+            result.setdefault(node.name, node.lineno)
+    yield from result.items()
 
 
-def _joined(found: Mapping[str, Mapping[str, Iterable[str]]]) -> dict[str, dict[str, str]]:
+def _joined(by_release: Mapping[str, Mapping[str, Iterable[str]]]) -> dict[str, dict[str, str]]:
     return {
         key: {text: " ".join(places) for text, places in sorted(of.items())}
-        for key, of in sorted(found.items())
+        for key, of in sorted(by_release.items())
     }
 
 
@@ -191,11 +191,11 @@ def _joined(found: Mapping[str, Mapping[str, Iterable[str]]]) -> dict[str, dict[
 def main(name: str, releases: tuple[str, ...]) -> None:
     """Write the texts of a framework's releases."""
     pairs = (release.split("=", 1) for release in releases)
-    found = printed(name, {release: source_of(place) for release, place in pairs})
+    table = printed(name, {release: source_of(place) for release, place in pairs})
     path = FOLDER / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n")
-    click.echo(f"{path}: {sum(map(len, found['texts'].values()))} texts")
+    path.write_text(json.dumps(table, indent=0, ensure_ascii=False) + "\n")
+    click.echo(f"{path}: {sum(map(len, table['texts'].values()))} texts")
 
 
 if __name__ == "__main__":

@@ -37,11 +37,11 @@ def reads(framework: MegatronRl, own: Source, trainer: Source) -> dict[str, Any]
     fields = dict(_fields(framework.name, own))
     places = {**_places(trainer), **_places(own)}
     named = {flag for flag in named_in(framework) if not flag.startswith(ENGINE)}
-    found = {flag: places.get(fields.get(flag, _plain(flag)), "") for flag in sorted(named)}
+    result = {flag: places.get(fields.get(flag, _plain(flag)), "") for flag in sorted(named)}
     unread = sorted(
         flag for flag, field in fields.items() if field not in places and not flag.startswith(ENGINE)
     )
-    return {"reads": {flag: place for flag, place in found.items() if place}, "unread": unread}
+    return {"reads": {flag: place for flag, place in result.items() if place}, "unread": unread}
 
 
 def _plain(flag: str) -> str:
@@ -65,7 +65,7 @@ def _fields(name: str, source: Source) -> Iterator[tuple[str, str]]:
 
 def _places(source: Source) -> Mapping[str, str]:
     """Return the first line that reads each attribute outside of the parsers, by the attribute's name."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for path in source.files(_MODULES):
         if _OTHERS.fullmatch(path):
             continue
@@ -78,8 +78,8 @@ def _places(source: Source) -> Mapping[str, str]:
                 case _:
                     continue
             if _is_settings(value):
-                found.setdefault(name, f"{path}:{node.lineno}")
-    return found
+                result.setdefault(name, f"{path}:{node.lineno}")
+    return result
 
 
 def _is_settings(node: ast.expr) -> bool:
@@ -94,11 +94,11 @@ def main(name: str, own: str, trainer: str) -> None:
     """Write where the flags of a framework are read."""
     framework = FRAMEWORKS[name]
     assert isinstance(framework, MegatronRl)
-    found = reads(framework, source_of(own), source_of(trainer))
+    lines = reads(framework, source_of(own), source_of(trainer))
     path = FOLDER / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(found, indent=0) + "\n")
-    click.echo(f"{path}: {len(found['reads'])} flags")
+    path.write_text(json.dumps(lines, indent=0) + "\n")
+    click.echo(f"{path}: {len(lines['reads'])} flags")
 
 
 if __name__ == "__main__":

@@ -21,11 +21,11 @@ _FACTORIES = {
 def facts(root: Path) -> dict[str, Any]:
     """Return what an unpacked release takes: engines it pins, types and defaults; `any`: no plain value."""
     folder = root / "skyrl" / "train" / "config"
-    found = declared(dict(_leaves(_ROOT, dataclasses_in(folder), "")), _FACTORIES)
+    fields = declared(dict(_leaves(_ROOT, dataclasses_in(folder), "")), _FACTORIES)
     older = {
-        old: found["types"][new] for old, new in _translated(folder / "legacy.py") if new in found["types"]
+        old: fields["types"][new] for old, new in _translated(folder / "legacy.py") if new in fields["types"]
     }
-    return {"engines": pinned(root), **found, "types": dict(sorted((found["types"] | older).items()))}
+    return {"engines": pinned(root), **fields, "types": dict(sorted((fields["types"] | older).items()))}
 
 
 def _translated(file: Path) -> Iterator[tuple[str, str]]:

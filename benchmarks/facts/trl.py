@@ -28,10 +28,10 @@ def facts(root: Path) -> dict[str, Any]:
     takes no value. What both know is the training's.
     """
     source = read(root / "transformers") | read(root / "trl")
-    found: dict[str, Field] = {}
+    fields: dict[str, Field] = {}
     for name in _ROOTS:
-        found |= fields_of(name, source) if name in source.classes else {}
-    own = declared(found, _FILLED)
+        fields |= fields_of(name, source) if name in source.classes else {}
+    own = declared(fields, _FILLED)
     flags = flags_of((root / "accelerate" / "commands" / "launch.py").read_text())
     launcher = {name.replace("-", "_"): _kind(flag) for name, flag in flags.items()} | _OF_LAUNCHER
     types = {name: kind for name, kind in launcher.items() if name not in (*own["types"], *_NOT_SETTINGS)}

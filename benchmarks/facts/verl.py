@@ -24,13 +24,13 @@ def facts(root: Path) -> dict[str, Any]:
     values = {engine: dict(_leaves(tree)) for engine, tree in trees.items()}
     added, types = {}, {}
     for engine, tree in trees.items():
-        found = dict(_declared(tree, classes))
+        fields = dict(_declared(tree, classes))
         added[engine] = {
             key: field.default
-            for key, field in found.items()
+            for key, field in fields.items()
             if key not in values[engine] and not _holds(tree, key)
         }
-        types |= {key: field.kind for key, field in found.items() if field.kind and not _filled(tree, key)}
+        types |= {key: field.kind for key, field in fields.items() if field.kind and not _filled(tree, key)}
     return {
         "engines": pinned(root),
         **_apart(values),
@@ -57,13 +57,13 @@ def _composed(folder: Path, engine: str) -> dict[str, Any]:
 
 
 def _leaves(tree: dict[str, Any], at: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    result: list[tuple[str, Any]] = []
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            found += _leaves(value, f"{at}{key}.")
+            result += _leaves(value, f"{at}{key}.")
         elif key != "_target_":
-            found.append((f"{at}{key}", value))
-    return found
+            result.append((f"{at}{key}", value))
+    return result
 
 
 def _holds(tree: dict[str, Any], key: str) -> bool:
@@ -91,14 +91,14 @@ def _declared(
     """Return the fields of every node that verl builds an object of, by key."""
     target = str(tree.get("_target_", "")).rpartition(".")[2]
     own = classes.get(target, {})
-    found = [(f"{at}{name}", field) for name, field in own.items()]
+    result = [(f"{at}{name}", field) for name, field in own.items()]
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             below = dict(value)
             if "_target_" not in below and key in own and own[key].section:
                 below["_target_"] = own[key].section
-            found += _declared(below, classes, f"{at}{key}.")
-    return found
+            result += _declared(below, classes, f"{at}{key}.")
+    return result
 
 
 def _apart(of: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

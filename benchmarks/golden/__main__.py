@@ -21,14 +21,14 @@ def main() -> int:
     for name in options.part or PARTS:
         before = kept(name)
         after = recorded(name, PARTS[name].cases(), processes=options.jobs)
-        shown = difference(before, after)
-        if not shown:
+        changes = difference(before, after)
+        if not changes:
             sys.stdout.write(f"{name}: {len(after)} cases as recorded\n")
         elif options.write:
             keep(name, after)
             sys.stdout.write(f"{name}: written to {path(name)}\n")
         else:
-            sys.stdout.write(f"{shown}\n{name}: {_RECORD} --part {name}\n")
+            sys.stdout.write(f"{changes}\n{name}: {_RECORD} --part {name}\n")
             code = 1
     return code
 

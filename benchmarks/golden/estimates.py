@@ -32,15 +32,15 @@ def record(case: str) -> list[str]:
     written, shape = accepted.profile.knobs, accepted.job.shape
     assert shape is not None
     knobs = tuple(dict.fromkeys((written, *_varied(accepted))))
-    found = estimates(accepted.profile, accepted.cluster, shape, knobs)
+    result = estimates(accepted.profile, accepted.cluster, shape, knobs)
     lines = [accepted.job.name]
     for column, configuration in enumerate(knobs):
         peaks = " ".join(
-            f"{phase.value} {found.gpu[place, column] / _GIB:.5g}" for place, phase in enumerate(PHASES)
+            f"{phase.value} {result.gpu[place, column] / _GIB:.5g}" for place, phase in enumerate(PHASES)
         )
         rest = (
-            f"host {found.host[:, column].max() / _GIB:.5g}, step {found.step_s[column]:.5g}, "
-            f"pool {found.pool_tokens[column]:.5g}"
+            f"host {result.host[:, column].max() / _GIB:.5g}, step {result.step_s[column]:.5g}, "
+            f"pool {result.pool_tokens[column]:.5g}"
         )
         lines.append(f"  {changes_text(written, configuration)} | {peaks}, {rest}")
     return lines

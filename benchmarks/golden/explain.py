@@ -19,15 +19,15 @@ def cases() -> tuple[str, ...]:
 
 def record(case: str) -> list[str]:
     """Return the diagnosis of a log and its cures, the first one first."""
-    found = explain(read(str(_logs()[case])), framework=None, model=None)
-    framework = found.context.framework
+    explanation = explain(read(str(_logs()[case])), framework=None, model=None)
+    framework = explanation.context.framework
     program = "an unknown program" if framework is None else framework.name
     cures = [
         f"  {remedied.cure.name}: {settings_text(remedied.cure.changes)}"
         f"{'' if remedied.cure.exact else ' (direction)'}{' (assumed)' if remedied.assumed else ''}"
-        for remedied in found.remedies
+        for remedied in explanation.remedies
     ]
-    return [f"{program}: {_failure(found.diagnosis)}", *cures]
+    return [f"{program}: {_failure(explanation.diagnosis)}", *cures]
 
 
 def _failure(diagnosis: Diagnosis) -> str:

@@ -109,10 +109,10 @@ def predicted_misses(path: Path, *, gpu_memory_bytes: int) -> dict[str, int]:
     model = job.shape or framework.shape(job)
     if model is None:
         return {}
-    found = estimate(profile, cluster, model, profile.knobs)
+    predicted = estimate(profile, cluster, model, profile.knobs)
     return {
         phase.value: round(part.gpu_missing_bytes)
-        for phase, part in found.phases.items()
+        for phase, part in predicted.phases.items()
         if part.gpu_missing_bytes > 0
     }
 
@@ -165,11 +165,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs" / "gpu")
     parser.add_argument("--minutes", type=float, default=60.0, help="of each run at most")
     options = parser.parse_args(arguments)
-    found = cards()
-    if not found:
+    gpus = cards()
+    if not gpus:
         sys.stderr.write("no GPU: NVML shows no NVIDIA card on this machine\n")
         return _NO_GPU
-    print(f"{len(found)} × {found[0]}")
+    print(f"{len(gpus)} × {gpus[0]}")
     good = True
     rows: list[Row] = []
     for name in options.jobs:

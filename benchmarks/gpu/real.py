@@ -279,12 +279,12 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path += core  # autotune's own, before anything of it is imported
     from benchmarks.gpu.launch import cards, printed
 
-    found = cards()
-    if not found and not options.rehearsal:
+    gpus = cards()
+    if not gpus and not options.rehearsal:
         sys.stderr.write("no GPU: NVML shows no NVIDIA card on this machine\n")
         return _NO_GPU
     options.out.mkdir(parents=True, exist_ok=True)
-    print(f"{found[0] if found else 'no GPU'}: packages after {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{gpus[0] if gpus else 'no GPU'}: packages after {time.monotonic() - began:.0f} s", flush=True)
     total = 0 if options.rehearsal else card_bytes()
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *core])}
     variables |= {"HF_HUB_OFFLINE": "1", "RAY_ADDRESS": "", "PYTHONUNBUFFERED": "1"}

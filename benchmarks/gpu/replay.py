@@ -65,11 +65,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 def records(path: Path) -> list[Record]:
     """Return the lines of a measurement file, without the peaks of passes that a failure cut short."""
-    found = [msgspec.json.decode(line, type=Record) for line in path.read_bytes().splitlines()]
-    cut = [_case(record) for record in found if record.kind == "oom" and record.phase in _TRAINING]
+    result = [msgspec.json.decode(line, type=Record) for line in path.read_bytes().splitlines()]
+    cut = [_case(record) for record in result if record.kind == "oom" and record.phase in _TRAINING]
     return [
         record
-        for record in found
+        for record in result
         if record.kind != "peak" or record.phase not in _TRAINING or _case(record) not in cut
     ]
 
@@ -139,12 +139,12 @@ def error(record: Record) -> float:
 def misread(record: Record) -> list[str]:
     """Return what a recorded failure's diagnosis says otherwise than the failure does; nothing when exact."""
     text = f"Traceback (most recent call last):\n{record.message}\n"
-    found = diagnose(scan((text.encode(),), outcome=Crashed(exit_code=1)))
+    diagnosis = diagnose(scan((text.encode(),), outcome=Crashed(exit_code=1)))
     if "Tried to allocate" not in record.message:
         # The driver's or a library's own words, which give no figures; pinned memory is the host's.
-        return [] if found.cause.is_oom else [f"cause {found.cause.value}"]
-    wrong = [] if found.cause is Cause.GPU_OOM else [f"cause {found.cause.value}"]
-    facts, shown = found.facts, figures(record.message)
+        return [] if diagnosis.cause.is_oom else [f"cause {diagnosis.cause.value}"]
+    wrong = [] if diagnosis.cause is Cause.GPU_OOM else [f"cause {diagnosis.cause.value}"]
+    facts, stated = diagnosis.facts, figures(record.message)
     for name, read in (
         ("requested", facts.requested_bytes),
         ("capacity", facts.capacity_bytes),
@@ -152,8 +152,8 @@ def misread(record: Record) -> list[str]:
         ("allocated", facts.allocated_bytes),
         ("reserved", facts.reserved_unallocated_bytes),
     ):
-        if shown.get(name) != read:
-            wrong.append(f"{name} {read}, printed {shown.get(name)}")
+        if stated.get(name) != read:
+            wrong.append(f"{name} {read}, printed {stated.get(name)}")
     rounding = (1 << 30) / 100  # two decimals of a GiB
     if facts.capacity_bytes is None or abs(facts.capacity_bytes - record.hardware.total_bytes) > rounding:
         wrong.append(f"capacity {facts.capacity_bytes}, the card has {record.hardware.total_bytes}")
@@ -162,7 +162,7 @@ def misread(record: Record) -> list[str]:
 
 def figures(message: str) -> dict[str, int]:
     """Return a message's sizes by the words around them, read independently of the product's patterns."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for match in _SIZE.finditer(message):
         size = round(float(match[1]) * _UNITS[match[2]])
         before, after = message[: match.start()], message[match.end() :]
@@ -174,17 +174,17 @@ def figures(message: str) -> dict[str, int]:
             ("reserved", after.startswith(" is reserved by PyTorch but unallocated")),
         ):
             if is_it:
-                found.setdefault(name, size)
-    return found
+                result.setdefault(name, size)
+    return result
 
 
-def summary(found: list[Record]) -> tuple[float, float, int]:
+def summary(measured: list[Record]) -> tuple[float, float, int]:
     """Return mean and 90th percentile of the absolute errors, and how many lines were compared."""
-    return _figures(_errors(found))
+    return _figures(_errors(measured))
 
 
-def _errors(found: list[Record]) -> list[float]:
-    return sorted(abs(error(record)) for record in found if comparable(record))
+def _errors(measured: list[Record]) -> list[float]:
+    return sorted(abs(error(record)) for record in measured if comparable(record))
 
 
 def _figures(sizes: list[float]) -> tuple[float, float, int]:
@@ -193,8 +193,8 @@ def _figures(sizes: list[float]) -> tuple[float, float, int]:
     return statistics.fmean(sizes), sizes[int(0.9 * (len(sizes) - 1))], len(sizes)
 
 
-def _print_summary(name: str, found: list[Record]) -> None:
-    sizes = _errors(found)
+def _print_summary(name: str, measured: list[Record]) -> None:
+    sizes = _errors(measured)
     mean, p90, count = _figures(sizes)
     largest = max(sizes, default=0.0)
     shares = f"mean {100 * mean:.1f} %, p90 {100 * p90:.1f} %, largest {100 * largest:.1f} %"
@@ -269,14 +269,14 @@ def real_peaks(path: Path) -> Iterator[RealPeak]:
         lengths = {"prompt_tokens": prompt, "response_tokens": response}
         lengths |= {"prompt_mean": float(prompt), "response_mean": float(response)}
         lengths |= {"sequences": row["sequences"], "mini_batch": row["sequences"]}
-        seen = msgspec.structs.replace(
+        readings = msgspec.structs.replace(
             profile,
             layout=msgspec.structs.replace(profile.layout, **lengths),
             longest_sequence=prompt + response,
         )
         knobs = msgspec.structs.replace(profile.knobs, **row["knobs"])
         phase = Phase(row["phase"])
-        gpu = estimate(seen, accepted.cluster, model, knobs).phases[phase].gpu
+        gpu = estimate(readings, accepted.cluster, model, knobs).phases[phase].gpu
         predicted = gpu.total - gpu.outside - gpu.residue + constant("workspaces")
         predicted -= 0.0 if row["with_optimizer"] else gpu.optimizer
         yield RealPeak(row["step"], phase, prompt + response, row["allocated_bytes"], predicted)
@@ -287,9 +287,9 @@ def main() -> None:
     if not files():
         print(f"no measurement yet: python benchmarks/gpu/measure.py --out {FOLDER}/NAME.jsonl")
     for path in files():
-        found = records(path)
-        print(f"{path.name}: {found[0].hardware.name}, torch {found[0].versions['torch']}")
-        for record in found:
+        every = records(path)
+        print(f"{path.name}: {every[0].hardware.name}, torch {every[0].versions['torch']}")
+        for record in every:
             words = " ".join(f"{name}={value}" for name, value in record.settings.items() if value)
             where = f"{record.model_name} {record.layout_name} {words} {record.phase}"
             if comparable(record):
@@ -301,18 +301,18 @@ def main() -> None:
                 unused = f"{idle[0]} reserved and unused, " if idle else ""
                 print(f"{where}: out of memory, {unused}{read}")
         for phase in [phase.value for phase in PHASES]:
-            peaks = [record for record in found if record.phase == phase]
+            peaks = [record for record in every if record.phase == phase]
             _print_summary(phase, peaks)
-        _print_summary("all", found)
-        for layout, tokens in sorted({_pass(record) for record in found}):
-            steps = [r for r in found if _pass(r) == (layout, tokens) and r.step == 2 and r.kind == "peak"]
+        _print_summary("all", every)
+        for layout, tokens in sorted({_pass(record) for record in every}):
+            steps = [r for r in every if _pass(r) == (layout, tokens) and r.step == 2 and r.kind == "peak"]
             ratios = {
                 phase: statistics.median(predicted_seconds(r) / r.seconds for r in steps if r.phase == phase)
                 for phase in ("log_prob", "forward", "backward")
                 if any(r.phase == phase for r in steps)
             }
-            shown = ", ".join(f"{phase} {ratio:.2f}" for phase, ratio in ratios.items())
-            print(f"seconds of {layout}, {tokens} tokens a pass, estimate / measured: {shown}")
+            phases = ", ".join(f"{phase} {ratio:.2f}" for phase, ratio in ratios.items())
+            print(f"seconds of {layout}, {tokens} tokens a pass, estimate / measured: {phases}")
     for path in sorted((FOLDER / "recoveries").glob("*.jsonl")):
         print(f"\n{path.name}")
         for peak in run_peaks(path):

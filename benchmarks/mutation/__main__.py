@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date
 from itertools import accumulate
 from pathlib import Path
@@ -54,13 +54,13 @@ def digest(copy: Path, *folders: str) -> str:
     return parts.hexdigest()[:12]
 
 
-def sampled(copy: Path, count: int, seed: int, kept: Path) -> list[tuple[Mutant, str]]:
+def sampled(copy: Path, count: int, seed: int, rooms: Sequence[str], kept: Path) -> list[tuple[Mutant, str]]:
     """Return the sample with the changed texts, drawn where it is not yet known."""
-    sources = digest(copy, *(f"policies/{room}" for room in ROOMS))
+    sources = digest(copy, *(f"policies/{room}" for room in rooms))
     file = kept / f"sample-{sources}-{seed}-{count}.json"
     if not file.exists():
         print("drawing the sample", file=sys.stderr)
-        file.write_bytes(msgspec.json.encode(sample(copy, count, seed=seed)))
+        file.write_bytes(msgspec.json.encode(sample(copy, count, seed=seed, rooms=rooms)))
     return msgspec.json.decode(file.read_bytes(), type=list[tuple[Mutant, str]])
 
 
@@ -116,15 +116,17 @@ def _environment(copy: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONHASHSEED": "0"}
 
 
-def printed(found: list[Verdict]) -> str:
+def printed(verdicts: list[Verdict]) -> str:
     """Return the share of noticed mutants by room, and the others."""
     rows = []
     for room in ROOMS:
-        own = [v for v in found if v.mutant.room == room]
+        own = [v for v in verdicts if v.mutant.room == room]
         if own:
             rows.append(f"{room}: {sum(bool(v.by) for v in own)} of {len(own)} noticed")
-    rows.append(f"all: {sum(bool(v.by) for v in found) / max(1, len(found)):.1%} of {len(found)} noticed")
-    for verdict in found:
+    rows.append(
+        f"all: {sum(bool(v.by) for v in verdicts) / max(1, len(verdicts)):.1%} of {len(verdicts)} noticed"
+    )
+    for verdict in verdicts:
         if not verdict.by:
             mutant = verdict.mutant
             rows.append(
@@ -149,10 +151,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=ROOMS)
     parser.add_argument("--budget-s", type=float, default=math.inf, help="CPU seconds of tests per mutant")
     parser.add_argument("--write", action="store_true", help="write docs/measured/mutation.md too")
     parser.add_argument("--kept", type=Path, default=ROOT / "build" / "mutation")
     asked = parser.parse_args()
+    if asked.write and set(asked.rooms) != set(ROOMS):
+        parser.error("--write makes the page of all rooms")
     asked.kept.mkdir(parents=True, exist_ok=True)
     results = asked.kept / "results.jsonl"
     known: dict[Mutant, Verdict] = {}
@@ -162,7 +167,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = copied(Path(folder))
         now = digest(copy, "policies", "launchers", "orchestrator", "tests/policies", "benchmarks")
-        chosen = sampled(copy, asked.count, asked.seed, asked.kept)
+        chosen = sampled(copy, asked.count, asked.seed, asked.rooms, asked.kept)
         new = [
             (mutant, changed)
             for mutant, changed in chosen

@@ -28,32 +28,32 @@ class CoverageMap(msgspec.Struct, frozen=True):
         directly or through other such statements; where no function does, by every test of the module's room.
         """
         ran = self.lines.get(module, {})
-        found = {place for each in statement(_tree(root / module), line) for place in ran.get(each, ())}
+        places = {place for each in statement(_tree(root / module), line) for place in ran.get(each, ())}
         own = [unit for unit in _units(root / module) if line in unit.lines]
         early = [unit for unit in own if self._early(module, unit)]
         if early:
-            found |= self._users(root, frozenset().union(*(unit.names for unit in early)))
-        if early and not found:
+            places |= self._users(root, frozenset().union(*(unit.names for unit in early)))
+        if early and not places:
             folder = f"{TESTS}/{Path(module).parts[1]}/"
-            found = {place for place, (test, _) in enumerate(self.tests) if test.startswith(folder)}
-        return dict(sorted((self.tests[place] for place in found), key=lambda row: row[::-1]))
+            places = {place for place, (test, _) in enumerate(self.tests) if test.startswith(folder)}
+        return dict(sorted((self.tests[place] for place in places), key=lambda row: row[::-1]))
 
     def _early(self, module: str, unit: Unit) -> bool:
         return unit.once or any(line in unit.lines for line in self.at_import.get(module, ()))
 
     def _users(self, root: Path, names: frozenset[str]) -> set[int]:
         every = [(module, unit) for module in self.lines for unit in _units(root / module)]
-        found: set[int] = set()
+        result: set[int] = set()
         new = names
         known = set(names)
         while new:
             users = [(module, unit) for module, unit in every if (unit.uses | unit.names) & new]
             for module, unit in users:
-                found.update(*(self.lines[module].get(line, ()) for line in unit.lines))
+                result.update(*(self.lines[module].get(line, ()) for line in unit.lines))
             early = (unit.names for module, unit in users if self._early(module, unit))
             new = frozenset().union(*early) - known
             known |= new
-        return found
+        return result
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import ast
 import difflib
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
@@ -25,14 +25,14 @@ from benchmarks.mutation.regions import annotations
 from benchmarks.mutation.results import ROOMS, Mutant, shuffled
 
 
-def sample(root: Path, count: int, *, seed: int) -> list[tuple[Mutant, str]]:
-    """Return `count` mutants with the text of their changed modules.
+def sample(root: Path, count: int, *, seed: int, rooms: Sequence[str] = ROOMS) -> list[tuple[Mutant, str]]:
+    """Return `count` mutants of `rooms` with the text of their changed modules.
 
     Every prefix has equal parts of the rooms and, within a room, of the kinds of mutation, as far as there
     are so many.
     """
-    shares = [(count + place) // len(ROOMS) for place in reversed(range(len(ROOMS)))]
-    drawn = [list(islice(_drawn(root, room, seed=seed), n)) for room, n in zip(ROOMS, shares, strict=True)]
+    shares = [(count + place) // len(rooms) for place in reversed(range(len(rooms)))]
+    drawn = [list(islice(_drawn(root, room, seed=seed), n)) for room, n in zip(rooms, shares, strict=True)]
     return [each for each in chain.from_iterable(zip_longest(*drawn)) if each is not None]
 
 

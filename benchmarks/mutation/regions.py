@@ -20,15 +20,15 @@ class Unit(NamedTuple):
 
 def annotations(tree: ast.Module) -> list[tuple[Position, Position]]:
     """Return where the annotations of a module begin and end."""
-    found: list[ast.expr | None] = []
+    result: list[ast.expr | None] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.arg | ast.AnnAssign):
-            found.append(node.annotation)
+            result.append(node.annotation)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.append(node.returns)
+            result.append(node.returns)
     return [
         ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
-        for node in found
+        for node in result
         if node is not None
     ]
 
@@ -38,8 +38,8 @@ def statement(tree: ast.Module, line: int) -> range:
 
     Coverage.py misses some jumps to the head of a loop: a `break` or `continue` begins with what it is in.
     """
-    found = range(line, line + 1)
-    around = found
+    span = range(line, line + 1)
+    around = span
     for node in ast.walk(tree):  # outer statements first
         if not isinstance(node, ast.stmt | ast.ExceptHandler):
             continue
@@ -53,8 +53,8 @@ def statement(tree: ast.Module, line: int) -> range:
         if body:
             lines = range(lines.start, max(lines.start + 1, _lines(body[0]).start))
         if line in lines:
-            found = lines
-    return found
+            span = lines
+    return span
 
 
 def units(tree: ast.Module) -> Iterator[Unit]:
@@ -99,14 +99,14 @@ def _head(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> list[a
 
 
 def _identifiers(nodes: Iterable[ast.AST] | Sequence[ast.stmt]) -> frozenset[str]:
-    found = set()
+    result = set()
     for node in nodes:
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name):
-                found.add(inner.id)
+                result.add(inner.id)
             elif isinstance(inner, ast.Attribute):
-                found.add(inner.attr)
-    return frozenset(found)
+                result.add(inner.attr)
+    return frozenset(result)
 
 
 def _lines(node: ast.stmt | ast.ExceptHandler) -> range:

@@ -116,13 +116,13 @@ class _Loop:
         gc.freeze()
         for trial in self._trials:
             path = root / trial.module
-            found = swaps(path.read_text(), trial.changed, set(trial.lines_at_import), functions)
+            pairs = swaps(path.read_text(), trial.changed, set(trial.lines_at_import), functions)
             if not trial.tests:
                 by = ""
-            elif found is None:
+            elif pairs is None:
                 by = _afresh(path, trial)
             else:
-                by = self._forked(session, trial.tests, found)
+                by = self._forked(session, trial.tests, pairs)
             if by in trial.tests and by not in self._sound:
                 if self._forked(session, {by: trial.tests[by]}, []):
                     raise RuntimeError(f"{by} fails alone without a mutant")
@@ -131,7 +131,7 @@ class _Loop:
         return True
 
     def _forked(
-        self, session: pytest.Session, tests: dict[str, float], found: list[tuple[FunctionType, CodeType]]
+        self, session: pytest.Session, tests: dict[str, float], pairs: list[tuple[FunctionType, CodeType]]
     ) -> str:
         """Return what notices that functions have other code."""
         reader, writer = os.pipe()
@@ -140,7 +140,7 @@ class _Loop:
             status = _BROKEN
             try:
                 _restrict()
-                for function, code in found:
+                for function, code in pairs:
                     function.__code__ = code
                 chosen = _Chosen(tests, lambda test: os.write(writer, test.encode()) and None)
                 session.config.pluginmanager.register(chosen)
@@ -239,11 +239,11 @@ def _limit_cpu(until_s: float) -> None:
 
 def functions_by_code(folder: str) -> dict[CodeType, list[FunctionType]]:
     """Return the functions of this process whose files are below a folder."""
-    found: dict[CodeType, list[FunctionType]] = defaultdict(list)
+    result: dict[CodeType, list[FunctionType]] = defaultdict(list)
     for each in gc.get_objects():
         if isinstance(each, FunctionType) and each.__code__.co_filename.startswith(folder):
-            found[each.__code__].append(each)
-    return dict(found)
+            result[each.__code__].append(each)
+    return dict(result)
 
 
 def swaps(
@@ -253,16 +253,16 @@ def swaps(
 
     None where it changes more than functions, or one that was called when its module was imported.
     """
-    found = []
+    result = []
     try:
         one, two = (compile(text, "", "exec", dont_inherit=True) for text in (before, after))
         for old, new in _changes(one, two, at_import):
-            found += [(function, new) for function in functions[old]]
+            result += [(function, new) for function in functions[old]]
     except _AtImportError:
         return None
     except KeyError:
         return None  # the tests import it when they run
-    return found
+    return result
 
 
 class _AtImportError(Exception):
@@ -286,8 +286,8 @@ def _changes(old: CodeType, new: CodeType, at_import: set[int]) -> Iterator[tupl
 
 
 def _lines(code: CodeType) -> set[int]:
-    found = {line for _, _, line in code.co_lines() if line is not None}
-    return found.union(*(_lines(each) for each in code.co_consts if isinstance(each, CodeType)))
+    result = {line for _, _, line in code.co_lines() if line is not None}
+    return result.union(*(_lines(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 def _without_functions(code: CodeType) -> tuple[object, ...]:

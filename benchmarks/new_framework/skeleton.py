@@ -125,7 +125,7 @@ def _register(root: Path, name: str, *, package: str, class_name: str, title: st
         path = root / row.file
         path.write_text(
             re.sub(
-                row.before, lambda found, row=row: row.line + found[0], path.read_text(), count=1, flags=re.M
+                row.before, lambda match, row=row: row.line + match[0], path.read_text(), count=1, flags=re.M
             )
         )
     imports = root / ".importlinter"

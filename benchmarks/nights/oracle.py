@@ -12,7 +12,7 @@ from benchmarks.simulation.cluster import run
 from benchmarks.simulation.columns import columns
 from benchmarks.simulation.oracle import configurations
 from benchmarks.simulation.speed import step_seconds
-from benchmarks.simulation.truth import device_peaks, host_bytes
+from benchmarks.simulation.truth import device_peaks, host_bytes, late_bytes
 
 
 class Least(NamedTuple):
@@ -52,7 +52,10 @@ def _over_grid(night: Night, written_s: float) -> Least:
     best = Least(math.inf, math.inf, 0)
     for start in range(0, len(grid), 4096):
         c = columns(world, grid[start : start + 4096])
-        used = {phase: long + short for phase, (long, short) in device_peaks(world, c).items()}
+        used = {  # with what an allocator holds beside it, as of the third step in `play`
+            phase: long + short + late_bytes(world, c, phase, 3, short=short)
+            for phase, (long, short) in device_peaks(world, c).items()
+        }
         fits = np.all([size <= capacity for size in used.values()], axis=0)
         host_room = limit - host_bytes(world, c) - (night.more if night.kind is Kind.CHECKPOINT else 0.0)
         room = capacity - np.maximum(*(used[phase] for phase in TRAINER))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
@@ -69,6 +70,7 @@ class Outcome(NamedTuple):
     """What became of a night."""
 
     kind: Kind
+    possible: bool  # the oracle reaches the last step
     done: bool  # reached the last step
     restarts: int
     needed: int  # restarts of the oracle
@@ -92,6 +94,7 @@ def play(night: Night) -> Outcome:
     named = growth is not None and growth.per_step_bytes > 0
     return Outcome(
         kind=night.kind,
+        possible=math.isfinite(least.seconds),
         done=player.done,
         restarts=player.restarts,
         needed=least.restarts,
@@ -273,14 +276,14 @@ class _Player:
     ) -> None:
         """Write down a step and what is forecast after it."""
         capacity = self.world.accepted.cluster.gpu_memory_bytes
-        shown = {
+        columns = {
             phase.value: Peak(used_bytes=int(size * self.rng.uniform(0.996, 1.0)), capacity_bytes=capacity)
             for phase, size in used.items()
         }
         after_s = self.step_s + (self.world.startup_s if step == process.first else 0.0)
         self.take(
             Progressed(
-                attempt=self.number, step=step, of=STEPS, seconds=self.step_s, peaks=shown,
+                attempt=self.number, step=step, of=STEPS, seconds=self.step_s, peaks=columns,
                 saved=process.saved, after_s=after_s,
             )
         )  # fmt: skip
@@ -296,7 +299,7 @@ class _Player:
         )  # fmt: skip
         process.forecaster.take(sample, Phase.BACKWARD)
         done = StepDone(step=step, of=STEPS)
-        for row in process.forecaster.stepped(done, shown, attempt=self.number, of=STEPS, new=True):
+        for row in process.forecaster.stepped(done, columns, attempt=self.number, of=STEPS, new=True):
             self.take(row)
 
     def end(self, process: _Process, step: int, outcome: Cancelled | Completed | Lost) -> None:
@@ -331,7 +334,7 @@ class _Player:
             else Line(line=1, text="out of memory", rule="torch-cuda-oom")
         )
         engine = phase in (Phase.ROLLOUT, Phase.ROLLOUT_INIT) and cause is Cause.GPU_OOM
-        found = facts or Facts()
+        stated = facts or Facts()
         before, held = step - 1 if step else None, ""
         if self.intrudes() and self.started_s < self.begins_s:
             held = (
@@ -341,8 +344,8 @@ class _Player:
         self.take(Ended(attempt=self.number, outcome=crashed, step=before, held=held, foreign=bool(held)))
         self.take(
             Diagnosed(
-                attempt=self.number, cause=cause, phase=phase, step=step, evidence=(line,), facts=found,
+                attempt=self.number, cause=cause, phase=phase, step=step, evidence=(line,), facts=stated,
                 component=Component.ROLLOUT if engine else Component.TRAINER,
-                fragmentation=fragmented(found),
+                fragmentation=fragmented(stated),
             )
         )  # fmt: skip

@@ -22,7 +22,9 @@ _KINDS = [name for name in TABLE if name.startswith("fragmentation")]
 ABLATIONS: dict[str, dict[str, Constant]] = {
     "fragmentation": {name: Constant(0.0, "off") for name in _KINDS},
     "kinds": {name: Constant(0.06, "the same in every pass") for name in _KINDS},
+    "left": {"left_of_pass": Constant(0.0, "off")},
     "unforeseen": {"unforeseen": Constant(0.0, "off")},
+    "published": {"published_error": Constant(1.0, "the estimate's own")},
     "expandable": {"fragmentation_expandable": TABLE["fragmentation_recompute_varied"]},
 }
 
@@ -40,15 +42,15 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     with patch.dict(TABLE, ABLATIONS.get(options.ablate, {})):
         chosen = [case for case in cases(options.cases) if options.added in (None, case.truth.added)]
-        found = [(case, judged(case, planned(case))) for case in chosen]
-    shown = [judgement for case, judgement in found if options.all or not case.held_out]
-    sys.stdout.write("\n".join(rows(shown)) + "\n\n")
+        judgements = [(case, judged(case, planned(case))) for case in chosen]
+    selected = [judgement for case, judgement in judgements if options.all or not case.held_out]
+    sys.stdout.write("\n".join(rows(selected)) + "\n\n")
     halves = {
-        title: [judgement for case, judgement in found if case.held_out is held_out]
+        title: [judgement for case, judgement in judgements if case.held_out is held_out]
         for title, held_out in (("tuned half", False), ("held-out half", True))
     }
     if options.added:
-        halves["both"] = [judgement for _, judgement in found]
+        halves["both"] = [judgement for _, judgement in judgements]
     sys.stdout.write("\n".join(summary(halves)) + "\n\n")
     sys.stdout.write("\n".join(losses(halves)) + "\n")
     return int(any(_below(half, options.least) for half in halves.values()))

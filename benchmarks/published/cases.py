@@ -32,7 +32,7 @@ class Truth(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     phase: str = ""  # where it failed, by the names of the plan; empty: not told
     memory: Literal["gpu", "host"] = "gpu"
     complete: bool  # whether every setting that decides memory is reported
-    seen: str = ""  # where the project used the case before
+    used_in: str = ""  # where the project used the case before
     figures: dict[str, float] = {}  # measured: bytes, or tokens of the pool
     cure: tuple[str, ...] = ()  # knobs, one of which was confirmed to help
     cure_by: str = ""

@@ -38,7 +38,7 @@ class Judgement(NamedTuple):
     """A case as the plan sees it."""
 
     truth: Truth
-    said: Literal["fits", "oom", "nothing"]
+    prediction: Literal["fits", "oom", "nothing"]
     share: float  # of the memory that is shortest, in the phase where it is
     phase: str  # that phase; `host:` before it where the host's memory is the shortest
     chance: float  # that any phase overflows its device, by the plan's own errors
@@ -49,23 +49,23 @@ class Judgement(NamedTuple):
     @property
     def right(self) -> bool:
         """Whether the plan foresaw what happened."""
-        return self.said == ("oom" if self.truth.outcome == "oom" else "fits")
+        return self.prediction == ("oom" if self.truth.outcome == "oom" else "fits")
 
 
-def judged(case: Case, found: Plan) -> Judgement:
+def judged(case: Case, plan: Plan) -> Judgement:
     """Return a case beside its plan."""
     truth = case.truth
-    rows = [row for row in found.phases if row.phase in _SCOPES.get(truth.scope, (row.phase,))]
-    share, phase = max(_shares(rows, found.cluster.host_memory_bytes), default=(0.0, found.note))
+    rows = [row for row in plan.phases if row.phase in _SCOPES.get(truth.scope, (row.phase,))]
+    share, phase = max(_shares(rows, plan.cluster.host_memory_bytes), default=(0.0, plan.note))
     return Judgement(
         truth=truth,
-        said="nothing" if not rows else "oom" if share > 1 else "fits",
+        prediction="nothing" if not rows else "oom" if share > 1 else "fits",
         share=share,
         phase=phase,
         chance=any_phase(rows) or 0.0,
-        changed=tuple(found.first),
-        figures=tuple(_figures(case, found, rows)) if rows else (),
-        cure=_cure(found, truth),
+        changed=tuple(plan.first),
+        figures=tuple(_figures(case, plan, rows)) if rows else (),
+        cure=_cure(plan, truth),
     )
 
 
@@ -77,7 +77,7 @@ def _shares(rows: list[PhasePlan], host_bytes: float) -> Iterator[tuple[float, s
             yield row.host_bytes / host_bytes, f"host:{row.phase}"
 
 
-def _figures(case: Case, found: Plan, rows: list[PhasePlan]) -> Iterator[Figure]:
+def _figures(case: Case, plan: Plan, rows: list[PhasePlan]) -> Iterator[Figure]:
     process = constant("context") + constant("collectives")  # of a total, what torch does not reserve
     for name, measured in case.truth.figures.items():
         match name:
@@ -91,31 +91,31 @@ def _figures(case: Case, found: Plan, rows: list[PhasePlan]) -> Iterator[Figure]
                 predicted = max(row.host_bytes for row in rows)
             case "pool_tokens":
                 pool = next(row.parts["kv_pool"] for row in rows if row.phase == "rollout")
-                predicted = pool / _token_bytes(case, found)
+                predicted = pool / _token_bytes(case, plan)
             case _:
                 raise ValueError(f"{case.truth.id}: no such figure as `{name}`")
         yield Figure(name=name, predicted=predicted, measured=measured)
 
 
-def _token_bytes(case: Case, found: Plan) -> float:
+def _token_bytes(case: Case, plan: Plan) -> float:
     """Return the bytes of a token in one device's pool: ordinary keys and values in 16 bits."""
     shape = json.loads((case.folder / "model" / "config.json").read_text(encoding="utf-8"))
-    split = next((knob.value for knob in found.knobs if knob.knob == "rollout_tensor_parallel"), 1)
+    split = next((knob.value for knob in plan.knobs if knob.knob == "rollout_tensor_parallel"), 1)
     heads = max(1.0, shape["num_key_value_heads"] / float(str(split)))
     size = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
     return float(shape["num_hidden_layers"] * 2 * heads * size * 2)
 
 
-def _cure(found: Plan, truth: Truth) -> str:
+def _cure(plan: Plan, truth: Truth) -> str:
     if not truth.cure:
         return ""
-    if set(found.first) & set(truth.cure):
+    if set(plan.first) & set(truth.cure):
         return "first launch"
     phases = _REMEDIED.get(truth.phase, (truth.phase,))
     places = []
-    for phase in dict.fromkeys(rung.phase for rung in found.ladder):
+    for phase in dict.fromkeys(rung.phase for rung in plan.ladder):
         if truth.phase and phase not in phases:
             continue
-        rungs = [rung for rung in found.ladder if rung.phase == phase][:_LISTED]
+        rungs = [rung for rung in plan.ladder if rung.phase == phase][:_LISTED]
         places += [place for place, rung in enumerate(rungs, 1) if set(rung.changes) & set(truth.cure)]
     return str(min(places)) if places else "-"

@@ -18,16 +18,16 @@ def rows(judgements: Sequence[Judgement]) -> Iterator[str]:
         f"{'case':32} {'ran/oom':7} {'of':10} {'said':7} {'share':>6}  {'phase':14} {'chance':>6} "
         f"{'right':5} changed first; cure; figures predicted / measured"
     )
-    for found in judgements:
+    for each in judgements:
         notes = [
-            "" if found.truth.complete else "partial report",
-            f"changed: {' '.join(found.changed)}" if found.changed else "",
-            f"cure: {found.cure}" if found.cure else "",
-            *(_shown(figure) for figure in found.figures),
+            "" if each.truth.complete else "partial report",
+            f"changed: {' '.join(each.changed)}" if each.changed else "",
+            f"cure: {each.cure}" if each.cure else "",
+            *(_shown(figure) for figure in each.figures),
         ]
         yield (
-            f"{found.truth.id:32} {found.truth.outcome:7} {found.truth.phase or '-':10} {found.said:7} "
-            f"{found.share:6.2f}  {found.phase:14.14} {found.chance:6.2f} {'yes' if found.right else 'NO':5} "
+            f"{each.truth.id:32} {each.truth.outcome:7} {each.truth.phase or '-':10} {each.prediction:7} "
+            f"{each.share:6.2f}  {each.phase:14.14} {each.chance:6.2f} {'yes' if each.right else 'NO':5} "
             + "; ".join(note for note in notes if note)
         )
 
@@ -39,11 +39,11 @@ def summary(halves: Mapping[str, Sequence[Judgement]]) -> Iterator[str]:
         f"{'|ln ratio|':>11} {'cures in three':>15} {'chance ran/failed':>18}"
     )
     for title, half in halves.items():
-        complete = [found for found in half if found.truth.complete]
+        complete = [each for each in half if each.truth.complete]
         for name, chosen in ((title, half), ("  completely reported", complete)):
             ran, failed = _of(chosen, "ran"), _of(chosen, "oom")
-            errors = [figure.error for found in chosen for figure in found.figures]
-            changed = sum(bool(found.changed) for found in ran)
+            errors = [figure.error for each in chosen for figure in each.figures]
+            changed = sum(bool(each.changed) for each in ran)
             yield (
                 f"{name:24} {_right(ran):>14} {changed:>14} {_right(failed):>17} {len(errors):>8} "
                 f"{statistics.median(errors) if errors else float('nan'):>11.3f} {_cured(chosen):>15}"
@@ -64,12 +64,12 @@ def losses(halves: Mapping[str, Sequence[Judgement]]) -> Iterator[str]:
     )
     kinds = (("all", "RL jobs", False), ("all", "complete", True), ("trainer", "trainers", False))
     for title, half in halves.items():
-        for scope, name, told in kinds:
-            chosen = [found for found in half if found.truth.scope == scope and found.truth.complete >= told]
-            failed = [found.truth.outcome == "oom" for found in chosen]
+        for scope, name, complete in kinds:
+            chosen = [item for item in half if item.truth.scope == scope and item.truth.complete >= complete]
+            failed = [item.truth.outcome == "oom" for item in chosen]
             if len(chosen) < 2:
                 continue
-            chances = [found.chance for found in chosen]
+            chances = [item.chance for item in chosen]
             floor = [0.2 + 0.8 * chance for chance in chances]
             others = [(sum(failed) - each) / (len(failed) - 1) for each in failed]
             low = [each for each, chance in zip(failed, chances, strict=True) if chance < _LOW]
@@ -78,8 +78,8 @@ def losses(halves: Mapping[str, Sequence[Judgement]]) -> Iterator[str]:
                 f"{_log_loss(others, failed):>9.3f} {_log_loss(floor, failed):>12.3f} "
                 f"{f'{low.count(False)} of {failed.count(False)}':>15} {f'{sum(low)} of {len(low)}':>18}"
             )
-    by_name = {found.truth.id: found for half in halves.values() for found in half}
-    pairs = [(found, by_name.get(found.truth.fixed_by)) for found in by_name.values()]
+    by_name = {item.truth.id: item for half in halves.values() for item in half}
+    pairs = [(item, by_name.get(item.truth.fixed_by)) for item in by_name.values()]
     known = [(failing.chance, fixed.chance) for failing, fixed in pairs if fixed is not None]
     yield (
         f"pairs of a failing recipe and its fix: {len(known)}, the failing one has the higher chance in "
@@ -94,20 +94,20 @@ def _log_loss(chances: Sequence[float], failed: Sequence[bool]) -> float:
 
 
 def _of(judgements: Sequence[Judgement], outcome: str) -> list[Judgement]:
-    return [found for found in judgements if found.truth.outcome == outcome]
+    return [each for each in judgements if each.truth.outcome == outcome]
 
 
 def _right(judgements: Sequence[Judgement]) -> str:
-    right = sum(found.right for found in judgements)
+    right = sum(each.right for each in judgements)
     return f"{right} of {len(judgements)}"
 
 
 def _chance(judgements: Sequence[Judgement]) -> float:
-    return statistics.fmean(found.chance for found in judgements) if judgements else float("nan")
+    return statistics.fmean(each.chance for each in judgements) if judgements else float("nan")
 
 
 def _cured(judgements: Sequence[Judgement]) -> str:
-    known = [found.cure for found in judgements if found.cure]
+    known = [each.cure for each in judgements if each.cure]
     return f"{sum(cure != '-' for cure in known)} of {len(known)}"
 
 

@@ -57,20 +57,20 @@ class Crowd(msgspec.Struct, frozen=True, kw_only=True):
 
 def report(*, at_once: int = AT_ONCE, trials: int = TRIALS, life_s: float = LIFE_S) -> str:
     """Measure and return rows of markdown."""
-    found = measure(at_once=at_once, trials=trials, life_s=life_s)
-    cpu = ", ".join(f"{name} {found.cpu.get(name, 0.0):.1%}" for name in (DRIVER, SUPERVISOR, SHIM, RAY))
+    measured = measure(at_once=at_once, trials=trials, life_s=life_s)
+    cpu = ", ".join(f"{name} {measured.cpu.get(name, 0.0):.1%}" for name in (DRIVER, SUPERVISOR, SHIM, RAY))
     rows = [
         (
-            f"added wall time, {found.trials} trials of {life_s:.0f} s, {at_once} at once",
-            f"{found.added:.1%}",
+            f"added wall time, {measured.trials} trials of {life_s:.0f} s, {at_once} at once",
+            f"{measured.added:.1%}",
         ),
-        (f"start of the first {at_once}", f"{found.first_wave_s:.0f} s"),
-        ("start of one trial / its end, median", f"{found.start_s:.1f} / {found.end_s:.1f} s"),
-        ("a place stays empty between two trials, median", f"{found.gap_s:.1f} s"),
+        (f"start of the first {at_once}", f"{measured.first_wave_s:.0f} s"),
+        ("start of one trial / its end, median", f"{measured.start_s:.1f} / {measured.end_s:.1f} s"),
+        ("a place stays empty between two trials, median", f"{measured.gap_s:.1f} s"),
         (f"CPU while {at_once} run, in % of one core", cpu),
         (
             "memory of a supervisor with its sampler / of the driver",
-            f"{found.supervisor_bytes / _MIB:.0f} / {found.driver_bytes / _MIB:.0f} MiB",
+            f"{measured.supervisor_bytes / _MIB:.0f} / {measured.driver_bytes / _MIB:.0f} MiB",
         ),
     ]
     goals = ["10 %", *[""] * (len(rows) - 1)]
@@ -161,14 +161,14 @@ def _write(folder: Path, head: Head, *, at_once: int, trials: int, life_s: float
 def _searching(folder: Path, head: Head) -> Iterator[subprocess.Popen[bytes]]:
     """Yield `autotune search` in a process of its own, ended with the block."""
     argv = [sys.executable, "-m", "autotune.orchestrator.cli", "--runs-dir", str(folder / "runs")]
-    with (folder / "said").open("wb") as said:
+    with (folder / "said").open("wb") as output:
         child = subprocess.Popen(
             [*argv, "search", "job.yaml"],
             cwd=folder,
             env=head.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=output,
         )
     try:
         yield child
@@ -180,25 +180,25 @@ def _searching(folder: Path, head: Head) -> Iterator[subprocess.Popen[bytes]]:
 
 def _lives(path: Path) -> tuple[dict[int, float], dict[int, float]]:
     """Return when the program of each attempt began and ended."""
-    found: tuple[dict[int, float], dict[int, float]] = {}, {}
+    result: tuple[dict[int, float], dict[int, float]] = {}, {}
     for line in path.read_text().splitlines():
         attempt, what, at = line.split()
-        found[what == "ended"][int(attempt)] = float(at)
-    return found
+        result[what == "ended"][int(attempt)] = float(at)
+    return result
 
 
 def _supervisors(head: Head) -> list[int]:
     """Return the processes of the attempts' actors below the head."""
     stats = {stat.pid: stat for pid in all_pids() if (stat := read_stat(pid)) is not None}
-    found = []
+    result = []
     for stat in stats.values():
         above = stats.get(stat.parent)
         if above is None or above.parent != head.pid:
             continue
         words = Path(f"/proc/{stat.pid}/cmdline").read_bytes().split(b"\0")
         if group_of(words, parent=above.name, of_head=False) == SUPERVISOR:
-            found.append(stat.pid)
-    return found
+            result.append(stat.pid)
+    return result
 
 
 def _own_bytes(pid: int) -> int:

@@ -30,15 +30,15 @@ def report() -> str:
     lines = []
     for count, goal in ((1_000, "100 ms"), (10_000, "250 ms")):
         with tempfile.TemporaryDirectory(prefix="autotune-search-") as folder:
-            found = _decisions(Path(folder), count)
+            decisions = _decisions(Path(folder), count)
             lines.append(
                 f"| a decision at {count:,} trials, median / longest of {_DECISIONS} | "
-                f"{found.middle_ms:.0f} / {found.longest_ms:.0f} ms | {goal} |\n"
+                f"{decisions.middle_ms:.0f} / {decisions.longest_ms:.0f} ms | {goal} |\n"
             )
             lines.append(
-                f"| recording a result at {count:,} trials | {found.record_ms:.0f} ms | |\n"
-                f"| memory of the driver at {count:,} trials | {found.memory_mib:.0f} MiB | 500 MB |\n"
-                f"| reload of {count:,} trials | {found.reload_s:.1f} s | "
+                f"| recording a result at {count:,} trials | {decisions.record_ms:.0f} ms | |\n"
+                f"| memory of the driver at {count:,} trials | {decisions.memory_mib:.0f} MiB | 500 MB |\n"
+                f"| reload of {count:,} trials | {decisions.reload_s:.1f} s | "
                 f"{'3 s' if count == 1_000 else ''} |\n"
             )
     return "".join(lines)

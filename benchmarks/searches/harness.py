@@ -137,19 +137,19 @@ def play(start: Start, name: str, method: Method, *, seed: int, budget: int = BU
     book = Book(start.events)
     choose = method(start, book, seed)
     number = max(e.attempt for e in start.events)
-    seen: list[Knobs] = []
+    before: list[Knobs] = []
     failures = repeats = refused = 0
     found_at: int | None = None
     best_s = np.inf
-    while len(seen) < budget:
+    while len(before) < budget:
         knobs = choose()
         if knobs is None:
             break
         number += 1
-        repeats += knobs in seen
-        seen.append(knobs)
-        rows = attempt(world, knobs, number, steps=PROBE_STEPS, trial=len(seen) - 1)
-        result = tried(world, knobs, rows, trial=len(seen) - 1)
+        repeats += knobs in before
+        before.append(knobs)
+        rows = attempt(world, knobs, number, steps=PROBE_STEPS, trial=len(before) - 1)
+        result = tried(world, knobs, rows, trial=len(before) - 1)
         book.add([*rows, result])
         failures += result.result is Result.FAILS
         if keeps(world, [knobs])[0]:
@@ -157,13 +157,13 @@ def play(start: Start, name: str, method: Method, *, seed: int, budget: int = BU
         elif result.result is Result.FITS:
             refused += 1
         if found_at is None and best_s <= start.oracle_s / GOOD:
-            found_at = len(seen)
+            found_at = len(before)
     return Night(
         world=world.name,
         start=start.kind,
         method=name,
         found_at=found_at,
-        runs=len(seen),
+        runs=len(before),
         failures=failures,
         repeats=repeats,
         best=float(start.oracle_s / best_s),
@@ -194,8 +194,8 @@ def attempt(world: World, knobs: Knobs, number: int, *, steps: int, trial: int |
     assert ran.failure is not None
     passed = _passed(world, knobs, ran.failure)
     rows.append(Ended(attempt=number, outcome=Crashed(exit_code=1), step=lasted or None, peaks=passed))
-    found = diagnosis(world, knobs, ran.failure)
-    values = {name: getattr(found, name) for name in Diagnosis.__struct_fields__}
+    diagnosed = diagnosis(world, knobs, ran.failure)
+    values = {name: getattr(diagnosed, name) for name in Diagnosis.__struct_fields__}
     return [*rows, Diagnosed(attempt=number, **values)]
 
 

@@ -145,7 +145,7 @@ def _legal(start: Start, drawn: Callable[[], dict[str, Any]]) -> Knobs | None:
 
 def _grid(start: Start, book: Book) -> Iterator[Knobs | None]:
     yield start.knobs
-    seen = {start.knobs}
+    tried = {start.knobs}
     tokens = next((d.values for d in start.dimensions if d.knob == "tokens_per_microbatch"), ())
     offered = {d.knob: d.values for d in start.dimensions}
     for mode in _MODES:
@@ -155,9 +155,9 @@ def _grid(start: Start, book: Book) -> Iterator[Knobs | None]:
             knobs = msgspec.structs.replace(start.knobs, **both)
             if "logprob_tokens" in offered:
                 knobs = msgspec.structs.replace(knobs, logprob_tokens=value)
-            if knobs in seen or objections(start.profile, start.knobs, knobs, started=False):
+            if knobs in tried or objections(start.profile, start.knobs, knobs, started=False):
                 continue
-            seen.add(knobs)
+            tried.add(knobs)
             yield knobs
             last = book.history()[-1]
             if isinstance(last, Tried) and last.result is Result.FAILS:
@@ -165,7 +165,7 @@ def _grid(start: Start, book: Book) -> Iterator[Knobs | None]:
     names = list(offered)
     for values in itertools.product(*offered.values()):
         knobs = assembled(start.profile, start.knobs, start.dimensions, dict(zip(names, values, strict=True)))
-        if knobs not in seen and legal(start.profile, PERMIT_ALL, start.knobs, knobs, started=False):
-            seen.add(knobs)
+        if knobs not in tried and legal(start.profile, PERMIT_ALL, start.knobs, knobs, started=False):
+            tried.add(knobs)
             yield knobs
     yield None

@@ -9,7 +9,7 @@ import numpy as np
 
 from autotune.policies.estimate.belief.calibration import Calibration, calibrated
 from autotune.policies.estimate.belief.gaussian import Floats
-from autotune.policies.recovery import next_remedy, outlook, ranking, relief, step_times
+from autotune.policies.recovery import by_estimate, outlook, ranking, relief, step_times
 from autotune.policies.recovery.decide import decide
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis, Facts
@@ -44,7 +44,7 @@ def no_relief(history: History) -> Launch | None:
     """Decide as if every knob acted on every memory that fails."""
     with (
         mock.patch.object(ranking, "relieving", _everything_acts),
-        mock.patch.object(next_remedy, "relieving", _everything_acts),
+        mock.patch.object(by_estimate, "relieving", _everything_acts),
     ):
         return _decided(history)
 

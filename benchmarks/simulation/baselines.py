@@ -156,10 +156,10 @@ def _less_share(profile: Profile, knobs: Knobs) -> dict[str, Setting]:
 
 def _half_tokens(profile: Profile, knobs: Knobs) -> dict[str, Setting]:
     fewer = _scaled_to(profile, knobs, _tokens(knobs) / 2)
-    found: dict[str, Setting] = {"tokens_per_microbatch": fewer.tokens_per_microbatch}
+    changes: dict[str, Setting] = {"tokens_per_microbatch": fewer.tokens_per_microbatch}
     if fewer.logprob_tokens != knobs.logprob_tokens:
-        found["logprob_tokens"] = fewer.logprob_tokens
-    return found if fewer != knobs else {}
+        changes["logprob_tokens"] = fewer.logprob_tokens
+    return changes if fewer != knobs else {}
 
 
 def _recompute(profile: Profile, knobs: Knobs) -> dict[str, Setting]:

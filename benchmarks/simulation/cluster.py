@@ -24,6 +24,7 @@ from benchmarks.simulation.truth import (
     host_bytes,
     late_bytes,
     trainer,
+    wakes,
 )
 from benchmarks.simulation.world import DAY_S, GIB, Event, World
 
@@ -89,24 +90,24 @@ def pool_too_small(world: World, c: Columns) -> np.ndarray:
 def peaks(world: World, knobs: Knobs, step: int) -> dict[Phase, float]:
     """Return the device peaks of each phase at one step of an attempt."""
     c = columns(world, (knobs,))
-    found = {}
+    result = {}
     for phase, (long, short) in device_peaks(world, c, started=step >= 2).items():
         late = late_bytes(world, c, phase, step, short=short)
-        found[phase] = float((long + short + late)[0])
-    return found
+        result[phase] = float((long + short + late)[0])
+    return result
 
 
 def overflowing(world: World, knobs: Knobs, *, steps: int) -> frozenset[Phase]:
     """Return the phases that do not fit their device in some of the first steps, met or not."""
     capacity = world.accepted.cluster.gpu_memory_bytes
-    found = (peaks(world, knobs, step) for step in range(1, steps + 1))
-    return frozenset(phase for by_phase in found for phase, peak in by_phase.items() if peak > capacity)
+    every = (peaks(world, knobs, step) for step in range(1, steps + 1))
+    return frozenset(phase for by_phase in every for phase, peak in by_phase.items() if peak > capacity)
 
 
 def reported(world: World, knobs: Knobs, step: int) -> dict[str, Peak]:
     """Return the peaks of a finished step as the framework or NVML reports them."""
     capacity = world.accepted.cluster.gpu_memory_bytes
-    found: dict[str, Peak] = {}
+    result: dict[str, Peak] = {}
     rng = _rng(world, knobs, step)
     for phase, peak in peaks(world, knobs, step).items():
         if phase is Phase.ROLLOUT_INIT:
@@ -116,17 +117,19 @@ def reported(world: World, knobs: Knobs, step: int) -> dict[str, Peak]:
             used = min(capacity, peak * rng.uniform(0.995, 1.0))
         else:  # a caching allocator keeps what it has taken
             used = min(capacity, peak + rng.uniform(0.2, 0.9) * (capacity - peak))
-        found[phase.value] = Peak(
+        result[phase.value] = Peak(
             used_bytes=int(used), capacity_bytes=capacity, component=component, upper_bound=not world.reports
         )
-    return found
+    return result
 
 
 def diagnosis(world: World, knobs: Knobs, failure: Failure) -> Diagnosis:
     """Return what the failure's own message says."""
     rng = _rng(world, knobs, failure.step)
     phase = _named_phase(world, knobs, failure)
-    component = Component.ROLLOUT if phase in ENGINE_PHASES else Component.TRAINER
+    c = columns(world, (knobs,))
+    in_engine = phase in ENGINE_PHASES or (phase is Phase.WEIGHT_SYNC and wakes(world, c))
+    component = Component.ROLLOUT if in_engine else Component.TRAINER
     line = (Line(line=1, text="torch.OutOfMemoryError: CUDA out of memory.", rule="torch-cuda-oom"),)
     if failure.cause is not Cause.GPU_OOM:
         return Diagnosis(
@@ -136,7 +139,6 @@ def diagnosis(world: World, knobs: Knobs, failure: Failure) -> Diagnosis:
             step=failure.step or None,
             evidence=line,
         )
-    c = columns(world, (knobs,))
     cap = world.accepted.cluster.gpu_memory_bytes
     _, short = device_peaks(world, c)[failure.phase]
     # One tensor, which no job asks of a device that could never hold it.
@@ -246,6 +248,7 @@ _LATER = (
     "shard_group",
     "reshard_after_forward",
     "expert_parallel",
+    "pipeline_parallel",
 )
 
 

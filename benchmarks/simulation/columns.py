@@ -37,7 +37,7 @@ def columns(world: World, configurations: Sequence[Knobs]) -> Columns:
     def column(values: list[float]) -> Column:
         return np.array(values, dtype=float)
 
-    found: Columns = {
+    result: Columns = {
         name: column([float(getattr(k, name) is True) for k in configurations]) for name in _FLAGS
     }
     tokens = [
@@ -50,7 +50,7 @@ def columns(world: World, configurations: Sequence[Knobs]) -> Columns:
     ]
     there = [_on_one_replica(world, k, longest=longest) for k in configurations]
     scored = [float(k.logprob_tokens or t) for k, t in zip(configurations, tokens, strict=True)]
-    found |= {
+    result |= {
         "tokens": np.minimum(column(tokens), column(there)),
         "logprob_tokens": np.minimum(column(scored), column(there)),
         "logprob_chunk": column([float(k.logprob_chunk or 0) for k in configurations]),
@@ -67,8 +67,8 @@ def columns(world: World, configurations: Sequence[Knobs]) -> Columns:
         "workers": column([float(k.dataloader_workers or 0) for k in configurations]),
         "restart_every": column([float(k.restart_every or 0) for k in configurations]),
     }
-    found["layers"] = np.full(len(tokens), float(model.layers))
-    return found
+    result["layers"] = np.full(len(tokens), float(model.layers))
+    return result
 
 
 def _on_one_replica(world: World, knobs: Knobs, *, longest: int) -> float:

@@ -22,12 +22,12 @@ class Distance(Value, frozen=True, kw_only=True):
 def distances(world: World, best: Best) -> list[Distance]:
     """Return the distance of every phase of one job."""
     accepted = world.accepted
-    found = estimates(accepted.profile, accepted.cluster, world.model, (best.knobs,))
+    result = estimates(accepted.profile, accepted.cluster, world.model, (best.knobs,))
     return [
         Distance(
             stratum=world.stratum.value,
             phase=phase.value,
-            off=float(found.gpu[PHASES.index(phase), 0]) / truth - 1,
+            off=float(result.gpu[PHASES.index(phase), 0]) / truth - 1,
         )
         for phase, truth in peaks(world, best.knobs, 2).items()
     ]

@@ -50,9 +50,9 @@ def drawn(stratum: Stratum | Perturbation, *, seed: int) -> tuple[World, Best]:
         world = _draw(rng, stratum, seed=seed)
         if world is None or run(world, world.accepted.profile.knobs).failure is None:
             continue
-        found = best(world)
-        if found is not None and _SHORTEST_STEP_S <= found.step_s <= _LONGEST_STEP_S:
-            return world, found
+        solution = best(world)
+        if solution is not None and _SHORTEST_STEP_S <= solution.step_s <= _LONGEST_STEP_S:
+            return world, solution
     raise RuntimeError(f"no job was found for seed {seed}")
 
 
@@ -200,11 +200,11 @@ def _coefficients(rng: Random, spread: float) -> Coefficients:
     )
 
 
-def _perturbed(found: Coefficients, by: Collection[Stratum | Perturbation]) -> Coefficients:
+def _perturbed(true: Coefficients, by: Collection[Stratum | Perturbation]) -> Coefficients:
     """Return the coefficients with the structural errors of a job."""
     return msgspec.structs.replace(
-        found,
-        logits=found.logits * (2.0 if Perturbation.LOGITS in by else 1.0),
+        true,
+        logits=true.logits * (2.0 if Perturbation.LOGITS in by else 1.0),
         optimizer=1.3 if Perturbation.OPTIMIZER in by else 1.0,
         context_bytes=2.0 * GIB if Perturbation.CONTEXT in by else 0.0,
         fragmented=0.10 if Perturbation.FRAGMENTATION in by else 0.0,

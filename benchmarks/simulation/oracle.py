@@ -47,7 +47,7 @@ class Best(Value, frozen=True, kw_only=True):
 def best(world: World) -> Best | None:
     """Return the best of the grid, None where nothing on it holds."""
     grid = configurations(world)
-    found: Best | None = None
+    result: Best | None = None
     feasible = 0
     for start in range(0, len(grid), 4096):
         part = grid[start : start + 4096]
@@ -58,11 +58,11 @@ def best(world: World) -> Best | None:
             continue
         seconds = np.where(fits, step_seconds(world, c), np.inf)
         first = int(seconds.argmin())
-        if found is None or seconds[first] < found.step_s:
-            found = Best(knobs=part[first], step_s=float(seconds[first]), feasible=0, of=len(grid))
-    if found is None:
+        if result is None or seconds[first] < result.step_s:
+            result = Best(knobs=part[first], step_s=float(seconds[first]), feasible=0, of=len(grid))
+    if result is None:
         return None
-    return msgspec.structs.replace(found, feasible=feasible)
+    return msgspec.structs.replace(result, feasible=feasible)
 
 
 def configurations(world: World) -> list[Knobs]:
@@ -76,15 +76,15 @@ def configurations(world: World) -> list[Knobs]:
         legal = [v for v in dict.fromkeys([own, *values]) if v == own or not _alone_illegal(world, knob, v)]
         choices.append([(knob, v) for v in legal])
     scored = before.logprob_tokens is not None and "logprob_tokens" in profile.supported
-    found = []
+    result = []
     for combination in itertools.product(*choices):
         changes = dict(combination)
         if scored and changes["tokens_per_microbatch"] != before.tokens_per_microbatch:
             changes["logprob_tokens"] = changes["tokens_per_microbatch"]
         knobs = msgspec.structs.replace(before, **changes)
         if not _combination_illegal(world, knobs):
-            found.append(knobs)
-    return found
+            result.append(knobs)
+    return result
 
 
 def leanest(world: World) -> dict[str, Setting]:

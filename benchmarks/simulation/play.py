@@ -120,9 +120,9 @@ def rows(
 ) -> Iterable[Event]:
     """Return what the journal holds of an attempt."""
     yield Started(attempt=number, knobs=knobs)
-    shown = sorted({*range(1, min(lasted, _EVERY_STEP) + 1), *_sparse(lasted)})
+    printed = sorted({*range(1, min(lasted, _EVERY_STEP) + 1), *_sparse(lasted)})
     peaks: dict[str, Peak] = {}
-    for step in shown:
+    for step in printed:
         peaks = reported(world, knobs, step)
         yield Progressed(
             attempt=number,
@@ -141,8 +141,8 @@ def rows(
         return
     passed = _passed(world, knobs, ran)
     yield Ended(attempt=number, outcome=Crashed(exit_code=1), step=lasted or None, peaks=passed)
-    found: Diagnosis = diagnosis(world, knobs, ran.failure)
-    values = {name: getattr(found, name) for name in Diagnosis.__struct_fields__}
+    diagnosed: Diagnosis = diagnosis(world, knobs, ran.failure)
+    values = {name: getattr(diagnosed, name) for name in Diagnosis.__struct_fields__}
     yield Diagnosed(attempt=number, **values)
 
 
@@ -159,8 +159,8 @@ def _passed(world: World, knobs: Knobs, ran: Ran) -> dict[str, Peak]:
 
 
 def _sparse(lasted: int) -> set[int]:
-    found, step = {lasted} if lasted else set(), float(_EVERY_STEP)
+    chosen, step = {lasted} if lasted else set(), float(_EVERY_STEP)
     while step < lasted:
-        found.add(int(step))
+        chosen.add(int(step))
         step *= 1.2
-    return found
+    return chosen

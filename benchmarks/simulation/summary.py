@@ -51,5 +51,5 @@ def share(values: Sequence[float], part: float) -> float:
 
 def mean(values: Iterable[float]) -> float:
     """Return the mean of at least one value."""
-    found = list(values)
-    return sum(found) / len(found)
+    numbers = list(values)
+    return sum(numbers) / len(numbers)

@@ -147,10 +147,12 @@ def engine(world: World, c: Columns, t: dict[str, Column]) -> dict[str, Column]:
     }
 
 
-def device_peaks(world: World, c: Columns, *, started: bool = True) -> dict[Phase, tuple[Column, Column]]:
+def device_peaks(
+    world: World, c: Columns, *, started: bool = True, waking: bool = True
+) -> dict[Phase, tuple[Column, Column]]:
     """Return each phase's long-lived and short-lived bytes on the device that holds most.
 
-    `started`: an optimizer step was made, so that its state exists.
+    `started`: an optimizer step was made, so that its state exists. `waking`: a weight sync wakes the engine.
     """
     lay, own, profile = world.accepted.profile.layout, world.coefficients, world.accepted.profile
     t = trainer(world, c)
@@ -184,7 +186,7 @@ def device_peaks(world: World, c: Columns, *, started: bool = True) -> dict[Phas
     base, train = base * critic, train * critic
     bucket = np.where(c["disk_sync"] > 0, 0.25 * t["gathered"], c["sync_buffer"] * 2.2 + 0.6 * t["gathered"])
     sync_engine = (e["weights"] + e["graphs"] + e["context"]) * colocated if lay.engine_sleeps else beside
-    found = {
+    result = {
         Phase.ROLLOUT_INIT: (
             (context + engine_start) * colocated + e["static"] + e["context"],
             e["graphs"] + 0.5 * e["batch"],
@@ -200,12 +202,12 @@ def device_peaks(world: World, c: Columns, *, started: bool = True) -> dict[Phas
         Phase.WEIGHT_SYNC: _wakes(
             context + sync_engine + t["weights"] + t["reference"] + resting_state + buffered,
             bucket * own.sync,
-            woken=long_rollout,
+            woken=long_rollout if waking else zero,
         ),
     }
     return {
         phase: (long + own.context_bytes + own.fragmented * (long + short), short)
-        for phase, (long, short) in found.items()
+        for phase, (long, short) in result.items()
     }
 
 
@@ -213,6 +215,12 @@ def _wakes(long: Column, short: Column, *, woken: Column) -> tuple[Column, Colum
     """Return the larger of sending the weights and waking the whole engine afterwards."""
     sending = long + short
     return np.maximum(sending, woken) - short, short
+
+
+def wakes(world: World, c: Columns) -> bool:
+    """Return whether it is the waking engine, not the sending trainer, that holds most in a weight sync."""
+    sent, woken = (device_peaks(world, c, waking=waking)[Phase.WEIGHT_SYNC] for waking in (False, True))
+    return bool(sum(woken)[0] > sum(sent)[0])
 
 
 def host_bytes(world: World, c: Columns) -> Column:
@@ -236,22 +244,22 @@ def host_bytes(world: World, c: Columns) -> Column:
 def late_bytes(world: World, c: Columns, phase: Phase, step: int, *, short: Column) -> Column:
     """Return what a phase needs beyond its usual peak at a step of the attempt."""
     own = world.coefficients
-    found = short * own.reserve * np.where(c["expandable"] > 0, 0.35, 1.0)
+    lost = short * own.reserve * np.where(c["expandable"] > 0, 0.35, 1.0)
     since = step
     for late in world.late:
         match late.event:
             case Event.LONGEST:
                 if since >= late.step and phase in (Phase.FORWARD, Phase.BACKWARD, Phase.LOG_PROB):
-                    found = found + late.size * short
+                    lost = lost + late.size * short
             case Event.FRAGMENTATION:
                 if phase not in ENGINE_PHASES:
                     share = 1 - np.exp(-3.0 * since / late.step)
-                    found = found + late.size * share * np.where(c["expandable"] > 0, 0.2, 1.0)
+                    lost = lost + late.size * share * np.where(c["expandable"] > 0, 0.2, 1.0)
             case Event.LEAK:
                 if phase not in ENGINE_PHASES:
                     age = np.where(c["restart_every"] > 0, np.minimum(since, c["restart_every"]), since)
-                    found = found + late.size * age
+                    lost = lost + late.size * age
             case Event.RESIDUE:
                 if phase not in ENGINE_PHASES:
-                    found = found + late.size * min(1.0, since / late.step)
-    return found
+                    lost = lost + late.size * min(1.0, since / late.step)
+    return lost

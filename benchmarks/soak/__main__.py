@@ -149,15 +149,15 @@ def scripted(count: int) -> list[Line]:
         timeout=_LONGEST_S,
         check=True,
     )
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    cpu_s = [row["cpu_s"] for row in told]
-    fitted = slope([row["attempt"] for row in told], [row["rss"] for row in told], since=WARM_UP)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    cpu_s = [row["cpu_s"] for row in lines]
+    fitted = slope([row["attempt"] for row in lines], [row["rss"] for row in lines], since=WARM_UP)
     return [
         Line(
-            f"driver's memory, attempts {WARM_UP} to {len(told):,}, scripted",
-            f"{fitted / 1024:.1f} KiB an attempt ({told[-1]['rss'] / MIB:.0f} MiB at the end)",
+            f"driver's memory, attempts {WARM_UP} to {len(lines):,}, scripted",
+            f"{fitted / 1024:.1f} KiB an attempt ({lines[-1]['rss'] / MIB:.0f} MiB at the end)",
             f"{SLOPE_LIMIT // 1024} KiB an attempt",
-            fitted <= SLOPE_LIMIT and len(told) == count,
+            fitted <= SLOPE_LIMIT and len(lines) == count,
         ),
         Line(
             "driver's CPU time for them",
@@ -298,14 +298,14 @@ def _job(folder: Path, head: Head, command: list[str]) -> None:
 @contextlib.contextmanager
 def _launched(folder: Path, head: Head) -> Iterator[subprocess.Popen[bytes]]:
     argv = [sys.executable, "-m", "tests.faults.product", _SCALE, "--runs-dir", str(folder / "runs")]
-    with (folder / "driver.txt").open("wb") as said:
+    with (folder / "driver.txt").open("wb") as output:
         driver = subprocess.Popen(
             [*argv, "launch", "job.yaml"],
             cwd=folder,
             env=_environment(head),
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
         )
     try:
         yield driver
@@ -354,10 +354,10 @@ def _recorded(folder: Path) -> int:
 
 def _written(folder: Path) -> tuple[int, int, float]:
     """Return what the job says that it wrote: bytes, lines, seconds."""
-    said = re.compile(rb"written (\d+) bytes, (\d+) lines in ([\d.]+) s$")
+    pattern = re.compile(rb"written (\d+) bytes, (\d+) lines in ([\d.]+) s$")
     for line in _lines(folder):
-        if found := said.match(line):
-            return int(found[1]), int(found[2]), float(found[3])
+        if match := pattern.match(line):
+            return int(match[1]), int(match[2]), float(match[3])
     raise RuntimeError(f"the job did not end: {(folder / 'driver.txt').read_text()[-2000:]}")
 
 
@@ -365,8 +365,8 @@ def _until_steps(folder: Path, driver: subprocess.Popen[bytes], seconds: float) 
     end = time.monotonic() + seconds
     while '"progressed"' not in _journal(folder):
         if driver.poll() is not None or time.monotonic() > end:
-            said = (folder / "driver.txt").read_text()[-2000:]
-            raise RuntimeError(f"the job makes no steps (exit code {driver.poll()}): {said}")
+            output = (folder / "driver.txt").read_text()[-2000:]
+            raise RuntimeError(f"the job makes no steps (exit code {driver.poll()}): {output}")
         time.sleep(0.05)
 
 

@@ -84,12 +84,12 @@ class Scripted:
 
     def start(self, command: Command, *, run: str, attempt: int, python: str | None) -> Attempt:
         """Begin an attempt, and tell what the driver holds by now."""
-        told = {
+        settings = {
             "attempt": attempt,
             "cpu_s": round(time.process_time(), 3),
             "rss": self._process.memory_info().rss,
         }
-        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.write(json.dumps(settings) + "\n")
         sys.stdout.flush()
         return Attempt(attempt, last=attempt == self._count, clock=self._clock)
 
