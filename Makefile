@@ -32,6 +32,7 @@ $(VENV)/.installed: requirements/cpu.txt requirements/engine.txt requirements/co
 	$(BIN)/python -m pip uninstall --quiet --quiet --yes autotune  # the distribution's name in a .venv from before rl-autotune
 	rm -rf src/autotune.egg-info  # the same: SGLang would find its entry points twice
 	$(PIP) --no-deps --no-build-isolation -e .
+	$(BIN)/python -m compileall -q launchers orchestrator policies  # images may set PYTHONDONTWRITEBYTECODE
 	@touch $@
 
 wheel:  ## build dist/rl_autotune-VERSION-py3-none-any.whl; needs no .venv
@@ -98,7 +99,7 @@ e2e-long: install  ## what CI leaves out: the other frameworks' look-alikes, lea
 CASES ?=
 REAL = @mkdir -p build; $(PYTEST) $(SHARED) -v --durations 0 --timeout 3600 --basetemp build/real \
 	--results tests/real/results.jsonl $(1) $(CASES); ended=$$?; $(BIN)/python -m tests.real.results && exit $$ended
-real: install  ## real verl, AReaL, TRL and ms-swift out of memory, recovered; 22 minutes, 8 GB of packages once; CASES="-k backward" runs some
+real: install  ## real verl, AReaL, TRL and ms-swift out of memory, recovered; 28 minutes, 8 GB of packages once; CASES="-k backward" runs some
 	$(BIN)/python -m tests.contracts.environments verl areal-trainer ms-swift trl
 	$(call REAL,tests/real/test_verl.py tests/real/test_areal.py tests/real/test_hugging_face.py)
 
