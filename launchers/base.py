@@ -13,6 +13,7 @@ from autotune.policies.certificate.contents import Training
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.command import Command
 from autotune.policies.values.failure import Component
+from autotune.policies.values.formatting import show_value
 from autotune.policies.values.job import Cluster, Job, Tracker
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Marker, Sample
@@ -115,6 +116,7 @@ class Framework(Protocol):
     reasons: ClassVar[Mapping[str, str]] = {}
     passes_settings: bool = True  # whether the command's words are the job's settings
     loss: str = ""  # name of the loss among a step's metrics; empty: it prints none
+    environment_settings: tuple[str, ...] = ()  # settings that are environment variables of the job
 
     @property
     def advice(self) -> tuple[Advice, ...]:
@@ -210,6 +212,12 @@ class Framework(Protocol):
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as a user of the framework types them: overrides, flags or YAML lines."""
         return tuple(f"{name}: {_typed(value)}" for name, value in settings.items())
+
+    def word(self, name: str, value: Any) -> str:
+        """Return one setting as a command line has it."""
+        (word, *_) = self.words({name: value}) or ("",)
+        is_whole = re.fullmatch(rf"[+-]*{re.escape(name.lstrip('+-'))}([=\s].*)?", word, re.DOTALL)
+        return word if is_whole and not word.startswith(name + " ") else f"--{name} {show_value(value)}"
 
     def printed(self, text: str) -> dict[str, Any]:
         """Return the settings that the head of a log prints, under the framework's own names."""

@@ -17,9 +17,6 @@ import click
 import msgspec
 
 from autotune.launchers import frameworks
-from autotune.launchers.base import Framework
-from autotune.launchers.frameworks.hugging_face.adapter import HuggingFaceTrainer
-from autotune.launchers.frameworks.hugging_face.settings import ENVIRONMENT
 from autotune.orchestrator.cli.init import SourceCommand, drafted, source_options
 from autotune.orchestrator.cli.plan import cards_of, with_cards
 from autotune.orchestrator.cli.shared.fix_text import FixDocument, PredictedPeak, render_fix
@@ -185,13 +182,11 @@ def _answer(
         return msgspec.structs.replace(answer, note=result.note, would_help=helping), ""
     knobs = remedy.apply(result.before)
     settings = framework.settings(job, knobs)
-    words = {name: _word(framework, name, value) for name, value in settings.items()}
-    variables = ENVIRONMENT if isinstance(framework, HuggingFaceTrainer) else ()
-    after = (
-        _edited(target, settings, words, variables=variables, why=_after(diagnosis, answer))
-        if settings
-        else ""
-    )
+    words = {name: framework.word(name, value) for name, value in settings.items()}
+    after = ""
+    if settings:
+        variables, why = framework.environment_settings, _after(diagnosis, answer)
+        after = _edited(target, settings, words, variables=variables, why=why)
     peaks, note = _peaks(result, diagnosis, cluster.host_memory_bytes)
     started, alone = _commands(target, words, changed(result.before, knobs), after=after, write=write)
     return msgspec.structs.replace(
@@ -218,15 +213,6 @@ def _after(diagnosis: Diagnosis, answer: FixDocument) -> str:
     phase = "" if diagnosis.phase is Phase.NONE else f" in {answer.phase}"
     line = "" if answer.line is None else f":{answer.line}"
     return f"after {answer.cause}{phase} ({answer.log}{line})"
-
-
-def _word(framework: Framework, name: str, value: Any) -> str:
-    """Return a setting as written on the command line."""
-    if isinstance(framework, HuggingFaceTrainer) and name not in ENVIRONMENT:
-        return HuggingFaceTrainer.flag(framework, name, value)  # TRL's `words` are those of its YAML file
-    (word, *_) = framework.words({name: value}) or (f"--{name} {value}",)
-    is_whole = re.fullmatch(rf"[+-]*{re.escape(name.lstrip('+-'))}([=\s].*)?", word, re.DOTALL)
-    return word if is_whole and not word.startswith(name + " ") else f"--{name} {show_value(value)}"
 
 
 def _edited(

@@ -89,6 +89,7 @@ class HuggingFaceTrainer(TabularFramework[C]):
     makes_pieces = False  # whether `in_place.py` can cure the trainer without a restart
     saves_by_time = False
     announces_end = True
+    environment_settings = ENVIRONMENT
     done_is_final = True  # a callback may end the training before max_steps, and the entry says so
     reads_declined = True
     steps_key = "max_steps"
@@ -269,6 +270,12 @@ class HuggingFaceTrainer(TabularFramework[C]):
     def flag(self, name: str, value: Any) -> str:
         """Return a setting as a user types it."""
         return f"--{name} {argument_text(value)}"
+
+    def word(self, name: str, value: Any) -> str:
+        """Return one setting as a command line has it: a flag, whatever `words` writes, or NAME=VALUE."""
+        if name in ENVIRONMENT:
+            return super().word(name, value)
+        return HuggingFaceTrainer.flag(self, name, value)
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return settings as a user types them; an unknown value becomes the one that saves memory."""
