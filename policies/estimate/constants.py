@@ -119,6 +119,11 @@ TABLE: dict[str, Constant] = {
         "ratio of the errors of published outcomes to the estimate's own: least log loss over the 29 trainers"
         " of the tuned half (python -m benchmarks.published)",
     ),
+    "interval": Constant(
+        2.75,
+        "standard deviations within which nine of ten peaks lie that earlier attempts or runs predicted"
+        " (python -m benchmarks.coverage)",
+    ),
     "unforeseen": Constant(
         0.10,
         "share of RL jobs that fail for what no term contains: within a standard error of the least log loss"

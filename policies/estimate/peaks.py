@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from autotune.policies.estimate.constants import card, constant
 from autotune.policies.estimate.engine import Engine, engine_of
@@ -47,7 +48,7 @@ class Estimates:
     on_engine: Floats  # (phase, configuration): 1 if the device is the engine's
     gpu_capacity: Floats  # (phase, configuration), bytes; infinite if unknown
     host_capacity: float
-    error: Floats  # (phase,)
+    error: Floats  # (phase, configuration), standard deviation of the peak as a share, before any attempt
     lengths: Floats  # (phase, configuration), bytes that one standard deviation of the mean length adds
     seconds: Floats  # (phase, configuration)
     step_s: Floats
@@ -66,6 +67,22 @@ class Estimates:
         """Peaks of a node's host in bytes, (phase, configuration)."""
         result: Floats = self.host_parts.sum(axis=1)
         return result
+
+    def at(self, places: NDArray[np.intp]) -> Estimates:
+        """Return the estimates of the configurations at these places, in this order."""
+        arrays = {name: getattr(self, name)[..., places] for name in _BY_CONFIGURATION}
+        return Estimates(host_capacity=self.host_capacity, **arrays)
+
+
+_BY_CONFIGURATION = tuple(field.name for field in fields(Estimates) if field.name != "host_capacity")
+
+
+def joined(parts: Sequence[Estimates]) -> Estimates:
+    """Return the estimates of all configurations of `parts`, which are of one job."""
+    arrays = {
+        name: np.concatenate([getattr(each, name) for each in parts], axis=-1) for name in _BY_CONFIGURATION
+    }
+    return Estimates(host_capacity=parts[0].host_capacity, **arrays)
 
 
 def estimates(
@@ -192,17 +209,7 @@ def _of_stages(
         )
         some = [replace(candidates[place], pipeline_parallel=size) for place in group]
         parts.append(estimates(staged, cluster, model, some, assumption=assumption, steps=steps))
-    order = np.argsort(np.concatenate(groups))
-    joined = {
-        field.name: np.concatenate([getattr(each, field.name) for each in parts], axis=-1)[..., order]
-        for field in fields(Estimates)
-        if field.name not in ("error", "host_capacity")
-    }
-    return Estimates(
-        **joined,
-        error=np.max([each.error for each in parts], axis=0),
-        host_capacity=parts[0].host_capacity,
-    )
+    return joined(parts).at(np.argsort(np.concatenate(groups)))
 
 
 def _trainer_phases(
@@ -278,15 +285,15 @@ def _errors(model: Model, layout: Layout, load: Load) -> Floats:
         "zero": _zero(layout),
         "pipeline": layout.pipeline_parallel > 1,
         "experts": model.experts > 0,
-        "context": bool((load.split > 1).any()),
         "lora": layout.lora_rank > 0,
         "hybrid": layout.strategy.startswith("fsdp") and 1 < layout.shards < layout.ranks,
         "linear": model.linear_layers > 0,
         "unknown": bool(model.unknown),
     }
-    extra = sum(_UNMEASURED[name] ** 2 for name, there in present.items() if there)
+    extra = np.full(load.count, sum(_UNMEASURED[name] ** 2 for name, there in present.items() if there))
+    extra = extra + _UNMEASURED["context"] ** 2 * (load.split > 1)
     base = np.array([_ENGINE_ERROR if phase in ENGINE_PHASES else _BASE_ERROR for phase in PHASES])
     # An engine sizes its pool by the free memory, so unmeasured training does not add to its phases.
     training = np.array([phase not in ENGINE_PHASES for phase in PHASES])
-    result: Floats = np.sqrt(base**2 + training * extra)
+    result: Floats = np.sqrt(base[:, None] ** 2 + training[:, None] * extra)
     return result

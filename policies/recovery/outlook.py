@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ from autotune.policies.estimate.belief.calibration import (
 )
 from autotune.policies.estimate.belief.gaussian import Floats, exceeded
 from autotune.policies.estimate.lengths import Assumption
-from autotune.policies.estimate.peaks import PHASES, Estimates, estimates
+from autotune.policies.estimate.peaks import PHASES, Estimates, estimates, joined
 from autotune.policies.remedies.step_size import missing_bytes, needed_bytes
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis
@@ -44,18 +45,26 @@ class Outlook:
     model: Model
     calibration: Calibration
     assumption: Assumption = Assumption.EXPECTED
+    # The estimates of all configurations so far, and the place of each: a ranking asks for most many times.
+    _estimated: list[Estimates] = field(default_factory=list, init=False, repr=False, compare=False)
+    _places: dict[Knobs, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def estimates(self, knobs: Sequence[Knobs]) -> Estimates:
         """Return the uncalibrated estimates."""
         accepted = self.run.accepted
-        return estimates(
-            accepted.profile,
-            accepted.cluster,
-            self.model,
-            knobs,
-            assumption=self.assumption,
-            steps=accepted.job.goal.steps,
-        )
+        new = tuple(dict.fromkeys(each for each in knobs if each not in self._places))
+        if new or not self._estimated:
+            more = estimates(
+                accepted.profile,
+                accepted.cluster,
+                self.model,
+                new,
+                assumption=self.assumption,
+                steps=accepted.job.goal.steps,
+            )
+            self._estimated[:] = [joined([*self._estimated, more])]
+            self._places.update(zip(new, count(len(self._places)), strict=False))
+        return self._estimated[0].at(np.array([self._places[each] for each in knobs], dtype=np.intp))
 
 
 def outlook(run: Run) -> Outlook | None:

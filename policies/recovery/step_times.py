@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter
 from statistics import median
 from typing import TypeAlias
 
@@ -74,12 +76,11 @@ def offered(
     groups = [sum(estimate.seconds[PHASES.index(phase)] for phase in group) for group in _GROUPS]
     if rollout_s is not None:
         groups[0] = rollout_s
-    places: dict[str, dict[Setting, float]] = {
-        knob: {value: place / max(1, len(values) - 1) for place, value in enumerate(values)}
-        for knob, values in axes.items()
-    }
-    codes = [[place.get(getattr(k, knob), 0.0) for knob, place in places.items()] for k in knobs]
-    return Offered(rows=np.stack(groups, axis=1), codes=np.array(codes).reshape(len(knobs), len(axes)))
+    codes = np.zeros((len(knobs), len(axes)))
+    for column, (knob, values) in enumerate(axes.items()):
+        places = {value: place / max(1, len(values) - 1) for place, value in enumerate(values)}
+        codes[:, column] = list(map(places.get, map(attrgetter(knob), knobs), repeat(0.0)))
+    return Offered(rows=np.stack(groups, axis=1), codes=codes)
 
 
 def pace_of(

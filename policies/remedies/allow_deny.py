@@ -26,7 +26,8 @@ def denial(recovery: Recovery, profile: Profile, before: Knobs, after: Knobs, *,
         effect = Effect.EXACT if support is None else support.effect
         if effect not in recovery.allow:
             return effect.value
-        for own in (knob, effect.value, *remedies_of(knob, old, new)):
+        names = (knob, effect.value, *remedies_of(knob, old, new)) if recovery.deny else ()
+        for own in names:
             if own in recovery.deny:
                 return own
     return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from itertools import compress
 from typing import Literal, TypeAlias, cast
 
 import msgspec
@@ -124,8 +126,9 @@ KNOBS: tuple[KnobName, ...] = cast("tuple[KnobName, ...]", Knobs.__struct_fields
 
 def changed(before: Knobs, after: Knobs) -> dict[str, tuple[Setting, Setting]]:
     """Return the knobs in which `after` differs, as name -> (before, after)."""
-    values = zip(KNOBS, msgspec.structs.astuple(before), msgspec.structs.astuple(after), strict=True)
-    return {name: (old, new) for name, old, new in values if old != new}
+    olds, news = msgspec.structs.astuple(before), msgspec.structs.astuple(after)
+    differ = map(operator.ne, olds, news)
+    return {name: (old, new) for name, old, new in compress(zip(KNOBS, olds, news, strict=True), differ)}
 
 
 def new_values(before: Knobs, after: Knobs) -> dict[str, Setting]:

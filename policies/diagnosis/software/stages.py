@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from autotune.policies.diagnosis.software.general_wordings import bar_stage, counting, general_stage
@@ -206,6 +207,7 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
 _COMPILED = tuple((Stage(phase, component), Pattern(pattern)) for component, phase, pattern in _TABLE)
 
 
+@lru_cache(maxsize=4096)  # every finding looks at the lines before it, mostly the same
 def stage_of(line: str) -> Stage | None:
     """Return the stage that a line announces for its process; None if it announces none."""
     running = counting(line)

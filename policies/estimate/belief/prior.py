@@ -101,7 +101,7 @@ def prior(estimate: Estimates, known: Learned | None) -> Belief:
             doubt.shared,
         )
     _block(covariance, list(HOST_COLUMNS), [_HOST_ERROR] * len(PARTS), 0.2)
-    scales = [_SCALE_SHARE * float(error) for error in estimate.error]
+    scales = [_SCALE_SHARE * float(error) for error in estimate.error.max(axis=1)]
     _block(covariance, [INDEX[f"{p.value}.scale"] for p in PHASES], scales, _SCALE_SHARED)
     growing = [INDEX[f"{phase.value}.late"] for phase in PHASES]
     _block(covariance, growing, [LATE_ERROR] * len(PHASES), _LATE_SHARED)

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -174,11 +175,14 @@ def quotations(place: str, rule: Rule, form: Format) -> list[str]:
     raise KeyError(place)
 
 
+parsed = cache(parse)
+
+
 class Player:
     """An attempt whose output and samples come as a clock turns."""
 
     def __init__(self, folder: Path, framework: str) -> None:
-        job = parse(JOBS[framework])
+        job = parsed(JOBS[framework])
         attempt = AttemptFolder(folder / "attempts" / "0001")
         attempt.path.parent.parent.mkdir(parents=True, exist_ok=True)
         attempt.create()
