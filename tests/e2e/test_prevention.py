@@ -1,4 +1,4 @@
-"""Failures met before they happen: the load of a checkpoint in a rehearsal, and memory that grows."""
+"""Failures met before they happen: by the estimate, in a rehearsal, and by a forecast."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.test_recovery import Finished, autotune
+from tests.e2e.test_recovery import ROOT, Finished, autotune, shorter
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 LEAKING = Path(__file__).parents[1] / "lookalikes" / "leaking"
 TINY = {"engine": "light", "prompts": 2, "samples": 2, "prompt_tokens": 8, "response_tokens": 8}
@@ -22,6 +22,15 @@ def run(folder: Path, verb: str, settings: dict[str, Any], **keys: Any) -> Finis
     job = {"name": "early", "framework": "builtin", "cluster": {"address": "local"}, "settings": settings}
     (folder / "job.yaml").write_text(yaml.safe_dump(job | keys))
     return autotune(folder, verb, "job.yaml", policy="estimate")
+
+
+def test_the_estimate_avoids_the_failures_of_the_demo(tmp_path: Path) -> None:
+    """By the ladder alone it takes four attempts."""
+    job = shorter(ROOT / "configs/builtin-cpu.yaml", tmp_path / "demo.yaml")
+    done = autotune(tmp_path, "launch", job, policy="estimate")
+    assert done.result.returncode == 0, done.story
+    assert len(done.of("started")) <= 2, done.story
+    assert [event["marginal"] for event in done.of("goal_reached")] == [False], done.story
 
 
 def test_a_load_that_needs_more_than_any_step_is_cured_before_the_training(tmp_path: Path) -> None:

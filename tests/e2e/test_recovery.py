@@ -115,7 +115,7 @@ def shorter(source: Path, target: Path) -> str:
     return str(target)
 
 
-def test_the_demo_recovers_from_every_phase_and_its_result_holds(tmp_path: Path) -> None:
+def test_the_demo_recovers_from_every_phase(tmp_path: Path) -> None:
     job = shorter(ROOT / "configs/builtin-cpu.yaml", tmp_path / "demo.yaml")
     done = autotune(tmp_path, "launch", job)
     assert done.result.returncode == 0, done.story
@@ -134,16 +134,6 @@ def test_the_demo_recovers_from_every_phase_and_its_result_holds(tmp_path: Path)
     assert Path(done.result.stdout.strip()).resolve() == stable.resolve() or str(stable).endswith(
         done.result.stdout.strip()
     )
-
-    again = autotune(tmp_path, "launch", shorter(stable, tmp_path / "again.yaml"))
-    assert again.result.returncode == 0, again.story
-    assert again.failures == []
-    assert len(again.of("started")) == 1
-
-    sized = autotune(tmp_path, "launch", job, policy="estimate")
-    assert sized.result.returncode == 0, sized.story
-    assert len(sized.of("started")) < len(done.of("started")), sized.story
-    assert [event["marginal"] for event in sized.of("goal_reached")] == [False], sized.story
 
 
 def test_memory_that_arrives_with_the_first_step_is_cured_from_the_checkpoint(tmp_path: Path) -> None:
@@ -181,6 +171,11 @@ def test_a_pass_is_cured_in_place_and_the_stable_job_has_the_smaller_value(tmp_p
     assert stable["settings"]["logprob_tokens"] == cures[-1]["after"]
     proof = yaml.safe_load((done.run / "certificate.json").read_text())
     assert "logprob_tokens" in {change["knob"] for change in proof["changes"]}
+
+    again = autotune(tmp_path, "launch", str(done.run / "stable.yaml"))
+    assert again.result.returncode == 0, again.story
+    assert again.failures == [] and again.of("cured_in_place") == [], again.story
+    assert len(again.of("started")) == 1
 
 
 def test_a_weight_sync_that_does_not_fit_gets_smaller_buckets(tmp_path: Path) -> None:
