@@ -71,7 +71,7 @@ def estimate(profile: Profile, cluster: Cluster, model: Model, knobs: Knobs) -> 
             gpu=Parts(**dict(zip(PARTS, gpu[row], strict=True))),
             host=Parts(**dict(zip(PARTS, host[row], strict=True))),
             component=Component.ROLLOUT if result.on_engine[row, column] else Component.TRAINER,
-            error=float(result.error[row]),
+            error=float(result.error[row, column]),
             gpu_capacity_bytes=0 if capacity == np.inf else int(capacity),
             host_capacity_bytes=host_capacity,
             seconds=float(result.seconds[row, column]),

@@ -36,6 +36,7 @@ def write(run: directory.RunFolder, *, limit_s: float = LIMIT_S, cut: Callable[[
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            env={**os.environ, "COLUMNS": ""},  # its message is read by line
             start_new_session=True,
         )
     except OSError as error:

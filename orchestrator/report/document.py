@@ -96,7 +96,7 @@ class Forecast(Value, frozen=True, kw_only=True):
     """The peak of a phase as the estimate saw it before an attempt."""
 
     bytes: float
-    error: float  # standard deviation
+    error: float  # that nine of ten measured peaks keep to; 0 before the first attempt: not calibrated
     capacity: float | None
     parts: dict[str, float]  # before calibration
 

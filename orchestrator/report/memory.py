@@ -15,13 +15,14 @@ from autotune.orchestrator.report.document import (
 )
 from autotune.orchestrator.report.story import Past
 from autotune.policies.estimate.belief.calibration import learned, predicted
+from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.outlook import Outlook
 from autotune.policies.remedies.step_size import needed_bytes
 from autotune.policies.search.trials import highest
 from autotune.policies.values.events import Policy
-from autotune.policies.values.failure import Cause
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Run, accepted_of
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.run.view import AttemptView, RunView
@@ -58,13 +59,26 @@ def memory_of(past: Past, view: RunView) -> Memory:
                 error=forecast.error,
                 measured=attempt.measured[phase].bytes,
             )
-            for attempt in attempts
+            for attempt, begun in zip(attempts, launched, strict=True)
             for phase, forecast in attempt.predicted.items()
-            if phase in attempt.measured and not attempt.measured[phase].upper_bound
+            if phase in attempt.measured
+            and not attempt.measured[phase].upper_bound
+            and _is_comparable(phase, begun)
         ),
         factors=_factors(past.whole()),
         calibrated_by=accepted.learned.runs if accepted.learned is not None else 0,
     )
+
+
+def _is_comparable(phase: str, attempt: AttemptView) -> bool:
+    """Return whether a phase's prediction counts what the attempt held in it.
+
+    The start of an attempt that resumes holds the checkpoint as well. The phases of a step are predicted with
+    the optimizer's state, which the first step of a training creates.
+    """
+    if phase == Phase.INIT.value:
+        return bool(attempt.steps) and attempt.steps[0].resumed_from is None
+    return phase == Phase.ROLLOUT_INIT.value or any(step.step > 1 for step in attempt.steps)
 
 
 def _chosen(view: RunView) -> int:
@@ -106,13 +120,15 @@ def _forecasts(view: Outlook | None, knobs: Knobs) -> dict[str, Forecast]:
         return {}
     estimate = view.estimates((knobs,))
     prediction = predicted(view.calibration, estimate)
+    calibrated = bool(view.run.attempts) or view.run.accepted.learned is not None
+    errors = prediction.gpu_error[:, 0] * (constant("interval") if calibrated else 0.0)
     result = {}
     for place, phase in enumerate(PHASES):
         total, capacity = float(prediction.gpu[place, 0]), float(estimate.gpu_capacity[place, 0])
         if total > 0:
             result[phase.value] = Forecast(
                 bytes=round(total),
-                error=round(float(prediction.gpu_error[place, 0])),
+                error=round(float(errors[place])),
                 capacity=capacity if math.isfinite(capacity) else None,
                 parts={
                     part: round(size)

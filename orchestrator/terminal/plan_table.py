@@ -13,6 +13,7 @@ from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.planner import GPU_UNKNOWN, PhasePlan, Plan, RungPlan
 from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, folded, rendered, table
 from autotune.orchestrator.units import counted, show_gib, show_setting
+from autotune.policies.estimate.constants import constant
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.rehearsing import LateEvent
@@ -163,7 +164,7 @@ def _estimate(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
     unit, scale = ("MiB", _MIB) if small else ("GiB", _GIB)
     runs = counted(plan.calibrated_by, "earlier run")
     by = " and ".join(each for each in (plan.log, runs if plan.calibrated_by else "") if each)
-    source = f"calibrated by {by}, ± one standard deviation" if by else NOT_CALIBRATED
+    source = f"calibrated by {by}, ± holds nine of ten peaks" if by else NOT_CALIBRATED
     host = max(phase.host_bytes for phase in plan.phases)
     of = " (the node's size is unknown; set cluster.host_memory)"
     if plan.cluster.host_memory_bytes:
@@ -362,10 +363,14 @@ def is_calibrated(plan: Plan) -> bool:
 
 
 def share_of(phase: PhasePlan, *, calibrated: bool) -> str:
-    """Return the share of its device that a phase fills; if calibrated, with the error in points."""
+    """Return the share of its device that a phase fills.
+
+    If calibrated, with the points by which nine of ten measured peaks differ from it at most.
+    """
     assert phase.capacity_bytes
     share = phase.total_bytes / phase.capacity_bytes
-    return f"{share:.0%}" + (f" ± {100 * phase.error * share:.0f}" if calibrated else "")
+    points = 100 * constant("interval") * phase.error * share
+    return f"{share:.0%}" + (f" ± {points:.0f}" if calibrated else "")
 
 
 def _sentence(phases: tuple[PhasePlan, ...], plan: Plan, *, where: str = "") -> str:

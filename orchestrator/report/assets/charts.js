@@ -79,7 +79,7 @@
     const told = (bytes) => (bytes === undefined || bytes === null ? "–" : isSmall([bytes]) ? `${(bytes / MIB).toFixed(1)} MiB` : `${(bytes / GIB).toFixed(2)} GiB`);
     const x = [rows.map((r) => r.phase), rows.map((r) => `#${r.attempt.number}`)];
     const text = rows.map((r) => `#${r.attempt.number} ${r.phase}: ${safe(clip(r.attempt.change, 80))}<br>` + [
-      r.forecast ? `predicted ${told(r.forecast.bytes)} ± ${told(r.forecast.error)}` : "", r.reading ? `measured ${r.reading.upper_bound ? "at most " : ""}${told(r.reading.bytes)}` : "",
+      r.forecast ? `predicted ${told(r.forecast.bytes)}${r.forecast.error ? ` ± ${told(r.forecast.error)}` : ""}` : "", r.reading ? `measured ${r.reading.upper_bound ? "at most " : ""}${told(r.reading.bytes)}` : "",
       r.needed ? `needed ${told(r.needed)}` : "", r.capacity ? `capacity ${told(r.capacity)}` : ""].filter(Boolean).join("<br>"));
     const shown = { x, text, textposition: "none", hovertemplate: "%{text}<extra></extra>" };
     const traces = [
