@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
 
 import msgspec
 
-from autotune.launchers.base import Framework
 from autotune.launchers.frameworks.tools.rows import CEILINGS
 from autotune.launchers.frameworks.tools.spellings import traces_in
 from autotune.orchestrator.explain.job_context import Context, Remedied, cluster_of, context_of, remedied
+from autotune.orchestrator.explain.log_steps import (
+    completed,
+    last_checkpoint,
+    last_step,
+    of_bar,
+    steps_in_all,
+    steps_of,
+    what_changed,
+)
 from autotune.orchestrator.explain.reader import Reading
 from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.units import show_gib
@@ -25,10 +30,8 @@ from autotune.policies.explain.hints import Hint, Residue, hints, residue_of
 from autotune.policies.explain.tensor_sizes import Named, named
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis, Evidence, Finding, Holder, Line
-from autotune.policies.values.events import Progressed
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Run
-from autotune.policies.values.observation import StepDone
 from autotune.policies.values.value import Value
 
 _HOLDER = re.compile(r"Process (\d{1,9}) has (\d{1,9}(?:\.\d{1,4})?) (GiB|MiB|KiB|bytes) memory in use")
@@ -36,6 +39,7 @@ _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1}
 _PREDICTED = 4  # maximum cures with a prediction
 _NAMED = 3  # maximum processes named
 _SAME_MESSAGE = 8  # lines within which one failure repeats its message
+_PROCESS = re.compile(r"\bpid=(?P<pid>\d{1,9})|\[rank(?P<rank>\d{1,6})\]|\b[GNX]PU (?P<card>\d{1,4})\b")
 _WHOLE_NODE = ",global_oom,"  # in the kernel's message if the whole node ran out, not a cgroup
 _SAME = 0.05  # maximum relative difference of two sizes of the same process
 
@@ -55,6 +59,7 @@ class Explanation(Value, frozen=True, kw_only=True):
     late: str = ""  # what grew over successful steps before a late failure
     ceilings: tuple[tuple[str, str], ...] = ()  # (place, the setting there that limits the memory)
     printed: frozenset[str] = frozenset()  # settings of the framework's guides that the log shows
+    steps: int | None = None  # of the whole training
     checkpoint: str = ""  # the last saved checkpoint in the log
     hints: tuple[Hint, ...] = ()
     residue: Residue | None = None  # GPU memory that the job's own sleeping engine keeps
@@ -64,12 +69,7 @@ class Explanation(Value, frozen=True, kw_only=True):
     @property
     def main_line(self) -> Line:
         """The line of evidence to print: the first with the requested size, otherwise the first."""
-        requested = self.diagnosis.facts.requested_bytes
-        lines = self.diagnosis.evidence
-        if requested:
-            figures = (line for line in lines if facts_of(line.text).requested_bytes == requested)
-            return next(figures, lines[0])
-        return lines[0]
+        return main_line_of(self.diagnosis)
 
     @property
     def failure(self) -> LoggedFailure:
@@ -80,6 +80,13 @@ class Explanation(Value, frozen=True, kw_only=True):
     def is_answer(self) -> bool:
         """Whether the cause is known."""
         return self.diagnosis.cause is not Cause.UNKNOWN
+
+
+def main_line_of(diagnosis: Diagnosis) -> Line:
+    """Return the line of evidence with the requested size, otherwise the first."""
+    requested, lines = diagnosis.facts.requested_bytes, diagnosis.evidence
+    figures = (line for line in lines if requested and facts_of(line.text).requested_bytes == requested)
+    return next(figures, lines[0])
 
 
 def explain(
@@ -94,7 +101,7 @@ def explain(
     context = context_of(reading, diagnosis, framework=framework, model=model, run=run)
     around = "\n".join(reading.around(diagnosis.evidence[0].line)) if diagnosis.evidence else ""
     if diagnosis.cause.is_memory and run is None:  # nothing else reads the steps
-        steps = completed(steps_of(context.framework, before.split("\n")) or _of_bar(before))
+        steps = completed(steps_of(context.framework, before.split("\n")) or of_bar(before))
         logits = context.framework is not None or LOGITS.search(around) is not None
         known = msgspec.structs.replace(context.known, steps=steps, logits=logits)
         context = msgspec.structs.replace(context, known=known)
@@ -123,6 +130,7 @@ def explain(
         followers=_followers(reading.evidence, diagnosis),
         holders=holders,
         printed=_printed(context, reading.ends),
+        steps=steps_in_all(context.framework, before, diagnosis.step),
         checkpoint=last_checkpoint(before),
         request=request,
         late=_late(reading, diagnosis, context),
@@ -197,13 +205,23 @@ def _ceilings(reading: Reading, diagnosis: Diagnosis) -> tuple[tuple[str, str], 
 def _followers(evidence: Evidence, diagnosis: Diagnosis) -> tuple[Finding, ...]:
     if not diagnosis.evidence or diagnosis.cause is Cause.UNKNOWN:
         return ()
-    first = diagnosis.evidence[0].line
-    repeated = {line.text for line in diagnosis.evidence if line.line - first <= _SAME_MESSAGE}
+    first = diagnosis.evidence[0]
+    repeated = {
+        line.text
+        for line in diagnosis.evidence
+        if line.line - first.line <= _SAME_MESSAGE and not _of_other_process(line.text, first.text)
+    }
     return tuple(
         finding
         for finding in evidence.findings
-        if finding.line.line > first and finding.line.text not in repeated
+        if finding.line.line > first.line and finding.line.text not in repeated
     )
+
+
+def _of_other_process(text: str, first: str) -> bool:
+    """Return whether two lines name different processes, ranks or GPUs."""
+    one, other = ({m.lastgroup: m[0] for m in _PROCESS.finditer(line)} for line in (text, first))
+    return any(one[name] != other[name] for name in one.keys() & other.keys())
 
 
 def _holders(diagnosis: Diagnosis) -> tuple[Holder, ...]:
@@ -215,7 +233,8 @@ def _holders(diagnosis: Diagnosis) -> tuple[Holder, ...]:
         return diagnosis.facts.holders
     if diagnosis.cause is not Cause.GPU_OOM or not diagnosis.evidence:
         return ()
-    text = " ".join(line.text for line in diagnosis.evidence)
+    line = main_line_of(diagnosis)
+    text = " ".join(each.text for each in diagnosis.evidence if not _of_other_process(each.text, line.text))
     holders = [
         Holder(pid=int(pid), held_bytes=round(float(size) * _UNITS[unit]))
         for pid, size, unit in _HOLDER.findall(text)
@@ -268,133 +287,3 @@ def predicted(context: Context, diagnosis: Diagnosis, cure: Cure) -> Prediction 
     if not all(math.isfinite(peak) for peak in peaks) or peaks[0] < _NEAR * capacity or peaks[1] >= peaks[0]:
         return None
     return Prediction(phase=phase, before_bytes=round(peaks[0]), after_bytes=round(peaks[1]))
-
-
-_MEMORY = re.compile(
-    r"(?i)mem(ory)?[_/].{0,20}(alloc|reserv|used)|(alloc|reserv|used).{0,12}(_gb|_gib|memory)"
-)
-_LENGTH = re.compile(r"(?i)(len(gth)?|seqlen)s?[_/]max|max_(seq_?len|length|response)|global_seqlen/max")
-_ANY_LENGTH = re.compile(r"(?i)(len(gth)?|seqlen)s?[_/](mean|max)|(mean|max)_(len(gth)?|seqlen)|response_len")
-_RUNNING_MAXIMUM = re.compile(r"(?i)max_mem|peak|mem\w*_max")
-_FEWEST = 4  # minimum steps of a trend
-_STEADY = 0.75  # minimum share of steps with growth; a running maximum that rose once shows one long batch
-_GROWTH = 0.02  # minimum growth, of the first value
-_LONGER = 0.1  # minimum increase over the longest before
-_KEPT = 200  # maximum steps examined
-_STEP = re.compile(
-    r"Training Progress: [^|]{0,40}\|[^|]*\| (\d{1,9})/\d|\bstep[:=] ?(\d{1,9}) - |"
-    r"Global Step: {1,8}(\d{1,9})/|\biteration +(\d{1,9})/ *\d+ *\|"
-)
-# verl's bar: the step, counted from the first process; then the time of this process and of one step.
-_BAR = re.compile(
-    r"Training Progress: [^|]{0,40}\|[^|]*\| (?P<step>\d{1,9})/(?P<of>\d{1,9}) "
-    r"\[(?:(?P<hours>\d{1,5}):)?(?P<minutes>\d\d):(?P<seconds>\d\d)<[^,\]]{1,20}, *"
-    r"(?P<rate>\d{1,9}(?:\.\d{1,9})?)(?P<unit>s/it|it/s)"
-)
-_SAVED = re.compile(
-    r"[Ss]av(?:ed|ing)\b.{0,120}?\b(?:to|at|in)\b[ :]{1,3}['\"]?"
-    r"(\S{0,300}?(?:global_step_?|checkpoint-|iter_|step[_-]?)\d{1,9})\b"
-)
-
-
-def last_step(framework: Framework | None, text: str) -> int | None:
-    """Return the last step in a text, in the format of its framework or a common one; None if none."""
-    if step := next(_steps(framework, reversed(text.split("\n"))), None):
-        return step.step
-    numbers = [int(next(filter(None, match.groups()))) for match in _STEP.finditer(text)]
-    return numbers[-1] if numbers else None
-
-
-def last_checkpoint(text: str) -> str:
-    """Return the folder of the last checkpoint that a text reports as saved; empty if none."""
-    return next(reversed(_SAVED.findall(text)), "")
-
-
-def steps_of(framework: Framework | None, lines: Iterable[str]) -> tuple[StepDone, ...]:
-    """Return the last _KEPT steps in the lines of a log."""
-    return tuple(_steps(framework, lines))[-_KEPT:]
-
-
-def _of_bar(text: str) -> tuple[StepDone, ...]:
-    """Return the steps of the last process, at most _KEPT, by the last progress bar of a text."""
-    bars = deque(_BAR.finditer(text), maxlen=1)
-    if not bars or not (rate := float(bars[0]["rate"])):
-        return ()
-    bar = bars[0]
-    elapsed = (int(bar["hours"] or 0) * 60 + int(bar["minutes"])) * 60 + int(bar["seconds"])
-    each, last = rate if bar["unit"] == "s/it" else 1 / rate, int(bar["step"])
-    first = max(1, last + 1 - min(_KEPT, round(elapsed / each)))
-    return tuple(StepDone(step=step, of=int(bar["of"]), seconds=each) for step in range(first, last + 1))
-
-
-def _steps(framework: Framework | None, lines: Iterable[str]) -> Iterator[StepDone]:
-    markers = map(framework.marker, lines) if framework is not None else ()
-    return (marker for marker in markers if isinstance(marker, StepDone))
-
-
-def completed(steps: Iterable[StepDone]) -> tuple[Progressed, ...]:
-    """Return the steps since their count last fell, as an earlier attempt's ended, each once."""
-    result: dict[int, Progressed] = {}
-    last = 0
-    for done in steps:
-        if done.step < last:
-            result.clear()
-        last = done.step
-        result[last] = Progressed(
-            attempt=1,
-            step=last,
-            of=done.of,
-            seconds=done.seconds,
-            tokens_per_second=done.tokens_per_second,
-            peaks=done.peaks,
-        )
-    return tuple(result.values())
-
-
-def what_changed(steps: tuple[StepDone, ...]) -> str:
-    """Return a description of what grew before a late failure; empty if the steps show no growth."""
-    return _longest(steps) or _growth(steps)
-
-
-def _growth(steps: tuple[StepDone, ...]) -> str:
-    for name, values in _series(steps, _MEMORY):
-        steady = sum(after > before for before, after in pairwise(values)) >= _STEADY * (len(values) - 1)
-        falls = any(after < before for before, after in pairwise(values))
-        if steady and not falls and values[0] > 0 and values[-1] >= values[0] * (1 + _GROWTH):
-            first, last = steps[-len(values)].step, steps[-1].step
-            return (
-                f"memory grew from step to step: `{name}` {values[0]:g} → {values[-1]:g} "
-                f"over steps {first} to {last}; {_reason(steps, name)}"
-            )
-    return ""
-
-
-def _reason(steps: tuple[StepDone, ...], memory: str) -> str:
-    """Return a possible reason for the growth of a memory metric: longer sequences, otherwise a leak."""
-    for name, values in _series(steps, _ANY_LENGTH):
-        half = len(values) // 2
-        if min(values[half:]) >= max(values[:half]) and values[-1] >= values[0] * (1 + _LONGER):
-            return f"so did the sequences: `{name}` {values[0]:g} → {values[-1]:g}"
-    longer = "longer batches, " if _RUNNING_MAXIMUM.search(memory) else ""
-    return f"{longer}a leak, or an engine that does not release its memory when it sleeps"
-
-
-def _longest(steps: tuple[StepDone, ...]) -> str:
-    for name, values in _series(steps, _LENGTH):
-        before = max(values[:-1])
-        if values[-1] >= before * (1 + _LONGER):
-            return (
-                f"the last logged batch has the longest sequences so far: `{name}` {values[-1]:g}, "
-                f"at most {before:g} before"
-            )
-    return ""
-
-
-def _series(steps: tuple[StepDone, ...], pattern: re.Pattern[str]) -> Iterable[tuple[str, list[float]]]:
-    if len(steps) < _FEWEST:
-        return
-    for name in steps[-1].metrics:
-        if pattern.search(name):
-            values = [step.metrics[name] for step in steps if name in step.metrics]
-            if len(values) >= _FEWEST:
-                yield name, values

@@ -7,12 +7,14 @@ import re
 from autotune.orchestrator.explain.analyze import Explanation
 from autotune.orchestrator.explain.headline import device_name, figure, on_budget
 from autotune.orchestrator.explain.sanitize import plain
-from autotune.orchestrator.units import show_gib
+from autotune.orchestrator.units import counted, show_gib
 from autotune.policies.diagnosis.memory_users import largest
 from autotune.policies.explain.advice import fragmentation_excluded
 from autotune.policies.values.failure import Cause, Component, Phase
 
 _CARD = re.compile(r"\b[GNX]PU (\d{1,4})\b")
+_RAY_PROCESS = re.compile(r"\(\w[\w.:]{0,80} pid=(?P<pid>\d{1,9})(?:, ip=(?P<host>[\w.:]{1,64}))?\)")
+_STEP_OF = re.compile(r"\d{1,9}$")  # a checkpoint's folder
 _OLD_ADVICE = "max_split_size_mb"
 _HELD = 4  # maximum processes listed
 
@@ -30,7 +32,9 @@ def forensics(explanation: Explanation) -> list[str]:
     elif explanation.diagnosis.cause is Cause.HOST_OOM:
         lines += _users(explanation)
     if explanation.checkpoint:
-        lines.append(f"info: last checkpoint in the log: {plain(explanation.checkpoint)}")
+        lines.append(
+            f"info: last checkpoint in the log: {plain(explanation.checkpoint)}{_since(explanation)}"
+        )
     if explanation.late:
         lines.append(f"info: {explanation.late}")
     return [line for line in lines if line]
@@ -45,13 +49,24 @@ def _place(explanation: Explanation) -> str:
         parts.append(f"component `{diagnosis.component}`")
     if diagnosis.rank is not None:
         parts.append(f"rank {diagnosis.rank}")
+    if (process := _RAY_PROCESS.search(explanation.main_line.text)) is not None:
+        parts.append(f"pid {process['pid']}" + (f" on {process['host']}" if process["host"] else ""))
     if diagnosis.step_text:
-        parts.append(diagnosis.step_text)
+        of = "" if explanation.steps is None else f" of {explanation.steps:,}"
+        parts.append(f"{diagnosis.step_text}{of}")
     if explanation.context.framework is not None:
         parts.append(f"framework `{explanation.context.framework.name}`")
     elif explanation.context.tools:
         parts.append(f"uses {', '.join(tool.name for tool in explanation.context.tools)}")
     return f"info: {', '.join(parts)}" if parts else ""
+
+
+def _since(explanation: Explanation) -> str:
+    """Return how many completed steps the last checkpoint does not hold; empty if it is not known."""
+    saved, step = _STEP_OF.search(explanation.checkpoint), explanation.diagnosis.step
+    if saved is None or step is None or not 0 < (lost := step - int(saved[0])) < step:
+        return ""
+    return f", {counted(lost, 'step')} before"
 
 
 def _card(explanation: Explanation) -> str:

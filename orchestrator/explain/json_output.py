@@ -70,6 +70,7 @@ class ExplanationDocument(Value, frozen=True, kw_only=True):
     component: Component
     rank: int | None
     step: int | None
+    steps: int | None  # of the whole training
     facts: FactsDocument
     fragmentation: bool
     confidence: float
@@ -78,6 +79,7 @@ class ExplanationDocument(Value, frozen=True, kw_only=True):
     consequence_ranks: list[int]
     request: RequestDocument | None
     holders: list[Holder]
+    checkpoint: str  # the last that the log reports as saved; empty: none
     framework: str | None
     tools: list[str]
     remedies: list[RemedyDocument]
@@ -101,6 +103,7 @@ def document(reads: list[Read]) -> bytes:
         component=diagnosis.component,
         rank=diagnosis.rank,
         step=diagnosis.step,
+        steps=explanation.steps,
         facts=FactsDocument(
             **{name: getattr(diagnosis.facts, name) for name in FactsDocument.__struct_fields__}
         ),
@@ -113,6 +116,7 @@ def document(reads: list[Read]) -> bytes:
         if request is None
         else RequestDocument(formula=request.formula, meaning=request.meaning),
         holders=list(explanation.holders),
+        checkpoint=plain(explanation.checkpoint),
         framework=framework.name if framework is not None else None,
         tools=[tool.name for tool in explanation.context.tools],
         remedies=[_remedy(remedied, explanation) for remedied in explanation.remedies],

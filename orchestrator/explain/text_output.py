@@ -89,8 +89,9 @@ def _consequences(explanation: Explanation) -> list[str]:
     alike = all(
         other.cause is explanation.diagnosis.cause for other in explanation.followers if other.rank in others
     )
-    places = ", ".join(str(other.line.line) for other in _one_per_rank(explanation.followers)[:_PLACES])
-    where = f" ({explanation.file}:{places})"
+    lines = [str(other.line.line) for other in _one_per_rank(explanation.followers)]
+    more = ", …" if count > min(len(lines), _PLACES) else ""
+    where = f" ({explanation.file}:{', '.join(lines[:_PLACES])}{more})"
     if others and rank is not None and not alike:
         verb = "died" if len(others) > 1 else "failed"
         return [f"info: first of {all_of} failures; {_listed(others)} {verb} because rank {rank} did{where}"]

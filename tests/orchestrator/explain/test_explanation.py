@@ -131,6 +131,35 @@ def test_another_holder_of_the_card_is_named() -> None:
     assert "pid 11 8.00 GiB" in render_explanation(result)
 
 
+def _worker(rank: int) -> str:
+    mark, pid = f"(WorkerDict pid={700 + rank}, ip=10.0.0.3)", 700 + rank
+    return (
+        f"{mark} torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.61 GiB. GPU {rank} has a total"
+        f" capacity of 79.11 GiB of which 7.92 GiB is free. Process {pid} has 71.19 GiB memory in use. Of the"
+        " allocated memory 65.30 GiB is allocated by PyTorch, and 3.50 GiB is reserved by PyTorch but"
+        " unallocated.\n"
+    )
+
+
+def test_ranks_that_fail_alike_are_counted_and_hold_nothing_of_each_others_gpus() -> None:
+    result = of("".join(map(_worker, (2, 0, 1))))
+    assert not result.holders
+    assert "first of 3 failures" in render_explanation(result)
+    assert "pid 702 on 10.0.0.3" in render_explanation(result)
+
+
+def test_the_total_of_steps_and_the_steps_since_the_last_checkpoint_are_named() -> None:
+    log = (
+        "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=8\n"
+        "(TaskRunner pid=41) local_global_step_folder: /ckpt/global_step_40\n"
+        "(TaskRunner pid=41) step:50 - perf/time_per_step:288.1 - training/global_step:50\n"
+        "(TaskRunner pid=41) Training Progress:   2%|# | 50/2110 [4:00:00<164:50:00, 288.11s/it]\n"
+    )
+    text = render_explanation(of(log + _worker(2)))
+    assert "after step 50 of 2,110" in text
+    assert "last checkpoint in the log: /ckpt/global_step_40, 10 steps before" in text
+
+
 @pytest.mark.parametrize(
     "log, hints",
     [

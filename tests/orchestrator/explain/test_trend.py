@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.orchestrator.explain.analyze import completed, what_changed
+from autotune.orchestrator.explain.log_steps import completed, what_changed
 from autotune.policies.values.observation import StepDone
 
 PEAKS = (58.2, 61.0, 63.5, 66.0, 68.1, 70.5)
