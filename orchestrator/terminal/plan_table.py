@@ -45,7 +45,9 @@ _NO_REHEARSAL = "the command has no {folder} and {steps}, so it could not run se
 _GIB, _MIB = float(1 << 30), float(1 << 20)
 _SMALL_BYTES = 4 * _GIB  # smaller devices are shown in MiB
 _SHORT_COMMAND = 8  # arguments
-_NEAR = 0.5  # share of a GPU's memory; remedies for phases below it are printed only with -v
+# Remedies that are printed without -v: those of the phases nearest to the limit.
+_NEAR = 0.5  # least share of a GPU's memory
+_MOST_PHASES = 3
 _TRAIN = ("forward", "backward", "optimizer")  # phases of the row `train`
 _SOURCE = re.compile(r" \([^()]*\)$")  # of the table of public models
 _INDENT = "  "
@@ -295,20 +297,26 @@ def _remedies(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
     )
     logged = _out_of_memory_in(plan.ladder[0]) if plan.log else ""
     phases.sort(key=lambda name: name != logged)
-    near = [n for n in phases if verbose or n == logged or shares.get(n, 1.0) >= _NEAR] or phases[:1]
+    near = [n for n in phases if n == logged or shares.get(n, 1.0) >= _NEAR][:_MOST_PHASES] or phases[:1]
+    rungs = {name: [r for r in plan.ladder if _out_of_memory_in(r) == name] for name in phases}
+    if not shares and not logged:  # no phase is known to be nearer than another: the first remedy of each
+        printed = {name: rungs[name] if verbose else rungs[name][:1] for name in phases}
+    else:
+        printed = {name: rungs[name] for name in (phases if verbose else near)}
     rows: list[tuple[str, str]] = []
-    for name in near:
+    for name, offered in printed.items():
         share = [f"{shares[name]:.0%}"] if name in shares else []
         rows.append((", ".join([name, *share, *([f"as in {plan.log}"] if name == logged else [])]), ""))
-        for rung in plan.ladder:
-            if _out_of_memory_in(rung) == name:
-                changes = ",\n".join(messages.arrow(knob, *values) for knob, values in rung.changes.items())
-                rows.append((textwrap.indent(changes, _INDENT), _price(rung)))
+        for rung in offered:
+            changes = ",\n".join(messages.arrow(knob, *values) for knob, values in rung.changes.items())
+            rows.append((textwrap.indent(changes, _INDENT), _price(rung)))
     body = rendered(table(rows, wrap={1: 16}), width=None if width is None else width - len(_INDENT))
     lines = ["if it runs out of memory, in this order", *textwrap.indent(body, _INDENT).split("\n")]
-    if left := ", ".join(name for name in phases if name not in near):
-        far = f"far from the limit: {left} (their remedies: -v)"
-        lines += _wrapped(far, width or PIPED_WIDTH, _INDENT)
+    if hidden := len(plan.ladder) - sum(map(len, printed.values())):
+        others = [name for name in phases if name not in printed]
+        of = f" for {', '.join(others)}" if others else ""
+        more = f"{hidden} more {'remedy' if hidden == 1 else 'remedies'}{of}: -v"
+        lines += _wrapped(more, width or PIPED_WIDTH, _INDENT)
     return lines
 
 

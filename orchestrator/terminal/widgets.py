@@ -56,6 +56,7 @@ _LABEL = re.compile(
 )
 _EXCERPT = re.compile(r" *\d* +(?:\||-->)")  # a line of a log and its place
 _TO_COPY = re.compile(r"`[^`]*`|\bautotune [^`]*$")  # a command, or what is quoted
+_SIGN = re.compile(r"^( *[-+~]) (?=\S)")  # of a changed setting
 _STYLES = (
     (re.compile(r"^(error(\[[\w-]+\])?|unknown):", re.MULTILINE), {"fg": "red", "bold": True}),
     (re.compile(r"^warning:", re.MULTILINE), {"fg": "yellow"}),
@@ -154,12 +155,16 @@ def _folded(line: str, width: int) -> str:
 
 
 def rows_of(text: str, width: int) -> list[str]:
-    """Return a line as rows of at most `width` columns; a word, and a quote that fits, stays whole."""
+    """Return a line as rows of at most `width` columns; a word, and a quote that fits, stays whole.
+
+    A sign stays beside the setting that it is of.
+    """
 
     def whole(match: re.Match[str]) -> str:
         return match[0].replace(" ", "\N{NO-BREAK SPACE}") if len(match[0]) <= width else match[0]
 
-    rows = textwrap.wrap(_TO_COPY.sub(whole, text), width, break_long_words=False, break_on_hyphens=False)
+    text = _SIGN.sub("\\1\N{NO-BREAK SPACE}", _TO_COPY.sub(whole, text))
+    rows = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
     return [row.replace("\N{NO-BREAK SPACE}", " ") for row in rows]
 
 

@@ -120,7 +120,8 @@ def test_remedies_for_a_phase_far_from_its_limit_wait_for_a_question(tmp_path: P
     outcome = sized_plan(tmp_path)
     short = render_plan(outcome, file="job.yaml", verbose=False).split("if it runs out of memory")[1]
     assert re.findall(r"^  (\w+), \d+%", short, re.MULTILINE)[0] == "rollout"
-    assert "far from the limit: " in short and "  init, " not in short
+    assert re.search(r"\n  \d+ more remedies for [a-z_, ]*\binit\b[a-z_, ]*: -v\n", short)
+    assert "  init, " not in short and len(re.findall(r"^  (\w+), \d+%", short, re.MULTILINE)) == 3
     narrow = render_plan(outcome, file="job.yaml", verbose=False, width=80).split("if it runs out of")[1]
     assert max(map(len, narrow.splitlines())) <= 80
     assert "  init, " in render_plan(outcome, file="job.yaml", verbose=True)
@@ -198,7 +199,7 @@ def test_people_are_told_where_values_come_from_and_why_not() -> None:
 
 
 def test_a_change_before_the_first_launch_has_its_reason_and_each_knob_once() -> None:
-    result = CliRunner().invoke(main, ["plan", str(CONFIGS / "builtin-cpu.yaml")])
+    result = CliRunner().invoke(main, ["plan", str(CONFIGS / "builtin-cpu.yaml"), "-v"])
     first, rest = result.stdout.split("first attempt: ")[1].split("if it runs out of memory")
     assert first.startswith("changed from your job, because log_prob would need ")
     assert "MiB more than the device has" in first and "as written" not in first
