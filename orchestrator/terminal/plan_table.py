@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.additions import change_lines
 from autotune.orchestrator.config.cards import find_card
-from autotune.orchestrator.planner import GPU_UNKNOWN, PhasePlan, Plan, RungPlan
+from autotune.orchestrator.planner import GPU_UNKNOWN, PhasePlan, Plan
+from autotune.orchestrator.terminal.plan_remedies import remedies
 from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, folded, rendered, table
 from autotune.orchestrator.units import counted, show_gib, show_setting
 from autotune.policies.estimate.constants import constant
-from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.rehearsing import LateEvent
 
@@ -45,10 +44,6 @@ _NO_REHEARSAL = "the command has no {folder} and {steps}, so it could not run se
 _GIB, _MIB = float(1 << 30), float(1 << 20)
 _SMALL_BYTES = 4 * _GIB  # smaller devices are shown in MiB
 _SHORT_COMMAND = 8  # arguments
-# Remedies that are printed without -v: those of the phases nearest to the limit.
-_NEAR = 0.5  # least share of a GPU's memory
-_MOST_PHASES = 3
-_TRAIN = ("forward", "backward", "optimizer")  # phases of the row `train`
 _SOURCE = re.compile(r" \([^()]*\)$")  # of the table of public models
 _INDENT = "  "
 
@@ -81,7 +76,7 @@ def render_plan(
             part for each in change_lines(plan.additions) for part in _change(each, width or PIPED_WIDTH)
         ]
     if plan.ladder:
-        lines += ["", *_remedies(plan, width, verbose=verbose)]
+        lines += ["", *remedies(plan, width, verbose=verbose)]
     else:
         why = (
             "nothing that it can change saves memory"
@@ -285,61 +280,6 @@ def _change(line: str, width: int) -> list[str]:
         return folded(f"{_INDENT}{line}", width).split("\n")
     indent = _INDENT * 3
     return textwrap.wrap(line.strip(), width, initial_indent=indent, subsequent_indent=indent)
-
-
-def _remedies(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
-    """Return the remedies after a failure of each phase, the phase nearest to its limit first."""
-    shares = {
-        row: phase.total_bytes / phase.capacity_bytes for row, phase in _by_row(plan) if phase.capacity_bytes
-    }
-    phases = sorted(
-        dict.fromkeys(map(_out_of_memory_in, plan.ladder)), key=lambda name: -shares.get(name, 1.0)
-    )
-    logged = _out_of_memory_in(plan.ladder[0]) if plan.log else ""
-    phases.sort(key=lambda name: name != logged)
-    near = [n for n in phases if n == logged or shares.get(n, 1.0) >= _NEAR][:_MOST_PHASES] or phases[:1]
-    rungs = {name: [r for r in plan.ladder if _out_of_memory_in(r) == name] for name in phases}
-    if not shares and not logged:  # no phase is known to be nearer than another: the first remedy of each
-        printed = {name: rungs[name] if verbose else rungs[name][:1] for name in phases}
-    else:
-        printed = {name: rungs[name] for name in (phases if verbose else near)}
-    rows: list[tuple[str, str]] = []
-    for name, offered in printed.items():
-        share = [f"{shares[name]:.0%}"] if name in shares else []
-        rows.append((", ".join([name, *share, *([f"as in {plan.log}"] if name == logged else [])]), ""))
-        for rung in offered:
-            changes = ",\n".join(messages.arrow(knob, *values) for knob, values in rung.changes.items())
-            rows.append((textwrap.indent(changes, _INDENT), _price(rung)))
-    body = rendered(table(rows, wrap={1: 16}), width=None if width is None else width - len(_INDENT))
-    lines = ["if it runs out of memory, in this order", *textwrap.indent(body, _INDENT).split("\n")]
-    if hidden := len(plan.ladder) - sum(map(len, printed.values())):
-        others = [name for name in phases if name not in printed]
-        of = f" for {', '.join(others)}" if others else ""
-        more = f"{hidden} more {'remedy' if hidden == 1 else 'remedies'}{of}: -v"
-        lines += _wrapped(more, width or PIPED_WIDTH, _INDENT)
-    return lines
-
-
-def _out_of_memory_in(rung: RungPlan) -> str:
-    """Return what ran out: the phase or, for an unknown program, the memory."""
-    phase = "" if rung.phase == Phase.NONE.value else rung.phase
-    if rung.cause == Cause.HOST_OOM.value:
-        return f"host memory{f' in {phase}' if phase else ''}"
-    return phase or "GPU memory"
-
-
-def _by_row(plan: Plan) -> Iterator[tuple[str, PhasePlan]]:
-    """Yield the names of phases that remedies use, each with its row of the table."""
-    for phase in plan.phases:
-        for name in (phase.phase, *(_TRAIN if phase.phase == "train" else ())):
-            yield name, phase
-
-
-def _price(rung: RungPlan) -> str:
-    cost = rung.slows.removeprefix("nothing").removeprefix("; ")
-    faster = rung.slows.startswith("nothing")
-    price = f"{rung.effect.value}{f'; {cost}' if faster and cost else f'; slows {cost}' if cost else ''}"
-    return "; ".join((price, *rung.at_least))
 
 
 NOT_CALIBRATED = "not calibrated"
