@@ -112,6 +112,15 @@ def show_time_left(least_s: float, most_s: float) -> str:
     return f"{_rounded(least)} to {_rounded(most)} left"
 
 
+def show_ago(seconds: float) -> str:
+    """Return `just now` or `12 mins ago`."""
+    for unit, size in (("day", 86400), ("hr", 3600), ("min", 60)):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{counted(count, unit)} ago"
+    return "just now"
+
+
 def _rounded(seconds: int) -> str:
     """Return `20s`, `2m 30s`, `9m` or `2h 05m`."""
     return show_duration(seconds).removesuffix(" 00s")

@@ -28,7 +28,7 @@ from autotune.orchestrator.run_states import DISPLAYS
 from autotune.orchestrator.terminal import widgets
 from autotune.orchestrator.terminal.standard_streams import was_left
 from autotune.orchestrator.terminal.widgets import rendered, say
-from autotune.orchestrator.units import counted, show_duration, show_gib
+from autotune.orchestrator.units import show_ago, show_duration, show_gib
 from autotune.policies.forecast.time_left import TimeLeft, step_seconds
 from autotune.policies.values.events import Accepted, CuredInPlace, Foreseen, Started, Tried
 from autotune.policies.values.job import Job
@@ -45,9 +45,9 @@ Exit codes:
 _REPEAT_S = 2.0
 _HEARTBEAT_S = 60.0  # interval of repeated output if the table cannot be redrawn
 _STEPS = 24  # of the running attempt, in the sparkline of step times
-_HEAD = ("RUN", "NAME", "FRAMEWORK", "CLUSTER", "SUBMITTED", "TOTAL", "RUNNING", "#ATTEMPTS", "STATUS")
+_HEAD = ("RUN", "NAME", "FRAMEWORK", "CLUSTER", "SUBMITTED", "TOTAL", "IN ATTEMPTS", "#ATTEMPTS", "STATUS")
 _NAME = 24  # columns
-_LEAST_NEEDED = ("RUNNING", "FRAMEWORK", "SUBMITTED", "CLUSTER")  # dropped if the table is too wide
+_LEAST_NEEDED = ("IN ATTEMPTS", "FRAMEWORK", "SUBMITTED", "CLUSTER")  # dropped if the table is too wide
 
 
 class AttemptStatus(Value, frozen=True, kw_only=True):
@@ -292,21 +292,15 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
             run.name if width is None else "\n".join(textwrap.wrap(run.name, _NAME)),
             run.framework,
             run.cluster,
-            _ago(now - seconds_of(run.submitted)) if run.submitted else "-",
+            show_ago(now - seconds_of(run.submitted)) if run.submitted else "-",
             show_duration(run.total_s),
             messages.lasted(run.running_s, at_least=_is_open_ended(run)),
             str(len(run.attempts)),
-            run.status,
+            run.status if attempts else _progress(run),
         )
         for run in standings
     ]
-    columns = list(_HEAD)
-    for name in ("", *_LEAST_NEEDED):
-        columns = [each for each in columns if each != name]
-        cells = [[row[_HEAD.index(each)] for each in columns] for row in rows]
-        text = rendered(widgets.table(cells, head=columns), width=None)
-        if width is None or max(map(len, text.splitlines())) <= width:
-            break
+    text = _fitting(rows, width)
     if not attempts:
         return text
     run, parts = standings[0], [text]
@@ -330,6 +324,29 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
     parts += [f"  edited: {edit}" for edit in run.edits]
     parts += [f"  {run.problem}"] if run.problem else []
     return "\n".join(parts)
+
+
+def _fitting(rows: list[tuple[str, ...]], width: int | None) -> str:
+    """Return the table without the columns, and then without the time left, for which there is no room."""
+    columns = list(_HEAD)
+    for name in ("", *_LEAST_NEEDED, _HEAD[-1]):
+        if name == _HEAD[-1]:
+            rows = [(*row[:-1], row[-1].split(",")[0]) for row in rows]
+        else:
+            columns = [each for each in columns if each != name]
+        cells = [[row[_HEAD.index(each)] for each in columns] for row in rows]
+        text = rendered(widgets.table(cells, head=columns), width=None)
+        if width is None or max(map(len, text.splitlines())) <= width:
+            break
+    return text
+
+
+def _progress(run: RunStatus) -> str:
+    """Return the state of a run; while an attempt is running also its step and the time left, if known."""
+    if not run.running or not run.attempts or not run.attempts[-1].status.startswith(f"{run.status} step"):
+        return run.status
+    left = f", {messages.time_left(run.left)}" if run.left is not None else ""
+    return f"{run.attempts[-1].status}{left}"
 
 
 def _left(run: RunStatus) -> list[str]:
@@ -415,14 +432,6 @@ def _short_place(accepted: Accepted) -> str:
     return f"{gpus}×{cluster.gpu_name or 'GPU'}" if gpus else f"{cluster.nodes}×CPU"
 
 
-def _ago(seconds: float) -> str:
-    for unit, size in (("day", 86400), ("hr", 3600), ("min", 60)):
-        if seconds >= size:
-            count = int(seconds // size)
-            return f"{counted(count, unit)} ago"
-    return "just now"
-
-
 @click.command("status", epilog=_CODES)
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=run_ids)
 @click.option("--watch", is_flag=True, help="Refresh every two seconds until the run is over.")
@@ -430,6 +439,8 @@ def _ago(seconds: float) -> str:
 @click.pass_context
 def command(context: click.Context, run: str | None, watch: bool) -> None:
     """List all runs, or the attempts of one. RUN is an id or the start of one.
+
+    TOTAL is the time since the launch, IN ATTEMPTS the part of it in which an attempt ran.
 
     \b
     Example:

@@ -319,7 +319,7 @@ def test_status_shows_runs_and_attempts(home: Path) -> None:
     run("launch", "job.yaml", cwd=home, play="tight_memory")
     table = run("status", cwd=home).out.splitlines()
     assert table[0].split() == [
-        "RUN", "NAME", "FRAMEWORK", "CLUSTER", "SUBMITTED", "TOTAL", "RUNNING", "#ATTEMPTS", "STATUS"
+        "RUN", "NAME", "FRAMEWORK", "CLUSTER", "SUBMITTED", "TOTAL", "IN", "ATTEMPTS", "#ATTEMPTS", "STATUS"
     ]  # fmt: skip
     assert table[1].split()[1:4] == ["story", "builtin", "1×CPU"]
     assert table[1].split()[-2:] == ["2", "COMPLETED"]

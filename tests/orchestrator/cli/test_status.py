@@ -67,6 +67,17 @@ def test_a_table_of_runs_fits_80_columns() -> None:
     assert max(map(len, searched.splitlines())) <= 80
 
 
+def test_a_running_run_shows_its_step_and_the_time_left_where_there_is_room() -> None:
+    run = replace(RUN, framework="verl", cluster="8×H100-80GB", submitted="2026-11-28T12:00:00Z")
+    run = replace(run, left=TimeLeft(least_s=532.0, most_s=671.0))
+    for width in (None, 80):
+        text = table([run], now=0.0, attempts=False, width=width)
+        assert text.endswith("RUNNING step 3/20, 8m to 12m left")
+        assert width is None or max(map(len, text.splitlines())) <= width
+    narrow = table([replace(run, name="a-name-of-24-characters-")], now=0.0, attempts=False, width=70)
+    assert narrow.endswith("RUNNING step 3/20") and max(map(len, narrow.splitlines())) <= 70
+
+
 def test_the_time_of_an_attempt_that_nobody_watched_to_its_end_is_at_least_what_was_seen() -> None:
     run = replace(RUN, attempts=(ATTEMPT, UNWATCHED, NO_SIGN), running_s=124.0)
     first, *below = table([run], now=0.0, attempts=True).splitlines()[1:]
