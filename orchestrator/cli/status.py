@@ -286,7 +286,7 @@ def _course(standings: list[RunStatus], *, attempts: bool) -> str:
 
 def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int | None = None) -> str:
     """Return runs as a table; None: unlimited `width`; with `attempts`, also those of the first run."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             run.run,
             run.name if width is None else "\n".join(textwrap.wrap(run.name, _NAME)),

@@ -30,6 +30,7 @@ class Edit(NamedTuple):
     value: Any
     why: str
     is_repeated: bool = False  # another edit has the reason in full
+    moves_remark: bool = False  # what is said behind the old value goes with it into the comment
 
 
 def edited(text: str, edits: list[Edit], *, literal: tuple[str, ...] = ()) -> str:
@@ -110,13 +111,14 @@ def _apply(root: CommentedMap, edit: Edit, *, indent: int) -> str | None:
             break
         owner, depth = child, depth + 1
     old = owner.get(name) if depth == len(parents) and name in owner else None
+    remark = _take_remark(owner, name) if edit.moves_remark and edit.why and old is not None else ""
     for below in reversed(edit.path[depth + 1 :]):
         value = CommentedMap({str(below): value})
     _put(owner, str(edit.path[depth]), value)
     if not edit.why:
         return None
     level = _deepest_block(root, parents)
-    comment = _comment(edit, old, edit.path[level + 1 :])
+    comment = _comment(edit, old, edit.path[level + 1 :], remark=remark)
     if not comment:
         return None
     if level < 0:
@@ -138,16 +140,28 @@ def _deepest_block(root: CommentedMap, parents: list[str]) -> int:
     return level
 
 
-def _comment(edit: Edit, old: Any, below: Path) -> str:
+def _take_remark(owner: CommentedMap, name: str) -> str:
+    """Remove and return the comment behind a value; empty if there is none."""
+    slots = owner.ca.items.get(name)
+    token = None if slots is None else slots[_MAP_COMMENT]
+    if token is None:
+        return ""
+    own, newline, following = str(token.value).partition("\n")
+    token.value = f"{newline}{following}"
+    return own.strip().lstrip("# ")
+
+
+def _comment(edit: Edit, old: Any, below: Path, *, remark: str = "") -> str:
     """Return an edit's comment on one line; `below` is the path relative to the line that it precedes."""
     before = old if isinstance(old, str) else "" if old is None else json.dumps(old, ensure_ascii=False)
     name, named, _ = edit.why.partition(": ")
     why = name if named and edit.is_repeated else edit.why
-    remark = ": ".join(part for part in (f"was {before}" if before else "", why) if part)
-    if not remark:
+    was = f"was {before}{f' ({remark})' if remark else ''}" if before else ""
+    sentence = ": ".join(part for part in (was, why) if part)
+    if not sentence:
         return ""
     where = f"{'.'.join(map(str, below))}: " if below else ""
-    return " ".join(f"{where}{remark}".split())
+    return " ".join(f"{where}{sentence}".split())
 
 
 def _above(comments: list[str], text: str) -> str:

@@ -120,13 +120,16 @@ def _changes(view: RunView, framework: Framework, accepted: Accepted, knobs: Kno
 
 
 def _reasons(view: RunView, profile: Profile) -> dict[str, str]:
-    """Return the remedy that gave each setting its last value."""
+    """Return why each setting has its last value."""
     reasons: dict[str, str] = {}
     for attempt in view.attempts.values():
-        remedy = attempt.decided.remedy if attempt.decided is not None else None
-        for knob in remedy.changes if remedy is not None else ():
+        if (decided := attempt.decided) is None or decided.remedy is None:
+            continue
+        failed = view.attempts.get(decided.attempt)
+        why = export.reason_of(decided.remedy, None if failed is None else failed.diagnosed)
+        for knob in decided.remedy.changes:
             support = profile.supported.get(knob)
-            reasons[knob if support is None else support.setting] = remedy.name if remedy is not None else ""
+            reasons[knob if support is None else support.setting] = why
     return reasons
 
 
@@ -136,7 +139,8 @@ def _commands(run: directory.RunFolder, verdict: Verdict | None) -> tuple[Fact, 
     if stable.is_file():
         rows.append(Fact(name="launch the proven job", value=f"autotune launch {_path(stable)}"))
         script = stable.with_name("launch.sh")
-        rows.append(Fact(name="the same without autotune", value=f"bash {_path(script)}"))
+        if getattr(verdict, "growth", None) is None:  # memory that grows needs the restarts of a launch
+            rows.append(Fact(name="the same without autotune", value=f"bash {_path(script)}"))
         if run.request.mode is directory.Mode.LAUNCH:
             rows.append(Fact(name="look for a faster one", value=f"autotune search {_path(stable)}"))
     if verdict is None or isinstance(verdict, (Interrupted, Infrastructure)):

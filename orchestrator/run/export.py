@@ -21,6 +21,7 @@ from autotune.orchestrator.run.script import command_of, script
 from autotune.orchestrator.units import typed_size
 from autotune.policies.certificate.compose import certificate_of
 from autotune.policies.certificate.contents import Certificate
+from autotune.policies.recovery.first_launch import PREFLIGHT
 from autotune.policies.recovery.rehearsal import passed
 from autotune.policies.search import trials
 from autotune.policies.values.events import CuredInPlace, Decided, Diagnosed, History
@@ -29,6 +30,7 @@ from autotune.policies.values.history import accepted_of, fold
 from autotune.policies.values.job import Job
 from autotune.policies.values.knob_table import KNOB_TABLE, Unit
 from autotune.policies.values.knobs import Knobs, changed
+from autotune.policies.values.observation import MemoryGrowth
 from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.run.view import RunView
 
@@ -36,7 +38,9 @@ STABLE = "stable.yaml"
 SCRIPT = "launch.sh"
 CERTIFICATE = "certificate.json"
 REHEARSED = "rehearsed.yaml"  # a rehearsal is no proof of a training
-_ORIGIN = re.compile(r"\A# Written by autotune run .*\n")  # of the run whose stable job this one starts from
+_RESTARTED = ": a launch restarts it from its checkpoints."
+# Of the run whose stable job this one starts from.
+_ORIGIN = re.compile(rf"\A# Written by autotune run .*\n(?:# .*{re.escape(_RESTARTED)}\n)?")
 
 
 def stable_knobs(view: RunView) -> Knobs | None:
@@ -83,13 +87,15 @@ def write(
     """Write the job with proven knobs, and launch.sh of a stable one."""
     text = stable_text(run.job_text, history, framework, job, knobs)
     origin = _origin(run.id, history, knobs)
-    directory.write_private(run.path / name, f"# {origin}\n{_ORIGIN.sub('', text)}".encode())
+    head = "".join(f"# {line}\n" for line in origin.splitlines())
+    directory.write_private(run.path / name, f"{head}{_ORIGIN.sub('', text)}".encode())
     if name != STABLE:
         return
     command = command_of(
         framework, job, knobs, history=history, run=f"{run.id}-stable", attempt=1, resume=False
     )
-    comments = (f"{origin} Starts at step 0, without autotune.",)
+    alone = "without autotune" if _growth(history) is None else "without autotune and its restarts"
+    comments = (f"{origin}\nStarts at step 0, {alone}.",)
     text = script(command, job, comments=comments)
     directory.write_private(run.path / SCRIPT, text.encode(), executable=True)
 
@@ -109,7 +115,16 @@ def _origin(run: str, history: History, knobs: Knobs) -> str:
     free = (
         f", {goal.headroom:.0%} of the fullest memory free" if goal is not None and goal.headroom < 1 else ""
     )
-    return f"Written by autotune run {run}: step {attempts[-1].step} reached without a failure{free}."
+    reached = f"Written by autotune run {run}: step {attempts[-1].step} reached"
+    if (growth := _growth(history)) is not None:
+        return f"{reached}{free}.\n{growth.text[0].upper()}{growth.text[1:]}{_RESTARTED}"
+    return f"{reached} without a failure{free}."
+
+
+def _growth(history: History) -> MemoryGrowth | None:
+    """Return the growth of memory for which attempts were started again with the same settings."""
+    decided = (attempt.next for attempt in reversed(RunView(history).training))
+    return next((each.growth for each in decided if each is not None and each.growth is not None), None)
 
 
 def _marked(text: str, job: Job) -> str:
@@ -132,6 +147,7 @@ def stable_text(job_text: str, history: History, framework: Framework, job: Job,
             ("settings", key),
             value,
             reasons.get(by_setting.get(key, key), "part of the stable configuration"),
+            moves_remark=True,
         )
         for key, value in settings.items()
     ]
@@ -175,22 +191,29 @@ def _as_written(job: Job, base: Job) -> Job:
 
 
 def _reasons(history: History) -> dict[str, str]:
-    """Return, by knob, the failure after which it was last changed, if any."""
+    """Return, by knob, the failure after which it was last changed, or else why."""
     out: dict[str, str] = {}
-    failures: dict[int, str] = {}
+    failures: dict[int, Diagnosed] = {}
     for event in history:
         match event:
-            case Diagnosed(cause=cause, phase=phase, attempt=number):
-                where = "" if phase is Phase.NONE else f" in {phase.value}"
-                failures[number] = f"after {cause.value}{where} of attempt {number}"
+            case Diagnosed(attempt=number):
+                failures[number] = event
             case Decided(remedy=Remedy() as remedy, attempt=number):
-                why = failures.get(number, f"{remedy.name}: {remedy.reason}")
-                out |= dict.fromkeys(remedy.changes, why)
+                out |= dict.fromkeys(remedy.changes, reason_of(remedy, failures.get(number)))
             case CuredInPlace():
                 out[event.knob] = f"cured in place: {event.phase} ran out of memory in step {event.step}"
             case _:
                 pass
     return out
+
+
+def reason_of(remedy: Remedy, failure: Diagnosed | None) -> str:
+    """Return after which failure a remedy was taken; without one its name, if it has one, and why."""
+    if failure is not None:
+        where = "" if failure.phase is Phase.NONE else f" in {failure.phase.value}"
+        return f"after {failure.cause.value}{where} of attempt {failure.attempt}"
+    name = "before the first launch" if remedy.name == PREFLIGHT else remedy.name
+    return f"{name}: {remedy.reason.split('; ')[0]}"
 
 
 def write_certificate(run: directory.RunFolder, history: History, framework: Framework, knobs: Knobs) -> None:

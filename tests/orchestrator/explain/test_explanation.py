@@ -135,8 +135,8 @@ def _worker(rank: int) -> str:
     mark, pid = f"(WorkerDict pid={700 + rank}, ip=10.0.0.3)", 700 + rank
     return (
         f"{mark} torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.61 GiB. GPU {rank} has a"
-        f" total capacity of 79.11 GiB of which 7.92 GiB is free. Process {pid} has 71.19 GiB memory in use. Of the"
-        " allocated memory 65.30 GiB is allocated by PyTorch, and 3.50 GiB is reserved by PyTorch but"
+        f" total capacity of 79.11 GiB of which 7.92 GiB is free. Process {pid} has 71.19 GiB memory in use."
+        " Of the allocated memory 65.30 GiB is allocated by PyTorch, and 3.50 GiB is reserved by PyTorch but"
         " unallocated.\n"
     )
 

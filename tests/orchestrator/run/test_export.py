@@ -21,12 +21,13 @@ from autotune.policies.values.events import (
     Ended,
     Event,
     GoalReached,
+    Progressed,
     Started,
 )
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.observation import Cancelled, Completed, Crashed
+from autotune.policies.values.observation import Cancelled, Completed, Crashed, MemoryGrowth
 from autotune.policies.values.remedy import Remedy
 from autotune.policies.values.run.view import RunView
 from tests.launchers.frameworks import megatron_jobs
@@ -91,8 +92,8 @@ def test_the_stable_job_loads_and_says_why(form: str) -> None:
         assert stable.startswith("# mine\nname: j\n")
         assert f"\n# where the job was launched\nworkdir: {job.workdir}\n" in stable
         assert "  # what is too big\n" in stable
-        why = "was 4096: part of the stable configuration"
-        assert f"  # {why}\n  tokens_per_microbatch: 1024   # all of it\n" in stable
+        why = "was 4096 (all of it): part of the stable configuration"
+        assert f"  # {why}\n  tokens_per_microbatch: 1024\n" in stable
 
 
 def test_a_change_after_a_failure_names_the_failure_in_one_short_line() -> None:
@@ -108,9 +109,38 @@ def test_a_change_after_a_failure_names_the_failure_in_one_short_line() -> None:
         Started(attempt=2, knobs=knobs),
     )
     stable = export.stable_text(text, history, BUILTIN, job, knobs)
-    assert "  # was 4096: after gpu-oom in forward of attempt 1\n  tokens_per_microbatch: 1024" in stable
+    assert (
+        "  # was 4096 (all of it): after gpu-oom in forward of attempt 1\n  tokens_per_microbatch: 1024\n"
+        in stable
+    )
     assert "  # after gpu-oom in forward of attempt 1\n  recompute: full\n" in stable
     assert "frees a lot" not in stable
+
+
+def test_the_files_of_a_job_whose_memory_grows_say_so(tmp_path: Path) -> None:
+    text = FORMS["block"]
+    job = parse(text)
+    profile = BUILTIN.profile(job, assumed(job))
+    growth = MemoryGrowth(memory="host", steps=22, per_step_bytes=40 << 20)
+    history = (
+        Accepted(run="7c1e", job=job, profile=profile, cluster=assumed(job)),
+        Started(attempt=1, knobs=profile.knobs),
+        Ended(attempt=1, outcome=Crashed(exit_code=1), drain_s=0.1),
+        Decided(attempt=1, growth=growth),
+        Started(attempt=2, knobs=profile.knobs),
+        Progressed(attempt=2, step=3),
+        GoalReached(attempt=2, step=3, peaks={}, headroom=1.0, marginal=False),
+    )
+    run = directory.create(tmp_path, job_text=text)
+    export.write(run, history, BUILTIN, job, profile.knobs)
+    first, second, third = (run.path / export.STABLE).read_text().splitlines()[:3]
+    assert first == f"# Written by autotune run {run.id}: step 3 reached."
+    assert second.startswith("# Host memory grows by 40.0 MiB a step") and third == "# mine"
+    script = (run.path / export.SCRIPT).read_text().splitlines()
+    assert script[2] == second and script[3] == "# Starts at step 0, without autotune and its restarts."
+    again = directory.create(tmp_path, job_text=(run.path / export.STABLE).read_text())
+    export.write(again, history, BUILTIN, job, profile.knobs)
+    assert (again.path / export.STABLE).read_text().count(" grows by ") == 1
 
 
 def test_a_value_that_is_meant_stays_marked_after_an_edit_of_the_run() -> None:
