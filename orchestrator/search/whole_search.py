@@ -80,7 +80,8 @@ def search(
     )
     names = ", ".join(f"{d.knob} ({len(d.values)})" for d in dimensions)
     observer.say(f"searching over {names}")
-    observer.say(f"time left for trials: {_left(job.search.duration_s, scheduler)}")
+    if scheduler.elapsed_s < job.search.duration_s:
+        observer.say(f"time left for trials: {_left(job.search.duration_s, scheduler)}")
     reason = scheduler.drive()
     if reason:
         observer.say(f"no more trials: {reason}")
@@ -94,7 +95,8 @@ def search(
         return _finish(context, Interrupted(by=context.interrupts.by))
     left = max(0, job.search.trials - schedule.count(results))
     left_of_time = _left(job.search.duration_s, scheduler)
-    observer.say(f"budget left: {left} of {counted(job.search.trials, 'trial')}, {left_of_time}")
+    if left < job.search.trials:
+        observer.say(f"budget left: {left} of {counted(job.search.trials, 'trial')}, {left_of_time}")
     summary(journal.view, importance_of(dimensions, results), say=observer.say)
     bench.clear()
     verdict = schedule.verdict_of(

@@ -155,7 +155,10 @@ def check(edit: RequestedJob | None, run: directory.RunFolder) -> None:
 
 def how_to_go_on(run: directory.RunFolder) -> str:
     """Return how a user can continue a failed run."""
-    return f"fix the cause or change {_where(run)}, then `{run.call('resume', '--edit')}`"
+    change = f"fix the cause or change {_where(run)}"
+    if run.request.mode is directory.Mode.SEARCH:
+        change = f"fix the cause, or allow more in `search.duration` and `search.trials` of {_where(run)}"
+    return f"{change}, then `{run.call('resume', '--edit')}`"
 
 
 def what_next(run: directory.RunFolder, verdict: Verdict | None) -> str:
