@@ -101,10 +101,12 @@ def _fastest(wish: Wish, text: str) -> Start | None:
         return None
     chosen = _with_defaults(sight, profile, result[0])
     changes = framework.settings(job, chosen)
-    added = [key for key in changes if key not in job.settings]  # written together at the end
-    reasons = dict.fromkeys(changes, _CHOSEN) | dict.fromkeys(added, "")
-    reasons |= dict.fromkeys(added[:1], f"with what follows {_CHOSEN}")
-    edits = [Edit(("settings", key), value, reasons[key]) for key, value in changes.items()]
+    worth = _worth(sight, profile, chosen) if has_speed(cluster.gpu_name) else {}
+    edits = []
+    for key, value in changes.items():
+        why = worth.get(key.lstrip("+"), _CHOSEN if key in job.settings else "")
+        by_default = "by default " if why and key not in job.settings else ""
+        edits.append(Edit(("settings", key), value, by_default + why))
     estimate = assess(sight, (chosen,)).estimate
     return Start(
         text=edited(text, edits, literal=LITERAL).rstrip() + "\n",
@@ -125,6 +127,21 @@ def _with_defaults(sight: Foresight, profile: Profile, knobs: Knobs) -> Knobs:
         if one.allowed[0] and float(one.estimate.step_s[0]) <= _NEXT_TO_NOTHING * fastest:
             knobs = plain
     return knobs
+
+
+def _worth(sight: Foresight, profile: Profile, knobs: Knobs) -> dict[str, str]:
+    """Return, by setting, what is predicted without its change alone: that it may not fit, or is slower."""
+    fastest = float(assess(sight, (knobs,)).estimate.step_s[0])
+    result = {}
+    for name in changed(profile.knobs, knobs):
+        plain = msgspec.structs.replace(knobs, **{name: getattr(profile.knobs, name)})
+        if name not in profile.supported or objections(profile, profile.knobs, plain, started=False):
+            continue
+        one = assess(sight, (plain,))
+        slower = float(one.estimate.step_s[0]) / fastest - 1
+        longer = f"steps would take {100 * slower:.0f} % longer" if slower >= 0.005 else _CHOSEN
+        result[profile.supported[name].setting.lstrip("+")] = longer if one.allowed[0] else "it may not fit"
+    return result
 
 
 _START = "start.yaml"  # in a framework's folder

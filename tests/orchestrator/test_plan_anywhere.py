@@ -138,6 +138,10 @@ def test_a_step_time_is_given_only_for_a_card_whose_speed_is_on_record(card_name
     result = CliRunner().invoke(main, [*arguments, "--gpus", f"8x{card_name}"])
     assert result.exit_code == 0, result.stderr
     assert ("s a step" in result.stderr) is (card_name == "MI300X")
+    reasons = re.findall(
+        r"# (?:was \S+:|by default) (?:it may not fit|steps would take \d+ % longer)", result.stdout
+    )
+    assert bool(reasons) is (card_name == "MI300X")
     assert ("no step time is predicted" in result.stderr) is (card_name == "Ascend-910B")
     answer = json.loads(CliRunner().invoke(main, [*arguments, "--gpus", f"8x{card_name}", "--json"]).stdout)
     assert (answer["step_s"] is None) is (card_name == "Ascend-910B")
