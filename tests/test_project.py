@@ -89,7 +89,6 @@ LONG = {
     "history.py": 600,
     "reconcile.py": 450,
     "monitor.py": 480,
-    "base.py": 425,
     "planner.py": 450,
     "draft.py": 475,
     "loader.py": 450,

@@ -51,6 +51,7 @@ Exit codes:
   2    the log, the file or an option is wrong
   101  a bug in autotune"""
 _UNCOUNTED = "the estimate does not count what this change frees"
+_KEPT = "as before; it would follow the other setting"  # why a setting is written that does not change
 _NEAR = 0.85  # share of the GPU below which a predicted peak cannot belong to the log's failure
 _ROWS = {"forward": "train", "backward": "train", "optimizer": "train"}  # phase -> row of predicted peaks
 
@@ -185,7 +186,10 @@ def _answer(
     words = {name: framework.word(name, value) for name, value in settings.items()}
     after = ""
     if settings:
-        variables, why = framework.environment_settings, _after(diagnosis, answer)
+        variables, why = framework.environment_settings, dict.fromkeys(settings, _after(diagnosis, answer))
+        offered = framework.profile(job, cluster).supported
+        kept = {offered[knob].setting for knob in offered.keys() - changed(result.before, knobs).keys()}
+        why |= dict.fromkeys(kept & settings.keys(), _KEPT)
         after = _edited(target, settings, words, variables=variables, why=why)
     peaks, note = _peaks(result, diagnosis, cluster.host_memory_bytes)
     started, alone = _commands(target, words, changed(result.before, knobs), after=after, write=write)
@@ -221,12 +225,12 @@ def _edited(
     words: Mapping[str, str],
     *,
     variables: tuple[str, ...],
-    why: str,
+    why: Mapping[str, str],
 ) -> str:
     """Return the text of the target with the changed settings; empty if it cannot be edited."""
     draft = target.draft
     if draft is None:
-        edits = [Edit(("settings", name), value, why) for name, value in settings.items()]
+        edits = [Edit(("settings", name), value, why[name]) for name, value in settings.items()]
         return edited(target.text, edits)
     source = target.source
 
