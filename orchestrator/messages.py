@@ -332,6 +332,8 @@ def verdict(value: Verdict, *, attempts: int, seconds: float, tried: Sequence[Tr
             return f"failed after {tries}: {diagnosis(diagnosed)}"
         case Infrastructure(reason=reason):
             return reason
+        case Interrupted(requested=True):
+            return "stopped by `autotune stop`"
         case Interrupted(by=by):
             return f"stopped by {by}" if by.startswith("SIG") else f"stopped by the {by}"
         case _:

@@ -333,7 +333,7 @@ class _Reconciler:
                 self.end(stopped_by="")
 
     def interrupt(self) -> Verdict:
-        verdict = Interrupted(by=self.interrupts.by)
+        verdict = self.interrupts.verdict
         if self.under_way is not None:
             self.record(StopRequested(attempt=self.number, by="user", reason=verdict.by))
             try:
@@ -384,7 +384,7 @@ class _Reconciler:
 
     def kill(self) -> Verdict:
         """Kill running attempts immediately, after a second stop request at any point of the loop."""
-        verdict = Interrupted(by=self.interrupts.by)
+        verdict = self.interrupts.verdict
         attempt, self.under_way = self.under_way, None
         if not self.number or self.attempt.ended is not None:
             return self.finish(verdict)

@@ -18,6 +18,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autotune.policies.values.events import Interrupted
 
 HEARD_S = 1.0  # the main thread reacts to a second request by then, or is blocked
 KILLED_S = 40.0  # it has ended by then, even on a busy machine; otherwise the process ends without it
@@ -81,6 +85,14 @@ class Interrupts:
         if not self._by and self._request is not None and _is_there(self._request):
             self._by = signal.SIGTERM.name
         return self._by
+
+    @property
+    def verdict(self) -> Interrupted:
+        """The verdict of a run that ends because of them."""
+        from autotune.policies.values.events import Interrupted  # this module is imported before all others
+
+        requested = self._request is not None and _is_there(self._request)
+        return Interrupted(by=self.by, requested=requested and self.by == signal.SIGTERM.name)
 
     def patience_s(self) -> float:
         """Return the seconds for which failing storage may still be retried."""

@@ -92,7 +92,7 @@ def search(
     results = bench.ledger.trials.results
     if context.interrupts.by:
         observer.say(so_far(results, job.search, start=base))
-        return _finish(context, Interrupted(by=context.interrupts.by))
+        return _finish(context, context.interrupts.verdict)
     left = max(0, job.search.trials - schedule.count(results))
     left_of_time = _left(job.search.duration_s, scheduler)
     if left < job.search.trials:

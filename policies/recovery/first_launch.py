@@ -22,7 +22,7 @@ from autotune.policies.values.provenance import Fact
 
 PREFLIGHT = "preflight"
 AS_WRITTEN = "as written"
-REHEARSED = "as rehearsed"
+REHEARSED = "the rehearsal passed"
 
 
 def first_launch(run: Run) -> Launch:
@@ -30,7 +30,9 @@ def first_launch(run: Run) -> Launch:
     written, mode = run.accepted.profile.knobs, run.accepted.job.recovery.preflight
     rehearsed = passed(run)
     if rehearsed is not None and not run.refused:
-        return Launch(knobs=rehearsed.knobs, reason=f"{REHEARSED} in attempt #{rehearsed.number}")
+        return Launch(
+            knobs=rehearsed.knobs, reason=f"{REHEARSED} in attempt #{rehearsed.number}; the training starts"
+        )
     view = None if mode is Preflight.OFF or len(run.refused) > 1 else outlook(run)
     before = None if view is None else assess(view, written)
     if view is None or before is None or not is_hopeless(view, written):

@@ -58,7 +58,7 @@ def while_rehearsing(run: Run, rehearsal: Rehearsal, ordinary: Callable[[Run], A
             return _start(action, part, longest=last.longest)
         case Finish(verdict=TrainingCompleted()):
             if part is Part.WORST and rehearsal.reloads:
-                reload = Launch(knobs=last.knobs, reason="rehearsal: goes on from its checkpoint")
+                reload = Launch(knobs=last.knobs, reason="rehearsal: restarts from its own checkpoint")
                 return _start(reload, Part.RELOAD, longest=last.longest)
             cure = _cure(run, last, rehearsal, ordinary)
             if cure is not None:

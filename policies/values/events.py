@@ -67,6 +67,7 @@ class Interrupted(Value, frozen=True, kw_only=True, tag="interrupted", tag_field
     """The user ended it; the run can be resumed."""
 
     by: str
+    requested: bool = False  # with `autotune stop`
 
 
 Verdict: TypeAlias = (

@@ -272,7 +272,7 @@ def _not_started(run: directory.RunFolder, journal: Journal, views: Views, inter
     elif not journal.view.attempts:
         views.say(f"stopped by {interrupts.by} before anything was started")
     views.say(f"hint: `{run.call('resume')}` continues the run")
-    return Interrupted(by=interrupts.by)
+    return interrupts.verdict
 
 
 def _insisted(

@@ -7,9 +7,11 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from autotune.orchestrator import messages
 from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, listening
 
 
@@ -64,3 +66,15 @@ def test_a_request_that_is_repeated_at_once_as_timeout_does_is_one() -> None:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
         assert interrupts.by == "SIGTERM" and not interrupts.impatient
+
+
+def test_a_stop_by_the_command_is_told_from_a_signal(tmp_path: Path) -> None:
+    request = tmp_path / "stop"
+    interrupts = Interrupts(request)
+    interrupts.note(signal.SIGTERM)
+    assert "SIGTERM" in messages.verdict(interrupts.verdict, attempts=1, seconds=1.0)
+    request.touch()
+    assert messages.verdict(interrupts.verdict, attempts=1, seconds=1.0) == "stopped by `autotune stop`"
+    interrupts = Interrupts(request)
+    interrupts.note(signal.SIGINT)
+    assert interrupts.verdict.by == "SIGINT" and not interrupts.verdict.requested

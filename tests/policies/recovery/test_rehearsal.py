@@ -181,7 +181,11 @@ def test_a_rehearsal_goes_on_from_its_checkpoint_and_then_comes_the_training(lon
     assert (part_of(reload), reload.knobs) == ((Part.RELOAD, longest), KNOBS)
     over = (begun(longest=longest, part=Part.RELOAD), *steps(4), DONE)
     after = launch(first, begun(longest=longest), *steps(1, 2, 3), DONE, *over)
-    assert (after.rehearsal, after.longest, after.reason) == (None, False, "as rehearsed in attempt #2")
+    assert (after.rehearsal, after.longest, after.reason) == (
+        None,
+        False,
+        "the rehearsal passed in attempt #2; the training starts",
+    )
 
 
 def test_a_failure_of_the_reload_is_cured_in_the_reload():
