@@ -43,6 +43,7 @@ Exit codes:
   1    no log has a failure that a rule recognises
   2    a log cannot be read, or an option is wrong
   101  a bug in autotune"""
+_OWN_LOG = "run.log"  # of an attempt of autotune, and of others
 _MAGIC_BYTES = 16
 _SOURCE_BYTES = 1 << 20  # maximum size of a job file or a script
 _NEAR = 200  # lines above a failure to search for its time
@@ -158,9 +159,9 @@ def _explained_snapshot(name: str) -> tuple[str, bytes, bool]:
 
 def _named(name: str, options: Options) -> tuple[str, Run | None]:
     """Return the log that a word names; for a run of autotune, its last failure's log and its history."""
-    if name == STDIN or Path(name).is_file():
+    if name == STDIN or (Path(name).is_file() and Path(name).name != _OWN_LOG):
         return name, None
-    from autotune.orchestrator.run import directory  # not needed for logs
+    from autotune.orchestrator.run import directory  # not needed for other logs
 
     run = directory.named(options.runs_dir, name)
     if run is None:
@@ -227,7 +228,7 @@ def command(
     if rule is not None:
         print_rule(rule, options=options)
     elif not logs:
-        raise click.UsageError("no log given; name one, a run of `autotune list`, or `-` for standard input")
+        raise click.UsageError("no log given; name one, a run of `autotune status`, or `-` for stdin")
     else:
         render: Callable[[Explanation], str] = partial(
             render_explanation, verbose=options.verbose > 0, width=width_of(sys.stdout)

@@ -290,8 +290,16 @@ def find(root: Path, prefix: str | None) -> RunFolder:
 
 
 def named(root: Path, name: str) -> RunFolder | None:
-    """Return the run with a folder or an id prefix; None if the word is a file."""
+    """Return the run with a folder, an id prefix or the log of its last failure; None for other files."""
     path = Path(name)
+    if path.is_dir() and path.absolute().parent.name == "attempts":
+        path /= "run.log"
+    if path.is_file():
+        folder = path.absolute().parent.parent.parent  # of runs/ID/attempts/0001/run.log
+        with suppress(Failure):  # it has no failed attempt
+            run = find(root, str(folder)) if (folder / "events.jsonl").is_file() else None
+            return run if run is not None and run.until_failure()[0] == path.absolute() else None
+        return None
     if path.exists():
         return find(root, str(path.absolute())) if (path / "events.jsonl").is_file() else None
     return find(root, name) if re.fullmatch(r"[0-9a-f]{1,8}", name) and runs(root) else None

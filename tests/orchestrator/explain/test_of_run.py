@@ -80,7 +80,8 @@ def test_the_remedies_of_a_run_are_those_that_its_launch_tries(by_folder: bool, 
     assert "dataloader_workers" not in answer and "jemalloc" not in answer
     assert "note: only 6% of the host's memory was in use" in answer
     assert answer.endswith(f"next: autotune fix {run.id}\n")
-    bare = call("explain", str(run.attempt(1).path / "run.log")).out
+    (tmp_path / "run.log").write_text(LOG)
+    bare = call("explain", str(tmp_path / "run.log")).out
     assert "4096 → 1024" not in bare and "a limit of the process (`ulimit -v`" in bare
 
 
@@ -109,3 +110,11 @@ def test_growth_that_a_restart_cured_is_the_failure_of_its_run(tmp_path: Path) -
     answer = call("explain", run.id).out
     assert f"hint: restart from the last checkpoint, as the launch did: {GREW.text}" in answer
     assert "help:" not in answer
+
+
+def test_the_log_of_the_last_failure_stands_for_its_run(tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "runs", knob=True)
+    log = run.attempt(1).path / "run.log"
+    of_run, of_log, of_folder = (call("explain", str(each)) for each in (run.path, log, log.parent))
+    assert of_run.out == of_log.out == of_folder.out and "help:" in of_log.out
+    assert "change: tokens_per_microbatch 4096 → 1024" in call("fix", str(log)).out
