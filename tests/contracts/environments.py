@@ -11,7 +11,10 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 REQUIREMENTS = Path(__file__).parent / "requirements"
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # where pip's own configuration has no CPU build
@@ -64,14 +67,45 @@ def _folder(name: str) -> Path:
 
 def _build(folder: Path, requirements: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    pins = [line for line in requirements.read_text().splitlines() if line and not line.startswith("#")]
+    if not any(pin.startswith("setuptools==") for pin in pins):
+        pins.append("setuptools")  # as in an environment with pip
+    missing = [pin for pin in pins if not _linked(Requirement(pin), folder)]
     # A package is read, not run: its settings are the same where it asks for a newer Python.
-    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
-    install.append("--ignore-requires-python")
-    install += ["--disable-pip-version-check", "-r", str(requirements)]
-    if subprocess.run(install, check=False).returncode != 0:
+    install = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    install += ["--no-deps", "--ignore-requires-python", "--disable-pip-version-check", *missing]
+    if missing and subprocess.run(install, check=False).returncode != 0:
         subprocess.run([*install, "--extra-index-url", _TORCH_INDEX], check=True)
     (folder / _COMPLETE).touch()
+
+
+def _linked(pin: Requirement, folder: Path) -> bool:
+    """Link a package of this environment into another, and return whether it has that version.
+
+    Torch alone would be a gigabyte to unpack for each of them.
+    """
+    try:
+        package = distribution(pin.name)
+    except PackageNotFoundError:
+        return False
+    if not pin.specifier.contains(package.version, prereleases=True):
+        return False
+    (site,) = folder.glob("lib/python*/site-packages")
+    for file in package.files or ():
+        target = site / file
+        if ".." in file.parts or target.exists():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.hardlink_to(file.locate())
+        except OSError:  # on another file system
+            shutil.copy2(file.locate(), target)
+    for entry in package.entry_points.select(group="console_scripts"):
+        script = folder / "bin" / entry.name
+        script.write_text(f"#!{folder}/bin/python\nfrom {entry.module} import {entry.attr}\n{entry.attr}()\n")
+        script.chmod(0o755)
+    return True
 
 
 def main(names: list[str]) -> int:
