@@ -167,8 +167,9 @@ def peaks(values: dict[str, Peak], *, mark: str = "") -> str:
 def goal(event: GoalReached) -> str:
     """Return `✓ stable at step 3   train 50.0 MiB   50.0% free   1,638 tok/s`."""
     mark, word = ("!", "marginal") if event.marginal else ("✓", "stable")
-    parts = [f"{mark} {word} at step {event.step}", peaks(event.peaks)]
-    if any(peak.capacity_bytes for peak in event.peaks.values()):
+    limited = {phase: peak for phase, peak in event.peaks.items() if peak.capacity_bytes}
+    parts = [f"{mark} {word} at step {event.step}", peaks(limited or event.peaks)]
+    if limited:
         parts.append(f"{event.headroom:.1%} free")
     if event.tokens_per_second:
         parts.append(show_rate(event.tokens_per_second, Unit.TOKENS))

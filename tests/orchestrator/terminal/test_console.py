@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from autotune.orchestrator import messages
 from autotune.orchestrator.driver.monitor import Progress
 from autotune.orchestrator.terminal import live_view
 from autotune.orchestrator.terminal.console import Console
@@ -247,3 +248,12 @@ def test_a_job_that_fails_at_once_without_gpus_names_the_reason_and_what_to_do()
     lacks = "this machine has no GPU, and verl usually trains on GPUs"
     assert f"warning: {lacks}" in lines and f"  {lacks}" in lines
     assert lines[-1].startswith("  hint: name one with GPUs")
+
+
+def test_a_goal_lists_the_peaks_that_have_a_limit() -> None:
+    unlimited, limited = (Peak(used_bytes=70 << 20, capacity_bytes=size << 20) for size in (0, 80))
+    reached = GoalReached(
+        attempt=1, step=3, marginal=False, headroom=0.125, peaks={"rollout": unlimited, "optimizer": limited}
+    )
+    assert messages.goal(reached) == "✓ stable at step 3   train 70.0 MiB   12.5% free"
+    assert "rollout 70.0 MiB" in messages.goal(replace(reached, peaks={"rollout": unlimited}))
