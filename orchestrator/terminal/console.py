@@ -229,7 +229,7 @@ class Console:
             resumed = "" if event.resumed_from is None else f" (resumed after step {event.resumed_from})"
             took = "" if event.seconds is None else f" in {show_duration(event.seconds)}"
             left = self._view.left(now=seconds_of(event.at))
-            step = f"step {messages.step_of(event.step, event.of)}{took}{resumed}"
+            step = f"step {messages.step_of(event.step, event.of)}{took}{messages.speed(event)}{resumed}"
             self._dated(f"{step}, {left}" if left else step)
 
     def _ended(self, event: Ended) -> None:
