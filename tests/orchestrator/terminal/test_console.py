@@ -84,6 +84,9 @@ def test_the_live_region_has_title_phases_and_goal() -> None:
         "    ! marginal at step 2",
     ]
     assert str(lines[3].style) == "yellow"
+    fast = replace(progress, tokens_per_second=1638.0)
+    lines = live_lines(fast, title="#1", seconds=1.0, goal=None, width=80, step_s=(10.0,))
+    assert lines[2].plain.endswith("15%   10s a step   1,638 tok/s")
     assert heartbeat(progress, seconds=62.0) == "running for 1m 02s: step 3/20, backward"
     assert heartbeat(Progress(), seconds=1.0) == "running for 1.0s: no step yet"
     samples = {node: sample(node, used) for node, used in (("a", 60), ("b", 70))}
