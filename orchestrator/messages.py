@@ -59,6 +59,7 @@ _CAUSES = {
 _RULES = {"autotune-restarted": "config: the job started over instead of resuming from its checkpoint"}
 _TRAIN = {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
 _MARGINAL = " with little free memory"
+_MANY = 3  # clauses of a remedy's reason besides the first
 _MAIN_ROWS = {"rollout", "log_prob", "train"}
 # Phases that are not described as "in" and their name.
 _PLACES = {
@@ -135,6 +136,19 @@ def remedy_costs(remedy: Remedy) -> str:
     if remedy.effect != "exact":
         parts.append(f"{remedy.effect} effect")
     return ", ".join(part for part in parts if part)
+
+
+def why(remedy: Remedy, *, whole: bool) -> str:
+    """Return the reason of a remedy with what it frees and costs.
+
+    Of one that is made of several, only the first reason and the costs, unless `whole`.
+    """
+    first, *others = remedy.reason.split("; ")
+    if whole or len(others) < _MANY:
+        costs = remedy_costs(remedy)
+        return f"{remedy.reason}{f'; {costs}' if costs else ''}"
+    costs = remedy_costs(msgspec.structs.replace(remedy, frees=""))
+    return f"{first}, and {counted(len(others), 'further change')}{f'; {costs}' if costs else ''}"
 
 
 def cluster(value: Cluster) -> str:

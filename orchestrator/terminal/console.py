@@ -285,8 +285,7 @@ class Console:
             present = self._run.knobs
             changes = messages.setting_changes(present, event.remedy.apply(present))
             self._point(Text.assemble((f"→ {event.remedy.name}", "bold"), f"   {changes}"))
-            costs = messages.remedy_costs(event.remedy)
-            self._detail(f"{event.remedy.reason}{f'; {costs}' if costs else ''}")
+            self._detail(messages.why(event.remedy, whole=self._verbose))
         else:
             wait = f", in {show_duration(event.not_before_s)}" if event.not_before_s else ""
             self._point(Text(f"→ {event.reason}{wait}"))
