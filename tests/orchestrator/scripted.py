@@ -213,6 +213,7 @@ class Attempt:
         self.life = world.lives[number]
         self.read, self.sampled = dict(read), 0
         self.acknowledged: dict[str, int] = {}
+        self._looked_at, self._ends = 0, dict[str, int]()  # chunks, and where those of each source end
 
     def poll(self) -> Observed:
         life, notes = self.life, tuple[str, ...]()
@@ -235,10 +236,10 @@ class Attempt:
         return Observed(chunks=chunks, samples=samples, exit=ended, lost=life.lost, notes=notes)
 
     def unread(self) -> Iterator[Chunk]:
-        ends: dict[str, int] = {}
-        for chunk in self.life.written:
-            begin = ends.get(chunk.source, 0)
-            ends[chunk.source] = end = begin + len(chunk.data)
+        new, self._looked_at = self.life.written[self._looked_at :], len(self.life.written)
+        for chunk in new:
+            begin = self._ends.get(chunk.source, 0)
+            self._ends[chunk.source] = end = begin + len(chunk.data)
             file = f"machine:/{chunk.source}"
             read = self.read.get(file, 0)
             if read < end:
