@@ -246,7 +246,7 @@ def test_detached_on_this_machine_it_is_a_daemon(tmp_path: Path) -> None:
     stopped = here.autotune("stop", run)
     assert stopped.returncode == 0, stopped.stderr
     until(lambda: not marked(run), "processes are left", 20)
-    assert "stopped by SIGTERM" in (tmp_path / "runs" / run / "driver.log").read_text()
+    assert "stopped by `autotune stop`" in (tmp_path / "runs" / run / "driver.log").read_text()
 
 
 def test_an_unreachable_cluster_is_reported(tmp_path: Path) -> None:
