@@ -46,8 +46,8 @@ class Outlook:
     calibration: Calibration
     assumption: Assumption = Assumption.EXPECTED
     # The estimates of all configurations so far, and the place of each: a ranking asks for most many times.
-    _estimated: list[Estimates] = field(default_factory=list, init=False, repr=False, compare=False)
-    _places: dict[Knobs, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _estimated: list[Estimates] = field(default_factory=list, init=False)
+    _places: dict[Knobs, int] = field(default_factory=dict, init=False)
 
     def estimates(self, knobs: Sequence[Knobs]) -> Estimates:
         """Return the uncalibrated estimates."""
