@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autotune.launchers.builtin.config.settings import ModelShape, parse_settings
 from autotune.launchers.builtin.data.model import write_model
@@ -11,6 +12,12 @@ from autotune.launchers.builtin.data.task import Sample
 from autotune.launchers.builtin.trainer.rank import TrainerRank
 
 SHAPE = ModelShape(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=64, vocab=64)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Compute with one thread: beside other tests the threads of a team wait for each other."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

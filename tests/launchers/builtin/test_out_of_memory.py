@@ -68,7 +68,7 @@ def failure(
     arguments = [model, msgspec.json.encode(knobs).decode(), str(file_limit_bytes or "")]
     done = subprocess.run(
         [sys.executable, __file__, *arguments],
-        env=os.environ | ALLOCATOR_ENVIRONMENT | {"OMP_NUM_THREADS": "2"},
+        env=os.environ | ALLOCATOR_ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
