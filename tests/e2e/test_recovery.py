@@ -212,6 +212,7 @@ def test_host_memory_killed_by_ray_is_not_cured_by_more_offload(tmp_path: Path) 
         {
             "engine": "light",
             "prompts": 64,
+            "steps": 1,
             "trainer_budget": None,
             "tokens_per_microbatch": 24576,
             "activation_offload": True,
