@@ -62,7 +62,7 @@ def forewarned(run: Run, last: Attempt) -> Foreseen | None:
         return None
     if not run.accepted.profile.resumable:
         return None
-    earliest = ahead.earliest or ahead.step or 0
+    earliest = ahead.soonest
     if earliest > last_step(run, last) or _in_vain(run, last, ahead) or not is_fresh(last.progress[-1]):
         return None
     return ahead if next_save(last) >= earliest and (ahead.lengths or lasts(run, last, ahead)) else None

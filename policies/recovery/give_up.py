@@ -181,15 +181,12 @@ def _alternatives(view: Outlook, present: Knobs, where: str, *, started: bool) -
         if ranked is not None:
             yield f"{factor} times the GPUs ({_figure(ranked, where)})"
             break
-    for share in (2, 4, 8):
-        if layout.response_tokens // share < 1:
-            break
-        shorter = msgspec.structs.replace(layout, response_tokens=layout.response_tokens // share)
+    for tokens in filter(None, (layout.response_tokens // share for share in (2, 4, 8))):
+        shorter = msgspec.structs.replace(layout, response_tokens=tokens)
         ranked = _fits(view, present, profile=_shorter(profile, shorter), started=started)
         if ranked is not None:
             yield (
-                f"responses of {shorter.response_tokens} tokens instead of {layout.response_tokens} "
-                f"({_figure(ranked, where)})"
+                f"responses of {tokens} tokens instead of {layout.response_tokens} ({_figure(ranked, where)})"
             )
             break
     if not layout.lora_rank:

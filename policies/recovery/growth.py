@@ -86,19 +86,18 @@ def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
         return None
     if not is_fresh(last.progress[-1]):
         return None
-    step, first, following = last.progress[-1].step, last.progress[0].step, next_save(last)
+    first, following = last.progress[0].step, next_save(last)
     for ahead in last.expected:
         again = known if known is not None and known.memory == ahead.memory else None
         grew = ran_out is not None and ran_out.memory == ahead.memory
         if ahead.lengths or not (again or grew or forecast is Forecasting.ACT):
             continue
-        earliest = ahead.earliest or ahead.step or 0
-        if earliest > min(following, last_step(run, last)):
+        if ahead.soonest > min(following, last_step(run, last)):
             continue
         if again and following < first + int(_BEFORE * again.steps) and not _is_faster(ahead, again):
             continue  # a forecast is more cautious than the previous process required
         if again or grew or (_is_worth_planning(run, last) and lasts(run, last, ahead)):
-            return _as_forecast(ahead, steps=(ahead.step or step) - first + 1)
+            return _as_forecast(ahead, steps=_steps_until(last, ahead))
     if known is None or (known.per_step_bytes and not known.own_limit):
         return None  # measured growth is forecast before memory runs out
     runs_out = first + int(_BEFORE * known.steps)
@@ -126,11 +125,8 @@ def after_restart(run: Run, last: Attempt) -> Launch:
     """Return the relaunch of an attempt that was stopped for a fresh process."""
     known = _known(run, last.knobs)
     if known is None:
-        before = last.progress[0].step - 1
-        ahead = (
-            _as_forecast(each, steps=(each.step or 0) - before) for each in last.expected if not each.lengths
-        )
-        known = next(ahead, None)
+        ahead = next((each for each in last.expected if not each.lengths), None)
+        known = None if ahead is None else _as_forecast(ahead, steps=_steps_until(last, ahead))
     if known is None:
         return Launch(knobs=last.knobs, reason="restarted with the same settings")
     return answer(run, last, known, lambda: None) or restart(last, known)
@@ -224,6 +220,11 @@ def _forecast(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
     return None
 
 
+def _steps_until(last: Attempt, ahead: Foreseen) -> int:
+    """Return the steps of an attempt until an expected failure."""
+    return (ahead.step or 0) - last.progress[0].step + 1
+
+
 def _as_forecast(ahead: Foreseen, *, steps: int) -> MemoryGrowth:
     return MemoryGrowth(
         memory=ahead.memory,
@@ -264,7 +265,7 @@ def _measured(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
     rows = _rows(last, diagnosis)
     if len(rows) < _FEWEST:
         return None
-    steps, used, capacities = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    steps, used, capacities = np.array(rows, dtype=float).T
     grows, limit = trend(steps, used), capacities[-1]
     if grows is None or grows.decay < 1.0:
         return None

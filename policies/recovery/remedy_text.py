@@ -8,7 +8,6 @@ from autotune.policies.recovery.ranking import Ranked
 from autotune.policies.remedies.catalogue import MOVES
 from autotune.policies.remedies.ladder import order_of_knobs
 from autotune.policies.remedies.neighbours import REMEDY_OF
-from autotune.policies.remedies.step_size import missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.formatting import show_gib, show_setting
@@ -105,14 +104,14 @@ def slows(before_s: float, after_s: float) -> str:
 
 
 def _failure(diagnosis: Diagnosis) -> str:
-    phase, missing = diagnosis.phase.value, missing_bytes(diagnosis.facts)
+    phase, facts = diagnosis.phase.value, diagnosis.facts
     if diagnosis.cause is Cause.HOST_OOM:
         return f"host memory {'is expected to run' if diagnosis.expected else 'ran'} out in {phase}"
     if diagnosis.cause is Cause.POOL_TOO_SMALL:
         return "the KV cache cannot hold one sequence"
-    if missing is None or diagnosis.facts.requested_bytes is None or diagnosis.facts.room_bytes is None:
+    if facts.requested_bytes is None or facts.room_bytes is None:
         return f"{phase} ran out of device memory"
-    requested, free = show_gib(diagnosis.facts.requested_bytes), show_gib(diagnosis.facts.room_bytes)
+    requested, free = show_gib(facts.requested_bytes), show_gib(facts.room_bytes)
     needs = "is expected to need" if diagnosis.expected else "needed"
     return f"{phase} {needs} {requested} more with {free} free"
 

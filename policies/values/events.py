@@ -169,6 +169,11 @@ class Foreseen(EventBase, frozen=True, kw_only=True, tag="foreseen", tag_field="
         return HOST if self.cause is Cause.HOST_OOM else self.phase.value
 
     @property
+    def soonest(self) -> int:
+        """The step by which it may run out: the earliest likely one, otherwise the expected one."""
+        return self.earliest or self.step or 0
+
+    @property
     def diagnosis(self) -> Diagnosis:
         """The expected failure, as if it had happened."""
         text = f"expected to run out of memory at step {self.step}, as seen after step {self.seen_at}"

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from autotune.policies.recovery.checkpoint_interval import steps_between, with_saves
 from autotune.policies.recovery.outlook import outlook
-from autotune.policies.values.events import History, Progressed
+from autotune.policies.values.events import SURE, Foreseen, History, Progressed
+from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
 from autotune.policies.values.job import Recovery
 from tests.policies.jobs import KNOBS, accepted
@@ -52,3 +53,29 @@ def test_what_the_job_says_counts() -> None:
     job = replace(UNKNOWN.job, recovery=Recovery(save_every=3))
     assert with_saves(job, after(1.0), KNOBS) == job
     assert with_saves(UNKNOWN.job, after(1.0), KNOBS).recovery.save_every == 1200
+
+
+def ahead(step: int | None, *, phase: Phase = Phase.BACKWARD, chance: float = SURE, **how: bool) -> Foreseen:
+    return Foreseen(cause=Cause.GPU_OOM, phase=phase, seen_at=200, step=step, since=3, chance=chance, **how)
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps"),
+    [
+        ((), 1200),
+        ((ahead(323),), 40),  # an eighth of the steps in which it grows
+        ((ahead(323, chance=0.89),), 1200),
+        ((ahead(323, lengths=True),), 1200),  # no restart shortens a response
+        ((ahead(323, holds=False),), 1200),
+        ((ahead(13),), 1),
+        ((ahead(3),), 1200),
+        ((ahead(2),), 1200),
+        ((ahead(None),), 1200),
+        ((ahead(323), ahead(323, phase=Phase.ROLLOUT, holds=False)), 40),
+        ((ahead(323), ahead(323, holds=False)), 1200),
+        ((ahead(163, phase=Phase.ROLLOUT), ahead(323), ahead(323, holds=False)), 20),
+        ((ahead(323), *after(1.0)[1:]), 40),
+    ],
+)
+def test_a_memory_that_is_to_run_out_is_saved_before(rows: History, steps: int) -> None:
+    assert with_saves(UNKNOWN.job, (*after(1.0), *rows), KNOBS).recovery.save_every == steps

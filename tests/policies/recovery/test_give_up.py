@@ -26,6 +26,7 @@ LARGE = replace(MODEL, layers=64, hidden=5120, heads=40, intermediate=25_600)
 ADAPTER = replace(LAYOUT, lora_rank=16)
 LONG = replace(LAYOUT, response_tokens=60_000)
 WHOLE = replace(SPLIT, tokens_per_microbatch=61_024, logprob_tokens=61_024)
+PROMPTS = replace(SPLIT, tokens_per_microbatch=15_616, logprob_tokens=15_616)
 GPUS, RESPONSES, LORA = "times the GPUs", "responses of", "LoRA of rank"
 
 
@@ -42,11 +43,12 @@ def job(
     cause=Cause.GPU_OOM,
     phase=Phase.BACKWARD,
     recovery=None,
+    supported=FEW,
 ):
     """Return a run whose only attempt ran out of memory."""
     longest = layout.prompt_tokens + layout.response_tokens
     of = replace(
-        profile(knobs, layout=layout, supported=FEW),
+        profile(knobs, layout=layout, supported=supported),
         constraints=tuple(AtLeast(knob=name, value=longest, why="a whole sequence") for name in TOKENS),
     )
     start = accepted(of, cluster=cluster, model=model, recovery=recovery)
@@ -157,12 +159,23 @@ def test_a_host_that_is_too_small_is_told_as_such():
 
 @pytest.mark.parametrize("tokens", [1, 3, 7])
 def test_responses_are_not_shortened_to_nothing(tokens):
-    missing = shortfall(
-        job(layout=replace(LAYOUT, prompt_tokens=60_000, response_tokens=tokens), cluster=cards(40)),
-        started=False,
-    )
+    """A micro-batch of prompts alone would fit: it is the next on the grid that does not."""
+    layout = replace(LAYOUT, prompt_tokens=15_360, response_tokens=tokens)
+    of = {"layout": layout, "cluster": cards(104), "knobs": PROMPTS}
+    prompts = replace(PROMPTS, tokens_per_microbatch=15_360)
+    assert fits(of, prompts, layout=replace(layout, response_tokens=0))
+    missing = shortfall(job(**of), started=False)
     assert missing is not None
-    assert not any("responses of 0" in text for text in missing.would_fit)
+    assert not any(RESPONSES in text for text in missing.would_fit)
+
+
+@pytest.mark.parametrize(("phase", "tokens"), [(Phase.BACKWARD, 30_000), (Phase.LOG_PROB, 15_000)])
+def test_shorter_responses_need_smaller_micro_batches_whether_we_may_set_them_or_not(phase, tokens):
+    of = {"layout": LONG, "knobs": WHOLE, "supported": {"logprob_tokens": FEW["logprob_tokens"]}}
+    missing = shortfall(job(**of, phase=phase), started=False)
+    assert missing is not None
+    (text,) = missing.would_fit
+    assert text.startswith(f"responses of {tokens} tokens instead of 60000")
 
 
 def test_nothing_is_said_where_a_configuration_is_predicted_to_fit_or_no_estimate_is():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -136,6 +137,25 @@ def test_measured_growth_needs_no_second_failure() -> None:
     assert launch.reason.startswith("GPU memory in backward of the trainer grows by 64.0 MiB a step")
 
 
+@pytest.mark.parametrize(
+    ("uses", "restarts"),
+    [
+        (lambda age: 72 + age / 16, True),
+        (lambda age: 78 - 20 * math.exp(-age / 50), False),  # a cache that fills ever more slowly
+        (lambda age: 50 + age / 16, False),  # far from full
+        (lambda age: 76 + age / 64, False),  # it grew by less than 2 % of the device
+    ],
+)
+def test_growth_that_explains_no_failure_changes_the_settings(
+    uses: Callable[[int], float], *, restarts: bool
+) -> None:
+    night = Night(seconds=240.0)
+    night.step = 1000  # of an earlier run
+    night.launch()
+    night.runs(90, lambda age: peaks(backward=uses(age) * GIB, rollout=60 * GIB)).fails()
+    assert (night.launch().knobs == KNOBS) is restarts
+
+
 @pytest.mark.parametrize("steps", [5, 40])
 def test_a_failure_after_few_steps_changes_the_settings(steps: int) -> None:
     night = Night()
@@ -256,6 +276,11 @@ def ahead(step: int, *, seen_at: int, cause: Cause = Cause.GPU_OOM, lengths: boo
     )  # fmt: skip
 
 
+def test_memory_may_run_out_from_the_earliest_likely_step_on() -> None:
+    foreseen = ahead(300, seen_at=200)
+    assert foreseen.soonest == 295 and replace(foreseen, earliest=None).soonest == 300
+
+
 def stops_after(night: Night, steps: int, wording: Foreseen | None = None) -> int | None:
     """Return after how many of the steps of an attempt it is stopped for a fresh process."""
     for age in range(1, steps + 1):
@@ -311,7 +336,7 @@ def test_a_forecast_restarts_a_job_that_acts_on_it_or_failed_so_before(
         night.rows.append(Ended(attempt=1, outcome=Cancelled(by="restart"), step=night.step))
     launch = night.launch()
     assert launch.knobs == KNOBS and launch.growth is not None
-    assert launch.growth.process == "ray::Worker"
+    assert (launch.growth.process, launch.growth.steps) == ("ray::Worker", 300)
     began = night.step
     assert stops_after(night, 300, ahead(began + 300, seen_at=began + 200, cause=cause)) == 290
 

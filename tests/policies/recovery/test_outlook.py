@@ -9,10 +9,13 @@ from msgspec.structs import replace
 from autotune.policies.estimate.belief.calibration import predicted
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.recovery.outlook import less_than, outlook, trusted, with_host_and_pool
-from autotune.policies.values.events import Progressed, Started
+from autotune.policies.values.events import Decided, Progressed, Started
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
-from autotune.policies.values.history import fold
+from autotune.policies.values.history import fold, rehearsal_of
+from autotune.policies.values.rehearsing import Part
+from autotune.policies.values.remedy import Remedy
 from tests.policies.jobs import CLUSTER, GIB, KNOBS, LAYOUT, accepted, diagnosed, fails, profile
+from tests.policies.recovery.test_worst_case import ROWS, start
 
 TOO_MUCH = replace(KNOBS, tokens_per_microbatch=49_152, logprob_tokens=49_152)
 BACKWARD = PHASES.index(Phase.BACKWARD)
@@ -145,12 +148,53 @@ def test_a_failure_far_beyond_the_estimate_is_the_ladders(times, believed):
     assert diagnosis is not None and trusted(run, diagnosis) is believed
 
 
+@pytest.mark.parametrize("longest", [True, False])
+def test_a_failure_is_far_beyond_the_estimate_of_its_own_lengths(longest):
+    """Micro-batches of a fixed number of rows need far more if each response is as long as it can be."""
+    short = start(prompt_mean=200.0, response_mean=1000.0)
+    begun = Started(knobs=ROWS, rehearsal=Part.WORST, longest=longest)
+    usual = outlook(fold((short,)))
+    assert usual is not None
+    need = int(1.65 * usual.estimates((ROWS,)).gpu[BACKWARD, 0])
+    free = CLUSTER.gpu_memory_bytes - need + 2 * GIB
+    run = rehearsal_of((short, begun, *fails(Phase.BACKWARD, requested=2 * GIB, free=free)))
+    diagnosis = run.attempts[-1].diagnosis
+    assert diagnosis is not None and trusted(run, diagnosis) is longest
+
+
 @pytest.mark.parametrize(("steps", "believed"), [(3, False), (4, True)])
 def test_what_held_for_four_steps_says_nothing_against_the_estimate(steps, believed):
     held = [Progressed(step=number, of=400, seconds=100.0) for number in range(1, steps + 1)]
     far = fails(Phase.BACKWARD, requested=200 * GIB, free=GIB)
     run = fold((accepted(), Started(knobs=KNOBS), *held, *far))
     assert trusted(run, diagnosed(Phase.BACKWARD, requested=200 * GIB, free=GIB)) is believed
+
+
+@pytest.mark.parametrize(
+    ("failures", "steps", "predicted_bytes", "phase", "believed"),
+    [
+        (2, 3, GIB, Phase.BACKWARD, False),
+        (1, 3, GIB, Phase.BACKWARD, True),
+        (2, 4, GIB, Phase.BACKWARD, True),
+        (2, 3, None, Phase.BACKWARD, True),  # a remedy of the ladder predicts nothing
+        (2, 3, GIB, Phase.LOG_PROB, True),
+    ],
+)
+def test_two_predictions_that_failed_early_are_the_ladders(failures, steps, predicted_bytes, phase, believed):
+    sizes = {} if predicted_bytes is None else {Phase.BACKWARD.value: predicted_bytes}
+    cure = Remedy(name="recompute", changes={"recompute": "full"}, reason="a test", predicted=sizes)
+    held = [Progressed(step=number, of=400, seconds=100.0) for number in range(1, steps + 1)]
+    tries = [Decided(remedy=cure), Started(knobs=KNOBS), *held, *fails(Phase.BACKWARD)] * failures
+    run = fold((accepted(), Started(knobs=KNOBS), *fails(Phase.BACKWARD), *tries))
+    assert trusted(run, diagnosed(phase)) is believed
+
+
+def test_a_pool_whose_phase_is_unknown_is_no_surprise():
+    failure = {"cause": Cause.POOL_TOO_SMALL, "requested": 200 * GIB, "free": GIB}
+    run = fold((accepted(), Started(knobs=KNOBS), *fails(Phase.NONE, **failure)))
+    diagnosis = diagnosed(Phase.NONE, **failure)
+    facts = replace(diagnosis.facts, capacity_bytes=CLUSTER.gpu_memory_bytes)
+    assert trusted(run, replace(diagnosis, facts=facts))
 
 
 @pytest.mark.parametrize(("times", "believed"), [(1.55, True), (1.65, False)])
