@@ -13,7 +13,7 @@ from autotune.policies.estimate.belief.calibration import calibrated, learned, p
 from autotune.policies.estimate.peaks import PHASES, estimates
 from autotune.policies.recovery.checkpoint_interval import with_saves
 from autotune.policies.recovery.decide import decide_on
-from autotune.policies.recovery.growth import describe
+from autotune.policies.recovery.growth import describe, restart_now
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.diagnosis import Facts
 from autotune.policies.values.events import (
@@ -307,6 +307,42 @@ def test_what_ran_out_before_is_restarted_at_the_checkpoint_before() -> None:
     night.rows.append(Ended(attempt=2, outcome=Cancelled(by="restart"), step=night.step))
     assert night.launch().growth is not None
     assert stops_after(night, 400) == 360
+
+
+@pytest.mark.parametrize(
+    ("earliest", "of", "restarts"),
+    [(300, None, True), (301, None, False), (295, 295, True), (296, 295, False)],
+)
+def test_a_process_goes_on_to_its_next_checkpoint_or_its_end_if_memory_lasts(
+    earliest: int, of: int | None, *, restarts: bool
+) -> None:
+    night = Night(forecast=Forecasting.ACT, seconds=240.0)
+    night.launch()
+    night.runs(290).rows.append(replace(ahead(310, seen_at=200), attempt=1, earliest=earliest))
+    rows = [replace(row, of=of) if isinstance(row, Progressed) else row for row in night.rows]
+    run = fold(tuple(rows))
+    assert (restart_now(run, run.attempts[-1]) is not None) is restarts
+
+
+@pytest.mark.parametrize(("phase", "restarts"), [(Phase.BACKWARD, True), (Phase.ROLLOUT, False)])
+def test_a_memory_that_ran_out_with_other_settings_needs_no_long_record(
+    phase: Phase, *, restarts: bool
+) -> None:
+    night = Night()
+    night.launch()
+    night.runs(330, leaking).fails().launch()
+    night.rows[-1] = replace(night.rows[-1], knobs=replace(KNOBS, concurrency=128))
+    night.runs(60).rows.append(replace(ahead(395, seen_at=390), attempt=2, phase=phase))
+    run = fold(tuple(night.rows))
+    assert (restart_now(run, run.attempts[-1]) is not None) is restarts
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+def test_a_failure_by_longer_responses_is_none_by_growth(lengths: bool) -> None:
+    night = Night(seconds=240.0)
+    night.launch()
+    night.runs(90).rows.append(replace(ahead(95, seen_at=80, lengths=lengths), attempt=1))
+    assert (night.fails().launch().growth is None) is lengths
 
 
 def test_the_first_rise_of_what_may_be_a_sawtooth_changes_nothing() -> None:
