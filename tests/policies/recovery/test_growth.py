@@ -337,6 +337,35 @@ def test_a_memory_that_ran_out_with_other_settings_needs_no_long_record(
     assert (restart_now(run, run.attempts[-1]) is not None) is restarts
 
 
+@pytest.mark.parametrize(
+    ("uses", "steps", "of", "restarts"),
+    [
+        (nothing, 350, None, False),
+        (nothing, 360, None, True),
+        (nothing, 360, 780, True),
+        (nothing, 360, 779, False),  # the job ends before
+        (lambda age: peaks(backward=(58 + age / 20) * GIB), 350, None, False),
+        (lambda age: peaks(backward=(58 + age / 20) * GIB), 360, None, True),
+    ],
+)
+def test_a_process_is_restarted_at_nine_tenths_of_the_one_that_ran_out(
+    uses: Uses, steps: int, of: int | None, *, restarts: bool
+) -> None:
+    """The second process starts at step 411, and nine tenths of 410 steps later is step 780."""
+    night = Night()
+    night.launch()
+    night.runs(410, uses).fails().launch()
+    night.runs(steps)
+    if uses is not nothing:
+        cautious = ahead(785, seen_at=700)
+        night.rows.append(replace(cautious, attempt=2, earliest=760, per_step_bytes=MIB))
+    rows = [
+        replace(row, of=of) if isinstance(row, Progressed) and row.attempt == 2 else row for row in night.rows
+    ]
+    run = fold(tuple(rows))
+    assert (restart_now(run, run.attempts[-1]) is not None) is restarts
+
+
 @pytest.mark.parametrize("lengths", [True, False])
 def test_a_failure_by_longer_responses_is_none_by_growth(lengths: bool) -> None:
     night = Night(seconds=240.0)
