@@ -70,7 +70,7 @@ def _build(folder: Path, requirements: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     pins = [line for line in requirements.read_text().splitlines() if line and not line.startswith("#")]
     if not any(pin.startswith("setuptools==") for pin in pins):
-        pins.append("setuptools")  # as in an environment with pip
+        pins.append("setuptools==80.9.0")  # the last with pkg_resources, which verl imports
     missing = [pin for pin in pins if not _linked(Requirement(pin), folder)]
     # A package is read, not run: its settings are the same where it asks for a newer Python.
     install = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
