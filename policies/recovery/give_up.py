@@ -85,8 +85,10 @@ def _closest(run: Run, diagnosis: Diagnosis) -> str:
 
 
 _LORA = "LoRA, which keeps less optimizer state"
+_SHORTER = "shorter prompts or responses"
+_WITH_TOKENS = frozenset({Phase.NONE, Phase.ROLLOUT, Phase.LOG_PROB, Phase.FORWARD, Phase.BACKWARD})
 _USERS = {
-    "gpu": ("shorter prompts or responses", "more or larger GPUs", "a smaller model", _LORA),
+    "gpu": (_SHORTER, "more or larger GPUs", "a smaller model", _LORA),
     "gpu_pool": ("a smaller maximum length", "more GPUs for the engine", "a smaller or quantised model"),
     "host": ("more host memory or more nodes", _LORA),
     "shm": ("a larger /dev/shm (in a container: --shm-size or an emptyDir of medium Memory)",),
@@ -131,7 +133,9 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
         result += _HARDWARE.get(diagnosis.cause.resource, ())
     else:
         general = _USERS.get(diagnosis.cause.resource, ())
-        result += [text for text in general if not (text == _LORA and profile.layout.lora_rank)]
+        idle = {_LORA} if profile.layout.lora_rank else set[str]()
+        idle |= set() if diagnosis.phase in _WITH_TOKENS else {_SHORTER}
+        result += [text for text in general if text not in idle]
     return tuple(dict.fromkeys(result))
 
 

@@ -124,6 +124,15 @@ def test_what_fits_is_the_only_advice_and_adapters_are_not_advised_to_those_who_
         assert any("LoRA" in text for text in verdict.would_help) is (layout is LAYOUT)
 
 
+@pytest.mark.parametrize("phase", [Phase.BACKWARD, Phase.OPTIMIZER, Phase.WEIGHT_SYNC, Phase.NONE])
+def test_shorter_sequences_help_only_where_the_phase_works_on_tokens(phase: Phase) -> None:
+    run = job(phase=phase)
+    unknown = replace(run, accepted=replace(run.accepted, policy=Policy.LADDER))
+    verdict = gave_up(unknown)
+    helps = "shorter prompts or responses" in verdict.would_help
+    assert helps is (phase in (Phase.BACKWARD, Phase.NONE))
+
+
 def test_what_the_job_excludes_is_named_where_it_is_predicted_to_fit():
     excluding = Recovery(deny=TOKENS)
     fitting = shortfall(job(knobs=KNOBS, recovery=excluding), started=False)
