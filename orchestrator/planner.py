@@ -40,8 +40,8 @@ from autotune.policies.values.value import Value
 
 GPU_UNKNOWN = "the memory of a GPU is unknown; set `cluster.gpu_memory`"
 _MOST_REMEDIES = 3  # remedies of a phase
-# Rows of the table; forward, backward and optimizer share the row `train`.
-_ROWS: dict[str, tuple[Phase, ...]] = {
+# Rows of the table, each with the phases that it stands for.
+ROWS: dict[str, tuple[Phase, ...]] = {
     "init": (Phase.INIT,),
     "rollout_init": (Phase.ROLLOUT_INIT,),
     "rollout": (Phase.ROLLOUT,),
@@ -311,7 +311,7 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
     chances = list(map(overflow, room[:, 0], errors[:, 0], beside[:, 0]))
     pool, tokens = float(prediction.pool[0]), float(estimates.pool_tokens[0])
     rows = []
-    for name, phases in _ROWS.items():
+    for name, phases in ROWS.items():
         heaviest = max(phases, key=lambda phase: ranked.gpu[phase])
         index = PHASES.index(heaviest)
         capacity = float(estimates.gpu_capacity[index, 0])

@@ -23,7 +23,7 @@ def rows(judgements: Sequence[Judgement]) -> Iterator[str]:
             "" if each.truth.complete else "partial report",
             f"changed: {' '.join(each.changed)}" if each.changed else "",
             f"cure: {each.cure}" if each.cure else "",
-            *(_shown(figure) for figure in each.figures),
+            *(_text_of(figure) for figure in each.figures),
         ]
         yield (
             f"{each.truth.id:32} {each.truth.outcome:7} {each.truth.phase or '-':10} {each.prediction:7} "
@@ -111,7 +111,7 @@ def _cured(judgements: Sequence[Judgement]) -> str:
     return f"{sum(cure != '-' for cure in known)} of {len(known)}"
 
 
-def _shown(figure: Figure) -> str:
+def _text_of(figure: Figure) -> str:
     unit, name = (1, "tokens") if figure.name == "pool_tokens" else (_GIB, "GiB")
     return (
         f"{figure.name} {figure.predicted / unit:.1f} / {figure.measured / unit:.1f} {name}"

@@ -32,7 +32,7 @@ from autotune.orchestrator.init.documents import Kind, kind_of
 from autotune.orchestrator.init.draft import Draft
 from autotune.orchestrator.init.job_text import job_text, with_variables
 from autotune.orchestrator.init.script_edit import edited_script, is_same_job
-from autotune.orchestrator.planner import Repair, repair
+from autotune.orchestrator.planner import ROWS, Repair, repair
 from autotune.orchestrator.run import calibration_cache, directory
 from autotune.orchestrator.terminal.widgets import echo, width_of
 from autotune.orchestrator.units import show_value
@@ -53,7 +53,7 @@ Exit codes:
 _UNCOUNTED = "the estimate does not count what this change frees"
 _KEPT = "as before; it would follow the other setting"  # why a setting is written that does not change
 _NEAR = 0.85  # share of the GPU below which a predicted peak cannot belong to the log's failure
-_ROWS = {"forward": "train", "backward": "train", "optimizer": "train"}  # phase -> row of predicted peaks
+_ROW_OF = {phase.value: row for row, phases in ROWS.items() for phase in phases}
 
 
 class Target(Value, frozen=True, kw_only=True):
@@ -304,7 +304,7 @@ def _peaks(cured: Repair, diagnosis: Diagnosis, host_bytes: int) -> tuple[tuple[
         )
         for each, after in zip(cured.phases, cured.after_phases, strict=True)
     }
-    own = _ROWS.get(diagnosis.phase.value, diagnosis.phase.value)
+    own = _ROW_OF.get(diagnosis.phase.value, diagnosis.phase.value)
     if is_host := diagnosis.cause is Cause.HOST_OOM:
         own = "host memory"
         before, after = (max(p.host_bytes for p in each) for each in (cured.phases, cured.after_phases))

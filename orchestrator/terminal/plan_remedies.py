@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from autotune.orchestrator import messages
-from autotune.orchestrator.planner import PhasePlan, Plan, RungPlan
+from autotune.orchestrator.planner import ROWS, PhasePlan, Plan, RungPlan
 from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, rendered, table
 from autotune.policies.values.failure import Cause, Phase
 
@@ -14,7 +14,6 @@ _INDENT = "  "
 # Remedies that are printed without -v: those of the phases nearest to the limit.
 _NEAR = 0.5  # least share of a GPU's memory
 _MOST_PHASES = 3
-_TRAIN = ("forward", "backward", "optimizer")  # phases of the row `train`
 
 
 def remedies(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
@@ -62,8 +61,8 @@ def _out_of_memory_in(rung: RungPlan) -> str:
 def _by_row(plan: Plan) -> Iterator[tuple[str, PhasePlan]]:
     """Yield the names of phases that remedies use, each with its row of the table."""
     for phase in plan.phases:
-        for name in (phase.phase, *(_TRAIN if phase.phase == "train" else ())):
-            yield name, phase
+        for each in ROWS[phase.phase]:
+            yield each.value, phase
 
 
 def _price(rung: RungPlan) -> str:

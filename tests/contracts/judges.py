@@ -53,7 +53,7 @@ def _words(job: Job, knobs: Knobs, after: str | int) -> list[str]:
     return list(argv[(argv.index(after) + 1) if isinstance(after, str) else after :])
 
 
-def _asked(environment_name: str, program: str, question: Any, folder: Path, *words: str) -> Any:
+def _answers(environment_name: str, program: str, question: Any, folder: Path, *words: str) -> Any:
     file = folder / "question.json"
     file.write_text(json.dumps(question))
     return json.loads(run(environment_name, program, str(file), *words, timeout_s=1700).splitlines()[-1])
@@ -117,7 +117,9 @@ def _megatron(cases: Cases, folder: Path) -> Reasons:
     each = list(dict.fromkeys(texts))
     program = (HERE / "megatron_judge.py").read_text()
     core = str(wheel("megatron_core", MEGATRON))
-    items = dict(zip(each, _asked("verl", program, [json.loads(t) for t in each], folder, core), strict=True))
+    items = dict(
+        zip(each, _answers("verl", program, [json.loads(t) for t in each], folder, core), strict=True)
+    )
     return [items[text] for text in texts]
 
 
@@ -134,7 +136,7 @@ def _verl(cases: Cases, folder: Path) -> Reasons:
         shape = job.shape
         heads = (shape.heads, shape.kv_heads) if shape else (0, 0)
         question.append({"words": [*_words(job, knobs, 3), *stand_in], "heads": heads})
-    return list(_asked("verl", (HERE / "verl_judge.py").read_text(), question, folder))
+    return list(_answers("verl", (HERE / "verl_judge.py").read_text(), question, folder))
 
 
 def _openrlhf(cases: Cases, folder: Path) -> Reasons:
@@ -229,7 +231,7 @@ def _of_swift(job: Job) -> Job:
 def _trl(cases: Cases, folder: Path) -> Reasons:
     words = (_words(job, knobs, "trl.scripts.grpo") for job, knobs in cases)
     worlds = (job.settings.get("num_processes", 1) for job, _ in cases)
-    return list(_asked("trl", _TRL, list(zip(worlds, words, strict=True)), folder))
+    return list(_answers("trl", _TRL, list(zip(worlds, words, strict=True)), folder))
 
 
 def _swift(cases: Cases, folder: Path) -> Reasons:
@@ -240,7 +242,7 @@ def _swift(cases: Cases, folder: Path) -> Reasons:
         settings = {**job.settings, "model": str(folder / "model")}
         words = _words(replace(job, settings=settings), knobs, _MODULE)
         question.append((int(job.env.get("NPROC_PER_NODE", "1")), words))
-    return list(_asked("ms-swift", _SWIFT, question, folder))
+    return list(_answers("ms-swift", _SWIFT, question, folder))
 
 
 def _areal(cases: Cases, folder: Path) -> Reasons:
@@ -249,13 +251,13 @@ def _areal(cases: Cases, folder: Path) -> Reasons:
         overrides = [word for word in _words(job, knobs, 1) if word.startswith("++")]
         heads = (job.shape.heads, job.shape.kv_heads) if job.shape else (0, 0)
         question.append({"document": job.document, "overrides": overrides, "heads": heads})
-    return list(_asked("areal-trainer", (HERE / "areal_judge.py").read_text(), question, folder))
+    return list(_answers("areal-trainer", (HERE / "areal_judge.py").read_text(), question, folder))
 
 
 def _skyrl(cases: Cases, folder: Path) -> Reasons:
     reader = (HERE / "skyrl_reader.py").read_text()
     question = [{"overrides": _words(job, k, 3), "names": [], "sizes": True} for job, k in cases]
-    return [answer.get("error", "") for answer in _asked("skyrl", reader, {"cases": question}, folder)]
+    return [answer.get("error", "") for answer in _answers("skyrl", reader, {"cases": question}, folder)]
 
 
 def _sglang(cases: Cases, folder: Path) -> Reasons:
