@@ -1,5 +1,6 @@
 """A real SGLang engine in a Ray actor, under a device budget that the kernel enforces."""
 
+import contextlib
 import os
 import random
 import signal
@@ -108,15 +109,22 @@ def family(actor) -> list[psutil.Process]:
 
 def schedulers() -> list[psutil.Process]:
     """Return the processes that multiprocessing started for this test's engines."""
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if "multiprocessing.spawn" in " ".join(process.cmdline())
-    ]
+    result = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "multiprocessing.spawn" in " ".join(process.cmdline()):
+                result.append(process)
+    return result
+
+
+def alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may end between the two questions
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    return all(not process.is_running() or process.status() == "zombie" for process in processes)
+    return not any(map(alive, processes))
 
 
 def recomputed_logprobs(model: Path, prompt: list[int], response: list[int]) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -119,7 +120,8 @@ class Growing(Head):
             for process in psutil.process_iter(["cmdline"]):
                 line = " ".join(process.info["cmdline"] or ())
                 if process.pid != os.getpid() and (str(self.folder) in line or f":{self.port}" in line):
-                    (process.kill if hard else process.terminate)()
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        (process.kill if hard else process.terminate)()
             time.sleep(2.0)
 
 

@@ -229,7 +229,8 @@ def test_a_failure_that_follows_from_a_lost_node_is_a_loss(cluster, runner, prog
     wait_for(lambda: (reading.poll(), handle._readers[doomed.node_id].used)[1])
     raylet = psutil.Process(doomed.all_processes["raylet"][0].process.pid)
     for victim in (raylet, *raylet.children(recursive=True)):
-        victim.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.kill()
     wait_for(lambda: (observed := reading.poll()).lost or observed.exit)
     assert "Ray's own process there" in reading.lost or "left the cluster" in reading.lost
     handle.stop(grace_s=1)
