@@ -8,8 +8,6 @@ import pty
 import re
 import select
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable
@@ -18,8 +16,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from autotune.orchestrator.cli import main
+from tests.orchestrator.cli.fork_server import ROOT, Forked
 
-ROOT = Path(__file__).parents[3]
 _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b\]8;[^\x1b]*\x1b\\|[\r\n]|[^\x1b\r\n]+")
 
 
@@ -37,7 +35,7 @@ def run(
     columns: int = 400,  # so wide that no line wraps, wherever the folder of the test is
     play: str = "",
     env: dict[str, str] | None = None,
-    meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None,
+    meanwhile: Callable[[Forked], None] | None = None,
 ) -> Seen:
     """Run `autotune` with these arguments; `play` names a scripted place to run."""
     module = ["tests.orchestrator.cli.scripted_main", play] if play else ["autotune.orchestrator.cli"]
@@ -48,31 +46,22 @@ def run(
     }  # fmt: skip
     if {"launch", "rehearse", "search"} & set(arguments) and "--policy" not in arguments:
         arguments += ("--policy", "ladder")  # the scripted memory follows no formula
-    command = [sys.executable, "-m", *module, *arguments]
+    words = [*module, *arguments]
     if not tty:
-        child = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        child = Forked(words, cwd=cwd, env=environment)
         if meanwhile is not None:
             meanwhile(child)
-        out, err = child.communicate(timeout=60)
-        return Seen(child.returncode, (out or b"").decode(), (err or b"").decode())
+        out, err = child.communicate()
+        return Seen(child.wait(), out.decode(), err.decode())
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    child = subprocess.Popen(
-        command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=slave
-    )
+    child = Forked(words, cwd=cwd, env=environment, stderr=slave)
     os.close(slave)
     if meanwhile is not None:
         meanwhile(child)
     written = _read_all(master, child)
-    out = child.communicate(timeout=60)[0]
-    return Seen(child.returncode, out.decode(), screen(written.decode()))
+    out = child.communicate()[0]
+    return Seen(child.wait(), out.decode(), screen(written.decode()))
 
 
 def call(*arguments: str) -> Seen:
@@ -81,7 +70,7 @@ def call(*arguments: str) -> Seen:
     return Seen(result.exit_code, result.stdout, result.stderr)
 
 
-def _read_all(master: int, child: subprocess.Popen[bytes]) -> bytes:
+def _read_all(master: int, child: Forked) -> bytes:
     data = b""
     until = time.monotonic() + 60
     watched = select.poll()  # select() takes no descriptor above 1,023

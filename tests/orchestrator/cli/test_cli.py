@@ -20,6 +20,7 @@ from autotune.orchestrator.cli import COMMANDS, main
 from autotune.orchestrator.cli.shared.options import Options, given
 from autotune.orchestrator.run.journal import decode
 from autotune.policies.values.events import Accepted, Ended, Finished, GoalReached, Started, TrainingCompleted
+from tests.orchestrator.cli.fork_server import Forked
 from tests.orchestrator.cli.terminal import run
 from tests.orchestrator.cli.test_transcripts import interrupt
 from tests.orchestrator.scripted import JOB
@@ -231,7 +232,7 @@ def test_the_stable_job_is_there_from_the_milestone_on(home: Path) -> None:
     text = JOB.replace("goal: {steps: 3}", "goal: {steps: 2}")
     (home / "job.yaml").write_text(text)
 
-    def stop_at_goal(child: subprocess.Popen[bytes]) -> None:
+    def stop_at_goal(child: Forked) -> None:
         until = time.monotonic() + 30
         while not list((home / "runs").glob("*/stable.yaml")):
             assert time.monotonic() < until and child.poll() is None
@@ -262,7 +263,7 @@ def test_stop_from_another_terminal(home: Path) -> None:
 
 
 def test_stop_and_status_after_the_driver_was_killed(home: Path) -> None:
-    def kill(child: subprocess.Popen[bytes]) -> None:
+    def kill(child: Forked) -> None:
         wait_for(home, "progressed")
         child.kill()
 
@@ -285,7 +286,7 @@ def test_resume_after_ctrl_c_and_after_the_end(home: Path) -> None:
 
 
 def test_a_second_driver_is_refused(home: Path) -> None:
-    def resume(child: subprocess.Popen[bytes]) -> None:
+    def resume(child: Forked) -> None:
         wait_for(home, "progressed")
         result = run("resume", cwd=home, play="forever")
         assert result.code == 3 and f"driven by pid {child.pid}" in result.err
@@ -300,7 +301,7 @@ def test_attach_shows_a_run_that_another_process_drives_and_leaves_it_running(
     def press_ctrl_c(_: float) -> None:
         raise KeyboardInterrupt
 
-    def look(child: subprocess.Popen[bytes]) -> None:
+    def look(child: Forked) -> None:
         wait_for(home, "progressed")
         monkeypatch.setattr(time, "sleep", press_ctrl_c)
         result = CliRunner().invoke(main, ["--runs-dir", str(home / "runs"), "attach"])

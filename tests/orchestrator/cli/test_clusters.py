@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from autotune.policies.values.events import Edited, Ended, Started
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Cluster, ClusterSpec, Job
 from autotune.policies.values.run.view import RunView
+from tests.orchestrator.cli.fork_server import Forked
 from tests.orchestrator.cli.terminal import run
 from tests.orchestrator.cli.test_troubles import the_run, until
 from tests.orchestrator.scripted import JOB
@@ -84,7 +84,7 @@ def test_what_is_waited_for_is_shown_before_ray_is_asked(
 
 
 def left_running(home: Path) -> None:
-    def kill(child: subprocess.Popen[bytes]) -> None:
+    def kill(child: Forked) -> None:
         until(home, "progressed")
         child.kill()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import threading
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import Owner
 from autotune.policies.values.events import Decided, Edited, Finished, Started
 from autotune.policies.values.history import RESUMED
+from tests.orchestrator.cli.fork_server import Forked
 from tests.orchestrator.cli.terminal import Seen, run
 from tests.orchestrator.cli.test_transcripts import interrupt
 from tests.orchestrator.cli.test_troubles import the_run, until
@@ -95,7 +95,7 @@ def requeued(home: Path, play: str, *more: str) -> Seen:
 
 
 def test_what_a_scheduler_repeats_is_one_run(home: Path) -> None:
-    def lose(child: subprocess.Popen[bytes]) -> None:
+    def lose(child: Forked) -> None:
         until(home, "progressed")
         child.kill()
 
@@ -150,7 +150,7 @@ def test_a_changed_job_after_a_complete_run_is_a_run_of_its_own(home: Path) -> N
 
 
 def test_a_changed_job_of_an_incomplete_run_needs_a_decision(home: Path) -> None:
-    def lose(child: subprocess.Popen[bytes]) -> None:
+    def lose(child: Forked) -> None:
         until(home, "progressed")
         child.kill()
 
@@ -233,7 +233,7 @@ def test_many_earlier_runs_of_a_job_are_listed_once(tmp_path: Path, monkeypatch:
 
 
 def test_resume_says_that_the_job_file_has_changed(home: Path) -> None:
-    def stop(child: subprocess.Popen[bytes]) -> None:
+    def stop(child: Forked) -> None:
         until(home, "progressed")
         child.terminate()
 

@@ -14,6 +14,7 @@ from autotune.orchestrator.run import directory
 from autotune.orchestrator.run_states import exit_code
 from autotune.policies.values.events import Finished, Interrupted, Started, TrainingCompleted
 from autotune.policies.values.knobs import Knobs
+from tests.orchestrator.cli.fork_server import Forked
 from tests.orchestrator.cli.terminal import ROOT, run
 from tests.orchestrator.cli.test_troubles import until
 from tests.orchestrator.scripted import JOB
@@ -75,7 +76,7 @@ def test_without_standard_streams_no_file_of_the_run_becomes_one(home: Path) -> 
 
 
 def test_following_a_log_ends_when_its_reader_leaves(home: Path) -> None:
-    def look(child: subprocess.Popen[bytes]) -> None:
+    def look(child: Forked) -> None:
         until(home, "progressed")
         following = subprocess.Popen(
             [sys.executable, "-m", "autotune.orchestrator.cli", "logs", "--follow"],

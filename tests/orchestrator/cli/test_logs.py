@@ -2,13 +2,13 @@
 
 import json
 import select
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from autotune.orchestrator.cli import logs
 from autotune.orchestrator.run import directory, journal
+from tests.orchestrator.cli.fork_server import Forked
 from tests.orchestrator.cli.terminal import call, run
 from tests.orchestrator.cli.test_cli import wait_for
 from tests.orchestrator.cli.test_troubles import until
@@ -52,10 +52,10 @@ def test_only_the_last_lines(home: Path) -> None:
 
 
 def test_a_follower_ends_with_the_run(home: Path) -> None:
-    def watch(launch: subprocess.Popen[bytes]) -> None:
+    def watch(launch: Forked) -> None:
         wait_for(home, "progressed")
 
-        def stop(follower: subprocess.Popen[bytes]) -> None:
+        def stop(follower: Forked) -> None:
             assert follower.stdout is not None
             written, _, _ = select.select([follower.stdout], [], [], 60)  # unread: `run` gets all of it
             assert written and follower.poll() is None
@@ -76,7 +76,7 @@ def test_a_run_that_never_began(home: Path) -> None:
 
 
 def test_a_followed_run_that_loses_its_driver_has_not_ended(home: Path) -> None:
-    def lose(child: subprocess.Popen[bytes]) -> None:
+    def lose(child: Forked) -> None:
         until(home, "progressed")
         child.kill()
 

@@ -23,6 +23,7 @@ from autotune.orchestrator.run.lock import Lock, Owner, boot_id
 from autotune.policies.values.events import Ended, Event, Finished, Interrupted, Started
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Lost
+from tests.orchestrator.cli.fork_server import Forked
 from tests.orchestrator.cli.terminal import Seen, call, run
 from tests.orchestrator.cli.test_troubles import the_run, until
 from tests.orchestrator.scripted import JOB
@@ -39,7 +40,7 @@ def home(tmp_path: Path) -> Path:
 def killed(home: Path, play: str) -> directory.RunFolder:
     """Launch a job, and kill its driver while it trains."""
 
-    def kill(child: subprocess.Popen[bytes]) -> None:
+    def kill(child: Forked) -> None:
         until(home, "progressed")
         child.kill()
 
@@ -48,11 +49,11 @@ def killed(home: Path, play: str) -> directory.RunFolder:
 
 
 def test_a_run_whose_driver_dies_as_it_is_asked_is_stopped_all_the_same(home: Path) -> None:
-    def die_when_asked(child: subprocess.Popen[bytes]) -> None:
+    def die_when_asked(child: Forked) -> None:
         until(home, "progressed")
         child.send_signal(signal.SIGSTOP)  # whatever it is asked, it does nothing
 
-        def kill(_: subprocess.Popen[bytes]) -> None:
+        def kill(_: Forked) -> None:
             end = time.monotonic() + 20
             while not (the_run(home).path / "stop").exists():
                 assert time.monotonic() < end
@@ -71,7 +72,7 @@ def test_a_run_whose_driver_dies_as_it_is_asked_is_stopped_all_the_same(home: Pa
 
 
 def test_a_run_is_stopped_without_the_secrets_that_it_needs_to_go_on(home: Path) -> None:
-    def kill(child: subprocess.Popen[bytes]) -> None:
+    def kill(child: Forked) -> None:
         until(home, "progressed")
         child.kill()
 

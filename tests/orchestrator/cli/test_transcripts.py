@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.orchestrator.cli.fork_server import Forked
 from tests.orchestrator.cli.terminal import filtered, run
 from tests.orchestrator.scripted import JOB
 
@@ -70,7 +70,7 @@ def test_transcript(name: str, stream: str, tmp_path: Path) -> None:
     assert text == path.read_text()
 
 
-def interrupt(child: subprocess.Popen[bytes]) -> None:
+def interrupt(child: Forked) -> None:
     """Press Ctrl-C once the first attempt is under way."""
     runs = Path(f"/proc/{child.pid}/cwd").resolve() / "runs"
     until = time.monotonic() + 30

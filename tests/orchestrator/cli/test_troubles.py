@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ import pytest
 from autotune.orchestrator.run import directory
 from autotune.policies.values.events import Ended, Finished, History, Interrupted, Started, TrainingCompleted
 from autotune.policies.values.observation import Cancelled
+from tests.orchestrator.cli.fork_server import Forked
 from tests.orchestrator.cli.terminal import run
 from tests.orchestrator.scripted import JOB
 
@@ -50,7 +50,7 @@ def finished(history: History) -> Finished:
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_reader_that_goes_away_stops_no_training(stream: str, home: Path) -> None:
-    def leave(child: subprocess.Popen[bytes]) -> None:
+    def leave(child: Forked) -> None:
         pipe = child.stdout if stream == "stdout" else child.stderr
         assert pipe is not None
         os.read(pipe.fileno(), 1)
@@ -86,7 +86,7 @@ def test_a_certificate_that_cannot_be_written_is_one_warning(home: Path) -> None
 
 
 def test_without_its_terminal_a_driver_goes_on(home: Path) -> None:
-    def hang_up(child: subprocess.Popen[bytes]) -> None:
+    def hang_up(child: Forked) -> None:
         until(home, "progressed", count=2)
         child.send_signal(signal.SIGHUP)
         until(home, "progressed", count=len(the_run(home).history()) + 2)
@@ -99,7 +99,7 @@ def test_without_its_terminal_a_driver_goes_on(home: Path) -> None:
 
 
 def test_a_driver_outlives_a_terminal_that_goes_while_it_starts(home: Path) -> None:
-    def hang_up(child: subprocess.Popen[bytes]) -> None:
+    def hang_up(child: Forked) -> None:
         end = time.monotonic() + 20
         while not caught(child.pid) & 1 << signal.SIGHUP - 1:
             assert time.monotonic() < end
@@ -126,7 +126,7 @@ def drains(home: Path) -> None:
 
 
 def test_a_second_ctrl_c_is_heard_while_it_starts(home: Path) -> None:
-    def press_twice(child: subprocess.Popen[bytes]) -> None:
+    def press_twice(child: Forked) -> None:
         until(home, "started")
         child.send_signal(signal.SIGINT)
         time.sleep(0.2)
@@ -138,7 +138,7 @@ def test_a_second_ctrl_c_is_heard_while_it_starts(home: Path) -> None:
     assert "autotune resume" in result.err
 
 
-def press_twice_once(there: Callable[[], object], child: subprocess.Popen[bytes]) -> None:
+def press_twice_once(there: Callable[[], object], child: Forked) -> None:
     end = time.monotonic() + 20
     while not there():
         assert time.monotonic() < end
@@ -162,7 +162,7 @@ def test_a_second_ctrl_c_ends_a_connection_that_hears_none(home: Path) -> None:
 
 
 def test_a_second_ctrl_c_ends_a_call_to_the_cluster_that_hears_none(home: Path) -> None:
-    def press_twice(child: subprocess.Popen[bytes]) -> None:
+    def press_twice(child: Forked) -> None:
         until(home, "started")
         press_twice_once(lambda: True, child)
 
@@ -183,7 +183,7 @@ def test_an_interrupted_connection_does_not_crash_the_end(home: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_request_to_end_is_heard_while_memory_is_awaited(number: signal.Signals, home: Path) -> None:
-    def ask(child: subprocess.Popen[bytes]) -> None:
+    def ask(child: Forked) -> None:
         drains(home)
         child.send_signal(number)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from autotune.policies.values.events import Edited, Finished, Infrastructure, Started
+from tests.orchestrator.cli.fork_server import Forked
 from tests.orchestrator.cli.terminal import Seen, run
 from tests.orchestrator.cli.test_troubles import the_run
 from tests.orchestrator.scripted import JOB
@@ -46,7 +46,7 @@ def launch_waits(home: Path, then: str) -> tuple[Seen, dict[str, object]]:
     (home / "nodes").write_text("1")
     output: dict[str, object] = {}
 
-    def meanwhile(child: subprocess.Popen[bytes]) -> None:
+    def meanwhile(child: Forked) -> None:
         awaiting(home)
         output.update(status(home))
         if then == "node":
@@ -84,7 +84,7 @@ def test_a_run_that_waits_is_stopped_from_elsewhere(home: Path) -> None:
     (home / "nodes").write_text("1")
     stops: list[Seen] = []
 
-    def meanwhile(_: subprocess.Popen[bytes]) -> None:
+    def meanwhile(_: Forked) -> None:
         awaiting(home)
         stops.append(run("stop", cwd=home, play=PLAY, env=GROWS))
 
@@ -124,7 +124,7 @@ def test_a_relaunch_waits_for_a_node_that_left(home: Path) -> None:
     """The first attempt runs out of memory; meanwhile a node leaves, and it does not come back in time."""
     (home / "job.yaml").write_text(f"{JOB}cluster: {{nodes: 1, wait_for_nodes: 5s}}\n")
 
-    def leave(child: subprocess.Popen[bytes]) -> None:
+    def leave(child: Forked) -> None:
         end = time.monotonic() + 20
         while not list((home / "runs").glob("*/attempts/0001")):
             assert time.monotonic() < end

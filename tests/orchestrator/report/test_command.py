@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import webbrowser
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from autotune.orchestrator.report import at_end, page
 from autotune.orchestrator.report.document import Report
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.journal import Journal
+from tests.orchestrator.cli.fork_server import Forked
 from tests.orchestrator.cli.terminal import run
 from tests.orchestrator.report.runs import recovered
 from tests.orchestrator.scripted import JOB
@@ -51,7 +51,7 @@ def test_the_result_waits_for_no_report_and_a_signal_cuts_it_short(tmp_path: Pat
     (tmp_path / "job.yaml").write_text(JOB)
     result = b""
 
-    def interrupt(driver: subprocess.Popen[bytes]) -> None:
+    def interrupt(driver: Forked) -> None:
         nonlocal result
         assert driver.stdout is not None
         result = driver.stdout.readline()
