@@ -92,6 +92,7 @@ properties: install  ## the property tests with other examples than those of CI,
 # neither process is left alone with one of them at the end.
 E2E = tests/e2e/test_recovery.py tests/e2e/test_lookalikes.py tests/faults/test_faults.py tests/e2e/test_prevention.py tests/e2e/test_engine.py \
 	$(sort $(shell grep -rlw "mark.e2e" tests --include="test_*.py"))
+e2e: JOBS = 3
 e2e: install  ## real Ray, SGLang and out-of-memory failures
 	$(PYTEST) $(SHARED) -m e2e $(E2E)
 

@@ -1,5 +1,6 @@
 """What every test shares."""
 
+import fcntl
 import gc
 import os
 import signal
@@ -29,6 +30,21 @@ def signal_handlers() -> Iterator[None]:
     for number, handler in zip(numbers, before, strict=True):
         if handler is not None:  # not Python's
             signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def beside_others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run an e2e test that is marked `alone` while no other process of pytest runs one."""
+    if request.node.get_closest_marker("e2e") is None or "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    alone = request.node.get_closest_marker("alone") is not None
+    folder = tmp_path_factory.getbasetemp().parent
+    with (folder / "turn").open("w") as turn, (folder / "running").open("w") as running:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # who waits to be alone lets no other begin
+        fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -115,6 +115,34 @@ def shorter(source: Path, target: Path) -> str:
     return str(target)
 
 
+@pytest.mark.alone  # what others take counts against its limit, so it is the first of the first file
+def test_host_memory_killed_by_ray_is_not_cured_by_more_offload(tmp_path: Path) -> None:
+    """Offloaded activations fill the host; Ray's memory monitor kills a worker."""
+    memory = psutil.virtual_memory()
+    limit = memory.total - memory.available + 4 * GIB
+    done = launch(
+        tmp_path,
+        {
+            "engine": "light",
+            "prompts": 64,
+            "steps": 1,
+            "trainer_budget": None,
+            "tokens_per_microbatch": 24576,
+            "activation_offload": True,
+        },
+        env={
+            "RAY_memory_usage_threshold": f"{limit / memory.total:.4f}",
+            "RAY_memory_monitor_refresh_ms": "200",
+        },
+    )
+    assert done.result.returncode == 0, done.story
+    first = done.of("diagnosed")[0]
+    assert first["cause"] == "host-oom", done.story
+    assert first["phase"] in ("forward", "backward"), done.story
+    assert done.remedies[0] == "reduce_tokens_per_mb"
+    assert not any("offload" in name and name.startswith("offload") for name in done.remedies)
+
+
 def test_the_demo_recovers_from_every_phase(tmp_path: Path) -> None:
     job = shorter(ROOT / "configs/builtin-cpu.yaml", tmp_path / "demo.yaml")
     done = autotune(tmp_path, "launch", job)
@@ -201,30 +229,3 @@ def test_a_weight_sync_that_does_not_fit_gets_smaller_buckets(tmp_path: Path) ->
     first = done.of("diagnosed")[0]
     assert (first["cause"], first["phase"], first["component"]) == ("gpu-oom", "weight_sync", "trainer")
     assert done.remedies[0] == "reduce_sync_buffer"
-
-
-def test_host_memory_killed_by_ray_is_not_cured_by_more_offload(tmp_path: Path) -> None:
-    """Offloaded activations fill the host; Ray's memory monitor kills a worker."""
-    memory = psutil.virtual_memory()
-    limit = memory.total - memory.available + 4 * GIB
-    done = launch(
-        tmp_path,
-        {
-            "engine": "light",
-            "prompts": 64,
-            "steps": 1,
-            "trainer_budget": None,
-            "tokens_per_microbatch": 24576,
-            "activation_offload": True,
-        },
-        env={
-            "RAY_memory_usage_threshold": f"{limit / memory.total:.4f}",
-            "RAY_memory_monitor_refresh_ms": "200",
-        },
-    )
-    assert done.result.returncode == 0, done.story
-    first = done.of("diagnosed")[0]
-    assert first["cause"] == "host-oom", done.story
-    assert first["phase"] in ("forward", "backward"), done.story
-    assert done.remedies[0] == "reduce_tokens_per_mb"
-    assert not any("offload" in name and name.startswith("offload") for name in done.remedies)
