@@ -211,9 +211,13 @@ def forecast(event: Foreseen) -> str:
     """Return `backward is expected to run out of GPU memory at step 96 …`, or that this no longer holds."""
     on_host = event.cause is Cause.HOST_OOM
     who, memory = ("the job", "host memory") if on_host else (str(event.phase), "GPU memory")
+    if event.own_limit:
+        who, memory = f"process {event.process}", "the memory that its own limit allows (`ulimit -v`)"
     if not event.holds or event.step is None:
         return f"{who} is no longer expected to run out of {memory}"
-    sure = f"between {event.earliest} and {event.latest}, chance {event.chance:.0%}"
+    sure = f"chance {event.chance:.0%}"
+    if event.earliest != event.latest:
+        sure = f"between {event.earliest} and {event.latest}, {sure}"
     return f"{who} is expected to run out of {memory} at step {step_of(event.step, event.of)} ({sure})"
 
 
@@ -227,7 +231,7 @@ def forecast_figures(event: Foreseen) -> str:
         f"{show_gib(event.per_step_bytes)} more each step since step {event.since}{lengths}",
         f"{show_gib(event.limit_bytes)} can be used",
     ]
-    if event.process:
+    if event.process and not event.own_limit:
         parts.append(f"process {event.process} gains most of it")
     if event.upper_bound:
         parts.append("a cache may be part of it, so no setting is changed for it")

@@ -17,7 +17,7 @@ from autotune.policies.forecast.foresee import WARM_UP, Measured, foresee, host_
 from autotune.policies.forecast.trend import WINDOW
 from autotune.policies.values.events import Event
 from autotune.policies.values.failure import Component, Phase
-from autotune.policies.values.observation import HOST, Peak, Sample, StepDone
+from autotune.policies.values.observation import HOST, Peak, ProcessMemory, Sample, StepDone
 from autotune.policies.values.run.view import AttemptView
 
 _LENGTHS = re.compile(r"(?i)response_?len(?:gth)?s?[_/](?:max|mean)\b")
@@ -140,6 +140,10 @@ class Forecaster:
             str, int
         ] = {}  # name -> most bytes of all of them on a node since the last step
         self._held: deque[dict[str, int]] = deque(maxlen=WINDOW)  # the same of the steps before
+        self._limited: Peak | None = None  # of the process nearest to a limit of its own, since the last step
+        self._limits: deque[Peak | None] = deque(maxlen=WINDOW + WARM_UP)  # the same of the steps before
+        self._limited_process = ""
+        self.process_limit_bytes = 0  # the smallest limit of a process's own memory; 0: none
 
     def take(self, sample: Sample, phase: Phase) -> None:
         """Add a reading of one node during a phase."""
@@ -148,6 +152,8 @@ class Forecaster:
         used, total = sample.host_used_bytes, sample.host_total_bytes
         by_name: dict[str, int] = {}
         for process in sample.processes:
+            if process.limit_bytes:
+                self._take_limit(process)
             by_name[process.name] = by_name.get(process.name, 0) + process.rss_bytes
         for name, held in by_name.items():
             self._processes[name] = max(held, self._processes.get(name, 0))
@@ -157,6 +163,13 @@ class Forecaster:
                 used_bytes=used, capacity_bytes=total, component=Component.UNKNOWN, upper_bound=True
             )
             self._host_phase = phase
+
+    def _take_limit(self, process: ProcessMemory) -> None:
+        limit = process.limit_bytes
+        self.process_limit_bytes = min(limit, self.process_limit_bytes or limit)
+        peak = Peak(used_bytes=process.limited_bytes, capacity_bytes=limit, component=Component.UNKNOWN)
+        if self._limited is None or messages.fullness(peak) > messages.fullness(self._limited):
+            self._limited, self._limited_process = peak, process.name
 
     def stepped(
         self, done: StepDone, peaks: dict[str, Peak], *, attempt: int, of: int | None, new: bool
@@ -174,19 +187,30 @@ class Forecaster:
             step=done.step, peaks=peaks, host=self._host, host_phase=self._host_phase, lengths=lengths
         )
         self._measured.append(measured)
-        self._host = None
+        self._limits.append(self._limited)
+        is_limited = self._limited is not None and (
+            self._host is None or messages.fullness(self._limited)[0] > messages.fullness(self._host)[0]
+        )
+        self._host = self._limited = None
         self._held.append(self._processes)
         self._processes = {}
         if not new:
             return []
-        result = foresee(
-            tuple(self._measured), attempt=attempt, last=self._forecasts, of=of, longest=self._longest
-        )
-        if HOST in result and result[HOST].holds:
+        rows = self._limited_rows() if is_limited else tuple(self._measured)
+        result = foresee(rows, attempt=attempt, last=self._forecasts, of=of, longest=self._longest)
+        if is_limited and HOST in result:
+            name = self._limited_process
+            result[HOST] = msgspec.structs.replace(result[HOST], process=name, own_limit=True)
+        elif HOST in result and result[HOST].holds:
             name = growing(self._held, per_step_bytes=result[HOST].per_step_bytes)
             result[HOST] = msgspec.structs.replace(result[HOST], process=name)
         self._forecasts |= result
         return list(result.values())
+
+    def _limited_rows(self) -> tuple[Measured, ...]:
+        """Return the measured steps with the process that is nearest to its own limit as the host."""
+        pairs = zip(self._measured, self._limits, strict=True)
+        return tuple(msgspec.structs.replace(row, host=limited) for row, limited in pairs)
 
     @property
     def host_growth(self) -> int | None:

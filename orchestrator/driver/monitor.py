@@ -240,6 +240,7 @@ class AttemptMonitor:
             steps=self.progress.of or self._last_step,
             host_peak_share=self._hosts.share(ended),
             host_growth=self._forecaster.host_growth,
+            process_limit_bytes=self._forecaster.process_limit_bytes,
             last_phase=self.progress.phase if scanned.last_phase is Phase.NONE else scanned.last_phase,
         )
 

@@ -15,6 +15,7 @@ from autotune.orchestrator.run import directory, export
 from autotune.orchestrator.run_states import DISPLAYS, display_of
 from autotune.orchestrator.units import counted, show_setting
 from autotune.policies.search import trials
+from autotune.policies.search.space import space
 from autotune.policies.values.events import (
     Accepted,
     GaveUp,
@@ -57,7 +58,7 @@ def conclusion_of(run: directory.RunFolder, view: RunView, framework: Framework)
         faster=_faster(verdict),
         changes=_changes(view, framework, accepted, knobs),
         changes_of=changes_of,
-        commands=_commands(run, verdict),
+        commands=_commands(run, verdict, searches=_can_search(accepted, knobs)),
         facts=_facts(run, accepted),
         spent=_spent(view, accepted),
         gpus=accepted.cluster.nodes * accepted.cluster.gpus_per_node,
@@ -133,7 +134,12 @@ def _reasons(view: RunView, profile: Profile) -> dict[str, str]:
     return reasons
 
 
-def _commands(run: directory.RunFolder, verdict: Verdict | None) -> tuple[Fact, ...]:
+def _can_search(accepted: Accepted, knobs: Knobs) -> bool:
+    """Return whether a search of this job has a knob to vary."""
+    return bool(space(accepted.job, accepted.profile, knobs))
+
+
+def _commands(run: directory.RunFolder, verdict: Verdict | None, *, searches: bool) -> tuple[Fact, ...]:
     stable = (run.path / "stable.yaml").resolve()
     rows = []
     if stable.is_file():
@@ -141,7 +147,7 @@ def _commands(run: directory.RunFolder, verdict: Verdict | None) -> tuple[Fact, 
         script = stable.with_name("launch.sh")
         if getattr(verdict, "growth", None) is None:  # memory that grows needs the restarts of a launch
             rows.append(Fact(name="the same without autotune", value=f"bash {_path(script)}"))
-        if run.request.mode is directory.Mode.LAUNCH:
+        if run.request.mode is directory.Mode.LAUNCH and searches:
             rows.append(Fact(name="look for a faster one", value=f"autotune search {_path(stable)}"))
     if verdict is None or isinstance(verdict, (Interrupted, Infrastructure)):
         rows.append(Fact(name="continue the run", value=run.call_anywhere("resume")))

@@ -14,6 +14,7 @@ from autotune.policies.values.run.view import AttemptView
 
 _POINTS = 1500  # per series
 _DEVICES, _HOSTS, _PROCESSES = 8, 2, 4  # shown series
+_RAY, _IDLE, _WORKER = "ray::", "IDLE", "Ray worker"
 _SPANS = 400  # last phases and steps that are shown
 
 _Points = dict[float, int]  # seconds since the attempt began -> bytes
@@ -45,7 +46,9 @@ def _series(attempt: directory.AttemptFolder, begin: float) -> tuple[list[Series
     """Return the series of GPUs, or of processes if there are none, and of hosts."""
     used: dict[str, _Points] = {}
     capacity: dict[str, int] = {}
-    processes: dict[str, _Points] = {}
+    processes: dict[tuple[str, int], _Points] = {}  # by node and pid
+    names: dict[tuple[str, int], str] = {}
+    limits: dict[tuple[str, int], int] = {}
     hosts: dict[str, _Points] = {}
     own: set[str] = set()
     samples = memory_record.samples_of(attempt.path)
@@ -71,12 +74,28 @@ def _series(attempt: directory.AttemptFolder, begin: float) -> tuple[list[Series
             capacity[name] = gpu.total_bytes
             own |= {name} if gpu.of_attempt else set()
         for process in sample.processes:
-            processes.setdefault(f"{process.name} (pid {process.pid})", {})[at] = process.rss_bytes
+            key = (sample.node, process.pid)
+            if process.limit_bytes:
+                limits[key] = process.limit_bytes
+            held = process.limited_bytes if process.limit_bytes else process.rss_bytes
+            processes.setdefault(key, {})[at] = held
+            names[key] = shown_name(process.name, names.get(key, ""))
     cards = [_one(n, points, capacity[n]) for n, points in used.items() if not own or n in own]
     if not used:
         largest = sorted(processes.items(), key=lambda item: (-max(item[1].values()), item[0]))[:_PROCESSES]
-        cards = [_one(name, points, None) for name, points in largest]
+        cards = [_one(f"{names[key]} (pid {key[1]})", points, limits.get(key)) for key, points in largest]
     return cards, [_one(f"{n} host", points, capacity[n], host=True) for n, points in hosts.items()]
+
+
+def shown_name(name: str, before: str = "") -> str:
+    """Return the name of a process for the legend: what a Ray worker runs, or ran last.
+
+    A worker of Ray is titled `ray::IDLE` between tasks, `ray::Trainer` or `ray::Trainer.step` in them.
+    """
+    if not name.startswith(_RAY):
+        return name
+    runs = name.removeprefix(_RAY).partition(".")[0]
+    return before or _WORKER if runs == _IDLE else f"{_WORKER} {runs}"
 
 
 def _one(name: str, points: _Points, capacity: int | None, *, host: bool = False) -> Series:

@@ -80,8 +80,18 @@ class AttemptFolder:
         write_private(self.path / "command.sh", script(command, job).encode(), executable=True)
 
     def write_view(self, name: str, value: Any) -> None:
-        """Write a view of the journal, such as outcome.json."""
-        write_json(self.path / f"{name}.json", value)
+        """Write a view of the journal, such as outcome.json, without fields that hold nothing."""
+        write_json(self.path / f"{name}.json", _filled(msgspec.to_builtins(value)))
+
+
+def _filled(value: Any) -> Any:
+    """Return JSON data without fields whose value is null or empty."""
+    if isinstance(value, list):
+        return [_filled(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    filled = {name: _filled(each) for name, each in value.items()}
+    return {name: each for name, each in filled.items() if each not in (None, "", {}, [])}
 
 
 class Mode(StrEnum):
@@ -108,6 +118,7 @@ class RunRequest(Value, frozen=True, kw_only=True):
     relaunches: int | None = None
     trials: int | None = None
     duration: str | None = None
+    proven_by: str = ""  # id of a run that proved the job shortly before; of a search
 
 
 class RunFolder:

@@ -44,14 +44,18 @@ class TrialScheduler:
         exported: Callable[[], None],
         on_progress: Callable[[Mapping[int, Progress]], None],
         known: Tried | None = None,
+        trial_s: float = 0.0,
     ) -> None:
-        """Search in `space`; `known` is the existing result of its base if it counts as a trial."""
+        """Search in `space`; `known` is the existing result of its base, if it needs no trial of its own.
+
+        `trial_s`: the seconds of a trial at the speed of the stable start; 0: unknown.
+        """
         self._bench, self._rig = bench, bench.context
         self._exported, self._on_progress = exported, on_progress
         self._begun_at = self._rig.clock.monotonic() - elapsed_s(self._rig.journal.history())
         self._settings, self._space, self._ledger = bench.job.search, space, bench.ledger
         self._proposers: dict[int, str] = {}  # trial -> proposer, of trials that this driver began
-        self._known = known
+        self._known, self._trial_s = known, trial_s
         self._forecasts = forecasts
         self._forecast = forecasts(self._ledger.trials)
         self._running: list[Trial] = []
@@ -125,6 +129,7 @@ class TrialScheduler:
             goal_steps=self._bench.job.goal.steps,
             elapsed_s=self.elapsed_s,
             running=len(self._running),
+            trial_s=self._trial_s,
         )
 
     def _turn(self) -> None:

@@ -9,6 +9,8 @@ import msgspec
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.context import RunContext
 from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.run import directory
+from autotune.orchestrator.search.earlier_run import same_hardware
 from autotune.orchestrator.search.optuna_study import STUDY, importance_of, write_study
 from autotune.orchestrator.search.presets import presets
 from autotune.orchestrator.search.scheduler import TrialScheduler
@@ -34,7 +36,8 @@ from autotune.policies.values.events import (
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Job, Search
 from autotune.policies.values.knobs import Knobs
-from autotune.policies.values.run.view import RunView
+from autotune.policies.values.observation import Cancelled
+from autotune.policies.values.run.view import AttemptView, RunView
 
 _STEADY = 1.25  # ratio between runs of one configuration above which the summary warns
 _FIRST = "base"  # folder name of the attempts that make the job stable
@@ -70,6 +73,8 @@ def search(
         recovery=job.recovery,
     )
     start_known = start_result(journal.view, headroom=job.goal.headroom)
+    pace = schedule.pace_of(began_with)
+    trial_s = 0.0 if pace is None else pace.seconds(job.search.probe_steps)
     scheduler = TrialScheduler(
         bench,
         space=varied,
@@ -77,11 +82,13 @@ def search(
         exported=exported,
         on_progress=lambda running: observer.watch(running, now=clock.now()),
         known=None if len(bench.parts(Purpose.CONFIRM)) > 1 else start_known,
+        trial_s=trial_s,
     )
     names = ", ".join(f"{d.knob} ({len(d.values)})" for d in dimensions)
     observer.say(f"searching over {names}")
     if scheduler.elapsed_s < job.search.duration_s:
-        observer.say(f"time left for trials: {_left(job.search.duration_s, scheduler)}")
+        each = f"; a trial takes about {show_duration(trial_s)}" if trial_s else ""
+        observer.say(f"time left for trials: {_left(job.search.duration_s, scheduler)}{each}")
     reason = scheduler.drive()
     if reason:
         observer.say(f"no more trials: {reason}")
@@ -100,7 +107,12 @@ def search(
     summary(journal.view, importance_of(dimensions, results), say=observer.say)
     bench.clear()
     verdict = schedule.verdict_of(
-        results, job.search, start=base, began_with=began_with.number, exhausted=scheduler.exhausted
+        results,
+        job.search,
+        start=base,
+        began_with=began_with.number,
+        exhausted=scheduler.exhausted,
+        cut=len(_cut(journal.view)),
     )
     return _finish(context, verdict)
 
@@ -110,13 +122,29 @@ def _made_stable(context: RunContext, bench: TrialContext) -> Verdict | None:
     job = context.job
     limit = f"{counted(job.search.trials, 'trial')} in {show_duration(job.search.duration_s)}"
     context.observer.say(f"search: at most {limit}; making the job stable counts towards the time")
-    first = bench.trial_job(_FIRST, longest=bench.forced, steps=job.goal.steps)
+    first = bench.trial_job(_FIRST, longest=bench.forced, steps=_steps_to_prove(context, bench))
     verdict = reconcile.run(msgspec.structs.replace(context, job=first, rehearses=job), conclude=False)
     if isinstance(verdict, TrainingCompleted | Stable):
         return None
     if not isinstance(verdict, Interrupted | Infrastructure):
         bench.clear()
     return verdict
+
+
+def _steps_to_prove(context: RunContext, bench: TrialContext) -> int:
+    """Return the steps that make the job stable: those of a trial if an earlier run just proved it here."""
+    steps, proof = context.job.goal.steps, context.folder.request.proven_by
+    if not proof:
+        return steps
+    try:
+        earlier = RunView(directory.find(context.folder.path.parent, proof).history()).accepted
+    except (Failure, OSError):
+        return steps
+    if earlier is None or not same_hardware(earlier.cluster, bench.cluster):
+        return steps
+    steps = min(steps, context.job.search.probe_steps)
+    context.observer.say(f"run {proof} proved this job: {counted(steps, 'step')} measure its speed")
+    return steps
 
 
 def _left(duration_s: float, scheduler: TrialScheduler) -> str:
@@ -178,7 +206,8 @@ def summary(view: RunView, importance: dict[str, float], *, say: Callable[[str],
     best = trials.winner(results, job.search, start=start)
     compared = trials.gain(results, job.search, start=start)
     if not schedule.tried_besides(results, began_with=began_with.number):
-        say("no trial was started; the starting configuration is kept")
+        which = "ended in time" if _cut(view) else "was started"
+        say(f"no trial {which}; the starting configuration is kept")
     elif best is None or best.knobs == start:
         say(f"no trial {trials.BETTER}; the starting configuration is kept")
     elif compared is None:
@@ -215,6 +244,12 @@ def summary(view: RunView, importance: dict[str, float], *, say: Callable[[str],
     elif parts:
         words = ", ".join(f"{what} {show_duration(seconds)}" for what, seconds in parts.items())
         say(f"time in attempts: {show_duration(sum(parts.values()))} ({words})")
+
+
+def _cut(view: RunView) -> list[AttemptView]:
+    """Return the attempts at trials that the end of search.duration stopped."""
+    ended = [each for each in view.trials if each.ended is not None]
+    return [each for each in ended if each.ended and each.ended.outcome == Cancelled(by="deadline")]
 
 
 def _reopen(context: RunContext) -> None:

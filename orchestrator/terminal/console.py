@@ -264,7 +264,8 @@ class Console:
         if figures:
             self._detail(figures)
         accepted = self._run.accepted
-        tells = accepted is None or accepted.job.recovery.forecast is Forecasting.TELL
+        tells = accepted is not None and accepted.job.recovery.forecast is Forecasting.TELL
+        tells = tells and accepted is not None and accepted.profile.resumable  # else no checkpoint helps
         if event.holds and tells and not event.upper_bound:
             self._detail(
                 "hint: `recovery: {forecast: act}` applies a remedy at the last checkpoint before it"

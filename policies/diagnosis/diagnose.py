@@ -147,6 +147,7 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
         other_ranks=_other_ranks(evidence, first),
         host_share=evidence.host_peak_share if first.line.rule in _REFUSED_REQUESTS else None,
         host_growth=evidence.host_growth if cause is Cause.HOST_OOM else None,
+        process_limit_bytes=evidence.process_limit_bytes if cause is Cause.HOST_OOM else 0,
     )
 
 

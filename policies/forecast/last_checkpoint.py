@@ -71,6 +71,7 @@ def forewarned(run: Run, last: Attempt) -> Foreseen | None:
 def why_now(ahead: Foreseen) -> str:
     """Return the reason for a stop before an expected failure."""
     memory = "host memory" if ahead.cause is Cause.HOST_OOM else f"GPU memory in {ahead.phase.value}"
+    memory = f"the memory of process {ahead.process}" if ahead.own_limit else memory
     return f"{memory} is expected to run out at step {ahead.step}, and this is the checkpoint before"
 
 

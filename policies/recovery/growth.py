@@ -232,6 +232,7 @@ def _as_forecast(ahead: Foreseen, *, steps: int) -> MemoryGrowth:
         per_step_bytes=ahead.per_step_bytes,
         component=ahead.component,
         process=ahead.process,
+        own_limit=ahead.own_limit,
     )
 
 
@@ -254,7 +255,7 @@ def _measured(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
     """Return the growth that was measured up to the failure, if it explains the failure."""
     if any(each.holds and each.lengths for each in last.foreseen):
         return None
-    if diagnosis.own_limit and diagnosis.host_growth:  # forecasts know only the host's own limit
+    if diagnosis.own_limit and diagnosis.host_growth:
         return MemoryGrowth(
             memory=HOST,
             steps=len(last.progress),

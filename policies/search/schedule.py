@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from autotune.policies.forecast.time_left import TimeLeft, seconds_of_more, unix_seconds
+from autotune.policies.forecast.time_left import TimeLeft, seconds_of_more, step_seconds, unix_seconds
 from autotune.policies.recovery.decide import backoff_s
 from autotune.policies.search import trials
 from autotune.policies.values.events import GaveUp, Progressed, Purpose, Result, Stable, Tried
 from autotune.policies.values.job import Cluster, Search
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement, Profile
-from autotune.policies.values.run.view import RunView
+from autotune.policies.values.run.view import AttemptView, RunView
 from autotune.policies.values.value import Value
 
 _LEAST_PATIENCE, _PATIENCE_SHARE = 8, 0.3  # trials without gain before a search ends
@@ -20,6 +20,7 @@ _FEWEST_STEPS = 3  # of a trial, including a warm-up step, before it may count a
 _SLOW_SHARE = 0.8  # of the best speed: a trial that is certainly below it is stopped
 _SIGMAS = 3.0
 _PAIRS = 2  # runs each of the stable start and the winner under the same conditions
+_FASTEST = 2.0  # times the speed of the stable start; a trial that would have to be faster is not begun
 _PROOF_SHARE = 0.5  # of search.duration that is kept for confirmation runs, at most
 
 _WITHOUT_RESULT = {
@@ -31,15 +32,53 @@ _WITHOUT_RESULT = {
 
 
 def count(results: Iterable[Tried]) -> int:
-    """Return how many trials of the budget are spent; a confirmation run belongs to its trial."""
-    return len({r.trial for r in results if r.result not in (Result.GATED, Result.LOST)})
+    """Return how many trials of the budget are spent; confirmation runs and the stable start are none."""
+    return len({r.trial for r in _made(results) if r.purpose is Purpose.PROBE})
+
+
+def _made(results: Iterable[Tried]) -> list[Tried]:
+    """Return the results of trials that ran and were not lost with the cluster."""
+    return [r for r in results if r.result not in (Result.GATED, Result.LOST)]
+
+
+class Pace(Value, frozen=True, kw_only=True):
+    """How fast an attempt ran."""
+
+    start_s: float  # until the end of the first step
+    step_s: float  # the fastest step
+
+    def seconds(self, steps: int) -> float:
+        """Return the seconds of an attempt of so many steps."""
+        return self.start_s + max(0, steps - 1) * self.step_s
+
+
+def pace_of(attempt: AttemptView) -> Pace | None:
+    """Return how fast an attempt ran; None if it completed too few steps."""
+    steps = [s for s in step_seconds(attempt) if s > 0]
+    if not steps or not attempt.stepped_s:
+        return None
+    return Pace(start_s=max(0.0, attempt.stepped_s[0] - attempt.started_s), step_s=min(steps))
+
+
+def shortest_s(trial_s: float) -> float:
+    """Return the seconds below which no trial ends, if one takes `trial_s` at the speed of the start."""
+    return trial_s / _FASTEST
 
 
 def why_end(
-    results: Sequence[Tried], search: Search, *, goal_steps: int, elapsed_s: float, running: int = 0
+    results: Sequence[Tried],
+    search: Search,
+    *,
+    goal_steps: int,
+    elapsed_s: float,
+    running: int = 0,
+    trial_s: float = 0.0,
 ) -> str:
-    """Return the reason for starting no further trial; empty while the search continues."""
-    run = [r for r in results if r.result not in (Result.GATED, Result.LOST)]
+    """Return the reason for starting no further trial; empty while the search continues.
+
+    `trial_s`: the seconds of a trial at the speed of the stable start, if known.
+    """
+    run = _made(results)
     if count(run) + running >= search.trials:
         return f"all {search.trials} trials are used"
     if elapsed_s >= search.duration_s:
@@ -54,6 +93,8 @@ def why_end(
             return f"no gain of {search.min_gain:.0%} in {patience} trials"
     if elapsed_s + _proof_s(results, search, goal_steps=goal_steps) >= search.duration_s:
         return "the remaining time is reserved for the confirmation runs"
+    if elapsed_s + shortest_s(trial_s) >= search.duration_s:
+        return "the rest of `search.duration` is too short for a trial"
     return ""
 
 
@@ -120,14 +161,20 @@ def tried_besides(results: Iterable[Tried], *, began_with: int) -> bool:
 
 
 def verdict_of(
-    results: Sequence[Tried], search: Search, *, start: Knobs, began_with: int, exhausted: bool = False
+    results: Sequence[Tried],
+    search: Search,
+    *,
+    start: Knobs,
+    began_with: int,
+    exhausted: bool = False,
+    cut: int = 0,
 ) -> Stable | GaveUp:
     """Return the verdict of a finished search.
 
     It is a success if a trial was measured, or if none was started because, with time and trials left, no
     configuration is predicted to be faster than the start (`exhausted`). `began_with` is the attempt that
-    made the job stable, which is no trial. A success is marginal if the stable start leaves too little
-    headroom and nothing better was confirmed.
+    made the job stable, which is no trial; the end of search.duration stopped `cut` trials. A success is
+    marginal if the stable start leaves too little headroom and nothing better was confirmed.
     """
     made = [r for r in results if r.attempt != began_with]
     complete = exhausted and not tried_besides(results, began_with=began_with)
@@ -136,6 +183,8 @@ def verdict_of(
         why = ", ".join(
             f"{counts[result]} {word}" for result, word in _WITHOUT_RESULT.items() if counts[result]
         )
+        stopped = f"{cut} stopped at the end of search.duration" if cut else ""
+        why = ", ".join(part for part in (why, stopped) if part)
         why = why or "none was started: raise search.duration or search.trials"
         reason = f"no trial of the search succeeded ({why})"
         return GaveUp(reason=f"{reason}; `stable.yaml` is the configuration that it started from")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.policies.values.failure import Cause, Component, Phase
+from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.observation import Outcome
 from autotune.policies.values.value import Value
 
@@ -107,6 +108,7 @@ class Evidence(Value, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     host_peak_share: float | None = None  # used / limit within 5 s of the death
     host_growth: int | None = None  # bytes of host memory by which its processes grew per step at the end
+    process_limit_bytes: int = 0  # the smallest limit of a process's own memory (`ulimit -v`); 0: none
 
 
 class Diagnosis(Value, frozen=True, kw_only=True):
@@ -128,14 +130,19 @@ class Diagnosis(Value, frozen=True, kw_only=True):
     reason: str = ""  # how the job ended, if its log does not say why
     host_share: float | None = None  # of host memory in use when a host allocation failed
     host_growth: int | None = None  # bytes per step by which the job's processes grew until then
+    process_limit_bytes: int = 0  # of a process's own memory (`ulimit -v`); 0: none is known
 
     @property
     def own_limit(self) -> str:
         """Why an allocation failed on a host with free memory; empty if it had none or was not measured."""
         if self.host_share is None or self.host_share > _ROOM_LEFT:
             return ""
+        used = f"only {self.host_share:.0%} of the host's memory was in use"
+        if self.process_limit_bytes:
+            limit = show_gib(self.process_limit_bytes)
+            return f"{used}: the process is limited to {limit} (`ulimit -v` or `ulimit -d`)"
         return (
-            f"only {self.host_share:.0%} of the host's memory was in use: the process has a limit of its own "
+            f"{used}: the process has a limit of its own "
             "(`ulimit -v`, its container), or asked for more than the rest at once"
         )
 

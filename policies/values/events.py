@@ -162,6 +162,7 @@ class Foreseen(EventBase, frozen=True, kw_only=True, tag="foreseen", tag_field="
     component: Component = Component.TRAINER
     upper_bound: bool = False  # reported by the driver or an allocator: may include a cache
     process: str = ""  # the one whose host memory grows most; empty: unknown
+    own_limit: bool = False  # of that process, not of the host: `ulimit -v`, `ulimit -d`
 
     @property
     def memory(self) -> str:

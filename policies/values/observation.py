@@ -12,7 +12,7 @@ from autotune.policies.values.value import Value
 HOST = "host"  # names the memory of a node; a phase names that of its devices
 
 
-class ProcessMemory(Value, frozen=True, kw_only=True):
+class ProcessMemory(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Memory of one process of the attempt."""
 
     pid: int
@@ -20,6 +20,8 @@ class ProcessMemory(Value, frozen=True, kw_only=True):
     rss_bytes: int
     cpu_share: float = 0.0  # cores used by it and its descendants since the last sample
     gpu: bool = False  # it or a descendant is known to run on a GPU
+    limit_bytes: int = 0  # its own limit (`ulimit -v`, `ulimit -d`); 0: none
+    limited_bytes: int = 0  # what counts against that limit
 
 
 class GpuMemory(Value, frozen=True, kw_only=True):
@@ -62,12 +64,13 @@ class MemoryGrowth(Value, frozen=True, kw_only=True):
     per_step_bytes: int = 0  # 0: not measured
     component: Component = Component.UNKNOWN
     process: str = ""  # the process that grows most; empty: unknown
-    own_limit: bool = False  # the process ran out of a limit of its own, which no forecast knows
+    own_limit: bool = False  # the process runs out of a limit of its own, not of the host's memory
 
     @property
     def text(self) -> str:
         """What grew, by how much per step and in which process."""
         memory = "host memory" if self.memory == HOST else f"GPU memory in {self.memory}"
+        memory = "memory" if self.own_limit else memory
         owner = "" if self.component is Component.UNKNOWN else f" of the {self.component.value}"
         owner = f" of process {self.process}" if self.process else owner
         if not self.per_step_bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -24,6 +25,7 @@ from autotune.launchers.runners.cluster import internals
 from autotune.launchers.runners.cluster.timeouts import WAITS, Waits
 from autotune.launchers.runners.node.child import FOLDER
 from autotune.launchers.runners.node.host import read_cards, read_host
+from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.value import Value
 
 NAMESPACE = "autotune"
@@ -272,11 +274,22 @@ def _start_local(gpus: int | None, *, note: str) -> Connection:
     except Exception as error:
         logs = _kept_logs(Path(folder))
         os.close(lifeline)
+        hint = f"look at Ray's logs in `{logs}`; a busy machine may only need another try" if logs else ""
         raise Unreachable(
-            f"cannot start Ray on this machine: {_one_line(error)}",
-            hint=f"look at Ray's logs in `{logs}`; a busy machine may only need another try" if logs else "",
+            f"cannot start Ray on this machine: {_one_line(error)}", hint=_limit_hint() or hint
         ) from error
     return Connection(address=info["gcs_address"], ours=True, note=note, lifeline=lifeline, reaper=reaper.pid)
+
+
+def _limit_hint() -> str:
+    """Return a hint about this shell's limit of address space, which Ray exceeds; empty if there is none."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return (
+        f"this shell limits a process to {show_gib(limit)} of address space (`ulimit -v`); Ray maps more: "
+        "start autotune in a shell without it, and set the limit in the script"
+    )
 
 
 def _kept_logs(folder: Path) -> str:

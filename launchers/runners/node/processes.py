@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -54,6 +55,33 @@ def read_stat(pid: int) -> ProcessStat | None:
         started=int(fields[19]),
         rss_bytes=int(fields[21]) * _PAGE_BYTES,
     )
+
+
+class OwnLimit(NamedTuple):
+    """The limit that a process has of its own memory, and what counts against it."""
+
+    bytes: int = 0  # 0: none
+    used_bytes: int = 0
+
+
+def own_limit(pid: int) -> OwnLimit:
+    """Return the limit of a process's address space or data that is nearest to full, as its user set it.
+
+    A soft limit of the data below an unlimited hard one is the process's own, such as a simulated device.
+    """
+    try:
+        space, data = (resource.prlimit(pid, each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+        if resource.prlimit(pid, resource.RLIMIT_DATA)[1] == resource.RLIM_INFINITY:
+            data = resource.RLIM_INFINITY
+        if space == data == resource.RLIM_INFINITY:
+            return OwnLimit()
+        with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123 - read twice a second per process
+            sizes = file.read().split()
+    except (OSError, ValueError):  # it has ended, or belongs to another user
+        return OwnLimit()
+    limits = ((space, int(sizes[0])), (data, int(sizes[5])))
+    known = [OwnLimit(limit, pages * _PAGE_BYTES) for limit, pages in limits if limit > 0]
+    return max(known, key=lambda each: each.used_bytes / each.bytes, default=OwnLimit())
 
 
 def attempt_of(pid: int) -> str | None:

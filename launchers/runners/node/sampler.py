@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from autotune.launchers.runners.node.host import Card, read_cards, read_host
-from autotune.launchers.runners.node.processes import Census, ProcessStat
+from autotune.launchers.runners.node.processes import Census, ProcessStat, own_limit
 from autotune.policies.values.observation import GpuMemory, ProcessMemory, Sample
 
 PERIOD_S = 0.45  # a little under half a second, for at least two samples per second
@@ -122,8 +122,10 @@ class Sampler:
                     rss_bytes=process.rss_bytes,
                     cpu_share=round(below_s[process.pid] / elapsed_s, 3),
                     gpu=on_cards[process.pid] > 0,
+                    limit_bytes=limit.bytes,
+                    limited_bytes=limit.used_bytes,
                 )
-                for process in processes
+                for process, limit in ((each, own_limit(each.pid)) for each in processes)
             ),
             cpu_share=sum(spent_s.values()) / elapsed_s,
             gpu_share=max(

@@ -145,7 +145,7 @@
     for (const phase of seen) traces.push({ type: "scatter", mode: "markers", name: phase, x: [null], y: [null], marker: { symbol: "square", size: 12, color: PHASES[phase] || GREY, opacity: 0.45 }, hoverinfo: "skip" });
     const shapes = line.phases.map((p) => ({ type: "rect", layer: "below", xref: "x", yref: "paper", x0: p.begin / scale, x1: p.end / scale, y0: 0, y1: 1, line: { width: 0 }, fillcolor: PHASES[p.phase] || GREY, opacity: 0.22 }));
     size("chart-timeline", { high: narrow.matches ? 560 : 480 });
-    draw("chart-timeline", traces, { shapes, xaxis: { title: { text: `since the attempt began, ${time}` } }, yaxis: { title: { text: `in use, ${name}` }, rangemode: "tozero" }, margin: { l: 56, r: 16, t: narrow.matches ? 190 : 90, b: 44 } });
+    draw("chart-timeline", traces, { shapes, xaxis: { title: { text: `since the attempt began, ${time}` } }, yaxis: { title: { text: `in use, ${name}` }, rangemode: "tozero" }, margin: { l: 56, r: 16, t: narrow.matches ? 30 + 20 * Math.ceil((line.series.length + seen.length) / 2) : 90, b: 44 } });
   }
 
   function model() {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from autotune.launchers.runners.node import processes
-from autotune.launchers.runners.node.processes import MARKER, Census
+from autotune.launchers.runners.node.processes import MARKER, Census, OwnLimit, own_limit
 from tests.launchers.runners.attempts import wait_for
 
 SLEEP = "import time; time.sleep(600)"
@@ -76,3 +76,25 @@ def test_all_processes_are_looked_at_only_when_one_has_begun(
     looks.clear()
     census.forget_strangers()
     assert result(census) and looks
+
+
+def test_the_limit_of_a_process_is_the_one_nearest_to_full() -> None:
+    def limit(ulimits: str, *, own: str = "pass") -> OwnLimit:
+        code = f"import resource; {own}; print(flush=True); input()"
+        command = ["bash", "-c", f'{ulimits} exec "$0" -c "$1"', sys.executable, code]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            result = own_limit(process.pid)
+            process.communicate(b"\n")
+        return result
+
+    space = limit("ulimit -v 4000000;")
+    assert space.bytes == 4_000_000 << 10 and 0 < space.used_bytes < space.bytes
+    data = limit("ulimit -v 4000000; ulimit -d 200000;")
+    assert data.bytes in {200_000 << 10, 4_000_000 << 10}
+    assert limit("") == OwnLimit()
+    # A soft limit of the data that the program sets simulates a device.
+    simulated = "resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, resource.RLIM_INFINITY))"
+    assert limit("", own=simulated) == OwnLimit()
+    assert own_limit(2**22 + 1) == OwnLimit()

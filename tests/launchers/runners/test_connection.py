@@ -78,6 +78,10 @@ def test_a_ray_that_does_not_start_leaves_its_logs_and_nothing_else(monkeypatch,
     kept = Path(re.search("`(.*?)`", raised.value.hint)[1])
     assert (kept / "raylet.err").read_text() == "no memory"
     wait_for(lambda: not made[0].exists(), seconds=30)
+    monkeypatch.setattr("resource.getrlimit", lambda _which: (6 << 30, -1))
+    with pytest.raises(Unreachable) as limited:
+        connect("local")
+    assert limited.value.hint.startswith("this shell limits a process to 6.00 GiB of address space")
 
 
 def test_a_ray_of_our_own_is_not_started_where_that_is_refused(monkeypatch):

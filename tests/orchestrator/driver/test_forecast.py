@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.launchers.base import Exit
+from autotune.orchestrator import messages
 from autotune.orchestrator.cli import status
 from autotune.orchestrator.driver.memory import Forecaster, growing
 from autotune.orchestrator.terminal.console import Console
@@ -146,6 +147,34 @@ def test_the_growth_of_a_job_is_that_of_its_own_processes() -> None:
         forecaster.take(taken, Phase.NONE)
         forecaster.stepped(StepDone(step=n, of=400), {}, attempt=1, of=400, new=True)
     assert forecaster.host_growth == pytest.approx(40 * MIB, rel=0.01)
+
+
+def test_a_process_that_nears_its_own_limit_is_forecast_on_a_host_with_free_memory() -> None:
+    forecaster = Forecaster(known=None, longest_response=None)
+    forecasts: list[Foreseen] = []
+    for n in range(1, 31):
+        used = 400 * MIB + n * 40 * MIB
+        own = ProcessMemory(
+            pid=7, name="train.py", rss_bytes=used, limit_bytes=2048 * MIB, limited_bytes=used
+        )
+        other = ProcessMemory(pid=8, name="free", rss_bytes=9000 * MIB)
+        taken = replace(
+            sample(float(n)),
+            host_used_bytes=10 * MIB + used,
+            host_total_bytes=24000 * MIB,
+            processes=(own, other),
+        )
+        forecaster.take(taken, Phase.NONE)
+        events = forecaster.stepped(StepDone(step=n, of=400), {}, attempt=1, of=400, new=True)
+        forecasts += [event for event in events if isinstance(event, Foreseen)]
+    assert forecaster.process_limit_bytes == 2048 * MIB
+    first = forecasts[0]
+    assert (first.cause, first.process, first.own_limit) == (Cause.HOST_OOM, "train.py", True)
+    assert first.step == pytest.approx(39, abs=3) and first.per_step_bytes == pytest.approx(40 * MIB, rel=0.1)
+    words = "process train.py is expected to run out of the memory that its own limit allows (`ulimit -v`)"
+    assert messages.forecast(first).startswith(f"{words} at step ")
+    certain = replace(first, earliest=39, step=39, latest=39, chance=1.0)
+    assert messages.forecast(certain) == f"{words} at step 39/400 (chance 100%)"
 
 
 @pytest.mark.parametrize("length", ["nan", "inf"])

@@ -197,6 +197,8 @@ def test_the_folder_of_an_attempt(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert all(p.stat().st_mode & 0o077 == 0 for p in case.run.path.rglob("*"))
     assert json.loads((attempt.path / "diagnosis.json").read_text())["cause"] == "gpu-oom"
+    outcome = json.loads((attempt.path / "outcome.json").read_text())
+    assert outcome["type"] == "ended" and not any(value in (None, "", {}) for value in outcome.values())
     number = next(e for e in case.history if isinstance(e, Diagnosed)).evidence[0].line
     assert "builtin: failure" in attempt.log.read_text().splitlines()[number - 1]
 

@@ -13,6 +13,7 @@ import pytest
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Exit
+from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.report import page
 from autotune.orchestrator.report.document import Report
@@ -21,10 +22,11 @@ from autotune.orchestrator.report.page import report_of
 from autotune.orchestrator.run import directory
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import Diagnosed, Policy, Started
+from autotune.policies.values.observation import ProcessMemory, Sample
 from tests.orchestrator.cli.scripted_main import never_fits, own_failure
 from tests.orchestrator.driver.test_reconcile import Case
 from tests.orchestrator.report.runs import HOSTILE, SECRET, recovered, searched
-from tests.orchestrator.scripted import Killed, Script, World, tight_memory
+from tests.orchestrator.scripted import JOB, Killed, Script, World, tight_memory
 
 MOST_BYTES = 6 << 20
 
@@ -268,3 +270,45 @@ def test_a_command_without_end_is_cut(tmp_path: Path) -> None:
     journal.write_text(journal.read_text().replace('"command":["', f'"command":["{"x" * 3_000_000}","'))
     report = report_of(run)
     assert all(len(a.command) < 17 << 10 and "command.sh" in a.command for a in report.evidence.attempts)
+
+
+def test_processes_are_drawn_by_what_they_run_and_against_their_own_limit(tmp_path: Path) -> None:
+    run = recovered(tmp_path)
+    started = [e for e in run.history() if isinstance(e, Started)][-1]
+    names = ["ray::IDLE", "ray::Trainer.step", "ray::IDLE"]
+    samples = [
+        Sample(
+            at=seconds_of(started.at) + second,
+            node="gpu-01",
+            host_used_bytes=8 << 30,
+            host_total_bytes=24 << 30,
+            processes=(
+                ProcessMemory(pid=7, name=name, rss_bytes=second << 20),
+                ProcessMemory(pid=8, name="ray::IDLE", rss_bytes=1 << 20),
+                ProcessMemory(
+                    pid=9, name="train", rss_bytes=1, limit_bytes=2 << 30, limited_bytes=second << 28
+                ),
+            ),
+        )
+        for second, name in enumerate(names, 1)
+    ]
+    text = b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples)
+    (run.attempt(started.attempt).path / "samples.jsonl").write_bytes(text)
+    timeline = report_of(run).timeline
+    assert timeline is not None
+    series = {each.name: each for each in timeline.series if not each.host}
+    assert set(series) == {"Ray worker Trainer (pid 7)", "Ray worker (pid 8)", "train (pid 9)"}
+    assert series["train (pid 9)"].capacity == 2 << 30 and max(series["train (pid 9)"].bytes) == 3 << 28
+    assert series["Ray worker Trainer (pid 7)"].capacity is None
+
+
+def test_a_search_is_advised_only_where_it_has_a_knob_to_vary(tmp_path: Path) -> None:
+    def shown(run: directory.RunFolder) -> set[str]:
+        (run.path / "stable.yaml").touch()
+        return {fact.name for fact in report_of(run).conclusion.commands}
+
+    assert "look for a faster one" in shown(recovered(tmp_path))
+    case = Case(tmp_path / "none", World(tight_memory), f"{JOB}search: {{vary: []}}\n")
+    case.drive()
+    commands = shown(case.run)
+    assert "launch the proven job" in commands and "look for a faster one" not in commands

@@ -110,12 +110,13 @@ class Night:
         forecast: Forecast | None = _BLIND,
         *,
         rehearses: bool = False,
+        proven_by: str = "",
     ) -> None:
         self.world, self.clock, self.forecast = world, Hands(), forecast
         self.run = directory.create(
             folder / "runs",
             job_text=text,
-            request=directory.RunRequest(mode=directory.Mode.SEARCH, rehearse=rehearses),
+            request=directory.RunRequest(mode=directory.Mode.SEARCH, rehearse=rehearses, proven_by=proven_by),
         )
         self.job = parse(text)
         self.framework = frameworks.find(self.job.framework)

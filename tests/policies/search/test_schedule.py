@@ -103,3 +103,29 @@ def test_a_search_is_no_success_without_a_trial_that_was_measured() -> None:
     assert reason_of(start, *others) == f"no trial of the search succeeded (1 out of memory, 2 lost){kept}"
     slow = probe(FAST, 0.0, result=Result.SLOW)
     assert schedule.verdict_of([start, slow], SEARCH, start=START, began_with=1) == Stable()
+
+
+def test_no_trial_begins_that_would_have_to_be_twice_as_fast_as_the_start() -> None:
+    every = [proof(START, 100.0, seconds=0.0)]
+
+    def why(elapsed_s: float, *, trial_s: float) -> str:
+        return schedule.why_end(every, SEARCH, goal_steps=20, elapsed_s=elapsed_s, trial_s=trial_s)
+
+    assert why(9_000.0, trial_s=1_000.0) == "" and why(9_000.0, trial_s=0.0) == ""
+    assert why(9_500.0, trial_s=1_000.0) == "the rest of `search.duration` is too short for a trial"
+
+
+def test_the_stable_start_is_no_trial_of_the_budget() -> None:
+    start = proof(START, 100.0, seconds=0.0)
+    one = replace(SEARCH, trials=1)
+    assert schedule.count([start]) == 0
+    assert schedule.why_end([start], one, goal_steps=20, elapsed_s=0.0) == ""
+    spent = [start, probe(FAST, 150.0, trial=1)]
+    assert schedule.count(spent) == 1
+    assert schedule.why_end(spent, one, goal_steps=20, elapsed_s=0.0) == "all 1 trials are used"
+
+
+def test_a_trial_that_the_end_of_the_time_stopped_was_started() -> None:
+    start = proof(START, 100.0, seconds=0.0, attempt=1)
+    verdict = schedule.verdict_of([start], SEARCH, start=START, began_with=1, cut=1)
+    assert isinstance(verdict, GaveUp) and "(1 stopped at the end of search.duration)" in verdict.reason
