@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 import msgspec
@@ -197,8 +197,15 @@ def time_left(value: TimeLeft) -> str:
 
 
 def speed(event: Progressed | None) -> str:
-    """Return `, 1,638 tok/s` if a step reports its speed, otherwise the empty string."""
-    return f", {show_rate(event.tokens_per_second, Unit.TOKENS)}" if event and event.tokens_per_second else ""
+    """Return `, 1,638 tok/s, loss 0.31, reward 0.5` of what a step reports; empty if it reports none."""
+    parts = [] if event is None else figures_of_step(event.tokens_per_second, event.scores)
+    return "".join(f", {part}" for part in parts)
+
+
+def figures_of_step(tokens_per_second: float | None, scores: Mapping[str, float]) -> list[str]:
+    """Return `1,638 tok/s`, `loss 0.31` and `reward 0.5`, as far as a step reports them."""
+    parts = [show_rate(tokens_per_second, Unit.TOKENS)] if tokens_per_second else []
+    return [*parts, *(f"{name} {value:.4g}" for name, value in scores.items())]
 
 
 def cured(event: CuredInPlace) -> str:

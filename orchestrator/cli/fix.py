@@ -16,6 +16,7 @@ from typing import Any
 import click
 import msgspec
 
+from autotune import configs
 from autotune.launchers import frameworks
 from autotune.orchestrator.cli.init import SourceCommand, drafted, source_options
 from autotune.orchestrator.cli.plan import cards_of, with_cards
@@ -26,6 +27,7 @@ from autotune.orchestrator.config.loader import expected_cluster, parse_unfinish
 from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.errors import ExitCode, Failure, reason_of
 from autotune.orchestrator.explain.analyze import Explanation, explain
+from autotune.orchestrator.explain.details import step_text
 from autotune.orchestrator.explain.headline import headline, on_budget
 from autotune.orchestrator.explain.reader import STDIN, check, read
 from autotune.orchestrator.init.documents import Kind, kind_of
@@ -162,6 +164,7 @@ def _answer(
         cause=diagnosis.cause.value,
         phase=diagnosis.phase.value,
         step=diagnosis.step,
+        step_text=step_text(explanation),
         rank=diagnosis.rank,
         headline=headline(explanation),
     )
@@ -271,9 +274,11 @@ def _commands(
         return f"autotune init -- {after}\nautotune launch job.yaml", after
     if after:
         called = shlex.join(target.source)
-        shell = "sbatch" if "#SBATCH" in read_text(target.source[0]) else "bash"
+        is_slurm = "#SBATCH" in read_text(target.source[0])
+        start = _in_allocation(target) if is_slurm else "autotune launch job.yaml"
         is_script = kind_of(Path(target.source[0])) is Kind.SHELL  # not a task file
-        return f"autotune init {called}\nautotune launch job.yaml", f"{shell} {called}" if is_script else ""
+        alone = f"{'sbatch' if is_slurm else 'bash'} {called}" if is_script else ""
+        return f"autotune init {called}\n{start}", alone
     added = (*target.source, *(part for word in words.values() for part in shlex.split(word)))
     call = shlex.join(["autotune", "launch", "job.yaml", *sets])
     start = f"autotune init {'' if target.name else '-- '}{shlex.join(target.source)}\n{call}"
@@ -283,6 +288,16 @@ def _commands(
     except Failure:
         passes = False
     return start, f"{'bash ' if target.name else ''}{shlex.join(added)}" if passes else ""
+
+
+def _in_allocation(target: Target) -> str:
+    """Return the command that launches the job of a Slurm script in an allocation such as its own."""
+    if target.job.cluster.nodes == 1:
+        header = f"grep -E '^#(!|SBATCH)' {shlex.quote(target.source[0])}"
+        return f"({header}; echo autotune launch job.yaml) | sbatch"
+    file = Path(configs.__file__).parent / "operations" / "slurm.sbatch"  # it starts Ray on every node
+    options = f"--nodes={target.job.cluster.nodes} --export=ALL,JOB=$PWD/job.yaml,RUNS=$PWD/runs"
+    return f"sbatch {options} {shlex.quote(str(file))}"
 
 
 def _values(words: Mapping[str, str]) -> dict[str, str]:

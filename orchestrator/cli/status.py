@@ -22,13 +22,13 @@ from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory, summary, waiting
 from autotune.orchestrator.run.journal import Tail
 from autotune.orchestrator.run.lock import Owner, Watch
-from autotune.orchestrator.run.memory_record import MemorySpan, so_far
+from autotune.orchestrator.run.memory_record import MemorySpan, memory_lines, so_far
 from autotune.orchestrator.run.waiting import Waiting
 from autotune.orchestrator.run_states import DISPLAYS
 from autotune.orchestrator.terminal import widgets
 from autotune.orchestrator.terminal.standard_streams import was_left
 from autotune.orchestrator.terminal.widgets import rendered, say
-from autotune.orchestrator.units import show_ago, show_duration, show_gib
+from autotune.orchestrator.units import show_ago, show_duration
 from autotune.policies.forecast.time_left import TimeLeft, step_seconds
 from autotune.policies.values.events import Accepted, CuredInPlace, Foreseen, Started, Tried
 from autotune.policies.values.job import Job
@@ -96,6 +96,8 @@ class RunStatus(Value, frozen=True, kw_only=True):
     waiting: Waiting | None = None  # for nodes of the cluster; without a driver: it waited in vain
     left: TimeLeft | None = None  # while it runs, once enough is known
     step_s: tuple[float, ...] = ()  # latest step times of the only running attempt, without its first
+    tokens_per_second: float | None = None  # in its last step
+    scores: dict[str, float] = {}  # `loss` and `reward` of its last step, if the log prints them
 
 
 class RunReader:
@@ -150,9 +152,13 @@ class RunReader:
             status = replace(status, driver=_elsewhere(holder, beat_at=self._watch.beat_at))
         from autotune.orchestrator.terminal.live_view import time_left_of
 
-        running = view.unended
-        step_s = step_seconds(view.attempts[running[0]]) if len(running) == 1 else ()
-        return replace(status, left=time_left_of(view, now=now), step_s=step_s)
+        status = replace(status, left=time_left_of(view, now=now))
+        if len(view.unended) != 1:
+            return status
+        attempt = view.attempts[view.unended[0]]
+        if (last := attempt.last) is not None:
+            status = replace(status, tokens_per_second=last.tokens_per_second, scores=last.scores)
+        return replace(status, step_s=step_seconds(attempt))
 
 
 def awaiting(run: directory.RunFolder, status: RunStatus) -> RunStatus:
@@ -316,7 +322,7 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
     parts += [f"  forecast: {messages.forecast(e)}" for a in run.attempts[-1:] for e in a.foreseen]
     measured = next((a for a in reversed(run.attempts) if a.memory), None)
     if measured is not None:
-        parts += [f"peak memory of attempt #{measured.attempt}", *_memory(measured.memory)]
+        parts += [f"peak memory of attempt #{measured.attempt}", *memory_lines(measured.memory)]
     if run.trials:
         parts.append(
             _below([(f"  trial {t.trial}", t.change, _took(t), t.status) for t in run.trials], width)
@@ -350,24 +356,14 @@ def _progress(run: RunStatus) -> str:
 
 
 def _left(run: RunStatus) -> list[str]:
-    """Return the remaining time of a run and its latest step times, if known."""
+    """Return the remaining time of a run, its latest step times, speed, loss and reward, if known."""
     parts = [] if run.left is None else [messages.time_left(run.left)]
     if run.step_s:
         parts.append(f"{show_duration(fmean(run.step_s))} a step")
         picture = widgets.sparkline(run.step_s[-_STEPS:])
         parts += [f"step times {picture}"] if picture else []
+    parts += messages.figures_of_step(run.tokens_per_second, run.scores)
     return [f"  {'   '.join(parts)}"] if parts else []
-
-
-def _memory(nodes: tuple[MemorySpan, ...]) -> list[str]:
-    """Return the peak memory of each node so far: of the host, and of the attempt's GPUs."""
-    lines = []
-    for node in nodes:
-        cards = [card for card in node.gpus if card.of_attempt] or list(node.gpus)
-        parts = [f"host {show_gib(node.host.most)} of {show_gib(node.host_total_bytes)}"]
-        parts += [f"GPU {c.index} {show_gib(c.used.most)} of {show_gib(c.total_bytes)}" for c in cards]
-        lines += [f"  {node.node}  {part}" for part in parts]
-    return lines
 
 
 def _below(rows: list[tuple[str, str, str, str]], width: int | None) -> str:
@@ -375,6 +371,8 @@ def _below(rows: list[tuple[str, str, str, str]], width: int | None) -> str:
 
 
 def _took(part: AttemptStatus | TrialStatus) -> str:
+    if isinstance(part, TrialStatus) and part.seconds == 0.0:  # it did not run: the stable start, or gated
+        return ""
     return messages.lasted(part.seconds, at_least=part.unwatched)
 
 

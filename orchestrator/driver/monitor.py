@@ -11,6 +11,7 @@ from autotune.launchers.base import OWN_SOURCE, Exit, Framework, Observed
 from autotune.orchestrator.driver.hang_detector import HangDetector
 from autotune.orchestrator.driver.log_writer import LogLines, LogWriter
 from autotune.orchestrator.driver.memory import Forecaster, HostMemory, PhasePeaks, raise_to
+from autotune.orchestrator.driver.scores import scores_of
 from autotune.orchestrator.driver.witness import Suspicions
 from autotune.orchestrator.run.directory import AttemptFolder
 from autotune.orchestrator.run.storage import Persist, at_once
@@ -70,6 +71,7 @@ class Progress(Value, frozen=True, kw_only=True):
     step: int | None = None
     of: int | None = None
     tokens_per_second: float | None = None
+    scores: dict[str, float] = {}  # loss and reward of the last step
     peaks: dict[str, Peak] = {}
     samples: dict[str, Sample] = {}  # the last of each node
 
@@ -381,6 +383,7 @@ class AttemptMonitor:
         seconds = self._took_s.pop(done.step, None) if done.seconds is None else done.seconds
         seconds = self._step_s = self._liveness.stepped(now, seconds=seconds, late=self._late)
         peaks, highest = self._peaks.end_step()
+        scores = scores_of(done.metrics, loss=self._framework.loss)
         if self.progress.step is not None and done.step != self.progress.step + 1:
             self._window.clear()
         self._window.append(peaks)
@@ -389,6 +392,7 @@ class AttemptMonitor:
             step=done.step,
             of=done.of or self._last_step,
             tokens_per_second=done.tokens_per_second,
+            scores=scores,
             peaks=highest,
         )
         event = Progressed(
@@ -400,6 +404,7 @@ class AttemptMonitor:
             peaks=peaks,
             resumed_from=self._resumed_from,
             saved=self.saved,
+            scores=scores,
             loss=step_loss(done.metrics, self._framework.loss, updates=self._losses),
         )
         self._losses.clear()

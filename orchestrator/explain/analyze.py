@@ -20,6 +20,7 @@ from autotune.orchestrator.explain.log_steps import (
     steps_of,
     what_changed,
 )
+from autotune.orchestrator.explain.process_rank import rank_of_worker, worker_of
 from autotune.orchestrator.explain.reader import Reading
 from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.units import show_gib
@@ -107,6 +108,10 @@ def explain(
         context = msgspec.structs.replace(context, known=known)
     if diagnosis.step is None and diagnosis.cause.is_memory:
         diagnosis = msgspec.structs.replace(diagnosis, step=last_step(context.framework, before))
+    if diagnosis.rank is None and diagnosis.evidence and diagnosis.cause.is_memory:
+        worker = worker_of(main_line_of(diagnosis).text)
+        rank = None if worker is None else rank_of_worker(worker, reading.ends)
+        diagnosis = msgspec.structs.replace(diagnosis, rank=rank)
     requested = diagnosis.facts.requested_bytes
     request = None
     if requested and context.model is not None and diagnosis.cause is Cause.GPU_OOM:

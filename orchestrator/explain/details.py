@@ -51,14 +51,20 @@ def _place(explanation: Explanation) -> str:
         parts.append(f"rank {diagnosis.rank}")
     if (process := _RAY_PROCESS.search(explanation.main_line.text)) is not None:
         parts.append(f"pid {process['pid']}" + (f" on {process['host']}" if process["host"] else ""))
-    if diagnosis.step_text:
-        of = "" if explanation.steps is None else f" of {explanation.steps:,}"
-        parts.append(f"{diagnosis.step_text}{of}")
+        parts += ["rank not in the log"] if diagnosis.rank is None else []
+    if words := step_text(explanation):
+        parts.append(words)
     if explanation.context.framework is not None:
         parts.append(f"framework `{explanation.context.framework.name}`")
     elif explanation.context.tools:
         parts.append(f"uses {', '.join(tool.name for tool in explanation.context.tools)}")
     return f"info: {', '.join(parts)}" if parts else ""
+
+
+def step_text(explanation: Explanation) -> str:
+    """Return `after step 23 of 435`, as far as it is known."""
+    words, of = explanation.diagnosis.step_text, explanation.steps
+    return f"{words} of {of:,}" if words and of is not None else words
 
 
 def _since(explanation: Explanation) -> str:

@@ -252,8 +252,8 @@ class Lock:
             elif not announced:
                 announced = True
                 say(
-                    f"run {self._folder.name} was driven by {_words(claim.owner)};"
-                    f" waiting up to {STALE_S:.0f} s for its heartbeat"
+                    f"{_another(claim.owner)} was running run {self._folder.name};"
+                    f" waiting up to {STALE_S:.0f} s to see whether it still does"
                 )
             elif by := interrupted():
                 raise Failure(
@@ -292,7 +292,7 @@ class Lock:
 
     def _driven(self, holder: Owner) -> Driven:
         view, logs = call("attach", self._folder), call("logs", self._folder, "-f")
-        words = f"run {self._folder.name} is driven by {_words(holder)}"
+        words = f"{_another(holder)} is running run {self._folder.name}"
         return Driven(words, hint=f"`{view}` and `{logs}` follow it")
 
     def _confirm(self) -> None:
@@ -381,6 +381,10 @@ def _started(pid: int) -> int:
 def _boot_s() -> float:
     """Return seconds of a clock that continues while the machine is suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _another(holder: Owner) -> str:
+    return f"another autotune ({_words(holder)})" if holder.is_known else "another autotune"
 
 
 def _words(holder: Owner) -> str:

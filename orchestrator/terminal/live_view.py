@@ -18,7 +18,7 @@ from autotune.orchestrator.units import show_duration, show_gib, show_rate
 from autotune.policies.forecast.time_left import TimeLeft, step_seconds, time_left
 from autotune.policies.values.events import GoalReached
 from autotune.policies.values.failure import Phase
-from autotune.policies.values.observation import GpuMemory, Sample, Unit
+from autotune.policies.values.observation import GpuMemory, Sample
 from autotune.policies.values.run.view import RunView
 
 
@@ -145,7 +145,7 @@ def live_lines(
     if phases:
         lines.append(Text(f"    {phases}"))
     pace = [f"{show_duration(fmean(step_s))} a step"] if step_s else []
-    pace += [show_rate(rate, Unit.TOKENS)] if (rate := progress.tokens_per_second) else []
+    pace += messages.figures_of_step(progress.tokens_per_second, progress.scores)
     parts = [_done(progress), left, *pace, budget]
     summary = "   ".join(part for part in parts if part)
     if summary:

@@ -30,6 +30,7 @@ _DIFFUSION = re.compile(
 _VAE = re.compile(r"(?i)[/_](?:\w*vaes?|autoencoder\w*)(?:/|\.py)|\bvae\.(?:decode|encode)")
 _OF_TRAINING = (Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)
 POOL_IN_BYTES = "memory for KV Cache as specified by kv_cache_memory_bytes"  # printed by vLLM at start-up
+_OF_GROWTH = 8  # steps of growth; a request that is larger failed by its own size
 _LITTLE = 64 << 20  # bytes; the system's own calls, such as fork and mmap, ask for less
 _ALIKE = 0.1  # maximum relative difference of two sizes of the same process
 _GROWN = 1.5  # multiple of the first residue from which it counts as growth
@@ -224,6 +225,12 @@ def _on_host(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
             text="keep less of each batch in the driver: it gathers what all workers return, such as images, "
             "log-probs and texts of the rollouts; `ray memory` lists what it still refers to, and a node "
             "with more memory may run it",
+            leads=True,
+        )
+    elif diagnosis.host_growth and (requested or 0) < _OF_GROWTH * diagnosis.host_growth:
+        yield Hint(
+            text="find what is kept from step to step: the job's processes grew by "
+            f"{show_gib(diagnosis.host_growth)} a step",
             leads=True,
         )
     elif requested is not None and _printed(diagnosis, "for an array with shape"):

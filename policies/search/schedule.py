@@ -80,7 +80,7 @@ def why_end(
     """
     run = _made(results)
     if count(run) + running >= search.trials:
-        return f"all {search.trials} trials are used"
+        return f"all {search.trials} trials are used" if search.trials > 1 else "the only trial is used"
     if elapsed_s >= search.duration_s:
         return "`search.duration` is used up"
     patience = max(_LEAST_PATIENCE, round(_PATIENCE_SHARE * search.trials))

@@ -132,6 +132,7 @@ class Progressed(EventBase, frozen=True, kw_only=True, tag="progressed", tag_fie
     resumed_from: int | None = None
     saved: int | None = None  # step of the attempt's last checkpoint so far
     loss: float | None = None  # from the log, if it is finite
+    scores: dict[str, float] = {}  # `loss` and `reward` by the log, whatever their names there
 
 
 class FailureSeen(EventBase, frozen=True, kw_only=True, tag="failure_seen", tag_field="type"):

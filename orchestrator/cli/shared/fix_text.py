@@ -32,7 +32,8 @@ class FixDocument(Value, frozen=True, kw_only=True):
     line: int | None = None  # line of the log with the failure; null: none
     cause: str  # of the failure
     phase: str
-    step: int | None  # that failed; null: unknown
+    step: int | None  # that failed, or the last complete one; null: unknown
+    step_text: str = ""  # which of the two it is: `step 51`, `after step 50 of 2,110`
     rank: int | None
     headline: str  # what died, in one line
     remedy: str = ""  # empty: no change is left
@@ -64,7 +65,7 @@ def render_fix(answer: FixDocument, *, named: str = "", width: int | None = None
         return [folded(line, width) for line in lines]
 
     where = answer.log if answer.line is None else f"{answer.log}:{answer.line}"
-    facts = [f"step {answer.step}" if answer.step else ""]
+    facts = [answer.step_text]
     facts += [f"rank {answer.rank}"] if answer.rank is not None else []
     details = ", ".join(each for each in (where, *facts) if each)
     lines = prose(f"error[{answer.cause}]: {answer.headline}", f"  {details}", "")
@@ -75,8 +76,7 @@ def render_fix(answer: FixDocument, *, named: str = "", width: int | None = None
         last = f"next: autotune explain {shlex.quote(named or answer.log)}"
         return "\n".join([*lines, *prose(why, *helping), last])
     changes = (messages.arrow(knob, *values) for knob, values in answer.changes.items())
-    slows = f"; slows {answer.slows}" if answer.slows and not answer.slows.startswith("nothing") else ""
-    lines += prose(f"change: {', '.join(changes)} ({answer.effect}{slows})")
+    lines += prose(f"change: {', '.join(changes)} ({_price(answer)})")
     lines += prose(*_indented([answer.reason, *answer.at_least]), "")
     lines += [answer.diff, ""] if answer.diff else []
     if not answer.diff:
@@ -90,6 +90,13 @@ def render_fix(answer: FixDocument, *, named: str = "", width: int | None = None
     if answer.is_written:
         lines += ["", f"{answer.file} is changed"]
     return "\n".join(lines)
+
+
+def _price(answer: FixDocument) -> str:
+    """Return the effect on numbers and speed, as `plan` says it."""
+    faster, cost = answer.slows.startswith("nothing"), answer.slows.removeprefix("nothing").removeprefix("; ")
+    speed = f"; {cost}" if faster and cost else f"; slows {cost}" if cost else ""
+    return f"{answer.effect}{speed}"
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

@@ -41,8 +41,8 @@
 
   function draw(id, traces, extra) {
     const place = document.getElementById(id), whole = layout(extra);
-    // On a telephone, names of phases stand left of the plot: the legend above begins over them, else it is cut.
-    if (narrow.matches && id === "chart-parts") whole.legend = { ...whole.legend, x: -0.28 };
+    // On a telephone, names of phases or two axes leave a narrow plot: the legend begins left of it, else it is cut.
+    if (narrow.matches && (id === "chart-parts" || whole.yaxis2)) whole.legend = { ...whole.legend, x: -0.28 };
     if (place) Plotly.react(place, traces, whole, { responsive: true, displaylogo: false, displayModeBar: id === "chart-timeline" && !narrow.matches && !printing, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "sendDataToCloud"] });
   }
 
@@ -132,20 +132,27 @@
   function timeline() {
     const line = report.timeline;
     if (!line) return;
-    const [unit, name] = unitOf(line.series.flatMap((s) => s.bytes.concat(s.capacity || [])));
     const longest = Math.max(0, ...line.series.flatMap((s) => s.seconds));
     const [scale, time] = longest > 7200 ? [3600, "h"] : longest > 300 ? [60, "min"] : [1, "s"];
     const traces = [];
+    // Processes that hold little of their host have an axis of their own; otherwise they lie on the zero line.
+    const sizes = (host) => line.series.filter((s) => s.host === host).flatMap((s) => s.bytes.concat(s.capacity || []));
+    const own = Math.max(0, ...sizes(false)), beside = own > 0 && own < Math.max(0, ...sizes(true)) / 4;
+    const units = { false: unitOf(beside ? sizes(false) : sizes(false).concat(sizes(true))), true: unitOf(sizes(true)) };
     line.series.forEach((s, index) => {
       const color = PALETTE[index % PALETTE.length];
-      traces.push({ type: "scatter", mode: s.seconds.length < 3 ? "lines+markers" : "lines", name: safe(clip(s.name, narrow.matches ? 18 : 40)), x: s.seconds.map((v) => v / scale), y: s.bytes.map((v) => v / unit), line: { color, width: 1.8, dash: s.host ? "dot" : DASHES[Math.floor(index / PALETTE.length) % 4] }, hovertemplate: `%{y:.2f} ${name} at %{x:.1f} ${time}` });
-      if (s.capacity) traces.push({ type: "scatter", mode: "lines", name: `capacity of ${safe(s.name)}`, x: [Math.min(...s.seconds) / scale, longest / scale], y: [s.capacity / unit, s.capacity / unit], line: { color, width: 1, dash: "dash" }, showlegend: false, visible: true, hovertemplate: `capacity %{y:.2f} ${name}` });
+      const right = beside && s.host, axis = right ? { yaxis: "y2" } : {}, [unit, name] = units[right];
+      traces.push({ ...axis, type: "scatter", mode: s.seconds.length < 3 ? "lines+markers" : "lines", name: safe(clip(s.name, narrow.matches ? 18 : 40)), x: s.seconds.map((v) => v / scale), y: s.bytes.map((v) => v / unit), line: { color, width: 1.8, dash: s.host ? "dot" : DASHES[Math.floor(index / PALETTE.length) % 4] }, hovertemplate: `%{y:.2f} ${name} at %{x:.1f} ${time}` });
+      if (s.capacity) traces.push({ ...axis, type: "scatter", mode: "lines", name: `capacity of ${safe(s.name)}`, x: [Math.min(...s.seconds) / scale, longest / scale], y: [s.capacity / unit, s.capacity / unit], line: { color, width: 1, dash: "dash" }, showlegend: false, visible: true, hovertemplate: `capacity %{y:.2f} ${name}` });
     });
     const seen = [...new Set(line.phases.map((p) => p.phase))];
     for (const phase of seen) traces.push({ type: "scatter", mode: "markers", name: phase, x: [null], y: [null], marker: { symbol: "square", size: 12, color: PHASES[phase] || GREY, opacity: 0.45 }, hoverinfo: "skip" });
     const shapes = line.phases.map((p) => ({ type: "rect", layer: "below", xref: "x", yref: "paper", x0: p.begin / scale, x1: p.end / scale, y0: 0, y1: 1, line: { width: 0 }, fillcolor: PHASES[p.phase] || GREY, opacity: 0.22 }));
     size("chart-timeline", { high: narrow.matches ? 560 : 480 });
-    draw("chart-timeline", traces, { shapes, xaxis: { title: { text: `since the attempt began, ${time}` } }, yaxis: { title: { text: `in use, ${name}` }, rangemode: "tozero" }, margin: { l: 56, r: 16, t: narrow.matches ? 30 + 20 * Math.ceil((line.series.length + seen.length) / 2) : 90, b: 44 } });
+    const place = document.getElementById("chart-timeline");
+    const rows = Math.ceil((line.series.length + seen.length) / (narrow.matches ? 2 : Math.max(2, Math.floor((place ? place.clientWidth : 0) / 260))));
+    const host = beside ? { yaxis2: { title: { text: `host, ${units.true[1]}` }, rangemode: "tozero", tickmode: "auto", overlaying: "y", side: "right", showgrid: false } } : {};
+    draw("chart-timeline", traces, { shapes, xaxis: { title: { text: `since the attempt began, ${time}` } }, yaxis: { title: { text: `${beside ? "processes" : "in use"}, ${units.false[1]}` }, rangemode: "tozero" }, ...host, margin: { l: 56, r: beside ? 56 : 16, t: (narrow.matches ? 30 : 50) + 20 * rows, b: 44 } });
   }
 
   function model() {

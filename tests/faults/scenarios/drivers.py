@@ -138,9 +138,9 @@ def _two_drivers(bench: Bench, random: Random) -> int:
     bench.fault()
     others = [bench.resume() for _ in range(2)]
     for other in others:
-        if other.ended(60) == 0 or "driven by" not in other.story:
+        if other.ended(60) == 0 or "another autotune" not in other.story:
             raise Unmet(f"a second driver was not refused: {other.last_words}")
-    bench.notice("driven by")
+    bench.notice("another autotune")
     bench.training(5)
     return bench.finish(driver)
 

@@ -289,7 +289,7 @@ def test_a_second_driver_is_refused(home: Path) -> None:
     def resume(child: Forked) -> None:
         wait_for(home, "progressed")
         result = run("resume", cwd=home, play="forever")
-        assert result.code == 3 and f"driven by pid {child.pid}" in result.err
+        assert result.code == 3 and f"another autotune (pid {child.pid} on " in result.err
         child.send_signal(signal.SIGINT)
 
     assert run("launch", "job.yaml", cwd=home, play="forever", meanwhile=resume).code == 130

@@ -56,7 +56,7 @@ def test_what_may_be_needed_stays(what: str, tmp_path: Path) -> None:
     if lock is not None:
         lock.release()
     reasons = {
-        "driven": "is driven by",
+        "driven": "is running run",
         "held": "may be left\nhint: `autotune stop",
         "checkpoints": "holds folders that autotune did not make: checkpoints",
         "no question": "nothing was removed\nhint: --yes",

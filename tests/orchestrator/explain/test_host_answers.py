@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from autotune.orchestrator.explain.analyze import explain
 from autotune.orchestrator.explain.reader import read_from
@@ -91,3 +92,23 @@ def test_the_first_help_is_about_the_program_that_asked(text: str, first: str, n
     page = render_explanation(explain(reading, framework=None, model=None))
     assert page.split("\nhelp: ")[1].startswith(first), page
     assert never not in page, page
+
+
+@pytest.mark.parametrize(
+    ("growth", "first"),
+    [
+        (60 << 20, "find what is kept from step to step: the job's processes grew by 60.0 MiB a step"),
+        (1 << 20, "compute that array in pieces"),
+        (None, "compute that array in pieces"),
+    ],
+)
+def test_a_small_array_that_did_not_fit_beside_what_grew_is_not_the_one_to_shrink(
+    growth: int | None, first: str
+) -> None:
+    line = (
+        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 60.0 MiB for an array with shape (7,)"
+    )
+    reading = read_from(io.BytesIO(line.encode()), name="log")
+    evidence = replace(reading.evidence, host_growth=growth)
+    page = render_explanation(explain(replace(reading, evidence=evidence), framework=None, model=None))
+    assert page.split("\nhelp: ")[1].startswith(first), page

@@ -401,7 +401,7 @@ def test_a_result_that_another_driver_keeps_from_being_recorded_is_reported_all_
     others[0].close()
     undelivered, unrecorded = watched.warnings
     assert undelivered.startswith("notify.webhook: `stable` was not delivered: no answer")
-    assert unrecorded.startswith(f"notifications: run {watched.run.id} is driven by pid {os.getpid()}")
+    assert unrecorded.startswith(f"notifications: another autotune (pid {os.getpid()} on ")
 
 
 def test_a_fault_of_our_own_ends_no_run(

@@ -117,7 +117,7 @@ def test_a_second_writer_is_refused_and_named(folder: Path) -> None:
         other = subprocess.run(
             [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=False
         )
-        assert f"driven by pid {os.getpid()}" in other.stderr
+        assert f"another autotune (pid {os.getpid()} on " in other.stderr
     assert owner(folder) is None
 
 

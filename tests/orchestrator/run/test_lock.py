@@ -59,7 +59,7 @@ def claim(folder: Path, number: int, holder: Owner) -> Path:
 def test_one_driver_has_the_run_and_the_next_has_the_next_number(folder: Path) -> None:
     first = Lock(folder)
     assert (holder := owner(folder)) is not None and holder.pid == os.getpid() and holder.can_be_signalled
-    with pytest.raises(Driven, match=f"driven by pid {os.getpid()}") as raised:
+    with pytest.raises(Driven, match=rf"another autotune \(pid {os.getpid()} on .* is running") as raised:
         Lock(folder)
     assert "attach" in raised.value.hint and f"logs {folder.name} -f" in raised.value.hint
     first.release()
@@ -177,9 +177,8 @@ def test_a_silent_driver_of_another_host_is_watched_before_its_run_is_taken(
     held = Lock(folder, say=messages.append)
     assert held.number == 5
     assert STALE_S <= hands[0] - begun <= STALE_S + 2
-    assert messages == [
-        f"run 7c1e was driven by pid {os.getpid()} on {host}; waiting up to 90 s for its heartbeat"
-    ]
+    who = f"another autotune (pid {os.getpid()} on {host})"
+    assert messages == [f"{who} was running run 7c1e; waiting up to 90 s to see whether it still does"]
     held.release()
 
 
@@ -205,7 +204,7 @@ def test_a_beat_refuses_whoever_watches_even_where_it_shows_a_minute_late(
             os.utime(path, (1, 1))
 
     monkeypatch.setattr(time, "sleep", sleep)
-    with pytest.raises(Driven, match="driven by pid 1 on elsewhere"):
+    with pytest.raises(Driven, match=r"another autotune \(pid 1 on elsewhere\) is running"):
         Lock(folder)
     assert hands[0] - begun == 70.0
 

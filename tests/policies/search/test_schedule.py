@@ -122,7 +122,7 @@ def test_the_stable_start_is_no_trial_of_the_budget() -> None:
     assert schedule.why_end([start], one, goal_steps=20, elapsed_s=0.0) == ""
     spent = [start, probe(FAST, 150.0, trial=1)]
     assert schedule.count(spent) == 1
-    assert schedule.why_end(spent, one, goal_steps=20, elapsed_s=0.0) == "all 1 trials are used"
+    assert schedule.why_end(spent, one, goal_steps=20, elapsed_s=0.0) == "the only trial is used"
 
 
 def test_a_trial_that_the_end_of_the_time_stopped_was_started() -> None:
