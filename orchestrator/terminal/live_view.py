@@ -234,11 +234,19 @@ def _memory(samples: Mapping[str, Sample], *, rows: int) -> list[Text]:
     """Return bars of the fullest GPUs and of the fullest host, at most `rows` lines."""
     if rows <= 0 or not samples:
         return []
-    cards = _cards(samples)[: rows - 1]
+    limited = _limited(samples)[: rows - 1]
+    cards = _cards(samples)[: rows - 1 - len(limited)]
     bars = [*((_card_name(node, card, samples), card.used_bytes, card.total_bytes) for node, card in cards)]
-    bars.append(_host(samples))
+    bars += [*limited, _host(samples)]
     wide = max(len(name) for name, *_ in bars)
     return [memory_bar(name.ljust(wide), used_bytes=used, total_bytes=total) for name, used, total in bars]
+
+
+def _limited(samples: Mapping[str, Sample]) -> list[tuple[str, int, int]]:
+    """Return the process that is nearest to a limit of its own (`ulimit -v`), with that limit, if any."""
+    every = [p for sample in samples.values() for p in sample.processes if p.limit_bytes]
+    every.sort(key=lambda process: -process.limited_bytes / process.limit_bytes)
+    return [(process.name, process.limited_bytes, process.limit_bytes) for process in every[:1]]
 
 
 def _fullest(samples: Mapping[str, Sample]) -> list[tuple[str, int, int]]:

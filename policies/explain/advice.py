@@ -16,7 +16,7 @@ from autotune.policies.remedies.step_size import FRACTION_STEP, fragmentation_pr
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Policy, Progressed
 from autotune.policies.values.failure import Cause, Component, Phase
-from autotune.policies.values.formatting import show_value
+from autotune.policies.values.formatting import show_setting
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knob_table import KNOB_TABLE, Part
@@ -220,12 +220,12 @@ def _action(remedy: Remedy, knobs: Knobs) -> str:
 
 def _turn(knob: str, before: Setting, after: Setting) -> str:
     if before is None:
-        return f"set `{knob}` to {show_value(after)}"
+        return f"set `{knob}` to {show_setting(knob, after)}"
     numbers = isinstance(before, int | float) and isinstance(after, int | float)
     verb = "set"
     if numbers and not isinstance(after, bool):
         verb = "lower" if float(after or 0) < float(before) else "raise"
-    return f"{verb} `{knob}` {show_value(before)} → {show_value(after)}"
+    return f"{verb} `{knob}` {show_setting(knob, before)} → {show_setting(knob, after)}"
 
 
 def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:

@@ -23,6 +23,10 @@ _OTHER = re.compile(
 _DICT = re.compile(r"\{'[^{}]*\}")
 _SECONDS = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.]+)")
 _SPEED = re.compile(r"\b(?:tokens_per_second|tokens/s(?:ec)?)\s*[:=]\s*([\d.]+)")
+_SCORE = re.compile(
+    r"(?<![\w/])((?:[\w.\-]+/)*(?:loss|rewards?|scores?)(?:/(?:mean|avg))?)[ \t]*[:= ][ \t]*"
+    r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?![\w%])"
+)
 _SAVED = re.compile(
     r"successfully saved checkpoint (?:from|at) (?:iteration|step)\s+(\d+)|"
     r"\b(?:saved|wrote) (?:a |the )?checkpoint (?:at|after|of|for) (?:global )?(?:step|iteration)\s+(\d+)|"
@@ -67,6 +71,7 @@ def marker(line: str) -> Marker | None:
         of=int(match["of"]) if match["of"] else None,
         seconds=float(seconds[1]) / 1000 if seconds else None,
         tokens_per_second=float(speed[1]) if speed else None,
+        metrics={score[1]: float(score[2]) for score in _SCORE.finditer(line)},
     )
 
 

@@ -241,16 +241,26 @@ def test_the_example_passes_the_check():
     ("line", "marker"),
     [
         ("step 3/20", StepDone(step=3, of=20)),
-        ("[2026-08-22 10:00:00] Training step: 3 / 20 loss 0.4", StepDone(step=3, of=20)),
+        (
+            "[2026-08-22 10:00:00] Training step: 3 / 20 loss 0.4",
+            StepDone(step=3, of=20, metrics={"loss": 0.4}),
+        ),
         ("INFO:root:global_step: 3", StepDone(step=3)),
-        ("epoch 1 | global_step=3 | loss=0.4", StepDone(step=3)),
-        ("step=7 loss=0.4 tokens/s: 1200.5", StepDone(step=7, tokens_per_second=1200.5)),
+        ("epoch 1 | global_step=3 | loss=0.4", StepDone(step=3, metrics={"loss": 0.4})),
+        (
+            "step=7 loss=0.4 tokens/s: 1200.5",
+            StepDone(step=7, tokens_per_second=1200.5, metrics={"loss": 0.4}),
+        ),
+        (
+            "step: 7 train/loss=-2e-3 kl_loss=9 loss_scale=8 reward/mean: 0.5 reward_std=1 accuracy 5",
+            StepDone(step=7, metrics={"train/loss": -2e-3, "reward/mean": 0.5}),
+        ),
         (
             (
                 " [2026-08-22 10:00:00] iteration        3/      20 | consumed samples: 96 | "
                 "elapsed time per iteration (ms): 1234.5 | lm loss: 1.2E+00 |"
             ),
-            StepDone(step=3, of=20, seconds=1.2345),
+            StepDone(step=3, of=20, seconds=1.2345, metrics={"loss": 1.2}),
         ),
         (
             "{'loss': 0.4, 'grad_norm': 1.5, 'learning_rate': 1e-06, 'step': 3, 'epoch': 0.03}",

@@ -6,6 +6,8 @@ import io
 
 import pytest
 
+from autotune.orchestrator.driver.monitor import Progress
+from autotune.orchestrator.terminal.live_view import live_lines
 from autotune.orchestrator.terminal.widgets import (
     ASCII,
     ascii_text,
@@ -18,6 +20,7 @@ from autotune.orchestrator.terminal.widgets import (
     table,
     width_of,
 )
+from autotune.policies.values.observation import ProcessMemory, Sample
 
 ROWS = [("a", "memory_fraction 0.8 → 0.64, concurrency 256 → 128", "exact"), ("bb", "one", "numeric")]
 
@@ -87,3 +90,16 @@ def test_sentences_wrap_below_their_first_word_and_what_is_copied_stays_whole() 
         "hint: do:",
         "      autotune x",
     ]
+
+
+def test_the_live_region_has_the_process_that_is_nearest_to_its_own_limit() -> None:
+    processes = tuple(
+        ProcessMemory(pid=n, name=name, rss_bytes=1, limit_bytes=limit << 30, limited_bytes=1 << 30)
+        for n, (name, limit) in enumerate({"bash": 8, "train.py": 2}.items())
+    )
+    sample = Sample(at=0.0, node="n", host_used_bytes=1 << 30, host_total_bytes=24 << 30, processes=processes)
+    progress = Progress(step=3, of=40, samples={"n": sample}, scores={"loss": 0.25})
+    lines = live_lines(progress, title="#1", seconds=3.0, goal=None, width=80)
+    texts = [line.plain for line in lines]
+    assert any(text.startswith("    train.py █") and "1.00 GiB / 2.00 GiB" in text for text in texts)
+    assert any(text.startswith("    host     █") for text in texts) and "loss 0.25" in texts[1]
