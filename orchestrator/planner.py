@@ -23,7 +23,7 @@ from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import HEADROOM, Outlook, outlook
 from autotune.policies.recovery.ranking import assess
 from autotune.policies.recovery.worst_case import cautions, longest_sequences
-from autotune.policies.remedies.legality import at_their_least
+from autotune.policies.remedies.legality import at_their_least, objections
 from autotune.policies.values.command import Addition
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Launch, Policy
@@ -40,6 +40,7 @@ from autotune.policies.values.value import Value
 
 GPU_UNKNOWN = "the memory of a GPU is unknown; set `cluster.gpu_memory`"
 _MOST_REMEDIES = 3  # remedies of a phase
+_EQUAL_RISK = 0.02  # by which leaving out a change may raise the chance of another failure
 # Rows of the table, each with the phases that it stands for.
 ROWS: dict[str, tuple[Phase, ...]] = {
     "init": (Phase.INIT,),
@@ -203,6 +204,7 @@ class Repair(Value, frozen=True, kw_only=True):
     remedy: Remedy | None  # None: no change is left
     before: Knobs
     at_least: tuple[str, ...] = ()  # why its values may go no lower
+    for_speed: tuple[str, ...] = ()  # its knobs without which the job fits as well
     phases: tuple[PhasePlan, ...] = ()  # of the attempt that failed
     after_phases: tuple[PhasePlan, ...] = ()  # with the remedy
     note: str = ""  # why there is no estimate
@@ -229,8 +231,24 @@ def repair(
     if view is None:
         ladder = "" if run.accepted.policy is Policy.ESTIMATE else "the run has --policy ladder"
         return msgspec.structs.replace(result, note=ladder or _why_no_estimate(job, profile, cluster))
-    after = _phases(view, remedy.apply(knobs)) if remedy is not None else ()
-    return msgspec.structs.replace(result, phases=_phases(view, knobs), after_phases=after)
+    if remedy is None:
+        return msgspec.structs.replace(result, phases=_phases(view, knobs))
+    after = _phases(view, remedy.apply(knobs))
+    idle = _for_speed(view, knobs, remedy)
+    return msgspec.structs.replace(result, phases=_phases(view, knobs), after_phases=after, for_speed=idle)
+
+
+def _for_speed(view: Outlook, before: Knobs, remedy: Remedy) -> tuple[str, ...]:
+    """Return the knobs of a remedy that only shorten steps: with their old values the job fits as well."""
+    chosen, profile = remedy.apply(before), view.run.accepted.profile
+    most, result = assess(view, chosen).risk + _EQUAL_RISK, list[str]()
+    for knob in changed(before, chosen):
+        less = msgspec.structs.replace(chosen, **{knob: getattr(before, knob)})
+        is_remedy = changed(before, less) and not objections(profile, before, less, started=False)
+        if is_remedy and assess(view, less).risk <= most:
+            chosen = less
+            result.append(knob)
+    return tuple(result)
 
 
 def _failed(accepted: Accepted, failure: LoggedFailure, knobs: Knobs) -> Run:

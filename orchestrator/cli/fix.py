@@ -203,6 +203,7 @@ def _answer(
         effect=remedy.effect,
         slows=remedy.slows,
         at_least=result.at_least,
+        for_speed=result.for_speed,
         changes=changed(result.before, knobs),
         settings=settings,
         file=target.name,

@@ -41,6 +41,7 @@ class FixDocument(Value, frozen=True, kw_only=True):
     effect: Effect | None = None  # on the numbers of the training
     slows: str = ""
     at_least: tuple[str, ...] = ()  # why the new values may go no lower
+    for_speed: tuple[str, ...] = ()  # the knobs of `changes` without which the job fits as well
     changes: dict[str, tuple[Setting, Setting]] = {}  # by knob: before and after
     settings: dict[str, Any] = {}  # of the framework, with their new values
     file: str = ""  # the file of the diff; empty: the command
@@ -77,7 +78,7 @@ def render_fix(answer: FixDocument, *, named: str = "", width: int | None = None
         return "\n".join([*lines, *prose(why, *helping), last])
     changes = (messages.arrow(knob, *values) for knob, values in answer.changes.items())
     lines += prose(f"change: {', '.join(changes)} ({_price(answer)})")
-    lines += prose(*_indented([answer.reason, *answer.at_least]), "")
+    lines += prose(*_indented([answer.reason, *answer.at_least, *_for_speed(answer)]), "")
     lines += [answer.diff, ""] if answer.diff else []
     if not answer.diff:
         lines += ["the value is calculated or set elsewhere; add to the command:"]
@@ -90,6 +91,13 @@ def render_fix(answer: FixDocument, *, named: str = "", width: int | None = None
     if answer.is_written:
         lines += ["", f"{answer.file} is changed"]
     return "\n".join(lines)
+
+
+def _for_speed(answer: FixDocument) -> list[str]:
+    """Return which changes are not needed to fit."""
+    names = " and ".join(answer.for_speed)
+    verb, them = ("shortens", "it") if len(answer.for_speed) == 1 else ("shorten", "them")
+    return [f"{names} only {verb} steps: without {them} the job fits as well"] if names else []
 
 
 def _price(answer: FixDocument) -> str:
