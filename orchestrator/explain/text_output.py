@@ -56,8 +56,9 @@ def render_explanation(explanation: Explanation, *, verbose: bool = False, width
     lines += _advice(explanation)
     lines += ["", f"why these? autotune explain --rule {explanation.diagnosis.cause}"]
     if explanation.diagnosis.cause.is_oom and explanation.run:
-        call = f"fix {explanation.run}" if explanation.remedies else f"report {explanation.run} --open"
-        lines.append(f"next: autotune {call}")
+        run = explanation.run
+        by_hand = f"change the job, then autotune resume {run} --edit"
+        lines.append(f"next: {f'autotune fix {run}' if explanation.remedies else by_hand}")
     elif explanation.diagnosis.cause.is_oom and Path(explanation.file).is_file():
         call = shlex.join(["autotune", "fix", explanation.file])
         lines.append(f"next: {call} SCRIPT (or job.yaml, or -- COMMAND)")

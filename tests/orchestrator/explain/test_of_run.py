@@ -89,7 +89,7 @@ def test_what_the_user_may_change_is_told_of_a_run_that_has_nothing_left(tmp_pat
     run = failed_run(tmp_path / "runs", knob=False)
     answer = call("explain", run.id).out
     assert "help:" not in answer and "hint: a higher limit of the process" in answer
-    assert answer.endswith(f"next: autotune report {run.id} --open\n")
+    assert answer.endswith(f"next: change the job, then autotune resume {run.id} --edit\n")
     fixed = call("fix", run.id).out
     assert "hint: a higher limit of the process" in fixed and f"next: autotune explain {run.id}\n" in fixed
 
