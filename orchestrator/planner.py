@@ -22,8 +22,9 @@ from autotune.policies.recovery.assumptions import facts_of, rests_on
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import HEADROOM, Outlook, outlook
 from autotune.policies.recovery.ranking import assess
+from autotune.policies.recovery.speed_only import only_faster
 from autotune.policies.recovery.worst_case import cautions, longest_sequences
-from autotune.policies.remedies.legality import at_their_least, objections
+from autotune.policies.remedies.legality import at_their_least
 from autotune.policies.values.command import Addition
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.events import Accepted, Launch, Policy
@@ -40,7 +41,6 @@ from autotune.policies.values.value import Value
 
 GPU_UNKNOWN = "the memory of a GPU is unknown; set `cluster.gpu_memory`"
 _MOST_REMEDIES = 3  # remedies of a phase
-_EQUAL_RISK = 0.02  # by which leaving out a change may raise the chance of another failure
 # Rows of the table, each with the phases that it stands for.
 ROWS: dict[str, tuple[Phase, ...]] = {
     "init": (Phase.INIT,),
@@ -234,21 +234,8 @@ def repair(
     if remedy is None:
         return msgspec.structs.replace(result, phases=_phases(view, knobs))
     after = _phases(view, remedy.apply(knobs))
-    idle = _for_speed(view, knobs, remedy)
+    idle = only_faster(view, knobs, remedy)
     return msgspec.structs.replace(result, phases=_phases(view, knobs), after_phases=after, for_speed=idle)
-
-
-def _for_speed(view: Outlook, before: Knobs, remedy: Remedy) -> tuple[str, ...]:
-    """Return the knobs of a remedy that only shorten steps: with their old values the job fits as well."""
-    chosen, profile = remedy.apply(before), view.run.accepted.profile
-    most, result = assess(view, chosen).risk + _EQUAL_RISK, list[str]()
-    for knob in changed(before, chosen):
-        less = msgspec.structs.replace(chosen, **{knob: getattr(before, knob)})
-        is_remedy = changed(before, less) and not objections(profile, before, less, started=False)
-        if is_remedy and assess(view, less).risk <= most:
-            chosen = less
-            result.append(knob)
-    return tuple(result)
 
 
 def _failed(accepted: Accepted, failure: LoggedFailure, knobs: Knobs) -> Run:
