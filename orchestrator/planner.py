@@ -21,8 +21,7 @@ from autotune.policies.explain.advice import LoggedFailure, remedies_after
 from autotune.policies.recovery.assumptions import facts_of, rests_on
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import HEADROOM, Outlook, outlook
-from autotune.policies.recovery.ranking import assess
-from autotune.policies.recovery.speed_only import only_faster
+from autotune.policies.recovery.ranking import assess, only_faster
 from autotune.policies.recovery.worst_case import cautions, longest_sequences
 from autotune.policies.remedies.legality import at_their_least
 from autotune.policies.values.command import Addition
@@ -225,16 +224,13 @@ def repair(
         run = _failed(accepted, failure, accepted.profile.knobs)
     profile, knobs = run.accepted.profile, run.attempts[-1].knobs
     remedy = next((remedy for remedy in remedies_after(run) if remedy.changes), None)
-    view = outlook(run)
     at_least = () if remedy is None else at_their_least(profile, remedy.changes)
     result = Repair(remedy=remedy, before=knobs, at_least=at_least)
-    if view is None:
+    if (view := outlook(run)) is None:
         ladder = "" if run.accepted.policy is Policy.ESTIMATE else "the run has --policy ladder"
         return msgspec.structs.replace(result, note=ladder or _why_no_estimate(job, profile, cluster))
-    if remedy is None:
-        return msgspec.structs.replace(result, phases=_phases(view, knobs))
-    after = _phases(view, remedy.apply(knobs))
-    idle = only_faster(view, knobs, remedy)
+    after = _phases(view, remedy.apply(knobs)) if remedy is not None else ()
+    idle = only_faster(view, knobs, remedy.apply(knobs)) if remedy is not None else ()
     return msgspec.structs.replace(result, phases=_phases(view, knobs), after_phases=after, for_speed=idle)
 
 

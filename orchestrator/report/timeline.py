@@ -79,7 +79,7 @@ def _series(attempt: directory.AttemptFolder, begin: float) -> tuple[list[Series
                 limits[key] = process.limit_bytes
             held = process.limited_bytes if process.limit_bytes else process.rss_bytes
             processes.setdefault(key, {})[at] = held
-            names[key] = shown_name(process.name, names.get(key, ""))
+            names[key] = legend_name(process.name, names.get(key, ""))
     cards = [_one(n, points, capacity[n]) for n, points in used.items() if not own or n in own]
     if not used:
         largest = sorted(processes.items(), key=lambda item: (-max(item[1].values()), item[0]))[:_PROCESSES]
@@ -87,7 +87,7 @@ def _series(attempt: directory.AttemptFolder, begin: float) -> tuple[list[Series
     return cards, [_one(f"{n} host", points, capacity[n], host=True) for n, points in hosts.items()]
 
 
-def shown_name(name: str, before: str = "") -> str:
+def legend_name(name: str, before: str = "") -> str:
     """Return the name of a process for the legend: what a Ray worker runs, or ran last.
 
     A worker of Ray is titled `ray::IDLE` between tasks, `ray::Trainer` or `ray::Trainer.step` in them.

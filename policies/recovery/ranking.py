@@ -25,6 +25,7 @@ from autotune.policies.recovery.outlook import (
 from autotune.policies.recovery.relief import CLEARLY, RISK, SAME, freed, relieving, singles
 from autotune.policies.recovery.step_times import SURELY, StepTimes, step_times
 from autotune.policies.remedies.ladder import order_of_knobs
+from autotune.policies.remedies.legality import objections
 from autotune.policies.remedies.neighbours import Score, search
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Phase
@@ -65,6 +66,18 @@ def assess(view: Outlook, knobs: Knobs) -> Ranked:
     estimate = view.estimates((knobs,))
     times = step_times(view, None)
     return _ranked(times, (knobs,), estimate, predicted(view.calibration, estimate), 0)
+
+
+def only_faster(view: Outlook, before: Knobs, chosen: Knobs) -> tuple[str, ...]:
+    """Return the knobs of a chosen configuration with whose old values the job fits as well."""
+    most, result = assess(view, chosen).risk + _EQUAL_RISK, list[str]()
+    for knob in new_values(before, chosen):
+        less = msgspec.structs.replace(chosen, **{knob: getattr(before, knob)})
+        is_legal = less != before and not objections(view.run.accepted.profile, before, less, started=False)
+        if is_legal and assess(view, less).risk <= most:
+            chosen = less
+            result.append(knob)
+    return tuple(result)
 
 
 def best(

@@ -23,7 +23,7 @@ from autotune.launchers.packages import DISTRIBUTION, EXTRAS, NEEDED
 from autotune.orchestrator import placeholders
 from autotune.orchestrator.additions import additions, change_lines, passed_over, printable
 from autotune.orchestrator.calls import option_of
-from autotune.orchestrator.cli.shared import connect
+from autotune.orchestrator.cli.shared import connect, earlier
 from autotune.orchestrator.cli.shared.edit import (
     RequestedJob,
     check,
@@ -125,14 +125,12 @@ def begin(call: LaunchOptions) -> ExitCode:
 
     Raises Failure and click.UsageError if it cannot begin.
     """
-    prepared, options = prepare(call), call.options
+    prepared, options = earlier.with_earlier_run(prepare(call), call), call.options
     if call.submit and call.detach:
         raise click.UsageError("--submit already runs in the background; remove --detach")
     if under_ray_job() and (call.submit or call.detach):
         option = "--submit" if call.submit else "--detach"
         raise click.UsageError(f"this command runs as a Ray job already; remove {option}")
-    if prepared.request.mode is directory.Mode.SEARCH and not (call.submit or call.continued):
-        prepared = _with_earlier_run(prepared, call)
     rehearsal.planned(frameworks.find(prepared.job.framework), prepared.job, prepared.request)
     if call.dry_run:
         show(prepared, call)
@@ -147,26 +145,6 @@ def begin(call: LaunchOptions) -> ExitCode:
     else:
         return launch(prepared, options=options)
     return ExitCode.OK
-
-
-def _with_earlier_run(prepared: RequestedJob, call: LaunchOptions) -> RequestedJob:
-    """Return the request of a search that does not repeat the proof of a run of the last hour.
-
-    Raises Failure if the times of an earlier run show that the search's duration leaves no trial.
-    """
-    from autotune.orchestrator.search.earlier_run import allowed, earlier_run, refuse_too_short
-
-    request, job = prepared.request, prepared.job
-    earlier = earlier_run(call.options.runs_dir, prepared.text, now=time.time())
-    if earlier is None:
-        return prepared
-    file = str(call.job_file) if not call.command else "the job of the command"
-    refuse_too_short(job, earlier, text=prepared.text, file=file, option=request.duration)
-    say(allowed(job, earlier))
-    if not earlier.is_recent:
-        return prepared
-    request = msgspec.structs.replace(request, rehearse=False, proven_by=earlier.id)
-    return msgspec.structs.replace(prepared, request=request)
 
 
 def show(prepared: RequestedJob, call: LaunchOptions) -> None:

@@ -303,12 +303,12 @@ def test_processes_are_drawn_by_what_they_run_and_against_their_own_limit(tmp_pa
 
 
 def test_a_search_is_advised_only_where_it_has_a_knob_to_vary(tmp_path: Path) -> None:
-    def shown(run: directory.RunFolder) -> set[str]:
+    def commands_of(run: directory.RunFolder) -> set[str]:
         (run.path / "stable.yaml").touch()
         return {fact.name for fact in report_of(run).conclusion.commands}
 
-    assert "look for a faster one" in shown(recovered(tmp_path))
+    assert "look for a faster one" in commands_of(recovered(tmp_path))
     case = Case(tmp_path / "none", World(tight_memory), f"{JOB}search: {{vary: []}}\n")
     case.drive()
-    commands = shown(case.run)
+    commands = commands_of(case.run)
     assert "launch the proven job" in commands and "look for a faster one" not in commands
