@@ -24,7 +24,7 @@ _DICT = re.compile(r"\{'[^{}]*\}")
 _SECONDS = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.]+)")
 _SPEED = re.compile(r"\b(?:tokens_per_second|tokens/s(?:ec)?)\s*[:=]\s*([\d.]+)")
 _SCORE = re.compile(
-    r"(?<![\w/])((?:[\w.\-]+/)*(?:loss|rewards?|scores?)(?:/(?:mean|avg))?)[ \t]*[:= ][ \t]*"
+    r"(?<![\w/.\-])((?:[\w.\-]+/)*(?:loss|rewards?|scores?)(?:/(?:mean|avg))?)(?:[ \t]*[:=][ \t]*|[ \t]+)"
     r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?![\w%])"
 )
 _SAVED = re.compile(
