@@ -117,6 +117,8 @@ class Framework(Protocol):
     passes_settings: bool = True  # whether the command's words are the job's settings
     loss: str = ""  # name of the loss among a step's metrics; empty: it prints none
     environment_settings: tuple[str, ...] = ()  # settings that are environment variables of the job
+    # Knob -> the setting of passes that compute log-probs, where training has another one.
+    scoring_settings: ClassVar[Mapping[str, str]] = {}
 
     @property
     def advice(self) -> tuple[Advice, ...]:

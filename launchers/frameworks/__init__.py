@@ -31,12 +31,13 @@ TRACES: Mapping[str, Traces] = {
     # rLLM and verl-agent wrap verl in an agent loop and use its settings.
     "verl": Traces((
         "verl.trainer.main_ppo", "verl/trainer/", "verl/workers/", "verl_omni/", "verl/single_controller/",
-        "(TaskRunnerV1 pid=", "(WorkerDict pid=", "AgentLoopWorkerTQ", "actor_rollout_ref.",
+        "(TaskRunnerV1 pid=", "(WorkerDict pid=", "ray::WorkerDict.", "AgentLoopWorkerTQ", "actor_rollout_ref.",
         "rllm/trainer/verl", "rllm.trainer.verl", "rllm/engine/", "rllm.engine.", "agent_system/",
     ), implies={
         "verl/workers/engine/megatron": {"model_engine": "megatron"},
         "verl/workers/megatron_workers": {"model_engine": "megatron"},
         "verl/workers/actor/megatron_actor": {"model_engine": "megatron"},
+        "verl/utils/megatron": {"model_engine": "megatron"},
         "verl/utils/checkpoint/megatron": {"model_engine": "megatron"},
     }),
     "areal": Traces((
@@ -58,7 +59,7 @@ TRACES: Mapping[str, Traces] = {
         "MegatronPolicyWorkerBase": {"trainer.strategy": "megatron"},
     }),
     "nemo-rl": Traces((
-        "nemo_rl/", "nemo_rl.", "NeMo-RL", "(lm_policy-", "PolicyWorker[rank=", "PolicyWorkerV2[rank=",
+        "nemo_rl/", "nemo_rl.", "NeMo-RL", "(lm_policy-", "PolicyWorker.", "VllmGenerationWorker", "PolicyWorker[rank=", "PolicyWorkerV2[rank=",
         "▶ Training policy", "▶ Computing logprobs", "▶ Setting up model and training",
     ), implies={
         "MegatronPolicyWorker": {"policy.megatron_cfg.enabled": True, "policy.dtensor_cfg.enabled": False},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections.abc import Sequence
 
 import msgspec
 
@@ -29,6 +30,7 @@ from autotune.policies.diagnosis.message_figures import facts_of
 from autotune.policies.explain.advice import LOGITS, Cure, LoggedFailure
 from autotune.policies.explain.hints import Hint, Residue, hints, residue_of
 from autotune.policies.explain.tensor_sizes import Named, named
+from autotune.policies.remedies.relevance import OF_STATE
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis, Evidence, Finding, Holder, Line
 from autotune.policies.values.failure import Cause, Phase
@@ -41,6 +43,7 @@ _PREDICTED = 4  # maximum cures with a prediction
 _NAMED = 3  # maximum processes named
 _SAME_MESSAGE = 8  # lines within which one failure repeats its message
 _PROCESS = re.compile(r"\bpid=(?P<pid>\d{1,9})|\[rank(?P<rank>\d{1,6})\]|\b[GNX]PU (?P<card>\d{1,4})\b")
+_RAYS_ADVICE = "how to address the out of memory issue"  # ends each message of Ray's memory monitor
 _WHOLE_NODE = ",global_oom,"  # in the kernel's message if the whole node ran out, not a cgroup
 _SAME = 0.05  # maximum relative difference of two sizes of the same process
 
@@ -140,11 +143,15 @@ def explain(
         request=request,
         late=_late(reading, diagnosis, context),
         ceilings=_ceilings(reading, diagnosis),
-        hints=(*hints(diagnosis, around, residue=residue), *_users(run)),
+        hints=(*hints(diagnosis, around, residue=residue, sheds=_sheds(remedies)), *_users(run)),
         residue=residue,
         lines=reading.evidence.lines,
         run="" if run is None else run.accepted.run,
     )
+
+
+def _sheds(remedies: Sequence[Remedied]) -> bool:
+    return any(each.cure.name in OF_STATE for each in remedies)
 
 
 def _users(run: Run | None) -> tuple[Hint, ...]:
@@ -168,7 +175,8 @@ def _named(remedied: Remedied, holders: tuple[Holder, ...], device: str) -> Reme
         action = remedied.cure.action.replace("CUDA graphs", "graphs") if device else remedied.cure.action
         return msgspec.structs.replace(remedied, cure=msgspec.structs.replace(remedied.cure, action=action))
     held = " and ".join(f"process {one.pid} ({show_gib(one.held_bytes)})" for one in holders[:_NAMED])
-    action = f"free what {held} holds of this GPU: let it sleep if it is the job's own engine, else end it"
+    verb = "holds" if len(holders) == 1 else "hold"
+    action = f"free what {held} {verb} of this GPU: let the job's own engine sleep, end what is not the job's"
     return Remedied(cure=msgspec.structs.replace(remedied.cure, action=action), words=())
 
 
@@ -219,7 +227,9 @@ def _followers(evidence: Evidence, diagnosis: Diagnosis) -> tuple[Finding, ...]:
     return tuple(
         finding
         for finding in evidence.findings
-        if finding.line.line > first.line and finding.line.text not in repeated
+        if finding.line.line > first.line
+        and finding.line.text not in repeated
+        and _RAYS_ADVICE not in finding.line.text
     )
 
 

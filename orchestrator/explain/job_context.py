@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from autotune.orchestrator.explain.sanitize import uncoloured
 from autotune.policies.diagnosis.literal_search import Naming
 from autotune.policies.explain.advice import Cure, Known, prescribe
 from autotune.policies.explain.tensor_sizes import printed_fields, printed_model
-from autotune.policies.remedies.catalogue import spoken
+from autotune.policies.remedies.catalogue import spoken_for
 from autotune.policies.remedies.relevance import wakes
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis
@@ -40,6 +40,7 @@ _SWITCHED = {"on": True, "off": False}
 _SETTINGS_FILE = re.compile(r"--config[= ]\S{1,500}\.ya?ml")
 _BY_TOKENS = "TrainRayActor"  # of slime and frameworks based on it, which fill micro-batches by tokens
 _TRAINERS = ("trl", "ms-swift")  # frameworks that also train without an engine
+_SECTIONS = 2  # of a dotted setting, which name the model that it belongs to
 _GPUS = 8  # GPUs of a node, if the log's settings do not show them
 
 
@@ -122,6 +123,14 @@ def _context(
     if own is not None:
         advised = {knob: key for knob, key in own.items() if knob in advised and knob not in offers}
         offers = _of_part(own, offers)
+    elif diagnosis.phase is Phase.LOG_PROB:
+        scoring = result.scoring_settings
+        offers |= {
+            knob: msgspec.structs.replace(offers[knob], setting=key)
+            for knob, key in scoring.items()
+            if knob in offers
+        }
+        advised |= {knob: key for knob, key in scoring.items() if knob in advised}
     if profile is None:
         return Context(
             framework=result,
@@ -147,6 +156,7 @@ def _context(
         offered=frozenset((*offers, *advised)),
         fixed=frozenset() if settings else spellings.fixed(tools, text, shared=result.name in _TRAINERS),
         engine=result.name not in _TRAINERS or spellings.engine_in(tools, text, ENGINE_KNOBS),
+        engine_rests=_engine_rests(result, implied, diagnosis.phase),
         counts_tokens=True,
     )
     return Context(
@@ -251,6 +261,7 @@ def _of_tools(tools: tuple[Tool, ...], text: str) -> Known:
         offered=spellings.offered(tools, frozenset(KNOBS), ENGINE_KNOBS),
         fixed=spellings.excluded(text),
         engine=spellings.engine_in(tools, text, ENGINE_KNOBS) if tools else None,
+        engine_rests=any(tool.sleeps for tool in tools),
         counts_tokens=_BY_TOKENS in text,
         scores_by_tokens=any(s.knob == "logprob_tokens" for tool in tools for s in tool.spellings),
     )
@@ -298,26 +309,70 @@ def _own_words(framework: Framework, context: Context, cure: Cure) -> tuple[str,
     """Return the change as the framework's users type it; without a known job, the settings to change."""
     if cure.exact and context.job is not None:
         return _typed(framework, _own_settings(context, cure))
-    offers, advised = context.offers, context.advised
     lines: list[str] = []
     for knob, direction in cure.changes.items():
-        support = offers.get(knob)
-        if support is None:
-            lines += _typed(framework, {advised[knob]: _BLANK}) if knob in advised else ()
-            continue
-        switch = not {False, True}.isdisjoint(support.grid.values)
-        value = _SWITCHED.get(str(direction), _BLANK) if switch else _BLANK
-        typed = _mode(framework, context, knob, direction) or _typed(framework, {support.setting: value})
-        lines += typed or ((support.setting,) if value is not False else ())
+        offered = knob in context.offers
+        setting = context.offers[knob].setting if offered else context.advised.get(knob, "")
+        typed = _typed(framework, _turned(framework, context, knob, direction))
+        if typed or not setting:
+            lines += typed
+        elif direction == "off":  # the advice of guides is to turn it on
+            lines += _typed(framework, {setting: False}) if offered else ()
+        else:
+            lines += _typed(framework, {setting: _BLANK}) or (setting,)
     return tuple(lines)
 
 
-def _mode(framework: Framework, context: Context, knob: str, mode: Setting) -> tuple[str, ...]:
-    """Return a mode of a knob as the framework's users type it; empty if the framework does not offer it."""
-    if not isinstance(mode, str) or mode not in context.offers[knob].grid.values:
-        return ()
-    job = _job(framework, context.implied)
-    return _typed(framework, framework.settings(job, msgspec.structs.replace(Knobs(), **{knob: mode})))
+def _turned(framework: Framework, context: Context, knob: str, direction: Setting) -> dict[str, Any]:
+    """Return the settings of the value to which a knob is turned; empty if the direction names none.
+
+    They are those that change in a job with another value, because a job may have the value by default.
+    """
+    support = context.offers.get(knob)
+    values = support.grid.values if support is not None else KNOB_TABLE[knob].order
+    value = _value(knob, direction, values)
+    for other in (each for each in values if value is not None and each != value):
+        try:
+            before = framework.settings(_job(framework, context.implied), _only(knob, other))
+            job = _job(framework, {**context.implied, **before})
+            changed = framework.settings(job, _only(knob, value))
+        except Exception:  # the job lacks what the other value needs
+            continue
+        own = changed if support is None else _of_model(changed, support.setting)
+        if own:
+            return own
+    return {}
+
+
+def _only(knob: str, value: Setting) -> Knobs:
+    return msgspec.structs.replace(Knobs(), **{knob: value})
+
+
+def _of_model(changed: dict[str, Any], setting: str) -> dict[str, Any]:
+    """Return the changed settings of the model to which a setting belongs, by the sections of their names.
+
+    The same setting of another model has the same value.
+    """
+    *sections, last = setting.partition(",")[0].split(".")
+    section = ".".join(sections[:_SECTIONS])
+    own = {name: value for name, value in changed.items() if name.lstrip("+").startswith(section)}
+    same = (value for name, value in changed.items() if name.rpartition(".")[2] == last)
+    return own or {setting: value for value in same} or changed
+
+
+def _value(knob: str, direction: Setting, values: Sequence[Setting]) -> Setting:
+    """Return the value of a switch or a mode that a direction means; None if it means none of them."""
+    if direction in values:
+        return direction
+    if not {False, True}.isdisjoint(values):
+        return _SWITCHED.get(str(direction))
+    return values[-1] if KNOB_TABLE[knob].order and direction in ("on", "more") else None
+
+
+def _engine_rests(framework: Framework, implied: Mapping[str, Any], phase: Phase) -> bool:
+    """Return whether the framework's engines sleep in a phase, or are elsewhere, in the jobs of its presets."""
+    held = [parts for profile in _profiles(framework, implied) if (parts := profile.held(phase)) is not None]
+    return bool(held) and all(Component.ROLLOUT not in parts for parts in held)
 
 
 def _own_settings(context: Context, cure: Cure) -> dict[str, Any]:
@@ -374,7 +429,9 @@ def _advised(framework: Framework) -> dict[str, str]:
     result: dict[str, str] = {}
     for row in framework.advice:
         setting = re.split("[:=]", row.setting)[0]
-        if row.status is Status.WORKS and " " not in setting and (turns := spoken(row.remedy)):
+        phase = Phase(row.phase) if row.phase in tuple(Phase) else Phase.NONE
+        turns = spoken_for(row.remedy, phase, engine=phase.is_engine)
+        if row.status is Status.WORKS and " " not in setting and turns:
             result[next(iter(turns))] = setting
     return result
 
@@ -392,9 +449,12 @@ def _of_part(own: Mapping[str, str], offers: dict[str, Support]) -> dict[str, Su
 def _offers(framework: Framework, implied: Mapping[str, Any]) -> dict[str, Support]:
     """Return the framework's support for the knobs, in any of its presets with the `implied` settings."""
     result: dict[str, Support] = {}
-    for preset in (*framework.presets.values(), {}):
-        job = _job(framework, {**preset, **implied})
-        profile, _ = _profile(framework, job, cluster_of(0))
-        if profile is not None:
-            result = profile.supported | result
+    for profile in _profiles(framework, implied):
+        result = profile.supported | result
     return result
+
+
+def _profiles(framework: Framework, implied: Mapping[str, Any]) -> list[Profile]:
+    jobs = (_job(framework, {**preset, **implied}) for preset in (*framework.presets.values(), {}))
+    profiles = (_profile(framework, job, cluster_of(0))[0] for job in jobs)
+    return [profile for profile in profiles if profile is not None]

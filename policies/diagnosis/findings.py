@@ -32,6 +32,7 @@ from autotune.policies.diagnosis.phase_patterns import (
     profiles_batch,
     role,
     serves,
+    wakes_engine,
 )
 from autotune.policies.diagnosis.rules.rule import Rule
 from autotune.policies.values.diagnosis import BUILTIN_FAILURE, Finding, Line
@@ -102,6 +103,8 @@ def finding_of(
         loading = loads_weights(context)
         profiling = not loading and profiles_batch(context)
         facts = msgspec.structs.replace(facts, loading=loading, profiling=profiling)
+    elif cause is Cause.GPU_OOM and where.phase is Phase.WEIGHT_SYNC:
+        facts = msgspec.structs.replace(facts, waking=wakes_engine(context))
     elif cause is Cause.GPU_OOM and where.phase in (Phase.INIT, Phase.CHECKPOINT):
         facts = msgspec.structs.replace(facts, states=makes_states(context))
     if cause is Cause.HOST_OOM:

@@ -44,7 +44,7 @@ _SEFF = re.compile(r"\bMemory Utilized: (\d{1,9}(?:\.\d{1,6})?) ([KMGT])B\b")
 # A process that coordinates the others and holds their batches rather than a model.
 _DRIVER = re.compile(r"TaskRunner|\bmain_(?!thread)\w+\b|Orchestrator|\bdriver\b|SingleController")
 _LOADER = re.compile(r"pt_data_worker|[Dd]ata[Ll]oader|DatasetActor|DataWorker|ray::Map|ray::Read|\bdataset")
-_METHOD = re.compile(r"\bray::(\w+)\.(\w+)")
+_METHOD = re.compile(r"\bray::(?:[\w-]+:)?(\w+)\.(\w+)")
 # Programs and launchers of a training, and names of its containers and job steps; kernels print 15 letters.
 _OF_JOBS = re.compile(
     r"^(?:container |step |the )|\.(?:slice|service|scope)|"
@@ -52,6 +52,8 @@ _OF_JOBS = re.compile(
     r"llamafactory|mpi|srun|slurm|bash|sh\b|conda|uv\b)",
     re.IGNORECASE,
 )
+# What differs between processes of one kind: an actor's own name, ranks and ids.
+_OF_ONE = re.compile(r"(?<=^ray::)[\w-]+:(?=\w+\.)|(?<=[A-Za-z_:])\d+\b|_TP\d+|_DP\d+|\[\d+\]")
 _IDLE = re.compile(r"ray::IDLE|gcs_server|/raylet|dashboard|log_monitor")
 
 
@@ -199,7 +201,7 @@ def first_listed(facts: Facts) -> Group | None:
         count=len(members),
         held_bytes=held,
         component=component,
-        phase=_phase(component, f"{method[0]}(" if method is not None and worker else ""),
+        phase=_phase(component, f"ray::{method[1]}.{method[2]}(" if method is not None and worker else ""),
         alike=len(members) > 1 and members[-1].held_bytes >= _ALIKE * members[0].held_bytes,
     )
 
@@ -237,7 +239,7 @@ def _kind(command: str) -> str:
     words = command.split()
     if words and words[0] in ("container", "step", "the"):
         return command
-    return re.sub(r"(?<=[A-Za-z_:])\d+\b|_TP\d+|_DP\d+|\[\d+\]", "", words[0]) if words else ""
+    return _OF_ONE.sub("", words[0]) if words else ""
 
 
 def _phase(component: Component, method: str) -> Phase:

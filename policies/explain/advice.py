@@ -47,6 +47,8 @@ LOGITS = re.compile(r"(?i)logit|log_?prob|logps|entropy|lm_head|vocab|softmax|lo
 _OF_LOGITS = ("chunk_logits", "loss_recompute")
 _IF_ENGINE = ", if an engine runs on this {}"
 _ENGINE_PARTS = (Component.ROLLOUT, Component.REWARD)
+_OF_ENGINE = ("reduce_mem_fraction", "disable_cuda_graph")
+_TRAINER_PARTS = (Component.TRAINER, Component.REF, Component.CRITIC)
 _WITHOUT_LOGITS = (Component.CRITIC, Component.REWARD)
 
 
@@ -84,6 +86,7 @@ class Known(Value, frozen=True, kw_only=True):
     offered: frozenset[str] = frozenset(KNOBS)  # knobs that the tools in the log can change
     fixed: frozenset[str] = frozenset()  # knobs that already have the value that saves most memory
     engine: bool | None = None  # whether the log shows an inference engine; None: it shows no tool at all
+    engine_rests: bool = False  # in the failed phase the job's engines sleep or are on other GPUs
     counts_tokens: bool = False  # the log shows an RL framework, which fills micro-batches by tokens
     logits: bool = True  # the log shows a program that computes logits
     scores_by_tokens: bool = False  # the log shows a tool with a token budget for computing log-probs
@@ -299,12 +302,25 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
         return -1
     if cure.exact:
         return 0
+    if cure.name == "load_on_host" and not known.counts_tokens:
+        return 1  # of sharded models alone
+    if cure.name in _OF_ENGINE:
+        if known.engine_rests and diagnosis.component in _TRAINER_PARTS and not _shares(diagnosis):
+            return 1
     if cure.name == "reduce_mem_fraction":
+        shown = diagnosis.phase.is_engine and missing_bytes(diagnosis.facts) is not None
+        if shown and not fragmentation_prevails(diagnosis):
+            return -1  # the message says how much the engine lacks: a smaller share frees just that
         likely = known.engine or (known.engine is None and diagnosis.phase is Phase.COMM)
         return 0 if likely or _is_engine(diagnosis) else 2
     if diagnosis.cause is Cause.HOST_OOM:
         return precedence(cure.name, diagnosis)
     return 0
+
+
+def _shares(diagnosis: Diagnosis) -> bool:
+    """Return whether an engine may hold memory beside the failed process, although it mostly rests then."""
+    return diagnosis.phase in (Phase.COMM, Phase.WEIGHT_SYNC) or diagnosis.facts.held_by_others_bytes > 0
 
 
 def _is_engine(diagnosis: Diagnosis) -> bool:

@@ -9,7 +9,7 @@ from autotune.policies.diagnosis.memory_users import largest
 from autotune.policies.diagnosis.message_figures import ASLEEP, SLEPT
 from autotune.policies.explain.hint_tables import OF_ENGINES, ON_GPU, ON_HOST
 from autotune.policies.explain.hint_tables import Hint as Hint
-from autotune.policies.remedies.relevance import wakes
+from autotune.policies.remedies.relevance import is_worker, wakes
 from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis, Holder
 from autotune.policies.values.failure import Cause, Component, Phase
@@ -49,8 +49,13 @@ class Residue(Value, frozen=True, kw_only=True):
         return self.last_bytes > _GROWN * self.first_bytes
 
 
-def hints(diagnosis: Diagnosis, around: str, *, residue: Residue | None = None) -> tuple[Hint, ...]:
-    """Return hints beyond the knobs of recovery; `around`: the lines of the log near the failure."""
+def hints(
+    diagnosis: Diagnosis, around: str, *, residue: Residue | None = None, sheds: bool = True
+) -> tuple[Hint, ...]:
+    """Return hints beyond the knobs of recovery; `around`: the lines of the log near the failure.
+
+    `sheds`: a remedy returns state that is kept in host memory.
+    """
     match diagnosis.cause:
         case Cause.GPU_OOM:
             first = (*_capped(diagnosis), *_too_large(diagnosis, around), *_asleep(residue))
@@ -58,7 +63,7 @@ def hints(diagnosis: Diagnosis, around: str, *, residue: Residue | None = None) 
         case Cause.POOL_TOO_SMALL:
             return tuple(_shorter_requests(diagnosis, around))
         case Cause.HOST_OOM:
-            return tuple(_on_host(diagnosis, around))
+            return tuple(_on_host(diagnosis, around, sheds=sheds))
         case _:
             return ()
 
@@ -205,7 +210,7 @@ def _printed(diagnosis: Diagnosis, words: str) -> bool:
     return any(words in line.text for line in diagnosis.evidence)
 
 
-def _on_host(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
+def _on_host(diagnosis: Diagnosis, around: str, *, sheds: bool) -> Iterator[Hint]:
     for rule in {line.rule for line in diagnosis.evidence} & OF_ENGINES.keys():
         yield Hint(text=OF_ENGINES[rule], leads=True)
     group = largest(diagnosis.facts)
@@ -244,6 +249,12 @@ def _on_host(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
             text=f"{group.command} holds {show_gib(group.held_bytes)} of the node's memory and does not look "
             "like a part of the job: wait until it ends, end or limit it, or reserve the memory for the job "
             "(Slurm --mem, a Kubernetes request); no setting of the job returns it",
+            leads=True,
+        )
+    elif is_worker(group) and not sheds:
+        yield Hint(
+            text="use more nodes, or nodes with more memory: each of these processes keeps weights, the "
+            "optimizer's state and copies of them in host memory, and no setting of its framework moves them",
             leads=True,
         )
     elif diagnosis.phase in (Phase.INIT, Phase.RESUME):

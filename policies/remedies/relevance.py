@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from autotune.policies.diagnosis.memory_users import largest, without_loaders
+from autotune.policies.diagnosis.memory_users import Group, largest, without_loaders
 from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knobs import Knobs
@@ -29,15 +29,16 @@ _SENT = ("reduce_sync_buffer", "disk_weight_sync")
 _OCCUPIED = "vllm-startup-memory"  # before the engine holds anything
 _LEAST_FREE = 0.2  # free share of a GPU with which an engine may still start
 _GROWN = 3  # steps; all need the same, so memory that first runs out at such a step has grown
+_WORKERS = (Component.TRAINER, Component.REF, Component.CRITIC, Component.ROLLOUT, Component.REWARD)
 _OF_GROWTH = ("host_allocator",)
-_OF_STATE = ("drop_weights_backup", "reduce_host_offload")
+OF_STATE = ("drop_weights_backup", "reduce_host_offload")
 _OF_DATA = ("reduce_workers", "reduce_multimodal_cache")
 _OF_SAVE = ("save_synchronously",)
 
 
 def wakes(diagnosis: Diagnosis) -> bool:
     """Return whether the failure is a sleeping engine's that could not take its own memory back."""
-    return any(_WAKES.search(line.text) for line in diagnosis.evidence)
+    return diagnosis.facts.waking or any(_WAKES.search(line.text) for line in diagnosis.evidence)
 
 
 def runs_on_host(knobs: Knobs, diagnosis: Diagnosis) -> bool:
@@ -67,10 +68,10 @@ def can_act(name: str, diagnosis: Diagnosis) -> bool:
         return False
     if diagnosis.cause is Cause.HOST_OOM:
         if any(line.rule in _ASKED for line in diagnosis.evidence):
-            return name in _OF_STATE
+            return name in OF_STATE
         group = largest(facts)
         elsewhere = group is not None and group.component in (Component.DRIVER, Component.DATA)
-        if name == "reduce_workers" and without_loaders(facts):
+        if name == "reduce_workers" and (without_loaders(facts) or is_worker(group)):
             return False
         if name in _OF_SAVE and (diagnosis.phase.is_start or elsewhere):
             return False  # nothing is saved yet, or another process saves
@@ -87,6 +88,11 @@ def can_act(name: str, diagnosis: Diagnosis) -> bool:
         enough = (facts.free_bytes or 0) >= _LEAST_FREE * facts.capacity_bytes
         return name == "free_before_relaunch" or (name == "reduce_mem_fraction" and enough)
     return not facts.impossible or name in _SHRINKING
+
+
+def is_worker(group: Group | None) -> bool:
+    """Return whether the largest users are Ray's trainers or engines, of which none loads data."""
+    return group is not None and group.command.startswith("ray::") and group.component in _WORKERS
 
 
 def grew(diagnosis: Diagnosis) -> bool:
@@ -108,13 +114,13 @@ def precedence(name: str, diagnosis: Diagnosis) -> int:
     component = Component.UNKNOWN if group is None else group.component
     order: tuple[tuple[str, ...], ...]
     if component is Component.DATA or (group is None and diagnosis.phase is Phase.DATA):
-        order = (_OF_DATA, _OF_GROWTH, _OF_STATE)
+        order = (_OF_DATA, _OF_GROWTH, OF_STATE)
     elif component is Component.DRIVER or (grew(diagnosis) and not (group is not None and group.foreign)):
-        order = (_OF_GROWTH, _OF_DATA, _OF_STATE)
+        order = (_OF_GROWTH, _OF_DATA, OF_STATE)
     elif group is not None and group.alike:
-        order = (_OF_STATE, _OF_DATA, _OF_GROWTH)
+        order = (OF_STATE, _OF_DATA, _OF_GROWTH)
     else:
-        order = (_OF_STATE, _OF_GROWTH, _OF_DATA)
+        order = (OF_STATE, _OF_GROWTH, _OF_DATA)
     if diagnosis.phase is Phase.CHECKPOINT:
         order = (_OF_SAVE, *order)
     places = [place for place, names in enumerate(order) if name in names]

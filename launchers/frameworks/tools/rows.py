@@ -34,6 +34,7 @@ class Tool(Value, frozen=True):
     name: str
     traces: tuple[str, ...] = ()
     engine: bool = False
+    sleeps: bool = False  # its engines have processes of their own, and sleep while the trainer works on their GPUs
     only: bool = False  # it has no other knobs, because it runs no language model
     runs: tuple[str, ...] = ()  # driven frameworks that it is built on, whose traces its logs contain as well
     spellings: tuple[Spelling, ...] = ()
@@ -90,7 +91,7 @@ TOOLS = (
         Spelling("rollout_tensor_parallel", "--tp_size {value}", "tp_size"),
     )),
     # The trainers of slime and its derivatives, in a log without their own modules; SGLang generates for them.
-    Tool("slime or miles", traces=("TrainRayActor",), spellings=(
+    Tool("slime or miles", traces=("TrainRayActor",), sleeps=True, spellings=(
         Spelling("memory_fraction", "--sglang-mem-fraction-static {value}", "sglang_mem_fraction_static"),
         Spelling("concurrency", "--sglang-max-running-requests {value}", "sglang_max_running_requests"),
         Spelling("sync_buffer", "--update-weight-buffer-size {value}", "update_weight_buffer_size"),
@@ -142,7 +143,7 @@ OTHER_FRAMEWORKS = (
     Tool("diffusion", traces=("diffusers/", "ComfyUI", "/comfy/", "invokeai/", "multimodal_gen", "vllm_omni/diffusion"), engine=True, only=True),
     # Engines in Rust.
     Tool("candle", traces=("candle_core::", "candle_nn::"), engine=True, only=True),
-    Tool("prime-rl", traces=("prime_rl", "prime-rl", "    INFO Starting inference"), spellings=(
+    Tool("prime-rl", traces=("prime_rl", "prime-rl", "    INFO Starting inference"), sleeps=True, spellings=(
         Spelling("recompute", "--trainer.model.ac.mode full"),
         Spelling("activation_offload", "--trainer.model.ac-offloading.max-inflight-activations 5"),
         Spelling("param_offload", "--trainer.model.fsdp-cpu-offload", undo="--no-trainer.model.fsdp-cpu-offload"),
@@ -154,7 +155,7 @@ OTHER_FRAMEWORKS = (
         Spelling("cuda_graphs", "--inference.vllm.enforce-eager"),
         Spelling("rollout_tensor_parallel", "--inference.vllm.tensor-parallel-size {value}"),
     )),
-    Tool("vime", traces=("vime/backends/", "vime/ray/", "vime/rollout/", "vime/utils/"), spellings=(
+    Tool("vime", traces=("vime/backends/", "vime/ray/", "vime/rollout/", "vime/utils/"), sleeps=True, spellings=(
         Spelling("tokens_per_microbatch", "--max-tokens-per-gpu {value}   (with --use-dynamic-batch-size)", "max_tokens_per_gpu"),
         Spelling("recompute", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "recompute_granularity"),
         Spelling("optimizer_offload", "--optimizer-cpu-offload --use-precision-aware-optimizer", "optimizer_cpu_offload", saving=True, undo="without --optimizer-cpu-offload"),
@@ -166,16 +167,18 @@ OTHER_FRAMEWORKS = (
         Spelling("cuda_graphs", "--vllm-enforce-eager"),
         Spelling("rollout_tensor_parallel", "--rollout-num-gpus-per-engine {value}", "rollout_num_gpus_per_engine"),
     )),
-    Tool("roll", traces=("roll/pipeline", "roll/distributed", "roll.pipeline", "start_rlvr_pipeline", "start_agentic_pipeline"), spellings=(
+    Tool("roll", traces=("roll/pipeline", "roll/distributed", "roll.pipeline", "start_rlvr_pipeline", "start_agentic_pipeline"), sleeps=True, spellings=(
         Spelling("tokens_per_microbatch", "actor_train: {max_tokens_per_microbatch_in_train: {value}}   (with use_dynamic_batching_in_train)", "max_tokens_per_microbatch_in_train"),
         Spelling("logprob_tokens", "actor_train: {max_tokens_per_microbatch_in_infer: {value}}   (with use_dynamic_batching_in_infer)", "max_tokens_per_microbatch_in_infer"),
         Spelling("microbatch_size", "actor_train: {training_args: {per_device_train_batch_size: {value}}}, gradient_accumulation_steps up by the same factor", "per_device_train_batch_size"),
         Spelling("recompute", "actor_train: {strategy_args: {strategy_config: {recompute_granularity: full}}}", "recompute_granularity"),
         Spelling("memory_fraction", "actor_infer: {strategy_args: {strategy_config: {gpu_memory_utilization: {value}}}}   (SGLang, mem_fraction_static)", "gpu_memory_utilization"),
         Spelling("concurrency", "max_running_requests: {value}", "max_running_requests"),
+        Spelling("param_offload", "actor_train: {strategy_args: {strategy_config: ${deepspeed_zero3_cpuoffload}}}   (with deepspeed_train)"),
+        Spelling("optimizer_offload", "actor_train: {strategy_args: {strategy_config: ${deepspeed_zero3_cpuoffload}}}   (with deepspeed_train)"),
         Spelling("tensor_parallel", "actor_train: {strategy_args: {strategy_config: {tensor_model_parallel_size: {value}}}}"),
     )),
-    Tool("rlinf", traces=("rlinf/", "rlinf.", "RLinf"), spellings=(
+    Tool("rlinf", traces=("rlinf/", "rlinf.", "RLinf"), sleeps=True, spellings=(
         Spelling("tokens_per_microbatch", "runner.enable_dynamic_batch_size=True runner.max_tokens_per_mbs={value}", "max_tokens_per_mbs"),
         Spelling("microbatch_size", "algorithm.training_batch_size_per_gpu={value}", "training_batch_size_per_gpu"),
         Spelling("logprob_tokens", "algorithm.logprob_forward_micro_batch_size=1"),
@@ -189,6 +192,7 @@ OTHER_FRAMEWORKS = (
         Spelling("microbatch_size", "--micro_batch_size {value}", "micro_batch_size"),
         Spelling("recompute", "--recompute_granularity full --recompute_method uniform --recompute_num_layers 1", "recompute_granularity"),
         Spelling("optimizer_offload", "--optimizer_cpu_offload true --use_precision_aware_optimizer true", "optimizer_cpu_offload", saving=True, undo="--optimizer_cpu_offload false"),
+        Spelling("param_offload", "--offload_model true   (of GRPO, while it generates; --offload_optimizer true)", "offload_model", saving=True, undo="--offload_model false"),
         Spelling("tensor_parallel", "--tensor_model_parallel_size {value}", "tensor_model_parallel_size"),
         Spelling("context_parallel", "--context_parallel_size {value}", "context_parallel_size"),
         Spelling("memory_fraction", "--vllm_gpu_memory_utilization {value}", "vllm_gpu_memory_utilization"),
@@ -198,6 +202,7 @@ OTHER_FRAMEWORKS = (
     )),
     Tool("llama-factory", traces=("llamafactory", "LLaMA-Factory", "llama_factory"), runs=("trl",), spellings=(
         Spelling("microbatch_size", "per_device_train_batch_size: {value}, gradient_accumulation_steps up by the same factor", "per_device_train_batch_size"),
+        Spelling("fused_kernels", "enable_liger_kernel: true", "enable_liger_kernel", saving=True),
         Spelling("recompute", "disable_gradient_checkpointing: false"),
         Spelling("sharding", "deepspeed: examples/deepspeed/ds_z3_config.json"),
         Spelling("param_offload", "deepspeed: examples/deepspeed/ds_z3_offload_config.json"),
@@ -206,6 +211,7 @@ OTHER_FRAMEWORKS = (
     Tool("axolotl", traces=("axolotl", "memory/max_active (GiB)", "memory/device_reserved (GiB)", "memory/device_mem_reserved(gib)"), runs=("trl",), spellings=(
         Spelling("microbatch_size", "micro_batch_size: {value}, gradient_accumulation_steps up by the same factor", "micro_batch_size"),
         Spelling("recompute", "gradient_checkpointing: true", "gradient_checkpointing", saving="full"),
+        Spelling("fused_kernels", "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]"),
         Spelling("sharding", "deepspeed: deepspeed_configs/zero3_bf16.json"),
         Spelling("param_offload", "fsdp_config: {offload_params: true}"),
     )),

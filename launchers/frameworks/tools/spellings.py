@@ -194,11 +194,13 @@ def words(
 ) -> tuple[tuple[str, str], ...]:
     """Return (tool, what to type) for a change, in the syntax of every tool that has the knob."""
     lines: dict[str, str] = {}
+    spelled: set[str] = set()
     for tool in (*tools, PROCESS):
         for knob, value in changes.items():
             for spelling in tool.spellings:
-                if spelling.knob != knob or tool.name in lines:
+                if spelling.knob != knob or tool.name in lines or (tool is PROCESS and knob in spelled):
                     continue
+                spelled.add(knob)
                 undone = value in (False, "off") and knob != "cuda_graphs"
                 line = spelling.undo if undone else spelling.words
                 if line and not (_FSDP in line and any(other.name == "deepspeed" for other in tools)):
