@@ -30,9 +30,11 @@ TRACES: Mapping[str, Traces] = {
     "builtin": Traces(("builtin: phase ", "builtin: step ", "builtin: failure ", "launchers.builtin")),
     # rLLM and verl-agent wrap verl in an agent loop and use its settings.
     "verl": Traces((
-        "verl.trainer.main_ppo", "verl/trainer/", "verl/workers/", "verl_omni/", "verl/single_controller/",
-        "(TaskRunnerV1 pid=", "(WorkerDict pid=", "ray::WorkerDict.", "AgentLoopWorkerTQ", "actor_rollout_ref.",
-        "rllm/trainer/verl", "rllm.trainer.verl", "rllm/engine/", "rllm.engine.", "agent_system/",
+        "verl.trainer.main_ppo", "verl/trainer/", "verl/workers/", "verl/utils/", "verl_omni/",
+        "verl/single_controller/",
+        "(TaskRunnerV1 pid=", "(WorkerDict pid=", "ray::WorkerDict.", "AgentLoopWorkerTQ",
+        "actor_rollout_ref.", "rllm/trainer/verl", "rllm.trainer.verl", "rllm/engine/", "rllm.engine.",
+        "agent_system/",
     ), implies={
         "verl/workers/engine/megatron": {"model_engine": "megatron"},
         "verl/workers/megatron_workers": {"model_engine": "megatron"},
@@ -59,7 +61,8 @@ TRACES: Mapping[str, Traces] = {
         "MegatronPolicyWorkerBase": {"trainer.strategy": "megatron"},
     }),
     "nemo-rl": Traces((
-        "nemo_rl/", "nemo_rl.", "NeMo-RL", "(lm_policy-", "PolicyWorker.", "VllmGenerationWorker", "PolicyWorker[rank=", "PolicyWorkerV2[rank=",
+        "nemo_rl/", "nemo_rl.", "NeMo-RL", "(lm_policy-", "PolicyWorker.", "VllmGenerationWorker",
+        "PolicyWorker[rank=", "PolicyWorkerV2[rank=",
         "▶ Training policy", "▶ Computing logprobs", "▶ Setting up model and training",
     ), implies={
         "MegatronPolicyWorker": {"policy.megatron_cfg.enabled": True, "policy.dtensor_cfg.enabled": False},

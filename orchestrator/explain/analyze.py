@@ -11,7 +11,7 @@ import msgspec
 
 from autotune.launchers.frameworks.tools.rows import CEILINGS
 from autotune.launchers.frameworks.tools.spellings import traces_in
-from autotune.orchestrator.explain.job_context import Context, Remedied, cluster_of, context_of, remedied
+from autotune.orchestrator.explain.job_context import Context, cluster_of, context_of
 from autotune.orchestrator.explain.log_steps import (
     completed,
     last_checkpoint,
@@ -24,6 +24,7 @@ from autotune.orchestrator.explain.log_steps import (
 from autotune.orchestrator.explain.process_rank import rank_of_worker, worker_of
 from autotune.orchestrator.explain.reader import Reading
 from autotune.orchestrator.explain.sanitize import plain
+from autotune.orchestrator.explain.typed_words import Remedied, remedied
 from autotune.orchestrator.units import show_gib
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.message_figures import facts_of

@@ -72,9 +72,11 @@ def on_budget(explanation: Explanation) -> bool:
 
 
 def device_name(explanation: Explanation) -> str:
-    """Return the name of the failed device: NPU for Ascend, XPU for Intel, otherwise GPU."""
+    """Return the name of the failed device: NPU for Ascend, XPU for Intel, TPU, otherwise GPU."""
     device = explanation.context.device
-    return device if device in ("NPU", "XPU") else "GPU"
+    if device in ("NPU", "XPU"):
+        return device
+    return "TPU" if explanation.diagnosis.evidence and "XLA:TPU" in explanation.main_line.text else "GPU"
 
 
 def headline(explanation: Explanation) -> str:

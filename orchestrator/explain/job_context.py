@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -18,29 +17,24 @@ from autotune.orchestrator.config.public_models import find_by_numbers, find_pub
 from autotune.orchestrator.explain.reader import Reading
 from autotune.orchestrator.explain.sanitize import uncoloured
 from autotune.policies.diagnosis.literal_search import Naming
-from autotune.policies.explain.advice import Cure, Known, prescribe
+from autotune.policies.explain.advice import Known
 from autotune.policies.explain.tensor_sizes import printed_fields, printed_model
 from autotune.policies.remedies.catalogue import spoken_for
-from autotune.policies.remedies.relevance import wakes
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.diagnosis import Diagnosis
-from autotune.policies.values.failure import ENGINE_PHASES, Cause, Component, Phase
+from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.history import Run
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knob_table import ENGINE_KNOBS, KNOB_TABLE, Part
-from autotune.policies.values.knobs import KNOBS, Knobs, Setting
+from autotune.policies.values.knobs import KNOBS
 from autotune.policies.values.profile import Profile, Support
 from autotune.policies.values.value import Value
 
 _TOKEN_KNOBS = ("tokens_per_microbatch", "logprob_tokens", "max_batched_tokens", "logprob_chunk")
 _FEWEST = 2  # knobs that a log must print before the others count as defaults
-_BLANK = "..."  # placeholder for an unknown value
-_QUOTED = re.compile(r"""(['"])\.\.\.\1""")
-_SWITCHED = {"on": True, "off": False}
 _SETTINGS_FILE = re.compile(r"--config[= ]\S{1,500}\.ya?ml")
 _BY_TOKENS = "TrainRayActor"  # of slime and frameworks based on it, which fill micro-batches by tokens
 _TRAINERS = ("trl", "ms-swift")  # frameworks that also train without an engine
-_SECTIONS = 2  # of a dotted setting, which name the model that it belongs to
 _GPUS = 8  # GPUs of a node, if the log's settings do not show them
 
 
@@ -64,14 +58,6 @@ class Context(Value, frozen=True, kw_only=True):
         profile = self.known.profile
         values = [getattr(profile.knobs, name) for name in _TOKEN_KNOBS] if profile is not None else []
         return tuple(value for value in values if isinstance(value, int) and value > 0)
-
-
-class Remedied(Value, frozen=True, kw_only=True):
-    """A cure with the lines to type for it."""
-
-    cure: Cure
-    words: tuple[tuple[str, tuple[str, ...]], ...]  # (framework or tool, lines)
-    assumed: bool = False  # the current value is assumed to be the framework's default: the log lacks it
 
 
 def context_of(
@@ -113,13 +99,13 @@ def _context(
     implied = TRACES[result.name].implied(text)
     settings, note = _printed(result, reading.head)
     settings = implied | settings
-    job = _job(result, settings, shape)
+    job = job_of(result, settings, shape)
     on_device = diagnosis.cause.resource == "gpu"
     cluster = cluster_of((diagnosis.facts.capacity_bytes or 0) if on_device else 0)
     profile, why = _profile(result, job, cluster)
     note = note or (why if settings else "")
     offers, advised = _offers(result, implied), _advised(result)
-    own = result.settings_of(_job(result, implied), diagnosis.component, text)
+    own = result.settings_of(job_of(result, implied), diagnosis.component, text)
     if own is not None:
         advised = {knob: key for knob, key in own.items() if knob in advised and knob not in offers}
         offers = _of_part(own, offers)
@@ -184,49 +170,7 @@ def recognised(text: str, known: Mapping[str, Traces]) -> str | None:
     return best if counts.get(best) and not spellings.runs_inside(best, text) else None
 
 
-def remedied(context: Context, diagnosis: Diagnosis) -> tuple[Remedied, ...]:
-    """Return the cures of a failure, each in the words of the job's framework or tools."""
-    served = _is_served(context, diagnosis)
-    if served and not context.tools[0].only:
-        diagnosis = msgspec.structs.replace(diagnosis, component=Component.ROLLOUT)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            cures = prescribe(diagnosis, context.known)
-    except Exception:  # an invalid layout of a broken log, for which no estimate exists
-        cures = prescribe(diagnosis, msgspec.structs.replace(context.known, cluster=None))
-    engines = served or (context.framework is None and diagnosis.facts.loading)  # before any trainer
-    return tuple(
-        Remedied(cure=cure, words=_words(context, cure), assumed=_is_assumed(context, cure))
-        for cure in cures
-        if not (engines and _is_trainers(cure, diagnosis))
-    )
-
-
-def _is_served(context: Context, diagnosis: Diagnosis) -> bool:
-    """Return whether a log shows engines alone, one of which failed; an LLM engine out of its memory."""
-    alone = context.framework is None and bool(context.tools) and all(tool.engine for tool in context.tools)
-    if alone and context.tools[0].only:
-        return True
-    return (
-        alone
-        and diagnosis.cause in (Cause.GPU_OOM, Cause.POOL_TOO_SMALL, Cause.KV_POOL)
-        and diagnosis.component in (Component.ROLLOUT, Component.UNKNOWN)
-        and (diagnosis.phase in (Phase.NONE, *ENGINE_PHASES) or wakes(diagnosis))
-    )
-
-
-def _is_trainers(cure: Cure, diagnosis: Diagnosis) -> bool:
-    """Return whether a cure changes knobs of the trainer alone.
-
-    Engines use PyTorch's allocator as well, except when one wakes up and reclaims its memory.
-    """
-    common = () if wakes(diagnosis) else ("allocator",)
-    own = (knob not in common and KNOB_TABLE[knob].part is Part.TRAINER for knob in cure.changes)
-    return bool(cure.changes) and all(own)
-
-
-def _job(framework: Framework, settings: Mapping[str, Any], shape: Model | None = None) -> Job:
+def job_of(framework: Framework, settings: Mapping[str, Any], shape: Model | None = None) -> Job:
     """Return the job of a log, with the framework's newest release, because few logs show theirs."""
     release = framework.releases[-1] if framework.releases else None
     return Job(
@@ -247,7 +191,7 @@ def _public(fields: Mapping[str, int | str]) -> Model | None:
 def _named(framework: Framework, settings: dict[str, Any]) -> Model | None:
     """Return the public model that the printed settings name; None if unknown."""
     try:
-        name = framework.model_path(_job(framework, settings))
+        name = framework.model_path(job_of(framework, settings))
     except Exception:  # the adapter may refuse settings from a log
         return None
     known = find_public(name) if name else None
@@ -290,137 +234,33 @@ def _why(framework: Framework, error: Exception) -> str:
     return f"the settings printed in the log are no whole {framework.name} job ({type(error).__name__})"
 
 
-def _words(context: Context, cure: Cure) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    if not cure.changes:
-        return (("check", (spellings.process_list_of(context.device),)),)
-    allocator = spellings.allocator_of(context.device)
-    if allocator and "allocator" in cure.changes:
-        rest = {knob: value for knob, value in cure.changes.items() if knob != "allocator"}
-        others = _words(context, msgspec.structs.replace(cure, changes=rest)) if rest else ()
-        return (*others, ("environment", (allocator,)))
-    framework = context.framework
-    if framework is not None and (lines := _own_words(framework, context, cure)):
-        return ((framework.name, lines),)
-    spelled = spellings.words(context.tools, cure.changes, exact=cure.exact)
-    return tuple((tool, (line,)) for tool, line in spelled)
-
-
-def _own_words(framework: Framework, context: Context, cure: Cure) -> tuple[str, ...]:
-    """Return the change as the framework's users type it; without a known job, the settings to change."""
-    if cure.exact and context.job is not None:
-        return _typed(framework, _own_settings(context, cure))
-    lines: list[str] = []
-    for knob, direction in cure.changes.items():
-        offered = knob in context.offers
-        setting = context.offers[knob].setting if offered else context.advised.get(knob, "")
-        typed = _typed(framework, _turned(framework, context, knob, direction))
-        if typed or not setting:
-            lines += typed
-        elif direction == "off":  # the advice of guides is to turn it on
-            lines += _typed(framework, {setting: False}) if offered else ()
-        else:
-            lines += _typed(framework, {setting: _BLANK}) or (setting,)
-    return tuple(lines)
-
-
-def _turned(framework: Framework, context: Context, knob: str, direction: Setting) -> dict[str, Any]:
-    """Return the settings of the value to which a knob is turned; empty if the direction names none.
-
-    They are those that change in a job with another value, because a job may have the value by default.
-    """
-    support = context.offers.get(knob)
-    values = support.grid.values if support is not None else KNOB_TABLE[knob].order
-    value = _value(knob, direction, values)
-    for other in (each for each in values if value is not None and each != value):
-        try:
-            before = framework.settings(_job(framework, context.implied), _only(knob, other))
-            job = _job(framework, {**context.implied, **before})
-            changed = framework.settings(job, _only(knob, value))
-        except Exception:  # the job lacks what the other value needs
-            continue
-        own = changed if support is None else _of_model(changed, support.setting)
-        if own:
-            return own
-    return {}
-
-
-def _only(knob: str, value: Setting) -> Knobs:
-    return msgspec.structs.replace(Knobs(), **{knob: value})
-
-
-def _of_model(changed: dict[str, Any], setting: str) -> dict[str, Any]:
-    """Return the changed settings of the model to which a setting belongs, by the sections of their names.
-
-    The same setting of another model has the same value.
-    """
-    *sections, last = setting.partition(",")[0].split(".")
-    section = ".".join(sections[:_SECTIONS])
-    own = {name: value for name, value in changed.items() if name.lstrip("+").startswith(section)}
-    same = (value for name, value in changed.items() if name.rpartition(".")[2] == last)
-    return own or {setting: value for value in same} or changed
-
-
-def _value(knob: str, direction: Setting, values: Sequence[Setting]) -> Setting:
-    """Return the value of a switch or a mode that a direction means; None if it means none of them."""
-    if direction in values:
-        return direction
-    if not {False, True}.isdisjoint(values):
-        return _SWITCHED.get(str(direction))
-    return values[-1] if KNOB_TABLE[knob].order and direction in ("on", "more") else None
-
-
 def _engine_rests(framework: Framework, implied: Mapping[str, Any], phase: Phase) -> bool:
-    """Return whether the framework's engines sleep in a phase, or are elsewhere, in the jobs of its presets."""
+    """Return whether the engines of a framework's presets sleep in a phase, or have other GPUs."""
     held = [parts for profile in _profiles(framework, implied) if (parts := profile.held(phase)) is not None]
     return bool(held) and all(Component.ROLLOUT not in parts for parts in held)
 
 
-def _own_settings(context: Context, cure: Cure) -> dict[str, Any]:
-    framework, job, profile = context.framework, context.job, context.known.profile
-    if framework is None or job is None or profile is None or not cure.changes:
-        return {}
-    try:
-        return framework.settings(job, msgspec.structs.replace(profile.knobs, **cure.changes))
-    except Exception:  # the adapter may refuse settings from a log
-        return {}
-
-
 def _knobs_in(settings: dict[str, Any], profile: Profile) -> int:
     """Return the number of knobs that the printed settings set."""
-    printed = {_bare(name) for name in settings}
-    return sum(_bare(support.setting) in printed for support in profile.supported.values())
+    printed = {bare(name) for name in settings}
+    return sum(bare(support.setting) in printed for support in profile.supported.values())
 
 
 def _printed_only(profile: Profile, settings: dict[str, Any]) -> Profile:
     """Return the profile with the printed knobs alone, because a settings file may replace defaults."""
-    printed = {_bare(name) for name in settings}
+    printed = {bare(name) for name in settings}
     unknown = {
         knob: None
         for knob in KNOBS
-        if knob not in profile.supported or _bare(profile.supported[knob].setting) not in printed
+        if knob not in profile.supported or bare(profile.supported[knob].setting) not in printed
     }
     return msgspec.structs.replace(
         profile, knobs=msgspec.structs.replace(profile.knobs, **unknown), constraints=()
     )
 
 
-def _typed(framework: Framework, settings: dict[str, Any]) -> tuple[str, ...]:
-    try:
-        lines = framework.words(settings) if settings else ()
-        return tuple(_QUOTED.sub(_BLANK, line) for line in lines)
-    except Exception:  # a value that the framework's language cannot express
-        return ()
-
-
-def _is_assumed(context: Context, cure: Cure) -> bool:
-    if not cure.exact or context.job is None:
-        return False
-    printed = {_bare(name) for name in context.job.settings}
-    changed = {_bare(name) for name in _own_settings(context, cure)}
-    return bool(changed) and not changed & printed
-
-
-def _bare(name: str) -> str:
+def bare(name: str) -> str:
+    """Return a setting's name without what marks it on a command line."""
     return name.lstrip("+-~").replace("_", "-")
 
 
@@ -455,6 +295,6 @@ def _offers(framework: Framework, implied: Mapping[str, Any]) -> dict[str, Suppo
 
 
 def _profiles(framework: Framework, implied: Mapping[str, Any]) -> list[Profile]:
-    jobs = (_job(framework, {**preset, **implied}) for preset in (*framework.presets.values(), {}))
+    jobs = (job_of(framework, {**preset, **implied}) for preset in (*framework.presets.values(), {}))
     profiles = (_profile(framework, job, cluster_of(0))[0] for job in jobs)
     return [profile for profile in profiles if profile is not None]

@@ -6,8 +6,8 @@ import msgspec
 
 from autotune.orchestrator.explain.analyze import Explanation, Prediction
 from autotune.orchestrator.explain.incident import Read, Relation, others
-from autotune.orchestrator.explain.job_context import Remedied
 from autotune.orchestrator.explain.sanitize import plain
+from autotune.orchestrator.explain.typed_words import Remedied
 from autotune.policies.values.diagnosis import Holder, Line
 from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.knobs import Setting

@@ -75,6 +75,9 @@ class Reading(Value, frozen=True, kw_only=True):
         return lines, at
 
 
+_HOLE = bytes(4)  # wide characters begin with fewer
+
+
 class _Tap:
     """Yields the chunks of a file and keeps its first and last bytes."""
 
@@ -114,6 +117,7 @@ class _Tap:
     def _read(self) -> bytes:
         raw = self._next()
         if not self.size and raw:
+            raw = self._after_hole(raw)
             self._decoder, self.is_text = _decoder_of(raw[:_LOOKED_AT])
             self._returns = b"\n" not in raw and raw.count(b"\r") > 1  # lines end with carriage returns alone
         self.size += len(raw)
@@ -123,10 +127,18 @@ class _Tap:
             return self._read()  # an incomplete character
         return chunk.replace(b"\r", b"\n") if self._returns else chunk
 
+    def _after_hole(self, raw: bytes) -> bytes:
+        """Return the first bytes without the hole of a log that was emptied under its writer."""
+        while raw.startswith(_HOLE):
+            raw = raw.lstrip(b"\0") or self._next()
+        return raw
+
     def _next(self) -> bytes:
         try:
             return self._file.read(_CHUNK_BYTES)
         except EOFError:  # a compressed log whose writer died
+            if not self.size:
+                raise OSError("damaged: it ends before any text") from None
             return b""
         except (zlib.error, lzma.LZMAError) as error:
             raise OSError(f"damaged: {error}") from None

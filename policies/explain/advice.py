@@ -305,17 +305,23 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
     if cure.name == "load_on_host" and not known.counts_tokens:
         return 1  # of sharded models alone
     if cure.name in _OF_ENGINE:
-        if known.engine_rests and diagnosis.component in _TRAINER_PARTS and not _shares(diagnosis):
-            return 1
-    if cure.name == "reduce_mem_fraction":
-        shown = diagnosis.phase.is_engine and missing_bytes(diagnosis.facts) is not None
-        if shown and not fragmentation_prevails(diagnosis):
-            return -1  # the message says how much the engine lacks: a smaller share frees just that
-        likely = known.engine or (known.engine is None and diagnosis.phase is Phase.COMM)
-        return 0 if likely or _is_engine(diagnosis) else 2
+        return _of_engine(cure, diagnosis, known)
     if diagnosis.cause is Cause.HOST_OOM:
         return precedence(cure.name, diagnosis)
     return 0
+
+
+def _of_engine(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
+    """Return the rank of a cure that returns memory of an engine."""
+    if known.engine_rests and diagnosis.component in _TRAINER_PARTS and not _shares(diagnosis):
+        return 1
+    if cure.name != "reduce_mem_fraction":
+        return 0
+    shown = diagnosis.phase.is_engine and missing_bytes(diagnosis.facts) is not None
+    if shown and not fragmentation_prevails(diagnosis):
+        return -1  # the message says how much the engine lacks: a smaller share frees just that
+    likely = known.engine or (known.engine is None and diagnosis.phase is Phase.COMM)
+    return 0 if likely or _is_engine(diagnosis) else 2
 
 
 def _shares(diagnosis: Diagnosis) -> bool:

@@ -34,7 +34,7 @@ class Tool(Value, frozen=True):
     name: str
     traces: tuple[str, ...] = ()
     engine: bool = False
-    sleeps: bool = False  # its engines have processes of their own, and sleep while the trainer works on their GPUs
+    sleeps: bool = False  # its engines sleep, or have other GPUs, while its trainer works
     only: bool = False  # it has no other knobs, because it runs no language model
     runs: tuple[str, ...] = ()  # driven frameworks that it is built on, whose traces its logs contain as well
     spellings: tuple[Spelling, ...] = ()

@@ -137,8 +137,9 @@ TEXT = OOM.format(day="2026-03-01", second=3)
         lambda text: text.replace("\n", "\r").encode(),
         lambda text: text.replace("\n", "\r\n").encode(),
         lambda text: gzip.compress(text.encode("utf-16")),
+        lambda text: bytes(3 << 20) + text.encode(),
     ],
-    ids=["gz", "xz", "bz2", "utf16le", "utf16be", "le", "be", "utf8-bom", "cr", "crlf", "gz-utf16"],
+    ids=["gz", "xz", "bz2", "utf16le", "utf16be", "le", "be", "utf8-bom", "cr", "crlf", "gz-utf16", "hole"],
 )
 def test_however_a_log_is_stored_its_failure_phase_and_line_are_read(
     tmp_path: Path, stored: Callable[[str], bytes]
@@ -147,6 +148,13 @@ def test_however_a_log_is_stored_its_failure_phase_and_line_are_read(
     path.write_bytes(stored(TEXT))
     result = json.loads(call("--json", str(path)).output)
     assert (result["cause"], result["phase"], result["evidence"][0]["line"]) == ("gpu-oom", "backward", 4)
+
+
+def test_a_compressed_log_that_ends_before_any_text_is_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "run.log.xz"
+    path.write_bytes(lzma.compress(TEXT.encode())[:60])
+    done = call(str(path))
+    assert done.exit_code == 2 and "damaged: it ends before any text" in done.output
 
 
 def test_what_is_no_text_is_called_that(tmp_path: Path) -> None:
