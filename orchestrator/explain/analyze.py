@@ -146,7 +146,7 @@ def explain(
         ceilings=_ceilings(reading, diagnosis),
         hints=(*hints(diagnosis, around, residue=residue, sheds=_sheds(remedies)), *_users(run)),
         residue=residue,
-        lines=reading.evidence.lines,
+        lines=reading.evidence.lines or bool(reading.head.strip()),  # one line need not end
         run="" if run is None else run.accepted.run,
     )
 

@@ -174,10 +174,15 @@ def _help(explanation: Explanation, *, most: int) -> list[str]:
 
 
 def _limit_leads(explanation: Explanation) -> bool:
-    """Return whether a limit comes first: of /dev/shm, or of a host if nothing shows what to reduce."""
-    facts, cause = explanation.diagnosis.facts, explanation.diagnosis.cause
-    known = largest(facts) is not None or any(remedied.cure.exact for remedied in explanation.remedies)
-    return cause is Cause.SHM or (cause is Cause.HOST_OOM and not known)
+    """Return whether a limit comes first: of /dev/shm, or of a host if nothing shows what to reduce.
+
+    A process without a role that holds most is the whole job.
+    """
+    group, cause = largest(explanation.diagnosis.facts), explanation.diagnosis.cause
+    known = group is not None and (group.component is not Component.UNKNOWN or group.foreign)
+    known = known and group is not None and not group.whole
+    known |= any(remedied.cure.exact for remedied in explanation.remedies)
+    return cause in (Cause.SHM, Cause.OBJECT_STORE) or (cause is Cause.HOST_OOM and not known)
 
 
 def _hint_of_rule(explanation: Explanation) -> str:

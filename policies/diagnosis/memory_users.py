@@ -54,6 +54,7 @@ _OF_JOBS = re.compile(
 )
 # What differs between processes of one kind: an actor's own name, ranks and ids.
 _OF_ONE = re.compile(r"(?<=^ray::)[\w-]+:(?=\w+\.)|(?<=[A-Za-z_:])\d+\b|_TP\d+|_DP\d+|\[\d+\]")
+_WHOLE = re.compile(r"^(?:container |step |the )|\.(?:slice|service|scope)$")
 _IDLE = re.compile(r"ray::IDLE|gcs_server|/raylet|dashboard|log_monitor")
 
 
@@ -66,6 +67,11 @@ class Group(Value, frozen=True, kw_only=True):
     component: Component
     phase: Phase  # from the worker's method; NONE for any other process
     alike: bool  # several processes hold similar amounts, as with state offloaded to the host
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a container, a job step or a unit, in which everything of the job runs."""
+        return _WHOLE.search(self.command) is not None
 
     @property
     def foreign(self) -> bool:

@@ -60,6 +60,14 @@ ON_GPU: tuple[tuple[Phase | None, str, Hint], ...] = (
     ),
     (
         None,
+        r"NPUWorkspaceAllocator",
+        Hint(
+            text="set TASK_QUEUE_ENABLE=1: its level 2 lets operators keep workspaces of their own",
+            leads=True,
+        ),
+    ),
+    (
+        None,
         r"maxPrefillTokens",
         Hint(
             text="lower maxPrefillTokens in config.json of mindie-service, which its warm-up fills",
@@ -157,6 +165,29 @@ ON_HOST: tuple[tuple[Phase | None, str, Hint], ...] = (
             "they stay in host memory until they are trained; your choice: fewer are of newer weights too",
             leads=True,
         ),
+    ),
+    (
+        None,
+        r"kv_offload|lmcache|LMCache|memory_pool_host|hierarchical KV cache",
+        Hint(
+            text="keep a smaller KV cache in host memory (vLLM: cpu_bytes_to_use, SGLang: --hicache-size or "
+            "--hicache-ratio, LMCache: max_local_cpu_size), of each process on the node",
+            leads=True,
+        ),
+    ),
+    (
+        None,
+        r"unable to mmap \d+ bytes from file",
+        Hint(
+            text="let the program map the whole file: raise `ulimit -v` and the container's memory limit, or "
+            "set vm.overcommit_memory=1",
+            leads=True,
+        ),
+    ),
+    (
+        None,
+        r"ArrowMemoryError|pyarrow",
+        Hint(text="read the data in smaller batches, or stream it (streaming=True)", leads=True),
     ),
     (
         None,

@@ -28,6 +28,11 @@ _DIFFUSION = re.compile(
     r"pipeline_with_logprob"
 )
 _VAE = re.compile(r"(?i)[/_](?:\w*vaes?|autoencoder\w*)(?:/|\.py)|\bvae\.(?:decode|encode)")
+_PINS = re.compile(r"pin_memory|cudaHost(?:Alloc|Register)|pinned|memory_pool_host")
+_PINNED = Hint(
+    text="lock fewer bytes at once, or none: the driver refuses some sizes of page-locked host memory "
+    "(SGLang: --hicache-size or --hicache-ratio, LMCache: max_local_cpu_size, loaders: pin_memory=False)"
+)
 _OF_TRAINING = (Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)
 POOL_IN_BYTES = "memory for KV Cache as specified by kv_cache_memory_bytes"  # printed by vLLM at start-up
 _OF_GROWTH = 8  # steps of growth; a request that is larger failed by its own size
@@ -64,6 +69,8 @@ def hints(
             return tuple(_shorter_requests(diagnosis, around))
         case Cause.HOST_OOM:
             return tuple(_on_host(diagnosis, around, sheds=sheds))
+        case Cause.CODE if _printed(diagnosis, "invalid argument") and _PINS.search(around):
+            return (_PINNED,)
         case _:
             return ()
 

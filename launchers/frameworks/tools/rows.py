@@ -252,9 +252,11 @@ PROCESS_LISTS: Mapping[str, str] = {
 }
 CEILINGS = (
     Ceiling("slurm", (Cause.HOST_OOM,), "#SBATCH --mem=...   (0: the whole node)", traces=("slurmstepd", "srun:", "SLURM_")),
-    Ceiling("kubernetes", (Cause.HOST_OOM,), "resources.limits.memory", traces=("OOMKilled", "kubelet", "kubepods")),
+    Ceiling("kubernetes", (Cause.HOST_OOM,), "resources.limits.memory", traces=("OOMKilled", "kubelet", "kubepods", "low on resource: memory")),
     Ceiling("docker", (Cause.HOST_OOM,), "docker run --memory=...", traces=("/docker-", "/docker/")),
-    Ceiling("container", (Cause.HOST_OOM,), "resources.limits.memory, or docker run --memory=...", traces=("memory.events", "cgroup oom_kill")),
+    Ceiling("PBS", (Cause.HOST_OOM,), "#PBS -l select=1:mem=...", traces=("=>> PBS: ",)),
+    Ceiling("LSF", (Cause.HOST_OOM,), "#BSUB -M ... and -R 'rusage[mem=...]'", traces=("TERM_MEMLIMIT",)),
+    Ceiling("container", (Cause.HOST_OOM,), "resources.limits.memory, docker run --memory=..., or --mem of Slurm", traces=("memory.events", "cgroup oom_kill", "Memory cgroup out of memory")),
     Ceiling("systemd", (Cause.HOST_OOM,), "ManagedOOMMemoryPressureLimit= of the unit, or systemd-run --scope -p MemoryMax=...", traces=("systemd-oomd",)),
     Ceiling("ray", (Cause.OBJECT_STORE,), "ray start --object-store-memory=BYTES"),
     Ceiling("docker", (Cause.SHM,), "docker run --shm-size=64g; in Kubernetes an emptyDir of medium Memory at /dev/shm"),

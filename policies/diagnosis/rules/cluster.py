@@ -95,7 +95,8 @@ CLUSTER: tuple[Rule, ...] = (
     Rule(
         "gpu-unavailable",
         Cause.INFRASTRUCTURE,
-        r"CUDA-capable device is detected|device\(s\) is/are busy or unavailable|No CUDA GPUs are available|"
+        r"CUDA-capable device is detected|(?:device\(s\) is/are|devices are) busy or unavailable|"
+        r"No CUDA GPUs are available|"
         r"CUDA error: (?:initialization error|system not yet initialized|unknown error)|"
         r"Found no NVIDIA driver|"
         r"Unexpected error from cudaGetDeviceCount|"
@@ -121,7 +122,8 @@ CLUSTER: tuple[Rule, ...] = (
     Rule(
         "network-fault",
         Cause.INFRASTRUCTURE,
-        r"NCCL WARN .*(?:Got (?:async event|completion) .*(?:error|fatal)|ibv_\w+ failed)|"
+        r"NCCL WARN .*(?:Got (?:async event|completion) .*(?:error|fatal)|"
+        r"ibv_\w+ failed(?!.*Cannot allocate memory))|"
         r"(?:[Ee]rror|failed|Errno \d+\]?):? .{0,80}(?:Network is unreachable|No route to host|"
         r"Temporary failure in name resolution)|"
         r"\b(?:429|50[0-4]) (?:Client|Server) Error: .* for url: |We couldn't connect to 'http|"

@@ -98,6 +98,29 @@ JOB: tuple[Rule, ...] = (
         hint="raise the limit (`ulimit -n 1048576`); of data loaders, also "
         'torch.multiprocessing.set_sharing_strategy("file_system")',
     ),
+    Rule(
+        "locked-memory",
+        Cause.CONFIG,
+        r"\bibv_(?:reg_mr|create_cq|create_qp|alloc_pd)\w*\b.{0,120}Cannot allocate memory|"
+        r"set max locked memory \(ulimit -l\)",
+        UNLESS_PROGRESS,
+        "misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+        what="too little memory may be locked for InfiniBand",
+        hint="raise the limit of locked memory (`ulimit -l unlimited`; docker run --ulimit memlock=-1; "
+        "LimitMEMLOCK=infinity of the service that starts the job, such as slurmd)",
+    ),
+    Rule(
+        "engine-workspace",
+        Cause.CONFIG,
+        r"Failed to allocate memory for \w+ with size \d+ and alignment \d+ in AlignedAllocator",
+        UNLESS_PROGRESS,
+        "RuntimeError: Failed to allocate memory for batch_prefill_tmp_v with size 435814400 and alignment "
+        "16 in AlignedAllocator",
+        what="the workspace of the engine's attention kernels is too small",
+        hint="raise it, in bytes (SGLang: SGLANG_FLASHINFER_WORKSPACE_SIZE, in older releases "
+        "FLASHINFER_WORKSPACE_SIZE; vLLM: VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE), or prefill fewer tokens at "
+        "once",
+    ),
     # CANN reports missing streams and queues of a captured graph in the same words as missing memory.
     Rule(
         "acl-graph-resources",
