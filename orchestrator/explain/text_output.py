@@ -142,8 +142,9 @@ def _note(explanation: Explanation) -> list[str]:
 
 def _help(explanation: Explanation, *, most: int) -> list[str]:
     raises = [f"raise the limit ({place}): {setting}" for place, setting in explanation.ceilings]
-    first = raises if _limit_leads(explanation) else []
-    first += [hint.text for hint in explanation.hints if hint.leads]
+    leading = [hint.text for hint in explanation.hints if hint.leads]
+    limits = raises if _limit_leads(explanation) else []
+    first = limits + leading if _is_kill(explanation) else leading + limits
     lines = [f"help: {'or ' if index else ''}{plain(text)}" for index, text in enumerate(first)]
     for remedied in explanation.remedies[:most]:
         cure = remedied.cure
@@ -183,6 +184,12 @@ def _limit_leads(explanation: Explanation) -> bool:
     known = known and group is not None and not group.whole
     known |= any(remedied.cure.exact for remedied in explanation.remedies)
     return cause in (Cause.SHM, Cause.OBJECT_STORE) or (cause is Cause.HOST_OOM and not known)
+
+
+def _is_kill(explanation: Explanation) -> bool:
+    """Return whether a limit ended a process or refused a space, rather than an allocation in the program."""
+    rule = BY_NAME.get(explanation.main_line.rule) if explanation.diagnosis.evidence else None
+    return explanation.diagnosis.cause is not Cause.HOST_OOM or (rule is not None and rule.reported)
 
 
 def _hint_of_rule(explanation: Explanation) -> str:
