@@ -117,13 +117,16 @@ class Framework(Protocol):
     passes_settings: bool = True  # whether the command's words are the job's settings
     loss: str = ""  # name of the loss among a step's metrics; empty: it prints none
     environment_settings: tuple[str, ...] = ()  # settings that are environment variables of the job
-    # Knob -> the setting of passes that compute log-probs, where training has another one.
-    scoring_settings: ClassVar[Mapping[str, str]] = {}
 
     @property
     def advice(self) -> tuple[Advice, ...]:
         """Remedies of public guides that no knob covers, or that the framework's current code contradicts."""
         return ()
+
+    @property
+    def scoring_settings(self) -> Mapping[str, str]:
+        """By knob, the setting of passes that compute log-probs, where training has another one."""
+        return {}
 
     @property
     def presets(self) -> Mapping[str, Mapping[str, Any]]:

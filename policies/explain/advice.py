@@ -317,8 +317,8 @@ def _of_engine(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
         return 1
     if cure.name != "reduce_mem_fraction":
         return 0
-    shown = diagnosis.phase.is_engine and missing_bytes(diagnosis.facts) is not None
-    if shown and not fragmentation_prevails(diagnosis):
+    printed = diagnosis.phase.is_engine and missing_bytes(diagnosis.facts) is not None
+    if printed and not fragmentation_prevails(diagnosis):
         return -1  # the message says how much the engine lacks: a smaller share frees just that
     likely = known.engine or (known.engine is None and diagnosis.phase is Phase.COMM)
     return 0 if likely or _is_engine(diagnosis) else 2

@@ -41,7 +41,6 @@ class OpenRlhf(ArgparseFramework[Config]):
     releases = RELEASES
     older = OLDER
     modules = ("openrlhf",)
-    scoring_settings: ClassVar[Mapping[str, str]] = {"microbatch_size": "rollout.micro_batch_size"}
     table = TABLE
     is_whole = True
     own_settings = (_PATH, _LOAD, _EVERY, "logger.wandb.run_name")

@@ -183,5 +183,6 @@ TABLE: Table[Config] = Table(
     warned=WARNED,
     renamed=RENAMED,
     advice=ADVICE,
+    scoring={"microbatch_size": "rollout.micro_batch_size"},
     trackers=TRACKERS,
 )

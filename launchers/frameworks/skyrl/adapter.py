@@ -63,9 +63,6 @@ class SkyRL(TabularFramework[Config]):
     model_key = f"{POLICY}.model.path"
     steps_key = "trainer.max_training_steps"
     prompt_keys = PromptKeys(files="data.train_data", field="prompt")
-    scoring_settings: ClassVar[Mapping[str, str]] = {
-        "microbatch_size": "trainer.micro_forward_batch_size_per_gpu"
-    }
     forces_longest: ClassVar[Mapping[str, Any]] = {
         "generator.sampling_params.additional_kwargs.ignore_eos": True
     }

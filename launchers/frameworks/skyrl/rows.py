@@ -245,5 +245,6 @@ TABLE: Table[Config] = Table(
     refused=REFUSED,
     warned=WARNED,
     advice=ADVICE,
+    scoring={"microbatch_size": "trainer.micro_forward_batch_size_per_gpu"},
     trackers=TRACKERS,
 )

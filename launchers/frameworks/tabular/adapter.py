@@ -76,6 +76,7 @@ class TabularFramework(Framework, Generic[C]):
     reads_declined: ClassVar[bool] = False  # whether knobs that a job does not offer are read and written
     # Knobs that act, and that the estimate reads, also in jobs that do not offer them.
     acting: ClassVar[frozenset[str]] = frozenset({"microbatch_size", "tokens_per_microbatch"})
+    scoring_settings = property(lambda self: self.table.scoring)
 
     @property
     def tables(self) -> tuple[str, ...]:

@@ -147,6 +147,7 @@ class Table(NamedTuple, Generic[C]):
     rehearsal: Rehearsal = Rehearsal()
     trackers: tuple[TrackerRow, ...] = ()
     advice: tuple[Advice, ...] = ()  # of public guides, beyond or against the knobs
+    scoring: Mapping[str, str] = {}  # knob -> the setting of passes that compute log-probs
 
     def over(self, shared: Table[C]) -> Table[C]:
         """Return the table with the rows that dialects share appended."""
@@ -164,6 +165,7 @@ class Table(NamedTuple, Generic[C]):
             rehearsal=shared.rehearsal,
             trackers=(*self.trackers, *shared.trackers),
             advice=(*shared.advice, *self.advice),
+            scoring=self.scoring,
         )
 
 

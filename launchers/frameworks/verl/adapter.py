@@ -90,9 +90,6 @@ class Verl(TabularFramework[Config]):
     model_key = f"{MODEL}.path"
     steps_key = "trainer.total_training_steps"
     prompt_keys = PromptKeys(files="data.train_files", field="prompt", field_key="data.prompt_key")
-    scoring_settings: ClassVar[Mapping[str, str]] = {
-        "microbatch_size": f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"
-    }
     forces_longest: ClassVar[Mapping[str, Any]] = {f"{ROLLOUT}.ignore_eos": True}
     no_file = "write its settings under `settings:` as flat keys, such as trainer.nnodes: 1"
 

@@ -372,5 +372,6 @@ TABLE: Table[Config] = Table(
     unread=UNREAD,
     renamed=RENAMED,
     advice=ADVICE,
+    scoring={"microbatch_size": "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"},
     trackers=TRACKERS,
 )
