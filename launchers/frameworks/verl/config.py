@@ -140,7 +140,8 @@ class Config(DeclaredSettings):
     @property
     def engine(self) -> str:
         """The inference engine: vllm, sglang or trtllm."""
-        return self.text(f"{ROLLOUT}.name")
+        name = self.text(f"{ROLLOUT}.name")
+        return "" if name == "???" else name  # Hydra's value of a required setting
 
     @property
     def saves(self) -> bool:

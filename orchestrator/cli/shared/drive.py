@@ -33,6 +33,7 @@ from autotune.orchestrator.clock import Clock
 from autotune.orchestrator.cluster_fit import with_gpu_memory, with_stated_gpus
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import assumed, parse, written
+from autotune.orchestrator.config.own_code import require_importable
 from autotune.orchestrator.driver import reconcile, rehearsal
 from autotune.orchestrator.driver.attempt import doubtful, end_doubtful
 from autotune.orchestrator.driver.capacity import await_to_measure
@@ -343,11 +344,15 @@ def _accept(
     cluster, request = with_stated_gpus(runner.cluster(), assumed(job)), run.request
     connect.match(job, cluster)
     job = with_gpu_memory(job, cluster)
+    profile = framework.profile(job, cluster)
+    if cluster.address == "local":  # also where the job names no cluster and none was there
+        command = framework.command(job, profile.knobs, run=run.id, attempt=1, resume=job.resume)
+        require_importable(job, command)
     reconcile.accept(
         journal,
         run=run.id,
         job=job,
-        profile=framework.profile(job, cluster),
+        profile=profile,
         cluster=cluster,
         versions=versions(),
         mode=request.mode,

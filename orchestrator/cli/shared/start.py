@@ -37,7 +37,7 @@ from autotune.orchestrator.cli.shared.options import Options
 from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import expected_cluster, read_text, written
-from autotune.orchestrator.config.own_code import is_importable
+from autotune.orchestrator.config.own_code import require_importable
 from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.driver import rehearsal
@@ -220,12 +220,8 @@ def _require(prepared: RequestedJob) -> None:
     if job.framework == "builtin" and job.python is None and job.cluster.address == "local":
         engine = ("sglang",) if job.settings.get("engine", "sglang") == "sglang" else ()
         require("the built-in job", *(m for m in frameworks.find("builtin").modules if m in EXTRAS), *engine)
-    elif job.cluster.address == "local" and not is_importable(job, first_command(job, prepared.request)):
-        raise Failure(
-            f"{job.framework} is not installed: {sys.executable} does not find it",
-            hint="set `python:` in the job to the interpreter that has it",
-            code=ExitCode.USAGE,
-        )
+    elif job.cluster.address == "local":
+        require_importable(job, first_command(job, prepared.request))
 
 
 def _continued(

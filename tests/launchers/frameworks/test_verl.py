@@ -241,6 +241,7 @@ def test_what_a_checkpoint_depends_on_stays_during_a_run(of, knobs) -> None:
         ({f"{ROLLOUT}.max_model_len": 2047}, f"{ROLLOUT}.max_model_len", "below"),
         ({f"{ROLLOUT}.tensor_model_parallel_size": 8}, f"{ROLLOUT}.tensor_model_parallel_size", "divide"),
         ({"trainer.resume_mode": "resume_path"}, "trainer.resume_mode", "its own run"),
+        ({f"{ROLLOUT}.name": "???"}, f"{ROLLOUT}.name", "verl needs an inference engine"),
         ({"model_engine": "megatron", f"{ACTOR}.megatron.tensor_model_parallel_size": 3}, None, "GPUs"),
     ],
 )

@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from autotune.launchers.frameworks import find
 from autotune.orchestrator.config import own_code
 from autotune.orchestrator.config.installed import with_version
 from autotune.orchestrator.config.loader import assumed, load, load_unfinished
-from autotune.orchestrator.errors import JobErrors
+from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
+from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs
 
@@ -396,3 +398,12 @@ def test_a_setup_file_states_the_version_of_its_own_package_only(tmp_path: Path)
         )
         own = Job(name="j", framework="slime", workdir=str(tmp_path))
         assert own_code.find(own, find("slime")).version == version
+
+
+def test_a_framework_that_is_to_run_here_must_be_importable() -> None:
+    job = Job(name="q", framework="verl", settings={})
+    command = Command(argv=("{python}", "-m", "verl.trainer.main_ppo"))
+    with pytest.raises(Failure, match="verl is not installed") as raised:
+        own_code.require_importable(job, command)
+    assert raised.value.code is ExitCode.USAGE and "python:" in raised.value.hint
+    own_code.require_importable(replace(job, python="/opt/verl/bin/python"), command)
