@@ -163,9 +163,12 @@ def _users(run: Run | None) -> tuple[Hint, ...]:
         return (Hint(text=f"restart from the last checkpoint, as the launch did: {growth.text}"),)
     # These need numpy; imported only for runs.
     from autotune.policies.recovery.give_up import gave_up
+    from autotune.policies.recovery.growth import in_vain
     from autotune.policies.recovery.next_remedy import next_remedy
 
-    if next_remedy(run) is not None:
+    last = run.attempts[-1]
+    vain = last.diagnosis is not None and in_vain(run, last, last.diagnosis)
+    if next_remedy(run) is not None and not vain:
         return ()
     return tuple(Hint(text=text) for text in gave_up(run).would_help)
 

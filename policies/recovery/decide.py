@@ -15,6 +15,7 @@ from autotune.policies.recovery.growth import (
     answer,
     describe,
     growth,
+    in_vain,
     is_for_restarts,
     restart,
     restart_now,
@@ -205,16 +206,18 @@ def _after_failure(run: Run, last: Attempt, diagnosis: Diagnosis) -> Action:
         launch = answer(run, last, grown, lambda: None if _spent(run) else _cure(run, last))
         if launch is not None:
             return launch
-    spent = _spent(run)
+    spent = _spent(run) or in_vain(run, last, diagnosis)
     if spent:
         return Finish(verdict=gave_up(run, spent))
     if diagnosis.cause is Cause.HANG:
-        return _again(last, "it hung for the first time; relaunched with the same knobs")
+        where = "before its first step" if last.step is None else f"after step {last.step}"
+        return _again(last, f"it hung for the first time {where}; relaunched with the same knobs")
     remedy = _cure(run, last)
     if remedy is None:
         grown = growth(run, last, diagnosis, last_resort=True)
         return Finish(verdict=gave_up(run)) if grown is None else restart(last, grown)
-    return Launch(knobs=remedy.apply(last.knobs), reason=remedy.reason, remedy=remedy)
+    reason = remedy.reason if grown is None else f"{grown.text}; {remedy.reason}"
+    return Launch(knobs=remedy.apply(last.knobs), reason=reason, remedy=remedy)
 
 
 def _cure(run: Run, last: Attempt) -> Remedy | None:
@@ -245,7 +248,7 @@ def _spent(run: Run) -> str:
         return used.get(allowed, f"all {allowed} relaunches are used")
     if len(run.since_resumed) > _MOST_ATTEMPTS:
         return f"{len(run.since_resumed)} attempts were made, although steps were gained in between"
-    if recovery.duration_s is not None and run.elapsed_s >= recovery.duration_s:
+    if run.is_late:
         return f"the time limit of {recovery.duration_s:.0f} s (recovery.duration) has passed"
     return ""
 

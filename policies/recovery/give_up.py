@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from autotune.policies.diagnosis.memory_users import largest
+from autotune.policies.recovery.growth import growth_behind, obstacle
 from autotune.policies.recovery.next_remedy import next_remedy
 from autotune.policies.recovery.outlook import Outlook, outlook
 from autotune.policies.recovery.permissions import started_before
@@ -30,6 +32,7 @@ from autotune.policies.values.value import Value
 _LORA_RANK = 32
 _TOKEN_KNOBS = frozenset({"tokens_per_microbatch", "logprob_tokens", "max_model_len"})
 _LIKELY = 0.5
+_HIGHER_LIMIT = "a higher limit of the process"
 _MEMORY = {
     Cause.GPU_OOM: "GPU memory",
     Cause.HOST_OOM: "host memory",
@@ -48,24 +51,29 @@ def gave_up(run: Run, spent: str = "") -> GaveUp:
         return GaveUp(reason=spent or "the last failure has no diagnosis")
     where = "" if diagnosis.phase is Phase.NONE else f" in {diagnosis.phase.value}"
     reason = spent or f"no remedy is left for {diagnosis.cause.value}{where}"
-    if spent and (remedy := next_remedy(run)) is not None:
+    grown, helps = growth_behind(run, last, diagnosis), obstacle(run, last)
+    restarts = (helps,) if grown is not None and helps else ()
+    if restarts and grown is not None and grown.per_step_bytes:
+        nearest = "; ".join(filter(None, (grown.text, diagnosis.own_limit)))
+        limit = (_HIGHER_LIMIT,) if diagnosis.own_limit else ()
+        return GaveUp(reason=reason, nearest=nearest, would_help=(*restarts, *limit))
+    if spent and not restarts and (remedy := next_remedy(run)) is not None:
         untried = f"a limit under `recovery` leaves untried: {words(last.knobs, remedy.changes)}"
         return GaveUp(reason=reason, nearest=f"{_nearest(run, diagnosis)}; {untried}")
-    missing = shortfall(run, started=started_before(run))
+    missing = None if diagnosis.own_limit else shortfall(run, started=started_before(run))
     if missing is None:
-        return GaveUp(reason=reason, nearest=_nearest(run, diagnosis), would_help=_would_help(run, diagnosis))
+        helping = (*restarts, *_would_help(run, diagnosis))
+        return GaveUp(reason=reason, nearest=_nearest(run, diagnosis), would_help=helping)
     nearest = "; ".join(text for text in (missing.nearest, _closest(run, diagnosis)) if text)
     # If something is predicted to fit, changes that may not suffice are not advised.
-    helping = missing.would_fit or _would_help(run, diagnosis)
-    return GaveUp(reason=reason, nearest=nearest, would_help=helping)
+    fitting = (*_held_by_others(diagnosis), *missing.would_fit) or _would_help(run, diagnosis)
+    return GaveUp(reason=reason, nearest=nearest, would_help=(*restarts, *fitting))
 
 
 def _nearest(run: Run, diagnosis: Diagnosis) -> str:
     closest = _closest(run, diagnosis)
     if diagnosis.own_limit:
-        grown = diagnosis.host_growth
-        growth = f"its memory grew by {show_gib(grown)} a step" if grown else ""
-        return "; ".join(text for text in (growth, diagnosis.own_limit, closest) if text)
+        return "; ".join(text for text in (diagnosis.own_limit, closest) if text)
     return f"closest: {closest}" if closest else "how much memory was missing is not known"
 
 
@@ -108,7 +116,7 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
     profile, recovery, knobs = run.accepted.profile, run.accepted.job.recovery, run.attempts[-1].knobs
     now = list(candidates(profile, knobs, diagnosis, started=started_before(run)))
     anew = candidates(profile, knobs, diagnosis, started=False)
-    result = [remedy.reason for remedy in free_before_relaunch(diagnosis)]
+    result = [*_held_by_others(diagnosis)]
     result += [
         f"{remedy.name}, which recovery.allow or recovery.deny excludes"
         for remedy in now
@@ -121,14 +129,12 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
         for remedy in anew
         if remedy.changes not in legal
     ]
-    if diagnosis.host_growth and profile.unknown_program and not profile.resumable:
-        result.append("`settings.resume`, with which a restart from the last checkpoint frees what grew")
-    elif profile.unknown_program and not profile.supported:
+    if profile.unknown_program and not profile.supported:
         result.append(
             "a `{knob}` placeholder in the command, such as `--micro-batch={tokens_per_microbatch}`"
         )
     if diagnosis.own_limit:
-        result.append("a higher limit of the process")
+        result.append(_HIGHER_LIMIT)
     elif profile.unknown_program:
         result += _HARDWARE.get(diagnosis.cause.resource, ())
     else:
@@ -137,6 +143,14 @@ def _would_help(run: Run, diagnosis: Diagnosis) -> tuple[str, ...]:
         idle |= set() if diagnosis.phase in _WITH_TOKENS else {_SHORTER}
         result += [text for text in general if text not in idle]
     return tuple(dict.fromkeys(result))
+
+
+def _held_by_others(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Return what other programs hold of the memory that ran out, in words."""
+    group = largest(diagnosis.facts) if diagnosis.cause is Cause.HOST_OOM else None
+    if group is not None and group.foreign:
+        return (f"the {show_gib(group.held_bytes)} of host memory that {group.command} holds",)
+    return tuple(remedy.reason for remedy in free_before_relaunch(diagnosis))
 
 
 class Shortfall(Value, frozen=True, kw_only=True):
@@ -162,9 +176,10 @@ def shortfall(run: Run, *, started: bool) -> Shortfall | None:
     )
     changes = new_values(run.accepted.profile.knobs, closest.knobs)
     text = f"closest: {words(run.accepted.profile.knobs, changes) or 'the job as written'}"
+    host = ("more host memory on each node",) if where == "host" else ()
     return Shortfall(
         nearest=f"{text}, predicted to be {short}",
-        would_fit=tuple(_alternatives(view, present, where, started=started)),
+        would_fit=(*host, *_alternatives(view, present, where, started=started)),
     )
 
 

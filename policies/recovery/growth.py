@@ -35,6 +35,7 @@ _WORTH = 0.05  # share of the time that restarts may take before a change of the
 _PLANNED = 0.15  # and, after `SHOWN` steps, before one is planned: it needs a restart too and stops no growth
 _START_S = 600.0  # of a process up to its first step, if none was measured
 _AS_FAR = 0.5  # of the steps of the previous process: one that ended sooner did not fail by growth
+_AS_NEAR = 0.9  # of them, where nothing was measured and each process begins with the first step
 _LEAST = 0.02  # share of a memory that must have grown to explain why it ran out
 _NEAR = 0.1  # share of a memory that may be free in a usual step when growth makes it run out
 _BEFORE = 0.9  # of the steps after which a process ran out of a memory: the next one is restarted by then
@@ -45,31 +46,62 @@ _LOOKED_AT = 50  # of the latest steps, for their usual time
 def growth(
     run: Run, last: Attempt, diagnosis: Diagnosis, *, last_resort: bool = False
 ) -> MemoryGrowth | None:
-    """Return the growth that made an attempt fail; None if its settings are the cause or it cannot resume.
+    """Return the growth because of which to restart an attempt that failed; None if its settings change."""
+    if obstacle(run, last) or (fragmentation_prevails(diagnosis) and _has_other_allocator(run, last.knobs)):
+        return None  # the other allocator costs nothing
+    return growth_behind(run, last, diagnosis, last_resort=last_resort)
+
+
+def growth_behind(
+    run: Run, last: Attempt, diagnosis: Diagnosis, *, last_resort: bool = False
+) -> MemoryGrowth | None:
+    """Return the growth that made an attempt fail; None if its settings are the cause.
 
     Growth was measured, or an earlier process failed in the same way after about as many steps. An
     unexplained failure after very many steps is tried once with the same settings: whether it recurs after as
     many steps shows if it is growth. As a `last_resort`, before a run would give up, fewer steps are enough.
+    A validation fails after as many steps each time because it comes so often.
     """
-    steps, fitting = len(last.progress), diagnosis.cause in _GROWING
-    if not fitting or steps < _FEWEST or not (_may_restart(run) and _saved_new_steps(last)):
-        return None
-    if fragmentation_prevails(diagnosis) and _has_other_allocator(run, last.knobs):
-        return None  # the other allocator costs nothing
-    before = _restarted_for_growth(run)
-    if before is not None and steps < _AS_FAR * before.steps:
-        return None
-    if before is not None and not before.per_step_bytes and steps > before.steps / _AS_FAR:
+    steps = len(last.progress)
+    if diagnosis.cause not in _GROWING or steps < _FEWEST:
         return None
     measured = _forecast(last, diagnosis) or _measured(last, diagnosis)
-    if measured is not None:
+    if measured is not None or _by_lengths(last):
         return measured
-    if _is_flat(last, diagnosis):
+    if diagnosis.facts.validation or _is_flat(last, diagnosis) or _is_refuted(run, steps):
         return None
     unexplained = steps >= _UNEXPLAINED and restart_share(run, last) <= _WORTH
     if last_resort or unexplained or _failed_so_before(run, last, diagnosis):
         return MemoryGrowth(memory=_memory(diagnosis), steps=steps, component=diagnosis.component)
     return None
+
+
+def obstacle(run: Run, last: Attempt) -> str:
+    """Return what would permit a restart from the last checkpoint, in words; empty if nothing prevents it."""
+    general = _obstacle(run)
+    if general or _saved_new_steps(last):
+        return general
+    return "a checkpoint before memory runs out (`recovery.save_every`), from which a fresh process continues"
+
+
+def in_vain(run: Run, last: Attempt, diagnosis: Diagnosis) -> str:
+    """Return why relaunches are in vain, in words, if a second process ran out of memory that grew.
+
+    Without a checkpoint each begins with the first step, and lasts hardly longer with other settings.
+    """
+    first = next((each.progress[0].step for each in run.attempts if each.progress), None)
+    if not last.progress or last.progress[0].step != first:
+        return ""
+    if run.accepted.profile.resumable and any(each.saved is not None for each in run.attempts):
+        return ""
+    grown = growth_behind(run, last, diagnosis)
+    if grown is None or last_step(run, last) < 2 * grown.steps:
+        return ""
+    if grown.steps < _UNEXPLAINED and not grown.per_step_bytes:
+        return ""
+    if not _failed_so_before(run, last, diagnosis, _AS_FAR if grown.per_step_bytes else _AS_NEAR):
+        return ""
+    return "memory grows until it runs out, and there is no checkpoint to continue from"
 
 
 def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
@@ -79,7 +111,7 @@ def restart_now(run: Run, last: Attempt) -> MemoryGrowth | None:
     a job with `forecast: act` and a process that ran for long compared to the cost of a restart.
     """
     forecast = run.accepted.job.recovery.forecast
-    if forecast is Forecasting.OFF or not _may_restart(run) or len(last.progress) < _FEWEST:
+    if forecast is Forecasting.OFF or _obstacle(run) or len(last.progress) < _FEWEST:
         return None
     known, ran_out = _known(run, last.knobs), _known(run)
     if known is None and not (last.expected and (ran_out or forecast is Forecasting.ACT)):
@@ -112,7 +144,7 @@ def _is_faster(ahead: Foreseen, before: MemoryGrowth) -> bool:
 def is_for_restarts(run: Run, last: Attempt) -> bool:
     """Return whether an expected failure will be answered by a restart rather than by other settings."""
     ahead = last.imminent
-    if ahead is None or ahead.lengths or not _may_restart(run):
+    if ahead is None or ahead.lengths or _obstacle(run):
         return False
     return _is_worth_planning(run, last)
 
@@ -144,7 +176,8 @@ def restart(last: Attempt, grown: MemoryGrowth) -> Launch:
 
 def describe(grown: MemoryGrowth) -> str:
     """Return, in words, what grew, by how much and where, and why the settings stay."""
-    return f"{grown.text}; restarted with the same settings, since a fresh process begins without it"
+    why = "since a fresh process begins without what accumulated"
+    return f"{grown.text}; restarted with the same settings, {why}"
 
 
 def restart_share(run: Run, last: Attempt) -> float:
@@ -168,7 +201,7 @@ def answer(run: Run, last: Attempt, grown: MemoryGrowth, other: Callable[[], Rem
     """
     share = restart_share(run, last)
     changed = any(a.growth is not None and a.knobs != last.knobs for a in run.attempts)
-    if grown.memory == HOST or (share <= _WORTH and not changed):
+    if not grown.on_gpu or (share <= _WORTH and not changed):
         return restart(last, grown)
     left = last_step(run, last) - (last.saved or 0)
     longer = longer_lasting(run, last, grown, start_s=_start_s(run), left=left) if left > 0 else None
@@ -182,19 +215,34 @@ def answer(run: Run, last: Attempt, grown: MemoryGrowth, other: Callable[[], Rem
     return restart(last, grown) if pays else None
 
 
-def _may_restart(run: Run) -> bool:
-    """Return whether the job can continue from a checkpoint, and permits such restarts."""
-    return run.accepted.profile.resumable and NAME not in run.accepted.job.recovery.deny
+def _obstacle(run: Run) -> str:
+    """Return what would permit such restarts of a job, in words; empty if nothing prevents them."""
+    profile, recovery = run.accepted.profile, run.accepted.job.recovery
+    if NAME in recovery.deny:
+        return f"{NAME}, which recovery.deny excludes"
+    if recovery.relaunches == 0:
+        return "relaunches, which `recovery.relaunches: 0` excludes"
+    if run.is_late:
+        return "a longer `recovery.duration`"
+    if profile.resumable:
+        return ""
+    what = "`settings.resume`" if profile.unknown_program else "checkpoints that the job continues from"
+    return f"{what}, with which a restart from the last checkpoint frees what grew"
 
 
 def _saved_new_steps(last: Attempt) -> bool:
     """Return whether the next attempt can continue from new steps that this one saved."""
-    return last.saved is not None and last.saved >= last.progress[0].step and last.new_step
+    if last.saved is None or not last.progress:
+        return False
+    return last.saved >= last.progress[0].step and last.new_step
 
 
-def _restarted_for_growth(run: Run) -> MemoryGrowth | None:
-    """Return the growth because of which the last attempt was started; None if it was not."""
-    return run.attempts[-2].growth if len(run.attempts) > 1 else None
+def _is_refuted(run: Run, steps: int) -> bool:
+    """Return whether the last attempt, restarted for growth, failed much sooner or unlike it much later."""
+    before = run.attempts[-2].growth if len(run.attempts) > 1 else None
+    if before is None:
+        return False
+    return steps < _AS_FAR * before.steps or (not before.per_step_bytes and steps > before.steps / _AS_FAR)
 
 
 def _known(run: Run, knobs: Knobs | None = None) -> MemoryGrowth | None:
@@ -209,7 +257,7 @@ def _has_other_allocator(run: Run, knobs: Knobs) -> bool:
 
 
 def _memory(diagnosis: Diagnosis) -> str:
-    return diagnosis.phase.value if diagnosis.cause is Cause.GPU_OOM else HOST
+    return diagnosis.phase.value if diagnosis.cause is Cause.GPU_OOM else diagnosis.cause.resource
 
 
 def _forecast(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
@@ -236,6 +284,11 @@ def _as_forecast(ahead: Foreseen, *, steps: int) -> MemoryGrowth:
     )
 
 
+def _by_lengths(last: Attempt) -> bool:
+    """Return whether memory grows with the lengths of the responses, of which no fresh process is free."""
+    return any(each.holds and each.lengths for each in last.foreseen)
+
+
 def _rows(
     last: Attempt, diagnosis: Diagnosis, part: slice = slice(-WINDOW, None)
 ) -> list[tuple[int, int, int]]:
@@ -253,7 +306,7 @@ def _rows(
 
 def _measured(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
     """Return the growth that was measured up to the failure, if it explains the failure."""
-    if any(each.holds and each.lengths for each in last.foreseen):
+    if _by_lengths(last):
         return None
     if diagnosis.own_limit and diagnosis.host_growth:
         return MemoryGrowth(
@@ -283,7 +336,12 @@ def _measured(last: Attempt, diagnosis: Diagnosis) -> MemoryGrowth | None:
 
 
 def _is_flat(last: Attempt, diagnosis: Diagnosis) -> bool:
-    """Return whether the phase that ran out was measured and did not grow, so that one step was too large."""
+    """Return whether the phase that ran out was measured and did not grow, so that one step was too large.
+
+    The peaks of a phase leave out what an allocator reserves and cannot use.
+    """
+    if fragmentation_prevails(diagnosis):
+        return False
     late, early = _rows(last, diagnosis), _rows(last, diagnosis, slice(WARM_UP, WARM_UP + WINDOW))
     if len(late) < _FEWEST or not early:
         return len(late) >= _FEWEST
@@ -291,7 +349,7 @@ def _is_flat(last: Attempt, diagnosis: Diagnosis) -> bool:
     return after - before < _LEAST * late[-1][2]
 
 
-def _failed_so_before(run: Run, last: Attempt, diagnosis: Diagnosis) -> bool:
+def _failed_so_before(run: Run, last: Attempt, diagnosis: Diagnosis, share: float = _AS_FAR) -> bool:
     """Return whether an earlier process ran out of the same memory after about as many steps."""
     steps = len(last.progress)
     for attempt in islice(reversed(run.attempts[:-1]), 3):
@@ -300,6 +358,6 @@ def _failed_so_before(run: Run, last: Attempt, diagnosis: Diagnosis) -> bool:
             alike = attempt.growth.memory == _memory(diagnosis)
         else:
             alike = attempt.diagnosis is not None and attempt.diagnosis.cause is diagnosis.cause
-        if alike and done >= _FEWEST and _AS_FAR <= steps / done <= 1 / _AS_FAR:
+        if alike and done >= _FEWEST and share <= steps / done <= 1 / share:
             return True
     return False

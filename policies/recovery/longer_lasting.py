@@ -25,7 +25,7 @@ from autotune.policies.values.diagnosis import Diagnosis
 from autotune.policies.values.failure import TRAINER_PHASES, Cause, Phase
 from autotune.policies.values.history import Attempt, Run
 from autotune.policies.values.knobs import Knobs, new_values
-from autotune.policies.values.observation import HOST, MemoryGrowth
+from autotune.policies.values.observation import MemoryGrowth
 from autotune.policies.values.remedy import Effect, Remedy
 
 _GAIN = 0.01  # share of the time left that a change must be worth
@@ -47,9 +47,7 @@ def longer_lasting(
     excused = msgspec.structs.replace(last, growth=grown, diagnosis=None)
     run = msgspec.structs.replace(run, attempts=(*run.attempts[:-1], excused))
     view = outlook(run)
-    if view is None or grown.memory == HOST or not grown.per_step_bytes:
-        return None
-    if Phase(grown.memory) not in TRAINER_PHASES:
+    if view is None or not grown.per_step_bytes or grown.memory not in TRAINER_PHASES:
         return None
     failed = Diagnosis(cause=Cause.GPU_OOM, phase=Phase(grown.memory), component=grown.component)
     first = next((each.knobs for each in run.attempts if each.growth is not None), last.knobs)

@@ -155,9 +155,28 @@ class Run(Value, frozen=True, kw_only=True):
         return max((a.step for a in self.attempts if a.step is not None), default=None)
 
     @property
+    def is_late(self) -> bool:
+        """Whether its time limit has passed."""
+        limit_s = self.accepted.job.recovery.duration_s
+        return limit_s is not None and self.elapsed_s >= limit_s
+
+    @property
     def growth(self) -> MemoryGrowth | None:
-        """The growth that caused the latest restart with the same settings; None if there was none."""
-        return next((a.growth for a in reversed(self.attempts) if a.growth is not None), None)
+        """The growth that caused the latest restart with the same settings; None if there was none.
+
+        Growth that was not measured counts as long as the restarted process did not run out of memory in
+        another way.
+        """
+        following = (*self.attempts[1:], None)
+        return next(
+            (
+                each.growth
+                for each, after in zip(reversed(self.attempts), reversed(following), strict=True)
+                if each.growth is not None
+                and (each.growth.per_step_bytes or after is None or not after.out_of_memory)
+            ),
+            None,
+        )
 
     @property
     def since_resumed(self) -> tuple[Attempt, ...]:

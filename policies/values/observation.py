@@ -10,6 +10,13 @@ from autotune.policies.values.formatting import show_gib
 from autotune.policies.values.value import Value
 
 HOST = "host"  # names the memory of a node; a phase names that of its devices
+_OF_NODES = {HOST: "host memory", "shm": "shared memory", "object_store": "Ray's object store"}
+_OWNERS = {
+    Component.ROLLOUT: "engine",
+    Component.REF: "reference model",
+    Component.REWARD: "reward model",
+    Component.DATA: "data workers",
+}
 
 
 class ProcessMemory(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -59,7 +66,7 @@ class Peak(Value, frozen=True, kw_only=True):
 class MemoryGrowth(Value, frozen=True, kw_only=True):
     """Memory that a process gains with its steps until it runs out; a fresh process begins without it."""
 
-    memory: str  # host, or the phase in which a GPU ran out
+    memory: str  # host, shm or object_store, or the phase in which a GPU ran out
     steps: int  # that one process completes before it runs out
     per_step_bytes: int = 0  # 0: not measured
     component: Component = Component.UNKNOWN
@@ -67,11 +74,18 @@ class MemoryGrowth(Value, frozen=True, kw_only=True):
     own_limit: bool = False  # the process runs out of a limit of its own, not of the host's memory
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether the memory is that of GPUs, not of a node."""
+        return self.memory not in _OF_NODES
+
+    @property
     def text(self) -> str:
         """What grew, by how much per step and in which process."""
-        memory = "host memory" if self.memory == HOST else f"GPU memory in {self.memory}"
+        where = "" if self.memory == Phase.NONE else f" in {self.memory}"
+        memory = _OF_NODES.get(self.memory, f"GPU memory{where}")
         memory = "memory" if self.own_limit else memory
-        owner = "" if self.component is Component.UNKNOWN else f" of the {self.component.value}"
+        known = self.component is not Component.UNKNOWN
+        owner = f" of the {_OWNERS.get(self.component, self.component.value)}" if known else ""
         owner = f" of process {self.process}" if self.process else owner
         if not self.per_step_bytes:
             return f"{memory}{owner} ran out after {self.steps} good steps of a process"

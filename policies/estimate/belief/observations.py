@@ -289,10 +289,10 @@ def _overflowed(belief: Belief, estimate: Estimates, column: int, attempt: Attem
 def _host_shown(belief: Belief, estimate: Estimates, column: int, attempt: Attempt) -> Belief:
     totals = estimate.host[:, column]
     limit = HOST_LIMIT * estimate.host_capacity
-    if not np.isfinite(limit):
+    diagnosis = attempt.diagnosis
+    if not np.isfinite(limit) or (diagnosis is not None and diagnosis.own_limit):
         return belief
     place = int(totals.argmax())
-    diagnosis = attempt.diagnosis
     if diagnosis is not None and diagnosis.cause is Cause.HOST_OOM:
         if diagnosis.phase in PHASES and diagnosis.phase is not Phase.INIT:
             place = PHASES.index(diagnosis.phase)

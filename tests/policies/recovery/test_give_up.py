@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from autotune.policies.recovery.give_up import gave_up, shortfall, widened
 from autotune.policies.recovery.outlook import outlook
 from autotune.policies.recovery.ranking import nearest
+from autotune.policies.values.diagnosis import Facts, Holder
 from autotune.policies.values.events import Policy, Started
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import fold
@@ -163,7 +164,25 @@ def test_a_host_that_is_too_small_is_told_as_such():
     host = replace(CLUSTER, host_memory_bytes=100 * GIB)
     missing = shortfall(job(cluster=host, knobs=KNOBS, cause=Cause.HOST_OOM, phase=Phase.INIT), started=False)
     assert missing is not None and missing.nearest.endswith("GiB of host memory short")
-    assert missing.would_fit == ()  # nothing that the user of this model could change fits the host
+    assert missing.would_fit == ("more host memory on each node",)
+
+
+def test_a_limit_of_a_process_says_nothing_of_the_host():
+    run = job(knobs=KNOBS, cause=Cause.HOST_OOM, phase=Phase.BACKWARD)
+    last = run.attempts[-1]
+    limited = replace(last, diagnosis=replace(last.diagnosis, host_share=0.3))
+    verdict = gave_up(replace(run, attempts=(limited,)))
+    assert verdict.nearest.startswith("only 30% of the host's memory was in use")
+    assert "a higher limit of the process" in verdict.would_help and "short" not in verdict.nearest
+
+
+def test_a_program_that_fills_the_host_is_named():
+    run = job(knobs=KNOBS, cause=Cause.HOST_OOM, phase=Phase.BACKWARD)
+    last = run.attempts[-1]
+    holders = (Holder(pid=7, held_bytes=600 * GIB, command="postgres"),)
+    filled = replace(last, diagnosis=replace(last.diagnosis, facts=Facts(holders=holders)))
+    helps = gave_up(replace(run, attempts=(filled,))).would_help
+    assert helps[0] == "the 600.00 GiB of host memory that postgres holds"
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 7])

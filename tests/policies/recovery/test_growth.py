@@ -88,9 +88,19 @@ class Night:
         return self
 
     def fails(
-        self, cause: Cause = Cause.GPU_OOM, phase: Phase = Phase.BACKWARD, *, fragmentation: bool = False
+        self,
+        cause: Cause = Cause.GPU_OOM,
+        phase: Phase = Phase.BACKWARD,
+        *,
+        fragmentation: bool = False,
+        validation: bool = False,
     ) -> Night:
-        facts = Facts(requested_bytes=GIB, free_bytes=GIB // 2, capacity_bytes=CLUSTER.gpu_memory_bytes)
+        facts = Facts(
+            requested_bytes=GIB,
+            free_bytes=GIB // 2,
+            capacity_bytes=CLUSTER.gpu_memory_bytes,
+            validation=validation,
+        )
         self.rows += [
             Ended(attempt=self.number, outcome=Crashed(exit_code=1), step=self.step),
             Diagnosed(
@@ -183,6 +193,100 @@ def test_a_fresh_process_that_fails_much_sooner_refutes_growth() -> None:
     assert night.runs(120).fails().launch().knobs != KNOBS
 
 
+def test_growth_that_was_refuted_is_not_reported() -> None:
+    night = Night()
+    night.launch()
+    assert night.runs(400).fails().launch().growth is not None
+    assert fold(tuple(night.rows)).growth is not None
+    night.runs(120).fails().launch()
+    assert fold(tuple(night.rows)).growth is None
+
+
+def test_growth_that_begins_late_ends_the_next_process_sooner() -> None:
+    night = Night(seconds=240.0)
+    night.launch()
+    night.runs(700, lambda age: peaks(backward=(58 + max(0, age - 370) / 16) * GIB, rollout=60 * GIB))
+    assert night.fails().launch().growth is not None
+    launch = night.runs(330, leaking).fails().launch()
+    assert launch.knobs == KNOBS and launch.growth is not None and launch.growth.steps == 330
+
+
+def test_validations_fail_after_as_many_steps_by_their_interval() -> None:
+    night = Night()
+    night.launch()
+    for _ in range(2):
+        assert night.runs(120).fails(phase=Phase.ROLLOUT, validation=True).launch().growth is None
+
+
+def test_memory_that_an_allocator_strands_is_in_no_peak() -> None:
+    night = Night()
+    night.launch()
+    launch = night.runs(400, flat).fails(fragmentation=True).launch()
+    assert launch.growth is not None and launch.knobs == KNOBS
+
+
+@pytest.mark.parametrize(("uses", "steps", "ends"), [(leaking, 330, True), (nothing, 330, False)])
+def test_without_a_checkpoint_a_second_process_that_grew_ends_the_run(
+    uses: Uses, steps: int, *, ends: bool
+) -> None:
+    night = Night(seconds=240.0)
+    night.launch()
+    first = night.runs(steps, uses, saves=0).fails().launch()
+    assert first.growth is None and first.knobs != KNOBS
+    night.step = 0
+    action = night.runs(steps + (0 if ends else 100), uses, saves=0).fails().action()
+    assert isinstance(action, Finish) is ends
+    if isinstance(action, Finish):
+        assert (
+            isinstance(action.verdict, GaveUp) and "no checkpoint to continue from" in action.verdict.reason
+        )
+        assert action.verdict.nearest.startswith("GPU memory in backward of the trainer grows by")
+        assert any("recovery.save_every" in text for text in action.verdict.would_help)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "words"),
+    [
+        ({"deny": (NAME, *profile().supported)}, "which recovery.deny excludes"),
+        ({"relaunches": 0}, "`recovery.relaunches: 0`"),
+        ({"duration_s": 60.0}, "`recovery.duration`"),
+    ],
+)
+def test_a_run_that_may_not_restart_says_what_would_let_it(recovery: dict[str, object], words: str) -> None:
+    night = Night(seconds=240.0, **recovery)
+    night.launch()
+    night.runs(330, leaking).fails()
+    night.rows[-2] = replace(night.rows[-2], after_s=90_000.0)
+    action = night.action()
+    assert isinstance(action, Finish) and isinstance(action.verdict, GaveUp)
+    assert "grows by 64.0 MiB a step" in action.verdict.nearest
+    assert len(action.verdict.would_help) == 1 and words in action.verdict.would_help[0]
+
+
+@pytest.mark.parametrize(
+    ("memory", "component", "words"),
+    [
+        ("rollout", Component.ROLLOUT, "GPU memory in rollout of the engine ran out"),
+        ("none", Component.UNKNOWN, "GPU memory ran out"),
+        ("host", Component.TRAINER, "host memory of the trainer ran out"),
+        ("shm", Component.DATA, "shared memory of the data workers ran out"),
+        ("object_store", Component.DRIVER, "Ray's object store of the driver ran out"),
+    ],
+)
+def test_a_sentence_names_the_memory_and_its_owner(memory: str, component: Component, words: str) -> None:
+    grown = MemoryGrowth(memory=memory, steps=150, component=component)
+    assert describe(grown).startswith(f"{words} after 150 good steps of a process")
+
+
+@pytest.mark.parametrize(("cause", "memory"), [(Cause.SHM, "shm"), (Cause.OBJECT_STORE, "object_store")])
+def test_other_memories_of_a_node_grow_too(cause: Cause, memory: str) -> None:
+    night = Night(seconds=240.0)
+    night.launch()
+    launch = night.runs(150).fails(cause, Phase.DATA).launch()
+    assert launch.knobs == KNOBS and launch.growth is not None and launch.growth.memory == memory
+    assert stops_after(night, 150) == 130
+
+
 def test_an_allocator_that_costs_nothing_comes_first() -> None:
     night = Night()
     written = profile()
@@ -250,7 +354,8 @@ def test_a_script_that_grew_and_cannot_continue_is_told_what_lets_it() -> None:
     night.rows[-1] = replace(night.rows[-1], host_share=0.2, host_growth=90 * MIB)
     action = night.action()
     assert isinstance(action, Finish) and isinstance(action.verdict, GaveUp)
-    assert action.verdict.nearest.startswith("its memory grew by 90.0 MiB a step; ")
+    assert "grows by 90.0 MiB a step" in action.verdict.nearest
+    assert "only 20% of the host's memory was in use" in action.verdict.nearest
     grew, limit = action.verdict.would_help
     assert "`settings.resume`" in grew and limit.startswith("a higher limit")
 
@@ -368,10 +473,12 @@ def test_a_process_is_restarted_at_nine_tenths_of_the_one_that_ran_out(
 
 @pytest.mark.parametrize("lengths", [True, False])
 def test_a_failure_by_longer_responses_is_none_by_growth(lengths: bool) -> None:
-    night = Night(seconds=240.0)
-    night.launch()
-    night.runs(90).rows.append(replace(ahead(95, seen_at=80, lengths=lengths), attempt=1))
-    assert (night.fails().launch().growth is None) is lengths
+    for steps in (90, 200):
+        night = Night(seconds=240.0)
+        night.launch()
+        foreseen = ahead(steps + 5, seen_at=steps - 10, lengths=lengths)
+        night.runs(steps).rows.append(replace(foreseen, attempt=1))
+        assert (night.fails().launch().growth is None) is lengths
 
 
 def test_the_first_rise_of_what_may_be_a_sawtooth_changes_nothing() -> None:

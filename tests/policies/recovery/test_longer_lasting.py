@@ -39,7 +39,7 @@ def test_a_process_that_ran_out_is_restarted_with_settings_that_leave_more_room(
 
 
 def test_a_planned_restart_takes_them_too_and_growth_is_no_failure_of_the_settings() -> None:
-    night = fast(forecast=Forecasting.ACT, relaunches=0)
+    night = fast(forecast=Forecasting.ACT, relaunches=1)
     night.runs(100, growing)
     night.rows.append(replace(ahead(103, seen_at=60), attempt=1, per_step_bytes=int(0.19 * GIB)))
     stop = night.action()
