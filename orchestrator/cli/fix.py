@@ -43,7 +43,7 @@ from autotune.policies.values.events import GaveUp
 from autotune.policies.values.failure import Cause, Phase
 from autotune.policies.values.history import Run, fold
 from autotune.policies.values.job import Job
-from autotune.policies.values.knobs import Setting, changed
+from autotune.policies.values.knobs import Knobs, Setting, changed
 from autotune.policies.values.value import Value
 
 _CODES = """\b
@@ -204,6 +204,7 @@ def _answer(
         slows=remedy.slows,
         at_least=result.at_least,
         for_speed=result.for_speed,
+        differs=_changed_since(explanation, result.before) if run is None else {},
         changes=changed(result.before, knobs),
         settings=settings,
         file=target.name,
@@ -214,6 +215,14 @@ def _answer(
         with_autotune=started,
         without_autotune=alone,
     ), after
+
+
+def _changed_since(explanation: Explanation, knobs: Knobs) -> dict[str, tuple[Setting, Setting]]:
+    """Return the knobs that the log shows with another value than the file has now."""
+    known = explanation.context.known
+    if not known.complete or known.profile is None:
+        return {}
+    return changed(known.profile.knobs, knobs)
 
 
 def _after(diagnosis: Diagnosis, answer: FixDocument) -> str:

@@ -43,6 +43,7 @@ class FixDocument(Value, frozen=True, kw_only=True):
     at_least: tuple[str, ...] = ()  # why the new values may go no lower
     for_speed: tuple[str, ...] = ()  # the knobs of `changes` without which the job fits as well
     changes: dict[str, tuple[Setting, Setting]] = {}  # by knob: before and after
+    differs: dict[str, tuple[Setting, Setting]] = {}  # by knob: in the log, and in the file now
     settings: dict[str, Any] = {}  # of the framework, with their new values
     file: str = ""  # the file of the diff; empty: the command
     diff: str = ""  # unified; empty: the file cannot be edited, and `words` must be added to the command
@@ -76,6 +77,10 @@ def render_fix(answer: FixDocument, *, named: str = "", width: int | None = None
         helping = (f"hint: {each}" for each in answer.would_help)
         last = f"next: autotune explain {shlex.quote(named or answer.log)}"
         return "\n".join([*lines, *prose(why, *helping), last])
+    if answer.differs:
+        since = ", ".join(messages.arrow(knob, *values) for knob, values in answer.differs.items())
+        name = answer.file or "the command"
+        lines += prose(f"warning: {name} is not as the log shows it: {since}; it may be changed already", "")
     changes = (messages.arrow(knob, *values) for knob, values in answer.changes.items())
     lines += prose(f"change: {', '.join(changes)} ({_price(answer)})")
     lines += prose(*_indented([answer.reason, *answer.at_least, *_for_speed(answer)]), "")

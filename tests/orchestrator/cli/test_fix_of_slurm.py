@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from autotune.orchestrator.cli import main
-from tests.orchestrator.cli.test_fix import ACTOR, LITERAL, draft, fixed
+from tests.orchestrator.cli.test_fix import ACTOR, LITERAL, called, draft, fixed
 from tests.orchestrator.cli.test_fix import folder as folder
 
 
@@ -47,7 +47,8 @@ def test_a_change_that_only_shortens_steps_is_named(folder: Path) -> None:
     )
     step = "(TaskRunner pid=41) step:{0} - perf/time_per_step:61.1 - training/global_step:{0}\n"
     (folder / "big.log").write_text(
-        "".join(map(step.format, range(1, 8)))
+        f"+ {command}\n"
+        + "".join(map(step.format, range(1, 8)))
         + '(WorkerDict pid=77)   File "/opt/verl/workers/fsdp_workers.py", line 700, in compute_log_prob\n'
         "(WorkerDict pid=77)     log_probs = logprobs_from_logits(logits=logits, labels=rolled)\n"
         "(WorkerDict pid=77) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 11.59 GiB. GPU 0 "
@@ -60,6 +61,11 @@ def test_a_change_that_only_shortens_steps_is_named(folder: Path) -> None:
     assert len(answer["changes"]) > 1 and answer["for_speed"] == ["rollout_tensor_parallel"]
     text = CliRunner().invoke(main, ["fix", "big.log", "run.sh"]).output
     assert "rollout_tensor_parallel only shortens steps: without it the job fits as well" in text
+    assert not answer["differs"] and "warning" not in text
+    called("big.log", "run.sh", "-w")
+    again = called("big.log", "run.sh")
+    assert "warning: run.sh is not as the log shows it: " in again.output
+    assert fixed("big.log", "run.sh")["differs"].keys() == answer["changes"].keys()
 
 
 def test_a_log_corrects_the_plan_of_a_changed_job_as_it_does_that_of_a_fix(folder: Path) -> None:
