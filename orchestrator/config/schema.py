@@ -251,7 +251,10 @@ class RecoveryKeys(Section):
     duration_s: OrNull[Duration] = _key(
         None,
         alias="duration",
-        description="Time limit for the whole run, without the time until it is resumed. `null`: none.",
+        description=(
+            "Time of the run after which no relaunch begins, without the time until it is resumed; an attempt"
+            " that runs goes on. `null`: none."
+        ),
     )
 
 

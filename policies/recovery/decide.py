@@ -187,6 +187,8 @@ def _after_loss(run: Run, last: Attempt) -> Action:
         times += ", of which an hour of waiting for a GPU is one" if waited else ""
         hint = f"; {advice}" if advice is not None else ""
         return Finish(verdict=Infrastructure(reason=f"{reason} ({times}){hint}"))
+    if late := _late(run):
+        return Finish(verdict=Infrastructure(reason=f"{reason}; {late}"))
     wait_s = _OCCUPIED_S if _rule(last) == OCCUPIED else backoff_s(len(lost))
     return Launch(knobs=last.knobs, reason=f"relaunched with the same knobs: {reason}", not_before_s=wait_s)
 
@@ -248,9 +250,13 @@ def _spent(run: Run) -> str:
         return used.get(allowed, f"all {allowed} relaunches are used")
     if len(run.since_resumed) > _MOST_ATTEMPTS:
         return f"{len(run.since_resumed)} attempts were made, although steps were gained in between"
-    if run.is_late:
-        return f"the time limit of {recovery.duration_s:.0f} s (recovery.duration) has passed"
-    return ""
+    return _late(run)
+
+
+def _late(run: Run) -> str:
+    """Return that the run's time limit has passed, in words; empty if it has not."""
+    limit_s = run.accepted.job.recovery.duration_s
+    return f"the time limit of {limit_s:.0f} s (recovery.duration) has passed" if run.is_late else ""
 
 
 def _after_forecast(run: Run, last: Attempt) -> Launch:

@@ -9,6 +9,7 @@ from autotune.policies.values.events import (
     Await,
     Decided,
     Edited,
+    Ended,
     FailureSeen,
     Finished,
     GaveUp,
@@ -236,6 +237,12 @@ def test_budgets_end_it():
     story.then(FailureSeen(finding=finding(), at="2026-11-21T00:02:00.000+00:00"))
     story.ends(CRASH).then(diagnosed())
     assert "recovery.duration" in story.verdict().reason
+    lost = Story(replace(first, at="2026-11-21T00:00:00.000+00:00"))
+    lost.then(Started(knobs=KNOBS, at="2026-11-21T00:00:00.000+00:00"))
+    lost.then(Ended(outcome=Lost(reason="node gpu-2 left"), at="2026-11-21T00:02:00.000+00:00"))
+    verdict = lost.verdict()
+    assert isinstance(verdict, Infrastructure)
+    assert verdict.reason.startswith("node gpu-2 left; the time limit of 60 s")
 
 
 def test_what_a_checkpoint_depends_on_is_fixed_once_there_may_be_one():
