@@ -187,13 +187,13 @@ def _answer(
     knobs = remedy.apply(result.before)
     settings = framework.settings(job, knobs)
     words = {name: framework.word(name, value) for name, value in settings.items()}
-    after = ""
+    after, kept = "", {}
     if settings:
         variables, why = framework.environment_settings, dict.fromkeys(settings, _after(diagnosis, answer))
         offered = framework.profile(job, cluster).supported
-        kept = {offered[knob].setting for knob in offered.keys() - changed(result.before, knobs).keys()}
-        why |= dict.fromkeys(kept & settings.keys(), _KEPT)
-        after = _edited(target, settings, words, variables=variables, why=why)
+        same = {offered[knob].setting for knob in offered.keys() - changed(result.before, knobs).keys()}
+        kept = dict.fromkeys(sorted(same & settings.keys()), _KEPT)
+        after = _edited(target, settings, words, variables=variables, why=why | kept)
     peaks, note = _peaks(result, diagnosis, cluster.host_memory_bytes)
     started, alone = _commands(target, words, changed(result.before, knobs), after=after, write=write)
     return msgspec.structs.replace(
@@ -207,6 +207,7 @@ def _answer(
         differs=_changed_since(explanation, result.before) if run is None else {},
         changes=changed(result.before, knobs),
         settings=settings,
+        kept=tuple(kept),
         file=target.name,
         diff=_diff(target, after),
         words=tuple(words.values()),

@@ -45,6 +45,7 @@ class FixDocument(Value, frozen=True, kw_only=True):
     changes: dict[str, tuple[Setting, Setting]] = {}  # by knob: before and after
     differs: dict[str, tuple[Setting, Setting]] = {}  # by knob: in the log, and in the file now
     settings: dict[str, Any] = {}  # of the framework, with their new values
+    kept: tuple[str, ...] = ()  # those that are written so that they keep their value
     file: str = ""  # the file of the diff; empty: the command
     diff: str = ""  # unified; empty: the file cannot be edited, and `words` must be added to the command
     words: tuple[str, ...] = ()  # of the changed settings on the command line
@@ -83,7 +84,8 @@ def render_fix(answer: FixDocument, *, named: str = "", width: int | None = None
         lines += prose(f"warning: {name} is not as the log shows it: {since}; it may be changed already", "")
     changes = (messages.arrow(knob, *values) for knob, values in answer.changes.items())
     lines += prose(f"change: {', '.join(changes)} ({_price(answer)})")
-    lines += prose(*_indented([answer.reason, *answer.at_least, *_for_speed(answer)]), "")
+    kept = (f"{name} is written to keep its value: it would follow the other setting" for name in answer.kept)
+    lines += prose(*_indented([answer.reason, *answer.at_least, *_for_speed(answer), *kept]), "")
     lines += [answer.diff, ""] if answer.diff else []
     if not answer.diff:
         lines += ["the value is calculated or set elsewhere; add to the command:"]
