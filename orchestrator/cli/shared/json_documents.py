@@ -20,6 +20,7 @@ from autotune.orchestrator.cli.init import JobDraft
 from autotune.orchestrator.cli.logs import LogLine
 from autotune.orchestrator.cli.plan import Comparison, StartingJob
 from autotune.orchestrator.cli.remedies import RemedyTable
+from autotune.orchestrator.cli.shared.field_comments import describe
 from autotune.orchestrator.cli.shared.fix_text import FixDocument
 from autotune.orchestrator.cli.shared.start import Begun, Submitted
 from autotune.orchestrator.cli.skill import SkillDocument
@@ -71,6 +72,7 @@ def schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a document; raises KeyError for an unknown one."""
     title, type_ = DOCUMENTS[name]
     made = msgspec.json.schema(type_)
+    describe(made, type_)
     # Recorded events may be from an older autotune with fewer fields; other documents have all fields.
     _complete(made, required=name != "events")
     return {"$schema": _DIALECT, "title": title, **made}
