@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from autotune.launchers.base import Advice, Status
+from autotune.orchestrator.calls import DEFAULT_ROOT, call
 from autotune.orchestrator.explain.analyze import Explanation
 from autotune.orchestrator.explain.details import forensics
 from autotune.orchestrator.explain.headline import headline, span
@@ -56,13 +57,22 @@ def render_explanation(explanation: Explanation, *, verbose: bool = False, width
     lines += _advice(explanation)
     lines += ["", f"why these? autotune explain --rule {explanation.diagnosis.cause}"]
     if explanation.diagnosis.cause.is_oom and explanation.run:
-        run = explanation.run
-        by_hand = f"change the job, then autotune resume {run} --edit"
-        lines.append(f"next: {f'autotune fix {run}' if explanation.remedies else by_hand}")
+        lines.append(f"next: {_next(explanation)}")
     elif explanation.diagnosis.cause.is_oom and Path(explanation.file).is_file():
-        call = shlex.join(["autotune", "fix", explanation.file])
-        lines.append(f"next: {call} SCRIPT (or job.yaml, or -- COMMAND)")
+        fix = shlex.join(["autotune", "fix", explanation.file])
+        lines.append(f"next: {fix} SCRIPT (or job.yaml, or -- COMMAND)")
     return "\n".join(lines)
+
+
+def _next(explanation: Explanation) -> str:
+    """Return the command that follows the explanation of a run's failure."""
+    above = Path(explanation.file).absolute().parents
+    folder = next((each for each in above if each.name == explanation.run), None)
+    if folder is None or folder.parent == DEFAULT_ROOT.absolute():
+        folder = DEFAULT_ROOT / explanation.run
+    if not explanation.remedies:
+        return f"change the job, then {call('resume', folder, '--edit')}"
+    return shlex.join(["autotune", "fix", folder.name if folder.parent == DEFAULT_ROOT else str(folder)])
 
 
 def _excerpt(explanation: Explanation, width: int | None) -> list[str]:

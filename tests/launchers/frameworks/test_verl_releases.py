@@ -57,8 +57,8 @@ def plain(version: str | None, **settings: Any) -> Job:
         ("0.3.1.dev", "vllm", 1024, "off", True, True, 2, True),
         ("0.4.1", "vllm", 1024, "off", True, False, 2, False),
         ("0.5.0", "vllm", 1024, "off", True, False, 2, False),
-        ("0.6.1", "???", 1024, "full", True, False, 4, False),
-        ("0.7.0", "???", 1024, "full", False, False, 4, False),
+        ("0.6.1", "", 1024, "full", True, False, 4, False),
+        ("0.7.0", "", 1024, "full", False, False, 4, False),
     ],
 )
 def test_a_recipe_has_the_defaults_of_its_release(

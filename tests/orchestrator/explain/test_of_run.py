@@ -80,6 +80,9 @@ def test_the_remedies_of_a_run_are_those_that_its_launch_tries(by_folder: bool, 
     assert "dataloader_workers" not in answer and "jemalloc" not in answer
     assert "note: only 6% of the host's memory was in use" in answer
     assert answer.endswith(f"next: autotune fix {run.id}\n")
+    elsewhere = failed_run(tmp_path / "my runs", knob=True)
+    answer = call("explain", str(elsewhere.path)).out
+    assert answer.endswith(f"next: autotune fix '{elsewhere.path}'\n")
     (tmp_path / "run.log").write_text(LOG)
     bare = call("explain", str(tmp_path / "run.log")).out
     assert "4096 → 1024" not in bare and "a limit of the process (`ulimit -v`" in bare
