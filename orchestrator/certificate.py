@@ -66,19 +66,19 @@ class Verification(Value, frozen=True, kw_only=True):
 class VerificationDocument(Value, frozen=True, kw_only=True):
     """What `autotune verify --json` prints."""
 
-    schema: int = 1
-    run: str
-    agrees: bool
-    differences: tuple[str, ...]
+    schema: int = 1  # version of this document's format; fields are added without changing it
+    run: str  # id of the run that wrote the certificate
+    agrees: bool  # whether no difference was detected
+    differences: tuple[str, ...]  # what is not as the certificate declares, one sentence each
     replayed: Replayed
-    replay: str
+    replay: str  # result of the replay, or why there is none, in words
     replayed_by: str  # update | losses
-    compared: tuple[str, ...]
-    missing: tuple[str, ...]
+    compared: tuple[str, ...]  # files next to the certificate that were compared with it, e.g. `events.jsonl`
+    missing: tuple[str, ...]  # files to compare that are not next to the certificate
     changes: tuple[Change, ...]
     training: Training
     stable: Stability
-    versions: dict[str, str]
+    versions: dict[str, str]  # package -> its version in the run
 
 
 def document(verification: Verification) -> VerificationDocument:

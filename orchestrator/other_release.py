@@ -25,22 +25,22 @@ _REQUIREMENT = re.compile(r"\s*([\w.-]+?)\s*==\s*(\S+)\s*")
 class PhaseChange(Value, frozen=True, kw_only=True):
     """The predicted peak of a phase with both releases."""
 
-    phase: str
-    now_bytes: float
-    against_bytes: float
+    phase: str  # name of the phase, as in `phases` of a plan
+    now_bytes: float  # predicted peak with the job's own release, in bytes
+    against_bytes: float  # predicted peak with the other release, in bytes
     capacity_bytes: float | None  # of the device; None: unknown
 
 
 class OtherRelease(Value, frozen=True, kw_only=True):
     """The answer of `autotune plan job.yaml --against verl==0.8.0`."""
 
-    schema: int = 1
-    package: str
+    schema: int = 1  # version of this document's format; fields are added without changing it
+    package: str  # package whose release differs: the framework or its inference engine, e.g. `verl`
     now: str  # the release of the job as it is; empty: unknown
     against: str  # the other release, as named by the user
     stands_in: str = ""  # the nearest release on record, used if the other one is not on record
-    verdict_now: str
-    verdict_against: str
+    verdict_now: str  # whether the job fits with its own release, in a sentence
+    verdict_against: str  # whether the job fits with the other release, in a sentence
     placement: tuple[str, str] | None = None  # of trainer and engines, if it differs
     phases: tuple[PhaseChange, ...] = ()
     knobs: dict[str, tuple[Setting, Setting]] = {}  # with different values because of changed defaults
@@ -49,7 +49,7 @@ class OtherRelease(Value, frozen=True, kw_only=True):
     refused: tuple[str, ...] = ()  # other problems of the job with the other release
     command: dict[str, tuple[str, ...]] = {}  # words of the command: `removed` and `added`
     remedies_lost: dict[str, str] = {}  # knobs that a launch could no longer change -> reason
-    remedies_new: tuple[str, ...] = ()
+    remedies_new: tuple[str, ...] = ()  # knobs that a launch could change only with the other release
 
 
 def with_release(job: Job, framework: Framework, engine: str, requirement: str) -> tuple[str, str, Job]:

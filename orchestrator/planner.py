@@ -67,13 +67,13 @@ _CLIMBED = (
 class PhasePlan(Value, frozen=True, kw_only=True):
     """The predicted peak of one phase on its device."""
 
-    phase: str
+    phase: str  # init | rollout_init | rollout | log_prob | train | weight_sync | checkpoint
     parts: dict[str, float]  # bytes that sum to `total_bytes`; `rest` is added by calibration and growth
     typical_bytes: float  # for a micro-batch of sequences of mean length
     total_bytes: float  # for the largest micro-batch expected in the steps of the goal, after calibration
     worst_bytes: float  # with all sequences at the job's maximum length
-    capacity_bytes: float | None
-    host_bytes: float
+    capacity_bytes: float | None  # memory of the device, in bytes; null: unknown
+    host_bytes: float  # predicted use of host memory in the phase, in bytes per node
     verdict: str  # fits | marginal | overflows | unknown
     # Standard deviation over the total; before a first run at least a normal one's that has the same chance.
     error: float = 0.0
@@ -86,8 +86,8 @@ class PhasePlan(Value, frozen=True, kw_only=True):
 class LengthsPlan(Value, frozen=True, kw_only=True):
     """Tokens of a sequence, prompt and response together, that the peaks are about."""
 
-    mean: float
-    longest: float
+    mean: float  # mean number of tokens
+    longest: float  # largest number of tokens that the job's settings permit
     source: str  # job | usual | fixed: one length
     prompt_from: str = ""  # the data in which prompts were measured; empty: not measured
 
@@ -95,31 +95,31 @@ class LengthsPlan(Value, frozen=True, kw_only=True):
 class RungPlan(Value, frozen=True, kw_only=True):
     """A remedy that a launch would try after a failure in `phase`."""
 
-    cause: str = Cause.GPU_OOM.value
+    cause: str = Cause.GPU_OOM.value  # cause of the failure, e.g. `gpu-oom`
     phase: str  # none: any phase, for an unknown program
-    remedy: str
-    changes: dict[str, tuple[Setting, Setting]]
+    remedy: str  # name of the remedy, as in `autotune remedies`
+    changes: dict[str, tuple[Setting, Setting]]  # knob -> value before and after
     effect: Effect
-    reason: str
-    slows: str
+    reason: str  # why the remedy helps
+    slows: str  # what becomes slower; empty or `nothing`: nothing
     at_least: tuple[str, ...] = ()  # why its values may go no lower
 
 
 class KnobPlan(Value, frozen=True, kw_only=True):
     """A knob's value and its source."""
 
-    knob: str
-    value: Setting
-    setting: str
+    knob: str  # name of the knob, e.g. `microbatch_size`
+    value: Setting  # value in the first attempt; null: not set
+    setting: str  # name of the setting in the framework's spelling
     source: str  # job | default | first launch
 
 
 class Plan(Value, frozen=True, kw_only=True):
     """What `launch` would do with a job."""
 
-    schema: int = 1
-    name: str
-    framework: str
+    schema: int = 1  # version of this document's format; fields are added without changing it
+    name: str  # name of the job
+    framework: str  # name of the framework, e.g. `verl`, as in the job file
     cluster: Cluster
     phases: tuple[PhasePlan, ...] = ()  # of the job as written
     first_phases: tuple[PhasePlan, ...] = ()  # with the first launch's changes; empty: it has none
@@ -133,16 +133,16 @@ class Plan(Value, frozen=True, kw_only=True):
     settings_of: str = ""  # the release whose settings and defaults are used, and why that one
     model_unknown: str = ""  # parts of the model that the estimate does not count
     first: dict[str, tuple[Setting, Setting]] = {}  # what the first launch changes
-    reason: str
-    command: tuple[str, ...]
+    reason: str  # why the first launch has these settings
+    command: tuple[str, ...]  # words of the first attempt's command line
     additions: tuple[Addition, ...] = ()  # differences between the command and the user's own
     ladder: tuple[RungPlan, ...]
     knobs: tuple[KnobPlan, ...]
-    unsupported: dict[str, str]
+    unsupported: dict[str, str]  # knob -> why the framework or the job does not offer it
     needs_release: tuple[str, ...] = ()  # knobs that are offered once framework_version is known
     facts: tuple[Fact, ...] = ()  # used in addition to the job's settings, with their origins
     rests_on: tuple[Fact, ...] = ()  # the assumptions among them that the prediction depends on
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  # problems that do not prevent a launch, one sentence each
     rehearsal: tuple[Met, ...] = ()  # late events that a rehearsal tests or not; empty: no rehearsal
 
 

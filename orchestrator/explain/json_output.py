@@ -20,31 +20,31 @@ SCHEMA = 1
 class FactsDocument(Value, frozen=True, kw_only=True):
     """Figures of the failure message, in bytes; null where it does not say."""
 
-    requested_bytes: int | None
-    free_bytes: int | None
-    capacity_bytes: int | None
-    allocated_bytes: int | None
-    reserved_unallocated_bytes: int | None
-    outside_bytes: int | None
-    allowed_bytes: int | None
+    requested_bytes: int | None  # size of the allocation that failed
+    free_bytes: int | None  # free memory of the device or node
+    capacity_bytes: int | None  # total memory of the device or node
+    allocated_bytes: int | None  # in use by tensors of the process
+    reserved_unallocated_bytes: int | None  # reserved by the allocator of the process, but not in use
+    outside_bytes: int | None  # in use outside the allocator of the process, also by other processes
+    allowed_bytes: int | None  # limit of the process's allocator on a device, or of Ray's jobs on a node
 
 
 class RequestDocument(Value, frozen=True, kw_only=True):
     """What the failed allocation was for."""
 
-    formula: str
-    meaning: str
+    formula: str  # product of sizes that gives the requested bytes
+    meaning: str  # what the tensor contains, in words
 
 
 class RemedyDocument(Value, frozen=True, kw_only=True):
     """A remedy, the best first."""
 
-    name: str
-    reason: str
+    name: str  # name of the remedy, as in `autotune remedies`
+    reason: str  # why the remedy helps
     changes: dict[str, Setting]  # knob -> new value, or the direction: lower, raise, on, off, more
     exact: bool  # the job's settings are known, and these are the values to use
     effect: Effect | None  # on the numbers of the training: exact or numeric (rounding); null: unknown
-    slows: str
+    slows: str  # what becomes slower; empty or `nothing`: nothing
     predicted: Prediction | None
     words: dict[str, list[str]]  # framework or tool -> lines to type
 
@@ -52,7 +52,7 @@ class RemedyDocument(Value, frozen=True, kw_only=True):
 class OtherDocument(Value, frozen=True, kw_only=True):
     """Another log of the same incident."""
 
-    file: str
+    file: str  # path of the log; `stdin` for standard input
     relation: Relation  # to the first cause: same, waited, other or none
     cause: Cause
     line: int | None  # of its failure
@@ -61,27 +61,27 @@ class OtherDocument(Value, frozen=True, kw_only=True):
 class ExplanationDocument(Value, frozen=True, kw_only=True):
     """Why a job died, and what would cure it: of several logs the one that tells the first cause."""
 
-    schema: int
-    file: str
+    schema: int  # version of this document's format; fields are added without changing it
+    file: str  # path of the log; `stdin` for standard input
     cause: Cause
-    is_oom: bool
+    is_oom: bool  # whether memory ran out at run time
     resource: str  # the memory concerned: gpu, host, gpu_pool, shm, object_store or none
     phase: Phase
     component: Component
-    rank: int | None
-    step: int | None
+    rank: int | None  # rank of the process that failed first; null: unknown
+    step: int | None  # step that failed if a record names it, otherwise the last completed one; null: unknown
     steps: int | None  # of the whole training
     facts: FactsDocument
-    fragmentation: bool
-    confidence: float
+    fragmentation: bool  # whether fragmentation of the allocator's reserved memory explains the failure
+    confidence: float  # confidence in the cause, 0 to 1
     evidence: list[Line]
     consequences: int  # further failures that follow from the first
-    consequence_ranks: list[int]
+    consequence_ranks: list[int]  # other ranks that failed after the first, in ascending order
     request: RequestDocument | None
     holders: list[Holder]
     checkpoint: str  # the last that the log reports as saved; empty: none
-    framework: str | None
-    tools: list[str]
+    framework: str | None  # name of the framework that wrote the log, e.g. `verl`; null: not recognised
+    tools: list[str]  # names of other known programs in the log, e.g. launchers or libraries; empty: none
     remedies: list[RemedyDocument]
     hints: list[str]  # what helps besides the settings of a remedy; leading ones first
     lines: int  # of the log

@@ -33,19 +33,20 @@ _SUMMARY_BYTES = 32 << 20  # three weeks of a node with 8 GPUs
 class Span(Value, frozen=True, kw_only=True):
     """Minimum, mean and maximum of bytes in use."""
 
-    least: int
-    mean: int
-    most: int
+    least: int  # minimum, in bytes
+    mean: int  # mean, in bytes
+    most: int  # maximum, in bytes
 
 
 class CardSpan(Value, frozen=True, kw_only=True):
     """A GPU over a time span."""
 
-    index: int
-    total_bytes: int
+    index: int  # index of the GPU in its node, from 0
+    total_bytes: int  # memory of the GPU, in bytes
     used: Span
+    # maximum held by processes of the attempt, in bytes; 0: none, or unknown in a container
     ours_most_bytes: int = 0
-    of_attempt: bool = False
+    of_attempt: bool = False  # whether the attempt is known to run on the GPU
 
 
 class MemorySpan(Value, frozen=True, kw_only=True):
@@ -53,9 +54,9 @@ class MemorySpan(Value, frozen=True, kw_only=True):
 
     at: float  # Unix seconds of the first sample
     until: float  # of the last
-    node: str
-    samples: int
-    host_total_bytes: int
+    node: str  # name of the node
+    samples: int  # number of samples that are summarized
+    host_total_bytes: int  # host memory of the node, in bytes
     host: Span
     gpus: tuple[CardSpan, ...] = ()
     cpu_share: float = 0.0  # mean

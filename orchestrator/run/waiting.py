@@ -21,7 +21,7 @@ class Waiting(Value, frozen=True, kw_only=True):
 
     since: str  # UTC, ISO 8601
     nodes: int  # nodes available
-    wanted: int
+    wanted: int  # number of nodes that the run needs
     gpus: int  # that each of them has
     note: str = ""  # what the cluster's autoscaler does or fails to do
     limit_s: float  # after which the run ends
