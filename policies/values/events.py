@@ -24,7 +24,7 @@ SURE = 0.9  # chance from which on a failure is reported as expected, and acted 
 class TrainingCompleted(Value, frozen=True, kw_only=True, tag="completed", tag_field="verdict"):
     """The training ran to its end."""
 
-    marginal: bool = False
+    marginal: bool = False  # less memory stayed free than `goal.headroom` when the goal was reached
     faster: Remedy | None = None  # a faster configuration, predicted to fit in the memory that stayed free
     growth: MemoryGrowth | None = None  # because of which the run was restarted
 
@@ -32,7 +32,7 @@ class TrainingCompleted(Value, frozen=True, kw_only=True, tag="completed", tag_f
 class Stable(Value, frozen=True, kw_only=True, tag="stable", tag_field="verdict"):
     """The goal was reached and the job asked to stop there."""
 
-    marginal: bool = False
+    marginal: bool = False  # less memory stayed free than `goal.headroom`
     faster: Remedy | None = None
     growth: MemoryGrowth | None = None
 
@@ -46,7 +46,7 @@ class Rehearsed(Value, frozen=True, kw_only=True, tag="rehearsed", tag_field="ve
 class GaveUp(Value, frozen=True, kw_only=True, tag="gave_up", tag_field="verdict"):
     """Nothing legal is left to try, or a budget is spent."""
 
-    reason: str
+    reason: str  # in words, such as the spent budget or the failure without a remedy
     nearest: str = ""  # by how much the nearest configuration misses
     would_help: tuple[str, ...] = ()  # changes that only the user may make
 
@@ -60,13 +60,13 @@ class NeedsHuman(Value, frozen=True, kw_only=True, tag="needs_human", tag_field=
 class Infrastructure(Value, frozen=True, kw_only=True, tag="infrastructure", tag_field="verdict"):
     """The cluster failed more often than the job allows, or holds memory that is not ours."""
 
-    reason: str
+    reason: str  # in words: what was lost or is unreachable, how often, and a hint
 
 
 class Interrupted(Value, frozen=True, kw_only=True, tag="interrupted", tag_field="verdict"):
     """The user ended it; the run can be resumed."""
 
-    by: str
+    by: str  # signal that ended the driver, `SIGINT` or `SIGTERM`; or `user`
     requested: bool = False  # with `autotune stop`
 
 
@@ -93,11 +93,12 @@ class Policy(StrEnum):
 class Accepted(EventBase, frozen=True, kw_only=True, tag="accepted", tag_field="type"):
     """A run starts: everything decisions depend on."""
 
-    run: str
+    run: str  # id of the run, also the name of its folder
     job: Job
     profile: Profile
     cluster: Cluster
-    schema: int = 1
+    schema: int = 1  # version of the format of events.jsonl
+    # of Python and of packages on the driver's machine, by name; or `not installed`
     versions: dict[str, str] = {}
     policy: Policy = Policy.ESTIMATE
     learned: Learned | None = None  # from earlier runs of jobs of the same kind
@@ -109,8 +110,8 @@ class Started(EventBase, frozen=True, kw_only=True, tag="started", tag_field="ty
     """An attempt is about to be started (the intent, written before the effect)."""
 
     knobs: Knobs
-    command: tuple[str, ...] = ()
-    resume: bool = False
+    command: tuple[str, ...] = ()  # argv that the attempt is started with
+    resume: bool = False  # whether it may continue from a checkpoint
     trial: int | None = None  # of a search
     longest: bool = False  # every sequence was forced to the job's longest length
     rehearsal: Part | None = None  # it is not part of the training
@@ -124,12 +125,12 @@ class Started(EventBase, frozen=True, kw_only=True, tag="started", tag_field="ty
 class Progressed(EventBase, frozen=True, kw_only=True, tag="progressed", tag_field="type"):
     """A training step is complete."""
 
-    step: int
-    of: int | None = None
-    seconds: float | None = None
-    tokens_per_second: float | None = None
+    step: int  # number of the completed step, from the log
+    of: int | None = None  # steps of the whole training; None: the log does not give it
+    seconds: float | None = None  # duration of the step; None for an attempt's first, or unknown
+    tokens_per_second: float | None = None  # throughput of the step; None: not measured
     peaks: dict[str, Peak] = {}  # phase -> peak since the attempt's last step
-    resumed_from: int | None = None
+    resumed_from: int | None = None  # step of the checkpoint, on the first step after a load; otherwise None
     saved: int | None = None  # step of the attempt's last checkpoint so far
     loss: float | None = None  # from the log, if it is finite
     scores: dict[str, float] = {}  # `loss` and `reward` by the log, whatever their names there
@@ -156,7 +157,7 @@ class Foreseen(EventBase, frozen=True, kw_only=True, tag="foreseen", tag_field="
     chance: float = 0.0  # that it runs out by the last step considered
     since: int | None = None  # step since which it grows at this rate
     used_bytes: int = 0  # of a usual step, now
-    limit_bytes: int = 0
+    limit_bytes: int = 0  # at which it counts as run out: capacity less a margin
     per_step_bytes: int = 0  # growth
     at_end_bytes: int = 0  # predicted for the last step considered
     lengths: bool = False  # it grows with the lengths of the responses
@@ -202,12 +203,12 @@ class CuredInPlace(EventBase, frozen=True, kw_only=True, tag="cured_in_place", t
     cause: Cause
     phase: Phase
     component: Component = Component.TRAINER
-    rank: int | None = None
+    rank: int | None = None  # that failed; None: unknown
     step: int  # in progress
     facts: Facts = Facts()
-    knob: str
-    before: Setting
-    after: Setting
+    knob: str  # name of the changed knob
+    before: Setting  # its value when memory ran out
+    after: Setting  # its smaller value from then on
 
     def apply(self, knobs: Knobs) -> Knobs:
         """Return the knobs with which the job continued."""
@@ -232,18 +233,18 @@ class CuredInPlace(EventBase, frozen=True, kw_only=True, tag="cured_in_place", t
 class GoalReached(EventBase, frozen=True, kw_only=True, tag="goal_reached", tag_field="type"):
     """`goal.steps` consecutive steps are done."""
 
-    step: int
-    marginal: bool
+    step: int  # last of these steps
+    marginal: bool  # `headroom` is less than `goal.headroom` of the job
     headroom: float  # smallest free share over phases; 1.0 when nothing was reported
-    peaks: dict[str, Peak] = {}
-    tokens_per_second: float | None = None
+    peaks: dict[str, Peak] = {}  # by phase: the largest use of memory in these steps
+    tokens_per_second: float | None = None  # throughput of the last step; None: not measured
 
 
 class StopRequested(EventBase, frozen=True, kw_only=True, tag="stop_requested", tag_field="type"):
     """The attempt is being stopped."""
 
     by: str  # user | failure | goal | hang | climb | forecast
-    reason: str = ""
+    reason: str = ""  # in words; empty: `by` is all that is known
 
 
 class Ended(EventBase, frozen=True, kw_only=True, tag="ended", tag_field="type"):
@@ -267,8 +268,9 @@ class Ended(EventBase, frozen=True, kw_only=True, tag="ended", tag_field="type")
 class Diagnosed(Diagnosis, frozen=True, kw_only=True, tag="diagnosed", tag_field="type"):
     """Why the attempt failed."""
 
-    at: str = ""
-    attempt: int = 0
+    at: str = ""  # UTC, ISO 8601, milliseconds
+    attempt: int = 0  # number of the attempt that failed, 1-based
+    # seconds in which a driver was at work since the previous row; None: by `at`
     after_s: float | None = None
     nearest: str = ""  # empty: the verdict has it
 
@@ -277,8 +279,8 @@ class Decided(EventBase, frozen=True, kw_only=True, tag="decided", tag_field="ty
     """What follows an attempt, and why."""
 
     remedy: Remedy | None = None
-    reason: str = ""
-    not_before_s: float = 0.0
+    reason: str = ""  # in words
+    not_before_s: float = 0.0  # wait before the next start, in seconds after this row; 0: none
     growth: MemoryGrowth | None = None  # why the attempt is restarted; no failure of its settings
 
 
@@ -332,9 +334,9 @@ class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type")
     headroom: float | None = None  # smallest free share over phases
     constraints: dict[str, float] = {}  # phase -> use above what is allowed, in units of the limit
     extrapolated: bool = False  # the longest sequences could not be forced
-    reason: str = ""
-    seconds: float = 0.0
-    gpu_hours: float = 0.0
+    reason: str = ""  # in words, such as why it failed or was not run; empty if it fits
+    seconds: float = 0.0  # duration of the trial; 0: never run
+    gpu_hours: float = 0.0  # GPUs of the trial times its duration; 0: never run
     wait_s: float = 0.0  # after a loss: seconds until the next trial begins
     proposed_by: str = ""  # start | estimate | sampler
 
@@ -382,8 +384,8 @@ class Notified(EventBase, frozen=True, kw_only=True, tag="notified", tag_field="
 class DriverBegan(EventBase, frozen=True, kw_only=True, tag="driver_began", tag_field="type"):
     """Another driver took up the run; what an earlier one writes after this row does not count."""
 
-    host: str
-    pid: int
+    host: str  # hostname of the driver's machine
+    pid: int  # process id of the driver there
 
 
 Row: TypeAlias = Event | Notified | DriverBegan  # a line of events.jsonl

@@ -15,10 +15,10 @@ class ClusterSpec(Value, frozen=True, kw_only=True):
     """`cluster:` of a job; null sizes are measured."""
 
     address: str | None = None  # None: an existing cluster, otherwise our own; "auto", "local" or host:port
-    nodes: int = 1
+    nodes: int = 1  # nodes that the job uses
     gpus_per_node: int | None = None  # None: as many as the cluster reports
-    gpu_memory_bytes: int | None = None
-    host_memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = None  # memory of one GPU; None: measured
+    host_memory_bytes: int | None = None  # host memory of one node; None: measured on the cluster
     gpu: str | None = None  # a name of the table of GPUs, for decisions made without the cluster
     wait_for_nodes_s: float | None = None  # None: 30 min if an autoscaler starts nodes, otherwise not at all
 
@@ -33,7 +33,7 @@ class Then(StrEnum):
 class Goal(Value, frozen=True, kw_only=True):
     """`goal:` of a job: `steps` consecutive steps with `headroom` of every memory free."""
 
-    steps: int = 20
+    steps: int = 20  # consecutive training steps without a failure that make a configuration stable
     headroom: float = 0.05  # share of capacity
     then: Then = Then.CONTINUE
 
@@ -64,8 +64,9 @@ ASSUMED_SHAPE = "assumed"  # `shape_from` begins so if the shape follows from a 
 class MeanLengths(Value, frozen=True, kw_only=True):
     """`lengths:` of a job: mean tokens of a sequence; None if the user does not know them."""
 
+    # prompts; None: measured in the job's data, otherwise assumed from the longest allowed
     prompt: int | None = None
-    response: int | None = None
+    response: int | None = None  # responses, all turns together; None: assumed from the longest allowed
 
 
 class PromptSample(Value, frozen=True, kw_only=True):
@@ -78,30 +79,33 @@ class PromptSample(Value, frozen=True, kw_only=True):
 class Recovery(Value, frozen=True, kw_only=True):
     """`recovery:` of a job: budgets and permissions."""
 
-    relaunches: int = 12
+    relaunches: int = 12  # maximum of relaunches after failures of the job, since it last saved new steps
+    # maximum of relaunches after losses of a node, since it last saved new steps
     infrastructure_retries: int = 3
     silence_s: float | None = None  # None: 45 min, after the first step max(15 min, 5 x median step)
     stall_s: float | Literal["off"] | None = None  # None: by work, see the driver's hang detector
     allow: tuple[Effect, ...] = (Effect.EXACT, Effect.NUMERIC)
     deny: tuple[str, ...] = ()  # remedy or knob names
     preflight: Preflight = Preflight.APPLY
+    # whether a job that reached its goal is stopped to continue with a faster configuration
     climb: bool = False
     forecast: Forecasting = Forecasting.TELL
     in_place: bool | None = None  # None: if the framework can
     save_every: int | None = None  # steps; None: auto
+    # time of the run, in seconds, after which no relaunch begins; None: no limit
     duration_s: float | None = None
 
 
 class Search(Value, frozen=True, kw_only=True):
     """`search:` of a job."""
 
-    trials: int = 40
-    duration_s: float = 28800.0
-    probe_steps: int = 5
-    confirm: int = 2
-    parallel: int = 1
-    vary: tuple[str, ...] | None = None
-    min_gain: float = 0.01
+    trials: int = 40  # maximum number of trials
+    duration_s: float = 28800.0  # time limit of the search, in seconds
+    probe_steps: int = 5  # training steps of a trial
+    confirm: int = 2  # runs of the best configuration, of `goal.steps` steps each, before it wins
+    parallel: int = 1  # trials that run at the same time
+    vary: tuple[str, ...] | None = None  # names of the knobs to vary; None: all that change speed or memory
+    min_gain: float = 0.01  # smallest relative gain in throughput that counts as an improvement
 
 
 class Occasion(StrEnum):
@@ -120,7 +124,9 @@ class Notify(Value, frozen=True, kw_only=True):
     """`notify:` of a job: where a person is reached, and about what."""
 
     on: tuple[Occasion, ...] = tuple(Occasion)
+    # argv, run without a shell, with the notification as JSON on stdin; empty: none
     command: tuple[str, ...] = ()
+    # URL that receives the notification as JSON by POST; masked if it is a secret; None: no webhook
     webhook: str | None = None
     apprise: tuple[str, ...] = ()  # URLs of the Apprise library
 
@@ -142,8 +148,8 @@ class Launcher(Value, frozen=True, kw_only=True):
     """How the file of a launcher shards a trainer: DeepSpeed's JSON, accelerate's YAML."""
 
     sharding: str = ""  # zero0 to zero3, fsdp1, fsdp2, multi_gpu for a whole copy per process; empty: unknown
-    optimizer_on_host: bool = False
-    parameters_on_host: bool = False
+    optimizer_on_host: bool = False  # the file offloads the optimizer's state to host memory
+    parameters_on_host: bool = False  # the file offloads the weights to host memory
     processes: int = 0  # of all nodes; 0 if the file does not say
     source: str = ""  # the file, as the job names it; empty without one
     is_json: bool = False  # DeepSpeed's own file: flags of accelerate change nothing in it
@@ -153,8 +159,8 @@ class Launcher(Value, frozen=True, kw_only=True):
 class Job(Value, frozen=True, kw_only=True):
     """A parsed job.yaml; `settings` are the framework's own, under its own names."""
 
-    name: str
-    framework: str
+    name: str  # name of the job, used in every table
+    framework: str  # RL framework that runs the job, such as `verl`; `command`: any script
     framework_version: str | None = None  # stated, or detected where the framework is installed
     version_from: str = ""  # where `framework_version` was detected, in words; empty if the job states it
     own_code: OwnCode | None = None  # what was read from the code of the framework that the job runs
@@ -164,28 +170,31 @@ class Job(Value, frozen=True, kw_only=True):
         str, ...
     ] = ()  # dotted keys of values that look like placeholders and that the file marks as literal
     unfilled: tuple[str, ...] = ()  # settings that are left out because their placeholders are not filled in
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()  # argv that starts the framework; empty: the framework's usual one
     server: tuple[str, ...] = ()  # command of the training's inference server, which autotune does not start
-    python: str | None = None
+    python: str | None = None  # interpreter of the framework; None: the one that runs autotune
+    # the framework's own, by name; values of `{env: NAME}` are recorded by name
     settings: dict[str, Any] = {}
     config: str | None = None  # path of the framework's own YAML file
+    # folder, `config.json` or hub name, or its shape as a mapping; None: the model that `settings` name
     model: str | dict[str, int | str] | None = None
     shape: Model | None = None  # read from `model`, or from the model that the settings name
     shape_from: str = ""  # where `shape` was read, in words
     document: dict[str, Any] = {}  # the contents of the file `config`
     launcher: Launcher = Launcher()  # from the accelerate or DeepSpeed file that the job names
     cluster: ClusterSpec = ClusterSpec()
-    env: dict[str, str] = {}
+    env: dict[str, str] = {}  # environment variables of the job; secret values are masked
     log_limit_bytes: int = 1 << 30  # on disk, of the logs of all attempts of a run
     variables: dict[str, str] = {}  # the values substituted for `{env: NAME}`; never recorded
     workdir: str = "."  # absolute once parsed
-    resume: bool = False
+    resume: bool = False  # whether the first attempt may continue a checkpoint that is already there
     lengths: MeanLengths = MeanLengths()
     prompts: PromptSample | None = None  # of the data that the settings name, if `lengths` states no mean
     goal: Goal = Goal()
     recovery: Recovery = Recovery()
     search: Search = Search()
     notify: Notify = Notify()
+    # trackers in which each attempt is annotated; `auto`: those that the job uses
     annotate: Annotate = "none"
 
     @property
@@ -216,8 +225,8 @@ class Cluster(Value, frozen=True, kw_only=True):
     """What was measured of the cluster before the first launch."""
 
     address: str  # GCS address host:port, or "local"
-    nodes: int
-    gpus_per_node: int
+    nodes: int  # only those with GPUs, if there are any
+    gpus_per_node: int  # fewest that a node offers; 0 without GPUs
     gpu_memory_bytes: int  # of the smallest GPU; 0 without GPUs
     host_memory_bytes: int  # of the smallest node
-    gpu_name: str = ""
+    gpu_name: str = ""  # model of the GPUs, such as `NVIDIA H100 80GB HBM3`; empty: unknown

@@ -28,9 +28,9 @@ class Grid(Value, frozen=True, kw_only=True):
     """Legal values of a knob: an explicit list, or a range with a step (`multiple`)."""
 
     values: tuple[int | float | bool | str, ...] = ()  # ordered from more memory to less memory
-    minimum: float | None = None
-    maximum: float | None = None
-    multiple: float | None = None
+    minimum: float | None = None  # smallest legal value of a range; None: no limit
+    maximum: float | None = None  # largest legal value of a range; None: no limit
+    multiple: float | None = None  # legal values are multiples of it; None: any number
 
 
 class Support(Value, frozen=True, kw_only=True):
@@ -46,42 +46,43 @@ class Support(Value, frozen=True, kw_only=True):
 class AtLeast(Value, frozen=True, kw_only=True, tag="at_least", tag_field="kind"):
     """`knob` may not go below `value`."""
 
-    knob: str
-    value: float
-    why: str
+    knob: str  # name of the knob
+    value: float  # smallest legal value, in the unit of the knob
+    why: str  # reason, in words
 
 
 class AtMost(Value, frozen=True, kw_only=True, tag="at_most", tag_field="kind"):
     """`knob` may not go above `value`."""
 
-    knob: str
-    value: float
-    why: str
+    knob: str  # name of the knob
+    value: float  # largest legal value, in the unit of the knob
+    why: str  # reason, in words
 
 
 class Divides(Value, frozen=True, kw_only=True, tag="divides", tag_field="kind"):
     """The value of `knob` must divide `of`."""
 
-    knob: str
-    of: int
-    why: str
+    knob: str  # name of the knob
+    of: int  # number that every legal value divides without a remainder
+    why: str  # reason, in words
 
 
 class Requires(Value, frozen=True, kw_only=True, tag="requires", tag_field="kind"):
     """`knob` = `value` is legal only while `other` is one of `values`."""
 
-    knob: str
-    value: int | float | bool | str
-    other: str
+    knob: str  # name of the knob that is restricted
+    value: int | float | bool | str  # the value of `knob` that has a condition
+    other: str  # name of the knob on which it depends
+    # values of `other` that make it legal; null: the framework's default
     values: tuple[int | float | bool | str | None, ...]
-    why: str
+    why: str  # reason, in words
 
 
 class FixedDuringRun(Value, frozen=True, kw_only=True, tag="fixed_during_run", tag_field="kind"):
     """Changing `knob` would break resuming from a checkpoint."""
 
-    knob: str
-    why: str
+    knob: str  # name of the knob
+    why: str  # reason, in words
 
 
 Constraint: TypeAlias = AtLeast | AtMost | Divides | Requires | FixedDuringRun
@@ -99,18 +100,19 @@ class Alternative(Value, frozen=True, kw_only=True):
 class Profile(Value, frozen=True, kw_only=True):
     """A framework's description of one job for the policies: a pure value."""
 
-    framework: str
+    framework: str  # name of the framework, as in the job, such as `verl`
     knobs: Knobs  # the job's own, with the framework's defaults filled in
-    supported: dict[str, Support]
+    supported: dict[str, Support]  # by knob: the knobs that the framework offers for this job
     unsupported: dict[str, str] = {}  # knob -> why not
-    constraints: tuple[Constraint, ...] = ()
+    constraints: tuple[Constraint, ...] = ()  # limits in addition to the grids of the knobs
     placement: Placement = Placement.COLOCATED
     resident: dict[str, tuple[str, ...]] = {}  # phase -> components that hold device memory in it
-    engine: str = "sglang"
-    engine_version: str = ""
+    engine: str = "sglang"  # inference engine, such as `sglang` or `vllm`; `none`: the job has none
+    engine_version: str = ""  # as installed, otherwise as the framework's release needs; empty: unknown
     longest_sequence: int | None = None  # tokens
     trainer_budget_bytes: int | None = None  # device budget of a trainer rank without a GPU
-    engine_budget_bytes: int | None = None
+    engine_budget_bytes: int | None = None  # device budget of a rollout engine without a GPU; None: none
+    # whether a relaunched attempt continues from a checkpoint; False: it starts at step 0
     resumable: bool = True
     cures_in_place: bool = False  # the job itself can continue in smaller micro-batches
     not_in_place: str = ""  # why it cannot, if other jobs of the framework can
