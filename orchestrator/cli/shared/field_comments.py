@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 import io
+import re
 import textwrap
 import tokenize
 import typing
@@ -13,6 +14,8 @@ from enum import Enum
 from typing import Any
 
 import msgspec
+
+_IN_JSON = re.compile(r"\b(?:None|True|False)\b")
 
 
 def describe(schema: dict[str, Any], type_: Any) -> None:
@@ -24,7 +27,11 @@ def describe(schema: dict[str, Any], type_: Any) -> None:
             texts = descriptions(cls)
             if cls.__name__ == node.get("title") and texts.keys() == properties.keys():
                 for name, text in texts.items():
-                    properties[name] |= {"description": text} if text else {}
+                    properties[name] |= {"description": _IN_JSON.sub(_as_json, text)} if text else {}
+
+
+def _as_json(match: re.Match[str]) -> str:
+    return "null" if match[0] == "None" else match[0].lower()
 
 
 def structs_of(type_: Any) -> set[type[msgspec.Struct]]:
