@@ -22,11 +22,11 @@ class Training(Value, frozen=True, kw_only=True):
     samples_per_step: int | None = None  # responses per rollout
     global_batch: int | None = None  # samples per optimizer step
     updates_per_step: int | None = None  # optimizer steps per rollout
-    steps: int | None = None
-    epochs: int | None = None
+    steps: int | None = None  # of the whole training
+    epochs: int | None = None  # passes over the data
     prompt_tokens: int | None = None  # maximum
     response_tokens: int | None = None  # maximum
-    learning_rate: float | None = None
+    learning_rate: float | None = None  # of the trained policy, as the settings give it
     seeds: dict[str, int] = {}  # by the framework's setting
     data_order: str = ""  # in words
 
@@ -34,10 +34,10 @@ class Training(Value, frozen=True, kw_only=True):
 class Change(Value, frozen=True, kw_only=True):
     """A knob that differs from the job as written."""
 
-    knob: str
+    knob: str  # name of the knob
     setting: str  # the framework's own name
-    before: Setting
-    after: Setting
+    before: Setting  # value in the job as written; None: the framework's default
+    after: Setting  # value in the stable settings; None: the framework's default
     effect: Effect
 
 

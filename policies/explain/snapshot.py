@@ -26,25 +26,25 @@ class Site(Value, frozen=True, kw_only=True):
 
     place: str  # file:line function
     phase: Phase
-    size_bytes: int
-    allocations: int
+    size_bytes: int  # in use at the moment of the device memory
+    allocations: int  # number of them in use at that moment
 
 
 class DeviceMemory(Value, frozen=True, kw_only=True):
     """One card's allocator at the moment that matters."""
 
-    device: int
+    device: int  # index of the device in the snapshot
     moment: str  # oom: first failed request | peak: of the recorded events | state: nothing was recorded
-    allocated_bytes: int
-    peak_bytes: int
-    reserved_bytes: int
+    allocated_bytes: int  # in use at that moment
+    peak_bytes: int  # most in use at once during the recorded events
+    reserved_bytes: int  # held by the allocator at that moment, in use or free
     free_pieces: int  # free chunks of the reserved memory
-    largest_free_bytes: int
+    largest_free_bytes: int  # largest of these pieces; 0: there is none
     requested_bytes: int | None = None  # by the request that failed
     device_free_bytes: int | None = None  # outside the allocator, at that request
-    fragmented: bool = False
-    allocations: int = 0
-    events: int = 0
+    fragmented: bool = False  # the request would have fitted if the free pieces were contiguous
+    allocations: int = 0  # number of them in use at that moment
+    events: int = 0  # recorded events of the allocator; 0: no history was recorded
     sites: tuple[Site, ...] = ()  # largest first
     phases: dict[str, int] = {}  # bytes, largest first
     labels: dict[str, int] = {}  # bytes by the program's own labels, if any

@@ -43,7 +43,7 @@ class TimeLeft(Value, frozen=True, kw_only=True):
     """Seconds that are left; four of five runs should end within the range."""
 
     least_s: float  # 0: only a limit is known
-    most_s: float
+    most_s: float  # upper end of the range, in seconds
     until: Until = Until.END
 
 

@@ -19,31 +19,31 @@ class Line(Value, frozen=True, kw_only=True):
     """A line of a log that a rule recognised."""
 
     line: int  # 1-based line number in the log
-    text: str
-    rule: str
+    text: str  # the line, cut to 2000 characters; or what autotune observed, for its own rules
+    rule: str  # name, for `autotune explain --rule`; `outcome`: how the job ended; empty: no rule
 
 
 class Holder(Value, frozen=True, kw_only=True):
     """A process that a log shows to hold memory of a card or of a node."""
 
-    pid: int | None = None
-    held_bytes: int
-    command: str = ""
+    pid: int | None = None  # process id on its node; None: not a single process
+    held_bytes: int  # memory that it holds
+    command: str = ""  # name of the process as printed, or a container or Slurm step; empty: unknown
     killed: bool = False  # by the kernel or Ray, which may choose a small one
 
 
 class Facts(Value, frozen=True, kw_only=True):
     """Figures of a failure message, in bytes; None if it does not say."""
 
-    requested_bytes: int | None = None
-    free_bytes: int | None = None
-    capacity_bytes: int | None = None
-    allocated_bytes: int | None = None
-    reserved_unallocated_bytes: int | None = None
-    outside_bytes: int | None = None
+    requested_bytes: int | None = None  # size of the allocation that failed
+    free_bytes: int | None = None  # free memory of the device, or of the node
+    capacity_bytes: int | None = None  # total memory of the device, or of the node
+    allocated_bytes: int | None = None  # in use by the tensors of the process that failed
+    reserved_unallocated_bytes: int | None = None  # reserved by its allocator, in use by no tensor
+    outside_bytes: int | None = None  # in use on the device outside that allocator, computed from the others
     allowed_bytes: int | None = None  # limit of the process's allocator on a device; of Ray's jobs on a node
     device: str | None = None  # cpu-budget | cuda | None
-    validation: bool = False
+    validation: bool = False  # the failure happened during a validation
     loading: bool = False  # an engine was loading its weights: neither its pool nor its graphs existed
     states: bool = False  # a trainer was creating or loading its optimizer state
     waking: bool = False  # a sleeping engine was taking back its own memory
@@ -89,10 +89,10 @@ class Finding(Value, frozen=True, kw_only=True):
     phase: Phase = Phase.NONE
     phase_shown: bool = False  # by a record, the failure's stack frames, or what its process had begun
     component: Component = Component.UNKNOWN
-    rank: int | None = None
-    step: int | None = None
+    rank: int | None = None  # rank of the process that wrote it; None: unknown
+    step: int | None = None  # last completed before it, or named in it; None: unknown
     facts: Facts = Facts()
-    source: str = ""
+    source: str = ""  # the log that it is from, where several are merged; empty: there is one
     caught: bool = False  # the log says that the program handled it: it counts only if nothing else does
 
 
@@ -119,12 +119,12 @@ class Diagnosis(Value, frozen=True, kw_only=True):
     phase: Phase = Phase.NONE
     phase_shown: bool = False  # by a record, the failure's stack frames, or what its process had begun
     component: Component = Component.UNKNOWN
-    rank: int | None = None
-    step: int | None = None
+    rank: int | None = None  # rank that failed first; None: unknown
+    step: int | None = None  # training step in which it failed, or the last completed one; None: unknown
     evidence: tuple[Line, ...] = ()
     facts: Facts = Facts()
-    fragmentation: bool = False
-    confidence: float = 1.0
+    fragmentation: bool = False  # memory that the allocator reserved but could not use explains the failure
+    confidence: float = 1.0  # how sure the cause is, 0 to 1; 0: unknown
     consequences: int = 0  # further failures that follow from the first
     other_ranks: tuple[int, ...] = ()  # that failed after it, as far as recorded
     streak: int = 1  # equal failures in a row without a new step, with this one: changes grow with it

@@ -98,7 +98,7 @@ class Accepted(EventBase, frozen=True, kw_only=True, tag="accepted", tag_field="
     profile: Profile
     cluster: Cluster
     schema: int = 1  # version of the format of events.jsonl
-    # of Python and of packages on the driver's machine, by name; or `not installed`
+    # of Python and of packages where the driver runs, by name; or `not installed`
     versions: dict[str, str] = {}
     policy: Policy = Policy.ESTIMATE
     learned: Learned | None = None  # from earlier runs of jobs of the same kind
@@ -244,7 +244,7 @@ class StopRequested(EventBase, frozen=True, kw_only=True, tag="stop_requested", 
     """The attempt is being stopped."""
 
     by: str  # user | failure | goal | hang | climb | forecast
-    reason: str = ""  # in words; empty: `by` is all that is known
+    reason: str = ""  # in words, or the name of a signal; empty: none besides `by`
 
 
 class Ended(EventBase, frozen=True, kw_only=True, tag="ended", tag_field="type"):
@@ -279,7 +279,7 @@ class Decided(EventBase, frozen=True, kw_only=True, tag="decided", tag_field="ty
     """What follows an attempt, and why."""
 
     remedy: Remedy | None = None
-    reason: str = ""  # in words
+    reason: str = ""  # why the run goes on in this way, in words
     not_before_s: float = 0.0  # wait before the next start, in seconds after this row; 0: none
     growth: MemoryGrowth | None = None  # why the attempt is restarted; no failure of its settings
 
@@ -334,9 +334,9 @@ class Tried(EventBase, frozen=True, kw_only=True, tag="tried", tag_field="type")
     headroom: float | None = None  # smallest free share over phases
     constraints: dict[str, float] = {}  # phase -> use above what is allowed, in units of the limit
     extrapolated: bool = False  # the longest sequences could not be forced
-    reason: str = ""  # in words, such as why it failed or was not run; empty if it fits
-    seconds: float = 0.0  # duration of the trial; 0: never run
-    gpu_hours: float = 0.0  # GPUs of the trial times its duration; 0: never run
+    reason: str = ""  # in words, such as why it failed or was not run; empty: none
+    seconds: float = 0.0  # duration of the trial; 0: it ran not as a trial, or not at all
+    gpu_hours: float = 0.0  # GPUs of the trial times its duration
     wait_s: float = 0.0  # after a loss: seconds until the next trial begins
     proposed_by: str = ""  # start | estimate | sampler
 

@@ -57,7 +57,7 @@ class Sample(Value, frozen=True, kw_only=True):
 class Peak(Value, frozen=True, kw_only=True):
     """Largest use of a memory in a phase."""
 
-    used_bytes: int
+    used_bytes: int  # the most in use at once
     capacity_bytes: int  # 0: unlimited
     component: Component = Component.TRAINER
     upper_bound: bool = False  # a caching allocator's reservation, not what is in use
@@ -164,8 +164,8 @@ class Completed(Value, frozen=True, kw_only=True, tag="completed", tag_field="ou
 class Crashed(Value, frozen=True, kw_only=True, tag="crashed", tag_field="outcome"):
     """The job ended by itself with an error."""
 
-    exit_code: int | None = None
-    signal: int | None = None
+    exit_code: int | None = None  # of the main process; None: killed by a signal, or unknown
+    signal: int | None = None  # number of the signal that killed it; None: none, or unknown
 
     @property
     def text(self) -> str:
@@ -180,14 +180,14 @@ class Crashed(Value, frozen=True, kw_only=True, tag="crashed", tag_field="outcom
 class Hung(Value, frozen=True, kw_only=True, tag="hung", tag_field="outcome"):
     """The job was silent, or without a step, for longer than allowed and was stopped."""
 
-    silent_s: float
+    silent_s: float  # seconds since its last output or work; 0 if no driver was at work then
     reason: str = ""  # what it lacked, and for how long
 
 
 class Lost(Value, frozen=True, kw_only=True, tag="lost", tag_field="outcome"):
     """The cluster took the job away; costs no remedy."""
 
-    reason: str
+    reason: str  # in words, such as the node that is gone
     killed: bool = False  # a bare SIGKILL: nothing says who sent it
 
 

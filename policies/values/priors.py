@@ -19,26 +19,26 @@ _LEAST_ERROR = 0.01  # two runs of one job differ by about this much
 class Factor(Value, frozen=True, kw_only=True):
     """By how much a part of the estimate is to be multiplied, and how sure that is."""
 
-    mean: float
+    mean: float  # expected value; 1: no correction
     error: float  # one standard deviation
 
 
 class Kind(Value, frozen=True, kw_only=True):
     """Which jobs learn from each other."""
 
-    model: str
-    gpu: str
-    framework: str
-    version: str
-    placement: str
+    model: str  # family, layers, hidden size and vocabulary, as `qwen2-24x896-151936`; empty: unknown
+    gpu: str  # model of the GPUs; empty: unknown
+    framework: str  # framework, sharding strategy and engine, as `verl/fsdp/vllm`
+    version: str  # version of the framework; empty: unknown
+    placement: str  # colocated | separate | asynchronous
 
 
 class Learned(Value, frozen=True, kw_only=True):
     """The factors of one kind of job, by group of phases and part, such as `train.activations`."""
 
     kind: Kind
-    factors: dict[str, Factor] = {}
-    runs: int = 0
+    factors: dict[str, Factor] = {}  # by name; a part without one is not corrected
+    runs: int = 0  # number of runs that they come from
 
 
 def merged(older: Learned, newer: Learned) -> Learned:

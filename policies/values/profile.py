@@ -46,25 +46,25 @@ class Support(Value, frozen=True, kw_only=True):
 class AtLeast(Value, frozen=True, kw_only=True, tag="at_least", tag_field="kind"):
     """`knob` may not go below `value`."""
 
-    knob: str  # name of the knob
+    knob: str  # name of the limited knob
     value: float  # smallest legal value, in the unit of the knob
-    why: str  # reason, in words
+    why: str  # why it holds, in words
 
 
 class AtMost(Value, frozen=True, kw_only=True, tag="at_most", tag_field="kind"):
     """`knob` may not go above `value`."""
 
-    knob: str  # name of the knob
+    knob: str  # name of the limited knob
     value: float  # largest legal value, in the unit of the knob
-    why: str  # reason, in words
+    why: str  # why it holds, in words
 
 
 class Divides(Value, frozen=True, kw_only=True, tag="divides", tag_field="kind"):
     """The value of `knob` must divide `of`."""
 
-    knob: str  # name of the knob
+    knob: str  # name of the limited knob
     of: int  # number that every legal value divides without a remainder
-    why: str  # reason, in words
+    why: str  # why it holds, in words
 
 
 class Requires(Value, frozen=True, kw_only=True, tag="requires", tag_field="kind"):
@@ -75,14 +75,14 @@ class Requires(Value, frozen=True, kw_only=True, tag="requires", tag_field="kind
     other: str  # name of the knob on which it depends
     # values of `other` that make it legal; null: the framework's default
     values: tuple[int | float | bool | str | None, ...]
-    why: str  # reason, in words
+    why: str  # why it holds, in words
 
 
 class FixedDuringRun(Value, frozen=True, kw_only=True, tag="fixed_during_run", tag_field="kind"):
     """Changing `knob` would break resuming from a checkpoint."""
 
-    knob: str  # name of the knob
-    why: str  # reason, in words
+    knob: str  # name of the limited knob
+    why: str  # why it holds, in words
 
 
 Constraint: TypeAlias = AtLeast | AtMost | Divides | Requires | FixedDuringRun

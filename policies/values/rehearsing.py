@@ -33,7 +33,7 @@ class Met(Value, frozen=True, kw_only=True):
     """Whether a rehearsal of a job covers an event."""
 
     event: LateEvent
-    met: bool
+    met: bool  # the rehearsal provokes the event
     reason: str = ""  # why not, or to what extent
 
 

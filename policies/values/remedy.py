@@ -22,11 +22,11 @@ class Effect(StrEnum):
 class Remedy(Value, frozen=True, kw_only=True):
     """A change that should cure a diagnosis; a remedy without a reason does not exist."""
 
-    name: str
-    changes: dict[str, Setting]
-    reason: str
-    frees: str = ""
-    slows: str = ""
+    name: str  # such as `reduce_concurrency`; `climb`: to faster settings; `return`: back from them
+    changes: dict[str, Setting]  # knob -> new value
+    reason: str  # why it is chosen, in words
+    frees: str = ""  # memory that it frees, in words; empty: unknown
+    slows: str = ""  # what becomes slower, in words, or `nothing`; empty: unknown
     effect: Effect = Effect.EXACT
     predicted: dict[str, int] = {}  # phase -> bytes that its peak is expected to need; empty: no estimate
     predicted_host: int | None = None  # bytes of one node

@@ -24,24 +24,24 @@ from autotune.policies.values.value import Value
 class Model(Value, frozen=True, kw_only=True):
     """Shape of a causal language model, from a Hugging Face `config.json` or written in the job."""
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    tied: bool = False
-    experts: int = 0
-    experts_per_token: int = 0
-    expert_intermediate: int = 0
+    layers: int  # transformer layers, those of all kinds together
+    hidden: int  # size of the residual stream
+    heads: int  # attention heads of a layer, for queries
+    kv_heads: int  # heads for keys and values; fewer than `heads` with grouped-query attention
+    head_dim: int  # size of one head of queries and keys
+    intermediate: int  # inner size of the MLP of a dense layer
+    vocab: int  # entries of the vocabulary, as the embedding has them
+    tied: bool = False  # the output layer shares the weights of the input embedding
+    experts: int = 0  # routed experts of a layer; 0: a dense model
+    experts_per_token: int = 0  # routed experts that compute each token
+    expert_intermediate: int = 0  # inner size of one routed expert
     expert_hidden: int = 0  # input size of the routed experts, after a projection; 0: the hidden size
     shared_intermediate: int = 0  # of all shared experts together
     shared_gate: bool = False  # a one-row projection weighs the shared experts
     dense_layers: int = 0  # of a model with experts: layers without
-    qkv_bias: bool = False
+    qkv_bias: bool = False  # the projections of queries, keys and values have a bias
     output_bias: bool = False  # of attention's output projection
-    mlp_bias: bool = False
+    mlp_bias: bool = False  # the projections of the MLP have a bias
     gated: bool = True  # the MLP has a gate and an up projection
     qk_norm: str = ""  # "" | head (over one head) | all (over all heads at once) | l2 (without weights)
     norms_per_layer: int = 2  # of the hidden size
@@ -68,7 +68,7 @@ class Model(Value, frozen=True, kw_only=True):
     sinks: bool = False  # attention has one learned logit per head
     softcap: bool = False  # the logits are bounded by a tanh
     router_fp32: bool = False  # the experts' router computes in fp32
-    expert_bias: bool = False
+    expert_bias: bool = False  # the router and the projections of the experts have a bias
     clamped_gate: bool = False  # the experts' gate is clamped and scaled step by step
     all_experts: bool = False  # every expert computes every token
     tower: int = 0  # parameters of the encoders of images and sound, not counted in the above
@@ -96,20 +96,20 @@ class Layout(Value, frozen=True, kw_only=True):
     # ZeRO++: ranks that share a second copy of the weights, from the first micro-batch to the update; 0: none
     secondary_shards: int = 0
     update_parameters: int = 0  # of a rank, updated at once (ZeRO-3's sub_group_size); 0: all
-    pipeline_parallel: int = 1
+    pipeline_parallel: int = 1  # stages of the trainer's pipeline
     pipeline_chunks: int = 1  # of layers, into which a stage is split if stages are interleaved
     pipeline_group: int = 0  # micro-batches that a chunk processes in a row; 0: the number of stages
     pipeline_ahead: int = 0  # further chunks computed forward before the first backward
     first_stage_layers: int = 0  # 0: as many as the others have
-    last_stage_layers: int = 0
+    last_stage_layers: int = 0  # 0: as many as the others have
     stage_layers: tuple[int, ...] = ()  # of each stage, if the job lists them
     predicting_layers: int = 0  # of multi-token prediction, beside the model's own
     predicting_after: int = 0  # stages after the one that has them
     predicting_loss: bool = False  # their logits and loss are computed
     embedding_is_layer: bool = False  # if layers are spread evenly: the first stage has one less
     loss_is_layer: bool = False  # ... and the last
-    expert_parallel: int = 1
-    expert_tensor_parallel: int = 1
+    expert_parallel: int = 1  # ranks over which the experts are spread
+    expert_tensor_parallel: int = 1  # ranks over which each expert is split
     expert_shards: int = 0  # ranks over which a distributed optimizer spreads the experts; 0: as all else
     dispatcher: Literal["alltoall", "allgather", "flex"] = "alltoall"  # Megatron's, of tokens to experts
     engine_ranks: int = 0  # devices of all rollout engines together; colocated: the trainer's own
@@ -130,7 +130,7 @@ class Layout(Value, frozen=True, kw_only=True):
     reference_bytes: int = 0  # per resident parameter of it; 0: compute_bytes
     reference_offload: bool = False  # ... and is in host memory except while it computes them
     critic: bool = False  # a second model of the same shape is trained
-    critic_offload: bool = False
+    critic_offload: bool = False  # its state is in host memory while it is not used
     lora_rank: int = 0  # 0: all parameters are trained
     entropy: bool = False  # the loss or its metrics compute the entropy of the logits
     engine_sleeps: bool = False  # the engine frees its memory while training runs
@@ -208,7 +208,7 @@ class Layout(Value, frozen=True, kw_only=True):
     prompt_tokens: int = 0  # longest
     response_tokens: int = 0  # longest, of all turns together
     prompt_mean: float = 0.0  # tokens; 0: unknown
-    response_mean: float = 0.0
+    response_mean: float = 0.0  # tokens; 0: unknown
 
     @property
     def masters(self) -> float:
