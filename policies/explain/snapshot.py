@@ -26,8 +26,8 @@ class Site(Value, frozen=True, kw_only=True):
 
     place: str  # file:line function
     phase: Phase
-    size_bytes: int  # in use at the moment of the device memory
-    allocations: int  # number of them in use at that moment
+    size_bytes: int  # in use at the `moment` of the device
+    allocations: int  # how many are in use at that moment
 
 
 class DeviceMemory(Value, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class DeviceMemory(Value, frozen=True, kw_only=True):
     requested_bytes: int | None = None  # by the request that failed
     device_free_bytes: int | None = None  # outside the allocator, at that request
     fragmented: bool = False  # the request would have fitted if the free pieces were contiguous
-    allocations: int = 0  # number of them in use at that moment
+    allocations: int = 0  # how many are in use at that moment
     events: int = 0  # recorded events of the allocator; 0: no history was recorded
     sites: tuple[Site, ...] = ()  # largest first
     phases: dict[str, int] = {}  # bytes, largest first
