@@ -237,8 +237,9 @@ class Verl(TabularFramework[Config]):
         own: dict[str, Any] = {
             "trainer.default_local_dir": _checkpoints(config, job, run=run),
             "trainer.resume_mode": "auto" if resumes else "disable",
-            "trainer.logger": [*loggers, *(name for name in wanted if name not in loggers)],
         }
+        if missing := [name for name in wanted if name not in loggers]:
+            own["trainer.logger"] = [*loggers, *missing]
         if not config.has("trainer.save_freq"):
             own["trainer.save_freq"] = job.recovery.save_every or SAVE_STEPS
         if config.saves and not job.resume:  # otherwise the folder has the user's checkpoints

@@ -159,6 +159,12 @@ def test_a_verl_that_is_not_known_gets_what_every_verl_takes() -> None:
     own = {key for key in first if key.startswith(("trainer.", "++trainer."))} - {"trainer.logger"}
     assert own and all(key.startswith("++") for key in own)  # Hydra takes any key so
     assert not any("VERL_FILE_LOGGER_ROOT" in key for key in first)
+    loggers = {"trainer.logger", "++trainer.logger"}
+    assert loggers.isdisjoint(
+        words(replace(unknown, settings={f"{ROLLOUT}.name": "vllm"}))
+    )  # as its verl has it
+    bare = words(replace(unknown, settings={**written, "trainer.logger": ["wandb"]}))
+    assert bare["trainer.logger"] == "[wandb,console]"
     nearest = words(replace(unknown, framework_version="0.2.0.dev"))
     assert nearest["trainer.logger"] == "[console,wandb]" and "++trainer.max_actor_ckpt_to_keep" in nearest
 
