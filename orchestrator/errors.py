@@ -104,9 +104,9 @@ def _clip(text: str, column: int, limit: int = 100) -> tuple[str, int]:
 class Problem(Value, frozen=True, kw_only=True):
     """One mistake in a job file."""
 
-    message: str
-    hint: str
-    file: str
+    message: str  # what is wrong, in one sentence
+    hint: str  # how to correct it; empty: no hint
+    file: str  # path of the file with the mistake
     line: int  # 1-based
     column: int  # 1-based
 
@@ -114,10 +114,10 @@ class Problem(Value, frozen=True, kw_only=True):
 class ErrorDocument(Value, frozen=True, kw_only=True):
     """Why a command failed: the last line on stdout, where JSON was asked for."""
 
-    schema: int = 1
-    error: str
-    hint: str
-    exit_code: int
+    schema: int = 1  # version of this document's format; fields are added without changing it
+    error: str  # what failed, in one line; details of a wrong job file are in `problems`
+    hint: str  # what to do next; empty: no hint
+    exit_code: int  # exit code of the command, e.g. 2: the job file or an option is wrong; 3: infrastructure
     problems: list[Problem] = []  # in the job file
 
 

@@ -25,16 +25,16 @@ _LONGEST = 450  # characters of a line: MLflow's oldest servers take 500
 class Annotation(Value, frozen=True, kw_only=True):
     """What `annotate` writes of one attempt. Texts hold no secrets."""
 
-    schema: int = 1
+    schema: int = 1  # version of this document's format; fields are added without changing it
     text: str  # one line
-    run: str
-    job: str
-    framework: str
-    attempt: int
+    run: str  # id of the run, also the name of its folder
+    job: str  # name of the job
+    framework: str  # name of the framework, e.g. `verl`, as in the job file
+    attempt: int  # number of the attempt in the run, from 1
     begun: str  # UTC, ISO 8601
-    ended: str
+    ended: str  # end of the attempt: UTC, ISO 8601
     outcome: str  # in words
-    failed: bool
+    failed: bool  # whether it failed; false if it completed, or autotune or its user stopped it
     cause: Cause | None  # of a failure
     phase: Phase | None
     step: int | None  # last completed

@@ -100,11 +100,11 @@ def _is_log(name: str) -> bool:
 class JobDraft(Value, frozen=True, kw_only=True):
     """The answer of `autotune init --json`."""
 
-    schema: int = 1
+    schema: int = 1  # version of this document's format; fields are added without changing it
     file: str  # the written file
-    framework: str
+    framework: str  # framework of the written job, e.g. `verl`; `command`: any other program
     recognised: str  # the framework, even without an adapter; empty: none
-    settings: int
+    settings: int  # number of settings taken from the source
     checked_against: str = ""  # the release of the framework, and why that one; empty: it has no releases
     notes: list[Note]
     errors: list[str]  # to be corrected before a launch

@@ -38,7 +38,7 @@ _OWNER_S = 5.0  # interval of checks whether the run has a driver
 class LogLine(Value, frozen=True, kw_only=True):
     """A recorded line in `autotune logs --json`."""
 
-    attempt: int
+    attempt: int  # number of the attempt in the run, from 1
     line: int  # from 1, including lines that are not recorded
     source: str  # empty: the output of the job's own command; otherwise one of Ray's logs
     text: str  # secrets masked

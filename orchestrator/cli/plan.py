@@ -56,7 +56,7 @@ Exit codes:
 class StartingJob(Value, frozen=True, kw_only=True):
     """The answer of `autotune plan --model --json`."""
 
-    schema: int = 1
+    schema: int = 1  # version of this document's format; fields are added without changing it
     job: str  # the text of the job file
     step_s: float | None  # predicted seconds per step; null if the GPU's speed is unknown
     host_bytes: int  # predicted peak of host memory per node
@@ -74,7 +74,7 @@ class PlannedGpus(Value, frozen=True, kw_only=True):
 class Comparison(Value, frozen=True, kw_only=True):
     """The answer of `autotune plan job.yaml --gpus 4xH100,8xH100 --json`."""
 
-    schema: int = 1
+    schema: int = 1  # version of this document's format; fields are added without changing it
     clusters: tuple[PlannedGpus, ...]  # in the order of `--gpus`
 
 

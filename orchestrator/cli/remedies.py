@@ -59,22 +59,24 @@ CLUSTER = Cluster(
 class Row(Value, frozen=True, kw_only=True):
     """One way to apply a remedy in one framework."""
 
-    phase: str
+    phase: str  # failures that it is for, e.g. `gpu-oom in rollout`; of a public guide, a phase or `any`
+    # the memory that it frees: gpu, host, pool, shm or object store, separated by spaces; empty: unknown
     memory: str
-    remedy: str
+    remedy: str  # name of the remedy, or the words of a public guide
+    # setting in the framework's spelling; a knob in parentheses: it has none; `-`: nothing is set
     setting: str
-    constraint: str
-    effect: str
-    cost: str
-    status: str
-    reason: str = ""
+    constraint: str  # values that are possible, and other limits; empty: none
+    effect: str  # what it frees; empty: unknown
+    cost: str  # what it slows; `nothing`, or empty: unknown
+    status: str  # works | replaced | obsolete | impossible
+    reason: str = ""  # why it does not work, or a note; empty: none
 
 
 class RemedyTable(Value, frozen=True, kw_only=True):
     """The answer of `autotune remedies --json`."""
 
-    schema: int = 1
-    framework: str
+    schema: int = 1  # version of this document's format; fields are added without changing it
+    framework: str  # name of the framework, e.g. `verl`, as in the job file
     rows: tuple[Row, ...]
 
 

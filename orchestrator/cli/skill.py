@@ -23,7 +23,7 @@ _OURS = "\nname: autotune\n"  # in the head of every SKILL.md written by this co
 class SkillDocument(Value, frozen=True, kw_only=True):
     """The answer of `autotune skill --json`."""
 
-    schema: int = 1
+    schema: int = 1  # version of this document's format; fields are added without changing it
     skill: str  # the file of instructions
     files: tuple[str, ...]  # written files, the skill first
 

@@ -53,12 +53,12 @@ _LEAST_NEEDED = ("IN ATTEMPTS", "FRAMEWORK", "SUBMITTED", "CLUSTER")  # dropped 
 class AttemptStatus(Value, frozen=True, kw_only=True):
     """One attempt in `autotune status`."""
 
-    attempt: int
-    change: str
+    attempt: int  # number of the attempt in the run, from 1
+    change: str  # knobs changed since the previous attempt, e.g. `microbatch_size 8 → 4`; or `as written`
     seconds: float | None  # None: unknown
-    status: str
+    status: str  # state or end, e.g. `RUNNING step 3/20`, `training complete` or `✗` and the failure
     cause: str | None = None  # of its failure; None: it has none
-    phase: str | None = None
+    phase: str | None = None  # phase in which it failed, or `none` if that is unknown; null: no failure
     unwatched: bool = False  # no driver observed its end: it ran for `seconds` or longer
     cured: tuple[CuredInPlace, ...] = ()  # failures that the job itself survived
     foreseen: tuple[Foreseen, ...] = ()  # memories that are forecast to run out in it
@@ -69,23 +69,25 @@ class AttemptStatus(Value, frozen=True, kw_only=True):
 class TrialStatus(Value, frozen=True, kw_only=True):
     """One trial of a search in `autotune status`."""
 
-    trial: int
-    change: str
+    trial: int  # number of the trial in the search, from 0
+    change: str  # knobs that differ from the job, e.g. `microbatch_size 8 → 4`; `as written` if none do
     seconds: float | None  # without a result: as in `AttemptStatus`
-    status: str
-    unwatched: bool = False
+    status: str  # result, or the state of its running attempt, in words
+    unwatched: bool = False  # no driver observes it: it ran for `seconds` or longer
 
 
 class RunStatus(Value, frozen=True, kw_only=True):
     """One run in `autotune status`."""
 
-    run: str
-    name: str = ""
-    framework: str = ""
-    cluster: str = ""
-    submitted: str = ""
-    total_s: float = 0.0
-    running_s: float = 0.0
+    run: str  # id of the run, also the name of its folder
+    name: str = ""  # name of the job; empty: unknown
+    framework: str = ""  # name of the framework, e.g. `verl`, as in the job file; empty: unknown
+    cluster: str = ""  # its GPUs, e.g. `8×H100`, or nodes without GPUs, e.g. `1×CPU`; empty: unknown
+    submitted: str = ""  # when the job was accepted: UTC, ISO 8601; empty: not accepted yet
+    total_s: float = 0.0  # seconds from acceptance of the job to now, or without a driver to the last event
+    running_s: float = 0.0  # seconds that attempts ran, summed over all of them, also those of trials
+    # NOT STARTED | STARTING | WAITING n/m nodes | REHEARSING | RUNNING | RECOVERING | STABLE |
+    # SEARCHING | COMPLETED | REHEARSED | GAVE UP | FAILED | LOST | STOPPED | INTERRUPTED | DAMAGED
     status: str = "STARTING"
     running: bool = False  # it has a driver, as far as can be detected
     driver: str = ""  # description of a driver on another machine, or that cannot be read

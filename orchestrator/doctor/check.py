@@ -20,7 +20,7 @@ class Status(StrEnum):
 class Check(Value, frozen=True, kw_only=True):
     """One check."""
 
-    name: str
+    name: str  # name of the check, e.g. `gpus`, `disk`, `shm` or `checkpoints`
     node: str = ""  # empty: the whole cluster, or the machine that runs `doctor`
     status: Status = Status.OK
     what: str  # the result
@@ -45,7 +45,7 @@ def skipped(name: str, what: str) -> Check:
 class Examined(Value, frozen=True, kw_only=True):
     """All checks of a machine, its cluster and a job."""
 
-    schema: int = 1
+    schema: int = 1  # version of this document's format; fields are added without changing it
     job: str = ""  # the job's name; empty without a job
     address: str = ""  # of the cluster; `local`: only this machine; empty: no cluster answered
     nodes: int = 0  # number of nodes examined

@@ -275,8 +275,8 @@ class Prediction(Value, frozen=True, kw_only=True):
     """The peak of a phase with and without a remedy, as predicted."""
 
     phase: Phase
-    before_bytes: int
-    after_bytes: int
+    before_bytes: int  # peak with the settings that failed
+    after_bytes: int  # peak with the remedy
 
 
 def predicted(context: Context, diagnosis: Diagnosis, cure: Cure) -> Prediction | None:

@@ -21,14 +21,14 @@ from autotune.policies.values.value import Value
 class RuleDocument(Value, frozen=True, kw_only=True):
     """A rule, as `autotune explain --rule ID --json` prints it."""
 
-    schema: int = SCHEMA
-    rule: str
+    schema: int = SCHEMA  # version of this document's format; fields are added without changing it
+    rule: str  # name of the rule
     cause: Cause | None  # None: a consequence of another failure, or a harmless line
-    meaning: str
+    meaning: str  # what a matching line shows, in words
     example: str  # a line that matches
-    pattern: str
+    pattern: str  # regular expression that matches the line, in Python's syntax
     fatal: str  # always | unless_progress | never
-    harmless: bool
+    harmless: bool  # whether the line only looks like a failure
     weak: bool  # applies only if the log shows no other cause
     remedies: dict[str, list[str]]  # by phase, the most promising first
 
@@ -36,10 +36,10 @@ class RuleDocument(Value, frozen=True, kw_only=True):
 class CauseDocument(Value, frozen=True, kw_only=True):
     """A cause, as `autotune explain --rule CAUSE --json` prints it."""
 
-    schema: int = SCHEMA
+    schema: int = SCHEMA  # version of this document's format; fields are added without changing it
     cause: Cause
-    meaning: str
-    is_oom: bool
+    meaning: str  # what the cause is, in words
+    is_oom: bool  # whether memory ran out at run time
     resource: str  # the memory that ran out, or `none`
     rules: list[str]  # names of the rules with this cause
     remedies: dict[str, list[str]]  # by phase, the most promising first

@@ -31,24 +31,25 @@ _MOMENTS = {
 class SnapshotFacts(Value, frozen=True, kw_only=True):
     """Figures of the failed request, in bytes; null where there is none."""
 
-    requested_bytes: int | None
-    free_bytes: int | None
-    allocated_bytes: int | None
-    reserved_unallocated_bytes: int | None
+    requested_bytes: int | None  # size of the request
+    free_bytes: int | None  # free memory of the GPU at that request
+    allocated_bytes: int | None  # in use by allocations of the process
+    reserved_unallocated_bytes: int | None  # reserved by the allocator, but not in use
 
 
 class SnapshotDocument(Value, frozen=True, kw_only=True):
     """What a snapshot of PyTorch's allocator shows."""
 
-    schema: int
-    file: str
+    schema: int  # version of this document's format; fields are added without changing it
+    file: str  # path of the snapshot
     kind: str  # snapshot
     cause: Cause
-    is_oom: bool
-    resource: str
+    is_oom: bool  # whether the snapshot contains a failed request
+    resource: str  # the memory that ran out: gpu, or none without a failed request
     facts: SnapshotFacts
-    fragmentation: bool
+    fragmentation: bool  # whether `expandable_segments` could have satisfied the failed request
     devices: list[DeviceMemory]
+    # settings of PyTorch's allocator, e.g. `expandable_segments`; empty: not recorded
     settings: dict[str, str]
 
 

@@ -47,12 +47,12 @@ class Due(Value, frozen=True, kw_only=True):
 class Notification(Value, frozen=True, kw_only=True):
     """What happened to a run. Texts hold no secrets and no control characters."""
 
-    schema: int = 1
+    schema: int = 1  # version of this document's format; fields are added without changing it
     occasion: Occasion
     text: str  # one line for a person
-    job: str
-    framework: str
-    run: str
+    job: str  # name of the job
+    framework: str  # name of the framework, e.g. `verl`, as in the job file
+    run: str  # id of the run, also the name of its folder
     mode: str  # launch | search | rehearse
     host: str  # of the driver
     folder: str  # of the run, on that host
@@ -70,6 +70,7 @@ class Notification(Value, frozen=True, kw_only=True):
     would_help: tuple[str, ...]  # changes that are the user's to make
     marginal: bool | None  # whether less memory is free than the goal asks for; None: no goal was reached
     headroom: float | None  # smallest free share over phases
+    # speed when the goal was reached; null: not measured, or no goal was reached
     tokens_per_second: float | None
     next: str  # the command that goes on
 

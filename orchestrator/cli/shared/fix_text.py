@@ -18,28 +18,28 @@ from autotune.policies.values.value import Value
 class PredictedPeak(Value, frozen=True, kw_only=True):
     """The predicted peak of a phase on its GPU, before and after the change."""
 
-    phase: str
-    before_bytes: float
-    after_bytes: float
+    phase: str  # name of the phase, as in `phases` of a plan, or `host memory`
+    before_bytes: float  # peak with the settings that failed
+    after_bytes: float  # peak with the change
     capacity_bytes: float | None  # null: unknown
 
 
 class FixDocument(Value, frozen=True, kw_only=True):
     """The answer of `autotune fix --json`."""
 
-    schema: int = 1
-    log: str
+    schema: int = 1  # version of this document's format; fields are added without changing it
+    log: str  # path of the log
     line: int | None = None  # line of the log with the failure; null: none
     cause: str  # of the failure
-    phase: str
+    phase: str  # phase in which the job failed, e.g. `backward`; `none`: unknown
     step: int | None  # that failed, or the last complete one; null: unknown
     step_text: str = ""  # which of the two it is: `step 51`, `after step 50 of 2,110`
-    rank: int | None
+    rank: int | None  # rank of the process that failed first; null: unknown
     headline: str  # what died, in one line
     remedy: str = ""  # empty: no change is left
-    reason: str = ""
+    reason: str = ""  # why the remedy helps; empty: no change is left
     effect: Effect | None = None  # on the numbers of the training
-    slows: str = ""
+    slows: str = ""  # what becomes slower; empty or `nothing`: nothing
     at_least: tuple[str, ...] = ()  # why the new values may go no lower
     for_speed: tuple[str, ...] = ()  # the knobs of `changes` without which the job fits as well
     changes: dict[str, tuple[Setting, Setting]] = {}  # by knob: before and after
@@ -49,13 +49,13 @@ class FixDocument(Value, frozen=True, kw_only=True):
     file: str = ""  # the file of the diff; empty: the command
     diff: str = ""  # unified; empty: the file cannot be edited, and `words` must be added to the command
     words: tuple[str, ...] = ()  # of the changed settings on the command line
-    is_written: bool = False
+    is_written: bool = False  # whether the change was written to `file`
     peaks: tuple[PredictedPeak, ...] = ()
     note: str = ""  # why there is no prediction
     would_help: tuple[str, ...] = ()  # what else helps, if no change is left
     write: str = ""  # the command that writes the change; empty: already written, or there is no file
     with_autotune: str = ""  # the command that starts the changed job
-    without_autotune: str = ""
+    without_autotune: str = ""  # the command that starts the changed job on its own; empty: there is none
 
 
 def render_fix(answer: FixDocument, *, named: str = "", width: int | None = None) -> str:

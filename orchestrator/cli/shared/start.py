@@ -65,7 +65,7 @@ _STATED = ("job_digest", "overrides", "relaunches", "trials", "duration")  # wha
 class Begun(Value, frozen=True, kw_only=True):
     """The answer of `--detach --json`."""
 
-    run: str
+    run: str  # id of the run, also the name of its folder
 
 
 def prepare(call: LaunchOptions) -> RequestedJob:

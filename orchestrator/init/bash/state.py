@@ -30,9 +30,9 @@ Variable = str | list[str] | dict[str, str]
 class Note(Value, frozen=True, kw_only=True):
     """A note on something in a script that was not understood, or was assumed."""
 
-    file: str
+    file: str  # path of the script or configuration file
     line: int  # from 1
-    message: str
+    message: str  # what was not understood, assumed or left out, in one sentence
 
 
 class Use(Value, frozen=True, kw_only=True):
