@@ -51,6 +51,24 @@ def keys_of(node: Any) -> set[str]:
     return result | {key for each in node.values() for key in keys_of(each)}
 
 
+def undescribed(node: Any) -> set[str]:
+    """Return the fields without a description in a schema, each with its object."""
+    if isinstance(node, list):
+        return {name for each in node for name in undescribed(each)}
+    if not isinstance(node, dict):
+        return set()
+    properties = (
+        node["properties"].items() if isinstance(node.get("title"), str) and "properties" in node else ()
+    )
+    result = {f"{node['title']}.{name}" for name, each in properties if not each.get("description")}
+    return result | {name for each in node.values() for name in undescribed(each)}
+
+
+@pytest.mark.parametrize("name", json_documents.DOCUMENTS)
+def test_each_field_has_a_description(name: str) -> None:
+    assert not undescribed(json_documents.schema(name)), "write a comment beside the field"
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "job.yaml").write_text(JOB)
