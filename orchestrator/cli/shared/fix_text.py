@@ -30,25 +30,25 @@ class FixDocument(Value, frozen=True, kw_only=True):
     schema: int = 1  # version of this document's format; fields are added without changing it
     log: str  # path of the log
     line: int | None = None  # line of the log with the failure; null: none
-    cause: str  # of the failure
+    cause: str  # cause of the failure, e.g. `gpu-oom`
     phase: str  # phase in which the job failed, e.g. `backward`; `none`: unknown
-    step: int | None  # that failed, or the last complete one; null: unknown
-    step_text: str = ""  # which of the two it is: `step 51`, `after step 50 of 2,110`
+    step: int | None  # step that failed, or the last complete one; null: unknown
+    step_text: str = ""  # `step`, and which of the two it is: `step 51`, `after step 50 of 2,110`
     rank: int | None  # rank of the process that failed first; null: unknown
     headline: str  # what died, in one line
-    remedy: str = ""  # empty: no change is left
+    remedy: str = ""  # name of the remedy; empty: no change is left
     reason: str = ""  # why the remedy helps; empty: no change is left
-    effect: Effect | None = None  # on the numbers of the training
+    effect: Effect | None = None  # effect on the numbers of the training: `exact` or `numeric`
     slows: str = ""  # what becomes slower; empty or `nothing`: nothing
-    at_least: tuple[str, ...] = ()  # why the new values may go no lower
+    at_least: tuple[str, ...] = ()  # why new values may go no lower, one sentence each
     for_speed: tuple[str, ...] = ()  # the knobs of `changes` without which the job fits as well
-    changes: dict[str, tuple[Setting, Setting]] = {}  # by knob: before and after
-    differs: dict[str, tuple[Setting, Setting]] = {}  # by knob: in the log, and in the file now
-    settings: dict[str, Any] = {}  # of the framework, with their new values
-    kept: tuple[str, ...] = ()  # those that are written so that they keep their value
-    file: str = ""  # the file of the diff; empty: the command
-    diff: str = ""  # unified; empty: the file cannot be edited, and `words` must be added to the command
-    words: tuple[str, ...] = ()  # of the changed settings on the command line
+    changes: dict[str, tuple[Setting, Setting]] = {}  # knob -> value before and after
+    differs: dict[str, tuple[Setting, Setting]] = {}  # knob -> value in the log, and in the file now
+    settings: dict[str, Any] = {}  # settings of the framework with their new values
+    kept: tuple[str, ...] = ()  # settings that are written so that they keep their value
+    file: str = ""  # path of the file of the diff; empty: the command
+    diff: str = ""  # unified diff; empty: the file cannot be edited, and `words` must be added to the command
+    words: tuple[str, ...] = ()  # the changed settings as words of the command line
     is_written: bool = False  # whether the change was written to `file`
     peaks: tuple[PredictedPeak, ...] = ()
     note: str = ""  # why there is no prediction
