@@ -90,7 +90,8 @@ properties: install  ## the property tests with other examples than those of CI,
 
 # Only the files that have one, so that each process collects 500 tests instead of 11,200; the longest first, so that
 # neither process is left alone with one of them at the end.
-E2E = tests/e2e/test_recovery.py tests/e2e/test_lookalikes.py tests/faults/test_faults.py tests/e2e/test_prevention.py tests/e2e/test_engine.py \
+E2E = tests/e2e/test_recovery.py tests/faults/test_faults.py tests/e2e/test_lookalikes.py tests/e2e/test_prevention.py \
+	tests/e2e/test_search.py tests/e2e/test_engine.py tests/e2e/test_parallel.py \
 	$(sort $(shell grep -rlw "mark.e2e" tests --include="test_*.py"))
 e2e: JOBS = 3
 e2e: install  ## real Ray, SGLang and out-of-memory failures

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 JOB = """\
 name: small
@@ -76,12 +78,6 @@ def until(condition: Callable[[], object], what: str, seconds: float = 180) -> N
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.2)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

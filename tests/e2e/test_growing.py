@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.test_driver import RAY, Head, free_port, until
+from tests.e2e.test_driver import RAY, Head, until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 _STORE_BYTES = 80 << 20
@@ -49,7 +50,7 @@ class Nodes:
             (self.folder / "gcs").mkdir()
             os.environ.update(RAY_gcs_storage="rocksdb", RAY_gcs_storage_path=str(self.folder / "gcs"))
         self._cards = cards
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self._started = 0
         self._nodes: dict[int, Any] = {}
         from ray.cluster_utils import Cluster
@@ -180,12 +181,6 @@ def _apart() -> Iterator[None]:
         yield
     finally:
         services.start_ray_process = plain
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _is_actor(process: psutil.Process) -> bool:
