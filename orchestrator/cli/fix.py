@@ -187,13 +187,13 @@ def _answer(
     knobs = remedy.apply(result.before)
     settings = framework.settings(job, knobs)
     words = {name: framework.word(name, value) for name, value in settings.items()}
-    after, kept = "", {}
+    after, kept = "", list[str]()
     if settings:
         variables, why = framework.environment_settings, dict.fromkeys(settings, _after(diagnosis, answer))
         offered = framework.profile(job, cluster).supported
         same = {offered[knob].setting for knob in offered.keys() - changed(result.before, knobs).keys()}
-        kept = dict.fromkeys(sorted(same & settings.keys()), _KEPT)
-        after = _edited(target, settings, words, variables=variables, why=why | kept)
+        kept = sorted(same & settings.keys())
+        after = _edited(target, settings, words, variables=variables, why=why | dict.fromkeys(kept, _KEPT))
     peaks, note = _peaks(result, diagnosis, cluster.host_memory_bytes)
     started, alone = _commands(target, words, changed(result.before, knobs), after=after, write=write)
     return msgspec.structs.replace(

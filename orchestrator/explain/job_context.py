@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -104,7 +104,8 @@ def _context(
     cluster = cluster_of((diagnosis.facts.capacity_bytes or 0) if on_device else 0)
     profile, why = _profile(result, job, cluster)
     note = note or (why if settings else "")
-    offers, advised = _offers(result, implied), _advised(result)
+    presets = _profiles(result, implied)
+    offers, advised = _offers(presets), _advised(result)
     own = result.settings_of(job_of(result, implied), diagnosis.component, text)
     if own is not None:
         advised = {knob: key for knob, key in own.items() if knob in advised and knob not in offers}
@@ -142,7 +143,7 @@ def _context(
         offered=frozenset((*offers, *advised)),
         fixed=frozenset() if settings else spellings.fixed(tools, text, shared=result.name in _TRAINERS),
         engine=result.name not in _TRAINERS or spellings.engine_in(tools, text, ENGINE_KNOBS),
-        engine_rests=_engine_rests(result, implied, diagnosis.phase),
+        engine_rests=_engine_rests(presets, diagnosis.phase),
         counts_tokens=True,
     )
     return Context(
@@ -234,9 +235,9 @@ def _why(framework: Framework, error: Exception) -> str:
     return f"the settings printed in the log are no whole {framework.name} job ({type(error).__name__})"
 
 
-def _engine_rests(framework: Framework, implied: Mapping[str, Any], phase: Phase) -> bool:
+def _engine_rests(presets: Sequence[Profile], phase: Phase) -> bool:
     """Return whether the engines of a framework's presets sleep in a phase, or have other GPUs."""
-    held = [parts for profile in _profiles(framework, implied) if (parts := profile.held(phase)) is not None]
+    held = [parts for profile in presets if (parts := profile.held(phase)) is not None]
     return bool(held) and all(Component.ROLLOUT not in parts for parts in held)
 
 
@@ -286,15 +287,16 @@ def _of_part(own: Mapping[str, str], offers: dict[str, Support]) -> dict[str, Su
     }
 
 
-def _offers(framework: Framework, implied: Mapping[str, Any]) -> dict[str, Support]:
-    """Return the framework's support for the knobs, in any of its presets with the `implied` settings."""
+def _offers(presets: Sequence[Profile]) -> dict[str, Support]:
+    """Return the framework's support for the knobs, in any of its presets."""
     result: dict[str, Support] = {}
-    for profile in _profiles(framework, implied):
+    for profile in presets:
         result = profile.supported | result
     return result
 
 
 def _profiles(framework: Framework, implied: Mapping[str, Any]) -> list[Profile]:
+    """Return the profiles of a framework's presets with the `implied` settings."""
     jobs = (job_of(framework, {**preset, **implied}) for preset in (*framework.presets.values(), {}))
     profiles = (_profile(framework, job, cluster_of(0))[0] for job in jobs)
     return [profile for profile in profiles if profile is not None]

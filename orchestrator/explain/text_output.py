@@ -190,10 +190,11 @@ def _limit_leads(explanation: Explanation) -> bool:
     A process without a role that holds most is the whole job.
     """
     group, cause = largest(explanation.diagnosis.facts), explanation.diagnosis.cause
-    known = group is not None and (group.component is not Component.UNKNOWN or group.foreign)
-    known = known and group is not None and not group.whole
-    known |= any(remedied.cure.exact for remedied in explanation.remedies)
-    return cause in (Cause.SHM, Cause.OBJECT_STORE) or (cause is Cause.HOST_OOM and not known)
+    if cause is not Cause.HOST_OOM:
+        return cause in (Cause.SHM, Cause.OBJECT_STORE)
+    if any(remedied.cure.exact for remedied in explanation.remedies):
+        return False
+    return group is None or group.whole or (group.component is Component.UNKNOWN and not group.foreign)
 
 
 def _is_kill(explanation: Explanation) -> bool:

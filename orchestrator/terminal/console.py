@@ -264,9 +264,9 @@ class Console:
         if figures:
             self._detail(figures)
         accepted = self._run.accepted
-        tells = accepted is not None and accepted.job.recovery.forecast is Forecasting.TELL
-        tells = tells and accepted is not None and accepted.profile.resumable  # else no checkpoint helps
-        if event.holds and tells and not event.upper_bound:
+        if accepted is None or not accepted.profile.resumable:  # no checkpoint helps
+            return
+        if event.holds and not event.upper_bound and accepted.job.recovery.forecast is Forecasting.TELL:
             self._detail(
                 "hint: `recovery: {forecast: act}` applies a remedy at the last checkpoint before it"
             )

@@ -70,9 +70,9 @@ def own_limit(pid: int) -> OwnLimit:
     A soft limit of the data below an unlimited hard one is the process's own, such as a simulated device.
     """
     try:
-        space, data = (resource.prlimit(pid, each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
-        if resource.prlimit(pid, resource.RLIMIT_DATA)[1] == resource.RLIM_INFINITY:
-            data = resource.RLIM_INFINITY
+        space, _ = resource.prlimit(pid, resource.RLIMIT_AS)
+        data, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+        data = resource.RLIM_INFINITY if hard == resource.RLIM_INFINITY else data
         if space == data == resource.RLIM_INFINITY:
             return OwnLimit()
         with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123 - read twice a second per process
