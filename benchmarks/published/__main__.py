@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from autotune.policies.estimate.constants import TABLE, Constant
 from benchmarks.published.cases import CASES, cases, planned
-from benchmarks.published.judge import Judgement, judged
-from benchmarks.published.report import losses, rows, summary
+from benchmarks.published.judge import Judgement, judgement
+from benchmarks.published.report import losses, reliability, rows, summary
 
 _KINDS = [name for name in TABLE if name.startswith("fragmentation")]
 # What can be taken out: constants as they are where nothing is known of them.
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     with patch.dict(TABLE, ABLATIONS.get(options.ablate, {})):
         chosen = [case for case in cases(options.cases) if options.added in (None, case.truth.added)]
-        judgements = [(case, judged(case, planned(case))) for case in chosen]
+        judgements = [(case, judgement(case, planned(case))) for case in chosen]
     selected = [judgement for case, judgement in judgements if options.all or not case.held_out]
     sys.stdout.write("\n".join(rows(selected)) + "\n\n")
     halves = {
@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.added:
         halves["both"] = [judgement for _, judgement in judgements]
     sys.stdout.write("\n".join(summary(halves)) + "\n\n")
-    sys.stdout.write("\n".join(losses(halves)) + "\n")
+    sys.stdout.write("\n".join(losses(halves)) + "\n\n")
+    sys.stdout.write("\n".join(reliability([judgement for _, judgement in judgements])) + "\n")
     return int(any(_below(half, options.least) for half in halves.values()))
 
 

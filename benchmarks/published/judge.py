@@ -52,7 +52,7 @@ class Judgement(NamedTuple):
         return self.prediction == ("oom" if self.truth.outcome == "oom" else "fits")
 
 
-def judged(case: Case, plan: Plan) -> Judgement:
+def judgement(case: Case, plan: Plan) -> Judgement:
     """Return a case beside its plan."""
     truth = case.truth
     rows = [row for row in plan.phases if row.phase in _SCOPES.get(truth.scope, (row.phase,))]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from benchmarks.published.judge import Figure, Judgement
 
 _GIB = 1 << 30
+_BINS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.1)  # limits of chances that are counted together
 _LOW, _LEAST = 0.1, 1e-4  # a chance that counts as low; the least that a chance of 0 counts as
 
 
@@ -56,11 +58,12 @@ def losses(halves: Mapping[str, Sequence[Judgement]]) -> Iterator[str]:
 
     `complete`: RL jobs whose report gives every setting that decides memory. The best constant is that of all
     the other jobs of the same row. Cases are chosen for failing, so that a row's own rate of failures is no
-    rate of all jobs.
+    rate of all jobs. `if true` is the log loss to expect of these chances if each of them is right: the mean
+    entropy of their outcomes, below which only chances nearer to 0 and 1 can come.
     """
     yield (
-        f"{'':24} {'':8} {'jobs':>5} {'failed':>7} {'log loss':>9} {'constant':>9} {'0.2 + 0.8 P':>12} "
-        f"{'ran, below 0.1':>15} {'failed, below 0.1':>18}"
+        f"{'':24} {'':8} {'jobs':>5} {'failed':>7} {'log loss':>9} {'if true':>8} {'constant':>9} "
+        f"{'0.2 + 0.8 P':>12} {'ran, below 0.1':>15} {'failed, below 0.1':>18}"
     )
     kinds = (("all", "RL jobs", False), ("all", "complete", True), ("trainer", "trainers", False))
     for title, half in halves.items():
@@ -75,7 +78,8 @@ def losses(halves: Mapping[str, Sequence[Judgement]]) -> Iterator[str]:
             low = [each for each, chance in zip(failed, chances, strict=True) if chance < _LOW]
             yield (
                 f"{title:24} {name:8} {len(chosen):>5} {sum(failed):>7} {_log_loss(chances, failed):>9.3f} "
-                f"{_log_loss(others, failed):>9.3f} {_log_loss(floor, failed):>12.3f} "
+                f"{statistics.fmean(map(_entropy, chances)):>8.3f} {_log_loss(others, failed):>9.3f} "
+                f"{_log_loss(floor, failed):>12.3f} "
                 f"{f'{low.count(False)} of {failed.count(False)}':>15} {f'{sum(low)} of {len(low)}':>18}"
             )
     by_name = {item.truth.id: item for half in halves.values() for item in half}
@@ -86,6 +90,27 @@ def losses(halves: Mapping[str, Sequence[Judgement]]) -> Iterator[str]:
         f"{sum(failing > fixed for failing, fixed in known)}, twice as high in "
         f"{sum(failing >= 2 * fixed for failing, fixed in known)}"
     )
+
+
+def reliability(judgements: Sequence[Judgement]) -> Iterator[str]:
+    """Yield, for whole RL jobs and for trainers, how many failed of those with about the same chance."""
+    yield f"{'chance':12} {'':8} {'jobs':>5} {'mean chance':>12} {'failed':>7} {'share that failed':>18}"
+    for scope, name in (("all", "RL jobs"), ("trainer", "trainers")):
+        for low, high in pairwise(_BINS):
+            of = [item for item in judgements if item.truth.scope == scope and low <= item.chance < high]
+            if of:
+                failed = [item.truth.outcome == "oom" for item in of]
+                yield (
+                    f"{f'{low:.1f} to {min(high, 1.0):.1f}':12} {name:8} {len(of):>5} "
+                    f"{statistics.fmean(item.chance for item in of):>12.2f} {sum(failed):>7} "
+                    f"{statistics.fmean(failed):>18.2f}"
+                )
+
+
+def _entropy(chance: float) -> float:
+    """Return the expected log loss of a chance that is right."""
+    likely = min(1 - _LEAST, max(_LEAST, chance))
+    return -likely * math.log(likely) - (1 - likely) * math.log1p(-likely)
 
 
 def _log_loss(chances: Sequence[float], failed: Sequence[bool]) -> float:

@@ -112,15 +112,15 @@ def test_a_fork_is_left_alone_unless_assumptions_count_as_known(
         f" trainer.logger=[console] actor_rollout_ref.actor.{setting}\n"
     )
 
-    def judged(name: str) -> init_scripts.Score:
+    def score(name: str) -> init_scripts.Score:
         (scratch := tmp_path / name).mkdir()
-        score = init_scripts.Score(script=name)
-        init_scripts._judge(score, init_scripts.Case(checkout="", path="run.sh"), repository, scratch)
-        return score
+        result = init_scripts.Score(script=name)
+        init_scripts._judge(result, init_scripts.Case(checkout="", path="run.sh"), repository, scratch)
+        return result
 
-    own = judged("own")
+    own = score("own")
     with init_scripts.nothing_assumed():
-        known = judged("known")
+        known = score("known")
 
     assert (own.exit, known.exit) == (0, int(bool(message))) and message in known.output
     assert {*known.changed} & {"trainer.logger"} == changed and "trainer.logger" not in own.changed

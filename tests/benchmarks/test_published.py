@@ -11,8 +11,8 @@ from autotune.orchestrator.config.loader import load
 from benchmarks.published import host
 from benchmarks.published.__main__ import main
 from benchmarks.published.cases import cases, planned
-from benchmarks.published.judge import judged
-from benchmarks.published.report import losses
+from benchmarks.published.judge import judgement
+from benchmarks.published.report import losses, reliability
 
 SHAPE = {
     "model_type": "qwen2",
@@ -66,7 +66,7 @@ def two(tmp_path):
 
 
 def test_a_case_is_judged_by_its_plan(two):
-    tiny, wide = (judged(case, planned(case)) for case in cases(two))
+    tiny, wide = (judgement(case, planned(case)) for case in cases(two))
     assert (tiny.prediction, wide.prediction) == ("oom", "fits")
     assert wide.right
     assert tiny.right
@@ -100,13 +100,20 @@ def test_chances_are_scored_by_their_log_loss_and_by_pairs(two, capsys):
     assert main(["--cases", str(two), "--all"]) == 0
     text = capsys.readouterr().out
     assert "fix: 1, the failing one has the higher chance in 1, twice as high in 1" in text
-    halves = {"both": [judged(case, planned(case)) for case in cases(two)]}
+    halves = {"both": [judgement(case, planned(case)) for case in cases(two)]}
     head, row, _ = losses(halves)
     assert head.split()[0] == "jobs"
-    items = dict(zip(("jobs", "failed", "loss", "constant", "floor"), row.split()[2:7], strict=True))
+    items = dict(zip(("jobs", "failed", "loss", "true", "constant", "floor"), row.split()[2:8], strict=True))
     assert (items["jobs"], items["failed"]) == ("2", "1")
+    assert float(items["true"]) < 0.1  # chances near 0 and 1 expect to be right
     # Of two jobs each is judged by the other, which is wrong; the plan is right of both.
     assert float(items["loss"]) < 0.03 < float(items["floor"]) < float(items["constant"])
+
+
+def test_failures_are_counted_among_equal_chances(two):
+    _, low, high = reliability([judgement(case, planned(case)) for case in cases(two)])
+    assert low.split()[:3] == ["0.0", "to", "0.1"] and low.split()[-2:] == ["0", "0.00"]
+    assert high.split()[:3] == ["0.9", "to", "1.0"] and high.split()[-2:] == ["1", "1.00"]
 
 
 def test_the_benchmark_fails_where_the_plan_is_wrong(two):
@@ -140,7 +147,7 @@ def test_every_case_is_a_job_and_a_failing_recipe_has_a_higher_chance_than_its_f
         with contextlib.chdir(every[name].folder):
             assert load("job.yaml").name
     assert all(plan.phases for plan in plans.values())
-    chances = [tuple(judged(every[name], plans[name]).chance for name in pair) for pair in pairs]
+    chances = [tuple(judgement(every[name], plans[name]).chance for name in pair) for pair in pairs]
     assert len(chances) >= 10
     assert sum(failing > fixed for failing, fixed in chances) >= 0.8 * len(chances)
     assert sum(failing >= 2 * fixed for failing, fixed in chances) >= len(chances) / 3

@@ -64,7 +64,7 @@ def withheld(profile: Profile) -> tuple[Knobs, ...]:
     return tuple(result)
 
 
-class Judged(Value, frozen=True, kw_only=True):
+class Judgement(Value, frozen=True, kw_only=True):
     """How a framework judged the proposals of its sampled jobs."""
 
     framework: str
@@ -75,7 +75,7 @@ class Judged(Value, frozen=True, kw_only=True):
     only_ours: tuple[str, ...]  # withheld ones that it accepts
 
 
-def judged(framework: str, folder: Path, *, most: int | None = None) -> Judged:
+def judgement(framework: str, folder: Path, *, most: int | None = None) -> Judgement:
     """Return how a framework judges the proposals of its jobs; at most so many of each job."""
     judge = JUDGES[framework]
     jobs = [judge.prepared(job) for name in judge.frameworks or (framework,) for job in sampled(name)]
@@ -91,7 +91,7 @@ def judged(framework: str, folder: Path, *, most: int | None = None) -> Judged:
     for (kind, job, own, knobs), why in zip(rows, reasons, strict=True):
         of[kind].append((f"{job.name}: {changed(own, knobs)}", why))
     assert all(not why for _, why in of["written"]), of["written"]
-    return Judged(
+    return Judgement(
         framework=framework,
         jobs=len(jobs),
         proposals=len(of["offered"]),
@@ -114,7 +114,7 @@ _HEAD = (
 )
 
 
-def line(row: Judged) -> str:
+def line(row: Judgement) -> str:
     """Return the judgement of a framework as a row of the table."""
     counts = (row.jobs, row.proposals, len(row.refused), row.withheld, len(row.only_ours))
     return f"| {row.framework} | {JUDGES[row.framework].by} | {' | '.join(map(str, counts))} |"
@@ -128,7 +128,7 @@ def main() -> None:
     asked = parser.parse_args()
     for framework in asked.frameworks:
         with tempfile.TemporaryDirectory() as folder:
-            result = judged(framework, Path(folder), most=asked.most)
+            result = judgement(framework, Path(folder), most=asked.most)
         print(line(result), *result.refused, *result.only_ours, sep="\n  ", flush=True)
         page = PAGE.read_text()
         kept = {each.split(" ")[1]: each for each in page.splitlines() if each.startswith("| ")}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.judges import JUDGES
-from tests.contracts.proposals import judged
+from tests.contracts.proposals import judgement
 from tests.contracts.sampled_jobs import SEED
 
 pytestmark = pytest.mark.timeout(1800)
@@ -19,7 +19,7 @@ _IN_CI = {"slime": 80, "verl": 6, "skyrl": 30, "openrlhf": 30}
 @pytest.mark.e2e
 @pytest.mark.parametrize("framework", _IN_CI)
 def test_a_framework_takes_what_launch_and_search_may_propose(framework: str, tmp_path: Path) -> None:
-    result = judged(framework, tmp_path, most=_IN_CI[framework])
+    result = judgement(framework, tmp_path, most=_IN_CI[framework])
     print(f"seed {SEED}: {result.proposals} proposals of {result.jobs} jobs")
     assert result.proposals > 20 and result.refused == ()
 
@@ -27,6 +27,6 @@ def test_a_framework_takes_what_launch_and_search_may_propose(framework: str, tm
 @pytest.mark.e2e_long
 @pytest.mark.parametrize("framework", JUDGES)
 def test_a_framework_takes_every_proposal(framework: str, tmp_path: Path) -> None:
-    result = judged(framework, tmp_path)
+    result = judgement(framework, tmp_path)
     print(f"seed {SEED}: {result.proposals} proposals of {result.jobs} jobs")
     assert result.proposals > 50 and result.refused == ()
