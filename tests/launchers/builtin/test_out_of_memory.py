@@ -1,9 +1,11 @@
 """Real allocation failures under a real limit, each in its own process, leave the right record."""
 
+import multiprocessing
 import os
 import random
-import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -62,22 +64,40 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def failure(
-    model: str, knobs: dict[str, Any], *, file_limit_bytes: int | None = None
-) -> FailureRecord | None:
-    arguments = [model, msgspec.json.encode(knobs).decode(), str(file_limit_bytes or "")]
-    done = subprocess.run(
-        [sys.executable, __file__, *arguments],
-        env=os.environ | ALLOCATOR_ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    lines = [line.removeprefix(PREFIX) for line in done.stderr.splitlines() if line.startswith(PREFIX)]
-    records = [msgspec.json.decode(line, type=FailureRecord) for line in lines]
-    assert (done.returncode == 0) == (not records), done.stderr
-    return records[0] if records else None
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ForkServerContext]:
+    """Return what forks processes of one that has imported the trainer, with the allocator's environment."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["autotune.launchers.builtin.trainer.rank"])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (ALLOCATOR_ENVIRONMENT | {"OMP_NUM_THREADS": "1"}).items():
+            patch.setenv(name, value)
+        yield context
+
+
+def in_process(log: Path, *arguments: Any) -> None:
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        one_step(*arguments)
+    except PhaseFailure:
+        sys.exit(1)
+
+
+@pytest.fixture
+def failure(processes: ForkServerContext, model: str, tmp_path: Path) -> Callable[..., FailureRecord | None]:
+    def run(knobs: dict[str, Any], *, file_limit_bytes: int | None = None) -> FailureRecord | None:
+        log = tmp_path / "stderr.log"
+        process = processes.Process(target=in_process, args=(log, model, knobs, file_limit_bytes))
+        process.start()
+        process.join(120)
+        text = log.read_text()
+        lines = [line.removeprefix(PREFIX) for line in text.splitlines() if line.startswith(PREFIX)]
+        records = [msgspec.json.decode(line, type=FailureRecord) for line in lines]
+        assert process.exitcode == bool(records), text
+        return records[0] if records else None
+
+    return run
 
 
 # Needs, in MiB, of the first step as written: log_prob 88, forward 486, backward 510, optimizer 88.
@@ -92,9 +112,9 @@ def failure(
     ],
 )
 def test_a_small_budget_fails_in_its_phase(
-    model: str, phase: str | None, budget: int, knobs: dict[str, Any]
+    failure: Callable[..., FailureRecord | None], phase: str | None, budget: int, knobs: dict[str, Any]
 ) -> None:
-    record = failure(model, knobs | {"trainer_budget": f"{budget}MiB"})
+    record = failure(knobs | {"trainer_budget": f"{budget}MiB"})
     if phase is None:
         assert record is None
         return
@@ -106,13 +126,17 @@ def test_a_small_budget_fails_in_its_phase(
     assert record.used_bytes <= (budget + 1) << 20 < record.used_bytes + record.requested_bytes + (2 << 20)
 
 
-def test_exhausted_host_memory_is_another_cause(model: str, tmp_path: Path) -> None:
-    knobs = SMALL_BATCHES | {"optimizer_offload": True, "host_dir": str(tmp_path)}
-    record = failure(model, knobs, file_limit_bytes=1 << 20)
+def test_exhausted_host_memory_is_another_cause(
+    failure: Callable[..., FailureRecord | None], tmp_path: Path
+) -> None:
+    (folder := tmp_path / "host").mkdir()
+    record = failure(
+        SMALL_BATCHES | {"optimizer_offload": True, "host_dir": str(folder)}, file_limit_bytes=1 << 20
+    )
     assert record is not None
     assert (record.phase, record.cause, record.device) == ("optimizer", "host-oom", None)
     assert record.requested_bytes == 2 << 20
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -161,10 +185,3 @@ def test_a_record_goes_to_the_attempts_own_file(tmp_path: Path, monkeypatch: pyt
     report(record, error)
     deliver(record)
     assert file.read_text() == f"{record.line()}\n" * 2
-
-
-if __name__ == "__main__":
-    try:
-        one_step(sys.argv[1], msgspec.json.decode(sys.argv[2]), int(sys.argv[3]) if sys.argv[3] else None)
-    except PhaseFailure:
-        sys.exit(1)
