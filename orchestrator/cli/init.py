@@ -67,10 +67,12 @@ def drafted(
     training: int | None = None,
     texts: Mapping[Path, str] = {},
     otherwise: str = "",
+    gpus: int | None = None,
 ) -> Draft:
     """Return the job of a source; raises Failure if there is none.
 
-    `otherwise` is the hint if the source is a log; `texts` replace the contents of scripts.
+    `otherwise` is the hint if the source is a log; `texts` replace the contents of scripts; `gpus` is the
+    number of GPUs of a node.
     """
     if source[0].startswith("-") and source[0] != "-":
         hint = "options of a script follow its name; `--help` lists those of this command"
@@ -78,7 +80,13 @@ def drafted(
     now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     try:
         return draft_of(
-            source, cwd=str(Path.cwd()), environment=os.environ, now=now, training=training, texts=texts
+            source,
+            cwd=str(Path.cwd()),
+            environment=os.environ,
+            now=now,
+            training=training,
+            texts=texts,
+            gpus=gpus,
         )
     except Failure:
         if not _is_log(source[0]):
@@ -167,7 +175,8 @@ def write(
     if not source:
         raise click.UsageError("`--` is followed by no command")
     cards = cards_of(gpus)
-    draft = with_variables(drafted(source, training=training))
+    per_node = cards.per_node if cards is not None else None
+    draft = with_variables(drafted(source, training=training, gpus=per_node))
     checked = _checked_against(job_text(draft, gpus=cards))
     text = job_text(draft, gpus=cards, checked=checked)
     to_stdout = str(output) == "-"

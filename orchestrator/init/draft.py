@@ -118,11 +118,12 @@ def draft_of(
     now: float,
     training: int | None = None,
     texts: Mapping[Path, str] = {},
+    gpus: int | None = None,
 ) -> Draft:
     """Return the job of a command, a script or a YAML file; raises Failure if there is none.
 
     `training` is the number, from 1, of the training to use if a script starts several; `texts` replace the
-    contents of scripts.
+    contents of scripts; `gpus` is the number of GPUs of a node.
     """
     if _SHELLS.fullmatch(words[0]) and len(words) > 1 and not words[1].startswith("-"):
         words = words[1:]
@@ -148,6 +149,7 @@ def draft_of(
             training=training,
             texts=texts,
             tasks=tasks,
+            gpus=gpus,
         )
     if kind in (Kind.DOCUMENT, Kind.PYTHON):
         called = shlex.join(words)
@@ -177,9 +179,10 @@ def _of_script(
     training: int | None,
     texts: Mapping[Path, str],
     tasks: Sequence[Task],
+    gpus: int | None,
 ) -> Draft:
     place = Path(cwd, path)
-    followed = Followed(environment, now, cwd=cwd, texts=texts)
+    followed = Followed(environment, now, cwd=cwd, texts=texts, gpus=gpus)
     text = followed.text_of(place, called=path)
     if not text.strip():
         raise Failure(f"`{path}` is empty", code=ExitCode.USAGE)
@@ -270,7 +273,7 @@ def _drafted(
     source_text = text_behind(invocation, script)
     words = {n: source_of(bare(n), source_text) for n, value in given.items() if value is not True}
     unset = {each.message[1:].partition(" ")[0] for each in notes if each.message.endswith(UNSET)}
-    empty = {name: made for name, word in words.items() if (made := with_places(word, unset))}
+    empty = {name: made for name, word in words.items() if (made := with_places(word, given[name], unset))}
     for name, made in empty.items():
         given[name] = made
         note(f"`{name}` needs a value: {words[name]} has none")

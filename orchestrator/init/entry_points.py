@@ -49,6 +49,11 @@ _WRAPPERS = frozenset(
 )
 # Frameworks whose settings may be appended to any command, also to one that runs a container.
 _ADDED_BEHIND = frozenset({"verl", "skyrl", "nemo-rl", "slime", "miles", "relax", "openrlhf"})
+# Names of programs that make ready what a training needs, or look at what it made.
+_AROUND_TRAINING = re.compile(
+    r"(?:pre(?:pare|process)|process|download|convert|build|make|create|generate|split|filter|merge|export"
+    r"|eval|evaluate|infer|test|check|plot|analy[sz]e|serve|deploy)(?:_|$)"
+)
 _NO_TRAINING = frozenset({"pip", "venv", "ensurepip", "http.server", "compileall", "zipfile", "pytest"})
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
 _SEEMS = re.compile(r"train|grpo|ppo|rlhf|verl|swift|run")  # a command in a container that may train
@@ -90,7 +95,7 @@ _OTHERS: tuple[tuple[str, str], ...] = (
     ("verl's supervised trainer", r"verl[./].*sft_trainer"),
     ("EasyR1", r"\bverl[./]trainer[./]main(?:\.py)?(?:\s|$)"),  # a fork of verl with settings of its own
     ("SkyRL's supervised trainer", r"skyrl[./]train[./]main_sft\b"),
-    ("OpenRLHF", r"openrlhf[./]"),
+    ("OpenRLHF", r"openrlhf[./]\S*train_"),
     (
         "NeMo-RL",
         rf"nemo_rl|run_grpo_(?:sliding|single)\w*\.py|examples/run_(?:{'|'.join(NEMO_RL_TRAINERS)})\.py",
@@ -348,6 +353,7 @@ def _trains(argv: Sequence[str]) -> bool:
     return (
         name.startswith(("python", "uv"))
         and program_in(argv) not in _NO_TRAINING
+        and not _AROUND_TRAINING.match(re.split(r"[./]", program_in(argv).removesuffix(".py"))[-1])
         and bool(re.search(r"train|grpo|ppo|_rl\b|rlhf|rloo|dapo", words) and (scripts or "-m" in argv))
     )
 

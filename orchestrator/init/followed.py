@@ -40,9 +40,16 @@ class Followed:
     """Results of reading a script and the scripts that it starts."""
 
     def __init__(
-        self, environment: Mapping[str, str], now: float, *, cwd: str, texts: Mapping[Path, str] = {}
+        self,
+        environment: Mapping[str, str],
+        now: float,
+        *,
+        cwd: str,
+        texts: Mapping[Path, str] = {},
+        gpus: int | None = None,
     ) -> None:
         self._environment, self._now, self._cwd, self._texts = environment, now, cwd, texts
+        self._gpus = gpus  # of a node, as the user says
         self._provided = set[str]()  # variables of the system that runs a task file
         self.notes: list[Note] = []
         self.outside: dict[str, Use] = {}  # variables of the caller that the scripts read
@@ -79,7 +86,8 @@ class Followed:
         asked = slurm.of_header(text)
         self.hardware = self.hardware.or_else(asked)
         around = {**slurm.variables(asked, self._cwd), **self._environment, **env}
-        reading = read_script(place, text, arguments, cwd=cwd, environment=around, now=self._now)
+        gpus = self._gpus or self.hardware.gpus_per_node
+        reading = read_script(place, text, arguments, cwd=cwd, environment=around, now=self._now, gpus=gpus)
         self._take(reading, env)
         for invocation in reading.invocations:
             own = {**env, **invocation.env}

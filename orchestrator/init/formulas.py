@@ -25,11 +25,15 @@ def source_of(name: str, script: str) -> str:
     return str(result[-1]) if result else ""
 
 
-def with_places(source: str, unset: Collection[str]) -> str:
-    """Return a word with each variable as a placeholder `$(NAME)`; empty unless all of them are unset."""
+def with_places(source: str, value: Any, unset: Collection[str]) -> str:
+    """Return a word with each variable as a placeholder `$(NAME)`; empty unless all of them are unset.
+
+    A variable that was read while it was unset, as a test does before a default is set, shows in the value.
+    """
     plain = source.strip("\"'")
     names = {match[1] or match[2] for match in _EXPANDED.finditer(plain)}
-    if not names or not names <= set(unset) or set(_EXPANDED.sub("", plain)) & set("$`"):
+    rest = _EXPANDED.sub("", plain)
+    if not names or not names <= set(unset) or set(rest) & set("$`") or (value and str(value) != rest):
         return ""
     return _EXPANDED.sub(lambda match: f"$({match[1] or match[2]})", plain)
 

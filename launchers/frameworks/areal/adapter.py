@@ -30,7 +30,6 @@ from autotune.policies.values.provenance import Origin
 from autotune.policies.values.rehearsing import Part
 
 _SWANLAB_ID = 21  # characters of a run's id, lower-case letters and digits
-_OLD_LAUNCHER = "areal.infra.launcher."
 _INTERPRETERS = re.compile(r"python(3(\.\d+)?)?")
 _COMMAND = re.compile(r"(?:^|\s)\S*--config[= ]\S+")
 _NAMES = re.compile(r"[\w.]+")
@@ -188,11 +187,11 @@ class Areal(TabularFramework[Config]):
     def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return the settings that a job needs to start, to resume and to keep its logs separate."""
         own: dict[str, Any] = {}
-        launcher = _old_launcher(job)
+        launcher = config.launcher
         if not launcher and not config.has("scheduler.type"):
             own["scheduler.type"] = "ray"
         for role, backend in (("rollout", config.rollout), ("actor", config.actor)):
-            if backend is not None and not config.text(f"{role}.backend"):
+            if backend is not None and not config.text(f"{role}.backend") and not config.is_of_earlier:
                 own[f"{role}.backend"] = str(backend)
         engines, trainer = config.rollout, config.actor
         if launcher and not config.text("allocation_mode") and engines is not None and trainer is not None:
@@ -223,7 +222,7 @@ class Areal(TabularFramework[Config]):
             argv=(*argv, *self.words(settings)),
             env={**_loggers(config, run=run), **job.env},
             cwd=job.workdir,
-            ray_native=(_old_launcher(job) or config.text("scheduler.type") or "ray") == "ray",
+            ray_native=(config.launcher or config.text("scheduler.type") or "ray") == "ray",
         )
 
     def words(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -291,19 +290,14 @@ def _pinned(before: Config, after: Config, written: Mapping[str, Any]) -> dict[s
     }
 
 
-def _old_launcher(job: Job) -> str:
-    """Return `local`, `ray` or `slurm` if the job uses a launcher with one process per rank."""
-    word = next((w for w in job.command if w.startswith(_OLD_LAUNCHER)), "")
-    return word.removeprefix(_OLD_LAUNCHER)
-
-
 def _recovery(config: Config, job: Job, *, run: str) -> dict[str, Any]:
     """Return the settings with which a job resumes from its own checkpoints and no others.
 
     AReaL resumes from anything under recover.fileroot, so a run gets its own subfolder there unless the job
     has `resume: true`. AReaL's retries, which restart with unchanged settings, are turned off.
     """
-    own: dict[str, Any] = {} if config.recovers else {"recover.mode": "on"}
+    mode = "auto" if config.is_of_earlier else "on"
+    own: dict[str, Any] = {} if config.recovers else {"recover.mode": mode}
     if not config.says_when_to_save:
         own |= config.interval
     for name in ("experiment_name", "trial_name"):

@@ -18,6 +18,8 @@ from autotune.policies.values.job import SAVE_S, Job
 from autotune.policies.values.profile import Placement
 
 RELEASES = releases(__package__)
+# `local`, `ray` or `slurm`: launchers with one process per rank, before 1.0 and since.
+_LAUNCHER = re.compile(r"(areal\.(?:infra\.)?launcher)\.(local|ray|slurm)")
 _RECOVERING = ("on", "auto")  # values of recover.mode that write checkpoints and resume from them
 _FREQUENCIES = ("freq_epochs", "freq_steps", "freq_secs")
 # Texts that OmegaConf's typed nodes accept as numbers and bools.
@@ -52,6 +54,10 @@ class Config(DeclaredSettings):
     def __init__(self, job: Job) -> None:
         super().__init__(job, __package__, RELEASES, entry="", given=overrides(job))
         self.job = job
+        named = (_LAUNCHER.fullmatch(word) for word in job.command)
+        folder, self.launcher = next((match.groups() for match in named if match), ("", ""))
+        # Without `{role}.backend`, `scheduler` and `recover.mode=on`, which came with 1.0.
+        self.is_of_earlier = folder == "areal.launcher"
         self._written = flat(job.document)
         for name, value in self.given.items():
             self._written = {

@@ -117,6 +117,7 @@ class DeclaredSettings(Settings, ABC):
     code: OwnCode | None = None  # the framework's code that the job would run
     takes_images: bool = False  # or sound: the model has encoders
     spelled: frozenset[str] = frozenset()  # settings of the job and its config file, as spelled there
+    is_of_earlier: bool = False  # the job is one of a release before those on record, by its command
 
     def __init__(
         self,

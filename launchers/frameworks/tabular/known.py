@@ -62,7 +62,7 @@ def _release(name: str, config: DeclaredSettings, job: Job, releases: tuple[str,
             value=f"it uses memory as {name} {recorded} does",
             origin=Origin.ASSUMED,
             resolve="set framework_version",
-            is_open=len(releases) == 1,
+            is_open=len(releases) == 1 or config.is_of_earlier,
         )
     forks = own == recorded or (config.code is not None and bool(config.code.defaults))
     nearest = "later releases do" if own in config.older else f"{recorded} does, the nearest on record"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,6 +142,9 @@ def _test(shell: Shell, node: Node, call: Call) -> bool | None:
 
 def _read(shell: Shell, node: Node, call: Call) -> bool | None:
     names = [word for word in call.words if not word.startswith("-") and re.fullmatch(r"\w+", word)]
+    if any(re.fullmatch(r"-\w*d", a) and not b for a, b in pairwise(call.words)) and call.stdin and names:
+        shell.state.assign(names[-1], call.stdin.strip())  # `read -d ''` reads to the end, as a here-document
+        return False
     lines = shell.state.input if call.stdin == "" else (call.stdin or "").split("\n")[:1]
     if lines is not None and not lines:
         for name in names:

@@ -25,6 +25,8 @@ _COMPARISONS = ("=", "==", "!=", "=~", "<", ">")
 _EQUALITIES = ("=", "==", "!=")
 _SIGNS = ("&&", "||", ")")
 _FILES = ("-e", "-f", "-d", "-s", "-r", "-w", "-x", "-L", "-h")
+# What numbers the nodes and processes of a job; where nothing numbers them, the first one is meant.
+_RANK = re.compile(r"\"?\$\{?(\w*(?:rank|node_?id|procid|node_?index)\w*)\}?\"?", re.IGNORECASE)
 
 
 def test(state: State, node: Node) -> bool | None:
@@ -109,9 +111,9 @@ class _Test:
             if operator in _EQUALITIES and self._has_patterns and not isinstance(right, str):
                 nodes = [right, *self._adjacent(right)]
                 return lambda: _fits(
-                    self._text(left), expansion.pattern(self._state, nodes), wanted=operator != "!="
+                    self._value(left, right), expansion.pattern(self._state, nodes), wanted=operator != "!="
                 )
-            return lambda: _binary(self._state, self._text(left), operator, self._text(right))
+            return lambda: _binary(self._state, self._value(left, right), operator, self._value(right, left))
         if remain > 1 and re.fullmatch("-[a-zA-Z]", self._sign()) and operator not in ("&&", "||"):
             sign, operand = self._sign(), self._parts[self._at + 1]
             self._at += 2
@@ -130,6 +132,17 @@ class _Test:
             nodes.append(part)
             self._at += 1
         return nodes
+
+    def _value(self, part: Node | str, other: Node | str) -> str:
+        """Return the text of an operand: 0 for a rank that is empty where it is compared with a number."""
+        notes = len(self._state.notes)
+        text = self._text(part)
+        name = None if text or isinstance(part, str) else _RANK.fullmatch(text_of(part))
+        if name is None or isinstance(part, str) or not self._text(other).isdigit():
+            return text
+        del self._state.notes[notes:]  # that it is unset is part of the note below
+        self._state.note(part, f"${name[1]} is empty: read as 0, the first node or process")
+        return "0"
 
     def _text(self, part: Node | str) -> str:
         return part if isinstance(part, str) else expansion.text(self._state, part)

@@ -95,10 +95,18 @@ def text(state: State, node: Node) -> str:
 
 
 def joined(state: State, node: Node) -> str:
-    """Return a here-document's text."""
+    """Return a here-document's text; the grammar leaves variables behind `$@` as they are written."""
+    whole = {"@": " ".join(state.positional), "#": str(len(state.positional))}
+
+    def replaced(match: re.Match[str]) -> str:
+        name = match[2] or ""
+        return match[1] or whole.get(name.replace("*", "@")) or _value(state, name) or ""
+
     # Bash removes backslashes only before these characters.
     parts = (
-        re.sub(r"\\([$`\\])", r"\1", part.replace("\\\n", "")) if isinstance(part, str) else text(state, part)
+        re.sub(r"\\([$`\\])|\$([@*#\d]|[A-Za-z_]\w*)", replaced, part.replace("\\\n", ""))
+        if isinstance(part, str)
+        else text(state, part)
         for part in pieces(node)
     )
     return "".join(parts)

@@ -77,9 +77,10 @@ def read_script(
     cwd: str,
     environment: Mapping[str, str],
     now: float,
+    gpus: int | None = None,
 ) -> Reading:
-    """Return what a script would start when called from `cwd`; raises ValueError if nested too deeply."""
-    state = State(cwd=cwd, file=str(path), now=now, inherited=environment, positional=list(arguments))
+    """Return what a script would start on a node with `gpus`; raises ValueError if nested too deeply."""
+    state = State(cwd=cwd, file=str(path), now=now, inherited=environment, gpus=gpus, positional=[*arguments])
     shell = Shell(state)
     try:
         tree = parse(text)
@@ -590,9 +591,7 @@ class Shell:
             if child.type == "herestring_redirect":
                 stdin = expansion.text(self.state, child.children[-1]) + "\n"
         words = expansion.words(self.state, nodes)
-        if not words:
-            return True, ""
-        return self.run(node, words, own, stdin)
+        return self.run(node, words, own, stdin) if words else (True, "")
 
     def run(
         self, node: Node, words: list[str], own: dict[str, str], stdin: str | None
@@ -637,6 +636,8 @@ class Shell:
             exported = {each: self.state.text(each) or "" for each in self.state.exported}
             with contextlib.suppress(CannotTell, KeyError, TypeError, ValueError):
                 return True, model_flags(places_of(self, words[1]), words[2], {**exported, **own})
+        if self.state.gpus and words in (["nvidia-smi", "-L"], ["nvidia-smi", "--list-gpus"]):
+            return True, "GPU\n" * self.state.gpus
         self._start(node, words, own, stdin=self.state.files.get(manifest_in(words), stdin) or "")
         return None, None
 

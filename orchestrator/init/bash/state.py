@@ -101,6 +101,7 @@ class State:
     file: str
     now: float  # Unix seconds, for `date`
     inherited: Mapping[str, str]
+    gpus: int | None = None  # of a node, for `nvidia-smi -L`; None: not known
     capture: Callable[[Node], str] = lambda _: ""
     variables: dict[str, Variable] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)

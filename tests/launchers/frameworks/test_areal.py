@@ -635,6 +635,21 @@ def test_the_old_launchers_read_an_allocation_mode():
     assert rendered.ray_native is False
 
 
+def test_a_launcher_of_an_earlier_release_gets_only_settings_that_it_has():
+    command = ("python3", "-m", "areal.launcher.local", "train.py")
+    mode = {"allocation_mode": "sglang:d4+fsdp:d4"}
+    each = job(mode, how={"command": command}, scheduler=..., recover=...)
+    rendered = argv_of(each)
+    added = [word.partition("=")[0] for word in rendered.argv if word.startswith("++")]
+    assert not any("scheduler" in name or name.endswith(".backend") for name in added)
+    assert "++recover.mode=auto" in rendered.argv
+    assert rendered.ray_native is False
+    assert [fact.is_open for fact in profile(each).facts if fact.name == "release"] == [True]
+    notes = [*FRAMEWORK.warnings(Config(each))]
+    assert any("recover.mode=auto is added" in note for note in notes)
+    assert not any("scheduler.type" in note or "deprecated" in note for note in notes)
+
+
 def test_a_trial_has_names_and_folders_of_its_own_and_leaves_no_trace():
     each = FRAMEWORK.trial(job({"trial_name": "t"}), folder="/runs/7c1e/trials/3", steps=4, longest=True)
     argv = argv_of(each).argv

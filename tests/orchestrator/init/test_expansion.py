@@ -197,6 +197,8 @@ def test_what_a_statement_prints_is_unknown_where_only_running_it_would_show(
         # A number with a default for what a scheduler may set.
         "record $((${GPUS:-4} * 2)) $((2 * ${N_NODES-3})) $(( $(printf A | wc -c) + 1 ))",
         # Here-documents.
+        "set -- 1 'a b'\ncat > f <<EOF\n$@ $* $# \\$@ $1\nEOF\nrecord $(cat f)",
+        "M=1\nread -r -d '' text <<EOF\na $M\n b\nEOF\nrecord $text",
         "M=1\ncat > f.sh <<EOF\nM=\\${M:-5} N=$M\nrecord \\$N \\$((N + 1))\nEOF\nsource ./f.sh",
         # Words.
         "record {1..10..3} {01..03} {00..03} {0..2} {8..010} {-01..1}",

@@ -325,3 +325,62 @@ def test_the_server_of_a_training_is_a_part_of_the_job(server: str, training: st
     CliRunner().invoke(main, arguments, catch_exceptions=False)
     own = server.split() if server.startswith(("trl", "swift")) else None
     assert yaml.safe_load(job.read_text()).get("server") == own
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'if [ "$NODE_RANK" = "0" ]; then\n{train}\nfi\n',
+        "RANK=$1\nif [[ $RANK == 0 ]]; then\n{train}\nfi\n",
+        '[ "${{SLURM_NODEID}}" != 0 ] && exit 0\n{train}\n',
+    ],
+)
+def test_what_the_first_node_starts_is_read_where_nothing_numbers_the_nodes(
+    text: str, tmp_path: Path
+) -> None:
+    reading = read(tmp_path, text.format(train=_VERL))
+    assert reading.invocations[-1].argv[:3] == ("python3", "-m", "verl.trainer.main_ppo")
+    assert [note.message.partition(":")[0].partition(" ")[2] for note in reading.notes] == ["is empty"]
+
+
+def test_an_empty_rank_is_no_other_node_and_no_missing_name(tmp_path: Path) -> None:
+    for test in ('[ "$RANK" = "1" ]', '[ "$RANK" = "head" ]', '[ "$GROUP" = "0" ]'):
+        assert read(tmp_path, f"if {test}; then\n{_VERL}\nfi\n").invocations == ()
+
+
+def test_a_default_behind_a_test_for_an_empty_variable_is_the_value(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f'if [ -z "$MODEL" ]; then\n  MODEL=Qwen/Qwen3-4B\nfi\n{_VERL} actor_rollout_ref.model.path=$MODEL'
+    )
+    result = CliRunner().invoke(main, ["init", str(script), "-o", str(tmp_path / "job.yaml")])
+    assert result.exit_code == 0
+    settings = yaml.safe_load((tmp_path / "job.yaml").read_text())["settings"]
+    assert settings["actor_rollout_ref.model.path"] == "Qwen/Qwen3-4B"
+
+
+def test_what_prepares_data_or_serves_is_no_training(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python scripts/prepare_grpo_data.py --out a\n"
+        "python -m openrlhf.cli.serve_rm --reward_pretrain m &\n"
+        "python scripts/train_mine.py --data a\n"
+        "python eval_grpo.py --data a\n"
+    )
+    CliRunner().invoke(main, ["init", str(script), "-o", str(tmp_path / "job.yaml")])
+    command = yaml.safe_load((tmp_path / "job.yaml").read_text())["command"]
+    assert command == ["python", "scripts/train_mine.py", "--data", "a"]
+
+
+def test_the_gpus_that_a_script_counts_are_those_of_the_call_or_of_slurm(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    counted = f"n=$(nvidia-smi -L 2>/dev/null | wc -l)\n{_VERL} trainer.n_gpus_per_node=$n\n"
+    for header, words, expected in (
+        ("", ["--gpus", "4xH100"], 4),
+        ("#!/bin/bash\n#SBATCH --gres=gpu:2\n", [], 2),
+        ("", [], "$(nvidia-smi -L 2>/dev/null | wc -l)"),
+    ):
+        script.write_text(header + counted)
+        CliRunner().invoke(main, ["init", str(script), "-o", str(tmp_path / "job.yaml"), "--force", *words])
+        settings = yaml.safe_load((tmp_path / "job.yaml").read_text())["settings"]
+        assert settings["trainer.n_gpus_per_node"] == expected
