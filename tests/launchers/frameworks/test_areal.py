@@ -638,7 +638,8 @@ def test_the_old_launchers_read_an_allocation_mode():
 def test_a_launcher_of_an_earlier_release_gets_only_settings_that_it_has():
     command = ("python3", "-m", "areal.launcher.local", "train.py")
     mode = {"allocation_mode": "sglang:d4+fsdp:d4"}
-    each = job(mode, how={"command": command}, scheduler=..., recover=...)
+    how = {"command": command, "framework_version": None}
+    each = job(mode, how=how, scheduler=..., recover=...)
     rendered = argv_of(each)
     added = [word.partition("=")[0] for word in rendered.argv if word.startswith("++")]
     assert not any("scheduler" in name or name.endswith(".backend") for name in added)
