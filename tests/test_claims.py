@@ -24,7 +24,6 @@ _RENDERING = {
     "orchestrator/cli/stop.py _CODES",
     "orchestrator/cli/shared/launch_options.py _OPTIONS",
     "orchestrator/config/schema.py RecoveryKeys",
-    "orchestrator/config/knob_reference.py MEANINGS",
 }
 
 
