@@ -182,9 +182,14 @@ def describe(grown: MemoryGrowth) -> str:
 
 def restart_share(run: Run, last: Attempt) -> float:
     """Return the share of the time that restarts take if each process runs as long as the last one."""
-    recent = [event.seconds for event in last.progress[-_LOOKED_AT:] if event.seconds]
-    ran_s, start_s = median(recent) * len(last.progress) if recent else 0.0, _start_s(run)
+    ran_s, start_s = _usual_s(last) * len(last.progress), _start_s(run)
     return start_s / (start_s + ran_s)
+
+
+def _usual_s(last: Attempt) -> float:
+    """Return the usual seconds of the latest steps; 0 if none was measured."""
+    recent = [event.seconds for event in last.progress[-_LOOKED_AT:] if event.seconds]
+    return median(recent) if recent else 0.0
 
 
 def _start_s(run: Run) -> float:
@@ -210,8 +215,8 @@ def answer(run: Run, last: Attempt, grown: MemoryGrowth, other: Callable[[], Rem
     cure = other()
     if cure is None:
         return restart(last, grown)
-    recent = [event.seconds for event in last.progress[-_LOOKED_AT:] if event.seconds]
-    pays = bool(cure.step_s and recent) and share < 1 - median(recent) / (cure.step_s or math.inf)
+    usual_s = _usual_s(last)
+    pays = bool(cure.step_s and usual_s) and share < 1 - usual_s / (cure.step_s or math.inf)
     return restart(last, grown) if pays else None
 
 

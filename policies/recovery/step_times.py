@@ -21,7 +21,7 @@ from autotune.policies.estimate.peaks import PHASES, Estimates
 from autotune.policies.recovery.outlook import Outlook
 from autotune.policies.values.failure import Phase
 from autotune.policies.values.history import Run
-from autotune.policies.values.knobs import Knobs, Setting, new_values
+from autotune.policies.values.knobs import Knobs, Setting, is_number, new_values
 from autotune.policies.values.profile import Placement
 
 Axes: TypeAlias = Mapping[str, Sequence[Setting]]  # the values of each knob, in order
@@ -322,9 +322,7 @@ def _measured(run: Run) -> dict[Knobs, tuple[float, float]]:
 def _ordered(values: Sequence[Setting]) -> tuple[Setting, ...]:
     """Return distinct values, numbers in ascending order."""
     result = list(dict.fromkeys(values))
-    numbers = [v for v in result if isinstance(v, int | float) and not isinstance(v, bool)]
-    others = (v for v in result if isinstance(v, bool) or not isinstance(v, int | float))
-    return (*sorted(numbers), *others)
+    return (*sorted(filter(is_number, result)), *(value for value in result if not is_number(value)))
 
 
 def _fuller(knobs: Knobs, present: Knobs) -> Knobs:

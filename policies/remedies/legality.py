@@ -8,7 +8,7 @@ from typing import assert_never
 
 from autotune.policies.values.architecture.model import Layout
 from autotune.policies.values.formatting import show_value
-from autotune.policies.values.knobs import Knobs, Setting, changed
+from autotune.policies.values.knobs import Knobs, Setting, changed, is_number
 from autotune.policies.values.profile import (
     AtLeast,
     AtMost,
@@ -162,7 +162,7 @@ def lowest(profile: Profile, knob: str) -> float | None:
     bounds = [c.value for c in profile.constraints if isinstance(c, AtLeast) and c.knob == knob]
     support = profile.supported.get(knob)
     if support is not None:
-        bounds += sorted(_numbers(support.grid))[:1] or _given(support.grid.minimum)
+        bounds += numbers(support.grid)[:1] or _given(support.grid.minimum)
     return max(bounds, default=None)
 
 
@@ -181,7 +181,7 @@ def highest(profile: Profile, knob: str) -> float | None:
     bounds = [c.value for c in profile.constraints if isinstance(c, AtMost) and c.knob == knob]
     support = profile.supported.get(knob)
     if support is not None:
-        bounds += sorted(_numbers(support.grid))[-1:] or _given(support.grid.maximum)
+        bounds += numbers(support.grid)[-1:] or _given(support.grid.maximum)
     return min(bounds, default=None)
 
 
@@ -201,8 +201,9 @@ def completed(profile: Profile, knobs: Knobs, changes: dict[str, Setting]) -> di
     return full
 
 
-def _numbers(grid: Grid) -> list[float]:
-    return [float(v) for v in grid.values if isinstance(v, int | float) and not isinstance(v, bool)]
+def numbers(grid: Grid) -> list[float]:
+    """Return the numbers among the values of a grid, in ascending order."""
+    return sorted(float(value) for value in grid.values if is_number(value))
 
 
 def _given(bound: float | None) -> list[float]:
@@ -225,15 +226,15 @@ def _constraint(
     match constraint:
         case AtLeast(knob=knob, value=bound, why=why):
             value = getattr(after, knob)
-            if knob in names and _is_number(value) and value < bound - _TOLERANCE:
+            if knob in names and is_number(value) and value < bound - _TOLERANCE:
                 return f"{knob} = {value} is below {bound:g}: {why}"
         case AtMost(knob=knob, value=bound, why=why):
             value = getattr(after, knob)
-            if knob in names and _is_number(value) and value > bound + _TOLERANCE:
+            if knob in names and is_number(value) and value > bound + _TOLERANCE:
                 return f"{knob} = {value} is above {bound:g}: {why}"
         case Divides(knob=knob, of=of, why=why):
             value = getattr(after, knob)
-            if knob in names and _is_number(value) and (value <= 0 or of % value != 0):
+            if knob in names and is_number(value) and (value <= 0 or of % value != 0):
                 return f"{knob} = {value} does not divide {of}: {why}"
         case Requires(knob=knob, value=value, other=other, values=values, why=why):
             touched = knob in names or other in names
@@ -245,7 +246,3 @@ def _constraint(
         case _:
             assert_never(constraint)
     return ""
-
-
-def _is_number(value: Setting) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autotune.policies.remedies.legality import highest, lowest
+from autotune.policies.remedies.legality import highest, lowest, numbers
 from autotune.policies.values.diagnosis import Diagnosis, Facts
 from autotune.policies.values.knob_table import KNOB_TABLE, Memory, Unit, Way
 from autotune.policies.values.knobs import Knobs, Setting
@@ -181,10 +181,9 @@ def _used_bytes(facts: Facts) -> int | None:
 def _snapped(profile: Profile, knob: str, target: float, *, down: bool, floor: float) -> float | None:
     """Return the legal number nearest to `target` on its safe side, otherwise on the other; None if none."""
     grid = profile.supported[knob].grid
-    numbers = sorted(float(v) for v in grid.values if isinstance(v, int | float) and not isinstance(v, bool))
-    if numbers:
-        below = [n for n in numbers if floor - _SNAP <= n <= target + _SNAP]
-        above = [n for n in numbers if n >= max(floor, target) - _SNAP]
+    if every := numbers(grid):
+        below = [n for n in every if floor - _SNAP <= n <= target + _SNAP]
+        above = [n for n in every if n >= max(floor, target) - _SNAP]
         ordered = (below[-1:] or above[:1]) if down else (above[:1] or below[-1:])
         return ordered[0] if ordered else None
     multiple = grid.multiple or (FRACTION_MULTIPLE if target < 1 else 1.0)

@@ -12,7 +12,7 @@ from autotune.policies.remedies.candidate_values import values_in_range
 from autotune.policies.remedies.legality import completed, objections, on_grid
 from autotune.policies.values.job import Job, Recovery
 from autotune.policies.values.knob_table import KNOB_TABLE, ROWS
-from autotune.policies.values.knobs import KNOBS, Knobs, Setting
+from autotune.policies.values.knobs import KNOBS, Knobs, Setting, is_number
 from autotune.policies.values.profile import FixedDuringRun, Profile, Requires
 from autotune.policies.values.value import Value
 
@@ -68,7 +68,7 @@ def space(job: Job, profile: Profile, knobs: Knobs) -> tuple[Dimension, ...]:
             if not denial(job.recovery, profile, knobs, msgspec.structs.replace(knobs, **{name: value}))
         )
         if len(values) > 1:
-            ordered = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+            ordered = all(map(is_number, values))
             result.append(Dimension(knob=name, values=values, ordered=ordered))
     return tuple(result)
 
@@ -121,7 +121,7 @@ def _values(profile: Profile, knobs: Knobs, name: str) -> tuple[Setting, ...]:
     if present is not None and present not in values and on_grid(grid, present):
         values.append(present)
     legal_values = [value for value in values if _stands_alone(profile, name, value)]
-    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in legal_values):
+    if all(map(is_number, legal_values)):
         legal_values.sort(key=lambda v: float(v))  # type: ignore[arg-type]  # all are numbers
     return tuple(legal_values)
 

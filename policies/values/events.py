@@ -295,6 +295,10 @@ class Edited(EventBase, frozen=True, kw_only=True, tag="edited", tag_field="type
     knobs: bool = False  # knobs are among them: the next attempt uses the values in the changed job
     forgets: bool = False  # what is trained may have changed: earlier failures say nothing about it
 
+    def apply(self, accepted: Accepted) -> Accepted:
+        """Return the first row of the run with the changed job."""
+        return msgspec.structs.replace(accepted, job=self.job, profile=self.profile, cluster=self.cluster)
+
 
 class Finished(EventBase, frozen=True, kw_only=True, tag="finished", tag_field="type"):
     """The run is over."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import assert_never, overload
+from typing import Any, assert_never, overload
 
 import msgspec
 
@@ -110,21 +110,20 @@ class Attempt(Value, frozen=True, kw_only=True):
     @property
     def foregone(self) -> bool:
         """Whether it was stopped while healthy, before its predicted failure."""
-        return self.ended is not None and self.ended.outcome == Cancelled(by=FORECAST)
+        return self._was_stopped(by=FORECAST)
 
     @property
     def restarted(self) -> bool:
         """Whether it was stopped while healthy, for a fresh process with the same settings."""
-        return self.ended is not None and self.ended.outcome == Cancelled(by=RESTART)
+        return self._was_stopped(by=RESTART)
 
     @property
     def interrupted(self) -> bool:
         """Whether the user ended it."""
-        return (
-            self.ended is not None
-            and isinstance(self.ended.outcome, Cancelled)
-            and self.ended.outcome.by == "user"
-        )
+        return self._was_stopped(by="user")
+
+    def _was_stopped(self, *, by: str) -> bool:
+        return self.ended is not None and self.ended.outcome == Cancelled(by=by)
 
 
 class Refused(Value, frozen=True, kw_only=True):
@@ -257,10 +256,7 @@ class Folding:
     def _accepted(self) -> Accepted:
         if self._first is None:
             raise ValueError("a history begins with Accepted")
-        edit = self._edited
-        if edit is None:
-            return self._first
-        return msgspec.structs.replace(self._first, job=edit.job, profile=edit.profile, cluster=edit.cluster)
+        return self._first if self._edited is None else self._edited.apply(self._first)
 
 
 class Steps(Sequence[Progressed]):
@@ -382,14 +378,16 @@ class _Attempts:
         if isinstance(event, Started):
             self._started_s = elapsed_s
         elif isinstance(event, Progressed) and self._attempts and not self._steps[-1]:
-            start_s = max(0.0, elapsed_s - self._started_s - (event.seconds or 0.0))
-            self._attempts[-1] = msgspec.structs.replace(self._attempts[-1], start_s=start_s)
+            self._change_last(start_s=max(0.0, elapsed_s - self._started_s - (event.seconds or 0.0)))
 
     def _excuse(self, event: Decided) -> None:
         """Record growth and drop the diagnosis, because growth is no failure of the settings."""
-        if event.growth is not None and self._attempts:
-            last = self._attempts[-1]
-            self._attempts[-1] = msgspec.structs.replace(last, growth=event.growth, diagnosis=None)
+        if event.growth is not None:
+            self._change_last(growth=event.growth, diagnosis=None)
+
+    def _change_last(self, **changes: Any) -> None:
+        if self._attempts:
+            self._attempts[-1] = msgspec.structs.replace(self._attempts[-1], **changes)
 
     def _start(self, event: Started) -> None:
         remedy = self._decided.remedy if self._decided is not None else None
@@ -399,7 +397,7 @@ class _Attempts:
         self._edited, saved = False, self._saved_before or _saved(attempts, self._steps)
         if attempts and attempts[-1].diagnosis is not None and attempts[-1].diagnosis.expected:
             # The relaunch prevented the expected failure; whether it would have happened is unknown.
-            attempts[-1] = msgspec.structs.replace(attempts[-1], diagnosis=None)
+            self._change_last(diagnosis=None)
         attempts.append(
             Attempt(
                 number=number,
@@ -418,8 +416,7 @@ class _Attempts:
 
     def _renew(self) -> None:
         self._renewed += 1
-        if self._attempts:
-            self._attempts[-1] = msgspec.structs.replace(self._attempts[-1], resumed=True)
+        self._change_last(resumed=True)
 
     def _cure(self, event: CuredInPlace) -> None:
         attempts, steps = self._attempts, self._steps
@@ -536,9 +533,7 @@ def accepted_of(history: History) -> Accepted:
     if any(isinstance(event, Accepted) for event in history[1:]):
         raise ValueError("a history has one Accepted")
     edit = next((event for event in reversed(history) if isinstance(event, Edited)), None)
-    if edit is None:
-        return history[0]
-    return msgspec.structs.replace(history[0], job=edit.job, profile=edit.profile, cluster=edit.cluster)
+    return history[0] if edit is None else edit.apply(history[0])
 
 
 def plain(diagnosis: Diagnosis) -> Diagnosis:

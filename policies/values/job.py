@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from autotune.policies.values.architecture.model import Model
 from autotune.policies.values.provenance import OwnCode
 from autotune.policies.values.remedy import Effect
@@ -202,6 +204,10 @@ class Job(Value, frozen=True, kw_only=True):
         """Whether the shape of the model follows from a name alone."""
         return self.shape_from.startswith(ASSUMED_SHAPE)
 
+    def with_notes(self, *notes: str) -> Job:
+        """Return the job with more notes for its user."""
+        return msgspec.structs.replace(self, notes=(*self.notes, *notes))
+
 
 # Why `expandable_segments` of PYTORCH_CUDA_ALLOC_CONF has no effect, by what the name of a device contains.
 _OTHER_MAKERS = (
@@ -230,3 +236,8 @@ class Cluster(Value, frozen=True, kw_only=True):
     gpu_memory_bytes: int  # of the smallest GPU; 0 without GPUs
     host_memory_bytes: int  # of the smallest node
     gpu_name: str = ""  # model of the GPUs, such as `NVIDIA H100 80GB HBM3`; empty: unknown
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs of all nodes."""
+        return self.nodes * self.gpus_per_node

@@ -97,7 +97,7 @@ class Builtin(Framework):
         own["logprob_tokens"] = settings.logprob_tokens or limit or nominal(settings, "logprob_tokens")
         own["concurrency"] = min(settings.concurrency, settings.prompts * settings.samples)
         gpus = cluster.gpus_per_node > 0
-        shared = colocated(settings, cards=cluster.nodes * cluster.gpus_per_node)
+        shared = colocated(settings, cards=cluster.gpus)
         case = Case(settings, has_gpus_apart=gpus and not shared)
         present = rows.applicable(TABLE, case, {})
         return Profile(

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from autotune.policies.values.events import (
     Accepted,
     CuredInPlace,
@@ -183,9 +181,7 @@ class RunView:
             case Edited():
                 self.edits.append(event)
                 if self.accepted is not None:
-                    self.accepted = msgspec.structs.replace(
-                        self.accepted, job=event.job, profile=event.profile, cluster=event.cluster
-                    )
+                    self.accepted = event.apply(self.accepted)
             case Decided():
                 self._decided = event
                 if attempt is not None:
