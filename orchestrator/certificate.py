@@ -19,7 +19,7 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import Framework, refusals
 from autotune.orchestrator.config.loader import written
 from autotune.orchestrator.config.yaml_nodes import LARGEST_BYTES
-from autotune.orchestrator.errors import ExitCode, Failure, reason_of
+from autotune.orchestrator.errors import Failure, UserError, reason_of
 from autotune.orchestrator.run import journal
 from autotune.orchestrator.run.export import compose_certificate, stable_knobs, with_units
 from autotune.policies.certificate.comparison import (
@@ -51,23 +51,13 @@ _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueErr
 _FILES = {"job.yaml": "before", "stable.yaml": "after"}
 
 
-class Verification(Value, frozen=True, kw_only=True):
-    """The result of a verification."""
-
-    certificate: Certificate
-    differences: tuple[str, ...]  # a sentence each
-    compared: tuple[str, ...]  # files next to it
-    missing: tuple[str, ...]
-    replayed: Replayed
-    replay: str  # in words
-    by: str  # update: one update was computed twice; losses: of steps that attempts repeated
-
-
 class VerificationDocument(Value, frozen=True, kw_only=True):
     """What `autotune verify --json` prints."""
 
     schema: int = 1  # version of this document's format; fields are added without changing it
     run: str  # id of the run that wrote the certificate
+    name: str  # name of the job
+    framework: str  # name of the framework, e.g. `verl`, as in the job file
     agrees: bool  # whether no difference was detected
     differences: tuple[str, ...]  # what is not as the certificate declares, one sentence each
     replayed: Replayed
@@ -81,26 +71,7 @@ class VerificationDocument(Value, frozen=True, kw_only=True):
     versions: dict[str, str]  # package -> its version in the run
 
 
-def document(verification: Verification) -> VerificationDocument:
-    """Return the result of a verification as the document of `--json`."""
-    certificate = verification.certificate
-    return VerificationDocument(
-        run=certificate.run,
-        agrees=not verification.differences,
-        differences=verification.differences,
-        replayed=verification.replayed,
-        replay=verification.replay,
-        replayed_by=verification.by,
-        compared=verification.compared,
-        missing=verification.missing,
-        changes=certificate.changes,
-        training=certificate.training,
-        stable=certificate.stable,
-        versions=certificate.versions,
-    )
-
-
-def verify(path: Path) -> Verification:
+def verify(path: Path) -> VerificationDocument:
     """Verify a certificate; raises Failure if it, or a file next to it, is unusable.
 
     Nothing that the files name is run, opened or loaded.
@@ -132,14 +103,21 @@ def verify(path: Path) -> Verification:
             (result, reason), by = updated, "update"
         if result is Replayed.DIFFERS:
             differences.append(f"an update with the stable settings is another one: {reason}")
-    return Verification(
-        certificate=certificate,
+    return VerificationDocument(
+        run=certificate.run,
+        name=certificate.job.name,
+        framework=certificate.job.framework,
+        agrees=not differences,
         differences=tuple(differences),
-        compared=tuple(compared),
-        missing=tuple(missing),
         replayed=result,
         replay=reason,
-        by=by,
+        replayed_by=by,
+        compared=tuple(compared),
+        missing=tuple(missing),
+        changes=certificate.changes,
+        training=certificate.training,
+        stable=certificate.stable,
+        versions=certificate.versions,
     )
 
 
@@ -255,7 +233,7 @@ def job_beside(path: Path, name: str) -> Job | None:
 
 def unusable(path: Path, why: str, *, hint: str = "") -> Failure:
     """Return the failure for an unusable file."""
-    return Failure(f"cannot use `{path}`: {why}", hint=hint, code=ExitCode.USAGE)
+    return UserError(f"cannot use `{path}`: {why}", hint=hint)
 
 
 def _bytes(path: Path, *, most: int, whole: bool = True) -> bytes:

@@ -11,7 +11,7 @@ from autotune.orchestrator.cli.shared.options import given, global_options
 from autotune.orchestrator.units import counted
 
 if TYPE_CHECKING:
-    from autotune.orchestrator.certificate import Verification
+    from autotune.orchestrator.certificate import VerificationDocument
     from autotune.policies.certificate.contents import Training
 
 _CODES = """\b
@@ -38,7 +38,7 @@ def command(context: click.Context, file: Path) -> None:
     """  # noqa: D301 - click reads the backspace
     import msgspec
 
-    from autotune.orchestrator.certificate import document, verify
+    from autotune.orchestrator.certificate import verify
     from autotune.orchestrator.errors import ExitCode, Failure
     from autotune.orchestrator.explain.sanitize import plain
     from autotune.orchestrator.terminal.widgets import echo
@@ -49,28 +49,27 @@ def command(context: click.Context, file: Path) -> None:
     except Failure as failure:
         raise Failure(plain(failure.message), hint=plain(failure.hint), code=failure.code) from None
     if options.json:
-        click.echo(msgspec.json.encode(document(result)))
+        click.echo(msgspec.json.encode(result))
     else:
         echo("\n".join(plain(line) for line in _lines(result)), color=options.color)
     context.exit(ExitCode.NO if result.differences else ExitCode.OK)
 
 
-def _lines(verification: Verification) -> list[str]:
+def _lines(verification: VerificationDocument) -> list[str]:
     from autotune.orchestrator.messages import arrow
 
-    certificate = verification.certificate
-    stable = certificate.stable
+    stable = verification.stable
     runs = f"{counted(stable.confirmations, 'run')} of {stable.steps} steps"
     lines = [
-        f"certificate of run {certificate.run} · {certificate.job.name} · {certificate.job.framework}",
+        f"certificate of run {verification.run} · {verification.name} · {verification.framework}",
         f"  stable     by {stable.by}, {runs}",
-        f"  trained    {_trained(certificate.training) or 'the settings do not say'}",
+        f"  trained    {_trained(verification.training) or 'the settings do not say'}",
     ]
     lines += [
         f"  changed    {arrow(change.knob, change.before, change.after)}   {change.effect.value}"
-        for change in certificate.changes
+        for change in verification.changes
     ]
-    if not certificate.changes:
+    if not verification.changes:
         lines.append("  changed    nothing")
     absent = f" (not here: {', '.join(verification.missing)})" if verification.missing else ""
     lines.append(f"  compared   {', '.join(verification.compared) or 'the certificate alone'}{absent}")
@@ -78,18 +77,15 @@ def _lines(verification: Verification) -> list[str]:
     return [*lines, "", *_verdict(verification)]
 
 
-def _verdict(verification: Verification) -> list[str]:
+def _verdict(verification: VerificationDocument) -> list[str]:
     from autotune.policies.certificate.contents import Replayed
 
     if verification.differences:
-        return [
-            "✗ differs",
-            *(f"  {sentence}" for sentence in verification.differences),
-        ]
+        return ["✗ differs", *(f"  {sentence}" for sentence in verification.differences)]
     agrees = "✓ agrees: only the declared changes differ"
     if verification.replayed is not Replayed.AGREED:
         return [f"{agrees}, and none is of what is trained (not replayed)"]
-    if verification.by == "update":
+    if verification.replayed_by == "update":
         return [f"{agrees}; proven by an update that is the same with both settings"]
     return [f"{agrees}; the losses of the steps that both settings trained stay in their band"]
 

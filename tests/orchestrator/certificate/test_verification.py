@@ -15,7 +15,7 @@ import pytest
 from autotune.launchers import frameworks
 from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.orchestrator import certificate
-from autotune.orchestrator.certificate import Verification, agreement_of, verify
+from autotune.orchestrator.certificate import VerificationDocument, agreement_of, verify
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.errors import ExitCode, Failure
@@ -98,7 +98,7 @@ def of_builtin(tmp_path: Path) -> Path:
     return finished(tmp_path, BUILTIN)
 
 
-def tampered(path: Path, edit: TAMPERED, *, alone: bool = False) -> Verification:
+def tampered(path: Path, edit: TAMPERED, *, alone: bool = False) -> VerificationDocument:
     values = json.loads(path.read_text())
     edit(values)
     path.write_text(json.dumps(values))
@@ -115,7 +115,7 @@ def test_the_certificate_of_a_run_agrees_with_all_that_lies_beside_it(tmp_path: 
     result = verify(path)
     assert result.differences == ()
     assert result.compared == ("events.jsonl", "job.yaml", "stable.yaml")
-    assert (result.replayed, result.by) == (Replayed.AGREED, "losses")
+    assert (result.replayed, result.replayed_by) == (Replayed.AGREED, "losses")
     assert "2 steps (7 to 8)" in result.replay
     elsewhere = tmp_path / "sent.json"
     elsewhere.write_bytes(path.read_bytes())
