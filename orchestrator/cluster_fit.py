@@ -8,7 +8,7 @@ import msgspec
 
 from autotune.launchers import frameworks
 from autotune.launchers.base import Problem
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import Failure, UserError
 from autotune.orchestrator.units import counted, show_gib
 from autotune.policies.values.job import Cluster, Job
 
@@ -47,10 +47,9 @@ def on_gpus(job: Job, *, nodes: int, per_node: int) -> tuple[Job, tuple[str, ...
     where = "1 GPU" if wanted == 1 else f"{nodes} x {per_node} GPUs"
     resized = framework.on_gpus(job, nodes=nodes, per_node=per_node)
     if resized is None:
-        raise Failure(
+        raise UserError(
             f"{where}: the settings ask for {asked} GPUs, and no layout of this job is known for {wanted}",
             hint="engines and batches must divide them; roles with GPUs of their own keep theirs",
-            code=ExitCode.USAGE,
         )
     changes = tuple(
         f"{name} {before.get(name, 'unset')} → {value}"
@@ -61,11 +60,7 @@ def on_gpus(job: Job, *, nodes: int, per_node: int) -> tuple[Job, tuple[str, ...
     before = framework.check(job)
     problems = [problem for problem in framework.check(resized) if problem not in before]
     if problems:
-        raise Failure(
-            f"{where}: {_named(problems[0])} (with {', '.join(changes)})",
-            hint=problems[0].hint,
-            code=ExitCode.USAGE,
-        )
+        raise UserError(f"{where}: {_named(problems[0])} (with {', '.join(changes)})", hint=problems[0].hint)
     return resized, changes
 
 
@@ -94,7 +89,7 @@ def misfits(job: Job, cluster: Cluster) -> Iterator[Failure]:
         lower = "lower `cluster.gpus_per_node`, or remove it to use all GPUs"
         hint = lower + elsewhere if cluster.gpus_per_node else elsewhere.removeprefix("; ") or "add GPU nodes"
         yield Failure(f"the job needs {spec.gpus_per_node} GPUs per node; {place} has {has}", hint=hint)
-    there = cluster.nodes * cluster.gpus_per_node
+    there = cluster.gpus
     asked = frameworks.find(job.framework).gpus(job) or 0
     if cluster.gpus_per_node and asked > there and spec.gpus_per_node is None:
         yield Failure(
@@ -103,10 +98,9 @@ def misfits(job: Job, cluster: Cluster) -> Iterator[Failure]:
         )
     stated, measured = spec.gpu_memory_bytes, cluster.gpu_memory_bytes
     if stated and measured and abs(stated - measured) > _CAPACITY_TOLERANCE * measured:
-        yield Failure(
+        yield UserError(
             f"`cluster.gpu_memory` is {show_gib(stated)} in the job; the cluster has {show_gib(measured)}",
             hint="remove it from the job; autotune then measures it",
-            code=ExitCode.USAGE,
         )
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
-import msgspec
-
 from autotune.policies.values.job import Job
 
 CONTAINERS = frozenset({"docker", "podman", "apptainer", "singularity", "enroot", "shifter"})
@@ -93,7 +91,7 @@ def with_lost_checkpoints(job: Job, folder: str | None) -> Job:
     if any(path.is_relative_to(target) for target, _ in _mounted(options)):
         return job
     lost = f"the container mounts nothing at the checkpoint folder `{path}`: a relaunch would start over"
-    return msgspec.structs.replace(job, notes=(*job.notes, lost))
+    return job.with_notes(lost)
 
 
 def _outside(folder: PurePosixPath, mounts: list[tuple[PurePosixPath, Path]]) -> Path | None:

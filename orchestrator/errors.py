@@ -36,6 +36,13 @@ class Failure(Exception):  # noqa: N818 - named as in "infrastructure failure"
         self.code = code
 
 
+class UserError(Failure):
+    """A failure that the user can correct: the job file or an option is wrong."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint, code=ExitCode.USAGE)
+
+
 def reason_of(error: OSError) -> str:
     """Return the system's message for an error in lower case, for the middle of a sentence."""
     return (error.strerror or str(error)).lower()
@@ -51,7 +58,7 @@ def require(what: str, *modules: str) -> None:
 def lacking(what: str, modules: Sequence[str]) -> Failure:
     """Return the failure of something that needs modules of an extra; a retry would fail again."""
     hint = packages.how_to_install(modules)
-    return Failure(f"{what} {packages.absence(modules)}", hint=hint, code=ExitCode.USAGE)
+    return UserError(f"{what} {packages.absence(modules)}", hint=hint)
 
 
 @contextmanager
@@ -121,7 +128,7 @@ class ErrorDocument(Value, frozen=True, kw_only=True):
     problems: list[Problem] = []  # in the job file
 
 
-class JobErrors(Failure):
+class JobErrors(UserError):  # noqa: N818 - it holds several
     """All mistakes in a job file, in order of line; the message has the first `MOST_COMPLAINTS`."""
 
     MOST_COMPLAINTS = 20
@@ -132,7 +139,7 @@ class JobErrors(Failure):
         more = len(self.complaints) - len(parts)
         if more:
             parts.append(f"and {counted(more, 'more error')} in {self.complaints[-1].file}")
-        super().__init__("\n\n".join(parts), code=ExitCode.USAGE)
+        super().__init__("\n\n".join(parts))
 
     def problems(self) -> list[Problem]:
         """Return all mistakes for a JSON document."""

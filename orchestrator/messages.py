@@ -48,7 +48,7 @@ from autotune.policies.values.observation import (
     Unit,
 )
 from autotune.policies.values.rehearsing import Part
-from autotune.policies.values.remedy import Remedy
+from autotune.policies.values.remedy import Effect, Remedy
 from autotune.policies.values.run.view import RunView
 
 _CAUSES = {
@@ -122,12 +122,24 @@ def figures(facts: Facts) -> str:
 
 def setting_changes(before: Knobs, after: Knobs) -> str:
     """Return `memory_fraction 0.8 → 0.64, recompute off → full`."""
-    return ", ".join(arrow(name, a, b) for name, (a, b) in changed(before, after).items())
+    return arrows(changed(before, after))
+
+
+def arrows(changes: Mapping[str, tuple[Setting, Setting]]) -> str:
+    """Return the changes of several knobs in one line."""
+    return ", ".join(arrow(name, *values) for name, values in changes.items())
 
 
 def arrow(name: str, before: Setting, after: Setting) -> str:
     """Return one change of a knob."""
     return f"{name} {show_setting(name, before)} → {show_setting(name, after)}"
+
+
+def price(effect: Effect | None, slows: str) -> str:
+    """Return a remedy's effect on numbers and speed: `exact; slows backward`."""
+    cost = slows.removeprefix("nothing").removeprefix("; ")
+    speed = "" if not cost else f"; {cost}" if slows.startswith("nothing") else f"; slows {cost}"
+    return f"{effect}{speed}"
 
 
 def remedy_costs(remedy: Remedy) -> str:

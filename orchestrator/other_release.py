@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from autotune.launchers.base import DECIDES_MEMORY, Framework
 from autotune.launchers.frameworks.core.versions import choose
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import UserError
 from autotune.orchestrator.planner import Plan
 from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Setting
@@ -71,11 +71,10 @@ def with_release(job: Job, framework: Framework, engine: str, requirement: str) 
     able = [framework.name] if framework.releases else []
     able += [engine] if engine in _ENGINES else []
     if not able:
-        raise Failure("--against: no release of this job's framework is on record", code=ExitCode.USAGE)
-    raise Failure(
+        raise UserError("--against: no release of this job's framework is on record")
+    raise UserError(
         f"--against {requirement}: not a release of the job's {' or '.join(able)}",
         hint=f"write PACKAGE==VERSION, such as {able[0]}=={(framework.releases or ('0.11.0',))[-1]}",
-        code=ExitCode.USAGE,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
 
 import msgspec
 
@@ -64,12 +63,12 @@ def annotation(run: directory.RunFolder, view: RunView, number: int) -> Annotati
     changes = changed(before, attempt.started.knobs)
     reason, remedy = _follows(attempt, view)
     after = changed(knobs, remedy.apply(knobs)) if remedy is not None else {}
-    follows = ": ".join(filter(None, (_arrows(after), reason)))
+    follows = ": ".join(filter(None, (messages.arrows(after), reason)))
     cured = tuple(_line(messages.cured(cure)) for cure in attempt.cures)
     outcome = messages.diagnosis(plain(diagnosed)) if diagnosed is not None else messages.outcome(end.outcome)
     failed = diagnosed is not None or not isinstance(end.outcome, Completed | Cancelled)
     stable = f"; stable at step {goal.step}" if goal is not None else ""
-    change = f"; with {_arrows(changes)}" if changes else ""
+    change = f"; with {messages.arrows(changes)}" if changes else ""
     text = f"attempt {number}: {outcome}{stable}{change}{f'; next: {follows}' if follows else ''}"
     return Annotation(
         text=_line(text),
@@ -103,7 +102,7 @@ def markdown(document: Annotation) -> str:
         "outcome": document.outcome,
         "last step": "" if document.step is None else str(document.step),
         "stable at step": "" if document.stable_at is None else str(document.stable_at),
-        "changed before it": _arrows(document.changes),
+        "changed before it": messages.arrows(document.changes),
         "cured in place": "; ".join(document.cured),
         "next": document.next,
         "folder": f"{document.host}:{document.folder}",
@@ -119,10 +118,6 @@ def _follows(attempt: AttemptView, view: RunView) -> tuple[str, Remedy | None]:
     last = view.finished
     own = last is not None and last.attempt == attempt.number
     return getattr(view.verdict, "reason", "") if own else "", None
-
-
-def _arrows(changes: Mapping[str, tuple[Setting, Setting]]) -> str:
-    return ", ".join(messages.arrow(name, before, after) for name, (before, after) in changes.items())
 
 
 def _cell(text: str) -> str:

@@ -17,7 +17,15 @@ from autotune.launchers import packages
 from autotune.launchers.likeness import nearest
 from autotune.orchestrator.cli.shared.options import Options, given, global_options, hand_on_nothing
 from autotune.orchestrator.driver.signals import outlive_terminal
-from autotune.orchestrator.errors import ErrorDocument, ExitCode, Failure, JobErrors, lacking, reason_of
+from autotune.orchestrator.errors import (
+    ErrorDocument,
+    ExitCode,
+    Failure,
+    JobErrors,
+    UserError,
+    lacking,
+    reason_of,
+)
 from autotune.orchestrator.terminal import standard_streams
 
 # In the order of use, with its line in `autotune --help`; a command's module is imported when called.
@@ -70,7 +78,7 @@ class Misuse(click.UsageError):
         if self.hint:
             say(f"hint: {self.hint}")
         if self.ctx is not None and (given(self.ctx).json or "--json" in (self.ctx.obj or ())):
-            _print_document(Failure(self.format_message(), hint=self.hint, code=ExitCode.USAGE))
+            _print_document(UserError(self.format_message(), hint=self.hint))
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from autotune.orchestrator.cli.shared.options import (
     known_framework,
     rule_ids,
 )
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, UserError
 from autotune.orchestrator.explain.analyze import Explanation, explain
 from autotune.orchestrator.explain.incident import Read, is_log_name, logs_of, ordered, read_of, summary
 from autotune.orchestrator.explain.json_output import document
@@ -123,7 +123,7 @@ def _refuse_source(name: str) -> None:
     if what:
         message = f"`{name}` is {what}, and no log"
         hint = f"`autotune {call} {name}` reads it; `explain` reads what it printed"
-        raise Failure(message, hint=hint, code=ExitCode.USAGE)
+        raise UserError(message, hint=hint)
 
 
 def _readings(name: str, *, named: bool) -> Iterator[Reading]:

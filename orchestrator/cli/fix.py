@@ -25,7 +25,7 @@ from autotune.orchestrator.cli.shared.options import Options, given, global_opti
 from autotune.orchestrator.cluster_fit import with_gpu_memory
 from autotune.orchestrator.config.loader import expected_cluster, parse_unfinished, read_text, written
 from autotune.orchestrator.config.yaml_edit import Edit, edited
-from autotune.orchestrator.errors import ExitCode, Failure, reason_of
+from autotune.orchestrator.errors import ExitCode, Failure, UserError, reason_of
 from autotune.orchestrator.explain.analyze import Explanation, explain
 from autotune.orchestrator.explain.details import step_text
 from autotune.orchestrator.explain.headline import headline, on_budget
@@ -117,10 +117,10 @@ def _of_run(
     if run is None:
         if Path(log).is_dir():
             message, hint = f"`{log}` is a folder, and no run of autotune", "name the log in it"
-            raise Failure(message, hint=hint, code=ExitCode.USAGE)
+            raise UserError(message, hint=hint)
         if log != STDIN and not Path(log).exists():
             hint = "name a log, or a run by its id or folder"
-            raise Failure(f"no such log: {log}", hint=hint, code=ExitCode.USAGE)
+            raise UserError(f"no such log: {log}", hint=hint)
         return log, source, None, ""
     file = run.request.job_file
     own = file if file and Path(file).is_file() else str(run.path / "job.yaml")
@@ -355,7 +355,7 @@ def _write(path: Path, text: str) -> None:
         partial.replace(path.resolve())
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise Failure(f"cannot write `{path}`: {reason_of(error)}", code=ExitCode.USAGE) from None
+        raise UserError(f"cannot write `{path}`: {reason_of(error)}") from None
 
 
 @click.command("fix", cls=SourceCommand, epilog=_CODES, context_settings={"ignore_unknown_options": True})

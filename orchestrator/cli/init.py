@@ -16,7 +16,7 @@ import msgspec
 
 from autotune.launchers.likeness import MISSPELT, nearest
 from autotune.orchestrator.cli.shared.options import Options, card_names, file_names, given, global_options
-from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, reason_of
+from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, UserError, reason_of
 from autotune.orchestrator.init.bash.state import Note
 from autotune.orchestrator.init.draft import Draft, draft_of
 from autotune.orchestrator.terminal.widgets import PIPED_WIDTH, say, width_of
@@ -76,7 +76,7 @@ def drafted(
     """
     if source[0].startswith("-") and source[0] != "-":
         hint = "options of a script follow its name; `--help` lists those of this command"
-        raise Failure(f"no such option: {source[0]}", hint=hint, code=ExitCode.USAGE)
+        raise UserError(f"no such option: {source[0]}", hint=hint)
     now = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     try:
         return draft_of(
@@ -92,7 +92,7 @@ def drafted(
         if not _is_log(source[0]):
             raise
         hint = otherwise or f"`autotune explain {shlex.quote(source[0])}` explains it"
-        raise Failure(f"`{source[0]}` is a log", hint=hint, code=ExitCode.USAGE) from None
+        raise UserError(f"`{source[0]}` is a log", hint=hint) from None
 
 
 def _is_log(name: str) -> bool:
@@ -239,17 +239,15 @@ def _put(output: Path, text: str, *, force: bool) -> None:
         with os.fdopen(os.open(output, mode, 0o644), "w") as file:
             file.write(text)
     except FileExistsError:
-        raise Failure(
-            f"`{output}` already exists",
-            hint="pass -o OTHER.yaml, or --force to overwrite it",
-            code=ExitCode.USAGE,
+        raise UserError(
+            f"`{output}` already exists", hint="pass -o OTHER.yaml, or --force to overwrite it"
         ) from None
     except OSError as error:
         reason, folder = reason_of(error), output.parent
         hint = "pass -o FILE in a folder that you can write, or -o - for stdout"
         if isinstance(error, FileNotFoundError):
             hint = f"`mkdir -p {shlex.quote(str(folder))}`, or pass -o FILE in another folder"
-        raise Failure(f"cannot write `{output}`: {reason}", hint=hint, code=ExitCode.USAGE) from None
+        raise UserError(f"cannot write `{output}`: {reason}", hint=hint) from None
 
 
 def tell(

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from autotune.orchestrator.cli.shared.options import Options, given, global_options, run_ids
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, UserError
 from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.journal import Tail
@@ -138,7 +138,7 @@ def _chosen(run: directory.RunFolder, view: RunView, attempt: int | None) -> int
     if attempt not in view.attempts:
         last = max(view.attempts, default=0)
         known = f"it has 1{f' to {last}' if last > 1 else ''}" if last else "none has begun"
-        raise Failure(f"run {run.id} has no attempt {attempt}: {known}", code=ExitCode.USAGE)
+        raise UserError(f"run {run.id} has no attempt {attempt}: {known}")
     return attempt
 
 

@@ -29,7 +29,7 @@ from autotune.orchestrator.config.loader import expected_cluster, load_unfinishe
 from autotune.orchestrator.config.overrides import override, with_edits
 from autotune.orchestrator.config.secrets import shown_command
 from autotune.orchestrator.config.yaml_edit import Edit
-from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
+from autotune.orchestrator.errors import ExitCode, Failure, JobErrors, UserError
 from autotune.orchestrator.planner import Plan, device_notes, plan
 from autotune.orchestrator.run import calibration_cache
 from autotune.orchestrator.run.script import command_of
@@ -176,7 +176,7 @@ def _failure_in(log: str) -> LoggedFailure:
     result = explain(read(log), framework=None, model=None).failure
     if not result.diagnosis.cause.is_oom:
         hint = f"`autotune explain {log}` says what it shows"
-        raise Failure(f"--log: no memory failure in `{log}`", hint=hint, code=ExitCode.USAGE)
+        raise UserError(f"--log: no memory failure in `{log}`", hint=hint)
     return result
 
 
@@ -230,7 +230,7 @@ def cards_of(written: str | None) -> Gpus | None:
     except ValueError as error:
         other = "for another GPU, set `cluster: {gpu_memory: 80GiB}` in the job"
         hint = other if "unknown" in str(error) else ""
-        raise Failure(f"--gpus: {error}", hint=hint, code=ExitCode.USAGE) from None
+        raise UserError(f"--gpus: {error}", hint=hint) from None
 
 
 def with_cards(job: Job, cards: Gpus | None) -> tuple[Job, tuple[str, ...]]:
@@ -270,14 +270,13 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
 
     able = frameworks_with_a_start()
     if known_framework(framework) not in able:
-        raise Failure(
+        raise UserError(
             f"--framework {framework}: --model generates jobs only for {', '.join(able)}",
             hint="`autotune init FILE` creates a job from a script or config",
-            code=ExitCode.USAGE,
         )
     reason, instead = refusal(framework, wanted)
     if reason:
-        raise Failure(f"--framework {framework}: {reason}", hint=instead, code=ExitCode.USAGE)
+        raise UserError(f"--framework {framework}: {reason}", hint=instead)
     if find_public(model) is None and find_folder(model, ".") is None:
         raise unknown_model(model)
     if (wanted.per_node or 0) > _MOST_PER_NODE:
@@ -287,10 +286,9 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
     wish = Wish(model=model, framework=framework, gpus=wanted, **sizes)
     even = even_batch(wanted, wish.batch)
     if even != wish.batch and "batch" in sizes:
-        raise Failure(
+        raise UserError(
             f"--batch {wish.batch}: its samples cannot be spread evenly over the GPUs",
             hint=f"--batch {even} can",
-            code=ExitCode.USAGE,
         )
     if even != wish.batch:
         say(f"note: {even} prompts a step instead of {wish.batch}, the same number on every GPU")

@@ -105,17 +105,10 @@ def examples(framework: Framework) -> Iterator[Job]:
 
 
 def _of_guide(advice: Advice) -> Row:
-    return Row(
-        phase=advice.phase,
-        memory="",
-        remedy=advice.remedy,
-        setting=advice.setting,
-        constraint=advice.constraint,
-        effect=advice.effect,
-        cost=advice.cost,
-        status=advice.status.value,
-        reason=f"{advice.reason}; today: {advice.instead}" if advice.instead else advice.reason,
-    )
+    fields = msgspec.structs.asdict(advice) | {"memory": "", "status": advice.status.value}
+    if instead := fields.pop("instead"):
+        fields["reason"] += f"; today: {instead}"
+    return Row(**fields)
 
 
 def render_remedies(framework: Framework, rows: tuple[Row, ...], *, width: int | None = None) -> str:
@@ -154,41 +147,27 @@ def _of_remedy(name: str, profiles: list[Profile]) -> list[Row]:
     """Return one row per knob of a remedy, from the first profile that supports the knob."""
     move = MOVES[name]
     phase, memory = _where(name, ())
-    shared = {"memory": memory, "remedy": name, "effect": move.frees, "cost": move.slows}
+    row = Row(
+        phase=phase, memory=memory, remedy=name, setting="-", constraint="",
+        effect=move.frees, cost=move.slows, status=Status.WORKS.value,
+    )  # fmt: skip
     if not move.turns:
         note = "reports the process that holds the GPU, with its pid and user; the job is not changed"
-        return [
-            Row(**shared, phase=phase, setting="-", constraint="", status=Status.WORKS.value, reason=note)
-        ]
+        return [replace(row, reason=note)]
     rows = []
     for knob in move.turns:
         profile = next((p for p in profiles if knob in p.supported), profiles[0])
         support = profile.supported.get(knob)
         if support is None:
             why = profile.unsupported.get(knob, "the framework has no such setting")
-            rows.append(
-                Row(
-                    **shared,
-                    phase=phase,
-                    setting=f"({knob})",
-                    constraint="",
-                    status=Status.IMPOSSIBLE.value,
-                    reason=why,
-                )
-            )
+            rows.append(replace(row, setting=f"({knob})", status=Status.IMPOSSIBLE.value, reason=why))
             continue
         limits = [_grid(knob, support.grid)]
         limits += [_limit(knob, c) for c in profile.constraints if c.knob == knob]
         limits.append("" if support.effect.value == "exact" else "results differ by rounding")
-        rows.append(
-            Row(
-                **shared,
-                phase=_where(name, support.phases)[0],
-                setting=support.setting,
-                constraint="; ".join(limit for limit in limits if limit),
-                status=Status.WORKS.value,
-            )
-        )
+        limited = "; ".join(limit for limit in limits if limit)
+        reached, _ = _where(name, support.phases)
+        rows.append(replace(row, phase=reached, setting=support.setting, constraint=limited))
     return rows
 
 

@@ -10,7 +10,7 @@ import click
 from autotune.orchestrator.cli.shared.options import Options, given, global_options, run_ids
 from autotune.orchestrator.cli.stop import is_gone
 from autotune.orchestrator.clock import seconds_of
-from autotune.orchestrator.errors import ExitCode, Failure, reason_of
+from autotune.orchestrator.errors import Failure, UserError, reason_of
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run.lock import Lock, owner
 from autotune.orchestrator.terminal.widgets import say
@@ -51,16 +51,12 @@ def remove(run: directory.RunFolder) -> None:
         history = run.history()
         if history and not is_gone(history):
             hint = f"`{run.call('stop')}` ends it first"
-            raise Failure(f"processes of run {run.id} may be left", hint=hint, code=ExitCode.USAGE)
+            raise UserError(f"processes of run {run.id} may be left", hint=hint)
         others = sorted(each.name for each in run.path.iterdir() if each.is_dir() and each.name not in _OWN)
         if others:
             names = ", ".join(others)
             hint = f"move them, or remove `{run.path}` by hand"
-            raise Failure(
-                f"run {run.id} holds folders that autotune did not make: {names}",
-                hint=hint,
-                code=ExitCode.USAGE,
-            )
+            raise UserError(f"run {run.id} holds folders that autotune did not make: {names}", hint=hint)
         directory.delete(run)
     except OSError as error:
         raise Failure(f"cannot remove `{run.path}`: {reason_of(error)}") from None
@@ -75,7 +71,7 @@ def _age_s(text: str) -> float:
         age_s = None
     if age_s is None or text.strip().isdigit():  # a number without a unit
         hint = "--older-than takes one such as 12h or 30d"
-        raise Failure(f"`{text}` is no age", hint=hint, code=ExitCode.USAGE)
+        raise UserError(f"`{text}` is no age", hint=hint)
     return age_s
 
 
@@ -95,9 +91,7 @@ def command(context: click.Context, runs: tuple[str, ...], older_than: str | Non
     """  # noqa: D301 - click reads the backspace
     options = given(context)
     if bool(runs) == bool(older_than):
-        raise Failure(
-            "name runs, or --older-than AGE", hint="`autotune status` lists the runs", code=ExitCode.USAGE
-        )
+        raise UserError("name runs, or --older-than AGE", hint="`autotune status` lists the runs")
     if older_than:
         chosen = removable(options, older_than_s=_age_s(older_than))
     else:
@@ -110,7 +104,7 @@ def command(context: click.Context, runs: tuple[str, ...], older_than: str | Non
     if not yes:
         say("\n".join(str(run.path) for run in chosen))
         if not sys.stdin.isatty():
-            raise Failure("nothing was removed", hint="--yes removes without a question", code=ExitCode.USAGE)
+            raise UserError("nothing was removed", hint="--yes removes without a question")
         click.confirm(f"Remove {counted(len(chosen), 'run')}?", abort=True, err=True)
     for run in chosen:
         remove(run)

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from autotune.orchestrator.cli.shared.options import Options, given, global_options
-from autotune.orchestrator.errors import ExitCode, Failure, reason_of
+from autotune.orchestrator.errors import UserError, reason_of
 from autotune.policies.values.value import Value
 
 _CODES = """\b
@@ -38,20 +38,18 @@ def write(folder: Path, *, options: Options) -> None:
     texts |= {home / "references" / name: text for name, text in files().items()}
     try:
         if target.exists() and _OURS not in target.read_text(encoding="utf-8", errors="replace"):
-            raise Failure(
+            raise UserError(
                 f"`{target}` exists and was not written by autotune",
                 hint="pass another folder, or move the file",
-                code=ExitCode.USAGE,
             )
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         reason = reason_of(error)
-        raise Failure(
+        raise UserError(
             f"cannot write `{error.filename or home}`: {reason}",
             hint="pass a folder that you can write: `autotune skill DIR`",
-            code=ExitCode.USAGE,
         ) from None
     if options.json:
         click.echo(msgspec.json.encode(SkillDocument(skill=str(target), files=tuple(map(str, texts)))))

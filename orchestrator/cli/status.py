@@ -22,13 +22,13 @@ from autotune.orchestrator.errors import Failure
 from autotune.orchestrator.run import directory, summary, waiting
 from autotune.orchestrator.run.journal import Tail
 from autotune.orchestrator.run.lock import Owner, Watch
-from autotune.orchestrator.run.memory_record import MemorySpan, memory_lines, so_far
+from autotune.orchestrator.run.memory_record import MemorySpan, so_far
 from autotune.orchestrator.run.waiting import Waiting
 from autotune.orchestrator.run_states import DISPLAYS
 from autotune.orchestrator.terminal import widgets
 from autotune.orchestrator.terminal.standard_streams import was_left
 from autotune.orchestrator.terminal.widgets import rendered, say
-from autotune.orchestrator.units import show_ago, show_duration
+from autotune.orchestrator.units import show_ago, show_duration, show_gib
 from autotune.policies.forecast.time_left import TimeLeft, step_seconds
 from autotune.policies.values.events import Accepted, CuredInPlace, Foreseen, Started, Tried
 from autotune.policies.values.job import Job
@@ -324,7 +324,7 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
     parts += [f"  forecast: {messages.forecast(e)}" for a in run.attempts[-1:] for e in a.foreseen]
     measured = next((a for a in reversed(run.attempts) if a.memory), None)
     if measured is not None:
-        parts += [f"peak memory of attempt #{measured.attempt}", *memory_lines(measured.memory)]
+        parts += [f"peak memory of attempt #{measured.attempt}", *_memory_lines(measured.memory)]
     if run.trials:
         parts.append(
             _below([(f"  trial {t.trial}", t.change, _took(t), t.status) for t in run.trials], width)
@@ -332,6 +332,17 @@ def table(standings: list[RunStatus], *, now: float, attempts: bool, width: int 
     parts += [f"  edited: {edit}" for edit in run.edits]
     parts += [f"  {run.problem}"] if run.problem else []
     return "\n".join(parts)
+
+
+def _memory_lines(nodes: tuple[MemorySpan, ...]) -> list[str]:
+    """Return the peak memory of each node so far: of the host, and of the attempt's GPUs."""
+    lines = []
+    for node in nodes:
+        cards = [card for card in node.gpus if card.of_attempt] or list(node.gpus)
+        parts = [f"host {show_gib(node.host.most)} of {show_gib(node.host_total_bytes)}"]
+        parts += [f"GPU {c.index} {show_gib(c.used.most)} of {show_gib(c.total_bytes)}" for c in cards]
+        lines += [f"  {node.node}  {part}" for part in parts]
+    return lines
 
 
 def _fitting(rows: list[tuple[str, ...]], width: int | None) -> str:
@@ -428,7 +439,7 @@ def _attempt_status(attempt: AttemptView, *, driven: bool) -> str:
 
 def _short_place(accepted: Accepted) -> str:
     cluster = accepted.cluster
-    gpus = cluster.nodes * cluster.gpus_per_node
+    gpus = cluster.gpus
     return f"{gpus}×{cluster.gpu_name or 'GPU'}" if gpus else f"{cluster.nodes}×CPU"
 
 

@@ -40,11 +40,10 @@ def with_version(job: Job, framework: Framework) -> Job:
         )
     if not code.version or code.version == job.framework_version:
         return job
-    note = (
+    return job.with_notes(
         f"framework_version is {job.framework_version}, but {framework.name} {code.version} would run:"
         f" {code.place}"
     )
-    return msgspec.structs.replace(job, notes=(*job.notes, note))
 
 
 def accepted_before(job: Job, framework: Framework) -> Mapping[KeyPath, str]:
@@ -81,7 +80,7 @@ def with_releases(job: Job, framework: Framework) -> Job:
             f"{framework.name} {_present(job, framework)} does not accept {', '.join(sorted(names))},"
             f" but {framework.name} {release} does: set `framework_version: {release}` if you run it"
         )
-    return msgspec.structs.replace(job, notes=(*job.notes, *notes)) if notes else job
+    return job.with_notes(*notes)
 
 
 def hinted(problem: Problem, older: Mapping[KeyPath, str], job: Job, framework: Framework) -> Problem:

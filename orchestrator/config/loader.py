@@ -39,7 +39,7 @@ from autotune.orchestrator.config.schema import LITERAL, SECTIONS, JobFile, is_o
 from autotune.orchestrator.config.yaml_nodes import Document, Place, UnreadableError
 from autotune.orchestrator.config.yaml_nodes import Path as KeyPath
 from autotune.orchestrator.containers import with_lost_checkpoints
-from autotune.orchestrator.errors import Complaint, ExitCode, Failure, JobErrors
+from autotune.orchestrator.errors import Complaint, JobErrors, UserError
 from autotune.orchestrator.placeholders import LITERAL as MARK
 from autotune.orchestrator.placeholders import dotted
 from autotune.policies.explain.secrets import Grade, looks_random, secrets_in
@@ -78,7 +78,7 @@ def read_text(path: str | Path) -> str:
         near = suggestion(Path(path).name, (each.name for each in Path(path).parent.glob("*.y*ml")))
         way = near or "`autotune init` creates a job file from a script or command"
         message = f"cannot read job file `{path}`: {error.reason}"
-        raise Failure(message, hint=way if error.absent else error.hint, code=ExitCode.USAGE) from None
+        raise UserError(message, hint=way if error.absent else error.hint) from None
 
 
 def parse(
@@ -114,8 +114,7 @@ def _parse(
             _complain_of_comments(document, hidden)
         if missing is None:
             _complain_of_placeholders(document, job)
-        notes = tuple(_LOOKS_RANDOM.format(dotted(path)) for path in secrets.doubtful(job))
-        job = msgspec.structs.replace(job, notes=(*job.notes, *notes))
+        job = job.with_notes(*(_LOOKS_RANDOM.format(dotted(path)) for path in secrets.doubtful(job)))
         job, unset = secrets.filled(job, lookup)
         for path, variable in unset:
             document.complain(
@@ -196,17 +195,14 @@ def _job(document: Document) -> Job | None:
     """
     values = document.value
     if not isinstance(values, dict) or (values and is_other_file(values)):
-        if values is not None:
-            place = document.entry(()).value
-            hint = way_from(document.file)
-            document.complain("this is no job file of autotune", place, hint=hint)
-        elif document.complaints and not document.file.endswith((".yaml", ".yml")):
+        place = Place(0, 0, 1) if values is None else document.entry(()).value
+        is_other = bool(document.complaints) and not document.file.endswith((".yaml", ".yml"))
+        if values is None and is_other:
             document.complaints.clear()
-            hint = way_from(document.file)
-            document.complain("this is no job file of autotune", Place(0, 0, 1), hint=hint)
+        if values is not None or is_other:
+            document.complain("this is no job file of autotune", place, hint=way_from(document.file))
         elif not document.complaints:
-            hint = "a job needs at least `name` and `framework`"
-            document.complain("the file is empty", Place(0, 0, 1), hint=hint)
+            document.complain("the file is empty", place, hint="a job needs at least `name` and `framework`")
         return None
     wrong: list[KeyPath] = []
     for path, must in _unfit_numbers(values.get("settings"), ("settings",)):
@@ -349,8 +345,7 @@ def _check(document: Document, job: Job, framework: Framework, included: Documen
             _complain_of_problem(document, problem)
     if included is not None:
         document.complaints += included.complaints
-    doubts = tuple(doubt(each, job, framework) for each in every if each not in problems)
-    return msgspec.structs.replace(job, notes=(*job.notes, *doubts))
+    return job.with_notes(*(doubt(each, job, framework) for each in every if each not in problems))
 
 
 def _complain_of_problem(document: Document, problem: Problem) -> None:

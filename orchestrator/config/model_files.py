@@ -10,7 +10,7 @@ import msgspec
 from autotune.launchers.runners.node.model_folder import CONFIG, HUB_NAME, find_folder
 from autotune.orchestrator.config.own_code import is_folder
 from autotune.orchestrator.config.public_models import PublicModel, find_like, find_public, names_like
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import Failure, UserError
 from autotune.policies.values.architecture.model import Model, model_from_config
 from autotune.policies.values.job import ASSUMED_SHAPE
 
@@ -76,8 +76,8 @@ def unknown_model(name: str) -> Failure:
         hint = f"{near} Otherwise pass the path of its folder or its config.json"
     elif HUB_NAME.fullmatch(name):
         hint = f"`hf download {name} {CONFIG}` puts it where autotune looks; or pass the path of its {CONFIG}"
-    return Failure(f"--model: the shape of `{name}` is unknown", hint=hint, code=ExitCode.USAGE)
+    return UserError(f"--model: the shape of `{name}` is unknown", hint=hint)
 
 
 def _failure(file: Path, problem: str) -> Failure:
-    return Failure(f"{file} {problem}", hint=f"name a model's folder or {CONFIG}", code=ExitCode.USAGE)
+    return UserError(f"{file} {problem}", hint=f"name a model's folder or {CONFIG}")

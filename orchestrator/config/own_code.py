@@ -25,7 +25,7 @@ from autotune.launchers.base import Framework
 from autotune.launchers.frameworks.dialects.settings import flat
 from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
 from autotune.orchestrator.containers import code_folders, is_container
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import UserError
 from autotune.policies.values.command import Command
 from autotune.policies.values.job import Job
 from autotune.policies.values.provenance import CodeQuery, OwnCode
@@ -92,10 +92,9 @@ def is_importable(job: Job, command: Command) -> bool:
 def require_importable(job: Job, command: Command) -> None:
     """Raise Failure if autotune's interpreter is to start a framework that it cannot import."""
     if not is_importable(job, command):
-        raise Failure(
+        raise UserError(
             f"{job.framework} is not installed: {sys.executable} does not find it",
             hint="set `python:` in the job to the interpreter that has it",
-            code=ExitCode.USAGE,
         )
 
 

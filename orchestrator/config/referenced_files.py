@@ -20,7 +20,7 @@ from autotune.orchestrator.config.model_files import find_model
 from autotune.orchestrator.config.own_code import is_file, is_folder, is_there
 from autotune.orchestrator.config.public_models import find_public
 from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import Failure, UserError
 from autotune.policies.estimate.constants import constant
 from autotune.policies.values.architecture.model import Model, model_from_shape
 from autotune.policies.values.job import ASSUMED_SHAPE, Job, Launcher, PromptSample
@@ -31,11 +31,7 @@ _SAMPLE = 256  # prompts from the beginning of a file
 _LONGEST_LINE = 4 << 20  # bytes
 _SHAPE = "{layers: 36, hidden: 4096, heads: 32, kv_heads: 8, intermediate: 12288, vocab: 151936}"
 _LAUNCHER_FILE = re.compile(r".*\.(?:json|ya?ml)")
-_LAUNCHER_KEYS = (
-    "deepspeed",
-    "config_file",
-    "accelerate_config",
-)  # settings, and also flags of a launcher
+_LAUNCHER_KEYS = ("deepspeed", "config_file", "accelerate_config")  # settings, also flags of a launcher
 _ON_HOST = ("cpu", "nvme")
 _STAGE_NAME = re.compile(r"(?:zero|stage|ds)[-_]?([0-3])(?!\d)", re.IGNORECASE)
 _FSDP_NAME = re.compile(r"(fsdp)[-_]?v?([12])?(?!\d)", re.IGNORECASE)
@@ -70,7 +66,7 @@ def with_extended(own: dict[str, Any], path: Path, *, builds_on: str) -> dict[st
     try:
         return _extended(own, path, builds_on, ())
     except _ChainError as error:
-        raise Failure(error.problem.message, hint=error.problem.hint, code=ExitCode.USAGE) from None
+        raise UserError(error.problem.message, hint=error.problem.hint) from None
 
 
 class _ChainError(Exception):
@@ -142,19 +138,13 @@ def with_shape(job: Job, framework: Framework) -> tuple[Job, tuple[Problem, ...]
     if own is not None and (result is None or (not read_here and _differ(own, result))):
         result, place = own, "the framework's own settings"
     if place.startswith(ASSUMED_SHAPE):
-        note = f"the shape of the model `{name}` is {place.partition(':')[0]}"
-        job = msgspec.structs.replace(job, notes=(*job.notes, note))
+        job = job.with_notes(f"the shape of the model `{name}` is {place.partition(':')[0]}")
     return msgspec.structs.replace(job, shape=result, shape_from=place), ()
 
 
 def _differ(own: Model, other: Model) -> bool:
     """Return whether the shape in the settings differs from the shape found by name."""
-    return (own.layers, own.hidden, own.heads, own.vocab) != (
-        other.layers,
-        other.hidden,
-        other.heads,
-        other.vocab,
-    )
+    return any(getattr(own, size) != getattr(other, size) for size in ("layers", "hidden", "heads", "vocab"))
 
 
 def _written(shape: dict[str, int | str]) -> tuple[Model | None, tuple[Problem, ...]]:
@@ -252,7 +242,7 @@ def with_launcher(job: Job) -> Job:
         how = f"its name says {kind}" if kind else "one whole copy per process"
         note = f"the layout of the trainer is assumed, {how}: `{name}` cannot be read here"
         launcher = Launcher(sharding=kind, source=name, is_assumed=True)
-        return msgspec.structs.replace(job, launcher=launcher, notes=(*job.notes, note))
+        return msgspec.structs.replace(job.with_notes(note), launcher=launcher)
     inner = content.get("deepspeed_config")
     file = inner.get("deepspeed_config_file") if isinstance(inner, dict) else None
     result = _of_mapping_in(content, name)

@@ -19,7 +19,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.resolver import BaseResolver
 
-from autotune.orchestrator.errors import Complaint, ExitCode, Failure, reason_of
+from autotune.orchestrator.errors import Complaint, UserError, reason_of
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -93,11 +93,11 @@ class _TextResolver(BaseResolver):
 _TextResolver.add_implicit_resolver_base(_MERGE, re.compile(r"<<\Z"), ["<"])
 
 
-class UnreadableError(Failure):
+class UnreadableError(UserError):
     """A file named by the user is absent, unreadable or not text."""
 
     def __init__(self, path: str | FilePath, reason: str, *, hint: str = "", absent: bool = False) -> None:
-        super().__init__(f"cannot read `{path}`: {reason}", hint=hint, code=ExitCode.USAGE)
+        super().__init__(f"cannot read `{path}`: {reason}", hint=hint)
         self.reason = reason
         self.absent = absent
 

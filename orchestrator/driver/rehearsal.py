@@ -9,7 +9,7 @@ import msgspec
 
 from autotune.launchers.base import Framework
 from autotune.orchestrator.driver.context import RunContext
-from autotune.orchestrator.errors import ExitCode, Failure, reason_of
+from autotune.orchestrator.errors import UserError, reason_of
 from autotune.orchestrator.run.directory import Mode, RunRequest
 from autotune.policies.values.events import Started
 from autotune.policies.values.job import Goal, Job, Then
@@ -28,10 +28,9 @@ def planned(framework: Framework, job: Job, request: RunRequest) -> Rehearsal | 
     if not events and request.mode is Mode.SEARCH:
         return None
     if not events:
-        raise Failure(
+        raise UserError(
             f"a job of {framework.name} cannot be rehearsed as it is written",
             hint="`autotune plan job.yaml` says why",
-            code=ExitCode.USAGE,
         )
     met = {each.event for each in events if each.met}
     longest, own = (

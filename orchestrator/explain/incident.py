@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
 
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import UserError
 from autotune.orchestrator.explain.analyze import Explanation
 from autotune.orchestrator.explain.sanitize import plain
 from autotune.policies.values.failure import Cause
@@ -45,7 +45,7 @@ def logs_of(names: Iterable[str]) -> tuple[str, ...]:
         inside = _inside(Path(name)) if name != "-" and Path(name).is_dir() else [name]
         if not inside:
             hint = f"a log ends with {', '.join(_LOGS)}, and may be compressed"
-            raise Failure(f"`{plain(name)}` holds no log", hint=hint, code=ExitCode.USAGE)
+            raise UserError(f"`{plain(name)}` holds no log", hint=hint)
         result += inside
     return tuple(dict.fromkeys(result))
 

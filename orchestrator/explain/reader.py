@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from autotune.orchestrator.errors import ExitCode, Failure, reason_of
+from autotune.orchestrator.errors import UserError, reason_of
 from autotune.orchestrator.explain.wrapped_rows import LARGEST, whole_lines
 from autotune.policies.diagnosis.scan import scan
 from autotune.policies.values.diagnosis import Evidence
@@ -160,7 +160,7 @@ def check(names: tuple[str, ...]) -> None:
     if names.count(STDIN) > 1:
         problems.append("`-` is standard input and can be read only once")
     if problems:
-        raise Failure("; ".join(problems), hint="`-` reads standard input", code=ExitCode.USAGE)
+        raise UserError("; ".join(problems), hint="`-` reads standard input")
 
 
 def read(name: str) -> Reading:
@@ -177,7 +177,7 @@ def read(name: str) -> Reading:
         with Path(name).open("rb", buffering=0) as file:
             return _text(read_from(decompressed(file, magic, name=name), name=name))
     except OSError as error:
-        raise Failure(f"cannot read `{name}`: {reason_of(error)}", code=ExitCode.USAGE) from None
+        raise UserError(f"cannot read `{name}`: {reason_of(error)}") from None
 
 
 def _text(reading: Reading) -> Reading:
@@ -273,9 +273,9 @@ def read_members(name: str, is_log: Callable[[str], bool]) -> Iterator[Reading]:
                     count += 1
                     yield reading
     except _DAMAGE as error:
-        raise Failure(f"cannot read `{name}`: {error}", code=ExitCode.USAGE) from None
+        raise UserError(f"cannot read `{name}`: {error}") from None
     if not count:
-        raise Failure(f"`{name}` holds no log", code=ExitCode.USAGE)
+        raise UserError(f"`{name}` holds no log")
 
 
 @contextmanager
@@ -325,8 +325,7 @@ def decompressed(file: BinaryIO, magic: bytes, *, name: str) -> BinaryIO:
             return cast(BinaryIO, getattr(importlib.import_module(module), opener)(file, "rb"))
         except ImportError:
             continue
-    raise Failure(
+    raise UserError(
         f"`{name}` is compressed with zstd, and no library that reads it is installed",
         hint=f"`zstd -dc {name} | autotune explain -`, or `pip install zstandard`",
-        code=ExitCode.USAGE,
     )

@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 
 from autotune.launchers.likeness import suggestion
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import UserError
 from autotune.orchestrator.explain.json_output import SCHEMA
 from autotune.orchestrator.explain.sanitize import plain
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES
@@ -91,7 +91,7 @@ def explain_rule(name: str, *, as_json: bool) -> str:
         return msgspec.json.encode(_cause_document(cause)).decode() if as_json else _cause_text(cause)
     known = [*(cause.value for cause in Cause), *BY_NAME]
     hint = suggestion(name, known, cutoff=0.5) or f"the causes are {', '.join(c.value for c in Cause)}"
-    raise Failure(f"unknown rule `{plain(name)}`", hint=hint, code=ExitCode.USAGE)
+    raise UserError(f"unknown rule `{plain(name)}`", hint=hint)
 
 
 def cures_by_phase(cause: Cause, phases: tuple[Phase, ...]) -> dict[Phase, tuple[Cure, ...]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import Failure, UserError
 from autotune.orchestrator.explain.sanitize import plain
 from autotune.orchestrator.explain.unpickle import LARGEST_BYTES
 from autotune.orchestrator.units import show_gib
@@ -74,10 +74,9 @@ def explain_snapshot(path: Path) -> Snapshot:
 
 
 def _refused(path: Path, reason: str) -> Failure:
-    return Failure(
+    return UserError(
         f"{plain(str(path))} is not a readable memory snapshot: {reason}",
         hint="torch.cuda.memory._dump_snapshot writes one",
-        code=ExitCode.USAGE,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from autotune.orchestrator.config.own_code import is_file, is_folder, is_there
 from autotune.orchestrator.config.referenced_files import with_extended
 from autotune.orchestrator.config.yaml_nodes import Document, UnreadableError, read_text, scalar_1_1
-from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
+from autotune.orchestrator.errors import Failure, JobErrors, UserError
 from autotune.orchestrator.init.bash.builtins import same_ending
 from autotune.orchestrator.init.bash.state import is_unknown
 from autotune.orchestrator.init.entry_points import Program, program_in
@@ -66,9 +66,9 @@ def read_document(path: Path) -> dict[str, Any]:
     if document.complaints:
         raise JobErrors(tuple(document.complaints))
     if document.value is None:
-        raise Failure(f"`{path}` is empty", code=ExitCode.USAGE)
+        raise UserError(f"`{path}` is empty")
     if not isinstance(document.value, dict):
-        raise Failure(f"`{path}` is no mapping of settings", code=ExitCode.USAGE)
+        raise UserError(f"`{path}` is no mapping of settings")
     named = document.value.get(_BUILDS_ON)
     names = named if isinstance(named, list) else [named]
     if all(str(name).endswith((".yaml", ".yml")) for name in names):

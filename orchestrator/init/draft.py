@@ -18,7 +18,7 @@ from autotune.orchestrator.config.installed import with_version
 from autotune.orchestrator.config.own_code import is_file, is_folder, is_there
 from autotune.orchestrator.config.yaml_nodes import read_text
 from autotune.orchestrator.containers import is_container
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, UserError
 from autotune.orchestrator.init import roll
 from autotune.orchestrator.init.bash.state import (
     UNSET,
@@ -129,10 +129,8 @@ def draft_of(
         words = words[1:]
     first, place = words[0], Path(cwd, words[0])
     if is_folder(place):
-        raise Failure(
-            f"`{first}` is a folder",
-            hint="name the launch script or the configuration file in it",
-            code=ExitCode.USAGE,
+        raise UserError(
+            f"`{first}` is a folder", hint="name the launch script or the configuration file in it"
         )
     kind = kind_of(place) if is_there(place) else Kind.PROGRAM
     is_document = kind is Kind.DOCUMENT and len(words) == 1
@@ -154,14 +152,12 @@ def draft_of(
     if kind in (Kind.DOCUMENT, Kind.PYTHON):
         called = shlex.join(words)
         command = f"python {called}" if kind is Kind.PYTHON else "python train.py --config FILE"
-        raise Failure(
-            f"`{first}` is a {kind.value}",
-            hint=f"to run it as it is: autotune init -- {command}",
-            code=ExitCode.USAGE,
+        raise UserError(
+            f"`{first}` is a {kind.value}", hint=f"to run it as it is: autotune init -- {command}"
         )
     named = len(words) == 1 or _FILE.fullmatch(first) is not None
     if named and not is_there(place) and shutil.which(first) is None:
-        raise Failure(f"no such file or program: {first}", hint=f"looked in {cwd}", code=ExitCode.USAGE)
+        raise UserError(f"no such file or program: {first}", hint=f"looked in {cwd}")
     made = Invocation(argv=tuple(words), env={}, cwd=cwd, file="the command", line=1)
     program = unwrapped(words)
     framework = framework_of(program.argv, document_of(program, cwd)) if program.argv else ""
@@ -185,7 +181,7 @@ def _of_script(
     followed = Followed(environment, now, cwd=cwd, texts=texts, gpus=gpus)
     text = followed.text_of(place, called=path)
     if not text.strip():
-        raise Failure(f"`{path}` is empty", code=ExitCode.USAGE)
+        raise UserError(f"`{path}` is empty")
     result: list[Training] = []
     started: list[Invocation] = []
     try:
@@ -200,7 +196,7 @@ def _of_script(
                 framework = trainer_of(framework, program.argv, program.workdir or invocation.cwd, place)
                 result.append(Training(invocation=invocation, program=program, framework=framework))
     except ValueError as error:
-        raise Failure(f"cannot read `{path}`: {error}", code=ExitCode.USAGE) from None
+        raise UserError(f"cannot read `{path}`: {error}") from None
     notes = followed.notes
     result = result or followed.own_program(path, arguments, started, cwd=cwd)
     if not result:
@@ -325,7 +321,7 @@ def _of_document(path: Path) -> Draft:
     document = read_document(path)
     framework = framework_of_document(document)
     if {"name", "framework"} <= set(document):
-        raise Failure(f"`{path}` is a job file already", hint=f"autotune plan {path}", code=ExitCode.USAGE)
+        raise UserError(f"`{path}` is a job file already", hint=f"autotune plan {path}")
     if not framework:
         raise Failure(
             f"`{path}` is no configuration of a framework that autotune knows",

@@ -15,7 +15,7 @@ import msgspec
 from autotune.orchestrator.config.own_code import is_there
 from autotune.orchestrator.config.yaml_nodes import UnreadableError, read_text
 from autotune.orchestrator.containers import SRUN, is_container
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, UserError
 from autotune.orchestrator.init import slurm
 from autotune.orchestrator.init.bash.builtins import ENDS_HERE, same_ending
 from autotune.orchestrator.init.bash.reader import Reading, read_script
@@ -321,10 +321,7 @@ def chosen_of(
     candidates = [each for each in trainings if each.has_adapter] or list(trainings)
     if number is not None:
         if not 1 <= number <= len(candidates):
-            raise Failure(
-                f"`{path}` starts {len(candidates)} trainings: there is no training {number}",
-                code=ExitCode.USAGE,
-            )
+            raise UserError(f"`{path}` starts {len(candidates)} trainings: there is no training {number}")
         return candidates[number - 1]
     first = candidates[0]
     beside = [

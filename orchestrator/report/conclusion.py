@@ -58,10 +58,10 @@ def conclusion_of(run: directory.RunFolder, view: RunView, framework: Framework)
         faster=_faster(verdict),
         changes=_changes(view, framework, accepted, knobs),
         changes_of=changes_of,
-        commands=_commands(run, verdict, searches=_can_search(accepted, knobs)),
+        commands=_commands(run, verdict, searches=bool(space(accepted.job, accepted.profile, knobs))),
         facts=_facts(run, accepted),
         spent=_spent(view, accepted),
-        gpus=accepted.cluster.nodes * accepted.cluster.gpus_per_node,
+        gpus=accepted.cluster.gpus,
     )
 
 
@@ -134,11 +134,6 @@ def _reasons(view: RunView, profile: Profile) -> dict[str, str]:
     return reasons
 
 
-def _can_search(accepted: Accepted, knobs: Knobs) -> bool:
-    """Return whether a search of this job has a knob to vary."""
-    return bool(space(accepted.job, accepted.profile, knobs))
-
-
 def _commands(run: directory.RunFolder, verdict: Verdict | None, *, searches: bool) -> tuple[Fact, ...]:
     stable = (run.path / "stable.yaml").resolve()
     rows = []
@@ -182,7 +177,7 @@ def _facts(run: directory.RunFolder, accepted: Accepted) -> tuple[Fact, ...]:
 
 def _spent(view: RunView, accepted: Accepted) -> tuple[Spent, ...]:
     """Return where the time of the attempts went, with the GPU hours that were occupied."""
-    gpus = accepted.cluster.nodes * accepted.cluster.gpus_per_node
+    gpus = accepted.cluster.gpus
     searching = bool(view.trials)
     seconds = trials.spent(view) if searching else _of_attempts(view)
     of_trials = gpus / max(1, accepted.job.search.parallel)

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 from autotune.policies.values.knobs import Setting
 from autotune.policies.values.value import Value
+
+_T = TypeVar("_T")
+
+
+def ends_of(rows: Sequence[_T], first: int, last: int) -> list[_T]:
+    """Return the first and the last rows of a long list, all rows of a shorter one."""
+    return list(rows) if len(rows) <= first + last else [*rows[:first], *rows[-last:]]
 
 
 class Change(Value, frozen=True, kw_only=True):

@@ -11,7 +11,14 @@ from pathlib import Path
 import msgspec
 
 from autotune.orchestrator.explain.sanitize import plain
-from autotune.orchestrator.report.document import AttemptEvidence, Evidence, Fact, Losses, TrainingProof
+from autotune.orchestrator.report.document import (
+    AttemptEvidence,
+    Evidence,
+    Fact,
+    Losses,
+    TrainingProof,
+    ends_of,
+)
 from autotune.orchestrator.report.log_reading import LogReading, loss_of
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.units import show_setting
@@ -81,9 +88,7 @@ def _losses(run: directory.RunFolder, view: RunView, logs: LogReading) -> list[L
                     values=tuple(value for _, (_, value) in thin),
                 )
             )
-    if len(curves) > _CURVES:
-        return [curves[0], *curves[-(_CURVES - 1) :]]
-    return curves
+    return ends_of(curves, 1, _CURVES - 1)
 
 
 _FIRST_LISTED, _LAST_LISTED = 10, 50  # listed attempts
@@ -95,11 +100,7 @@ def evidence_of(run: directory.RunFolder, history: History, view: RunView) -> Ev
     """Return the content of the run's folder, without the report itself and locks."""
     accepted = accepted_of(history)
     started = [attempt.started for attempt in view.attempts.values()]
-    listed = (
-        started
-        if len(started) <= _FIRST_LISTED + _LAST_LISTED
-        else [*started[:_FIRST_LISTED], *started[-_LAST_LISTED:]]
-    )
+    listed = ends_of(started, _FIRST_LISTED, _LAST_LISTED)
     environment = [Fact(name=name, value=plain(value)) for name, value in sorted(accepted.job.env.items())]
     environment.append(Fact(name="working directory", value=accepted.job.workdir))
     return Evidence(

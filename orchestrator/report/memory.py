@@ -12,6 +12,7 @@ from autotune.orchestrator.report.document import (
     Forecast,
     Memory,
     Reading,
+    ends_of,
 )
 from autotune.orchestrator.report.story import Past
 from autotune.policies.estimate.belief.calibration import learned, predicted
@@ -34,9 +35,7 @@ _UNKNOWN = "No estimate: the model's shape, or the size of a device, is not know
 
 def memory_of(past: Past, view: RunView) -> Memory:
     """Return the peaks of a launch's attempts, of at most twelve of them."""
-    launched = view.launched
-    if len(launched) > _FIRST + _LAST:
-        launched = (*launched[:_FIRST], *launched[-_LAST:])
+    launched = ends_of(view.launched, _FIRST, _LAST)
     accepted = accepted_of(past.history)
     known = past.is_modelled()
     attempts, previous = [], accepted.profile.knobs

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from autotune.launchers import frameworks
 from autotune.orchestrator import messages
 from autotune.orchestrator.calls import option_of
-from autotune.orchestrator.errors import ExitCode, Failure, reason_of
+from autotune.orchestrator.errors import Failure, UserError, reason_of
 from autotune.orchestrator.report.conclusion import conclusion_of
 from autotune.orchestrator.report.document import Report
 from autotune.orchestrator.report.evidence import evidence_of, training_of
@@ -49,11 +49,7 @@ def write_new(run: directory.RunFolder, *, force: bool) -> Report:
     except OSError as error:
         raise Failure(f"cannot read `{path}`: {reason_of(error)}") from None
     if not own and not force:
-        raise Failure(
-            f"`{path}` was not written by autotune for this run",
-            hint="--force replaces it",
-            code=ExitCode.USAGE,
-        )
+        raise UserError(f"`{path}` was not written by autotune for this run", hint="--force replaces it")
     report = report_of(run)
     directory.write_private(path, rendered(report).encode())
     return report
@@ -118,18 +114,16 @@ def report_of(run: directory.RunFolder) -> Report:
     """Return the report of a run; raises Failure if its job was never accepted."""
     history = run.history()
     if not history or not isinstance(history[0], Accepted):
-        raise Failure(
+        raise UserError(
             f"run {run.id} has nothing to report: its job was never accepted",
             hint=f"`autotune status{option_of(run.path.parent)}` lists the runs",
-            code=ExitCode.USAGE,
         )
     accepted = accepted_of(history)
     framework = frameworks.FRAMEWORKS.get(accepted.job.framework)
     if framework is None:
-        raise Failure(
+        raise UserError(
             f"run {run.id} uses framework `{accepted.job.framework}`, which this autotune does not support",
             hint="use the version that drove the run",
-            code=ExitCode.USAGE,
         )
     logs, past, view = LogReading(framework), Past(history), RunView(history)
     memory = memory_of(past, view)

@@ -12,7 +12,7 @@ import msgspec
 
 from autotune.orchestrator import messages
 from autotune.orchestrator.explain.sanitize import plain
-from autotune.orchestrator.report.document import AttemptStory, Candidate, LogLine, PhaseMark
+from autotune.orchestrator.report.document import AttemptStory, Candidate, LogLine, PhaseMark, ends_of
 from autotune.orchestrator.report.log_reading import LogReading
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.units import show_duration, show_gib
@@ -41,7 +41,7 @@ def story_of(
 ) -> tuple[tuple[AttemptStory, ...], int]:
     """Return the attempts of a launch, without a search's trials, and the number of attempts not shown."""
     launched = view.launched
-    chosen = launched if len(launched) <= _FIRST + _LAST else (*launched[:_FIRST], *launched[-_LAST:])
+    chosen = ends_of(launched, _FIRST, _LAST)
     rows = tuple(
         _attempt(run, past, attempt, logs=logs, weighed=row >= len(chosen) - _WEIGHED)
         for row, attempt in enumerate(chosen)

@@ -6,6 +6,8 @@ observed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from autotune.orchestrator.clock import seconds_of
 from autotune.orchestrator.report.document import PhaseSpan, Series, Timeline
 from autotune.orchestrator.run import directory, memory_record
@@ -28,8 +30,8 @@ def timeline_of(
     devices, hosts = _series(run.attempt(attempt.number), begin)
     if not devices and not hosts:
         return None
-    devices.sort(key=lambda s: (-max(s.bytes), s.name))
-    hosts.sort(key=lambda s: (-max(s.bytes), s.name))
+    for series in (devices, hosts):
+        series.sort(key=lambda each: (-max(each.bytes), each.name))
     drawn = [*sorted(devices[:_DEVICES], key=lambda s: s.name), *hosts[:_HOSTS]]
     ends = {done.step: seconds_of(done.at) - begin for done in attempt.steps}
     last = None if attempt.ended is None else seconds_of(attempt.ended.at) - begin
@@ -51,28 +53,27 @@ def _series(attempt: directory.AttemptFolder, begin: float) -> tuple[list[Series
     limits: dict[tuple[str, int], int] = {}
     hosts: dict[str, _Points] = {}
     own: set[str] = set()
+
+    def add(node: str, at: float, host: tuple[int, int], cards: Iterable[tuple[int, int, int, bool]]) -> None:
+        """Take the use and the size of the host and of each GPU, with its index and whether it is ours."""
+        hosts.setdefault(node, {})[at], capacity[node] = host
+        for index, used_bytes, total_bytes, of_attempt in cards:
+            name = f"{node} GPU {index}"
+            used.setdefault(name, {})[at], capacity[name] = used_bytes, total_bytes
+            own.update({name} if of_attempt else ())
+
     samples = memory_record.samples_of(attempt.path)
     since = {s.node: s.at for s in reversed(samples)}
     for span in memory_record.minutes_of(attempt.path):
         if span.until >= since.get(span.node, float("inf")):
             continue  # covered by samples
         at = round((span.at + span.until) / 2 - begin, 2)
-        hosts.setdefault(span.node, {})[at] = span.host.most
-        capacity[span.node] = span.host_total_bytes
-        for card in span.gpus:
-            name = f"{span.node} GPU {card.index}"
-            used.setdefault(name, {})[at] = card.used.most
-            capacity[name] = card.total_bytes
-            own |= {name} if card.of_attempt else set()
+        spans = ((c.index, c.used.most, c.total_bytes, c.of_attempt) for c in span.gpus)
+        add(span.node, at, (span.host.most, span.host_total_bytes), spans)
     for sample in samples:
         at = round(sample.at - begin, 2)
-        hosts.setdefault(sample.node, {})[at] = sample.host_used_bytes
-        capacity[sample.node] = sample.host_total_bytes
-        for gpu in sample.gpus:
-            name = f"{sample.node} GPU {gpu.index}"
-            used.setdefault(name, {})[at] = gpu.used_bytes
-            capacity[name] = gpu.total_bytes
-            own |= {name} if gpu.of_attempt else set()
+        gpus = ((g.index, g.used_bytes, g.total_bytes, g.of_attempt) for g in sample.gpus)
+        add(sample.node, at, (sample.host_used_bytes, sample.host_total_bytes), gpus)
         for process in sample.processes:
             key = (sample.node, process.pid)
             if process.limit_bytes:

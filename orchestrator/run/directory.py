@@ -17,7 +17,7 @@ import msgspec
 
 from autotune.orchestrator import calls
 from autotune.orchestrator.clock import seconds_of
-from autotune.orchestrator.errors import ExitCode, Failure, reason_of, writing
+from autotune.orchestrator.errors import ExitCode, Failure, UserError, reason_of, writing
 from autotune.orchestrator.run import journal
 from autotune.orchestrator.run.lock import owner
 from autotune.orchestrator.run.storage import sync_folder
@@ -157,9 +157,7 @@ class RunFolder:
         except FileNotFoundError:
             return RunRequest()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Failure(
-                f"`{path}` is damaged: {error}", hint="launch the job again", code=ExitCode.USAGE
-            ) from None
+            raise UserError(f"`{path}` is damaged: {error}", hint="launch the job again") from None
 
     def forget_request(self) -> None:
         """Remove a stop request for an earlier driver; raises Failure if it cannot be removed.
@@ -249,7 +247,7 @@ def runs(root: Path) -> tuple[RunFolder, ...]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise Failure(f"cannot read `{root}`: {reason_of(error)}", code=ExitCode.USAGE) from None
+        raise UserError(f"cannot read `{root}`: {reason_of(error)}") from None
     begun: dict[Path, int] = {}
     for path in folders:
         with suppress(OSError):  # no run, removed in the meantime, or another user's
@@ -266,18 +264,15 @@ def find(root: Path, prefix: str | None) -> RunFolder:
     """
     if prefix is not None and Path(prefix).is_file():
         hint = f"`autotune status{calls.option_of(root)}` lists the runs"
-        raise Failure(
-            f"`{prefix}` is a file, but a run is named by its id or folder", hint=hint, code=ExitCode.USAGE
-        )
+        raise UserError(f"`{prefix}` is a file, but a run is named by its id or folder", hint=hint)
     if prefix is not None and os.sep in prefix:
         root, prefix = Path(prefix).parent, Path(prefix).name
     every = runs(root)
     if not every:
-        raise Failure(
+        raise UserError(
             f"no runs in `{root}`",
             hint=f"`autotune launch job.yaml{calls.option_of(root)}` starts one; "
             f"looked in {root.absolute()}, and `--runs-dir` names another folder",
-            code=ExitCode.USAGE,
         )
     if prefix is None:
         return checked(every[-1])
@@ -288,15 +283,9 @@ def find(root: Path, prefix: str | None) -> RunFolder:
         return checked(matches[0])
     if matches:
         names = ", ".join(run.id for run in matches)
-        raise Failure(
-            f"`{prefix}` names several runs: {names}",
-            hint="type more characters of the run id",
-            code=ExitCode.USAGE,
-        )
-    raise Failure(
-        f"no run `{prefix}` in `{root}`",
-        hint=f"`autotune status{calls.option_of(root)}` lists the runs",
-        code=ExitCode.USAGE,
+        raise UserError(f"`{prefix}` names several runs: {names}", hint="type more characters of the run id")
+    raise UserError(
+        f"no run `{prefix}` in `{root}`", hint=f"`autotune status{calls.option_of(root)}` lists the runs"
     )
 
 
@@ -325,21 +314,18 @@ def refuse_unsafe(folder: Path, *, files: Iterable[str] = (), by: int = stat.S_I
         except FileNotFoundError:
             continue
         except (OSError, RuntimeError) as error:
-            raise Failure(f"cannot read `{path}`: {error}", code=ExitCode.USAGE) from None
+            raise UserError(f"cannot read `{path}`: {error}") from None
         if stat.S_ISLNK(state.st_mode):
             if outside:
-                raise Failure(
-                    f"`{path}` is a link that leaves the run's folder",
-                    hint="replace it by the file itself",
-                    code=ExitCode.USAGE,
+                raise UserError(
+                    f"`{path}` is a link that leaves the run's folder", hint="replace it by the file itself"
                 )
             state = path.stat()
         sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
         if state.st_mode & by and not sticky:
-            raise Failure(
+            raise UserError(
                 f"`{path}` can be written by others (mode {stat.S_IMODE(state.st_mode):04o})",
                 hint=f"see who wrote it, then `chmod go-w {path}`",
-                code=ExitCode.USAGE,
             )
 
 
@@ -356,19 +342,13 @@ def checked(run: RunFolder) -> RunFolder:
     history = run.history()
     path = run.path / "events.jsonl"
     if history and not isinstance(history[0], Accepted):
-        raise Failure(
-            f"`{path}` does not begin with an accepted job",
-            hint="launch the job again",
-            code=ExitCode.USAGE,
-        )
+        raise UserError(f"`{path}` does not begin with an accepted job", hint="launch the job again")
     for number, event in enumerate(history, start=1):
         try:
             seconds_of(event.at)
         except (ValueError, OverflowError):
-            raise Failure(
-                f"`{path}` line {number}: `at` is no time",
-                hint="cut the file there to go on",
-                code=ExitCode.USAGE,
+            raise UserError(
+                f"`{path}` line {number}: `at` is no time", hint="cut the file there to go on"
             ) from None
     return run
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from autotune.orchestrator.clock import Clock, seconds_of, timestamp
-from autotune.orchestrator.errors import ExitCode, Failure, reason_of, writing
+from autotune.orchestrator.errors import Failure, UserError, reason_of, writing
 from autotune.orchestrator.run.lock import Lock
 from autotune.orchestrator.run.storage import Persistence, open_to_read, sync_folder
 from autotune.policies.values.events import DriverBegan, Event, History, Notified, Row
@@ -305,20 +305,18 @@ def _recorded(data: bytes, path: Path, *, driver: int = 0, before: int = 0) -> _
         try:
             row = decode(line)
         except msgspec.ValidationError as error:
-            raise Failure(
+            raise UserError(
                 f"`{path}` line {before + number} is not an event of this version: {error}",
                 hint="use the newer autotune that wrote it",
-                code=ExitCode.USAGE,
             ) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             if following.startswith(_BEGAN):
                 continue
             if number == len(lines) and not torn:  # the row of the next driver may follow
                 return _Recorded(tuple(events), tuple(notified), newest, whole - len(line) - 1, number - 1)
-            raise Failure(
+            raise UserError(
                 f"`{path}` line {before + number} is damaged",
                 hint="the lines before it are whole; cut the file there to go on",
-                code=ExitCode.USAGE,
             ) from None
         by = _driver_of(line)
         if by < newest:

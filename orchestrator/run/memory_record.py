@@ -16,7 +16,6 @@ from typing import TypeVar
 import msgspec
 
 from autotune.orchestrator.run.storage import Pause, Persist, append, at_once, is_absent
-from autotune.orchestrator.units import show_gib
 from autotune.policies.values.observation import GpuMemory, Sample
 from autotune.policies.values.value import Value
 
@@ -224,17 +223,6 @@ class MemoryRecord:
         except OSError:
             partial.unlink(missing_ok=True)
             raise
-
-
-def memory_lines(nodes: tuple[MemorySpan, ...]) -> list[str]:
-    """Return the peak memory of each node so far: of the host, and of the attempt's GPUs."""
-    lines = []
-    for node in nodes:
-        cards = [card for card in node.gpus if card.of_attempt] or list(node.gpus)
-        parts = [f"host {show_gib(node.host.most)} of {show_gib(node.host_total_bytes)}"]
-        parts += [f"GPU {c.index} {show_gib(c.used.most)} of {show_gib(c.total_bytes)}" for c in cards]
-        lines += [f"  {node.node}  {part}" for part in parts]
-    return lines
 
 
 def _in_pairs(spans: Iterable[MemorySpan]) -> Iterator[MemorySpan]:

@@ -11,7 +11,7 @@ import msgspec
 from autotune.orchestrator.config.loader import written
 from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_nodes import Document
-from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
+from autotune.orchestrator.errors import Failure, JobErrors, UserError
 from autotune.orchestrator.run import directory, export
 from autotune.orchestrator.units import counted, show_duration
 from autotune.policies.forecast.time_left import unix_seconds
@@ -85,7 +85,7 @@ def refuse_too_short(job: Job, earlier: EarlierRun, *, text: str, file: str, opt
     hint = f"allow {show_duration(1.2 * one_s)} or more for one trial"
     hint += f", {show_duration(1.2 * all_s)} for {job.search.trials}" if job.search.trials > 1 else ""
     if option is not None:
-        raise Failure(f"--duration: {message}", hint=hint, code=ExitCode.USAGE)
+        raise UserError(f"--duration: {message}", hint=hint)
     document = Document(text, file, literal=LITERAL)
     document.complain(
         f"`search.duration`: {message}", document.entry(("search", "duration")).value, hint=hint

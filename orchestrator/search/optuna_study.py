@@ -29,7 +29,7 @@ from autotune.orchestrator.run.directory import write_private
 from autotune.policies.search.space import Dimension
 from autotune.policies.search.trials import unit_of
 from autotune.policies.values.events import Result, Started, Tried
-from autotune.policies.values.knobs import Knobs, Setting
+from autotune.policies.values.knobs import Knobs, Setting, is_number
 from autotune.policies.values.run.view import AttemptView, RunView
 
 _STARTUP_TRIALS = 4  # before the sampler's model is used, including the start configurations
@@ -262,7 +262,7 @@ def _offers(distribution: BaseDistribution, value: Any) -> bool:
 def _top(distribution: BaseDistribution) -> Any:
     """Return the value that stands for a framework's own default: the highest, or the first mode."""
     if isinstance(distribution, CategoricalDistribution):
-        numbers = [c for c in distribution.choices if isinstance(c, int | float) and not isinstance(c, bool)]
+        numbers = list(filter(is_number, distribution.choices))
         return max(numbers, default=distribution.choices[0])
     assert isinstance(distribution, FloatDistribution | IntDistribution)
     return distribution.high

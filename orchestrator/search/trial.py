@@ -288,7 +288,7 @@ class Trial:
         if result is Result.REFUSED:
             constraints["refused"] = 1.0
         free = trials.free_share(self._peaks)
-        gpus = cluster.nodes * cluster.gpus_per_node / max(1, job.search.parallel)
+        gpus = cluster.gpus / max(1, job.search.parallel)
         tried = Tried(
             attempt=self.attempt,
             trial=self.number,

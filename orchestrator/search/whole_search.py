@@ -8,7 +8,7 @@ import msgspec
 
 from autotune.orchestrator.driver import reconcile
 from autotune.orchestrator.driver.context import RunContext
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import Failure, UserError
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.search.earlier_run import same_hardware
 from autotune.orchestrator.search.optuna_study import STUDY, importance_of, write_study
@@ -167,31 +167,27 @@ def check(job: Job, accepted: Accepted) -> None:
     profile = accepted.profile
     for name in job.search.vary or ():
         if name not in profile.supported:
-            raise Failure(
+            raise UserError(
                 f"search.vary: {profile.framework} does not offer `{name}`",
                 hint=profile.unsupported.get(name, f"see `autotune remedies {profile.framework}`"),
-                code=ExitCode.USAGE,
             )
     varied = space(job, profile, profile.knobs)
     if not varied and job.search.vary:
-        raise Failure(
+        raise UserError(
             f"search.vary: none of {', '.join(job.search.vary)} can be varied",
             hint="choose knobs with at least two allowed values that `recovery.allow`/`deny` do not exclude",
-            code=ExitCode.USAGE,
         )
     if not varied:
-        raise Failure(
+        raise UserError(
             "the search has no knob to vary",
             hint="list some in `search.vary`, e.g. `vary: [tokens_per_microbatch, memory_fraction]`",
-            code=ExitCode.USAGE,
         )
-    gpus = accepted.cluster.nodes * accepted.cluster.gpus_per_node
+    gpus = accepted.cluster.gpus
     own = gpus_of(profile)
     if gpus and job.search.parallel * own > gpus:
-        raise Failure(
+        raise UserError(
             f"search.parallel: {job.search.parallel} trials need {own} GPUs each; the cluster has {gpus}",
             hint=f"set `search.parallel: {max(1, gpus // own)}`",
-            code=ExitCode.USAGE,
         )
 
 
@@ -232,7 +228,7 @@ def summary(view: RunView, importance: dict[str, float], *, say: Callable[[str],
     if importance:
         worth = ", ".join(f"{name} {share:.0%}" for name, share in importance.items() if share >= 0.005)
         say(f"importance of each knob: {worth}")
-    gpus = cluster.nodes * cluster.gpus_per_node
+    gpus = cluster.gpus
     parts = {}
     for what, seconds in trials.spent(view).items():
         share = gpus if what == "becoming stable" else gpus / max(1, job.search.parallel)

@@ -304,7 +304,7 @@ class Console:
         self.close()
         run, first = self._run, self._run.first
         seconds = max(0.0, seconds_of(event.at) - (seconds_of(first.at) if first is not None else 0.0))
-        gpus = first.cluster.nodes * first.cluster.gpus_per_node if first is not None else 0
+        gpus = first.cluster.gpus if first is not None else 0
         text = messages.verdict(event.verdict, attempts=run.last_number, seconds=seconds, tried=run.tried)
         self._line(Text(""))
         mark, style = _TONES[display_of(event.verdict).tone]

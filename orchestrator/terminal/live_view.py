@@ -171,9 +171,7 @@ def trial_lines(
         time = show_duration(taken_s)
         room = max(_ELSEWHERE, min(width, PIPED_WIDTH) - len(behind) - len(time) - 8)
         named = _shortened(title, room).ljust(room)
-        line = f"    {named}  {behind}"
-        gap = max(1, min(width, PIPED_WIDTH) - len(line) - len(time))
-        lines.append(Text.assemble(line, " " * gap, (time, "dim")))
+        lines.append(two_ends(f"    {named}  {behind}", time, width=width, style=""))
     if len(rows) > len(listed):
         others = " ".join(title.split("  ")[0] for title, *_ in rows[len(listed) :])
         lines.append(Text(f"    and {len(rows) - len(listed)} more: {others}"))

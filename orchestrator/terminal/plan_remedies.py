@@ -39,7 +39,8 @@ def remedies(plan: Plan, width: int | None, *, verbose: bool) -> list[str]:
         left -= len(rungs)
         for rung in rungs:
             changes = ",\n".join(messages.arrow(knob, *values) for knob, values in rung.changes.items())
-            rows.append((textwrap.indent(changes, _INDENT), _price(rung)))
+            price = "; ".join((messages.price(rung.effect, rung.slows), *rung.at_least))
+            rows.append((textwrap.indent(changes, _INDENT), price))
     body = rendered(table(rows, wrap={1: 16}), width=None if width is None else width - len(_INDENT))
     lines = ["if it runs out of memory, in this order", *textwrap.indent(body, _INDENT).split("\n")]
     if left:
@@ -63,10 +64,3 @@ def _by_row(plan: Plan) -> Iterator[tuple[str, PhasePlan]]:
     for phase in plan.phases:
         for each in ROWS[phase.phase]:
             yield each.value, phase
-
-
-def _price(rung: RungPlan) -> str:
-    cost = rung.slows.removeprefix("nothing").removeprefix("; ")
-    faster = rung.slows.startswith("nothing")
-    price = f"{rung.effect.value}{f'; {cost}' if faster and cost else f'; slows {cost}' if cost else ''}"
-    return "; ".join((price, *rung.at_least))

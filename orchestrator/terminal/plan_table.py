@@ -287,11 +287,10 @@ NOT_CALIBRATED = "not calibrated"
 
 def verdict_lines(plan: Plan, width: int) -> list[str]:
     """Return the verdict on the job as written and, if the first launch changes it, on that launch."""
-    changes = ", ".join(messages.arrow(knob, *values) for knob, values in plan.first.items())
     lines = [verdict(plan)]
-    if changes:
+    if plan.first:
         after = _sentence(plan.first_phases, plan) if plan.first_phases else ""
-        lines.append(f"the first launch changes {changes}{f': {after}' if after else ''}")
+        lines.append(f"the first launch changes {messages.arrows(plan.first)}{f': {after}' if after else ''}")
     return [part for line in lines for part in _wrapped(line, width)]
 
 

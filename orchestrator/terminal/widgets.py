@@ -178,12 +178,12 @@ def ascii_text(text: Text) -> Text:
     return text
 
 
-def two_ends(left: str, right: str, *, width: int) -> Text:
+def two_ends(left: str, right: str, *, width: int, style: str = "bold") -> Text:
     """Return a line with a text at each end, at most 100 columns wide."""
     from rich.text import Text
 
     gap = max(1, min(width, PIPED_WIDTH) - len(left) - len(right))
-    return Text.assemble((left, "bold"), " " * gap, (right, "dim"))
+    return Text.assemble((left, style), " " * gap, (right, "dim"))
 
 
 def wrapped(line: Text, *, width: int) -> Text:

@@ -40,7 +40,7 @@ from autotune.orchestrator.driver.capacity import await_to_measure
 from autotune.orchestrator.driver.context import EndingContext, RunContext, require_gone
 from autotune.orchestrator.driver.side_task import SideTasks
 from autotune.orchestrator.driver.signals import ForcedExit, Interrupts, hangups_ignored, listening
-from autotune.orchestrator.errors import ExitCode, Failure, require
+from autotune.orchestrator.errors import ExitCode, Failure, UserError, require
 from autotune.orchestrator.notify.courier import Courier
 from autotune.orchestrator.report import at_end
 from autotune.orchestrator.run import calibration_cache, directory, export
@@ -334,7 +334,7 @@ def _job(run: directory.RunFolder, history: History) -> Job:
     # The courier warns about variables of `notify`.
     if names := list(dict.fromkeys(each.variable for each in missing if each.path[0] != "notify")):
         message = f"the job needs {', '.join(f'`{name}`' for name in names)}, which is not set"
-        raise Failure(message, hint=f"export {'=... '.join(names)}=...", code=ExitCode.USAGE)
+        raise UserError(message, hint=f"export {'=... '.join(names)}=...")
     return job
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import click
 import msgspec
 
+from autotune.launchers.frameworks.dialects.settings import flat
 from autotune.orchestrator.config import secrets
 from autotune.orchestrator.config.loader import parse, parse_elsewhere, read_text, written
 from autotune.orchestrator.config.overrides import override, with_edits
 from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.config.yaml_nodes import Document
-from autotune.orchestrator.errors import ExitCode, Failure
+from autotune.orchestrator.errors import ExitCode, Failure, UserError
 from autotune.orchestrator.run import directory
 from autotune.orchestrator.run_states import display_of
 from autotune.policies.values.events import (
@@ -83,7 +84,7 @@ def with_options(
     """
     if elsewhere:
         job, missing = parse_elsewhere(text, file=file, lookup=lookup)
-        job = msgspec.structs.replace(job, notes=(*job.notes, *missing))
+        job = job.with_notes(*missing)
     else:
         job = parse(text, file=file, lookup=lookup)
     edits = [
@@ -128,29 +129,26 @@ def check(edit: RequestedJob | None, run: directory.RunFolder) -> None:
     launch_again = f"`autotune {run.request.mode} {file}` starts a new run"
     if edit is None:
         if isinstance(verdict, GaveUp):
-            raise Failure(
+            raise UserError(
                 f"nothing differs from the job with which run {run.id} gave up: {verdict.reason}",
                 hint=f"change {_where(run)}, or name another file: `{run.call('resume', '--job FILE')}`",
-                code=ExitCode.USAGE,
             )
         return
     if left := view.unended:
-        raise Failure(
+        raise UserError(
             f"attempt #{left[-1]} of run {run.id} may still run with the previous job",
             hint=f"`{run.call('stop')}`, then try again",
-            code=ExitCode.USAGE,
         )
     if view.trial_rows and concerns_trials(edit.changes):
-        raise Failure(
+        raise UserError(
             f"run {run.id} compares trials of one job; only `search`, `goal`, `recovery`, `notify` and"
             " `annotate` can change",
             hint=launch_again,
-            code=ExitCode.USAGE,
         )
     if isinstance(verdict, (TrainingCompleted, Stable, Rehearsed)) and not view.trial_rows:
-        raise Failure(f"run {run.id} is complete", hint=launch_again, code=ExitCode.USAGE)
+        raise UserError(f"run {run.id} is complete", hint=launch_again)
     if view.accepted is not None and edit.job.framework != view.accepted.job.framework:
-        raise Failure("`framework` cannot change within a run", hint=launch_again, code=ExitCode.USAGE)
+        raise UserError("`framework` cannot change within a run", hint=launch_again)
 
 
 def how_to_go_on(run: directory.RunFolder) -> str:
@@ -270,7 +268,7 @@ _CONDUCT = ("name", "goal.", "recovery.", "search.", "notify.", "annotate")
 
 def differences(before: Job, after: Job) -> dict[str, tuple[Any, Any]]:
     """Return the values before and after of each key that differs, by its dotted path."""
-    old, new = (_flat(msgspec.to_builtins(job)) for job in (before, after))
+    old, new = map(_flat, (before, after))
     if after.cluster.gpu_memory_bytes is None:  # it was measured, not stated
         old.pop("cluster.gpu_memory_bytes", None)
         new.pop("cluster.gpu_memory_bytes", None)
@@ -288,13 +286,6 @@ def concerns_trials(keys: dict[str, tuple[Any, Any]]) -> bool:
     return any(not key.startswith(_CONDUCT) for key in keys)
 
 
-def _flat(value: dict[str, Any], path: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, inner in value.items():
-        if not path and key in _DERIVED:
-            continue
-        if isinstance(inner, dict):
-            out |= _flat(inner, f"{path}{key}.")
-        else:
-            out[f"{path}{key}"] = inner
-    return out
+def _flat(job: Job) -> dict[str, Any]:
+    values = {key: value for key, value in msgspec.to_builtins(job).items() if key not in _DERIVED}
+    return {key: value for key, value in flat(values).items() if value != {}}

@@ -79,11 +79,11 @@ def render_fix(answer: FixDocument, *, named: str = "", width: int | None = None
         last = f"next: autotune explain {shlex.quote(named or answer.log)}"
         return "\n".join([*lines, *prose(why, *helping), last])
     if answer.differs:
-        since = ", ".join(messages.arrow(knob, *values) for knob, values in answer.differs.items())
+        since = messages.arrows(answer.differs)
         name = answer.file or "the command"
         lines += prose(f"warning: {name} is not as the log shows it: {since}; it may be changed already", "")
-    changes = (messages.arrow(knob, *values) for knob, values in answer.changes.items())
-    lines += prose(f"change: {', '.join(changes)} ({_price(answer)})")
+    price = messages.price(answer.effect, answer.slows)
+    lines += prose(f"change: {messages.arrows(answer.changes)} ({price})")
     kept = (f"{name} is written to keep its value: it would follow the other setting" for name in answer.kept)
     lines += prose(*_indented([answer.reason, *answer.at_least, *_for_speed(answer), *kept]), "")
     lines += [answer.diff, ""] if answer.diff else []
@@ -105,13 +105,6 @@ def _for_speed(answer: FixDocument) -> list[str]:
     names = " and ".join(answer.for_speed)
     verb, them = ("shortens", "it") if len(answer.for_speed) == 1 else ("shorten", "them")
     return [f"{names} only {verb} steps: without {them} the job fits as well"] if names else []
-
-
-def _price(answer: FixDocument) -> str:
-    """Return the effect on numbers and speed, as `plan` says it."""
-    faster, cost = answer.slows.startswith("nothing"), answer.slows.removeprefix("nothing").removeprefix("; ")
-    speed = f"; {cost}" if faster and cost else f"; slows {cost}" if cost else ""
-    return f"{answer.effect}{speed}"
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

@@ -112,12 +112,12 @@ def known_framework(name: str) -> str:
     """Return the name of a framework; raises Failure for an unknown one."""
     from autotune.launchers.frameworks import FRAMEWORKS
     from autotune.launchers.likeness import suggestion
-    from autotune.orchestrator.errors import ExitCode, Failure
+    from autotune.orchestrator.errors import UserError
 
     if name in FRAMEWORKS:
         return name
     hint = suggestion(name, FRAMEWORKS, cutoff=0.5) or f"one of {', '.join(sorted(FRAMEWORKS))}"
-    raise Failure(f"unknown framework `{name}`", hint=hint, code=ExitCode.USAGE)
+    raise UserError(f"unknown framework `{name}`", hint=hint)
 
 
 def rule_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

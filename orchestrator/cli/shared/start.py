@@ -42,7 +42,7 @@ from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, edited
 from autotune.orchestrator.driver import rehearsal
 from autotune.orchestrator.driver.capacity import NodesMissing
-from autotune.orchestrator.errors import ExitCode, Failure, require
+from autotune.orchestrator.errors import ExitCode, Failure, UserError, require
 from autotune.orchestrator.planner import first_attempt
 from autotune.orchestrator.run import calibration_cache, directory
 from autotune.orchestrator.run.lock import UNKNOWN, owner
@@ -180,12 +180,8 @@ def launch(prepared: RequestedJob, *, options: Options) -> ExitCode:
     from autotune.orchestrator.cli.shared import drive
 
     _require(prepared)
-    if under_ray_job() and not options.runs_dir.is_absolute():
-        raise Failure(
-            "the runs folder must be absolute under `ray job submit`: its working directory is temporary",
-            hint="pass --runs-dir /shared/runs",
-            code=ExitCode.USAGE,
-        )
+    if under_ray_job():
+        _require_absolute(options, "under `ray job submit`: its working directory is temporary")
     run = directory.create(options.runs_dir, job_text=prepared.text, request=prepared.request)
     try:
         return drive.drive(run, options=options, job=prepared.job)
@@ -200,17 +196,18 @@ def proceed(prepared: RequestedJob, *, options: Options) -> ExitCode:
     """Continue the newest run of a job or begin one; returns the exit code. Raises Failure as `launch`."""
     from autotune.orchestrator.cli.shared import drive
 
-    if prepared.job.cluster.address != "local" and not options.runs_dir.is_absolute():
-        raise Failure(
-            "the runs folder must be absolute with --continue away from `address: local`: "
-            "a restarted job may start in another folder",
-            hint="pass --runs-dir /shared/runs",
-            code=ExitCode.USAGE,
-        )
+    if prepared.job.cluster.address != "local":
+        why = "with --continue away from `address: local`: a restarted job may start in another folder"
+        _require_absolute(options, why)
     run, edit = _continued(prepared, root=options.runs_dir)
     if run is None:
         return launch(prepared, options=options)
     return drive.drive(run, options=options, edit=edit)
+
+
+def _require_absolute(options: Options, why: str) -> None:
+    if not options.runs_dir.is_absolute():
+        raise UserError(f"the runs folder must be absolute {why}", hint="pass --runs-dir /shared/runs")
 
 
 def _require(prepared: RequestedJob) -> None:
@@ -255,11 +252,10 @@ def _continued(
     if verdict is not None and display_of(verdict).exit_code is ExitCode.OK:
         return None, None
     if not isinstance(verdict, GaveUp | NeedsHuman):
-        raise Failure(
+        raise UserError(
             f"run {latest.id} of this job is not complete, and `{asked.job_file}` has changed since it began",
             hint=f"`{latest.call('resume', '--edit')}` continues it with the change, "
             f"`{latest.call('resume')}` without; without --continue a new run starts",
-            code=ExitCode.USAGE,
         )
     check(edit, latest)
     return latest, edit
@@ -362,22 +358,15 @@ def dashboard(address: str) -> str:
             require_head(address)
         return dashboard_url(address)
     except Unreachable as unreachable:
-        raise Failure(unreachable.message, hint="start the cluster, or pass --submit URL") from None
+        message = unreachable.message
     except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
-        raise Failure(
-            f"cannot reach Ray at {address}: {_first_line(error)}",
-            hint="start the cluster, or pass --submit URL",
-        ) from None
+        message = f"cannot reach Ray at {address}: {_first_line(error)}"
+    raise Failure(message, hint="start the cluster, or pass --submit URL")
 
 
 def submit(prepared: RequestedJob, *, url: str, options: Options, continued: bool = False) -> None:
     """Start a run as a Ray job; raises Failure if Ray does not take it, or whether it did is unknown."""
-    if not options.runs_dir.is_absolute():
-        raise Failure(
-            "the runs folder must be absolute with --submit: a Ray job's working directory is temporary",
-            hint="pass --runs-dir /shared/runs",
-            code=ExitCode.USAGE,
-        )
+    _require_absolute(options, "with --submit: a Ray job's working directory is temporary")
     require("`--submit`", "ray")
     if "://" not in url:
         url = dashboard(url)
