@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +34,6 @@ from autotune.policies.search.feasibility import Foresight, assess, foreseen
 from autotune.policies.search.next_trial import SearchSpace
 from autotune.policies.search.space import space
 from autotune.policies.values.events import Accepted
-from autotune.policies.values.job import Job
 from autotune.policies.values.knobs import Knobs, changed
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.value import Value
@@ -60,9 +59,9 @@ def starting_job(wish: Wish) -> Start | None:
     Raises JobErrors if the wish itself is not a legal job.
     """
     refused: JobErrors | None = None
-    for text in first_texts(wish):
+    for text in _first_texts(wish):
         try:
-            result = _fastest(wish, text)
+            result = _fastest(text)
         except JobErrors as errors:
             refused = refused or errors
             continue
@@ -73,12 +72,9 @@ def starting_job(wish: Wish) -> Start | None:
     return None
 
 
-def _fastest(wish: Wish, text: str) -> Start | None:
+def _fastest(text: str) -> Start | None:
     """Return the fastest configuration of a first job that is predicted to fit."""
     job, _ = parse_elsewhere(text, file="this model")
-    if experts := of_experts(wish, job):
-        text = edited(text, experts, literal=LITERAL)
-        job, _ = parse_elsewhere(text, file="this model")
     framework = frameworks.find(job.framework)
     cluster = assumed(job)
     job = with_gpu_memory(job, cluster)
@@ -144,61 +140,14 @@ def _worth(sight: Foresight, profile: Profile, knobs: Knobs) -> dict[str, str]:
     return result
 
 
-_START = "start.yaml"  # in a framework's folder
+_START, _START_OF_EXPERTS = "start.yaml", "start_megatron.yaml"  # in a framework's folder
 _SAMPLES = 8  # per prompt
 _BUDGET = 16384  # minimum token budget of a micro-batch
 _PLACE = re.compile(r"\{(\w+)\}")
-_VERL = """\
-name: {name}
-framework: verl
-cluster: {{nodes: {nodes}, gpus_per_node: {per_node}, gpu: {card}}}
-settings:
-  algorithm.adv_estimator: grpo
-  data.train_files: TRAIN.parquet   # yours
-  data.val_files: TEST.parquet      # yours
-  data.train_batch_size: {batch}
-  data.max_prompt_length: {prompt}
-  data.max_response_length: {response}
-  actor_rollout_ref.model.path: {model}
-  actor_rollout_ref.model.use_remove_padding: true
-  actor_rollout_ref.actor.optim.lr: 1.0e-6
-  actor_rollout_ref.actor.ppo_mini_batch_size: {mini_batch}
-  actor_rollout_ref.actor.use_dynamic_bsz: true
-  actor_rollout_ref.actor.use_kl_loss: true
-  actor_rollout_ref.rollout.name: vllm
-  actor_rollout_ref.rollout.n: {per_prompt}
-  actor_rollout_ref.rollout.max_model_len: {longest}
-  trainer.nnodes: {nodes}
-  trainer.n_gpus_per_node: {per_node}
-"""
-_SLIME = """\
-name: {name}
-framework: slime
-workdir: /root/slime   # yours: slime's folder, as it is in its container
-model: {model}
-cluster: {{nodes: {nodes}, gpus_per_node: {per_node}, gpu: {card}}}
-settings:  # add the model's flags from slime's scripts/models
-  hf-checkpoint: {model}
-  prompt-data: TRAIN.jsonl   # yours
-  num-rollout: 1000
-  rollout-batch-size: {batch}
-  n-samples-per-prompt: {per_prompt}
-  global-batch-size: {samples}
-  rollout-max-prompt-len: {prompt}
-  rollout-max-response-len: {response}
-  advantage-estimator: grpo
-  optimizer: adam
-  lr: 1e-6
-  colocate: true
-  actor-num-nodes: {nodes}
-  actor-num-gpus-per-node: {per_node}
-  use-dynamic-batch-size: true
-"""
-_TEXTS = {"verl": _VERL, "slime": _SLIME}
 
 
 class Recipe(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A framework's `start.yaml`: how to derive a first job from an example in configs/."""
+    """How to derive a framework's first job from an example in configs/."""
 
     example: str
     keeps: str  # settings of the example, separated by spaces
@@ -254,12 +203,12 @@ def _unit(gpus: Gpus) -> int:
 
 def frameworks_with_a_start() -> tuple[str, ...]:
     """Return the frameworks for which a job can be made from a model and GPUs alone."""
-    return tuple(name for name in frameworks.FRAMEWORKS if name in _TEXTS or _recipe(name) is not None)
+    return tuple(name for name in frameworks.FRAMEWORKS if _recipe(name, _START) is not None)
 
 
 def refusal(framework: str, gpus: Gpus) -> tuple[str, str]:
     """Return why a framework's jobs cannot use these GPUs, and an option that works; empty if they can."""
-    recipe = _recipe(framework)
+    recipe = _recipe(framework, _START)
     per_node, card = gpus.per_node or 8, gpus.card.name
     if recipe is not None and recipe.one_node and (gpus.nodes or 1) > 1:
         return "its jobs run on one node", f"--gpus {per_node}x{card}"
@@ -268,48 +217,39 @@ def refusal(framework: str, gpus: Gpus) -> tuple[str, str]:
     return "", ""
 
 
-def first_texts(wish: Wish) -> tuple[str, ...]:
-    """Return the candidate jobs without chosen knobs, in order of preference.
+def _first_texts(wish: Wish) -> Iterator[str]:
+    """Yield the candidate jobs without chosen knobs, in order of preference.
 
     verl trains with FSDP or Megatron; Megatron shards experts, and comes first for a model that has some.
     """
-    recipe = _recipe(wish.framework)
-    derived = () if recipe is None else (_derived(wish, recipe),)
-    if wish.framework not in _TEXTS:
-        return derived
-    written = edited(_template(wish), _longest_fits(wish), literal=LITERAL)
     known = find_model(wish.model, ".")[0]
-    return (*derived, written) if known is not None and known.experts else (written, *derived)
-
-
-def of_experts(wish: Wish, job: Job) -> list[Edit]:
-    """Return the settings by which Megatron shards a model's experts over the GPUs of a node.
-
-    The expert-parallel size is the greatest common divisor of GPUs and experts. Megatron requires sequence
-    parallelism with expert and tensor parallelism, and by default splits each expert like other tensors.
-    """
-    experts = job.shape.experts if job.shape is not None else 0
-    recipe = _recipe("miles" if wish.framework == "slime" else wish.framework)
-    if not experts or recipe is None or (wish.framework == "verl" and "model_engine" not in job.settings):
-        return []
-    spread = {"expert_parallel": math.gcd(wish.gpus.per_node or 8, experts)}
-    return [Edit(("settings", key), _with_sizes(value, spread), "") for key, value in recipe.experts.items()]
+    experts = known.experts if known is not None else 0
+    files = (_START_OF_EXPERTS, _START) if experts else (_START, _START_OF_EXPERTS)
+    for recipe in (_recipe(wish.framework, file) for file in files):
+        if recipe is not None:
+            yield _derived(wish, recipe, experts)
 
 
 @cache
-def _recipe(framework: str) -> Recipe | None:
+def _recipe(framework: str, file: str) -> Recipe | None:
     package = frameworks.package_of(framework)
     folder = Path(next(iter(import_module(package).__path__)))
-    return document(package, _START, Recipe) if (folder / _START).is_file() else None
+    return document(package, file, Recipe) if (folder / file).is_file() else None
 
 
-def _derived(wish: Wish, recipe: Recipe) -> str:
-    """Return a job with the settings kept from an example and those that follow from the wish."""
+def _derived(wish: Wish, recipe: Recipe, experts: int) -> str:
+    """Return a job with the settings kept from an example and those that follow from the wish.
+
+    Megatron shards a model's experts over the GPUs of a node: its expert-parallel size is the greatest common
+    divisor of GPUs and experts. It requires sequence parallelism with expert and tensor parallelism, and by
+    default splits each expert like other tensors.
+    """
     file = Path(next(iter(autotune.configs.__path__))) / recipe.example
     example = yaml.safe_load(file.read_bytes())
-    sizes = _sizes(wish)
+    sizes = _sizes(wish, experts)
     kept = {name: example["settings"][name] for name in recipe.keeps.split()}
-    settings = {**kept, **{name: _with_sizes(value, sizes) for name, value in recipe.sets.items()}}
+    follows = recipe.sets | (recipe.experts if experts else {})
+    settings = {**kept, **{name: _with_sizes(value, sizes) for name, value in follows.items()}}
     # NPROC_PER_NODE of an example counts its own GPUs.
     env = {name: value for name, value in (example.get("env") or {}).items() if name != "NPROC_PER_NODE"}
     env |= {name: str(_with_sizes(value, sizes)) for name, value in recipe.env.items()}
@@ -330,7 +270,7 @@ def _derived(wish: Wish, recipe: Recipe) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _sizes(wish: Wish) -> dict[str, Any]:
+def _sizes(wish: Wish, experts: int) -> dict[str, Any]:
     nodes, per_node = wish.gpus.nodes or 1, wish.gpus.per_node or 8
     unit = _unit(wish.gpus)
     parts = (wish.batch // share // unit * unit for share in (4, 2))
@@ -351,6 +291,7 @@ def _sizes(wish: Wish) -> dict[str, Any]:
         "response": wish.response,
         "longest": longest,
         "budget": max(_BUDGET, longest),
+        "expert_parallel": math.gcd(per_node, experts),
         "even_engine": 1 if nodes * per_node % 2 else 2,  # verl's default is an engine on two GPUs
     }
 
@@ -375,19 +316,3 @@ def _flow(value: Any) -> str:
 def _name(wish: Wish) -> str:
     name = wish.model.rstrip("/").rpartition("/")[2].lower()
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip("-._") or "job"
-
-
-def _template(wish: Wish) -> str:
-    sizes = _sizes(wish)
-    return _TEXTS[wish.framework].format(name=_name(wish), card=wish.gpus.card.name, **sizes)
-
-
-def _longest_fits(wish: Wish) -> list[Edit]:
-    """Return the token budgets and the engine size that the job needs to be legal."""
-    sizes = _sizes(wish)
-    engine = {"actor_rollout_ref.rollout.tensor_model_parallel_size": 1} if sizes["even_engine"] == 1 else {}
-    budget: Mapping[str, Any] = {
-        "verl": {"actor_rollout_ref.actor.ppo_max_token_len_per_gpu": sizes["budget"], **engine},
-        "slime": {"max-tokens-per-gpu": sizes["longest"]},
-    }[wish.framework]
-    return [Edit(("settings", key), value, "") for key, value in budget.items()]
