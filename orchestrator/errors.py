@@ -7,11 +7,15 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
+import msgspec
+
 from autotune.launchers import packages
 from autotune.orchestrator.calls import call
 from autotune.orchestrator.units import counted
 from autotune.policies.explain.secrets import masked
 from autotune.policies.values.value import Value
+
+_LONGEST = 100  # characters of a source line
 
 
 class ExitCode(IntEnum):
@@ -102,10 +106,10 @@ class Complaint(Value, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
-def _clip(text: str, column: int, limit: int = 100) -> tuple[str, int]:
+def _clip(text: str, column: int) -> tuple[str, int]:
     text = text.replace("\t", " ").rstrip()
-    start = max(0, column - 1 - limit // 2) if len(text) > limit else 0
-    return "".join(c if c.isprintable() else "?" for c in text[start : start + limit]), column - start
+    start = max(0, column - 1 - _LONGEST // 2) if len(text) > _LONGEST else 0
+    return "".join(c if c.isprintable() else "?" for c in text[start : start + _LONGEST]), column - start
 
 
 class Problem(Value, frozen=True, kw_only=True):
@@ -143,7 +147,4 @@ class JobErrors(UserError):  # noqa: N818 - it holds several
 
     def problems(self) -> list[Problem]:
         """Return all mistakes for a JSON document."""
-        return [
-            Problem(message=each.message, hint=each.hint, file=each.file, line=each.line, column=each.column)
-            for each in self.complaints
-        ]
+        return [msgspec.convert(each, Problem, from_attributes=True) for each in self.complaints]

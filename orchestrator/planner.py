@@ -177,7 +177,7 @@ def plan(
         chance=any_phase(phases),
         first_phases=_phases(view, action.knobs) if view is not None and changes else (),
         lengths=_lengths(profile, job) if view is not None else None,
-        error=None if view is None else _error(view),
+        error=None if view is None else round(float(view.estimates((profile.knobs,)).error.mean()), 3),
         calibrated_by=accepted.learned.runs if accepted.learned is not None else 0,
         note="" if view is not None else _why_no_estimate(job, profile, cluster),
         model_from=job.shape_from if job.shape is not None else "",
@@ -380,11 +380,6 @@ def _pool_verdict(deviations: float) -> str:
     if deviations >= 1:
         return "fits"
     return "marginal" if deviations >= -1 else "overflows"
-
-
-def _error(view: Outlook) -> float:
-    estimates = view.estimates((view.run.accepted.profile.knobs,))
-    return round(float(estimates.error.mean()), 3)
 
 
 def _why_no_estimate(job: Job, profile: Profile, cluster: Cluster) -> str:

@@ -205,7 +205,7 @@ def _status_of(run: directory.RunFolder, view: RunView, *, driven: bool, now: fl
         submitted=accepted.at,
         total_s=max(0.0, end - seconds_of(accepted.at)),
         running_s=sum(_seconds(attempt, now=end) or 0.0 for attempt in view.attempts.values()),
-        status=DISPLAYS[view.state_with(driven=driven)].word,
+        status=DISPLAYS[with_driver(view.state, driven=driven)].word,
         running=driven and not over,
         attempts=tuple(
             AttemptStatus(

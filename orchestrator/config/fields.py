@@ -93,18 +93,16 @@ def _above_zero(kind: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _plausible(what: str, least_gib: int, most_tib: int) -> AfterValidator:
+def _plausible(what: str, most_tib: int) -> AfterValidator:
     """Refuse a size in bytes that no machine has; the hint guesses the intended unit."""
-    least, most = least_gib * units.GIB, most_tib * 1024 * units.GIB
+    least, most = units.GIB, most_tib * 1024 * units.GIB
 
     def check(value: int) -> int:
         if least <= value <= most:
             return value
         meant = next((size for size in _in_other_units(value) if least <= units.size_bytes(size) <= most), "")
         hint = f"did you mean `{meant}`?" if meant else "check the unit"
-        raise unfit(
-            f"the memory of one {what}, {least_gib}GiB to {most_tib}TiB, not {value:,} bytes", hint=hint
-        )
+        raise unfit(f"the memory of one {what}, 1GiB to {most_tib}TiB, not {value:,} bytes", hint=hint)
 
     return AfterValidator(check)
 
@@ -172,8 +170,8 @@ Size = Annotated[
     _must("a size such as `80GiB`, or bytes"),
     WithJsonSchema({"type": ["string", "integer"], "examples": ["79.1GiB"]}),
 ]
-GpuMemory = Annotated[Size, _plausible("GPU", 1, 1)]
-HostMemory = Annotated[Size, _plausible("node", 1, 64)]
+GpuMemory = Annotated[Size, _plausible("GPU", 1)]
+HostMemory = Annotated[Size, _plausible("node", 64)]
 Duration = Annotated[
     float,
     BeforeValidator(units.duration_s),

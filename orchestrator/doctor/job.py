@@ -75,7 +75,7 @@ def examination_of(job: Job, framework: Framework, profile: Profile) -> Examinat
             if imports and name and "." not in name
         ),
         workdir=job.workdir,
-        env={name: value for name, value in job.env.items() if isinstance(value, str)},
+        env=dict(job.env),
         model=model_of(job, framework),
         folders=(folder,) if folder is not None and folder.startswith("/") else (),
         files=tuple(name for name in (data.files if data is not None else ()) if _A_FILE.fullmatch(name)),

@@ -184,13 +184,12 @@ class LogWriter:
         """Save the read position for the next driver that attaches."""
         if not (self._cursor_file.due and self._log.whole):
             return
-        offsets = {file: end - self._length_of_partial(file) for file, end in self._ends.items()}
+        partial = {file: len(each.data) for file, each in self._partial.items()}
+        offsets = {file: end - partial.get(file, 0) for file, end in self._ends.items()}
         if offsets == self._saved:
             return
         own = {
-            file: offsets[file]
-            for file, partial in self._partial.items()
-            if not partial.source and file in offsets
+            file: offsets[file] for file, each in self._partial.items() if not each.source and file in offsets
         }
         safely = sum(end - self.acknowledged.get(file, 0) for file, end in own.items()) >= _ACKNOWLEDGED_BYTES
         counted = {source: count - self._again.left(source) for source, count in self._lines.items()}
@@ -204,10 +203,6 @@ class LogWriter:
         if self._pause.tries(save):
             self._saved = offsets
             self.acknowledged = own if safely else self.acknowledged
-
-    def _length_of_partial(self, file: str) -> int:
-        partial = self._partial.get(file)
-        return len(partial.data) if partial is not None else 0
 
 
 class _Partial(NamedTuple):

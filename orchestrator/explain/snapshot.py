@@ -54,7 +54,7 @@ class SnapshotDocument(Value, frozen=True, kw_only=True):
 
 
 def explain_snapshot(path: Path) -> Snapshot:
-    """Return the contents of a snapshot; raises Failure if the file is not one."""
+    """Return the contents of a snapshot, fit to print; raises Failure if the file is not one."""
     if path.stat().st_size > LARGEST_BYTES:
         raise _refused(path, f"it is larger than {show_gib(LARGEST_BYTES)}")
     command = [sys.executable, "-P", "-m", _READER, str(path.absolute())]
@@ -65,7 +65,7 @@ def explain_snapshot(path: Path) -> Snapshot:
     except subprocess.TimeoutExpired:
         raise _refused(path, "reading it took too long") from None
     if reader.returncode == 0:
-        return msgspec.json.decode(reader.stdout, type=Snapshot)
+        return _printable(msgspec.json.decode(reader.stdout, type=Snapshot))
     try:
         reason = msgspec.json.decode(reader.stdout, type=str)
     except msgspec.DecodeError:
@@ -104,17 +104,21 @@ def snapshot_document(name: str, snapshot: Snapshot) -> bytes:
         resource=why.resource,
         facts=facts,
         fragmentation=failed is not None and failed.fragmented,
-        devices=[_printable(device) for device in snapshot.devices],
-        settings={plain(key): plain(value) for key, value in snapshot.settings.items()},
+        devices=list(snapshot.devices),
+        settings=snapshot.settings,
     )
     return msgspec.json.encode(result)
 
 
-def _printable(device: DeviceMemory) -> DeviceMemory:
-    """Return a device without control characters in its texts."""
-    sites = tuple(msgspec.structs.replace(site, place=plain(site.place)) for site in device.sites)
-    labels = {plain(label): size for label, size in device.labels.items()}
-    return msgspec.structs.replace(device, sites=sites, labels=labels)
+def _printable(snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot without control characters in its texts."""
+    devices = []
+    for device in snapshot.devices:
+        sites = tuple(msgspec.structs.replace(site, place=plain(site.place)) for site in device.sites)
+        labels = {plain(label): size for label, size in device.labels.items()}
+        devices.append(msgspec.structs.replace(device, sites=sites, labels=labels))
+    settings = {plain(key): plain(value) for key, value in snapshot.settings.items()}
+    return msgspec.structs.replace(snapshot, devices=tuple(devices), settings=settings)
 
 
 def snapshot_text(name: str, snapshot: Snapshot) -> str:
@@ -142,7 +146,7 @@ def _device(name: str, device: DeviceMemory) -> Iterable[str]:
     yield f"info: {_fragmentation(device)}"
     yield f"info: by phase   {_shares(device.phases)}"
     if device.labels:
-        yield f"info: by category   {_shares({plain(label): size for label, size in device.labels.items()})}"
+        yield f"info: by category   {_shares(device.labels)}"
     yield "info: largest allocation sites"
     yield from (_site(site) for site in device.sites[:_SITES])
     rest = len(device.sites) - _SITES
@@ -177,4 +181,4 @@ def _shares(sizes: dict[str, int]) -> str:
 
 def _site(site: Site) -> str:
     phase = "" if site.phase is Phase.NONE else f"   {site.phase}"
-    return f"{_INDENT}{show_gib(site.size_bytes):>12}  {site.allocations:>6,} ×  {plain(site.place)}{phase}"
+    return f"{_INDENT}{show_gib(site.size_bytes):>12}  {site.allocations:>6,} ×  {site.place}{phase}"

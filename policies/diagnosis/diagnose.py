@@ -8,7 +8,7 @@ from autotune.policies.diagnosis.memory_users import first_listed, largest
 from autotune.policies.diagnosis.message_figures import filled, fragmented
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
 from autotune.policies.diagnosis.rules.rule import NEVER
-from autotune.policies.values.diagnosis import BUILTIN_FAILURE, Diagnosis, Evidence, Facts, Finding, Line
+from autotune.policies.values.diagnosis import BUILTIN_FAILURE, Diagnosis, Evidence, Finding, Line
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Component, Phase
 from autotune.policies.values.observation import Completed, Crashed, Hung, Lost
 
@@ -140,7 +140,9 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
         rank=first.rank,
         step=first.step if first.step is not None else evidence.last_step,
         evidence=tuple(lines),
-        facts=_with_sleep(facts, evidence) if cause is Cause.GPU_OOM else facts,
+        facts=msgspec.structs.replace(facts, asleep_bytes=evidence.asleep_bytes)
+        if cause is Cause.GPU_OOM
+        else facts,
         fragmentation=cause is Cause.GPU_OOM and fragmented(facts),
         confidence=1.0 if first.line.rule == BUILTIN_FAILURE else 0.5 if _weak(first) else 0.9,
         consequences=others,
@@ -149,10 +151,6 @@ def _from_finding(evidence: Evidence, first: Finding) -> Diagnosis:
         host_growth=evidence.host_growth if cause is Cause.HOST_OOM else None,
         process_limit_bytes=evidence.process_limit_bytes if cause is Cause.HOST_OOM else 0,
     )
-
-
-def _with_sleep(facts: Facts, evidence: Evidence) -> Facts:
-    return msgspec.structs.replace(facts, asleep_bytes=evidence.asleep_bytes)
 
 
 def _other_ranks(evidence: Evidence, first: Finding) -> tuple[int, ...]:

@@ -235,10 +235,6 @@ def _before_first_step(layout: Layout) -> float:
     return 1.0 if layout.reduce_bucket_bytes else layout.masters
 
 
-def _zero(layout: Layout) -> bool:
-    return layout.strategy == "ddp" and layout.shards > 1
-
-
 def _colocated(
     devices: dict[str, Floats], engine: Engine, idle: Floats, at_start: Floats
 ) -> dict[str, Floats]:
@@ -282,7 +278,7 @@ _UNMEASURED = {
 def _errors(model: Model, layout: Layout, load: Load) -> Floats:
     present = {
         "megatron": layout.strategy == "megatron",
-        "zero": _zero(layout),
+        "zero": layout.strategy == "ddp" and layout.shards > 1,
         "pipeline": layout.pipeline_parallel > 1,
         "experts": model.experts > 0,
         "lora": layout.lora_rank > 0,

@@ -10,7 +10,7 @@ import numpy as np
 from autotune.policies.estimate.constants import constant
 from autotune.policies.estimate.experts import dispatch_buffers
 from autotune.policies.estimate.load import Load
-from autotune.policies.estimate.parts import OUTSIDE, Flags, Floats, heaviest, instant, largest, summed
+from autotune.policies.estimate.parts import OUTSIDE, Floats, heaviest, instant, largest, summed
 from autotune.policies.estimate.passes import Logits, logits_of, pass_of, with_predicting
 from autotune.policies.estimate.shapes import last_matrix, lora_parameters, parameters
 from autotune.policies.estimate.sharded.gathers import Gathers, gathers_of
@@ -256,7 +256,7 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
             weights=passing,
             gradients=_updated_gradients(load, state, gradients) + standing,
             optimizer=updating,
-            buffers=state.temporaries * _temporaries_on_device(load),
+            buffers=state.temporaries * (1.0 - load.host_update * load.gpus),
         ),
         "weight_sync": heaviest(
             *(
@@ -377,10 +377,6 @@ def sync_buffers(model: Model, load: Load) -> Floats:
     everything = counts.total * sent
     bucket = np.minimum(np.maximum(load.sync_buffer * (not layout.sends_tensors), one), everything)
     return np.where(load.disk, 0.0, bucket * load.layout.sync_buckets)
-
-
-def _temporaries_on_device(load: Load) -> Floats | Flags:
-    return 1.0 - load.host_update * load.gpus
 
 
 def _lost_in_passes(load: Load) -> Floats:

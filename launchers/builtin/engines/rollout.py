@@ -109,14 +109,11 @@ def rollout_environment(options: EngineOptions) -> dict[str, str]:
     return environment
 
 
-def start_rollout_actor(
-    kind: EngineKind, options: EngineOptions, *, name: str | None = None, gpus: float = 1.0
-) -> Any:
+def start_rollout_actor(kind: EngineKind, options: EngineOptions, *, gpus: float = 1.0) -> Any:
     """Return the handle of a new rollout actor; call its `ready` to learn whether the engine started."""
     return (
         ray.remote(RolloutActor)
         .options(
-            name=name,
             num_cpus=0,
             num_gpus=gpus if options.device == "cuda" else 0,
             max_restarts=0,

@@ -6,6 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -119,18 +120,13 @@ def report(record: FailureRecord, error: BaseException) -> None:
 def deliver(record: FailureRecord) -> None:
     """Append the record to the attempt's own file, where this machine has it."""
     path = os.environ.get(_FILE)
-    if not path:
-        return
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    except OSError:
-        return  # another node, or a full disk: the main program delivers it once more
-    try:
-        os.write(file, f"{record.line()}\n".encode())
-    except OSError:
-        return
-    finally:
-        os.close(file)
+    # Where it fails, as on another node or a full disk, the main program delivers it once more.
+    with suppress(OSError):
+        if path:
+            with open(
+                path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600)
+            ) as file:
+                file.write(f"{record.line()}\n".encode())
 
 
 def _cause(error: BaseException, *, on_gpu: bool, used_bytes: int | None, budget_bytes: int | None) -> Cause:

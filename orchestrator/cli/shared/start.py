@@ -98,15 +98,11 @@ def _assumed(variable: str) -> str:
     return os.environ.get(variable) or variable
 
 
-def first_command(job: Job, request: directory.RunRequest) -> Command:
-    """Return the command of the first attempt as planned before a cluster is known, as in `plan`."""
-    return first_command_and_changes(job, request)[0]
+def first_command(job: Job, request: directory.RunRequest) -> tuple[Command, tuple[Addition, ...]]:
+    """Return the command of the first attempt as planned before a cluster is known, as in `plan`.
 
-
-def first_command_and_changes(
-    job: Job, request: directory.RunRequest
-) -> tuple[Command, tuple[Addition, ...]]:
-    """Return the command of the first attempt, and its differences from the user's own."""
+    Beside it: its differences from the user's own.
+    """
     framework, cluster = frameworks.find(job.framework), expected_cluster(job)
     job = with_gpu_memory(job, cluster)
     _, launch = first_attempt(job, framework, cluster, recall=calibration_cache.recall, policy=request.policy)
@@ -149,7 +145,7 @@ def begin(call: LaunchOptions) -> ExitCode:
 
 def show(prepared: RequestedJob, call: LaunchOptions) -> None:
     """Print the first command without any effect."""
-    command, changes = first_command_and_changes(prepared.job, prepared.request)
+    command, changes = first_command(prepared.job, prepared.request)
     if call.options.json:
         click.echo(msgspec.json.encode(secrets.shown_command(command, prepared.job)))
     else:
@@ -218,7 +214,8 @@ def _require(prepared: RequestedJob) -> None:
         engine = ("sglang",) if job.settings.get("engine", "sglang") == "sglang" else ()
         require("the built-in job", *(m for m in frameworks.find("builtin").modules if m in EXTRAS), *engine)
     elif job.cluster.address == "local":
-        require_importable(job, first_command(job, prepared.request))
+        command, _ = first_command(job, prepared.request)
+        require_importable(job, command)
 
 
 def _continued(

@@ -30,7 +30,7 @@ from autotune.policies.values.events import (
 from autotune.policies.values.history import seconds_between
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.observation import Cancelled, Completed
-from autotune.policies.values.run.state import RunState, StateMachine, with_driver
+from autotune.policies.values.run.state import RunState, StateMachine
 
 
 @dataclass
@@ -113,10 +113,6 @@ class RunView:
     def state(self) -> RunState:
         """The state of the run, assuming that its driver is at work."""
         return self._machine.state
-
-    def state_with(self, *, driven: bool) -> RunState:
-        """Return the state of the run with or without a driver at work."""
-        return with_driver(self.state, driven=driven)
 
     @property
     def finished(self) -> Finished | None:

@@ -32,7 +32,7 @@ from autotune.policies.values.observation import Cancelled, Completed, Crashed
 from autotune.policies.values.profile import Profile
 from autotune.policies.values.rehearsing import Part
 from autotune.policies.values.remedy import Remedy
-from autotune.policies.values.run.state import RunState
+from autotune.policies.values.run.state import RunState, with_driver
 from autotune.policies.values.run.view import RunView
 
 CLUSTER = Cluster(address="local", nodes=1, gpus_per_node=0, gpu_memory_bytes=0, host_memory_bytes=1 << 30)
@@ -90,12 +90,12 @@ def test_the_state_follows_the_history(course: Course) -> None:
     for event, state in course:
         view.take(event)
         assert view.state is state, event
-        assert view.state_with(driven=False) is (state if state.is_terminal else RunState.UNATTENDED)
+        assert with_driver(view.state, driven=False) is (state if state.is_terminal else RunState.UNATTENDED)
 
 
 def test_a_run_that_is_not_accepted_has_a_driver_or_none() -> None:
-    assert RunView().state_with(driven=True) is RunState.PREPARING
-    assert RunView().state_with(driven=False) is RunState.NOT_STARTED
+    assert with_driver(RunView().state, driven=True) is RunState.PREPARING
+    assert with_driver(RunView().state, driven=False) is RunState.NOT_STARTED
 
 
 def test_an_attempt_has_what_led_to_it_what_became_of_it_and_what_followed() -> None:
