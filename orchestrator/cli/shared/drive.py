@@ -136,7 +136,7 @@ def drive(
             except Exception as error:
                 _tell_bug(error, run, journal, log)
                 raise
-            _summarise(run, job, verdict, views, journal.history())
+            _summarise(run, verdict, views, journal.history())
             is_recorded = bool(journal.history())
             code = exit_code(verdict, journal.history())
     finally:
@@ -376,18 +376,18 @@ def _export(run: directory.RunFolder, job: Job) -> None:
     proven = export.proven(history)
     if proven is None:
         export.withdraw(run)
-    if proven is not None:
-        name, knobs = proven
-        accepted = msgspec.structs.replace(
-            accepted_of(history).job,
-            env=job.env,
-            settings=job.settings,
-            command=job.command,
-            document=job.document,
-            notify=job.notify,
-            variables=job.variables,
-        )
-        export.write(run, history, frameworks.find(job.framework), accepted, knobs, name=name)
+        return
+    name, knobs = proven
+    accepted = msgspec.structs.replace(
+        accepted_of(history).job,
+        env=job.env,
+        settings=job.settings,
+        command=job.command,
+        document=job.document,
+        notify=job.notify,
+        variables=job.variables,
+    )
+    export.write(run, history, frameworks.find(job.framework), accepted, knobs, name=name)
 
 
 def _certify(run: directory.RunFolder) -> None:
@@ -398,7 +398,7 @@ def _certify(run: directory.RunFolder) -> None:
         export.write_certificate(run, history, frameworks.find(accepted_of(history).job.framework), knobs)
 
 
-def _summarise(run: directory.RunFolder, job: Job, verdict: Verdict, views: Views, history: History) -> None:
+def _summarise(run: directory.RunFolder, verdict: Verdict, views: Views, history: History) -> None:
     """Write the stable configuration of a successful run; print what changed, or how to continue."""
     code = display_of(verdict).exit_code
     if code in (ExitCode.OK, ExitCode.NO):

@@ -164,11 +164,20 @@ def _without_dry_run(call: LaunchOptions) -> str:
     """Return the command that starts the run printed by a dry run."""
     request = call.request
     options = [word for each in request.overrides for word in ("--set", each)]
-    options += ["--policy", request.policy] if request.policy is not Policy.ESTIMATE else []
-    options += ["--relaunches", str(request.relaunches)] if request.relaunches is not None else []
-    options += ["--rehearse"] if request.rehearse and request.mode is directory.Mode.LAUNCH else []
+    options += _flags(request)
+    for name in ("relaunches", "trials", "duration"):
+        if (value := getattr(request, name)) is not None:
+            options += [f"--{name}", str(value)]
     source = [*options, "--", *call.command] if call.command else [str(call.job_file), *options]
     return shlex.join(["autotune", request.mode, *source])
+
+
+def _flags(request: directory.RunRequest) -> tuple[str, ...]:
+    """Return the options of a request, other than its mode's defaults, that do not change the job."""
+    policy = ("--policy", request.policy) if request.policy is not Policy.ESTIMATE else ()
+    if request.rehearse is (request.mode is not directory.Mode.LAUNCH):
+        return policy
+    return (*policy, "--rehearse" if request.rehearse else "--no-rehearse")
 
 
 def launch(prepared: RequestedJob, *, options: Options) -> ExitCode:
@@ -373,12 +382,9 @@ def submit(prepared: RequestedJob, *, url: str, options: Options, continued: boo
     logging.disable(logging.INFO)  # Ray's loggers, each with its own level, report uploads
     here = Edit(("workdir",), prepared.job.workdir, "where it was submitted")
     text = edited(prepared.text, [here], literal=LITERAL)
-    python, runs_dir = shlex.quote(sys.executable), shlex.quote(str(options.runs_dir))
-    request = prepared.request
-    arguments = f"--runs-dir {runs_dir} {request.mode} job.yaml --policy {request.policy}"
-    arguments += " --rehearse" if request.rehearse and request.mode is directory.Mode.LAUNCH else ""
-    arguments += " --no-rehearse" if not request.rehearse and request.mode is directory.Mode.SEARCH else ""
-    arguments += " --continue" if continued else ""
+    python, request = shlex.quote(sys.executable), prepared.request
+    call = [request.mode, "job.yaml", *_flags(request), *["--continue"] * continued]
+    arguments = shlex.join(["--runs-dir", str(options.runs_dir), *call])
     entrypoint = (
         f"if {python} -P -c 'import autotune.orchestrator' 2>/dev/null; "
         f"then exec {python} -P -m autotune.orchestrator.cli {arguments}; "

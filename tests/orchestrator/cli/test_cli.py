@@ -453,3 +453,19 @@ def test_what_a_run_taught_is_known_to_the_next_of_its_kind(home: Path) -> None:
     assert launched().learned is None
     learned = launched().learned
     assert learned is not None and learned.runs == 1 and learned.factors
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("search", "--no-rehearse", "--trials", "3", "--duration", "1h"),
+        ("launch", "--rehearse", "--relaunches", "2"),
+        ("rehearse", "--policy", "ladder"),
+    ],
+    ids=" ".join,
+)
+def test_a_dry_run_names_the_command_that_starts_the_same_run(words: tuple[str, ...]) -> None:
+    mode, *options = words
+    file = str(Path(__file__).parents[3] / "configs" / "builtin-cpu.yaml")
+    result = CliRunner().invoke(main, [mode, "-n", file, *options])
+    assert f"Run it: autotune {mode} {file} {' '.join(options)}\n" in result.stderr
