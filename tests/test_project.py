@@ -96,7 +96,6 @@ LONG = {
     "start.py": 475,
     "plan.py": 450,
     "witness.py": 455,
-    "status.py": 450,
     "expansion.py": 450,
     "reader.py": 900,
 }

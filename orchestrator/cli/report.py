@@ -37,7 +37,7 @@ def command(context: click.Context, run: str | None, opened: bool, force: bool) 
     Example:
       autotune report 7c1e --open
     """  # noqa: D301 - click reads the backspace
-    from autotune.orchestrator.cli.status import RunReader
+    from autotune.orchestrator.cli.shared.run_status import RunReader
     from autotune.orchestrator.report.page import NAME, write_new
     from autotune.orchestrator.report.search_story import write_study
 

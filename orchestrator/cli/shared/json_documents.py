@@ -21,9 +21,9 @@ from autotune.orchestrator.cli.logs import LogLine
 from autotune.orchestrator.cli.plan import Comparison, StartingJob
 from autotune.orchestrator.cli.remedies import RemedyTable
 from autotune.orchestrator.cli.shared.fix_text import FixDocument
+from autotune.orchestrator.cli.shared.run_status import RunStatus
 from autotune.orchestrator.cli.shared.start import Begun, Submitted
 from autotune.orchestrator.cli.skill import SkillDocument
-from autotune.orchestrator.cli.status import RunStatus
 from autotune.orchestrator.config.field_comments import describe
 from autotune.orchestrator.doctor.check import Examined
 from autotune.orchestrator.errors import ErrorDocument

@@ -8,7 +8,7 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from autotune.orchestrator.cli.status import RunReader
+from autotune.orchestrator.cli.shared.run_status import RunReader
 from autotune.orchestrator.run import directory, summary
 from autotune.policies.values.run.view import RunView
 from tests.orchestrator.cli.terminal import run

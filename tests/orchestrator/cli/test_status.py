@@ -12,14 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 from autotune.orchestrator.cli import status
+from autotune.orchestrator.cli.shared import run_status
 from autotune.orchestrator.cli.shared.options import Options
-from autotune.orchestrator.cli.status import (
-    AttemptStatus,
-    RunReader,
-    RunStatus,
-    TrialStatus,
-    table,
-)
+from autotune.orchestrator.cli.shared.run_status import AttemptStatus, RunReader, RunStatus, TrialStatus
+from autotune.orchestrator.cli.status import table
 from autotune.orchestrator.run import summary
 from autotune.orchestrator.run.directory import RunFolder
 from autotune.orchestrator.run.journal import Tail, encode
@@ -171,7 +167,7 @@ def test_a_driver_of_another_host_is_named_with_its_heartbeat_and_watched(
     claim = run.path / "drivers" / "1"
     claim.write_bytes(b'{"host":"gpu-03","pid":7,"boot_id":"b"}')
     os.utime(claim, (1_800_000_000, 1_800_000_000))
-    monkeypatch.setattr(status, "Watch", lambda path: Watch(path, monotonic=lambda: at[0]))
+    monkeypatch.setattr(run_status, "Watch", lambda path: Watch(path, monotonic=lambda: at[0]))
     reader = RunReader(run)
     result = reader.look(now=0.0)
     assert result.running and result.driver.startswith(

@@ -13,7 +13,8 @@ import yaml
 from autotune.launchers import frameworks
 from autotune.launchers.base import OWN_SOURCE, Chunk, Exit, Observed
 from autotune.launchers.builtin.process.records import CureRecord
-from autotune.orchestrator.cli import status
+from autotune.orchestrator.cli.shared.run_status import RunReader
+from autotune.orchestrator.cli.status import table
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.run import export
 from autotune.orchestrator.terminal.console import Console
@@ -118,8 +119,8 @@ def test_terminal_and_status_say_it(case: Case, monkeypatch: pytest.MonkeyPatch)
     for event in case.history:
         console.print_event(event)
     assert words in stream.getvalue()
-    standing = status.RunReader(case.run, keeps=False).look(now=case.clock.now())
-    assert f"attempt #1: {words}" in status.table([standing], now=case.clock.now(), attempts=True)
+    standing = RunReader(case.run, keeps=False).look(now=case.clock.now())
+    assert f"attempt #1: {words}" in table([standing], now=case.clock.now(), attempts=True)
 
 
 def test_a_later_failure_is_answered_from_the_smaller_value(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from autotune.launchers.base import Exit
 from autotune.orchestrator import messages
-from autotune.orchestrator.cli import status
+from autotune.orchestrator.cli.shared.run_status import RunReader, RunStatus
+from autotune.orchestrator.cli.status import table
 from autotune.orchestrator.driver.memory import Forecaster, growing
 from autotune.orchestrator.terminal.console import Console
 from autotune.policies.values.command import Command
@@ -195,12 +196,12 @@ def test_terminal_and_status_say_step_phase_and_how_sure(tmp_path: Path, mode: s
     case = Case(tmp_path, World(leaking), GROWING + f"recovery: {{forecast: {mode}}}\n", policy=Policy.LADDER)
     stream = io.StringIO()
     console = Console(stream, runs_dir=tmp_path / "runs")
-    displayed_status: list[status.RunStatus] = []
+    displayed_status: list[RunStatus] = []
 
     def look(event: Event) -> None:
         console.print_event(event)
         if isinstance(event, Foreseen):
-            displayed_status.append(status.RunReader(case.run, keeps=False).look(now=case.clock.now()))
+            displayed_status.append(RunReader(case.run, keeps=False).look(now=case.clock.now()))
 
     case.on_event = look
     case.drive()
@@ -212,7 +213,7 @@ def test_terminal_and_status_say_step_phase_and_how_sure(tmp_path: Path, mode: s
     assert ("recovery: {forecast: act}" in text) is hint
     assert displayed_status[0].attempts[-1].foreseen == (forecasts,)
     assert b'"foreseen":[{"type":"foreseen"' in msgspec.json.encode(displayed_status[0])
-    assert line in status.table(displayed_status[:1], now=case.clock.now(), attempts=True)
+    assert line in table(displayed_status[:1], now=case.clock.now(), attempts=True)
 
 
 def test_the_processes_that_gain_most_of_a_host_are_named() -> None:
@@ -240,8 +241,8 @@ def test_a_process_that_leaks_is_restarted_with_the_same_settings_until_the_trai
     assert {e.knobs for e in case.history if isinstance(e, Started)} == {ended_with(case).knobs}
     printed = " ".join(stream.getvalue().split())
     assert "GPU memory in forward of the trainer grows by 1.0 MiB a step" in printed
-    displayed_status = status.RunReader(case.run, keeps=False).look(now=case.clock.now())
-    assert "grows by 1.0 MiB a step" in status.table([displayed_status], now=case.clock.now(), attempts=True)
+    displayed_status = RunReader(case.run, keeps=False).look(now=case.clock.now())
+    assert "grows by 1.0 MiB a step" in table([displayed_status], now=case.clock.now(), attempts=True)
 
 
 def ended_with(case: Case) -> Started:

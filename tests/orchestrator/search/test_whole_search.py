@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from autotune.launchers import frameworks
 from autotune.launchers.base import Exit, Observed
 from autotune.orchestrator.cli.shared.edit import concerns_training, concerns_trials
-from autotune.orchestrator.cli.status import RunReader, table
+from autotune.orchestrator.cli.shared.run_status import RunReader
+from autotune.orchestrator.cli.status import table
 from autotune.orchestrator.config.loader import assumed, parse
 from autotune.orchestrator.driver import rehearsal
 from autotune.orchestrator.driver.signals import Interrupts
