@@ -192,9 +192,9 @@ gpu-real:  ## recover TRL and verl from real OOMs, on a GPU
 	$(PYTHON) benchmarks/gpu/real.py --out runs/gpu-real $(if $(PACKAGES),--packages $(PACKAGES))
 
 schema: install  ## write configs/job.schema.json, configs/schemas and docs/job.md
-	$(BIN)/python -m autotune.orchestrator.config.json_schema > configs/job.schema.json
-	$(BIN)/python -m autotune.orchestrator.config.json_schema --page > docs/job.md
-	$(BIN)/python -m autotune.orchestrator.cli.shared.json_documents configs/schemas
+	$(BIN)/python -m docs.site.job_schema > configs/job.schema.json
+	$(BIN)/python -m docs.site.job_schema --page > docs/job.md
+	$(BIN)/python -m docs.site.json_documents configs/schemas
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .venv-python3.* .venv-lowest build dist src/*.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -16,8 +16,6 @@ from autotune.launchers.builtin.config.settings import Settings
 from autotune.launchers.frameworks import FRAMEWORKS
 from autotune.orchestrator.cli import ALIASES, COMMANDS, main
 from autotune.orchestrator.cli import remedies as remedy_table
-from autotune.orchestrator.cli.shared import json_documents
-from autotune.orchestrator.config import knob_reference
 from autotune.orchestrator.config.cards import CARDS
 from autotune.orchestrator.config.public_models import public_models
 from autotune.orchestrator.explain.rule_page import explain_rule
@@ -27,6 +25,8 @@ from autotune.policies.remedies.catalogue import MOVES, turn_of
 from autotune.policies.remedies.ladder import LADDER
 from autotune.policies.values.failure import Cause
 from autotune.policies.values.knob_table import KNOB_TABLE, Memory, Unit
+from docs.site import json_documents
+from docs.site.field_comments import knobs
 from docs.site.intros import head
 
 _GLOBAL = ("runs_dir", "color", "json", "quiet", "verbose", "version", "help")
@@ -119,7 +119,7 @@ def _knobs() -> str:
     profiles = {name: _settings_of(name) for name in FRAMEWORKS}
     remedies = {knob: [n for n, move in MOVES.items() if knob in move.turns] for knob in KNOB_TABLE}
     rows = []
-    for name, kind, meaning in knob_reference.table():
+    for name, kind, meaning in knobs():
         knob = KNOB_TABLE[name]
         values = ", ".join(f"`{mode}`" for mode in knob.modes) or kind
         saves = ", ".join(f"{memory.value}: {knob.turn(memory)}" for memory in Memory if memory in knob.saves)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
+import autotune.configs
 from autotune.orchestrator.cli.shared.options import Options, given, global_options
 from autotune.orchestrator.errors import UserError, reason_of
 from autotune.policies.values.value import Value
@@ -17,6 +18,7 @@ Exit codes:
   2    the file exists and is not autotune's, the folder is not writable, or an option is wrong"""
 _NAME = "autotune"
 _TEXT = Path(__file__).with_name("shared") / "SKILL.md"
+_SCHEMAS = Path(next(iter(autotune.configs.__path__)), "schemas")
 _OURS = "\nname: autotune\n"  # in the head of every SKILL.md written by this command
 
 
@@ -30,12 +32,11 @@ class SkillDocument(Value, frozen=True, kw_only=True):
 
 def write(folder: Path, *, options: Options) -> None:
     """Write the skill and its schemas below `folder`, and print its path; raises Failure."""
-    from autotune.orchestrator.cli.shared.json_documents import files
-
     home = folder / _NAME
     target = home / "SKILL.md"
     texts = {target: _TEXT.read_text(encoding="utf-8")}
-    texts |= {home / "references" / name: text for name, text in files().items()}
+    for schema in sorted(_SCHEMAS.iterdir()):
+        texts[home / "references" / schema.name] = schema.read_text(encoding="utf-8")
     try:
         if target.exists() and _OURS not in target.read_text(encoding="utf-8", errors="replace"):
             raise UserError(

@@ -12,7 +12,7 @@ from autotune.launchers import frameworks
 from autotune.launchers.base import refusals
 from autotune.launchers.likeness import suggestion
 from autotune.orchestrator.cluster_fit import with_gpu_memory
-from autotune.orchestrator.config import knob_reference
+from autotune.orchestrator.config import knob_kinds
 from autotune.orchestrator.config.loader import assumed
 from autotune.orchestrator.config.schema import READ_ELSEWHERE, JobFile, values_of
 from autotune.orchestrator.config.yaml_edit import Edit, with_values
@@ -147,7 +147,7 @@ def _setting(name: str, text: str | None, profile: Profile) -> Setting:
 
 def _converted(name: str, text: str) -> Setting:
     """Return a text converted to the knob's type."""
-    kind, value = knob_reference.value_type(name), scalar(text)
+    kind, value = knob_kinds.value_type(name), scalar(text)
     try:
         if name in BYTE_KNOBS and isinstance(value, str):
             value = size_bytes(value)
@@ -159,5 +159,5 @@ def _converted(name: str, text: str) -> Setting:
             value = text
         setting: Setting = msgspec.convert(value, type=kind)
     except (msgspec.ValidationError, ValueError):
-        raise _RefusedError(f"`{name}` must be {knob_reference.kind(name)}") from None
+        raise _RefusedError(f"`{name}` must be {knob_kinds.kind(name)}") from None
     return setting

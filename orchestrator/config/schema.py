@@ -1,6 +1,6 @@
 """The keys of job.yaml: type, default as a person writes it, and meaning.
 
-The job file is validated by these classes; `json_schema` generates the JSON schema and the reference page.
+The job file is validated by these classes; docs/site makes the JSON schema and the reference page of them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from autotune.orchestrator.annotate.annotation import annotation, ended, markdow
 from autotune.orchestrator.annotate.annotator import Annotator
 from autotune.orchestrator.annotate.child import LIMIT_S, Child, absent, environment, pythons
 from autotune.orchestrator.annotate.tracker_runs import VARIABLES
-from autotune.orchestrator.cli.shared import json_documents
 from autotune.orchestrator.config.loader import parse
 from autotune.orchestrator.driver import side_task
 from autotune.orchestrator.driver.side_task import SideTasks
@@ -29,6 +28,7 @@ from autotune.policies.values.events import Decided, Finished, History, Interrup
 from autotune.policies.values.history import accepted_of
 from autotune.policies.values.job import Annotate, Job, Tracker
 from autotune.policies.values.run.view import RunView
+from docs.site import json_documents
 from tests.orchestrator.cli.terminal import ROOT, Seen, run
 from tests.orchestrator.scripted import JOB
 

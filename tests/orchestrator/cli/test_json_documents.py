@@ -15,9 +15,10 @@ import yaml
 from autotune.launchers.frameworks.builtin.adapter import Builtin
 from autotune.orchestrator import planner
 from autotune.orchestrator.cli import COMMANDS, main
-from autotune.orchestrator.cli.shared import json_documents, start
+from autotune.orchestrator.cli.shared import start
 from autotune.policies.diagnosis.rules.catalogue import RULES
 from autotune.policies.values.failure import Cause
+from docs.site import json_documents
 from tests.orchestrator.cli.terminal import ROOT, Seen, call, run
 from tests.orchestrator.scripted import JOB
 from tests.policies.snapshots import MIB, Allocator

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.launchers.frameworks import FRAMEWORKS
-from autotune.orchestrator.config import json_schema, schema
+from autotune.orchestrator.config import schema
 from autotune.orchestrator.config.loader import load, parse
 from autotune.orchestrator.config.overrides import override
 from autotune.orchestrator.config.yaml_nodes import Document, Place, scalar
@@ -22,6 +22,7 @@ from autotune.orchestrator.errors import ExitCode, Failure, JobErrors
 from autotune.policies.values.job import ClusterSpec, Goal, Job, Preflight, Recovery, Search, Then
 from autotune.policies.values.knobs import KNOBS
 from autotune.policies.values.remedy import Effect
+from docs.site import job_schema
 
 ROOT = Path(__file__).parents[3]
 HEAD = "name: j\nframework: builtin\nsettings: {trainer_budget: 100MiB, save_every: 0}\n"
@@ -96,7 +97,7 @@ def test_every_key_is_read() -> None:
 @pytest.mark.parametrize("word", ["off", "warn", "tell", "act"])
 def test_a_forecast_warns_under_both_of_its_names(word: str) -> None:
     text = HEAD + f"recovery: {{forecast: {word}}}\n"
-    jsonschema.validate(Document(text, "x").value, json_schema.schema())
+    jsonschema.validate(Document(text, "x").value, job_schema.schema())
     assert parse(text).recovery.forecast == ("tell" if word == "warn" else word)
     with pytest.raises(JobErrors, match="`off`, `warn`, `act`, `tell`"):
         parse(HEAD + "recovery: {forecast: {warn: true}}\n")
@@ -139,23 +140,19 @@ def test_the_keys_cover_every_field_with_the_same_defaults() -> None:
 
 def test_the_committed_schema_is_current() -> None:
     committed = (ROOT / "configs" / "job.schema.json").read_text()
-    assert committed == json_schema.text(), (
-        "run: python -m autotune.orchestrator.config.json_schema > configs/job.schema.json"
-    )
+    assert committed == job_schema.text(), "run: python -m docs.site.job_schema > configs/job.schema.json"
 
 
 def test_the_committed_page_is_current() -> None:
     committed = (ROOT / "docs" / "job.md").read_text()
-    assert committed == json_schema.page(), (
-        "run: python -m autotune.orchestrator.config.json_schema --page > docs/job.md"
-    )
+    assert committed == job_schema.page(), "run: python -m docs.site.job_schema --page > docs/job.md"
 
 
 def test_the_page_has_every_key_and_knob() -> None:
-    rows = {line.split("|")[1].strip() for line in json_schema.page().splitlines() if line.startswith("| `")}
+    rows = {line.split("|")[1].strip() for line in job_schema.page().splitlines() if line.startswith("| `")}
     keys = {key for model in (schema.JobFile, *schema.SECTIONS.values()) for key in schema.keys(model)}
     assert rows == {f"`{name}`" for name in (*keys, *KNOBS)}
-    assert "| `headroom` | a share such as `5%` or `0.05` | `5%` |" in json_schema.page()
+    assert "| `headroom` | a share such as `5%` or `0.05` | `5%` |" in job_schema.page()
 
 
 def _described(node: object, path: str = "") -> Iterator[str]:
@@ -170,13 +167,13 @@ def _described(node: object, path: str = "") -> Iterator[str]:
 
 
 def test_every_key_of_the_schema_has_a_description() -> None:
-    assert list(_described(json_schema.schema())) == []
-    assert all("description" in each for each in json_schema.schema()["$defs"].values())
+    assert list(_described(job_schema.schema())) == []
+    assert all("description" in each for each in job_schema.schema()["$defs"].values())
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
 def test_the_complete_jobs_fit_the_schema(path: Path) -> None:
-    jsonschema.validate(Document(path.read_text(), path.name).value, json_schema.schema())
+    jsonschema.validate(Document(path.read_text(), path.name).value, job_schema.schema())
 
 
 @pytest.mark.parametrize(
@@ -184,7 +181,7 @@ def test_the_complete_jobs_fit_the_schema(path: Path) -> None:
 )
 def test_what_is_read_fits_the_schema(line: str) -> None:
     text = f"name: 7\nframework: command\n{line}\n"
-    jsonschema.validate(Document(text, "x").value, json_schema.schema())
+    jsonschema.validate(Document(text, "x").value, job_schema.schema())
 
 
 @pytest.mark.parametrize(
@@ -192,7 +189,7 @@ def test_what_is_read_fits_the_schema(line: str) -> None:
 )
 def test_what_is_refused_does_not_fit_the_schema(line: str) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(Document(HEAD + line, "x").value, json_schema.schema())
+        jsonschema.validate(Document(HEAD + line, "x").value, job_schema.schema())
 
 
 def test_the_diagnostic_has_the_shape_of_a_compilers() -> None:
@@ -451,7 +448,7 @@ def test_wrong_overrides() -> None:
 
 
 def test_every_framework_is_in_the_schema() -> None:
-    assert set(json_schema.schema()["properties"]["framework"]["enum"]) == set(FRAMEWORKS)
+    assert set(job_schema.schema()["properties"]["framework"]["enum"]) == set(FRAMEWORKS)
 
 
 def test_an_override_that_the_framework_refuses() -> None:

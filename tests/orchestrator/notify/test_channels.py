@@ -13,11 +13,11 @@ import jsonschema
 import msgspec
 import pytest
 
-from autotune.orchestrator.cli.shared import json_documents
 from autotune.orchestrator.notify import channels
 from autotune.orchestrator.notify.channels import Undelivered, faults, post, run_command
 from autotune.orchestrator.notify.notification import Notification
 from autotune.policies.values.job import Notify, Occasion
+from docs.site import json_documents
 from tests.orchestrator.notify.receiver import receiver
 
 SHELL_TEXT = "x'; touch broken; $(touch broken) `touch broken`\""

@@ -1,4 +1,4 @@
-"""What the source says of each field of a document, as descriptions for its JSON Schema."""
+"""What the source says of each field of a document or of a knob, for its JSON Schema or its page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from enum import Enum
 from typing import Any
 
 import msgspec
+
+from autotune.orchestrator.config.knob_kinds import kind
+from autotune.policies.values.knobs import KNOBS, Knobs
 
 _IN_JSON = re.compile(r"\b(?:None|True|False)\b")
 
@@ -93,3 +96,10 @@ def _comments(cls: type) -> dict[str, str]:
                 row -= 1
             result[node.target.id] = text or " ".join(lines)
     return result
+
+
+def knobs() -> list[tuple[str, str, str]]:
+    """Return the name, kind and meaning of every knob."""
+    # Journals have bytes where a person writes `64MiB`.
+    meanings = {name: text.removesuffix(", in bytes") for name, text in descriptions(Knobs).items()}
+    return [(name, kind(name), f"{meanings[name][0].upper()}{meanings[name][1:]}.") for name in KNOBS]

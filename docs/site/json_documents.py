@@ -1,6 +1,6 @@
 """The documents that `--json` prints, by command, and their JSON Schemas, generated from their types.
 
-`python -m autotune.orchestrator.cli.shared.json_documents configs/schemas` writes them all.
+`python -m docs.site.json_documents configs/schemas` writes them all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from autotune.orchestrator.cli.shared.fix_text import FixDocument
 from autotune.orchestrator.cli.shared.run_status import RunStatus
 from autotune.orchestrator.cli.shared.start import Begun, Submitted
 from autotune.orchestrator.cli.skill import SkillDocument
-from autotune.orchestrator.config.field_comments import describe
 from autotune.orchestrator.doctor.check import Examined
 from autotune.orchestrator.errors import ErrorDocument
 from autotune.orchestrator.explain.json_output import ExplanationDocument
@@ -36,6 +35,7 @@ from autotune.orchestrator.planner import Plan
 from autotune.orchestrator.report.document import Report
 from autotune.policies.values.command import Command
 from autotune.policies.values.events import Row
+from docs.site.field_comments import describe
 
 # File name -> what is printed, and its type.
 DOCUMENTS: Mapping[str, tuple[str, Any]] = {

@@ -1,6 +1,6 @@
 """The JSON schema of job.yaml and its reference page, both generated from the definition of its keys.
 
-`python -m autotune.orchestrator.config.json_schema > configs/job.schema.json`; with `--page`, docs/job.md.
+`python -m docs.site.job_schema > configs/job.schema.json`; with `--page`, docs/job.md.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
-from autotune.orchestrator.config import knob_reference
 from autotune.orchestrator.config.schema import SECTIONS, JobFile, Keys
 from autotune.orchestrator.config.yaml_nodes import DEEPEST, LARGEST_BYTES, MOST_NODES
+from docs.site.field_comments import knobs
 
 
 class _Untitled(GenerateJsonSchema):
@@ -69,7 +69,7 @@ def page() -> str:
     parts = [_HEAD, "## Top level\n", _table(JobFile, ())]
     for name, section in SECTIONS.items():
         parts += [f"## `{name}`\n", f"{section.__doc__}\n", _table(section, (name,))]
-    rows = [(f"`{name}`", kind, meaning) for name, kind, meaning in knob_reference.table()]
+    rows = [(f"`{name}`", kind, meaning) for name, kind, meaning in knobs()]
     return "\n".join([*parts, _SET, _markdown(("knob", "value", "meaning"), rows)])
 
 
