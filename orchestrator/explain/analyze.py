@@ -46,6 +46,8 @@ _SAME_MESSAGE = 8  # lines within which one failure repeats its message
 _PROCESS = re.compile(r"\bpid=(?P<pid>\d{1,9})|\[rank(?P<rank>\d{1,6})\]|\b[GNX]PU (?P<card>\d{1,4})\b")
 _RAYS_ADVICE = "how to address the out of memory issue"  # ends each message of Ray's memory monitor
 _WHOLE_NODE = ",global_oom,"  # in the kernel's message if the whole node ran out, not a cgroup
+_GPU = re.compile(r"\bGPU(?=s?\b)")
+_OTHER_DEVICES = ("NPU", "XPU")  # which no message calls a GPU
 _SAME = 0.05  # maximum relative difference of two sizes of the same process
 
 
@@ -144,7 +146,10 @@ def explain(
         request=request,
         late=_late(reading, diagnosis, context),
         ceilings=_ceilings(reading, diagnosis),
-        hints=(*hints(diagnosis, around, residue=residue, sheds=_sheds(remedies)), *_users(run)),
+        hints=tuple(
+            Hint(text=_on_device(hint.text, context.device), leads=hint.leads)
+            for hint in (*hints(diagnosis, around, residue=residue, sheds=_sheds(remedies)), *_users(run))
+        ),
         residue=residue,
         lines=reading.evidence.lines or bool(reading.head.strip()),  # one line need not end
         run="" if run is None else run.accepted.run,
@@ -175,13 +180,22 @@ def _users(run: Run | None) -> tuple[Hint, ...]:
 
 def _named(remedied: Remedied, holders: tuple[Holder, ...], device: str) -> Remedied:
     """Return a remedy with the processes to end or let sleep, or with words for the log's kind of device."""
-    if remedied.cure.changes or not holders:
-        action = remedied.cure.action.replace("CUDA graphs", "graphs") if device else remedied.cure.action
-        return msgspec.structs.replace(remedied, cure=msgspec.structs.replace(remedied.cure, action=action))
+    cure = remedied.cure
+    if cure.changes or not holders:
+        action, reason = _on_device(cure.action, device), _on_device(cure.reason, device)
+        return msgspec.structs.replace(
+            remedied, cure=msgspec.structs.replace(cure, action=action, reason=reason)
+        )
     held = " and ".join(f"process {one.pid} ({show_gib(one.held_bytes)})" for one in holders[:_NAMED])
     verb = "holds" if len(holders) == 1 else "hold"
     action = f"free what {held} {verb} of this GPU: let the job's own engine sleep, end what is not the job's"
-    return Remedied(cure=msgspec.structs.replace(remedied.cure, action=action), words=())
+    return Remedied(cure=msgspec.structs.replace(cure, action=_on_device(action, device)), words=())
+
+
+def _on_device(text: str, device: str) -> str:
+    """Return a sentence about GPUs in the words of the log's kind of device; empty: CUDA."""
+    text = text.replace("CUDA graphs", "graphs") if device else text
+    return _GPU.sub(device, text) if device in _OTHER_DEVICES else text
 
 
 def _printed(context: Context, text: str) -> frozenset[str]:

@@ -16,6 +16,7 @@ _CARD = re.compile(r"\b[GNX]PU (\d{1,4})\b")
 _RAY_PROCESS = re.compile(r"\(\w[\w.:]{0,80} pid=(?P<pid>\d{1,9})(?:, ip=(?P<host>[\w.:]{1,64}))?\)")
 _STEP_OF = re.compile(r"\d{1,9}$")  # a checkpoint's folder
 _OLD_ADVICE = "max_split_size_mb"
+_RAYS_LIST = re.compile(r"`ray logs raylet\.out[^`]{0,80}`")
 _HELD = 4  # maximum processes listed
 
 
@@ -123,7 +124,7 @@ def _others(explanation: Explanation) -> list[str]:
     listed = ", ".join(f"pid {holder.pid} {show_gib(holder.held_bytes)}" for holder in ordered[:_HELD])
     more = f" and {len(ordered) - _HELD} more" if len(ordered) > _HELD else ""
     engine = "" if explanation.context.known.engine is False else "; one may be the job's engine"
-    return [f"info: other processes use memory of this GPU: {listed}{more}{engine}"]
+    return [f"info: other processes use memory of this {device_name(explanation)}: {listed}{more}{engine}"]
 
 
 def _users(explanation: Explanation) -> list[str]:
@@ -141,6 +142,8 @@ def _users(explanation: Explanation) -> list[str]:
         return [
             "info: who held the node's memory stands in the table that the kernel prints above this (`dmesg`)"
         ]
+    if not facts.holders and (command := _RAYS_LIST.search(explanation.main_line.text)) is not None:
+        return [f"info: the log names no process: {command[0]} lists who held the node's memory"]
     used = (facts.capacity_bytes or 0) - (facts.free_bytes or 0)
     if len(facts.holders) != 1 or facts.free_bytes is None or facts.holders[0].held_bytes >= used / 2:
         return []

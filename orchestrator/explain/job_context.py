@@ -144,7 +144,8 @@ def _context(
         fixed=frozenset() if settings else spellings.fixed(tools, text, shared=result.name in _TRAINERS),
         engine=result.name not in _TRAINERS or spellings.engine_in(tools, text, ENGINE_KNOBS),
         engine_rests=_engine_rests(presets, diagnosis.phase),
-        counts_tokens=True,
+        trains_by_rl=True,
+        counts_tokens=_counts_tokens(presets),
     )
     return Context(
         framework=result,
@@ -207,6 +208,7 @@ def _of_tools(tools: tuple[Tool, ...], text: str) -> Known:
         fixed=spellings.excluded(text),
         engine=spellings.engine_in(tools, text, ENGINE_KNOBS) if tools else None,
         engine_rests=any(tool.sleeps for tool in tools),
+        trains_by_rl=_BY_TOKENS in text,
         counts_tokens=_BY_TOKENS in text,
         scores_by_tokens=any(s.knob == "logprob_tokens" for tool in tools for s in tool.spellings),
     )
@@ -239,6 +241,11 @@ def _engine_rests(presets: Sequence[Profile], phase: Phase) -> bool:
     """Return whether the engines of a framework's presets sleep in a phase, or have other GPUs."""
     held = [parts for profile in presets if (parts := profile.held(phase)) is not None]
     return bool(held) and all(Component.ROLLOUT not in parts for parts in held)
+
+
+def _counts_tokens(presets: Sequence[Profile]) -> bool:
+    """Return whether the first preset, the one of its guide, fills micro-batches by tokens."""
+    return bool(presets) and "tokens_per_microbatch" in presets[0].supported
 
 
 def _knobs_in(settings: dict[str, Any], profile: Profile) -> int:

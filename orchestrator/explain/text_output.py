@@ -9,7 +9,7 @@ from autotune.launchers.base import Advice, Status
 from autotune.orchestrator.calls import DEFAULT_ROOT, call
 from autotune.orchestrator.explain.analyze import Explanation
 from autotune.orchestrator.explain.details import forensics
-from autotune.orchestrator.explain.headline import headline, span
+from autotune.orchestrator.explain.headline import device_name, headline, span
 from autotune.orchestrator.explain.json_output import ranks
 from autotune.orchestrator.explain.sanitize import clipped, plain
 from autotune.orchestrator.units import GIB
@@ -144,7 +144,8 @@ def _note(explanation: Explanation) -> list[str]:
     elif explanation.diagnosis.evidence and explanation.main_line.rule == "host-memory-error":
         lines.append("note: a limit of the process (`ulimit -v`, its container) fails in the same words")
     if explanation.diagnosis.cause is Cause.POOL_TOO_SMALL and explanation.diagnosis.phase.value != "rollout":
-        lines.append("note: a smaller share of the GPU for the engine would make it worse")
+        device = device_name(explanation)
+        lines.append(f"note: a smaller share of the {device} for the engine would make it worse")
     if explanation.context.note:
         lines.append(f"note: {plain(explanation.context.note)}")
     return lines

@@ -87,7 +87,8 @@ class Known(Value, frozen=True, kw_only=True):
     fixed: frozenset[str] = frozenset()  # knobs that already have the value that saves most memory
     engine: bool | None = None  # whether the log shows an inference engine; None: it shows no tool at all
     engine_rests: bool = False  # in the failed phase the job's engines sleep or are on other GPUs
-    counts_tokens: bool = False  # the log shows an RL framework, which fills micro-batches by tokens
+    trains_by_rl: bool = False  # the log shows an RL framework
+    counts_tokens: bool = False  # it fills micro-batches by tokens, as its guide recommends
     logits: bool = True  # the log shows a program that computes logits
     scores_by_tokens: bool = False  # the log shows a tool with a token budget for computing log-probs
     steps: tuple[Progressed, ...] = ()  # completed before the failure, as the log prints them
@@ -181,7 +182,6 @@ def _directions(known: Known, diagnosis: Diagnosis, exact: dict[str, Cure]) -> d
         result |= {} if cure is None else {cure.name: cure}
     by_tokens = known.counts_tokens or (known.scores_by_tokens and diagnosis.phase is Phase.LOG_PROB)
     if not by_tokens and {"reduce_micro_batch", "reduce_tokens_per_mb"} <= result.keys():
-        # Scripts without an RL framework mostly count sequences.
         order = [name for name in result if name != "reduce_tokens_per_mb"]
         order.insert(order.index("reduce_micro_batch") + 1, "reduce_tokens_per_mb")
         result = {name: result[name] for name in order}
@@ -291,7 +291,7 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
     if cure.name == "tensor_parallel" and _weights_fill_the_card(diagnosis, known):
         return -2
     if cure.name == "expandable_segments":
-        if diagnosis.phase is Phase.ROLLOUT_INIT or (known.counts_tokens and _is_engine(diagnosis)):
+        if diagnosis.phase is Phase.ROLLOUT_INIT or (known.trains_by_rl and _is_engine(diagnosis)):
             # A starting engine keeps idle memory for its graphs; one with a sleep mode refuses the setting,
             # and RL frameworks set it for the trainer.
             return 1
@@ -302,7 +302,7 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
         return -1
     if cure.exact:
         return 0
-    if cure.name == "load_on_host" and not known.counts_tokens:
+    if cure.name == "load_on_host" and not known.trains_by_rl:
         return 1  # of sharded models alone
     if cure.name in _OF_ENGINE:
         return _of_engine(cure, diagnosis, known)

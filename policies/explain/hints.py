@@ -24,7 +24,7 @@ _ENCODES = re.compile(
     r"_execute_mm_encoder|\b(?:get|embed)_(?:multimodal|image|video)\w*|\bself\.visual\(|vision_tower"
 )
 _DIFFUSION = re.compile(
-    r"diffusers/(?:pipelines|models)/|/comfy/|\bComfyUI/|invokeai/|multimodal_gen/|vllm_omni/diffusion|"
+    r"diffusers/(?:pipelines|models)/|/comfy/|\bComfyUI[\w.-]*/|invokeai/|multimodal_gen/|vllm_omni/diffusion|"
     r"pipeline_with_logprob"
 )
 _VAE = re.compile(r"(?i)[/_](?:\w*vaes?|autoencoder\w*)(?:/|\.py)|\bvae\.(?:decode|encode)")

@@ -12,7 +12,6 @@ from autotune.policies.remedies.relevance import (
     can_act,
     fills_host,
     precedence,
-    shows_holder,
 )
 from autotune.policies.remedies.step_size import fragmentation_prevails, missing_bytes
 from autotune.policies.values.diagnosis import Diagnosis
@@ -230,7 +229,7 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
 
     If fragmentation prevails, the allocator comes first, because it costs nothing. If the message says how
     much an engine lacks, a smaller share comes first, because it frees just that. If optimizer state did not
-    fit, its offload comes first. If a log shows what fills the host, remedies for that come first. If a
+    fit, its offload comes first. Against a full host, remedies for what probably fills it come first. If a
     micro-batch fills the host, smaller ones come first. If program and phase are unknown, remedies for other
     phases come last.
     """
@@ -246,8 +245,7 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
         rungs.sort(key=lambda rung: rung.name != "offload_optimizer")
     if diagnosis.phase.is_engine and missing_bytes(diagnosis.facts) is not None:
         rungs.sort(key=lambda rung: rung.name != "reduce_mem_fraction")
-    if shows_holder(diagnosis):
-        rungs.sort(key=lambda rung: precedence(rung.name, diagnosis))
+    rungs.sort(key=lambda rung: precedence(rung.name, diagnosis))
     if fills_host(knobs, diagnosis):
         rungs.sort(key=lambda rung: rung.name not in SMALLER_PASSES)
     offered: list[Remedy] = []

@@ -101,11 +101,6 @@ def grew(diagnosis: Diagnosis) -> bool:
     return diagnosis.step is not None and diagnosis.step >= _GROWN and not anew
 
 
-def shows_holder(diagnosis: Diagnosis) -> bool:
-    """Return whether a failure shows what filled a node's memory, or that it grew."""
-    return diagnosis.cause is Cause.HOST_OOM and (largest(diagnosis.facts) is not None or grew(diagnosis))
-
-
 def precedence(name: str, diagnosis: Diagnosis) -> int:
     """Return the rank of a remedy against host memory: those for the largest user come first."""
     if diagnosis.cause is not Cause.HOST_OOM:

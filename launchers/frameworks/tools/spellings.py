@@ -36,6 +36,8 @@ _PAUSABLE = re.compile(
     r"enable_(?:memory_saver|sleep_mode)['\"]?\s{0,4}[=:]\s{0,4}['\"]?[Tt]rue|--enable-memory-saver|"
     r"[Ss]leep mode (?:\(level=\w+\) )?freed \d"
 )
+_ONE_SAMPLE = re.compile(r"[Bb]atch size per device\s{0,4}=\s{0,4}1(?!\d)")  # of transformers and Unsloth
+_OF_SAMPLES = ("microbatch_size", "tokens_per_microbatch")
 _SLEEPS = re.compile(r"(?i:\bsleep[_ ]?(?:mode|level)|\bsleep\()|weights_cpu_backup|memory_saver")
 _DEVICE = re.compile(rf"\b({'|'.join(ALLOCATORS)}|CUDA) out of memory")
 _RUNTIMES = {
@@ -113,12 +115,14 @@ def excluded(text: str) -> frozenset[str]:
     """Return the knobs that cannot help according to a text.
 
     Only a sleeping engine keeps a copy of its weights. Pools that an engine pauses and resumes have their own
-    allocator, which expandable segments would replace. A pool sized in bytes has no memory fraction.
+    allocator, which expandable segments would replace. A pool sized in bytes has no memory fraction. A
+    micro-batch of one sample has no smaller one.
     """
     useless = {
         "allocator": _PAUSABLE.search(text) is not None,
         "weights_backup": _SLEEPS.search(text) is None,
         "memory_fraction": POOL_IN_BYTES in text,
+        **dict.fromkeys(_OF_SAMPLES, _ONE_SAMPLE.search(text) is not None),
     }
     return frozenset(knob for knob, shows in useless.items() if shows)
 
@@ -131,7 +135,7 @@ def fixed(tools: tuple[Tool, ...], text: str, *, shared: bool) -> frozenset[str]
     knobs = present(tools, text).knobs
     values = {name: getattr(knobs, name) for name in KNOBS}
     saving = {name for name, value in values.items() if value in _SAVING or value is True}
-    return frozenset(saving | (excluded(text) & {"allocator"} if shared else set()))
+    return frozenset(saving | (excluded(text) & {"allocator", *_OF_SAMPLES} if shared else set()))
 
 
 def device_of(message: str, text: str) -> str:

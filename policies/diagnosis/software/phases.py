@@ -182,17 +182,16 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r", in setup\b|Before creating fp16|After creating fp16|set_module_tensor_to_device|"
                 r"parallel\S*, line \d+, in (?:__init__|_ddp_init_helper)\b|setup_model_and_optimizer|"
                 r"initialize_model_and_optimizer|_create_device_model|method 'initialize'|"
-                r"megatron\S*, line \d+, in "
-                r"_?get_model\b|prepare_model\b|\bTrainRayActor\.init\(|\b_?fully_shard\b(?![/.])|"
-                r"dispatch_model"
+                r"megatron\S*, line \d+, in _?get_model\b|prepare_model\b|"
+                r"\bTrainRayActor\.init\(|\b_?fully_shard\b(?![/.])|dispatch_model"
             ),
         ),
         (
             Phase.INIT,
             (
                 r"^\s.*(?:= (?:FSDP|FullyShardedDataParallel|DDP|DistributedDataParallel)\(|"
-                r"deepspeed\.initialize\(|"
-                r"accelerator\.prepare\(|\.from_pretrained\()|"
+                r"deepspeed\.initialize\(|accelerator\.prepare\(|\.from_pretrained\(|"
+                r"= (?:\w+\.)?(?:load|build|create|setup)_\w*model\w*\()|"
                 r"(?:nanotron|colossalai|lightning|composer|mmengine|"
                 r"fairseq)/\S+, line \d+, in (?:__init__|create_\w+|boost|"
                 r"configure_\w+|_?setup\w*)\b|"
@@ -349,7 +348,8 @@ PHASES: tuple[tuple[Phase, Pattern], ...] = tuple(
                 r"entropy_from_logits|in forward\b|forward_backward|concatenated_forward|"
                 r"_pre_forward|_unshard\b|_call_impl|forward_micro_batch|"
                 r"loss\w*\.py\S*, line \d+|in \w*cross_entropy\w*|\bpre_forward\b|\bloss_func\b|_loss_step\b|"
-                r"^\s+(?:[\w, ]+ = )?(?:self\.)?(?:\w*model|policy|actor|net|module)\((?!\))|"
+                r"^\s+(?:[\w, ]+ = )?(?:self\.)?(?!\w*(?:load|get|build|create|init|setup|prepare)_)"
+                r"(?:\w*model|policy|actor|net|module)\((?!\))|"
                 r"\bprediction_step\b|\bpack_(?:hook|to_cpu)\b|fused_linear_\w+|foreach_all_gather|"
                 r"torch/nn/functional\.py\S*, line \d+, in (?:log_)?softmax\b"
             ),

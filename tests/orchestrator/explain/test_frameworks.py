@@ -106,6 +106,8 @@ CASES = {
     "skyrl": (_SKYRL, _SKYRL_FRAMES, "trainer.max_tokens_per_microbatch=5120"),
 }
 KNOWN = sorted(CASES.keys() & FRAMEWORKS.keys())
+# Of frameworks that count samples unless they are told otherwise.
+SAMPLES = {"openrlhf": "--train.micro_batch_size", "skyrl": "trainer.micro_train_batch_size_per_gpu"}
 
 
 def of(log: str) -> Explanation:
@@ -127,7 +129,7 @@ def test_without_settings_the_names_are_given_and_no_values(name: str) -> None:
     _, frames, words = CASES[name]
     result = of(frames + _OOM)
     first = result.remedies[0]
-    setting = words.split("=")[0].split(" ")[0]
+    setting = SAMPLES.get(name, words.split("=")[0].split(" ")[0])
     assert not first.cure.exact and any(
         setting in line and "..." in line for _, lines in first.words for line in lines
     )

@@ -56,7 +56,7 @@ def test_without_a_job_the_failed_phase_decides(diagnosis: Diagnosis, first: str
     assert names(prescribe(diagnosis, Known()))[0] == first
 
 
-def test_an_rl_framework_counts_tokens() -> None:
+def test_a_framework_whose_guide_counts_tokens_is_given_tokens_first() -> None:
     result = prescribe(oom(Phase.BACKWARD), Known(counts_tokens=True))
     assert names(result)[:2] == ["reduce_tokens_per_mb", "reduce_micro_batch"]
 

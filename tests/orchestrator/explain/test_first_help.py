@@ -1,0 +1,93 @@
+"""The first help is what the log's framework and device let a user type."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.policies.values.failure import Phase
+from tests.orchestrator.explain.test_parts import CUDA, of, page_of
+
+_BACKWARD = '  File "torch/_tensor.py", line 581, in backward'
+_NPU = (
+    "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.97 GiB total capacity; 52.10 GiB "
+    "already allocated; 52.10 GiB current active; 1.02 GiB free; 53.00 GiB reserved in total by PyTorch)"
+)
+
+
+def first(*lines: str) -> str:
+    """Return the name of the first remedy."""
+    return of(*lines).remedies[0].cure.name
+
+
+@pytest.mark.parametrize(
+    ("frame", "remedy"),
+    [
+        ("openrlhf/trainer/ppo_trainer.py", "reduce_micro_batch"),
+        ("trl/trainer/grpo_trainer.py", "reduce_micro_batch"),
+        ("verl/workers/actor/dp_actor.py", "reduce_tokens_per_mb"),
+        ("nemo_rl/algorithms/grpo.py", "reduce_tokens_per_mb"),
+    ],
+)
+def test_micro_batches_are_counted_as_the_frameworks_guide_counts_them(frame: str, remedy: str) -> None:
+    assert first(f'  File "{frame}", line 9, in training_step', _BACKWARD, CUDA) == remedy
+
+
+@pytest.mark.parametrize(
+    ("banner", "smaller"),
+    [
+        ("O^O/ \\_/ \\    Batch size per device = 1 | Gradient accumulation steps = 8", False),
+        ("  Instantaneous batch size per device = 1", False),
+        ("  Instantaneous batch size per device = 16", True),
+    ],
+)
+@pytest.mark.parametrize("frame", ["unsloth/trainer.py", "trl/trainer/sft_trainer.py"])
+def test_a_micro_batch_of_one_sample_cannot_shrink(frame: str, banner: str, smaller: bool) -> None:
+    names = [
+        each.cure.name for each in of(banner, f'  File "{frame}", line 9, in train', _BACKWARD, CUDA).remedies
+    ]
+    assert ("reduce_micro_batch" in names) is smaller
+    assert smaller or "reduce_tokens_per_mb" not in names
+
+
+@pytest.mark.parametrize("line", ["model = load_model(tokenizer, args)", "model = utils.build_model(args)"])
+def test_a_trainer_that_loads_its_model_starts(line: str) -> None:
+    log = ('  File "llamafactory/train/sft/workflow.py", line 52, in run_sft', f"    {line}", CUDA)
+    assert of(*log).diagnosis.phase is Phase.INIT
+    assert first(*log) == "offload_params"
+
+
+def test_what_is_said_of_an_npu_names_no_gpu() -> None:
+    slept = "INFO [worker_v1.py:171] Sleep mode freed 24.00 GiB memory, {} GiB memory is still in use."
+    wakes = (
+        '  File "vllm_ascend/worker/worker_v1.py", line 188, in wake_up',
+        '  File "vllm_ascend/device_allocator/camem.py", line 88, in create_and_map',
+    )
+    page = page_of(of(slept.format("6.12"), slept.format("11.12"), *wakes, _NPU))
+    assert "11.12 GiB of the NPU stay in use" in page and "the engine's share of the NPU memory" in page
+    assert "GPU" not in page
+
+
+def test_where_ray_lists_no_process_its_own_command_is_named() -> None:
+    page = page_of(of(
+        "(raylet) [node_manager.cc:3193: 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 "
+        "Workers crashed due to other reasons at node (ID: 21b0, IP: 10.0.0.5) over the last time period. "
+        "To see more information about the Workers killed here, use `ray logs raylet.out -ip 10.0.0.5`"
+    ))  # fmt: skip
+    assert "info: the log names no process: `ray logs raylet.out -ip 10.0.0.5` lists who held" in page
+
+
+def test_against_a_full_host_data_loaders_come_after_what_holds_more() -> None:
+    settings = (
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=512 "
+        "actor_rollout_ref.actor.use_dynamic_bsz=True "
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384 trainer.n_gpus_per_node=8 "
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True actor_rollout_ref.rollout.name=vllm"
+    )
+    names = [
+        each.cure.name
+        for each in of(
+            settings, "(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM)"
+        ).remedies
+    ]
+    assert names.index("host_allocator") < names.index("reduce_workers")
+    assert names.index("reduce_host_offload") < names.index("reduce_workers")
