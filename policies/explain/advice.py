@@ -297,7 +297,9 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
             return 1
         # NCCL's messages have no figures, and NCCL competes with PyTorch's reserved memory.
         alone = diagnosis.phase is Phase.COMM and not known.engine
-        return -1 if alone or fragmentation_prevails(diagnosis) else 0 if diagnosis.phase is Phase.COMM else 1
+        if alone or (fragmentation_prevails(diagnosis) and _held_by_idle(diagnosis)):
+            return -1
+        return 0 if diagnosis.phase is Phase.COMM else 1
     if cure.name in SMALLER_PASSES and fills_host(_knobs(known), diagnosis):
         return -1
     if cure.exact:
@@ -309,6 +311,12 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
     if diagnosis.cause is Cause.HOST_OOM:
         return precedence(cure.name, diagnosis)
     return 0
+
+
+def _held_by_idle(diagnosis: Diagnosis) -> bool:
+    """Return whether the reserved but unallocated memory alone would have held the failed request."""
+    requested, idle = diagnosis.facts.requested_bytes, diagnosis.facts.reserved_unallocated_bytes
+    return requested is None or idle is None or idle >= requested
 
 
 def _of_engine(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:

@@ -170,7 +170,8 @@ def offered(tools: tuple[Tool, ...], knobs: frozenset[str], engine_knobs: frozen
     if not engines:
         own |= engine_knobs
     if not trainers:
-        own |= knobs - engine_knobs
+        counts_samples = "microbatch_size" in own  # and no tokens, which it would spell
+        own |= knobs - engine_knobs - ({"tokens_per_microbatch"} if counts_samples else set())
     return frozenset(own)
 
 

@@ -91,3 +91,18 @@ def test_against_a_full_host_data_loaders_come_after_what_holds_more() -> None:
     ]
     assert names.index("host_allocator") < names.index("reduce_workers")
     assert names.index("reduce_host_offload") < names.index("reduce_workers")
+
+
+@pytest.mark.parametrize(
+    ("idle", "remedy"), [("4.80", "expandable_segments"), ("1.50", "reduce_micro_batch")]
+)
+def test_the_allocator_leads_only_where_what_it_returns_holds_the_request_alone(
+    idle: str, remedy: str
+) -> None:
+    message = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
+        "of 24.00 GiB of which 1.90 GiB is free. Including non-PyTorch memory, this process has 22.00 GiB "
+        f"memory in use. Of the allocated memory 16.00 GiB is allocated by PyTorch, and {idle} GiB is "
+        "reserved by PyTorch but unallocated."
+    )
+    assert first('  File "transformers/trainer.py", line 9, in compute_loss', message) == remedy
