@@ -60,6 +60,14 @@ FLOORS = {
         "latest_held_out": (17, 17, 21, 11, 11, 65, 16),
         "further": (14, 14, 22, 10, 10, 11, 12),
         "further_held_out": (16, 16, 21, 10, 10, 17, 14),
+        "onward": (17, 17, 23, 11, 11, 55, 16),
+        "onward_held_out": (16, 16, 18, 12, 13, 55, 15),
+        "beyond": (17, 17, 22, 11, 11, 59, 17),
+        "beyond_held_out": (21, 21, 29, 14, 14, 58, 23),
+        "ahead": (10, 10, 13, 6, 6, 40, 10),
+        "ahead_held_out": (11, 11, 12, 6, 6, 40, 11),
+        "afterwards": (6, 6, 7, 4, 4, 30, 6),
+        "afterwards_held_out": (5, 5, 6, 3, 3, 20, 5),
     }.items()
 }
 for _kind, _count in {
@@ -77,7 +85,15 @@ for _kind, _count in {
     "latest": 24,
     "latest_held_out": 17,
     "further": 16,
-    "further_held_out": 15,
+    "further_held_out": 16,
+    "onward": 19,
+    "onward_held_out": 15,
+    "beyond": 18,
+    "beyond_held_out": 23,
+    "ahead": 10,
+    "ahead_held_out": 10,
+    "afterwards": 6,
+    "afterwards_held_out": 5,
 }.items():
     FLOORS[_kind]["first help as an expert types it"] = _count
 FLOORS["fresh"]["holder of host memory named"] = 3
@@ -91,6 +107,9 @@ FLOORS["latest"]["holder of host memory named"] = 2
 FLOORS["latest_held_out"]["holder of host memory named"] = 2
 FLOORS["further"]["holder of host memory named"] = 3
 FLOORS["further_held_out"]["holder of host memory named"] = 1
+FLOORS["onward"]["holder of host memory named"] = 4
+for _kind in ("onward_held_out", "beyond", "beyond_held_out", "ahead", "ahead_held_out"):
+    FLOORS[_kind]["holder of host memory named"] = 1
 for _kind, _count in {"fresh_held_out": 23, "newer_held_out": 12, "kinds_held_out": 23}.items():
     FLOORS[_kind]["first help, of logs whose two labels agree on it"] = _count
 
