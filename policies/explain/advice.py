@@ -297,9 +297,10 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
             return 1
         # NCCL's messages have no figures, and NCCL competes with PyTorch's reserved memory.
         alone = diagnosis.phase is Phase.COMM and not known.engine
-        if alone or (fragmentation_prevails(diagnosis) and _held_by_idle(diagnosis)):
+        prevails = fragmentation_prevails(diagnosis)
+        if alone or (prevails and not _must_shrink(diagnosis)):
             return -1
-        return 0 if diagnosis.phase is Phase.COMM else 1
+        return 0 if prevails or diagnosis.phase is Phase.COMM else 1
     if cure.name in SMALLER_PASSES and fills_host(_knobs(known), diagnosis):
         return -1
     if cure.exact:
@@ -313,10 +314,11 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
     return 0
 
 
-def _held_by_idle(diagnosis: Diagnosis) -> bool:
-    """Return whether the reserved but unallocated memory alone would have held the failed request."""
+def _must_shrink(diagnosis: Diagnosis) -> bool:
+    """Return whether a micro-batch asked for more than the reserved but unallocated memory."""
     requested, idle = diagnosis.facts.requested_bytes, diagnosis.facts.reserved_unallocated_bytes
-    return requested is None or idle is None or idle >= requested
+    passes = diagnosis.phase.is_pass or diagnosis.phase is Phase.NONE
+    return passes and requested is not None and idle is not None and idle < requested
 
 
 def _of_engine(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
