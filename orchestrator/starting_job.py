@@ -21,7 +21,7 @@ import autotune.configs
 from autotune.launchers import frameworks
 from autotune.launchers.frameworks.core.data import document
 from autotune.orchestrator.cluster_fit import with_gpu_memory
-from autotune.orchestrator.config.cards import Gpus
+from autotune.orchestrator.config.cards import Card
 from autotune.orchestrator.config.loader import assumed, parse_elsewhere
 from autotune.orchestrator.config.model_files import find_model
 from autotune.orchestrator.config.schema import LITERAL
@@ -167,38 +167,40 @@ class Wish(Value, frozen=True, kw_only=True):
 
     model: str  # hub name, folder or config.json
     framework: str
-    gpus: Gpus
+    card: Card
+    nodes: int = 1
+    per_node: int = 8  # GPUs
     prompt: int = 1024  # tokens of the longest prompt
     response: int = 4096  # tokens of the longest response
     batch: int = 256  # prompts per step
 
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs of all nodes."""
+        return self.nodes * self.per_node
+
+    @property
+    def unit(self) -> int:
+        """The number of prompts whose multiples are divided evenly among the GPUs."""
+        return self.gpus // math.gcd(self.gpus, _SAMPLES)
+
+    def with_even_batch(self) -> Wish:
+        """Return the wish with the nearest number of prompts whose samples are divided evenly among the GPUs.
+
+        verl refuses uneven chunks, also with dynamic batching (DataProto.chunk in its protocol.py).
+        """
+        return msgspec.structs.replace(self, batch=max(1, round(self.batch / self.unit)) * self.unit)
+
 
 def enough_gpus(wish: Wish) -> str:
     """Return `--gpus` with the fewest GPUs of the wished kind that hold the job; empty if 64 do not."""
-    gpus = wish.gpus
     for nodes, per_node in _CLUSTERS:
-        if nodes * per_node > (gpus.nodes or 1) * (gpus.per_node or 8):
-            wanted = msgspec.structs.replace(gpus, nodes=nodes, per_node=per_node)
-            larger = msgspec.structs.replace(wish, gpus=wanted, batch=even_batch(wanted, wish.batch))
+        if nodes * per_node > wish.gpus:
+            larger = msgspec.structs.replace(wish, nodes=nodes, per_node=per_node).with_even_batch()
             with contextlib.suppress(JobErrors):
                 if starting_job(larger) is not None:
-                    return f"--gpus {f'{nodes}x' if nodes > 1 else ''}{per_node}x{gpus.card.name}, which fits"
+                    return f"--gpus {f'{nodes}x' if nodes > 1 else ''}{per_node}x{wish.card.name}, which fits"
     return ""
-
-
-def even_batch(gpus: Gpus, batch: int) -> int:
-    """Return the number of prompts nearest to `batch` whose samples are divided evenly among the GPUs.
-
-    verl refuses uneven chunks, also with dynamic batching (DataProto.chunk in its protocol.py).
-    """
-    unit = _unit(gpus)
-    return max(1, round(batch / unit)) * unit
-
-
-def _unit(gpus: Gpus) -> int:
-    """Return the number of prompts whose multiples are divided evenly among the GPUs."""
-    count = (gpus.nodes or 1) * (gpus.per_node or 8)
-    return count // math.gcd(count, _SAMPLES)
 
 
 def frameworks_with_a_start() -> tuple[str, ...]:
@@ -206,14 +208,13 @@ def frameworks_with_a_start() -> tuple[str, ...]:
     return tuple(name for name in frameworks.FRAMEWORKS if _recipe(name, _START) is not None)
 
 
-def refusal(framework: str, gpus: Gpus) -> tuple[str, str]:
+def refusal(wish: Wish) -> tuple[str, str]:
     """Return why a framework's jobs cannot use these GPUs, and an option that works; empty if they can."""
-    recipe = _recipe(framework, _START)
-    per_node, card = gpus.per_node or 8, gpus.card.name
-    if recipe is not None and recipe.one_node and (gpus.nodes or 1) > 1:
-        return "its jobs run on one node", f"--gpus {per_node}x{card}"
-    if recipe is not None and recipe.apart and (gpus.nodes or 1) * per_node == 1:
-        return "its trainer and its engines have GPUs of their own", f"--gpus 2x{card}"
+    recipe = _recipe(wish.framework, _START)
+    if recipe is not None and recipe.one_node and wish.nodes > 1:
+        return "its jobs run on one node", f"--gpus {wish.per_node}x{wish.card.name}"
+    if recipe is not None and recipe.apart and wish.gpus == 1:
+        return "its trainer and its engines have GPUs of their own", f"--gpus 2x{wish.card.name}"
     return "", ""
 
 
@@ -260,7 +261,7 @@ def _derived(wish: Wish, recipe: Recipe, experts: int) -> str:
         lines.append(f"command: {_flow(example['command'])}")
     if recipe.config:
         lines.append(f"config: {recipe.config}")
-    cluster = f"nodes: {sizes['nodes']}, gpus_per_node: {sizes['per_node']}, gpu: {wish.gpus.card.name}"
+    cluster = f"nodes: {sizes['nodes']}, gpus_per_node: {sizes['per_node']}, gpu: {wish.card.name}"
     lines += [f"model: {wish.model}", f"cluster: {{{cluster}}}"]
     if env:
         lines.append(f"env: {_flow(env)}")
@@ -271,28 +272,26 @@ def _derived(wish: Wish, recipe: Recipe, experts: int) -> str:
 
 
 def _sizes(wish: Wish, experts: int) -> dict[str, Any]:
-    nodes, per_node = wish.gpus.nodes or 1, wish.gpus.per_node or 8
-    unit = _unit(wish.gpus)
-    parts = (wish.batch // share // unit * unit for share in (4, 2))
+    parts = (wish.batch // share // wish.unit * wish.unit for share in (4, 2))
     longest, samples = wish.prompt + wish.response, wish.batch * _SAMPLES
     return {
         "model": wish.model,
-        "nodes": nodes,
-        "per_node": per_node,
-        "gpus": nodes * per_node,
-        "half": nodes * per_node // 2,
-        "other_half": nodes * per_node - nodes * per_node // 2,
+        "nodes": wish.nodes,
+        "per_node": wish.per_node,
+        "gpus": wish.gpus,
+        "half": wish.gpus // 2,
+        "other_half": wish.gpus - wish.gpus // 2,
         "batch": wish.batch,
         "mini_batch": next((size for size in parts if size), wish.batch),
         "samples": samples,
-        "share": samples // (nodes * per_node),
+        "share": samples // wish.gpus,
         "per_prompt": _SAMPLES,
         "prompt": wish.prompt,
         "response": wish.response,
         "longest": longest,
         "budget": max(_BUDGET, longest),
-        "expert_parallel": math.gcd(per_node, experts),
-        "even_engine": 1 if nodes * per_node % 2 else 2,  # verl's default is an engine on two GPUs
+        "expert_parallel": math.gcd(wish.per_node, experts),
+        "even_engine": 1 if wish.gpus % 2 else 2,  # verl's default is an engine on two GPUs
     }
 
 

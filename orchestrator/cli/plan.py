@@ -262,7 +262,6 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
     from autotune.orchestrator.starting_job import (
         Wish,
         enough_gpus,
-        even_batch,
         frameworks_with_a_start,
         refusal,
         starting_job,
@@ -274,28 +273,26 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
             f"--framework {framework}: --model generates jobs only for {', '.join(able)}",
             hint="`autotune init FILE` creates a job from a script or config",
         )
-    reason, instead = refusal(framework, wanted)
+    nodes, per_node, card = wanted.nodes or 1, wanted.per_node or 8, wanted.card
+    wish = Wish(model=model, framework=framework, card=card, nodes=nodes, per_node=per_node, **sizes)
+    reason, instead = refusal(wish)
     if reason:
         raise UserError(f"--framework {framework}: {reason}", hint=instead)
     if find_public(model) is None and find_folder(model, ".") is None:
         raise unknown_model(model)
-    if (wanted.per_node or 0) > _MOST_PER_NODE:
-        many, card = wanted.per_node or 0, wanted.card.name
-        spread = f"; for nodes of 8 write --gpus {many // 8}x8x{card}" if many % 8 == 0 else ""
-        say(f"note: planned for one node of {many} GPUs{spread}")
-    wish = Wish(model=model, framework=framework, gpus=wanted, **sizes)
-    even = even_batch(wanted, wish.batch)
-    if even != wish.batch and "batch" in sizes:
+    if per_node > _MOST_PER_NODE:
+        spread = f"; for nodes of 8 write --gpus {per_node // 8}x8x{card.name}" if per_node % 8 == 0 else ""
+        say(f"note: planned for one node of {per_node} GPUs{spread}")
+    batch, wish = wish.batch, wish.with_even_batch()
+    if wish.batch != batch and "batch" in sizes:
         raise UserError(
-            f"--batch {wish.batch}: its samples cannot be spread evenly over the GPUs",
-            hint=f"--batch {even} can",
+            f"--batch {batch}: its samples cannot be spread evenly over the GPUs",
+            hint=f"--batch {wish.batch} can",
         )
-    if even != wish.batch:
-        say(f"note: {even} prompts a step instead of {wish.batch}, the same number on every GPU")
-        wish = msgspec.structs.replace(wish, batch=even)
+    if wish.batch != batch:
+        say(f"note: {wish.batch} prompts a step instead of {batch}, the same number on every GPU")
     result = starting_job(wish)
-    nodes = f"{wanted.nodes} x " if (wanted.nodes or 1) > 1 else ""
-    where = f"{nodes}{wanted.per_node or 8} x {wanted.card.name}"
+    where = f"{f'{nodes} x ' if nodes > 1 else ''}{per_node} x {card.name}"
     if result is None:
         say(f"no configuration of {model} for {framework} is predicted to fit {where}")
         others = (msgspec.structs.replace(wish, framework=name) for name in _OFFERED if name != framework)
@@ -304,7 +301,7 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
             with contextlib.suppress(JobErrors):  # of a job that the user did not request
                 fitting += [f"--framework {other.framework}, which fits"] if starting_job(other) else []
         helping = " or ".join(fitting) or enough_gpus(wish)
-        none = f"64 x {wanted.card.name} do not hold it either; larger GPUs or a shorter --response may"
+        none = f"64 x {card.name} do not hold it either; larger GPUs or a shorter --response may"
         say(f"hint: use {helping}" if helping else f"hint: {none}")
         return ExitCode.NO
     if options.json:
@@ -312,7 +309,7 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
         click.echo(msgspec.json.encode(answer))
         return ExitCode.OK
     click.echo(result.text, nl=False)
-    for note in device_notes(wanted.card.device):
+    for note in device_notes(card.device):
         say(f"note: {note}")
     pace = "" if result.step_s is None else f"about {result.step_s:,.0f} s a step "
     say(

@@ -14,7 +14,7 @@ from autotune.launchers.frameworks import find
 from autotune.orchestrator.cli.shared import edit, start
 from autotune.orchestrator.cli.shared.edit import RequestedJob
 from autotune.orchestrator.cli.shared.launch_options import LaunchOptions
-from autotune.orchestrator.config.cards import Gpus, find_card
+from autotune.orchestrator.config.cards import find_card
 from autotune.orchestrator.config.loader import load_unfinished, parse
 from autotune.orchestrator.config.overrides import override, with_edits
 from autotune.orchestrator.config.schema import READ_ELSEWHERE
@@ -148,13 +148,14 @@ def test_an_option_changes_nothing_that_was_read_for_the_job() -> None:
     }
 
 
-_GPUS = Gpus(card=find_card("H100-80GB"), nodes=1, per_node=8)  # type: ignore[arg-type]
+_CARD = find_card("H100-80GB")
+assert _CARD is not None
 
 
 @pytest.mark.parametrize(
     "decide",
     [
-        lambda job: starting_job(Wish(model="Qwen/Qwen2.5-7B-Instruct", framework="slime", gpus=_GPUS)),
+        lambda job: starting_job(Wish(model="Qwen/Qwen2.5-7B-Instruct", framework="slime", card=_CARD)),
         lambda job: override(job, ("max_batched_tokens=4096",)),
         lambda job: with_units({}, find("slime"), job),
     ],
