@@ -165,7 +165,7 @@ def plan(
     accepted, action = first_attempt(job, framework, cluster, recall=recall)
     profile, run = accepted.profile, fold((accepted,))
     failed = failed or profile.knobs
-    view = outlook(run if failure is None else _failed(accepted, failure, failed))
+    view = outlook(run if failure is None else _run_of(accepted, failure, failed))
     own = failure if failed == profile.knobs else None
     changes = changed(profile.knobs, action.knobs)
     phases = _phases(view, profile.knobs) if view is not None else ()
@@ -221,7 +221,7 @@ def repair(
     """Return what a launch would change after this failure of `run`, or of the job as written."""
     if run is None:
         accepted, _ = first_attempt(job, framework, cluster, recall=recall)
-        run = _failed(accepted, failure, accepted.profile.knobs)
+        run = _run_of(accepted, failure, accepted.profile.knobs)
     profile, knobs = run.accepted.profile, run.attempts[-1].knobs
     remedy = next((remedy for remedy in remedies_after(run) if remedy.changes), None)
     at_least = () if remedy is None else at_their_least(profile, remedy.changes)
@@ -234,7 +234,7 @@ def repair(
     return msgspec.structs.replace(result, phases=_phases(view, knobs), after_phases=after, for_speed=idle)
 
 
-def _failed(accepted: Accepted, failure: LoggedFailure, knobs: Knobs) -> Run:
+def _run_of(accepted: Accepted, failure: LoggedFailure, knobs: Knobs) -> Run:
     """Return the history of a job whose first attempt failed so."""
     return msgspec.structs.replace(fold((accepted,)), attempts=(failure.attempt(knobs),))
 
@@ -404,10 +404,10 @@ def _ladder(run: Run, first: Knobs, failure: LoggedFailure | None) -> list[RungP
     """Return what a launch would try after `failure`, and after one of each phase in its first attempt."""
     own = run.accepted.profile.knobs
     logged = [failure] if failure is not None else []
-    failed = [_failed(run.accepted, each, own) for each in logged if each.diagnosis.cause.is_memory]
+    failed = [_run_of(run.accepted, each, own) for each in logged if each.diagnosis.cause.is_memory]
     known = {(each.diagnosis.cause, each.diagnosis.phase) for each in logged}
     others = (each for each in _failures(run) if (each.diagnosis.cause, each.diagnosis.phase) not in known)
-    failed += [_failed(run.accepted, each, first) for each in others]
+    failed += [_run_of(run.accepted, each, first) for each in others]
     return [rung for each in failed for rung in _rungs(each)]
 
 

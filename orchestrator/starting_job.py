@@ -228,7 +228,7 @@ def _first_texts(wish: Wish) -> Iterator[str]:
     files = (_START_OF_EXPERTS, _START) if experts else (_START, _START_OF_EXPERTS)
     for recipe in (_recipe(wish.framework, file) for file in files):
         if recipe is not None:
-            yield _derived(wish, recipe, experts)
+            yield _job_text(wish, recipe, experts)
 
 
 @cache
@@ -238,7 +238,7 @@ def _recipe(framework: str, file: str) -> Recipe | None:
     return document(package, file, Recipe) if (folder / file).is_file() else None
 
 
-def _derived(wish: Wish, recipe: Recipe, experts: int) -> str:
+def _job_text(wish: Wish, recipe: Recipe, experts: int) -> str:
     """Return a job with the settings kept from an example and those that follow from the wish.
 
     Megatron shards a model's experts over the GPUs of a node: its expert-parallel size is the greatest common

@@ -242,7 +242,7 @@ def _drive(
             if not history:
                 _accept(run, journal, runner, framework, job)
         journal.persist.patience_s = math.inf  # a training continues even if its journal cannot be written
-        context = taken_up(context, edit=edit, fixed=fixed)
+        context = _take_up(context, edit=edit, fixed=fixed)
         if ends and isinstance(finished, Finished):
             end_doubtful(context)
             require_gone(run, runner.end_all(run=run.id))
@@ -423,7 +423,7 @@ def _unreachable(
     return Failure(error.message, hint=f"{error.hint}, then run {again}" if error.hint else continues)
 
 
-def taken_up(context: RunContext, *, edit: RequestedJob | None, fixed: bool) -> RunContext:
+def _take_up(context: RunContext, *, edit: RequestedJob | None, fixed: bool) -> RunContext:
     """Record changes of job or cluster; returns the context that the run continues with.
 
     Raises Failure if the run is to be stopped but its attempt may still run on an unreachable cluster.

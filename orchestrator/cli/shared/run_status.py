@@ -107,7 +107,7 @@ class RunReader:
             folders = {a.attempt: self.run.attempt(a.attempt).path for a in status.attempts}
             attempts = tuple(replace(a, memory=so_far(folders[a.attempt])) for a in status.attempts)
             status = replace(status, attempts=attempts)
-        return awaiting(self.run, status)
+        return _with_waiting(self.run, status)
 
     def _read(self, *, now: float) -> RunStatus:
         holder = self._watch.owner()
@@ -119,12 +119,12 @@ class RunReader:
             return RunStatus(run=self.run.id, status=damaged, running=driven, problem=failure.message)
         view = self._tail.view
         if view.accepted is None:
-            return _not_accepted(self.run, driven=driven)
+            return _status_at_start(self.run, driven=driven)
         status = _status_of(self.run, view, driven=driven, now=now)
         if not status.running:
             return status
         if holder is not None and not holder.can_be_signalled:
-            status = replace(status, driver=_elsewhere(holder, beat_at=self._watch.beat_at))
+            status = replace(status, driver=_driver_elsewhere(holder, beat_at=self._watch.beat_at))
         from autotune.orchestrator.terminal.live_view import time_left_of
 
         status = replace(status, left=time_left_of(view, now=now))
@@ -136,7 +136,7 @@ class RunReader:
         return replace(status, step_s=step_seconds(attempt))
 
 
-def awaiting(run: directory.RunFolder, status: RunStatus) -> RunStatus:
+def _with_waiting(run: directory.RunFolder, status: RunStatus) -> RunStatus:
     """Return the status of a run with the nodes that it waits for or waited for in vain."""
     row = waiting.read(run.path) if status.running or not status.attempts else None
     if row is None:
@@ -145,14 +145,14 @@ def awaiting(run: directory.RunFolder, status: RunStatus) -> RunStatus:
     return replace(status, status=word if status.running else status.status, waiting=row)
 
 
-def _elsewhere(holder: Owner, *, beat_at: float) -> str:
+def _driver_elsewhere(holder: Owner, *, beat_at: float) -> str:
     """Describe a driver that cannot be checked from here; the reader has to judge whether it is alive."""
     if not holder.is_known:
         return "whether one is at work cannot be read"
     return f"pid {holder.pid} on {holder.host}, last heartbeat {timestamp(beat_at)} (file server's clock)"
 
 
-def _not_accepted(run: directory.RunFolder, *, driven: bool) -> RunStatus:
+def _status_at_start(run: directory.RunFolder, *, driven: bool) -> RunStatus:
     job = _job_of(run)
     return RunStatus(
         run=run.id,

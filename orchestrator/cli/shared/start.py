@@ -77,7 +77,7 @@ def prepare(call: LaunchOptions) -> RequestedJob:
         file, text = str(path), read_text(path)
         name = path.name if under_ray_job() else str(path.absolute())
         request = msgspec.structs.replace(request, job_file=name, job_digest=digest(text))
-    lookup = os.environ.get if call.submit is None else _assumed
+    lookup = os.environ.get if call.submit is None else _value_or_name
     text, job = with_options(text, file=file, request=request, lookup=lookup, elsewhere=call.dry_run)
     request = msgspec.structs.replace(request, identity=identity(text, job))
     return RequestedJob(text=text, job=job, request=request)
@@ -93,7 +93,7 @@ def _text_of(command: tuple[str, ...], *, options: Options) -> str:
     return job_text(draft)
 
 
-def _assumed(variable: str) -> str:
+def _value_or_name(variable: str) -> str:
     """Return a stand-in for a variable that only the cluster defines."""
     return os.environ.get(variable) or variable
 
@@ -204,7 +204,7 @@ def proceed(prepared: RequestedJob, *, options: Options) -> ExitCode:
     if prepared.job.cluster.address != "local":
         why = "with --continue away from `address: local`: a restarted job may start in another folder"
         _require_absolute(options, why)
-    run, edit = _continued(prepared, root=options.runs_dir)
+    run, edit = _run_to_continue(prepared, root=options.runs_dir)
     if run is None:
         return launch(prepared, options=options)
     return drive.drive(run, options=options, edit=edit)
@@ -227,7 +227,7 @@ def _require(prepared: RequestedJob) -> None:
         require_importable(job, command)
 
 
-def _continued(
+def _run_to_continue(
     prepared: RequestedJob, *, root: Path
 ) -> tuple[directory.RunFolder, RequestedJob | None] | tuple[None, None]:
     """Return the run that a job continues, and what its file changes; None for both if a new run begins.
