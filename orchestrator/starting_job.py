@@ -26,7 +26,7 @@ from autotune.orchestrator.config.loader import assumed, parse_elsewhere
 from autotune.orchestrator.config.model_files import find_model
 from autotune.orchestrator.config.schema import LITERAL
 from autotune.orchestrator.config.yaml_edit import Edit, edited
-from autotune.orchestrator.errors import JobErrors
+from autotune.orchestrator.errors import JobErrors, UserError
 from autotune.orchestrator.search.presets import presets
 from autotune.policies.estimate.constants import has_speed
 from autotune.policies.remedies.legality import objections
@@ -203,19 +203,20 @@ def enough_gpus(wish: Wish) -> str:
     return ""
 
 
-def frameworks_with_a_start() -> tuple[str, ...]:
-    """Return the frameworks for which a job can be made from a model and GPUs alone."""
-    return tuple(name for name in frameworks.FRAMEWORKS if _recipe(name, _START) is not None)
-
-
-def refusal(wish: Wish) -> tuple[str, str]:
-    """Return why a framework's jobs cannot use these GPUs, and an option that works; empty if they can."""
-    recipe = _recipe(wish.framework, _START)
-    if recipe is not None and recipe.one_node and wish.nodes > 1:
-        return "its jobs run on one node", f"--gpus {wish.per_node}x{wish.card.name}"
-    if recipe is not None and recipe.apart and wish.gpus == 1:
-        return "its trainer and its engines have GPUs of their own", f"--gpus 2x{wish.card.name}"
-    return "", ""
+def check(wish: Wish) -> None:
+    """Raise UserError if a framework has no recipe for a first job, or its jobs cannot use these GPUs."""
+    recipe, card = _recipe(wish.framework, _START), wish.card.name
+    if recipe is None:
+        able = (name for name in frameworks.FRAMEWORKS if _recipe(name, _START) is not None)
+        reason = f"--model generates jobs only for {', '.join(able)}"
+        hint = "`autotune init FILE` creates a job from a script or config"
+    elif recipe.one_node and wish.nodes > 1:
+        reason, hint = "its jobs run on one node", f"--gpus {wish.per_node}x{card}"
+    elif recipe.apart and wish.gpus == 1:
+        reason, hint = "its trainer and its engines have GPUs of their own", f"--gpus 2x{card}"
+    else:
+        return
+    raise UserError(f"--framework {wish.framework}: {reason}", hint=hint)
 
 
 def _first_texts(wish: Wish) -> Iterator[str]:

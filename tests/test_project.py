@@ -81,7 +81,6 @@ def test_a_checkout_without_symbolic_links_does_not_build(tmp_path: Path) -> Non
 # Tables, state machines, and what is read from top to bottom.
 LONG = {
     "base.py": 420,
-    "plan_table.py": 420,
     "schema.py": 450,
     "adapter.py": 500,
     "fields.py": 450,
@@ -94,7 +93,6 @@ LONG = {
     "loader.py": 450,
     "drive.py": 500,
     "start.py": 475,
-    "plan.py": 450,
     "witness.py": 455,
     "expansion.py": 450,
     "reader.py": 900,

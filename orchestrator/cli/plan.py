@@ -259,25 +259,13 @@ def start(wanted: Gpus, *, model: str, framework: str, sizes: dict[str, int], op
     from autotune.launchers.runners.node.model_folder import find_folder
     from autotune.orchestrator.config.model_files import unknown_model
     from autotune.orchestrator.config.public_models import find_public
-    from autotune.orchestrator.starting_job import (
-        Wish,
-        enough_gpus,
-        frameworks_with_a_start,
-        refusal,
-        starting_job,
-    )
+    from autotune.orchestrator.starting_job import Wish, check, enough_gpus, starting_job
 
-    able = frameworks_with_a_start()
-    if known_framework(framework) not in able:
-        raise UserError(
-            f"--framework {framework}: --model generates jobs only for {', '.join(able)}",
-            hint="`autotune init FILE` creates a job from a script or config",
-        )
     nodes, per_node, card = wanted.nodes or 1, wanted.per_node or 8, wanted.card
-    wish = Wish(model=model, framework=framework, card=card, nodes=nodes, per_node=per_node, **sizes)
-    reason, instead = refusal(wish)
-    if reason:
-        raise UserError(f"--framework {framework}: {reason}", hint=instead)
+    wish = Wish(
+        model=model, framework=known_framework(framework), card=card, nodes=nodes, per_node=per_node, **sizes
+    )
+    check(wish)
     if find_public(model) is None and find_folder(model, ".") is None:
         raise unknown_model(model)
     if per_node > _MOST_PER_NODE:
