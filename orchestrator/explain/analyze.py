@@ -104,9 +104,10 @@ def explain(
     `run`: the run of autotune whose last attempt wrote the log; the remedies are then those of the launch.
     """
     diagnosis = (run.attempts[-1].diagnosis if run is not None else None) or diagnose(reading.evidence)
-    before = reading.before(diagnosis.evidence[0].line if diagnosis.evidence else reading.evidence.lines)
+    line = diagnosis.evidence[0].line if diagnosis.evidence else reading.evidence.lines
+    before = reading.before(line)
     context = context_of(reading, diagnosis, framework=framework, model=model, run=run)
-    around = "\n".join(reading.around(diagnosis.evidence[0].line)) if diagnosis.evidence else ""
+    around = "\n".join(reading.around(line))
     if diagnosis.cause.is_memory and run is None:  # nothing else reads the steps
         steps = completed(steps_of(context.framework, before.split("\n")) or of_bar(before))
         logits = context.framework is not None or LOGITS.search(around) is not None

@@ -258,6 +258,7 @@ def _unknown(explanation: Explanation) -> list[str]:
         searched = f"{read}, {len(RULES)} rules"
         return [
             f"unknown: found no known failure in {explanation.file} ({searched})",
+            *(f"hint: {hint.text}" for hint in explanation.hints),
             "hint: give the folder of all logs (Ray: /tmp/ray/session_latest/logs) or the node's kernel log",
         ]
     ended = {line.rule for line in explanation.diagnosis.evidence} & _ENDED

@@ -33,6 +33,12 @@ _PINNED = Hint(
     text="lock fewer bytes at once, or none: the driver refuses some sizes of page-locked host memory "
     "(SGLang: --hicache-size or --hicache-ratio, LMCache: max_local_cpu_size, loaders: pin_memory=False)"
 )
+_WAITS = re.compile(r"resource request cannot be scheduled right now|not have enough resources to launch")
+_LAST = 5  # lines: a job that waits prints little else
+_WAITING = Hint(
+    text="Ray lacks what the job's workers ask for: ask for less in each (CPUs, GPUs, memory; `ray status` "
+    "prints what is free), start fewer workers, or add nodes"
+)
 _OF_TRAINING = (Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)
 POOL_IN_BYTES = "memory for KV Cache as specified by kv_cache_memory_bytes"  # printed by vLLM at start-up
 _OF_GROWTH = 8  # steps of growth; a request that is larger failed by its own size
@@ -57,9 +63,10 @@ class Residue(Value, frozen=True, kw_only=True):
 def hints(
     diagnosis: Diagnosis, around: str, *, residue: Residue | None = None, sheds: bool = True
 ) -> tuple[Hint, ...]:
-    """Return hints beyond the knobs of recovery; `around`: the lines of the log near the failure.
+    """Return hints beyond the knobs of recovery.
 
-    `sheds`: a remedy returns state that is kept in host memory.
+    `around`: the lines of the log near the failure, or its last ones. `sheds`: a remedy returns state that is
+    kept in host memory.
     """
     match diagnosis.cause:
         case Cause.GPU_OOM:
@@ -71,6 +78,8 @@ def hints(
             return tuple(_on_host(diagnosis, around, sheds=sheds))
         case Cause.CODE if _printed(diagnosis, "invalid argument") and _PINS.search(around):
             return (_PINNED,)
+        case Cause.UNKNOWN if any(_WAITS.search(line) for line in around.split("\n")[-_LAST:]):
+            return (_WAITING,)
         case _:
             return ()
 

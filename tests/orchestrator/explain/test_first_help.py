@@ -106,3 +106,12 @@ def test_the_allocator_leads_only_where_what_it_returns_holds_the_request_alone(
         "reserved by PyTorch but unallocated."
     )
     assert first('  File "transformers/trainer.py", line 9, in compute_loss', message) == remedy
+
+
+@pytest.mark.parametrize(("steps", "waits"), [(0, True), (6, False)])
+def test_a_job_that_waits_for_resources_is_told_so_until_it_goes_on(steps: int, waits: bool) -> None:
+    line = (
+        "(autoscaler +55s) Warning: The following resource request cannot be scheduled right now: {'GPU': 1}"
+    )
+    page = page_of(of("started", line, *(f"step {at}: loss=0.5" for at in range(steps))))
+    assert ("hint: Ray lacks what the job's workers ask for" in page) is waits
