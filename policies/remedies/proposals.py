@@ -199,7 +199,7 @@ def _less_offload(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosi
     }.get(diagnosis.phase)
     for knob in sorted(MOVES[name].turns, key=lambda each: each != first):
         if getattr(knobs, knob) is True:
-            reason = f"{knob} fills the host memory that ran out"
+            reason = f"what {knob} moves off the GPUs stays in the host memory that ran out"
             yield from _change(name, profile, knobs, {knob: False}, reason=reason)
 
 
