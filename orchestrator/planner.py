@@ -18,7 +18,7 @@ from autotune.policies.estimate.lengths import Assumption, lengths_of, longest_o
 from autotune.policies.estimate.parts import PARTS
 from autotune.policies.estimate.peaks import PHASES
 from autotune.policies.explain.advice import LoggedFailure, remedies_after
-from autotune.policies.recovery.assumptions import facts_of, rests_on
+from autotune.policies.recovery.assumptions import facts_of, rests_on, views_of_others
 from autotune.policies.recovery.decide import decide
 from autotune.policies.recovery.outlook import HEADROOM, Outlook, outlook
 from autotune.policies.recovery.ranking import assess, only_faster
@@ -125,7 +125,9 @@ class Plan(Value, frozen=True, kw_only=True):
     first_phases: tuple[PhasePlan, ...] = ()  # with the first launch's changes; empty: it has none
     lengths: LengthsPlan | None = None
     error: float | None = None  # share of a peak
-    chance: float | None = None  # probability that any phase overflows its device; None: unknown
+    chance: float | None = (
+        None  # probability that a phase overflows, over releases it may have; None: unknown
+    )
     calibrated_by: int = 0  # runs
     log: str = ""  # a log that also calibrated the prediction
     note: str = ""  # why there is no estimate
@@ -174,7 +176,7 @@ def plan(
         framework=job.framework,
         cluster=cluster,
         phases=phases,
-        chance=any_phase(phases),
+        chance=_of_job(run, phases) if failure is None else any_phase(phases),
         first_phases=_phases(view, action.knobs) if view is not None and changes else (),
         lengths=_lengths(profile, job) if view is not None else None,
         error=None if view is None else round(float(view.estimates((profile.knobs,)).error.mean()), 3),
@@ -282,9 +284,8 @@ def settings_of(job: Job, framework: Framework) -> str:
         used = framework.recorded_version(job) or release.version
         return f"{framework.name} {used}, " + ("names only" if used == own else f"the nearest known to {own}")
     used = framework.release_by_settings(job)
-    name = f"{framework.name} {used or release.version}"
-    why = "by the names of its settings" if used else "the newest known"
-    return f"{name}, {why}: the job's own version was not found; set framework_version"
+    why = f"{used}, by the names of its settings" if used else f"{release.version}, the newest known"
+    return f"{framework.name} {why}: the job's own version was not found; set framework_version"
 
 
 def _awaiting_release(accepted: Accepted, framework: Framework) -> tuple[str, ...]:
@@ -343,12 +344,16 @@ def _phases(view: Outlook, knobs: Knobs) -> tuple[PhasePlan, ...]:
     return tuple(rows)
 
 
-def any_phase(rows: Sequence[PhasePlan]) -> float | None:
-    """Return the probability that any of these phases overflows; None if it is unknown for all of them.
+def _of_job(run: Run, phases: Sequence[PhasePlan]) -> float | None:
+    """Return the probability that a job as written overflows, over all that its assumptions may stand for."""
+    others = (_phases(view, other.knobs) for other, view in views_of_others(run))
+    chances = [chance for rows in (phases, *others) if (chance := any_phase(rows)) is not None]
+    return round(sum(chances) / len(chances), 4) if phases and chances else None
 
-    What one of trainer and engine leaves on a device is the same in all phases of the other.
-    """
-    sides: dict[bool, float] = {}
+
+def any_phase(rows: Sequence[PhasePlan]) -> float | None:
+    """Return the probability that any of these phases overflows; None if it is unknown for all of them."""
+    sides: dict[bool, float] = {}  # trainer or engine: what the other leaves is the same in all its phases
     for row in rows:
         if row.chance is not None:
             side = row.phase in _ENGINE_SIDE

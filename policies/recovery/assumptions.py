@@ -49,21 +49,25 @@ def _doubtful(run: Run, view: Outlook, *, hopeless: bool) -> Iterator[Fact]:
     profile = run.accepted.profile
     by_name = {fact.name: fact for fact in profile.facts if fact.is_assumed}
     yield from (fact for fact in by_name.values() if fact.is_open)
-    for other in profile.alternatives:
-        if other.fact in by_name and _is_hopeless_with(run, other) is not hopeless:
+    for other, theirs in views_of_others(run):
+        if is_hopeless(theirs, other.knobs) is not hopeless:
             yield by_name[other.fact]
     # Longer sequences than expected have a warning of their own (`worst_case`).
     if hopeless and _assumes_lengths(profile) and not is_hopeless(_typical(view), profile.knobs):
         yield _LENGTHS
 
 
-def _is_hopeless_with(run: Run, other: Alternative) -> bool:
-    own = msgspec.structs.replace(
-        run.accepted.profile, knobs=other.knobs, placement=other.placement, layout=other.layout
-    )
-    accepted = msgspec.structs.replace(run.accepted, profile=own)
-    view = outlook(msgspec.structs.replace(run, accepted=accepted))
-    return view is not None and is_hopeless(view, other.knobs)
+def views_of_others(run: Run) -> Iterator[tuple[Alternative, Outlook]]:
+    """Yield the outlook on a job for each other value of its assumptions that changes it."""
+    assumed = {fact.name for fact in run.accepted.profile.facts if fact.is_assumed}
+    for other in run.accepted.profile.alternatives:
+        own = msgspec.structs.replace(
+            run.accepted.profile, knobs=other.knobs, placement=other.placement, layout=other.layout
+        )
+        accepted = msgspec.structs.replace(run.accepted, profile=own)
+        view = outlook(msgspec.structs.replace(run, accepted=accepted))
+        if other.fact in assumed and view is not None:
+            yield other, view
 
 
 def _typical(view: Outlook) -> Outlook:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from autotune.launchers import frameworks
 from autotune.orchestrator.cli import main
 from autotune.orchestrator.config.loader import assumed, load_unfinished
+from autotune.orchestrator.planner import plan
 from autotune.policies.estimate.lengths import lengths_of, longest_of
 from autotune.policies.recovery.decide import decide
 from autotune.policies.values.events import Accepted, Launch
@@ -89,6 +90,21 @@ def test_a_release_of_which_no_other_is_on_record_changes_nothing() -> None:
         launch.remedy is None and "uses memory as nemo-rl 0.7.0 does (set framework_version)" in launch.reason
     )
     assert launch_of(replace(job, framework_version="0.7.0")).remedy is not None
+
+
+def test_the_chance_of_a_job_counts_each_release_that_may_be_its_own() -> None:
+    job = on_a_card("verl-grpo-qwen2.5-7b", 80)
+    awake = {**job.settings, "actor_rollout_ref.rollout.free_cache_engine": False}
+
+    framework = frameworks.find(job.framework)
+
+    def chance(version: str | None) -> float:
+        stated = replace(job, settings=awake, framework_version=version)
+        made = plan(stated, framework, assumed(stated), render=lambda *_: (), remedies=False)
+        return made.chance or 0.0
+
+    known = [chance(version) for version in framework.releases]
+    assert min(known) < chance(None) < max(known)
 
 
 _UNFINISHED = """\
