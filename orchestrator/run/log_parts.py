@@ -17,6 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Annotated, NamedTuple
 
@@ -350,18 +351,19 @@ class LogReader:
             )
             if not number:
                 return
+            part = rows_of(file, strict=True)
             try:
-                with file.open("rb"):
-                    pass
-            except OSError:
+                first = next(part, None)
+            except OSError:  # since it was listed, its compressed form has taken its place
                 tries += 1
                 if tries == _TRIES:
                     self._part, tries = number, 0
                 else:
                     time.sleep(_REPLACED_S)
                 continue
-            for row in rows_of(file):
-                yield from self._line(row)
+            with suppress(OSError):
+                for row in chain(() if first is None else (first,), part):
+                    yield from self._line(row)
             self._part, tries = number, 0
 
     def _read(self) -> Iterator[Line]:

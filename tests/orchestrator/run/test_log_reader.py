@@ -1,10 +1,13 @@
 """A log that is read while it grows, is compressed part by part and loses its middle."""
 
+import gzip
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from autotune.orchestrator.run import log_parts
 from autotune.orchestrator.run.log_parts import LogParts, LogReader, mend, read
 from autotune.orchestrator.run.storage import Pause
 
@@ -81,6 +84,24 @@ def test_a_part_that_cannot_be_opened_is_passed_over(log: Path) -> None:
     log.with_name("run.log.0002").write_bytes(b"two\n")
     log.write_bytes(b"three\n")
     assert [line.data for line in LogReader(log).new()] == [b"two", b"three"]
+
+
+def test_a_part_that_is_compressed_between_its_listing_and_its_opening_is_read(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, packed = log.with_name("run.log.0001"), log.with_name("run.log.0001.gz")
+    plain.write_bytes(b"one\n")
+    log.write_bytes(b"two\n")
+    rows_of = log_parts.rows_of
+
+    def compress_first(file: Path, *, strict: bool = False) -> Iterator[log_parts.Row]:
+        if plain.exists():
+            packed.write_bytes(gzip.compress(plain.read_bytes()))
+            plain.unlink()
+        return rows_of(file, strict=strict)
+
+    monkeypatch.setattr(log_parts, "rows_of", compress_first)
+    assert [line.data for line in LogReader(log).new()] == [b"one", b"two"]
 
 
 def test_a_reader_beside_a_writer_sees_every_line_once(log: Path) -> None:
