@@ -215,7 +215,7 @@ def test_a_weight_sync_that_does_not_fit_gets_smaller_buckets(tmp_path: Path) ->
             | {"intermediate": 1536, "vocab": 512},
             "engine": "light",
             "prompts": 4,
-            "samples": 4,
+            "samples": 2,
             "ranks": 2,
             "trainer_budget": "218MiB",
             "engine_budget": "1GiB",
