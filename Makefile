@@ -13,6 +13,8 @@ PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
 SHARED = -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 5
 
+unexport PYTHONDONTWRITEBYTECODE  # which some images set: what one process compiles, the next one finds
+
 .PHONY: help install wheel check test coverage test-pythons test-lowest ray-versions e2e e2e-long real real-vllm golden demo search-demo overhead faults-storage schema facts clean explain-speed faults soak fuzz properties mutation report-page man docs pictures pip-audit gpu-measure gpu-launch gpu-real
 .DELETE_ON_ERROR:
 
