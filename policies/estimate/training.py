@@ -185,6 +185,7 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
     moments = state.optimizer * (1.0 - load.optimizer_away + load.masters_beside)
     updating = state.optimizer * (1.0 - load.host_update - load.passing_update + load.masters_beside)
     idle, standing = _idle_gradients(load, state), _standing(load, state)
+    awake = np.where(load.param_offload & layout.sends_from_host, 0.0, 1.0)
     run = pass_of(model, load, tokens=load.tokens, stage=state.stage)
     score = pass_of(model, load, tokens=load.scored, stage=state.stage)
     logits = with_predicting(
@@ -260,8 +261,8 @@ def _phases_of(model: Model, load: Load, state: State) -> dict[str, Floats]:
         ),
         "weight_sync": heaviest(
             *(
-                at(gradients=idle, optimizer=moments, **sizes)
-                for sizes in _syncing(model, load, state, weights)
+                at(gradients=idle * awake, optimizer=moments * awake, **sizes)
+                for sizes in _syncing(model, load, state, weights * awake)
             )
         ),
         "checkpoint": at(weights=weights, gradients=idle, optimizer=updating),

@@ -43,6 +43,7 @@ class Dialect(FlagNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     expandable: dict[str, str]  # environment of the trainer that makes segments expandable
     inverse: dict[str, str] = {}  # printed arguments that are false -> the flags that were given
     trainer_first: bool  # the trainer is built before the engines start
+    sends_from_host: bool = False  # a trainer that sleeps does so while its weights are sent, too
 
     def knows(self, flag: str) -> bool:
         """Return whether the framework accepts a flag."""

@@ -63,6 +63,10 @@ def layout(config: Config) -> Layout:
         engine_sleeps=config.sleeps("rollout"),
         engine_weights_on_host=config.flag("sglang-enable-weights-cpu-backup"),
         trainer_sleeps=config.sleeps("train"),
+        # slime/backends/megatron_utils/actor.py, update_weights; miles has the same
+        sends_from_host=config.dialect.sends_from_host
+        and config.sleeps("train")
+        and not config.flag("rematerialize-param-from-master-weight"),
         optimizer_stays_offloaded=True,
         pinned="tensors",  # slime/utils/tensor_backper.py; Relax and miles have it too
         # slime/ray/rollout.py, _split_train_data_by_dp; slime/utils/routing_replay.py, record

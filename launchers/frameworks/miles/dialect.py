@@ -12,4 +12,5 @@ DIALECT = Dialect(
     graph_limit="sglang-cuda-graph-max-bs-decode",
     expandable={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     trainer_first=False,
+    sends_from_host=True,
 )

@@ -15,4 +15,5 @@ DIALECT = Dialect(
     graph_limit="sglang-cuda-graph-max-bs-decode",
     expandable={"SLIME_ENABLE_EXPANDABLE_SEGMENTS": "1"},
     trainer_first=False,
+    sends_from_host=True,
 )

@@ -149,6 +149,7 @@ class Layout(Value, frozen=True, kw_only=True):
     expandable_segments: bool = False  # the framework itself enables them for the trainer
     trainer_sleeps: bool = False  # gradients and optimizer go to host memory too while the engine works
     weights_sleep: bool = False  # ... the weights do, whatever the knobs say
+    sends_from_host: bool = False  # ... and all of it stays there while it sends copies of its weights
     masters_stay: bool = False  # ... but the optimizer's copy of the weights stays on the device
     # An optimizer in host memory works on copies of fp32 weights that stay on the device (Megatron).
     masters_beside: bool = False

@@ -180,6 +180,19 @@ def test_forty_heads_take_parallel_sizes_of_1_2_4_and_8(framework) -> None:
     assert [size for size in (1, 2, 4, 8, 16, 32) if legal(size)] == [1, 2, 4, 8]
 
 
+def test_a_trainer_that_sleeps_sends_its_weights_from_host_memory() -> None:
+    again = {"rematerialize-param-from-master-weight": True}
+    for framework, more, expected in (
+        (SLIME, {}, True),
+        (MILES, {}, True),
+        (SLIME, {"no-offload-train": True}, False),
+        (MILES, again, False),
+        (RELAX, {}, False),
+    ):
+        layout = framework.profile(job(framework, {**COLOCATED, **more}), CLUSTER).layout
+        assert layout.sends_from_host is expected
+
+
 @pytest.mark.parametrize("framework", EVERY, ids=lambda framework: framework.name)
 def test_a_sleeping_engine_is_not_on_the_card_while_training_runs(framework) -> None:
     asleep = framework.profile(job(framework), CLUSTER)

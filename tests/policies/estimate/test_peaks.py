@@ -20,7 +20,7 @@ from autotune.policies.estimate.pinned import block
 from autotune.policies.estimate.shapes import kept_by_layer, parameters
 from autotune.policies.estimate.training import state_of
 from autotune.policies.values.architecture.model import Layout, Model, model_from_config
-from autotune.policies.values.failure import Phase
+from autotune.policies.values.failure import Component, Phase
 from autotune.policies.values.job import Cluster
 from autotune.policies.values.knobs import Knobs
 from autotune.policies.values.profile import Placement, Profile
@@ -221,6 +221,20 @@ def test_state_that_sleeps_is_on_the_device_for_an_update_alone():
     assert awake == pytest.approx([12 * WHOLE / 8] * 2) and asleep == pytest.approx([0, 12 * WHOLE / 8])
     weights = [parts_of(layout, Phase.CHECKPOINT, "weights", grad_offload=on) for on in (False, True)]
     assert weights == pytest.approx([4 * WHOLE + 12 * WHOLE / 8, 4 * WHOLE])  # the critic's state is moved
+
+
+def test_a_trainer_that_sends_from_host_memory_holds_nothing_but_what_it_sends():
+    def held(phase, *, from_host):
+        layout = replace(FSDP, trainer_sleeps=True, sends_from_host=from_host)
+        away = {Phase.ROLLOUT.value: (Component.ROLLOUT.value,)}
+        of = replace(profile(layout, engine="none"), resident=away)
+        knobs = [replace(KNOBS, param_offload=True)]
+        sizes = estimates(of, CLUSTER, QWEN, knobs).gpu_parts[PHASES.index(phase), :, 0]
+        return sizes[PARTS.index("optimizer")], sizes.sum()
+
+    assert held(Phase.CHECKPOINT, from_host=True) == held(Phase.CHECKPOINT, from_host=False)
+    (state, whole), (left, sent) = (held(Phase.WEIGHT_SYNC, from_host=each) for each in (False, True))
+    assert state > left == 0 and sent < whole - state
 
 
 def test_activations_of_a_gpt_layer():
