@@ -177,7 +177,8 @@ def _fragmentation(explanation: Explanation) -> list[str]:
         own = explanation.context.framework
         why = "`expandable_segments` is on already, or an engine that sleeps refuses it"
         if own is not None and "allocator" not in explanation.context.known.fixed:
-            why = f"{own.name} has no setting for `expandable_segments`"
+            reasons = [advice.reason for advice in own.advice if advice.remedy == "expandable_segments"]
+            why = ": ".join([f"autotune sets no `expandable_segments` for {own.name}", *reasons[:1]])
         remark = "" if expandable else f"; {why}"
         lines.append(
             f"info: fragmentation: {_about(idle, text)} is reserved but unallocated, {enough}, "
