@@ -119,9 +119,9 @@ def test_a_job_that_waits_for_resources_is_told_so_until_it_goes_on(steps: int, 
 
 def test_a_framework_that_sets_the_allocator_itself_is_said_to_do_so() -> None:
     split = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
-        "79.11 GiB of which 0.50 GiB is free. Of the allocated memory 60.00 GiB is allocated by PyTorch, and "
-        "17.00 GiB is reserved by PyTorch but unallocated."
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
+        "of 79.11 GiB of which 0.50 GiB is free. Of the allocated memory 60.00 GiB is allocated by PyTorch, "
+        "and 17.00 GiB is reserved by PyTorch but unallocated."
     )
     frame = '  File "verl/workers/actor/dp_actor.py", line 9, in update_policy'
     page = " ".join(page_of(of(frame, _BACKWARD, split)).split())
