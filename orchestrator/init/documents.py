@@ -66,7 +66,7 @@ def read_document(path: Path) -> dict[str, Any]:
     if document.complaints:
         raise JobErrors(tuple(document.complaints))
     if document.value is None:
-        raise UserError(f"`{path}` is empty")
+        raise UserError(f"`{path}` is empty", hint="name the configuration file of the training")
     if not isinstance(document.value, dict):
         raise UserError(f"`{path}` is no mapping of settings")
     named = document.value.get(_BUILDS_ON)

@@ -181,7 +181,7 @@ def _of_script(
     followed = Followed(environment, now, cwd=cwd, texts=texts, gpus=gpus)
     text = followed.text_of(place, called=path)
     if not text.strip():
-        raise UserError(f"`{path}` is empty")
+        raise UserError(f"`{path}` is empty", hint="name the script that starts the training")
     result: list[Training] = []
     started: list[Invocation] = []
     try:
