@@ -31,6 +31,7 @@ from autotune.policies.diagnosis.phase_patterns import (
     pins_host_memory,
     profiles_batch,
     role,
+    samples_batch,
     serves,
     wakes_engine,
 )
@@ -102,7 +103,9 @@ def finding_of(
     if cause is Cause.GPU_OOM and where.phase is Phase.ROLLOUT_INIT:
         loading = loads_weights(context)
         profiling = not loading and profiles_batch(context)
-        facts = msgspec.structs.replace(facts, loading=loading, profiling=profiling)
+        facts = msgspec.structs.replace(
+            facts, loading=loading, profiling=profiling, sampling=profiling and samples_batch(context)
+        )
     elif cause is Cause.GPU_OOM and where.phase is Phase.WEIGHT_SYNC:
         facts = msgspec.structs.replace(facts, waking=wakes_engine(context))
     elif cause is Cause.GPU_OOM and where.phase in (Phase.INIT, Phase.CHECKPOINT):

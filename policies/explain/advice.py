@@ -309,9 +309,7 @@ def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
         return 1  # of sharded models alone
     if cure.name in _OF_ENGINE:
         return _of_engine(cure, diagnosis, known)
-    if diagnosis.cause is Cause.HOST_OOM:
-        return precedence(cure.name, diagnosis)
-    return 0
+    return precedence(cure.name, diagnosis)
 
 
 def _must_shrink(diagnosis: Diagnosis) -> bool:

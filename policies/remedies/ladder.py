@@ -229,9 +229,9 @@ def candidates(profile: Profile, knobs: Knobs, diagnosis: Diagnosis, *, started:
 
     If fragmentation prevails, the allocator comes first, because it costs nothing. If the message says how
     much an engine lacks, a smaller share comes first, because it frees just that. If optimizer state did not
-    fit, its offload comes first. Against a full host, remedies for what probably fills it come first. If a
-    micro-batch fills the host, smaller ones come first. If program and phase are unknown, remedies for other
-    phases come last.
+    fit, its offload comes first. Against a full host, and in an engine's largest batch, remedies for what
+    probably fills the memory come first. If a micro-batch fills the host, smaller ones come first. If program
+    and phase are unknown, remedies for other phases come last.
     """
     every = _rungs_of(diagnosis.cause, diagnosis.phase)
     rungs = [rung for rung in every if rung.serves(diagnosis, profile.placement)]

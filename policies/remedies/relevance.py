@@ -102,7 +102,12 @@ def grew(diagnosis: Diagnosis) -> bool:
 
 
 def precedence(name: str, diagnosis: Diagnosis) -> int:
-    """Return the rank of a remedy against host memory: those for the largest user come first."""
+    """Return the rank of a remedy: first what fills a full host, or the profile of an engine.
+
+    An engine profiles the most tokens that one prefill may have; its sampler, a row for each request.
+    """
+    if diagnosis.facts.profiling and not diagnosis.facts.sampling:
+        return 0 if name == "reduce_tokens_per_mb" else 1
     if diagnosis.cause is not Cause.HOST_OOM:
         return 0
     group = largest(diagnosis.facts)

@@ -48,6 +48,7 @@ class Facts(Value, frozen=True, kw_only=True):
     states: bool = False  # a trainer was creating or loading its optimizer state
     waking: bool = False  # a sleeping engine was taking back its own memory
     profiling: bool = False  # an engine was profiling its largest batch: it had its weights and no pool
+    sampling: bool = False  # its sampler or pooler ran out then, which computes a row for each request
     holders: tuple[Holder, ...] = ()  # of a node's memory, as listed in the log, largest first
     asleep_bytes: int | None = None  # in use on a whole device when an engine first went to sleep
 

@@ -66,10 +66,22 @@ def test_an_engine_that_loads_its_weights_has_no_pool_to_cut() -> None:
         assert not {"reduce_mem_fraction", "reduce_concurrency", "disable_cuda_graph"} & set(names)
 
 
-def test_an_engine_that_measures_its_largest_batch_has_no_pool_to_cut_and_a_batch_to_shrink() -> None:
-    facts = Facts(requested_bytes=10 * GIB, capacity_bytes=16 * GIB, free_bytes=7 * GIB, profiling=True)
+@pytest.mark.parametrize(
+    ("sampling", "first"), [(False, "reduce_tokens_per_mb"), (True, "reduce_concurrency")]
+)
+def test_an_engine_that_measures_its_largest_batch_has_no_pool_to_cut_and_a_batch_to_shrink(
+    sampling: bool, first: str
+) -> None:
+    """The most tokens of one prefill fill it, and its sampler a row for each request."""
+    facts = Facts(
+        requested_bytes=10 * GIB,
+        capacity_bytes=16 * GIB,
+        free_bytes=7 * GIB,
+        profiling=True,
+        sampling=sampling,
+    )
     for names in both(started(facts)):
-        assert names[0] in ("reduce_concurrency", "reduce_tokens_per_mb")
+        assert names[0] == first
         assert not {"reduce_mem_fraction", "disable_cuda_graph"} & set(names)
 
 
