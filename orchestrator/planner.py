@@ -125,9 +125,7 @@ class Plan(Value, frozen=True, kw_only=True):
     first_phases: tuple[PhasePlan, ...] = ()  # with the first launch's changes; empty: it has none
     lengths: LengthsPlan | None = None
     error: float | None = None  # share of a peak
-    chance: float | None = (
-        None  # probability that a phase overflows, over releases it may have; None: unknown
-    )
+    chance: float | None = None  # probability that a phase overflows, over possible releases; None: unknown
     calibrated_by: int = 0  # runs
     log: str = ""  # a log that also calibrated the prediction
     note: str = ""  # why there is no estimate
