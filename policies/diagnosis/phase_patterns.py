@@ -79,7 +79,7 @@ _LOADS = re.compile(
 _PROFILES = re.compile(
     r"\bin (?:_?profile_run|determine_(?:available_memory|num_available_blocks)|profile_max_num_token)\b"
 )
-_SAMPLES = re.compile(r"\bin _dummy_(?:sampler|pooler)_run\b")
+_SAMPLES = re.compile(r"\b_dummy_(?:sampler|pooler)_run\b")
 # A sleeping engine maps its memory again: the allocators of vLLM, also for Ascend, and of torch_memory_saver.
 _WAKES = re.compile(r"\bin create_and_map\b|device_allocator/c[au]mem\.py\S*, line \d+, in wake_up\b")
 # A trainer creates, loads or gathers the state of its optimizer.

@@ -106,11 +106,12 @@ def precedence(name: str, diagnosis: Diagnosis) -> int:
 
     An engine profiles the most tokens that one prefill may have; its sampler, a row for each request.
     """
-    if diagnosis.facts.profiling and not diagnosis.facts.sampling:
+    facts = diagnosis.facts
+    if facts.profiling and not (facts.sampling or facts.held_by_others_bytes):
         return 0 if name == "reduce_tokens_per_mb" else 1
     if diagnosis.cause is not Cause.HOST_OOM:
         return 0
-    group = largest(diagnosis.facts)
+    group = largest(facts)
     component = Component.UNKNOWN if group is None else group.component
     order: tuple[tuple[str, ...], ...]
     if component is Component.DATA or (group is None and diagnosis.phase is Phase.DATA):
