@@ -18,6 +18,7 @@ _STEP_OF = re.compile(r"\d{1,9}$")  # a checkpoint's folder
 _OLD_ADVICE = "max_split_size_mb"
 _RAYS_LIST = re.compile(r"`ray logs raylet\.out[^`]{0,80}`")
 _HELD = 4  # maximum processes listed
+_TRIFLE = 0.01  # share of a device that an allocator may leave unused without a remark
 
 
 def forensics(explanation: Explanation) -> list[str]:
@@ -168,6 +169,8 @@ def _fragmentation(explanation: Explanation) -> list[str]:
         enough = "more than the request" if idle >= requested else "enough with the free memory"
         if idle < requested <= (facts.room_bytes or 0):
             return []  # enough was free for the request: something else refused it
+        if idle < _TRIFLE * (facts.limit_bytes or 0):
+            return []  # every process leaves as much unused, and the next request would fail without it
         if idle < requested:
             unused = f"{_about(idle, text)} is reserved but unallocated"
             return [

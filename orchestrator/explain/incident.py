@@ -127,7 +127,11 @@ def _rank(explanation: Explanation) -> int:
 
 
 def _named(logs: list[Explanation]) -> str:
-    names = ", ".join(Path(log.file).name for log in logs[:_SHOWN])
+    """Return the names of the first logs, with as many of their folders as distinguish them."""
+    paths = [Path(log.file).parts for log in logs[:_SHOWN]]
+    deepest = max(map(len, paths), default=0)
+    kept = next((n for n in range(1, deepest) if len({path[-n:] for path in paths}) == len(paths)), deepest)
+    names = ", ".join(str(PurePath(*path[-kept:])) for path in paths)
     return f"{names}, …" if len(logs) > _SHOWN else names
 
 

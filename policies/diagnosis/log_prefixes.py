@@ -7,10 +7,12 @@ import json
 import re
 from typing import NamedTuple
 
-# Prompts and responses contain marks of a chat template; an error's record quotes them with a traceback.
+# Prompts and responses contain marks of a chat template, or follow the marks with which verl prints a sample;
+# an error's record quotes them with a traceback.
 SAMPLED = (
     r"^(?!.*Traceback \(most recent).*"
-    r"(?:<\|(?:im_start|im_end|start_header_id|eot_id|endoftext|user|assistant)\|>|<start_of_turn>)"
+    r"(?:\[(?:prompt|response|ground_truth)\] |"
+    r"<\|(?:im_start|im_end|start_header_id|eot_id|endoftext|user|assistant)\|>|<start_of_turn>)"
 )
 _SAMPLED = re.compile(SAMPLED)
 LONGEST = 8192  # maximum characters kept of a line

@@ -248,6 +248,8 @@ def _neutral(name: str, diagnosis: Diagnosis, known: Known) -> Cure | None:
             ruled_out = knob not in known.offered or getattr(_knobs(known), knob) is not None
         if knob == "memory_fraction" and _step(diagnosis) > _MOST_GIVEN:
             continue
+        if knob == "entropy_chunking" and diagnosis.component is Component.REF:
+            continue  # a reference computes no entropy
         if not ruled_out and knob not in known.fixed:
             return Cure(
                 name=name,

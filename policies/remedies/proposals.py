@@ -137,7 +137,8 @@ def _fewer_tokens(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosi
 
 def _chunks(name: str, profile: Profile, knobs: Knobs, diagnosis: Diagnosis) -> Iterator[Remedy]:
     """Yield logits and entropy in chunks instead of one tensor of tokens x vocabulary."""
-    yield from _stepped(name, profile, knobs, "entropy_chunking", diagnosis)
+    if diagnosis.component is not Component.REF:  # a reference computes no entropy
+        yield from _stepped(name, profile, knobs, "entropy_chunking", diagnosis)
     if knobs.logprob_chunk is None:
         chunk = smaller(profile, knobs, "logprob_chunk", share=1.0, base=_CHUNK + 1)
     else:

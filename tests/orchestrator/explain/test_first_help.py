@@ -126,3 +126,29 @@ def test_a_framework_that_sets_the_allocator_itself_is_said_to_do_so() -> None:
     frame = '  File "verl/workers/actor/dp_actor.py", line 9, in update_policy'
     page = " ".join(page_of(of(frame, _BACKWARD, split)).split())
     assert "autotune sets no `expandable_segments` for verl: with shared cards verl switches it on" in page
+
+
+@pytest.mark.parametrize(("idle", "remarked"), [("150.00 MiB", False), ("1.50 GiB", True)])
+def test_memory_that_every_allocator_leaves_unused_is_no_remark(idle: str, remarked: bool) -> None:
+    message = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity "
+        "of 79.11 GiB of which 10.00 MiB is free. Of the allocated memory 76.00 GiB is allocated by PyTorch, "
+        f"and {idle} is reserved by PyTorch but unallocated."
+    )
+    assert ("info: fragmentation: " in page_of(of(_BACKWARD, message))) is remarked
+
+
+def test_a_reference_is_offered_no_chunks_of_an_entropy_that_it_does_not_compute() -> None:
+    message = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    for role, offered in (("actor_rollout_compute", True), ("ref_compute_ref", False)):
+        frame = f"ray::WorkerDict.{role}_log_prob()"
+        command = "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+        page = page_of(
+            of(
+                command,
+                frame,
+                '  File "verl/workers/actor/dp_actor.py", line 9, in compute_log_prob',
+                message,
+            )
+        )
+        assert ("entropy" in page) is offered

@@ -61,8 +61,18 @@ def test_a_folder_of_sixty_workers_is_one_page_about_the_first_cause(session: Pa
     assert done.exit_code == 0
     assert done.output.startswith("error[gpu-oom]: backward ran out of GPU memory: needed 2.00 GiB")
     assert "worker-41.err:4" in done.output and "needed 9.00" not in done.output
-    assert "info: 50 other logs of ranks that waited for it (" in done.output
+    assert "info: 50 other logs of ranks that waited for it (worker-01.err, worker-02.err, " in done.output
     assert len(done.output.splitlines()) < 40
+
+
+def test_logs_of_one_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:
+    for rank in range(5):
+        folder = tmp_path / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        text = OOM.format(day="2026-03-01", second=3) if rank == 4 else VICTIM.format(day="2026-03-01")
+        (folder / "stderr.log").write_text(text)
+    output = call(str(tmp_path)).output
+    assert "of ranks that waited for it (0/stderr.log, 1/stderr.log, 2/stderr.log, …)" in output
 
 
 def test_a_link_to_a_folder_is_followed(session: Path, tmp_path: Path) -> None:
