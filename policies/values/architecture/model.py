@@ -161,7 +161,7 @@ class Layout(Value, frozen=True, kw_only=True):
     # ... and weights, permanently: they are gathered from host memory, where the update runs
     # (CPUOffloadPolicy).
     grad_offload_takes_all: bool = False
-    critic_follows: bool = False  # the trainer's own settings offload the critic's optimizer too
+    critic_follows: bool = False  # the trainer's own settings offload the critic's state too
     tokens_before_split: bool = (
         False  # token budgets count before sequence and context parallelism split them
     )

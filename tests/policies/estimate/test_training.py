@@ -50,6 +50,9 @@ def differs(part, base, layout, knobs, **job):
 
 COPY = {"reference": True}
 CRITIC = {"critic": True}
+FOLLOWING = CRITIC | {"critic_follows": True}
+BOTH_AWAY = {"param_offload": True, "optimizer_offload": True}
+BUFFERED = replace(DDP, gradients_stay=True)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +65,14 @@ CRITIC = {"critic": True}
         ("weights", replace(LAYOUT, lora_rank=1), COPY, {}, 0, ()),
         ("weights", LAYOUT, CRITIC, {}, (4 + 8) * LOCAL / 4, EVERYWHERE),
         ("weights", LAYOUT, CRITIC | {"critic_offload": True}, {}, 0, ()),
+        # A critic that the trainer's settings offload too keeps only its optimizer, or only its weights.
+        ("weights", LAYOUT, FOLLOWING, {"param_offload": True}, 8 * LOCAL / 4, EVERYWHERE),
+        ("weights", LAYOUT, FOLLOWING, {"optimizer_offload": True}, 4 * LOCAL / 4, EVERYWHERE),
+        ("weights", LAYOUT, FOLLOWING, BOTH_AWAY, 0, ()),
+        # Buffers of gradients belong to a critic as to the policy.
+        ("weights", BUFFERED, CRITIC, {}, (4 + 4 + 8) * LOCAL, EVERYWHERE),
+        ("weights", BUFFERED, FOLLOWING, {"param_offload": True}, 8 * LOCAL, EVERYWHERE),
+        ("weights", BUFFERED, CRITIC | {"critic_offload": True}, {}, 0, ()),
         ("optimizer", LAYOUT, {}, {"optimizer_offload": True}, -8 * LOCAL / 4, STORED - UPDATED),
         (
             "optimizer",
