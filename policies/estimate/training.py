@@ -107,7 +107,7 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
         if not load.trainer_budgeted:
             processes = processes + constant("context") + constant("modules") + constant("collectives")
             processes = processes + _communicators(load) + dispatch_buffers(model, load)
-    # Buffers of its gradients last as long as the trainer's own (megatron/core/distributed/param_and_grad_buffer.py).
+    # Its gradients have buffers like the policy's: megatron/core/distributed/param_and_grad_buffer.py.
     parked = load.param_offload & layout.critic_follows
     buffers = gradients * (_persistent(layout) and not layout.weights_sleep)
     critic = np.where(parked, 0.0, weights + buffers)

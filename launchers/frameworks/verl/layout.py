@@ -64,7 +64,7 @@ def layout(config: Config) -> Layout:
         critic_offload=config.critic
         and config.flag(f"{config.critic_node}.param_offload")
         and config.flag(f"{config.critic_node}.optimizer_offload"),
-        critic_follows=True,  # a knob is on where actor and critic both have it
+        critic_follows=not config.swaps_optimizer,  # a knob is on where actor and critic both have it
         lora_rank=config.lora_rank,
         entropy=config.entropy,
         engine_sleeps=config.sleeps,

@@ -64,6 +64,7 @@ def differs(part, layout, knobs, base=LAYOUT, **job):
         ("weights", {"critic": True}, {}, 0, ()),
         ("weights", {"critic_offload": True}, {}, 0, ()),
         ("weights", {"critic": True, "critic_follows": True}, {"optimizer_offload": True}, 8 * LOCAL, BUILT),
+        ("weights", {"critic": True, "critic_follows": True}, {"param_offload": True}, 2 * 4 * LOCAL, BUILT),
         ("weights", {"critic_follows": True}, {"optimizer_offload": True}, 0, ()),
         # A frozen copy in bf16, spread over the ranks; adapters have the policy itself for one.
         ("weights", {"reference": True, "reference_offload": True}, {}, 2 * LOCAL, ALWAYS),
