@@ -231,7 +231,7 @@ def test_a_log_says_where_a_run_died(log, cause, phase, component) -> None:
             "ref_log_prob",
             "fsdp2-reference",
             "reduce_tokens_per_mb",
-            (CHUNKED, f"{REFERENCE}=4096", f"{SCORING}=4096"),
+            (f"{REFERENCE}=4096", f"{SCORING}=4096"),
         ),
         ("values", "critic", "reduce_tokens_per_mb", (CHUNKED, f"{TOKENS}=4096", f"{CRITIC}=8192")),
         ("forward", "fsdp", "reduce_tokens_per_mb", (f"{TOKENS}=4096", f"{SCORING}=16384")),
