@@ -72,10 +72,8 @@ def host_phases(
     # FSDP page-locks what its own offload policy moves, not what a framework moves.
     own_copies = (layout.strategy == "megatron") | load.from_host
     parked = parked * np.where(own_copies, _locked(model, load, state, width=layout.parameter_bytes), 1.0)
-    follows = float(layout.critic_follows)
-    critic = np.maximum(layout.critic_offload, load.param_offload * follows) * state.weights
-    critic = critic + np.maximum(layout.critic_offload, load.optimizer_away * follows) * state.optimizer
-    critic = critic * layout.critic
+    weights_away, optimizer_away = load.critic_away
+    critic = layout.critic * (weights_away * state.weights + optimizer_away * state.optimizer)
     backup = np.where(load.backup, state.local * layout.compute_bytes, 0.0)
     backup = backup * _locked(model, load, state, width=layout.compute_bytes)
     sleeping = stays = np.zeros(n)

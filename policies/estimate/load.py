@@ -100,6 +100,15 @@ class Load:
     trainer_budgeted: bool  # a part of a GPU, in which only the memory of PyTorch's allocator counts
     engine_budgeted: bool
 
+    @property
+    def critic_away(self) -> tuple[Floats, Floats]:
+        """Shares of a critic's weights and optimizer that are in host memory while it is not used."""
+        layout = self.layout
+        follows = float(layout.critic_follows)
+        parts = (self.param_offload, self.optimizer_away)
+        weights, optimizer = (np.maximum(layout.critic_offload, part * follows) for part in parts)
+        return weights, optimizer
+
 
 def load_of(
     profile: Profile,

@@ -108,11 +108,10 @@ def state_of(model: Model, load: Load, stage: Stage | None = None) -> State:
             processes = processes + constant("context") + constant("modules") + constant("collectives")
             processes = processes + _communicators(load) + dispatch_buffers(model, load)
     # Its gradients have buffers like the policy's: megatron/core/distributed/param_and_grad_buffer.py.
-    parked = load.param_offload & layout.critic_follows
     buffers = gradients * (_persistent(layout) and not layout.weights_sleep)
-    critic = np.where(parked, 0.0, weights + buffers)
-    critic = critic + optimizer * (1.0 - load.optimizer_away * layout.critic_follows)
-    critic = critic * (layout.critic and not layout.critic_offload)
+    weights_away, optimizer_away = load.critic_away
+    critic = (weights + buffers) * (1.0 - weights_away) + optimizer * (1.0 - optimizer_away)
+    critic = critic * layout.critic
     return State(
         weights=weights,
         copies=_copies(
