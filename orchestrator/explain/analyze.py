@@ -70,6 +70,7 @@ class Explanation(Value, frozen=True, kw_only=True):
     checkpoint: str = ""  # the last saved checkpoint in the log
     hints: tuple[Hint, ...] = ()
     residue: Residue | None = None  # GPU memory that the job's own sleeping engine keeps
+    earlier: Diagnosis | None = None  # of the start of the job before this one, if the log has several
     lines: int = 0
     run: str = ""  # the id of the failed run of autotune; empty: unknown
 
@@ -123,7 +124,7 @@ def explain(
     request = None
     if requested and context.model is not None and diagnosis.cause is Cause.GPU_OOM:
         request = named(requested, context.model, tokens=context.tokens)
-    residue = residue_of(reading.ends, diagnosis, holders := _holders(diagnosis))
+    residue = residue_of(reading.own, diagnosis, holders := _holders(diagnosis))
     cures = () if run is not None and run.attempts[-1].growth is not None else remedied(context, diagnosis)
     first = {each.words: each for each in reversed(cures)}  # two remedies may be one setting
     cures = tuple(each for each in cures if each.cure.exact or not each.words or first[each.words] is each)
@@ -145,13 +146,14 @@ def explain(
         steps=steps_in_all(context.framework, before, diagnosis.step),
         checkpoint=last_checkpoint(before),
         request=request,
-        late=_late(reading, diagnosis, context),
+        late=what_changed(steps_of(context.framework, before.split("\n"))) if diagnosis.cause.is_oom else "",
         ceilings=_ceilings(reading, diagnosis),
         hints=tuple(
             Hint(text=_on_device(hint.text, context.device), leads=hint.leads)
             for hint in (*hints(diagnosis, around, residue=residue, sheds=_sheds(remedies)), *_users(run))
         ),
         residue=residue,
+        earlier=None if reading.evidence.earlier is None else diagnose(reading.evidence.earlier),
         lines=reading.evidence.lines or bool(reading.head.strip()),  # one line need not end
         run="" if run is None else run.accepted.run,
     )
@@ -213,14 +215,6 @@ def _predictions(
     cures = (remedied.cure for remedied in remedies[:_PREDICTED])
     predictions = {cure.name: predicted(context, diagnosis, cure) for cure in cures}
     return {name: prediction for name, prediction in predictions.items() if prediction is not None}
-
-
-def _late(reading: Reading, diagnosis: Diagnosis, context: Context) -> str:
-    """Return the trend of the steps before a memory failure; empty if the kept log shows none."""
-    if not diagnosis.cause.is_oom:
-        return ""
-    last = reading.tail or reading.head
-    return what_changed(steps_of(context.framework, last.split("\n")))
 
 
 def _ceilings(reading: Reading, diagnosis: Diagnosis) -> tuple[tuple[str, str], ...]:

@@ -88,8 +88,10 @@ def _of_run(run: Run) -> Context:
 def _context(
     reading: Reading, diagnosis: Diagnosis, *, framework: str | None, model: Model | None
 ) -> Context:
-    text = "\n".join((uncoloured(reading.ends), *(line.text for line in diagnosis.evidence)))
+    text = "\n".join((uncoloured(reading.own), *(line.text for line in diagnosis.evidence)))
     name = framework or recognised(text, TRACES)
+    if name is None and reading.evidence.start:
+        name = recognised(reading.ends, TRACES)
     result = FRAMEWORKS[name] if name else None
     fields = printed_fields(reading.head)
     shape = model or printed_model(fields)
@@ -97,7 +99,7 @@ def _context(
     if result is None:
         return Context(tools=tools, model=shape or _public(fields), known=_of_tools(tools, text))
     implied = TRACES[result.name].implied(text)
-    settings, note = _printed(result, reading.head)
+    settings, note = _printed(result, reading.own)
     settings = implied | settings
     job = job_of(result, settings, shape)
     on_device = diagnosis.cause.resource == "gpu"
@@ -131,7 +133,7 @@ def _context(
         )
     if _knobs_in(settings, profile) < _FEWEST:
         settings = {}
-    unseen = _SETTINGS_FILE.search(reading.head) is not None
+    unseen = _SETTINGS_FILE.search(reading.own) is not None
     if settings and unseen:
         profile = _printed_only(profile, settings)
         note = "the job reads a settings file that is not in the log; only the command line was used"

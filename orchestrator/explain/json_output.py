@@ -58,6 +58,14 @@ class OtherDocument(Value, frozen=True, kw_only=True):
     line: int | None  # of its failure
 
 
+class EarlierDocument(Value, frozen=True, kw_only=True):
+    """How the start of the job before this one ended."""
+
+    cause: Cause
+    phase: Phase
+    line: int  # of its failure
+
+
 class ExplanationDocument(Value, frozen=True, kw_only=True):
     """Why a job died, and what would cure it: of several logs the one that tells the first cause."""
 
@@ -86,6 +94,7 @@ class ExplanationDocument(Value, frozen=True, kw_only=True):
     hints: list[str]  # what helps besides the settings of a remedy; leading ones first
     lines: int  # of the log
     others: list[OtherDocument]
+    earlier: EarlierDocument | None  # null: the log shows one start of the job
 
 
 def document(reads: list[Read]) -> bytes:
@@ -131,6 +140,9 @@ def document(reads: list[Read]) -> bytes:
             )
             for relation, other in others(reads)
         ],
+        earlier=None
+        if (earlier := explanation.earlier) is None
+        else EarlierDocument(cause=earlier.cause, phase=earlier.phase, line=earlier.evidence[0].line),
     )
     return msgspec.json.encode(result)
 

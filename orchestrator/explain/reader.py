@@ -56,15 +56,30 @@ class Reading(Value, frozen=True, kw_only=True):
         """The kept beginning and end as one text."""
         return f"{self.head}\n{self.tail}" if self.tail else self.head
 
+    @property
+    def own(self) -> str:
+        """The kept text of the start of the job that the evidence is of."""
+        start, again, lines = self.evidence.start, self.evidence.again, self.head.split("\n")
+        if start > len(lines):
+            return self.before(self.evidence.lines)
+        own = "\n".join(lines[max(0, start - 1) : again - 1 if again else None])
+        return own if again or not self.tail else f"{own}\n{self.tail}"
+
     def before(self, line: int) -> str:
-        """Return the kept text up to a line; empty if neither the kept beginning nor the end contains it."""
+        """Return the kept text of a line's start of the job up to it; empty if the line was not kept."""
         lines, at = self._part_with(line)
-        return "\n".join(lines[: max(0, at + 1)])
+        return "\n".join(lines[self._first(line, at) : max(0, at + 1)])
 
     def around(self, line: int) -> list[str]:
-        """Return the lines near a line; empty if neither the kept beginning nor the end contains it."""
+        """Return the lines near a line in its start of the job; empty if the line was not kept."""
         lines, at = self._part_with(line)
-        return lines[max(0, at - _AROUND) : at + _AROUND] if at >= 0 else []
+        again = self.evidence.again
+        end = min(at + _AROUND, at + again - line) if again > line else at + _AROUND
+        return lines[max(self._first(line, at), at - _AROUND) : end] if at >= 0 else []
+
+    def _first(self, line: int, at: int) -> int:
+        """Return the index of the first line of a line's start of the job, if the line's index is `at`."""
+        return max(0, at - line + self.evidence.start)
 
     def _part_with(self, line: int) -> tuple[list[str], int]:
         """Return the lines of the part with a line, and its index there; negative if no part has it."""

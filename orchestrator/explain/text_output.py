@@ -16,7 +16,7 @@ from autotune.orchestrator.units import GIB
 from autotune.policies.diagnosis.memory_users import largest
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES
 from autotune.policies.values.diagnosis import Finding
-from autotune.policies.values.failure import Cause, Component
+from autotune.policies.values.failure import Cause, Component, Phase
 from autotune.policies.values.remedy import Effect
 
 _WIDTH = 100
@@ -50,6 +50,7 @@ def render_explanation(explanation: Explanation, *, verbose: bool = False, width
         f"error[{explanation.diagnosis.cause}]: {headline(explanation)}",
         *_excerpt(explanation, width),
         *_consequences(explanation),
+        *_other_starts(explanation),
     ]
     lines += forensics(explanation)
     lines += _note(explanation)
@@ -114,6 +115,18 @@ def _consequences(explanation: Explanation) -> list[str]:
         else "the others are consequences or repetitions of it"
     )
     return [f"info: first of {all_of} failures; {rest}{where}"]
+
+
+def _other_starts(explanation: Explanation) -> list[str]:
+    """Return what the log shows about another start of the job than the one that is explained."""
+    file, earlier = explanation.file, explanation.earlier
+    if again := explanation.evidence.again:
+        return [f"info: the job was started again ({file}:{again}); no rule finds a failure after that"]
+    if earlier is None:
+        return []
+    phase = "" if earlier.phase is Phase.NONE else f" in phase `{earlier.phase}`"
+    what = f"{earlier.cause}{phase} ({file}:{earlier.evidence[0].line})"
+    return [f"info: an earlier start of the job failed too: {what}"]
 
 
 def _one_per_rank(followers: tuple[Finding, ...]) -> list[Finding]:

@@ -7,7 +7,7 @@ import msgspec
 from autotune.policies.diagnosis.memory_users import first_listed, largest
 from autotune.policies.diagnosis.message_figures import filled, fragmented
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
-from autotune.policies.diagnosis.rules.rule import NEVER
+from autotune.policies.diagnosis.survived_failures import fails
 from autotune.policies.values.diagnosis import BUILTIN_FAILURE, Diagnosis, Evidence, Finding, Line
 from autotune.policies.values.failure import HOST_LIMIT, Cause, Component, Phase
 from autotune.policies.values.observation import Completed, Crashed, Hung, Lost
@@ -23,7 +23,7 @@ _REFUSED_REQUESTS = ("host-memory-error", "cpu-allocator")  # rules that a limit
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Return the cause of a run's failure according to its evidence; `unknown` if the evidence shows none."""
-    causes = [f for f in _announced(evidence.findings) if f.cause is not None and not _survived(f)]
+    causes = [finding for finding in _announced(evidence.findings) if fails(finding)]
     first = _first(causes)
     if first is not None and not BY_NAME[first.line.rule].weak:
         return _from_finding(evidence, first)
@@ -87,11 +87,6 @@ def _first(causes: list[Finding]) -> Finding | None:
     records = [f for f in strong if f.line.rule == BUILTIN_FAILURE]
     # A process that the kernel, a scheduler or Ray ended for memory is the cause of the others' records.
     return records[0] if records and not BY_NAME[first.line.rule].reported else first
-
-
-def _survived(finding: Finding) -> bool:
-    """Return whether the job continued after the message, which makes it a warning."""
-    return finding.fatal == NEVER and BY_NAME[finding.line.rule].fatal != NEVER
 
 
 def _weak(finding: Finding) -> bool:

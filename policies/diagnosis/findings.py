@@ -9,12 +9,13 @@ from typing import NamedTuple
 import msgspec
 
 from autotune.policies.diagnosis import survived_failures
+from autotune.policies.diagnosis.familiar_lines import WIDEST
 from autotune.policies.diagnosis.job_records import record_of
-from autotune.policies.diagnosis.log_context import OPEN, above, doing, starting
+from autotune.policies.diagnosis.log_context import OPEN, Waiting, above, below, doing, starting
 from autotune.policies.diagnosis.log_prefixes import Line as Parsed
 from autotune.policies.diagnosis.log_prefixes import rank_in
 from autotune.policies.diagnosis.memory_users import Table, without_table
-from autotune.policies.diagnosis.message_figures import facts_of, filled, stated_above
+from autotune.policies.diagnosis.message_figures import NOTHING, facts_of, filled, refined, stated_above
 from autotune.policies.diagnosis.phase_patterns import (
     asks_shared_memory,
     calls_worker,
@@ -24,6 +25,7 @@ from autotune.policies.diagnosis.phase_patterns import (
     implied,
     in_validation,
     is_frame,
+    is_stage,
     loads_weights,
     makes_images,
     makes_states,
@@ -192,6 +194,34 @@ def _whereabouts(
         guessed=guessed,
         visible=phase is visible and phase is not Phase.NONE,
     )
+
+
+def read_on(finding: Finding, waiting: Waiting, line: Parsed, *, distance: int, consequence: bool) -> Finding:
+    """Return a finding completed from a line `distance` lines after its message.
+
+    `consequence`: the line reports a consequence of a failure.
+    """
+    if waiting.continued(line) and (figures := waiting.figures()) != NOTHING:
+        finding = msgspec.structs.replace(finding, facts=refined(finding.facts, figures, waiting.text))
+    elif waiting.supervised(line, finding) and (figures := facts_of(line.bare)) != NOTHING:
+        finding = msgspec.structs.replace(finding, facts=filled(finding.facts, figures))
+    if (listing := waiting.listing(line, finding)) is not None:
+        return listing  # the phases of listed processes are not that of the failed one
+    if (
+        len(waiting.context) < waiting.reach
+        and (finding.phase in OPEN or waiting.guessed)
+        and waiting.wider(line)
+        and below(line.bare[:WIDEST], distance=distance)
+        and not consequence
+    ):
+        waiting.context.append(line.bare[:WIDEST])
+        finding, waiting.guessed = completed(
+            finding, waiting.context, guessed=waiting.guessed, stage=is_stage(line.bare)
+        )
+    near = line.tag == waiting.tag and distance <= survived_failures.CAUGHT_WITHIN
+    if near and survived_failures.caught(line.bare):
+        return msgspec.structs.replace(finding, caught=True)
+    return finding
 
 
 def completed(finding: Finding, context: list[str], *, guessed: bool, stage: bool) -> tuple[Finding, bool]:

@@ -267,6 +267,11 @@ def with_parts(before: Callable[[], list[str]], parts: list[str]) -> list[str]:
     return [*before(), *parts]
 
 
+def last_of(before: Callable[[], list[str]], count: int | None) -> list[str]:
+    """Return the last `count` lines above a line; None: all."""
+    return before() if count is None else before()[-count:]
+
+
 def until(before: Callable[[], list[str]], row: str) -> list[str]:
     """Return the lines above `row`; all lines if it is not among them."""
     rows = before()

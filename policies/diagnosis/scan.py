@@ -10,22 +10,14 @@ import msgspec
 
 from autotune.policies.diagnosis import familiar_lines, survived_failures
 from autotune.policies.diagnosis.familiar_lines import WIDEST, Familiar, Row, row_of, shape_of
-from autotune.policies.diagnosis.findings import Place, completed, finding_of
+from autotune.policies.diagnosis.findings import Place, finding_of, read_on
 from autotune.policies.diagnosis.job_records import mark_of
 from autotune.policies.diagnosis.literal_search import Matcher, Search, minimal
 from autotune.policies.diagnosis.log_blocks import Cursor, blocks, last_lines
-from autotune.policies.diagnosis.log_context import OPEN, Waiting, below, follows, until, with_parts
+from autotune.policies.diagnosis.log_context import Waiting, follows, last_of, until, with_parts
 from autotune.policies.diagnosis.log_prefixes import LONGEST, parsed, segments
 from autotune.policies.diagnosis.log_prefixes import Line as Parsed
-from autotune.policies.diagnosis.message_figures import (
-    NOTHING,
-    SLEPT,
-    adds,
-    asleep_bytes,
-    facts_of,
-    filled,
-    refined,
-)
+from autotune.policies.diagnosis.message_figures import SLEPT, adds, asleep_bytes
 from autotune.policies.diagnosis.phase_patterns import is_stage
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME, RULES, harmless, matching
 from autotune.policies.diagnosis.rules.rule import QUOTED_OOM, Rule
@@ -75,6 +67,8 @@ class Scanner:
         self._familiar = Familiar()
         self._shape = b""  # of the current piece
         self._said = False  # whether the current piece contains more than lines of a healthy run
+        self._start = 0  # the line at which the job was last started again
+        self._earlier: Evidence | None = None  # of the start before
 
     def line(self, text: str, *, number: int, source: str = "") -> tuple[Finding, ...]:
         """Read one line and return its findings."""
@@ -207,15 +201,29 @@ class Scanner:
         self._at = self._read + start
         self._going_on.advance(block, start)
         text = block[start:stop].decode("utf-8", "replace")
-        if familiar_lines.marks(text):
+        marks = familiar_lines.marks(text)
+        if marks:
             self._said = True
             self._going_on.hear(text)
-        findings = self.examine(text, number=number, source=source, before=partial(before, start))
+        own = number - self._start if self._start else None
+        above = partial(last_of, partial(before, start), own)
+        findings = self.examine(text, number=number, source=source, before=above)
         causes = [finding for finding in findings if finding.cause is not None]
         if causes:
             weak = all(BY_NAME[finding.line.rule].weak for finding in causes)
-            self._going_on.message(stop, before(start), weak=weak)
+            self._going_on.message(stop, above(), weak=weak)
+        if marks and survived_failures.starts(parsed(text)):
+            self._begin(number)
         return findings
+
+    def _begin(self, number: int) -> None:
+        """Begin with the evidence of another start of the job, if the last one failed."""
+        if any(map(survived_failures.fails, self._at_the_end())):
+            self._earlier, self._start = msgspec.structs.replace(self.evidence(), earlier=None), number
+            self._stage = self._asleep = self._step = None
+            self._phase, self._until = Phase.NONE, 0
+            self._ahead.clear()
+            self._hold([])
 
     def examine(
         self, text: str, *, number: int, source: str, before: Callable[[], list[str]]
@@ -240,17 +248,26 @@ class Scanner:
         return self._lines
 
     def evidence(self, *, outcome: Outcome | None = None, host_peak_share: float | None = None) -> Evidence:
-        """Return the evidence so far."""
-        return Evidence(
-            findings=tuple(survived_failures.at_the_end(self._findings, self._going_on)),
+        """Return the evidence so far, of the last start of the job that failed."""
+        result = Evidence(
+            findings=self._at_the_end(),
             last_errors=self._errors.lines(),
             last_phase=self._phase,
             asleep_bytes=self._asleep,
             last_step=self._step,
-            lines=self._lines,
-            outcome=outcome,
-            host_peak_share=host_peak_share,
+            start=self._start,
+            earlier=self._earlier,
         )
+        if self._earlier is not None and not (
+            self._going_on.ended or any(map(survived_failures.fails, result.findings))
+        ):
+            result = msgspec.structs.replace(self._earlier, again=self._start)
+        return msgspec.structs.replace(
+            result, lines=self._lines, outcome=outcome, host_peak_share=host_peak_share
+        )
+
+    def _at_the_end(self) -> tuple[Finding, ...]:
+        return tuple(survived_failures.at_the_end(self._findings, self._going_on))
 
     def _attend(
         self, cursor: Cursor, stop: int, source: str, before: Callable[[int], list[str]]
@@ -339,35 +356,10 @@ class Scanner:
             distance = number - finding.line.line
             if distance > waiting.reach:
                 del self._ahead[index]
-                continue
-            if waiting.continued(line) and (figures := waiting.figures()) != NOTHING:
-                finding = msgspec.structs.replace(
-                    finding, facts=refined(finding.facts, figures, waiting.text)
+            else:
+                self._findings[index] = read_on(
+                    finding, waiting, line, distance=distance, consequence=consequence
                 )
-            elif waiting.supervised(line, finding) and (figures := facts_of(line.bare)) != NOTHING:
-                finding = msgspec.structs.replace(finding, facts=filled(finding.facts, figures))
-            if (listing := waiting.listing(line, finding)) is not None:
-                self._findings[index] = listing
-                continue  # the phases of listed processes are not that of the failed one
-            room = len(waiting.context) < waiting.reach
-            if (
-                room
-                and (finding.phase in OPEN or waiting.guessed)
-                and waiting.wider(line)
-                and below(line.bare[:WIDEST], distance=distance)
-                and not consequence
-            ):
-                waiting.context.append(line.bare[:500])
-                finding, waiting.guessed = completed(
-                    finding, waiting.context, guessed=waiting.guessed, stage=is_stage(line.bare)
-                )
-            if (
-                line.tag == waiting.tag
-                and distance <= survived_failures.CAUGHT_WITHIN
-                and survived_failures.caught(line.bare)
-            ):
-                finding = msgspec.structs.replace(finding, caught=True)
-            self._findings[index] = finding
 
 
 def scan(

@@ -1,4 +1,4 @@
-"""Detects that a job continued after a failure message: it says so, completes steps, or ends normally."""
+"""Detects that a job continued after a failure message: it says so, completes steps, ends, or restarts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from autotune.policies.diagnosis.log_prefixes import parsed
+from autotune.policies.diagnosis.log_prefixes import Line, parsed
+from autotune.policies.diagnosis.rules.branches import literals_of
 from autotune.policies.diagnosis.rules.catalogue import BY_NAME
 from autotune.policies.diagnosis.rules.rule import NEVER, UNLESS_PROGRESS
 from autotune.policies.values.diagnosis import Finding
@@ -35,7 +36,17 @@ _ENDS = (
     "Final validation metrics", "' succeeded",
 )  # fmt: skip
 _SERVES = ("startup complete", "fired up and ready")
-NEEDLES = (*_ENDS, *_SERVES)  # lines that contain one must be passed to `hear`
+# What launchers print once for each start of a job: shells (`set -x`), torchrun and its agent, accelerate,
+# deepspeed, Ray and its jobs, and Slurm before it starts a job again.
+_STARTS = re.compile(
+    r"^\+{0,3}(?:\+ python[\d.]* (?!-c)|\+ torchrun |\+ accelerate launch |\+ deepspeed |\+ ray job submit )|"
+    r"^\s*restart_count=[1-9]|Setting OMP_NUM_THREADS environment variable for each process|"
+    r"values were not passed to `accelerate launch`|WORLD INFO DICT: |"
+    r"Started a local Ray instance|Connecting to existing Ray cluster at |Running entrypoint for job |"
+    r"DUE TO JOB REQUEUE"
+)
+# Lines that contain one must be read: `hear` and `starts` do.
+NEEDLES = (*_ENDS, *_SERVES, *literals_of(_STARTS.pattern))
 # By a string that every line of a kind contains: the pattern of its step number.
 _STEPS = {
     mark: re.compile(pattern)
@@ -49,6 +60,16 @@ _STEPS = {
     }.items()
 }
 _SOUGHT = tuple(mark.encode() for mark in _STEPS)
+
+
+def starts(line: Line) -> bool:
+    """Return whether a line is printed by what starts a job, not by one of its workers."""
+    return "pid=" not in line.tag and _STARTS.search(line.bare) is not None
+
+
+def fails(finding: Finding) -> bool:
+    """Return whether a finding is a cause of a failure after which the job did not continue."""
+    return finding.cause is not None and (finding.fatal != NEVER or BY_NAME[finding.line.rule].fatal == NEVER)
 
 
 def caught(text: str) -> bool:

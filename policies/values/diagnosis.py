@@ -111,6 +111,9 @@ class Evidence(Value, frozen=True, kw_only=True):
     host_peak_share: float | None = None  # used / limit within 5 s of the death
     host_growth: int | None = None  # bytes of host memory by which its processes grew per step at the end
     process_limit_bytes: int = 0  # the smallest limit of a process's own memory (`ulimit -v`); 0: none
+    start: int = 0  # the line at which this start of the job begins, after a failed one; 0: the log's first
+    again: int = 0  # the line at which the job was started again, without a failure since; 0: it was not
+    earlier: Evidence | None = None  # of the start before this one, if the log has several
 
 
 class Diagnosis(Value, frozen=True, kw_only=True):

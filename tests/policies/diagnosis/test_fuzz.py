@@ -91,7 +91,7 @@ def test_twice_the_log_is_at_most_twice_the_work(name: str, monkeypatch):
         return call
 
     for place, function in (
-        *((module, name) for name in ("parsed", "matching", "segments", "facts_of")),
+        *((module, name) for name in ("parsed", "matching", "segments")),
         *((findings, name) for name in ("facts_of", "component_of", "doing")),
         *((log_context, name) for name in ("parsed", "stage_of")),
     ):
