@@ -116,6 +116,7 @@ class Framework(Protocol):
     reasons: ClassVar[Mapping[str, str]] = {}
     passes_settings: bool = True  # whether the command's words are the job's settings
     loss: str = ""  # name of the loss among a step's metrics; empty: it prints none
+    longest_request: str = ""  # the setting of the longest request that vLLM serves; empty: it has none
     environment_settings: tuple[str, ...] = ()  # settings that are environment variables of the job
 
     @property

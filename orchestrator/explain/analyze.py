@@ -24,7 +24,7 @@ from autotune.orchestrator.explain.log_steps import (
 from autotune.orchestrator.explain.process_rank import rank_of_worker, worker_of
 from autotune.orchestrator.explain.reader import Reading
 from autotune.orchestrator.explain.sanitize import plain
-from autotune.orchestrator.explain.typed_words import Remedied, remedied
+from autotune.orchestrator.explain.typed_words import Remedied, longest_request, remedied
 from autotune.orchestrator.units import show_gib
 from autotune.policies.diagnosis.diagnose import diagnose
 from autotune.policies.diagnosis.message_figures import facts_of
@@ -133,6 +133,7 @@ def explain(
         remedies = tuple(each for each in remedies if each.cure.changes)
         if run is None:
             remedies = tuple(sorted(remedies, key=lambda each: each.cure.name != "reduce_mem_fraction"))
+    length = longest_request(context.framework)
     return Explanation(
         file=plain(reading.name),
         diagnosis=diagnosis,
@@ -150,7 +151,10 @@ def explain(
         ceilings=_ceilings(reading, diagnosis),
         hints=tuple(
             Hint(text=_on_device(hint.text, context.device), leads=hint.leads)
-            for hint in (*hints(diagnosis, around, residue=residue, sheds=_sheds(remedies)), *_users(run))
+            for hint in (
+                *hints(diagnosis, around, residue=residue, sheds=_sheds(remedies), length=length),
+                *_users(run),
+            )
         ),
         residue=residue,
         earlier=None if reading.evidence.earlier is None else diagnose(reading.evidence.earlier),

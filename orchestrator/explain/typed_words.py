@@ -176,6 +176,13 @@ def _typed(framework: Framework, settings: dict[str, Any]) -> tuple[str, ...]:
         return ()
 
 
+def longest_request(framework: Framework | None) -> str:
+    """Return how the length of the longest request is typed, with `...` for its value."""
+    setting = framework.longest_request if framework is not None else ""
+    typed = _typed(framework, {setting: _BLANK}) if framework is not None and setting else ()
+    return typed[0] if typed else f"--max-model-len {_BLANK}"
+
+
 def _is_assumed(context: Context, cure: Cure) -> bool:
     if not cure.exact or context.job is None:
         return False

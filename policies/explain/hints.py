@@ -61,11 +61,12 @@ class Residue(Value, frozen=True, kw_only=True):
 
 
 def hints(
-    diagnosis: Diagnosis, around: str, *, residue: Residue | None = None, sheds: bool = True
+    diagnosis: Diagnosis, around: str, *, length: str, residue: Residue | None = None, sheds: bool = True
 ) -> tuple[Hint, ...]:
     """Return hints beyond the knobs of recovery.
 
-    `around`: the lines of the log near the failure, or its last ones. `sheds`: a remedy returns state that is
+    `around`: the lines of the log near the failure, or its last ones. `length`: how the length of the longest
+    request is typed, with `...` for its value. `sheds`: a remedy returns state that is
     kept in host memory.
     """
     match diagnosis.cause:
@@ -73,7 +74,7 @@ def hints(
             first = (*_capped(diagnosis), *_too_large(diagnosis, around), *_asleep(residue))
             return (*first, *_of_images(diagnosis, around), *_limited(diagnosis), *_on_gpu(diagnosis, around))
         case Cause.POOL_TOO_SMALL:
-            return tuple(_shorter_requests(diagnosis, around))
+            return tuple(_shorter_requests(diagnosis, around, length))
         case Cause.HOST_OOM:
             return tuple(_on_host(diagnosis, around, sheds=sheds))
         case Cause.CODE if _printed(diagnosis, "invalid argument") and _PINS.search(around):
@@ -199,7 +200,7 @@ def _on_gpu(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
         )
 
 
-def _shorter_requests(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
+def _shorter_requests(diagnosis: Diagnosis, around: str, length: str) -> Iterator[Hint]:
     """Yield hints about a pool size set in bytes, and the longest request that the engine computed.
 
     The length of requests is the user's choice.
@@ -216,8 +217,8 @@ def _shorter_requests(diagnosis: Diagnosis, around: str) -> Iterator[Hint]:
     missing = missing_bytes(diagnosis.facts)
     tokens = longest[1].replace(",", "")
     yield Hint(
-        text=f"serve requests of at most {tokens} tokens (--max-model-len {tokens}), which is what the "
-        "engine computed for its present share; your choice, since longer ones are refused then",
+        text=f"serve requests of at most {tokens} tokens ({length.replace('...', tokens)}), which is what "
+        "the engine computed for its present share; your choice, since longer ones are refused then",
         leads=missing is not None and missing > _NARROW_BYTES,
     )
 

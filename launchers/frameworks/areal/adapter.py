@@ -54,6 +54,7 @@ class Areal(TabularFramework[Config]):
     settings_class = Config
     saves_by_time = True
     announces_end = True
+    longest_request = "vllm.max_model_len"
     distribution = "areal"
     modules = ("areal",)
     releases = RELEASES

@@ -50,6 +50,7 @@ class MsSwift(HuggingFaceTrainer[Config]):
     section = "ENV"
     factor = f"--{ACCUMULATION} up by the same factor"
     model_key = "model"
+    longest_request = "vllm_max_model_len"
     own_settings = ("add_version",)
     prompt_keys = PromptKeys(files="dataset", field="messages")
 

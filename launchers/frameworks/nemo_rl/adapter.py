@@ -41,6 +41,7 @@ class NemoRL(TabularFramework[Config]):
     announces_end = False  # an end by grpo.max_num_epochs is silent
     done_is_final = True  # the step of its line is the last one
     builds_on = "defaults"
+    longest_request = "policy.generation.vllm_cfg.max_model_len"
     file_option = "--config"
     adds = "++"
     releases = key.RELEASES

@@ -36,6 +36,7 @@ class OpenRlhf(ArgparseFramework[Config]):
     settings_class = Config
     saves_by_time = False
     announces_end = False
+    longest_request = "data.max_len"
     distribution = "openrlhf"
     version_file = "version.txt"
     releases = RELEASES

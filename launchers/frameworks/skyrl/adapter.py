@@ -44,6 +44,7 @@ class SkyRL(TabularFramework[Config]):
     settings_class = Config
     saves_by_time = False
     announces_end = True
+    longest_request = "generator.inference_engine.engine_init_kwargs.max_model_len"
     done_is_final = True  # filtered batches end a training below the total of its bar
     distribution = "skyrl"
     releases = RELEASES
@@ -79,12 +80,9 @@ class SkyRL(TabularFramework[Config]):
         The driver ends a trial for which no last step can be set.
         """
         added, types = super().added(config, needed), config.facts.types
-        is_older = config.release.version in config.older
-        return {
-            k: value
-            for k, value in added.items()
-            if not is_older or config.has(k) or config.named(k) in types
-        }
+        if config.release.version not in config.older:
+            return added
+        return {k: value for k, value in added.items() if config.has(k) or config.named(k) in types}
 
     def run_settings(self, config: Config, job: Job, *, run: str, resume: bool) -> dict[str, Any]:
         """Return the checkpoint folder and interval, and whether the attempt resumes from a checkpoint."""

@@ -65,6 +65,7 @@ class Trl(HuggingFaceTrainer[Config]):
     sizes_batch = frozenset({WHOLE, "num_generations"})
     factor = f"{ACCUMULATION} and {SPREAD} up by the same factor"
     model_key = "model_name_or_path"
+    longest_request = "vllm_max_model_length"
     own_settings = ("output_dir", "save_steps", "save_total_limit")
 
     def unknown(self, config: Config) -> Iterator[Problem]:

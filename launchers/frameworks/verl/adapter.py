@@ -52,6 +52,7 @@ class Verl(TabularFramework[Config]):
     saves_by_time = False
     announces_end = False
     loss = "actor/pg_loss"
+    longest_request = "actor_rollout_ref.rollout.max_model_len"
     reasons: ClassVar[Mapping[str, str]] = {
         "trainer.default_local_dir": "checkpoints of this run alone, from which its relaunches continue",
         "trainer.resume_mode": RESUMED,

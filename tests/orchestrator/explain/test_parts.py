@@ -120,6 +120,29 @@ def test_a_pool_that_is_set_in_bytes_grows_by_that_setting() -> None:
 
 
 @pytest.mark.parametrize(
+    ("frame", "typed"),
+    [
+        ("verl/workers/rollout/vllm_rollout.py", "actor_rollout_ref.rollout.max_model_len=51200"),
+        ("trl/trainer/grpo_trainer.py", "vllm_max_model_length=51200"),
+        ("swift/rlhf_trainers/grpo_trainer.py", "--vllm_max_model_len 51200"),
+        ("openrlhf/trainer/ray/vllm_engine.py", "--data.max_len 51200"),
+        ("nemo_rl/models/generation/vllm.py", "policy.generation.vllm_cfg.max_model_len=51200"),
+        ("skyrl/backends/inference.py", "generator.inference_engine.engine_init_kwargs.max_model_len=51200"),
+        ("areal/engine/vllm_remote.py", "++vllm.max_model_len=51200"),
+        ("serve.py", "--max-model-len 51200"),
+    ],
+)
+def test_shorter_requests_are_typed_as_the_framework_spells_them(frame: str, typed: str) -> None:
+    message = (
+        "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV "
+        "cache is needed, which is larger than the available KV cache memory (6.25 GiB). Based on the "
+        "available memory, the estimated maximum model length is 51200."
+    )
+    page = page_of(of(f'  File "/w/{frame}", line 150, in __init__', message))
+    assert f"help: serve requests of at most 51200 tokens ({typed}), " in page
+
+
+@pytest.mark.parametrize(
     ("device", "command"),
     [("CUDA", "nvidia-smi"), ("HIP", "rocm-smi"), ("NPU", "npu-smi"), ("XPU", "xpu-smi")],
 )
