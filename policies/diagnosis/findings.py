@@ -110,7 +110,7 @@ def finding_of(
         )
     elif cause is Cause.GPU_OOM and where.phase is Phase.WEIGHT_SYNC:
         facts = msgspec.structs.replace(facts, waking=wakes_engine(context))
-    elif cause is Cause.GPU_OOM and where.phase in (Phase.INIT, Phase.CHECKPOINT):
+    elif cause in (Cause.GPU_OOM, Cause.HOST_OOM) and where.phase in (Phase.INIT, Phase.CHECKPOINT):
         facts = msgspec.structs.replace(facts, states=makes_states(context))
     if cause is Cause.HOST_OOM:
         facts = msgspec.structs.replace(facts, holders=Table([*earlier, line.text]).holders)

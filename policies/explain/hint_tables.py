@@ -191,7 +191,7 @@ ON_HOST: tuple[tuple[Phase | None, str, Hint], ...] = (
     ),
     (
         None,
-        r"CachingHostAllocator|cudaHostAlloc|cudaHostRegister|pin_memory|pinned",
+        r"CachingHostAllocator|cudaHostAlloc|cudaHostRegister|pin_memory|(?<!un)pinned",
         Hint(
             text="stop the rounding of page-locked blocks to powers of two: "
             "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:64 of the trainer alone, if its PyTorch has it"

@@ -274,6 +274,11 @@ def _on_host(diagnosis: Diagnosis, around: str, *, sheds: bool) -> Iterator[Hint
             "optimizer's state and copies of them in host memory, and no setting of its framework moves them",
             leads=True,
         )
+    elif diagnosis.facts.states:
+        yield Hint(
+            text="use more ranks or nodes, or nodes with more memory: an offloaded AdamW keeps 12 bytes for "
+            "each of a rank's parameters in host memory"
+        )
     elif diagnosis.phase in (Phase.INIT, Phase.RESUME):
         yield Hint(
             text="keep fewer bytes of the model in host memory while it loads: a narrower dtype, weights "

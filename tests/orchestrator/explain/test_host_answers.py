@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from autotune.orchestrator.explain.analyze import explain
 from autotune.orchestrator.explain.reader import read_from
 from autotune.orchestrator.explain.text_output import render_explanation
+from tests.orchestrator.explain.test_parts import of, page_of
 
 LOGS = Path(__file__).parent / "logs"
 PASSES = ("tokens_per_microbatch", "microbatch_size", "max-tokens-per-gpu")  # which fill no host memory
@@ -112,3 +113,27 @@ def test_a_small_array_that_did_not_fit_beside_what_grew_is_not_the_one_to_shrin
     evidence = replace(reading.evidence, host_growth=growth)
     page = render_explanation(explain(replace(reading, evidence=evidence), framework=None, model=None))
     assert page.split("\nhelp: ")[1].startswith(first), page
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "loads"),
+    [
+        ("stage3.py", "_create_fp32_partitions", False),
+        ("stage_1_and_2.py", "initialize_optimizer_states", False),
+        ("partition_parameters.py", "_convert_to_deepspeed_param", True),
+    ],
+)
+def test_an_optimizers_state_that_does_not_fit_is_not_answered_as_weights_that_load(
+    file: str, function: str, loads: bool
+) -> None:
+    page = page_of(
+        of(
+            '  File "train/main.py", line 5, in init_model_from_pretrained',
+            f'  File "deepspeed/runtime/zero/{file}", line 800, in {function}',
+            "    self.fp32_partitioned_groups_flat.append(unpinned_fp32_buffer)",
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate "
+            "memory: you tried to allocate 15231123456 bytes. Error code 12 (Cannot allocate memory)",
+        )
+    )
+    assert ("while it loads" in page) is loads and ("12 bytes" in page) is not loads
+    assert "page-locked" not in page
