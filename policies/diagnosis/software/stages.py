@@ -24,7 +24,8 @@ _TABLE: tuple[tuple[Component, Phase, str], ...] = (
         Component.ROLLOUT,
         Phase.WEIGHT_SYNC,
         (
-            r"[Uu]pdate (?:engine )?weights? (?:online|from)|\bupdate weight: |resume_memory_occupation|"
+            r"[Uu]pdate (?:engine )?weights? (?:online|from)|\bupdate weight: |"
+            r"resum(?:e|ing)[_ ]memory[_ ]occupation|"
             r"areal_\w*(?:update_weight|weights_update)|\bstart (?:lora )?update (?:lora )?weights|"
             r"Receiving weights from|"
             r"[Uu]pdating inference weights|Reloading (?:checkpoint-format )?weights|"

@@ -152,3 +152,24 @@ def test_a_reference_is_offered_no_chunks_of_an_entropy_that_it_does_not_compute
             )
         )
         assert ("entropy" in page) is offered
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "(SGLangEngine pid=50) [2025-11-02 10:10:10 TP0] resume_memory_occupation",
+        "(SGLangEngine pid=50) [2025-11-02 10:10:10 TP0] resuming memory occupation",
+        '(SGLangEngine pid=50)   File "torch_memory_saver/entrypoint.py", line 90, in resume',
+    ],
+)
+@pytest.mark.parametrize("function", ["cu_mem_create", "cuMemCreate", "resume"])
+def test_memory_that_a_paused_engine_cannot_map_again_is_missing_at_its_wake_up(
+    before: str, function: str
+) -> None:
+    message = (
+        f"[torch_memory_saver.cpp] CUresult error: 2 (out of memory)  file=csrc/core.cpp func={function}"
+    )
+    explanation = of(before, f"(SGLangEngine pid=50) {message} line=120")
+    names = [each.cure.name for each in explanation.remedies]
+    assert explanation.diagnosis.phase is Phase.WEIGHT_SYNC and names[0] == "reduce_mem_fraction"
+    assert not {"reduce_sync_buffer", "disk_weight_sync", "reduce_concurrency"} & set(names)
