@@ -83,7 +83,7 @@ _SAMPLES = re.compile(r"\b_dummy_(?:sampler|pooler)_run\b")
 # A sleeping engine maps its memory again: the allocators of vLLM, also for Ascend, and of torch_memory_saver.
 _WAKES = re.compile(
     r"\bin create_and_map\b|device_allocator/c[au]mem\.py\S*, line \d+, in wake_up\b|"
-    r"torch_memory_saver\S*, line \d+, in _?resume\b|resum(?:e|ing)[_ ]memory[_ ]occupation\b"
+    r"torch_memory_saver\S*, line \d+, in _?resume\b"
 )
 # A trainer creates, loads or gathers the state of its optimizer.
 _STATES = re.compile(

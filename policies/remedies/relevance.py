@@ -24,7 +24,7 @@ _AFTER_PROFILING = frozenset(("reduce_mem_fraction", "disable_cuda_graph"))  # f
 _REFUSED = ("shm-refused", "shm-engine-refused")  # before any process of the job runs
 _ASKED = ("sglang-host-memory", "vllm-swap-space")  # requested by an engine's own settings at its start
 # An engine takes back its own memory, before weights are transferred.
-_WAKES = re.compile(r"cumem_allocator|wake_up method failed|\bfunc=resume\b")
+_WAKES = re.compile(r"cumem_allocator|wake_up method failed|\bfunc=(?:resume|cu_mem_create|cuMemCreate)\b")
 _SENT = ("reduce_sync_buffer", "disk_weight_sync")
 _OCCUPIED = "vllm-startup-memory"  # before the engine holds anything
 _LEAST_FREE = 0.2  # free share of a GPU with which an engine may still start
