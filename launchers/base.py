@@ -117,6 +117,7 @@ class Framework(Protocol):
     passes_settings: bool = True  # whether the command's words are the job's settings
     loss: str = ""  # name of the loss among a step's metrics; empty: it prints none
     longest_request: str = ""  # the setting of the longest request that vLLM serves; empty: it has none
+    without_critic: ClassVar[Mapping[str, Any]] = {}  # settings of a job that trains no critic
     environment_settings: tuple[str, ...] = ()  # settings that are environment variables of the job
 
     @property

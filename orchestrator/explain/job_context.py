@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ from autotune.policies.values.history import Run
 from autotune.policies.values.job import Cluster, Job
 from autotune.policies.values.knob_table import ENGINE_KNOBS, KNOB_TABLE, Part
 from autotune.policies.values.knobs import KNOBS
-from autotune.policies.values.profile import Profile, Support
+from autotune.policies.values.profile import Profile, Requires, Support
 from autotune.policies.values.value import Value
 
 _TOKEN_KNOBS = ("tokens_per_microbatch", "logprob_tokens", "max_batched_tokens", "logprob_chunk")
@@ -47,6 +47,7 @@ class Context(Value, frozen=True, kw_only=True):
     known: Known = Known()
     model: Model | None = None
     offers: dict[str, Support] = {}  # the framework's support for the knobs, in any job of its presets
+    needs: tuple[Requires, ...] = ()  # what knobs need of others, which its first preset does not fulfil
     advised: dict[str, str] = {}  # knob -> working setting of its guides, used if `offers` lacks the knob
     implied: dict[str, Any] = {}  # settings that the log shows without printing them
     device: str = ""  # PyTorch's name for the kind of device that ran out of memory; empty: CUDA
@@ -109,6 +110,7 @@ def _context(
     presets = _profiles(result, implied)
     offers, advised = _offers(presets), _advised(result)
     own = result.settings_of(job_of(result, implied), diagnosis.component, text)
+    needs = tuple(need for preset in presets[:1] for need in _unmet(preset))
     if own is not None:
         advised = {knob: key for knob, key in own.items() if knob in advised and knob not in offers}
         offers = _of_part(own, offers)
@@ -127,6 +129,7 @@ def _context(
             known=_of_tools(tools, text),
             model=shape,
             offers=offers,
+            needs=needs,
             advised=advised,
             implied=implied,
             note=note,
@@ -143,6 +146,7 @@ def _context(
         job=job if shape is not None else None,
         cluster=cluster if cluster.gpu_memory_bytes else None,
         offered=frozenset((*offers, *advised)),
+        elsewhere=_elsewhere(result, implied, diagnosis) if on_device else frozenset(),
         fixed=frozenset() if settings else spellings.fixed(tools, text, shared=result.name in _TRAINERS),
         engine=result.name not in _TRAINERS or spellings.engine_in(tools, text, ENGINE_KNOBS),
         engine_rests=_engine_rests(presets, diagnosis.phase),
@@ -156,6 +160,7 @@ def _context(
         known=known,
         model=shape or _named(result, settings) or _public(fields),
         offers=offers,
+        needs=needs,
         advised=advised,
         implied=implied,
         note=note,
@@ -243,6 +248,27 @@ def _engine_rests(presets: Sequence[Profile], phase: Phase) -> bool:
     """Return whether the engines of a framework's presets sleep in a phase, or have other GPUs."""
     held = [parts for profile in presets if (parts := profile.held(phase)) is not None]
     return bool(held) and all(Component.ROLLOUT not in parts for parts in held)
+
+
+def _elsewhere(framework: Framework, implied: Mapping[str, Any], diagnosis: Diagnosis) -> frozenset[str]:
+    """Return the knobs that free memory in other phases than the failed one, in a job without a critic."""
+    without = framework.without_critic
+    profiles = _profiles(framework, {**implied, **without})[:1] if without else []
+    if diagnosis.component is Component.CRITIC:
+        return frozenset()
+    return frozenset(
+        knob
+        for profile in profiles
+        for knob, support in profile.supported.items()
+        if support.phases and diagnosis.phase not in support.phases
+    )
+
+
+def _unmet(preset: Profile) -> Iterator[Requires]:
+    """Yield what knobs need of others that a preset does not fulfil."""
+    for each in preset.constraints:
+        if isinstance(each, Requires) and getattr(preset.knobs, each.other) not in each.values:
+            yield each
 
 
 def _counts_tokens(presets: Sequence[Profile]) -> bool:

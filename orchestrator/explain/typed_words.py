@@ -129,6 +129,12 @@ def _changed(
 ) -> dict[str, Any]:
     """Return the settings that change with a knob from the first to the second value."""
     before, after = (msgspec.structs.replace(Knobs(), **{knob: value}) for value in values)
+    needed = {
+        need.other: need.values[0]
+        for need in context.needs
+        if need.knob == knob and need.value == values[1] and len(need.values) == 1
+    }
+    after = msgspec.structs.replace(after, **needed)
     try:
         job = job_of(framework, context.implied)
         job = job_of(framework, {**context.implied, **framework.settings(job, before)})

@@ -84,6 +84,9 @@ class Known(Value, frozen=True, kw_only=True):
     job: Job | None = None  # of that profile, with its model
     cluster: Cluster | None = None  # with its GPU memory: the estimate then ranks exact remedies
     offered: frozenset[str] = frozenset(KNOBS)  # knobs that the tools in the log can change
+    elsewhere: frozenset[str] = (
+        frozenset()
+    )  # knobs that free memory in other phases, unless there is a critic
     fixed: frozenset[str] = frozenset()  # knobs that already have the value that saves most memory
     engine: bool | None = None  # whether the log shows an inference engine; None: it shows no tool at all
     engine_rests: bool = False  # in the failed phase the job's engines sleep or are on other GPUs
@@ -288,6 +291,8 @@ def _price(slows: str) -> str:
 
 def _presupposes(cure: Cure, diagnosis: Diagnosis, known: Known) -> int:
     """Return the rank of a cure: above 0 if it presupposes unknown facts, below 0 if figures suggest it."""
+    if cure.changes and not cure.exact and cure.changes.keys() <= known.elsewhere:
+        return 1
     if cure.name == "offload_optimizer" and diagnosis.facts.states:
         return -1
     if cure.name == "tensor_parallel" and _weights_fill_the_card(diagnosis, known):

@@ -53,6 +53,7 @@ class Verl(TabularFramework[Config]):
     announces_end = False
     loss = "actor/pg_loss"
     longest_request = "actor_rollout_ref.rollout.max_model_len"
+    without_critic: ClassVar[Mapping[str, Any]] = {"algorithm.adv_estimator": "grpo"}
     reasons: ClassVar[Mapping[str, str]] = {
         "trainer.default_local_dir": "checkpoints of this run alone, from which its relaunches continue",
         "trainer.resume_mode": RESUMED,

@@ -70,14 +70,29 @@ def test_passes_that_score_have_a_size_of_their_own(file: str, frame: str, expec
 
 
 @pytest.mark.parametrize(
-    "file", ["verl/workers/actor/dp_actor.py", "slime/backends/a.py", "roll/pipeline/a.py"]
+    ("file", "first"),
+    [
+        ("verl/workers/actor/dp_actor.py", "offload_grads"),
+        ("slime/backends/a.py", "offload_optimizer"),
+        ("roll/pipeline/a.py", "offload_optimizer"),
+    ],
 )
-def test_a_share_of_an_engine_that_rests_is_not_what_a_trainers_step_lacks(file: str) -> None:
+def test_a_share_of_an_engine_that_rests_is_not_what_a_trainers_step_lacks(file: str, first: str) -> None:
     step = '  File "torch/optim/adamw.py", line 9, in _multi_tensor_adamw'
     names = list(typed(f'  File "{file}", line 9, in train', step, CUDA))
-    assert names[0] == "offload_optimizer" and names.index("reduce_mem_fraction") > 1
+    assert names[0] == first and names.index("reduce_mem_fraction") > 1
     shared = CUDA.replace("79.00 GiB memory", "40.00 GiB memory").replace("77.00", "39.00")
-    assert next(iter(typed(f'  File "{file}", line 9, in train', step, shared))) != "offload_optimizer"
+    assert next(iter(typed(f'  File "{file}", line 9, in train', step, shared))) != first
+
+
+def test_state_that_verl_loads_back_for_an_update_is_not_offered_first_for_it() -> None:
+    step = '  File "torch/optim/adamw.py", line 9, in _multi_tensor_adamw'
+    help_of = typed('  File "verl/workers/actor/dp_actor.py", line 9, in train', step, CUDA)
+    assert next(iter(help_of)) == "offload_grads"
+    actor = "actor_rollout_ref.actor."
+    assert help_of["offload_grads"] == f"{actor}fsdp_config.offload_policy=True {actor}strategy=fsdp2"
+    critic = typed('  File "verl/workers/critic/dp_critic.py", line 9, in update_critic', step, CUDA)
+    assert next(iter(critic)) == "offload_optimizer"  # the actor's state stays in host memory meanwhile
 
 
 def test_a_starting_trainer_without_a_framework_is_not_first_told_to_load_shards() -> None:
