@@ -46,6 +46,11 @@ _SAME_MESSAGE = 8  # lines within which one failure repeats its message
 _PROCESS = re.compile(r"\bpid=(?P<pid>\d{1,9})|\[rank(?P<rank>\d{1,6})\]|\b[GNX]PU (?P<card>\d{1,4})\b")
 _RAYS_ADVICE = "how to address the out of memory issue"  # ends each message of Ray's memory monitor
 _WHOLE_NODE = ",global_oom,"  # in the kernel's message if the whole node ran out, not a cgroup
+# The memory limit of a container, as kubectl prints it: among other resources, as text, YAML or JSON.
+_LIMIT = re.compile(
+    r"(?i)\blimits['\"]?:[\s{]{1,40}(?:['\"]?[\w./-]{1,60}['\"]?:\s{0,20}['\"]?[\w.]{1,20}['\"]?,?\s{1,40}){0,6}?"
+    r"['\"]?memory['\"]?:\s{0,20}['\"]?(\d{1,15}(?:\.\d{1,3})?[KMGTP]?i?)\b"
+)
 _GPU = re.compile(r"\bGPU(?=s?\b)")
 _OTHER_DEVICES = ("NPU", "XPU")  # which no message calls a GPU
 _SAME = 0.05  # maximum relative difference of two sizes of the same process
@@ -148,7 +153,7 @@ def explain(
         checkpoint=last_checkpoint(before),
         request=request,
         late=what_changed(steps_of(context.framework, before.split("\n"))) if diagnosis.cause.is_oom else "",
-        ceilings=_ceilings(reading, diagnosis),
+        ceilings=_ceilings(reading, diagnosis, around),
         hints=tuple(
             Hint(text=_on_device(hint.text, context.device), leads=hint.leads)
             for hint in (
@@ -221,12 +226,15 @@ def _predictions(
     return {name: prediction for name, prediction in predictions.items() if prediction is not None}
 
 
-def _ceilings(reading: Reading, diagnosis: Diagnosis) -> tuple[tuple[str, str], ...]:
+def _ceilings(reading: Reading, diagnosis: Diagnosis, around: str) -> tuple[tuple[str, str], ...]:
+    """Return where the limits that may have been exceeded are set, with a limit that the log shows."""
+    limits = set(_LIMIT.findall(around))
+    now = f", now {limits.pop()}" if len(limits) == 1 else ""  # of several containers any may be the one
     if any(_WHOLE_NODE in line.text for line in diagnosis.evidence):
         return ()
     traces = traces_in(reading.ends)
     return tuple(
-        (ceiling.place, ceiling.words)
+        (ceiling.place, f"{ceiling.words}{now if ceiling.place == 'kubernetes' else ''}")
         for ceiling in CEILINGS
         if diagnosis.cause in ceiling.causes and (not ceiling.traces or not traces.isdisjoint(ceiling.traces))
     )

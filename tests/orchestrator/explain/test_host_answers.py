@@ -137,3 +137,19 @@ def test_an_optimizers_state_that_does_not_fit_is_not_answered_as_weights_that_l
     )
     assert ("while it loads" in page) is loads and ("12 bytes" in page) is not loads
     assert "page-locked" not in page
+
+
+_TEXT = "    Limits:\n      cpu:             8\n      memory:          {}\n      nvidia.com/gpu:  8\n"
+_YAML = '    resources:\n      limits:\n        nvidia.com/gpu: "8"\n        memory: {}\n'
+_JSON = '  "resources": {{\n    "limits": {{\n      "cpu": "8",\n      "memory": "{}"\n    }}\n'
+
+
+@pytest.mark.parametrize("dump", [_TEXT, _YAML, _JSON])
+@pytest.mark.parametrize("above", [True, False])
+def test_the_limit_that_a_pods_description_shows_is_repeated(dump: str, above: bool) -> None:
+    killed = "      Reason:       OOMKilled\n      Exit Code:    137\n"
+    one, other = dump.format("64Gi"), dump.format("8Gi")
+    first = "help: raise the limit (kubernetes): resources.limits.memory"
+    assert f"{first}, now 64Gi\n" in page_of(of(one + killed if above else killed + one))
+    assert f"{first}\n" in page_of(of(one + killed + other))
+    assert f"{first}\n" in page_of(of(killed + "      requests:\n        memory: 64Gi"))
