@@ -198,4 +198,15 @@ DEVICE: tuple[Rule, ...] = (
         UNLESS_PROGRESS,
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     ),
+    # The rest of PyTorch's message where a log, or what was copied of it, begins in its middle.
+    Rule(
+        "torch-oom-rest",
+        Cause.GPU_OOM,
+        r"this process has [\d.]{1,12} [KMG]iB memory in use\. Of the allocated "
+        r"memory [\d.]{1,12} [KMG]iB is",
+        UNLESS_PROGRESS,
+        "... of which 12.00 MiB is free. Including non-PyTorch memory, this process has 79.00 GiB memory in "
+        "use. Of the allocated memory 77.40 GiB is allocated by PyTorch",
+        weak=True,
+    ),
 )

@@ -33,6 +33,7 @@ def test_the_example_shows_its_rule(rule):
 
 SYMPTOMS = {
     "allocator-warning": Cause.GPU_OOM,
+    "torch-oom-rest": Cause.GPU_OOM,
     "autotune-hang": Cause.HANG,
     "collective-timeout": Cause.HANG,
     "disk-nearly-full": Cause.DISK,
