@@ -134,15 +134,18 @@ def _context(
             implied=implied,
             note=note,
         )
-    if _knobs_in(settings, profile) < _FEWEST:
+    count = _knobs_in(settings, profile)
+    if not count:
         settings = {}
     unseen = _SETTINGS_FILE.search(reading.own) is not None
-    if settings and unseen:
+    partial = unseen or count < _FEWEST
+    if settings and partial:
         profile = _printed_only(profile, settings)
+    if settings and unseen:
         note = "the job reads a settings file that is not in the log; only the command line was used"
     known = Known(
         profile=profile if settings else None,
-        complete=bool(settings) and not unseen,
+        complete=bool(settings) and not partial,
         job=job if shape is not None else None,
         cluster=cluster if cluster.gpu_memory_bytes else None,
         offered=frozenset((*offers, *advised)),

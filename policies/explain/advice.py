@@ -125,8 +125,11 @@ def _exact(known: Known, diagnosis: Diagnosis) -> dict[str, Cure]:
         return {}
     result: dict[str, Cure] = {}
     run = known.run or _failed_once(known.profile, known, diagnosis)
+    knobs = known.profile.knobs
     for remedy in remedies_after(run, complete=known.complete):
-        result.setdefault(remedy.name, _cure(remedy, known.profile.knobs))
+        if not known.complete and any(getattr(knobs, knob) is None for knob in remedy.changes):
+            continue  # its size depends on a value that the log does not show
+        result.setdefault(remedy.name, _cure(remedy, knobs))
     return result
 
 

@@ -17,6 +17,7 @@ from autotune.launchers.frameworks.areal.rows import TABLE
 from autotune.launchers.frameworks.core import transformer
 from autotune.launchers.frameworks.core.data import document
 from autotune.launchers.frameworks.dialects.hydra import literal_text, printed_overrides
+from autotune.launchers.frameworks.dialects.printed_config import printed_trees
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.adapter import TabularFramework
 from autotune.launchers.frameworks.tabular.declared import SECTION
@@ -231,10 +232,10 @@ class Areal(TabularFramework[Config]):
         return tuple(f"++{name}={literal_text(value)}" for name, value in settings.items())
 
     def printed(self, text: str) -> dict[str, Any]:
-        """Return the overrides of a command line in a log."""
+        """Return the YAML that a log prints, and the overrides of its command line."""
         commands = "\n".join(line for line in text.splitlines() if _COMMAND.search(line))
         top = tuple(key for key in known().kinds if "." not in key)
-        return printed_overrides(commands, known(), top=top)
+        return printed_trees(text, known().kinds) | printed_overrides(commands, known(), top=top)
 
     def can_force_longest(self, job: Job) -> bool:
         """Return whether `gconfig.ignore_eos` forces every response to the job's length limit."""

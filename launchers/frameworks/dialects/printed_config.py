@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import yaml
@@ -38,13 +38,26 @@ class Program(NamedTuple):
 def printed(text: str, program: Program) -> dict[str, Any]:
     """Return the printed settings by key; overrides of a command line take precedence."""
     result: dict[str, Any] = {}
-    lines = [_untagged(_ANSI.sub("", line) if "\x1b" in line else line) for line in text.splitlines()]
-    for tree in (*_dictionaries(lines, program), *_trees(lines, program)):
+    lines = _lines(text)
+    for tree in (*_dictionaries(lines, program), *_trees(lines, program.sections)):
         own = flat(tree).items()
         result |= {key: value for key, value in own if value != {} and not key.endswith("_target_")}
     for words in _commands(lines, program):
         result |= {bare(key): value for key, value in overrides_in(words, top=program.top).items()}
     return result
+
+
+def printed_trees(text: str, known: Collection[str]) -> dict[str, Any]:
+    """Return the settings of `known` names in the YAML that a log prints."""
+    sections = tuple(dict.fromkeys(key.partition(".")[0] for key in known if "." in key))
+    result: dict[str, Any] = {}
+    for tree in _trees(_lines(text), sections):
+        result |= {key: value for key, value in flat(tree).items() if key in known}
+    return result
+
+
+def _lines(text: str) -> list[Tagged]:
+    return [_untagged(_ANSI.sub("", line) if "\x1b" in line else line) for line in text.splitlines()]
 
 
 def _dictionaries(lines: list[Tagged], program: Program) -> Iterator[dict[str, Any]]:
@@ -96,9 +109,9 @@ def _evaluated(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _trees(lines: list[Tagged], program: Program) -> Iterator[dict[str, Any]]:
+def _trees(lines: list[Tagged], sections: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Yield the trees of `key: value` lines."""
-    begins = re.compile(rf"^(?:{'|'.join(program.sections)}):\s*$")
+    begins = re.compile(rf"^(?:{'|'.join(sections)}):\s*$")
     index = 0
     while index < len(lines):
         tag, line = lines[index]

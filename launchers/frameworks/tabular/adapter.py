@@ -23,7 +23,7 @@ from autotune.launchers.frameworks.dialects.hydra import (
     printed_overrides,
     value_of,
 )
-from autotune.launchers.frameworks.dialects.printed_config import Program, printed
+from autotune.launchers.frameworks.dialects.printed_config import Program, printed, printed_trees
 from autotune.launchers.frameworks.dialects.settings import with_settings
 from autotune.launchers.frameworks.tabular import rows
 from autotune.launchers.frameworks.tabular.declared import DeclaredSettings, Facts, facts
@@ -440,7 +440,8 @@ class TabularFramework(Framework, Generic[C]):
         """Return the command line's overrides and the configuration that a log prints."""
         if self.program is not None:
             return printed(text, self.program)
-        return printed_overrides(text, self.declared(self.releases[-1]).types)
+        types = self.declared(self.releases[-1]).types
+        return printed_trees(text, types) | printed_overrides(text, types)
 
     def marks(self, text: bytes) -> bool:
         """Return whether any line of a text may report progress."""

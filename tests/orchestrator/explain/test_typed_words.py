@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.launchers.frameworks import FRAMEWORKS
 from tests.orchestrator.explain.test_parts import CUDA, of, page_of
 
 _HOST = "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0. Some tasks have been OOM Killed."
@@ -132,3 +133,38 @@ def test_workers_with_names_of_their_own_are_one_group_that_loads_no_data() -> N
 
 def test_a_framework_that_spells_its_data_loaders_needs_no_other_words() -> None:
     assert typed("INFO megatron.core starts", _HOST)["reduce_workers"] == "--num-workers ..."
+
+
+_DUMP = ("actor:", "  mb_spec:", "    max_tokens_per_mb: 32768", "    n_mbs: 1")
+_UPDATE = (
+    '[rank0]:   File "areal/engine/fsdp_engine.py", line 600, in train_batch',
+    "[rank0]:     loss.backward()",
+    f"[rank0]: {CUDA}",
+)
+
+
+def test_a_value_in_yaml_that_a_log_prints_is_the_one_to_change() -> None:
+    help_of = typed(*_DUMP, *_UPDATE)
+    assert next(iter(help_of.values())) == "++actor.mb_spec.max_tokens_per_mb=16384"
+    assert help_of["recompute"] == "++actor.gradient_checkpointing=true"  # its value is not in the log
+    assert not any("=16384" in line for line in typed(*_UPDATE).values())
+    other = typed("model:", *_DUMP[1:], *_UPDATE)  # of a section that the framework does not have
+    assert not any("=16384" in line for line in other.values())
+
+
+@pytest.mark.parametrize(
+    ("framework", "section", "setting", "value"),
+    [
+        ("areal", "actor", "gradient_checkpointing", True),
+        ("nemo-rl", "policy", "train_micro_batch_size", 8),
+        ("skyrl", "trainer", "micro_train_batch_size_per_gpu", 8),
+        ("verl", "actor_rollout_ref", "hybrid_engine", True),
+    ],
+)
+@pytest.mark.parametrize("process", ["", "(main pid=9) "])
+def test_yaml_is_read_in_the_log_of_each_framework_with_sections(
+    framework: str, section: str, setting: str, value: object, process: str
+) -> None:
+    dump = f"{process}{section}:\n{process}  unknown_setting: 7\n{process}  {setting}: {str(value).lower()}\n"
+    settings = FRAMEWORKS[framework].printed(f"INFO starts\n{dump}[rank0]: a line\n  {setting}: 7\n")
+    assert settings[f"{section}.{setting}"] == value
