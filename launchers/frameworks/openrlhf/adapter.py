@@ -16,10 +16,13 @@ from autotune.launchers.frameworks.openrlhf.layout import layout, resident
 from autotune.launchers.frameworks.openrlhf.rows import TABLE
 from autotune.launchers.frameworks.tabular.argparse_flags import ArgparseFramework
 from autotune.policies.values.architecture.model import Model
+from autotune.policies.values.failure import Phase
 from autotune.policies.values.job import SAVE_STEPS, Job
 from autotune.policies.values.knobs import Knobs
 
 _PATH, _LOAD, _EVERY = "ckpt.path", "ckpt.load_enable", "ckpt.save_steps"
+_AWAKE = (Phase.INIT, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+_ASLEEP = tuple(phase for phase in Phase if phase not in _AWAKE)
 _IDLE = {True: ("microbatch_size",), False: ("tokens_per_microbatch", "logprob_tokens")}  # by packing
 
 
@@ -37,6 +40,7 @@ class OpenRlhf(ArgparseFramework[Config]):
     saves_by_time = False
     announces_end = False
     longest_request = "data.max_len"
+    without_critic: ClassVar[Mapping[str, Any]] = {"algo.advantage.estimator": "group_norm"}
     distribution = "openrlhf"
     version_file = "version.txt"
     releases = RELEASES
@@ -59,6 +63,10 @@ class OpenRlhf(ArgparseFramework[Config]):
             "context_parallel": splits.sizes(config.ring, config.actors // config.tensor),
             "tensor_parallel": splits.sizes(config.tensor, config.actors // config.ring),
         }
+
+    def phases(self, config: Config) -> dict[str, tuple[Phase, ...]]:
+        """Return the phases in which state sleeps; with a critic in all, in turn with the actor's."""
+        return {"grad_offload": () if config.critic else _ASLEEP}
 
     def knob_settings(self, config: Config, knobs: Knobs) -> dict[str, Any]:
         """Return the flags that apply `knobs`, without those that the job's packing ignores."""

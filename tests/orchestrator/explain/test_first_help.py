@@ -173,3 +173,15 @@ def test_memory_that_a_paused_engine_cannot_map_again_is_missing_at_its_wake_up(
     names = [each.cure.name for each in explanation.remedies]
     assert explanation.diagnosis.phase is Phase.WEIGHT_SYNC and names[0] == "reduce_mem_fraction"
     assert not {"reduce_sync_buffer", "disk_weight_sync", "reduce_concurrency"} & set(names)
+
+
+def test_state_that_sleeps_between_updates_is_not_offered_first_at_the_start() -> None:
+    names = [
+        each.cure.name
+        for each in of(
+            '  File "openrlhf/trainer/ray/ppo_actor.py", line 9, in init_model_from_pretrained',
+            '  File "deepspeed/runtime/zero/stage_1_and_2.py", line 9, in initialize_optimizer_states',
+            CUDA,
+        ).remedies
+    ]
+    assert names[0] == "offload_optimizer" and names.index("offload_grads") > names.index("tensor_parallel")
