@@ -201,7 +201,7 @@ HOST: tuple[Rule, ...] = (
         r"unable to allocate shared memory\(shm\)|size of /dev/shm is too small|"
         r"EmptyDir volume \"[^\"]*shm[^\"]*\" exceeds the limit|"
         r"not enough space for /dev/shm/|NCCL WARN .*posix_fallocate.*No space left|Signal 7 \(SIGBUS\)|"
-        r"Signals\.SIGBUS|"
+        r"Signals\.SIGBUS|\*\*\* SIGBUS received|"
         # signal 7 is a bus error
         r"(?:exit|return) ?code ?[:=]? -7\b|proc\(s\): .{0,200}: -7\b",
         UNLESS_PROGRESS,

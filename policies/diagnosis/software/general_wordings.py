@@ -19,7 +19,13 @@ GENERAL_FRAMES: tuple[tuple[Phase, str], ...] = (
             rf"{_IN}\w*{_OF_WEIGHTS}_(?:sync|transfer|update|broadcast|generator|publish)\w*$"
         ),
     ),
-    (Phase.CHECKPOINT, rf"{_IN}\w*(?:save|load|restore|export|write)\w*(?:checkpoint|ckpt|snapshot)\w*$"),
+    (
+        Phase.CHECKPOINT,
+        (
+            rf"{_IN}\w*(?:save|load|restore|export|write)\w*(?:checkpoint|ckpt|snapshot)\w*$|"
+            r"\w*saver\.py\S*, line \d+, in \w*(?:save|state_dict)\w*$"
+        ),
+    ),
     (Phase.OPTIMIZER, r"\w*(?:adam|sgd|muon|lion|optim)\w*\.py\S*, line \d+, in \w*step\w*$"),
     (Phase.BACKWARD, rf"{_IN}\w*backward\w*$"),
     (Phase.LOG_PROB, rf"{_IN}\w*(?:ref|old|teacher)\w*_log_?p\w*$|{_IN}\w*(?:compute|forward)\w*_values?$"),
