@@ -68,6 +68,8 @@ FLOORS = {
         "ahead_held_out": (11, 11, 12, 6, 6, 40, 11),
         "afterwards": (6, 6, 7, 4, 4, 30, 6),
         "afterwards_held_out": (5, 5, 6, 3, 3, 20, 5),
+        "anew": (18, 18, 25, 13, 13, 57, 18),
+        "anew_held_out": (16, 16, 21, 11, 12, 32, 17),
     }.items()
 }
 for _kind, _count in {
@@ -94,6 +96,8 @@ for _kind, _count in {
     "ahead_held_out": 10,
     "afterwards": 7,
     "afterwards_held_out": 5,
+    "anew": 21,
+    "anew_held_out": 16,
 }.items():
     FLOORS[_kind]["first help as an expert types it"] = _count
 FLOORS["fresh"]["holder of host memory named"] = 3
@@ -108,9 +112,23 @@ FLOORS["latest_held_out"]["holder of host memory named"] = 2
 FLOORS["further"]["holder of host memory named"] = 3
 FLOORS["further_held_out"]["holder of host memory named"] = 1
 FLOORS["onward"]["holder of host memory named"] = 4
-for _kind in ("onward_held_out", "beyond", "beyond_held_out", "ahead", "ahead_held_out"):
+for _kind in (
+    "onward_held_out",
+    "beyond",
+    "beyond_held_out",
+    "ahead",
+    "ahead_held_out",
+    "anew",
+    "anew_held_out",
+):
     FLOORS[_kind]["holder of host memory named"] = 1
-for _kind, _count in {"fresh_held_out": 23, "newer_held_out": 12, "kinds_held_out": 23}.items():
+for _kind, _count in {
+    "fresh_held_out": 23,
+    "newer_held_out": 12,
+    "kinds_held_out": 23,
+    "anew": 19,
+    "anew_held_out": 15,
+}.items():
     FLOORS[_kind]["first help, of logs whose two labels agree on it"] = _count
 
 
