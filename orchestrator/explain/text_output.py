@@ -27,7 +27,7 @@ _PARTS = (Component.CRITIC, Component.REF, Component.REWARD)
 _COUNTED = 100  # the scan keeps at most so many consequences
 _PLACES = 3  # maximum line numbers of consequences
 _ELSE = {
-    Cause.CODE: "the line above names no memory; what the program did stands in the traceback before it",
+    Cause.CODE: "the line above reports no lack of memory; the traceback before it shows what was run",
     Cause.CONFIG: "correct the setting named above; no memory setting fixes this",
     Cause.HANG: "find the rank that printed nothing: the others waited for it until they timed out",
     Cause.DISK: "free disk space or write elsewhere; no memory setting fixes this",
