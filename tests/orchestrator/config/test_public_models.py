@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from autotune.orchestrator.config.model_files import find_model
 from autotune.orchestrator.config.public_models import (
@@ -16,6 +18,7 @@ from autotune.orchestrator.config.public_models import (
 from autotune.policies.estimate.shapes import parameters
 from autotune.policies.values.architecture.model import Model
 
+_CONFIGS = Path(__file__).parents[3] / "configs"
 _ENTRIES = [pytest.param(model, id=model.names[0]) for model in public_models()]
 
 
@@ -122,3 +125,28 @@ def test_a_wheel_holds_the_table() -> None:
     assert any(
         root / "orchestrator/config/public_models.json" in (root / "orchestrator").glob(p) for p in patterns
     )
+
+
+def _named_in(path: Path) -> tuple[Mapping[str, object], PublicModel] | None:
+    """Return an example's written `model:` and the public model that its settings name."""
+    job = yaml.safe_load(path.read_text())
+    texts = [text for text in job["settings"].values() if isinstance(text, str)]
+    by_end = {name.rpartition("/")[2]: name for each in public_models() for name in each.names}
+    named = [find_public(by_end[end]) for text in texts if (end := text.rpartition("/")[2]) in by_end]
+    written = job.get("model")
+    return (written, named[0]) if isinstance(written, dict) and named and named[0] else None
+
+
+_WRITTEN = {path.stem: pair for path in sorted(_CONFIGS.glob("*.yaml")) if (pair := _named_in(path))}
+
+
+@pytest.mark.parametrize("name", _WRITTEN)
+def test_the_shape_written_in_an_example_is_that_of_the_model_it_names(name: str) -> None:
+    written, named = _WRITTEN[name]
+    shape = msgspec.convert(written, Model)
+    assert shape.tied == named.shape.tied
+    assert parameters(shape).total == pytest.approx(parameters(named.shape).total, rel=1e-3)
+
+
+def test_most_examples_with_a_written_shape_name_their_model() -> None:
+    assert len(_WRITTEN) >= 8
