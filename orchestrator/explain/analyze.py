@@ -228,10 +228,10 @@ def _predictions(
 
 def _ceilings(reading: Reading, diagnosis: Diagnosis, around: str) -> tuple[tuple[str, str], ...]:
     """Return where the limits that may have been exceeded are set, with a limit that the log shows."""
-    limits = set(_LIMIT.findall(around))
-    now = f", now {limits.pop()}" if len(limits) == 1 else ""  # of several containers any may be the one
     if any(_WHOLE_NODE in line.text for line in diagnosis.evidence):
         return ()
+    limits = set(_LIMIT.findall(around))
+    now = f", now {limits.pop()}" if len(limits) == 1 else ""  # of several containers any may be the one
     traces = traces_in(reading.ends)
     return tuple(
         (ceiling.place, f"{ceiling.words}{now if ceiling.place == 'kubernetes' else ''}")

@@ -256,12 +256,11 @@ def _engine_rests(presets: Sequence[Profile], phase: Phase) -> bool:
 def _elsewhere(framework: Framework, implied: Mapping[str, Any], diagnosis: Diagnosis) -> frozenset[str]:
     """Return the knobs that free memory in other phases than the failed one, in a job without a critic."""
     without = framework.without_critic
-    profiles = _profiles(framework, {**implied, **without})[:1] if without else []
-    if diagnosis.component is Component.CRITIC:
+    if not without or diagnosis.component is Component.CRITIC:
         return frozenset()
     return frozenset(
         knob
-        for profile in profiles
+        for profile in _profiles(framework, {**implied, **without})[:1]
         for knob, support in profile.supported.items()
         if support.phases and diagnosis.phase not in support.phases
     )

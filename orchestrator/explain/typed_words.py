@@ -184,8 +184,9 @@ def _typed(framework: Framework, settings: dict[str, Any]) -> tuple[str, ...]:
 
 def longest_request(framework: Framework | None) -> str:
     """Return how the length of the longest request is typed, with `...` for its value."""
-    setting = framework.longest_request if framework is not None else ""
-    typed = _typed(framework, {setting: _BLANK}) if framework is not None and setting else ()
+    typed: tuple[str, ...] = ()
+    if framework is not None and framework.longest_request:
+        typed = _typed(framework, {framework.longest_request: _BLANK})
     return typed[0] if typed else f"--max-model-len {_BLANK}"
 
 

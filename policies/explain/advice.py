@@ -84,9 +84,7 @@ class Known(Value, frozen=True, kw_only=True):
     job: Job | None = None  # of that profile, with its model
     cluster: Cluster | None = None  # with its GPU memory: the estimate then ranks exact remedies
     offered: frozenset[str] = frozenset(KNOBS)  # knobs that the tools in the log can change
-    elsewhere: frozenset[str] = (
-        frozenset()
-    )  # knobs that free memory in other phases, unless there is a critic
+    elsewhere: frozenset[str] = frozenset()  # knobs that free memory in other phases, without a critic
     fixed: frozenset[str] = frozenset()  # knobs that already have the value that saves most memory
     engine: bool | None = None  # whether the log shows an inference engine; None: it shows no tool at all
     engine_rests: bool = False  # in the failed phase the job's engines sleep or are on other GPUs
